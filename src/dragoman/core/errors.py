@@ -1,0 +1,75 @@
+"""Every way a request can fail. Each dialect maps these to its own status and body in one table."""
+
+from __future__ import annotations
+
+
+class DragomanError(Exception):
+    """Base of all errors that a client may be told about.
+
+    ``message`` is written for the sender of the request; ``param`` names the wire field at fault, where one is.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class BadRequest(DragomanError):
+    """The request can never be served as it is: wrong type, impossible value, missing field."""
+
+
+class UnsupportedFeature(BadRequest):
+    """The request asks for something this server or model refuses by name rather than ignore."""
+
+
+class ContextOverflow(BadRequest):
+    """The prompt, or prompt and asked-for output together, exceed the model's context."""
+
+
+class PayloadTooLarge(DragomanError):
+    """The body is larger than the server accepts."""
+
+
+class RequestTimeout(DragomanError):
+    """The body did not arrive in time."""
+
+
+class Unauthorized(DragomanError):
+    """No credentials, or wrong ones."""
+
+
+class NotFound(DragomanError):
+    """An unknown path or object."""
+
+
+class ModelNotFound(NotFound):
+    """The request names a model that is not served here."""
+
+
+class MethodNotAllowed(DragomanError):
+    """A known path with a method it does not take."""
+
+
+class Overloaded(DragomanError):
+    """The queue is full: try again later. ``retry_after_s`` is the wait to suggest, in seconds."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineUnavailable(DragomanError):
+    """The engine is not able to take requests: starting, or stopped for good."""
+
+
+class GenerationFailed(DragomanError):
+    """The request was accepted and could not be finished; nothing the sender wrote is at fault."""
+
+
+class Cancelled(DragomanError):
+    """The client left, or asked for the end."""
+
+
+class ModelError(DragomanError):
+    """A model cannot be loaded: missing, unknown, unsafe, corrupt or too large. Raised before serving starts."""

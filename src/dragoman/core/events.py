@@ -1,0 +1,144 @@
+"""What is answered: the engine's events in tokens, and serving's events in text."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class FinishReason(enum.StrEnum):
+    """Why a sequence ended."""
+
+    EOS = "eos"
+    STOP_TOKEN = "stop_token"
+    STOP_STRING = "stop_string"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """A token id and its natural log-probability."""
+
+    token_id: int
+    logprob: float
+
+
+class TokenEvent(msgspec.Struct, frozen=True, array_like=True, tag="token"):
+    """One new token of one sequence. The last of a sequence carries ``finish``.
+
+    ``index`` is the token's position in the output, from 0: the client of the engine drops what it has already seen.
+    """
+
+    request_id: str
+    sequence: int
+    index: int
+    token_id: int
+    finish: FinishReason | None = None
+    logprob: float | None = None
+    top: tuple[TokenLogprob, ...] = ()
+
+
+class PromptEvent(msgspec.Struct, frozen=True, array_like=True, tag="prompt"):
+    """The prompt is computed. Sent once per request, before its first token.
+
+    ``cached_tokens``: how many prompt tokens came from the prefix cache. ``logprobs[i]`` belongs to prompt token i (None
+    for the first), ``top[i]`` its alternatives; both empty unless asked for.
+    """
+
+    request_id: str
+    cached_tokens: int = 0
+    logprobs: tuple[float | None, ...] = ()
+    top: tuple[tuple[TokenLogprob, ...], ...] = ()
+
+
+class FinishEvent(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
+    """A sequence ended without a new token: nothing was asked for (max_tokens 0), or the engine gave it up."""
+
+    request_id: str
+    sequence: int
+    finish: FinishReason
+    message: str = ""
+
+
+EngineEvent = TokenEvent | PromptEvent | FinishEvent
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Token counts of one request; ``completion_tokens`` over all generations made."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+class Token(msgspec.Struct, frozen=True):
+    """A token as the client sees it: ``text`` is its own decoded piece, ``raw`` its exact bytes.
+
+    ``logprob`` is None where none was asked for or none exists (first prompt token). ``text_offset`` counts characters
+    from the start of the generation's visible text.
+    """
+
+    token_id: int
+    text: str
+    raw: bytes
+    logprob: float | None = None
+    top: tuple[Token, ...] = ()
+    text_offset: int = 0
+    special: bool = False
+
+
+class PromptReady(msgspec.Struct, frozen=True, kw_only=True):
+    """First event of a request: the prompt as it was understood. ``tokens`` is filled only when echo, or prompt
+    logprobs, were asked for."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    seeds: tuple[int, ...]
+    tokens: tuple[Token, ...] = ()
+    text: str = ""
+
+
+class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """New text of one generation; concatenated deltas equal the whole text. The last carries ``finish``.
+
+    ``tokens`` are those whose text is released by this delta, in order; over all deltas each generated token appears once.
+    ``stop`` is the stop string or stop token id that ended the generation, where one did.
+    """
+
+    sequence: int
+    text: str
+    tokens: tuple[Token, ...] = ()
+    finish: FinishReason | None = None
+    stop: str | int | None = None
+    message: str = ""
+
+
+class GenerationDone(msgspec.Struct, frozen=True, kw_only=True):
+    """Last event of a request."""
+
+    usage: Usage
+
+
+GenerationEvent = PromptReady | TextDelta | GenerationDone
+
+
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
+    """One whole generation, for answers that are not streamed."""
+
+    index: int
+    text: str
+    tokens: tuple[Token, ...]
+    finish: FinishReason
+    seed: int
+    stop: str | int | None = None
+
+
+class GenerationResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole answer: the prompt, the ``n`` generations (best first when best_of > n), the counts."""
+
+    prompt: PromptReady
+    generations: tuple[Generation, ...]
+    usage: Usage

@@ -1,0 +1,95 @@
+"""What is asked: the request as a dialect states it, and as the engine runs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from dragoman.core.sampling import EndingParams, LogprobParams, SamplingParams
+
+
+class TextPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="text"):
+    """Plain text. ``add_special_tokens``: as the tokenizer's own post-processing does (BOS where the model has it)."""
+
+    text: str
+    add_special_tokens: bool = True
+
+
+class TokenPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
+    """Token ids, taken verbatim."""
+
+    token_ids: tuple[int, ...]
+
+
+class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="chat"):
+    """Messages in the OpenAI shape, rendered by the model's chat template.
+
+    ``messages`` are plain JSON values (role, content, tool_calls, …), already validated by the dialect, contents
+    flattened to strings.
+    """
+
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs: dict[str, Any] = {}
+
+
+class FillPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="fill"):
+    """Fill in the middle: text before and after the gap. Refused when the tokenizer has no FIM tokens."""
+
+    prefix: str
+    suffix: str
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt | FillPrompt
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt and everything asked about it: the product of a dialect's ``translate``.
+
+    Attributes:
+        request_id: unique among running requests; also the id the dialect shows.
+        model: the served model's name, or None for the default.
+        n: generations returned. best_of: generations made (>= n); the best by mean token logprob are returned.
+        seeds: None: drawn from the operating system and reported; one seed: generation i uses (seed + i) mod 2**64;
+            otherwise one per generation.
+        echo: the prompt's text precedes the generated text.
+        priority: higher runs first. timeout_s: the whole generation's deadline.
+    """
+
+    request_id: str
+    prompt: Prompt
+    model: str | None = None
+    n: int = 1
+    best_of: int | None = None
+    seeds: tuple[int, ...] | None = None
+    sampling: SamplingParams = SamplingParams()
+    ending: EndingParams = EndingParams()
+    logprobs: LogprobParams | None = None
+    echo: bool = False
+    priority: int = 0
+    timeout_s: float | None = None
+    user: str | None = None
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The same request in the engine's terms: token ids, one seed per sequence, a length that fits the context.
+
+    All ``len(seeds)`` sequences share the prompt's blocks. ``generated`` holds what each sequence had produced before
+    (crash replay, continuing): generation goes on behind it, with the random numbers of those positions.
+    """
+
+    request_id: str
+    prompt: tuple[int, ...]
+    seeds: tuple[int, ...]
+    max_tokens: int
+    sampling: SamplingParams = SamplingParams()
+    min_tokens: int = 0
+    end_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    logprobs: LogprobParams | None = None
+    priority: int = 0
+    generated: tuple[tuple[int, ...], ...] = ()
+    finished: tuple[bool, ...] = ()

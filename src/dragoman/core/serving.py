@@ -1,0 +1,46 @@
+"""What the server hands to a dialect: the one way to generate, and what there is to say about the model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import msgspec
+
+from dragoman.core.events import GenerationEvent, GenerationResult
+from dragoman.core.request import GenerationRequest, Prompt
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """A served model, as clients may know it. ``created`` is a Unix time in seconds."""
+
+    name: str
+    created: int
+    context_tokens: int
+    vocab_size: int
+    precision: str
+    fingerprint: str
+    has_chat_template: bool
+    has_fill_tokens: bool
+
+
+class Serving(Protocol):
+    """One served engine. Every method raises the errors of ``core.errors``; none blocks the event loop."""
+
+    def models(self) -> tuple[ModelCard, ...]:
+        """All served models, the default one first."""
+
+    def model(self, name: str | None) -> ModelCard:
+        """The card of the named (or default) model; ModelNotFound otherwise."""
+
+    async def tokenize(self, prompt: Prompt, model: str | None = None) -> tuple[int, ...]:
+        """The token ids the prompt would be run with."""
+
+    def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+        """Generate: PromptReady, TextDelta…, GenerationDone. Closing the iterator cancels the request.
+
+        Everything that can be refused is refused before the first event is yielded.
+        """
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        """Generate and collect. Cancelling the awaiting task cancels the request."""
