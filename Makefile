@@ -1,0 +1,71 @@
+# `make serve` alone, in a fresh clone, ends in a server that answers on port 8000; `make test` alone ends in a verdict.
+
+PORT ?= 8000
+MODEL ?=
+ARGS ?=
+VENV ?= .venv
+
+# The first Python that is new enough; PYTHON=... names another. An environment of a different version is made anew.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+PYTHON_VERSION := $(shell $(or $(PYTHON),false) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+
+# The tests compare our models with PyTorch's. It is installed first, alone and in this one spelling: resolved together
+# with other packages, pip may choose a build that is gigabytes larger. `make test TORCH=` goes without those tests.
+TORCH ?= torch==2.13.0
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip
+NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
+
+# Stamps. Python sources are used in place (an editable install), so only the native part is ever built again.
+ENVIRONMENT := $(VENV)/.python-$(PYTHON_VERSION)
+BUILT := $(VENV)/.built
+TEST := $(VENV)/.extra-test
+DEV := $(VENV)/.extra-dev
+
+.DEFAULT_GOAL := help
+.PHONY: help build serve test lint bench clean
+
+help: ## Say what each target does.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
+	@echo "Variables: MODEL=<folder or hub id> PORT=$(PORT) ARGS='<more options>' PYTHON=$(PYTHON) VENV=$(VENV)"
+
+build: $(BUILT) ## Make the environment and build the package in it.
+
+serve: $(BUILT) ## Serve the embedded model (or MODEL=...) on port 8000 (or PORT=...).
+	$(BIN)/dragoman serve $(MODEL) --port $(PORT) $(ARGS)
+
+test: $(TEST) ## Install what the tests need, and run them.
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(DEV) ## Check style and types.
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy --strict src
+
+bench: $(BUILT) ## Measure start-up and throughput of the embedded model (or MODEL=...), in a short form.
+	$(BIN)/python benchmarks/startup.py --repeat 3
+	$(BIN)/dragoman bench $(MODEL) $(ARGS)
+
+clean: ## Remove the environment and everything built.
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src tests benchmarks training -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(ENVIRONMENT):
+	@test -n "$(PYTHON_VERSION)" || { echo "Python 3.11 or newer is needed; name one with PYTHON=..." >&2; exit 1; }
+	$(BIN)/python -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$(PYTHON_VERSION)")' 2>/dev/null \
+		|| $(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(BUILT): $(ENVIRONMENT) $(NATIVE)
+	$(PIP) install --editable .
+	@touch $@
+
+# An extra is installed by its own list: through `.[extra]` the package would be built once more.
+$(TEST) $(DEV): $(VENV)/.extra-%: $(BUILT)
+	$(if $(TORCH),$(if $(filter test,$*),$(PIP) install $(TORCH)))
+	@$(BIN)/python -c 'import tomllib; \
+		print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$*"], sep="\n")' > $(VENV)/$*.txt
+	$(PIP) install --requirement $(VENV)/$*.txt
+	@touch $@
