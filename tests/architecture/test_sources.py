@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("src", "csrc", "tests", "benchmarks", "training", ".ci", "docs")
-SUFFIXES = {".py", ".h", ".hpp", ".cpp", ".md", ".toml", ".txt", ".jinja", ".cmake", ""}
+SUFFIXES = {".py", ".h", ".cpp", ".inl", ".md", ".toml", ".txt", ".jinja", ".cmake", ""}
 LINES = 500
 # A home folder or a scratch folder of somebody's machine, written so that this file does not match itself.
 MACHINE_PATH = re.compile(r"(?<![\w.~}])/(?:home|root|Users|wor[k])/[\w.]")
@@ -26,7 +26,7 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if p.suffix in {".py", ".h", ".hpp", ".cpp"}], ids=name)
+@pytest.mark.parametrize("path", [p for p in FILES if p.suffix in {".py", ".h", ".cpp", ".inl"}], ids=name)
 def test_a_file_is_a_chapter(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= LINES
 

@@ -1,0 +1,223 @@
+#!/usr/bin/env python3
+"""Load for an OpenAI-compatible /v1/completions endpoint, and what its clients see of it. One JSON line per result.
+
+    python benchmarks/load.py --tokenizer DIR --mode single                      one stream, median of 5
+    python benchmarks/load.py --tokenizer DIR --mode serve --streams 1 8 32      many streams at once
+    python benchmarks/load.py --tokenizer DIR --mode ttft --lengths 512 2048     time to first token
+    python benchmarks/load.py --tokenizer DIR --mode prefix                      64 requests with a shared beginning
+
+Prompts are text that the tokenizer in DIR encodes to an exact number of tokens, so that every server under test gets
+the same work (it may add a BOS). Every request is greedy, streamed, and asks for its full length with ``ignore_eos``.
+Latencies are of the deltas as they arrive: time to first token from sending the request (the connection included),
+inter-token latency from one delta to the next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+from dragoman.cli.measurement import StreamRecord, Summary, summarize
+from dragoman.cli.remote import Address, fetch_json, stream_json
+from dragoman.core.errors import DragomanError
+
+COMMON = """
+the of and to in that was his it with is for as had you not be her on at by which have or from this him but all she
+they were my are me one their so an said them we who would been will no when there if more out up into do any your
+what has man could other than our some very time about upon may its only now like little then can should made did
+us such great before must two these see know over much down after first good men own never most old day where those
+came himself way work long come might life being without make same house through again still hand place think
+"""
+WORDS = COMMON.split()
+
+
+class Prompts:
+    """Random words, cut to an exact number of the tokenizer's tokens."""
+
+    def __init__(self, folder: Path, seed: str) -> None:
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._random = random.Random(seed)
+
+    def length(self, text: str) -> int:
+        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def make(self, tokens: int) -> str:
+        """A prompt of exactly ``tokens`` tokens that shares its beginning with no other."""
+        while True:
+            words = [f"{self._random.randrange(10**6)}", *self._random.choices(WORDS, k=tokens)]
+            ids = self._tokenizer.encode(" ".join(words), add_special_tokens=False).ids[:tokens]
+            text = self._tokenizer.decode(ids)
+            # A cut can fall inside a word whose pieces then merge differently.
+            if self.length(text) == tokens:
+                return str(text)
+
+    def with_shared_prefix(self, prefix: int, own: int, count: int) -> list[str]:
+        """``count`` prompts with the same ``prefix`` tokens, then ``own`` different ones (give or take the seam)."""
+        start = self.make(prefix)
+        return [f"{start}\n\n{self.make(own)}" for _ in range(count)]
+
+
+async def request(address: Address, body: dict[str, Any], timeout_s: float) -> StreamRecord:
+    """Send one request and record when its text arrives."""
+    record = StreamRecord(start_s=time.perf_counter())
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for event in stream_json(address, "/v1/completions", body):
+                now = time.perf_counter()
+                if usage := event.get("usage"):
+                    record.tokens = usage.get("completion_tokens") or 0
+                    record.prompt_tokens = usage.get("prompt_tokens")
+                    record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+                # A token whose text is still held back, or that has none, arrives as an empty delta: it counts too.
+                if (choices := event.get("choices")) and (
+                    choices[0].get("text") or not choices[0].get("finish_reason")
+                ):
+                    record.arrivals_s.append(now)
+    except (DragomanError, TimeoutError) as error:
+        record.error = f"{type(error).__name__}: {error}"
+    record.tokens = record.tokens or len(record.arrivals_s)
+    return record
+
+
+class Load:
+    """One server under test and the way to ask it."""
+
+    def __init__(self, options: argparse.Namespace, address: Address, model: str) -> None:
+        self._address = address
+        self._timeout_s: float = options.timeout
+        self._body = {
+            "model": model,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "ignore_eos": True,
+            **options.extra,
+        }
+
+    async def run(self, prompts: Sequence[str], tokens: int, streams: int) -> tuple[list[StreamRecord], float]:
+        """All prompts, ``streams`` at a time, each asking for ``tokens``; the records, and the seconds in all."""
+        waiting = iter(prompts)
+        records: list[StreamRecord] = []
+
+        async def stream() -> None:
+            for prompt in waiting:
+                body = {**self._body, "prompt": prompt, "max_tokens": tokens}
+                records.append(await request(self._address, body, self._timeout_s))
+
+        start = time.perf_counter()
+        await asyncio.gather(*(stream() for _ in range(streams)))
+        return records, time.perf_counter() - start
+
+
+async def results(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run the asked mode; each result is printed as soon as it is there."""
+    address = Address.parse(options.url)
+    load = Load(options, address, options.model or (await fetch_json(address, "/v1/models"))["data"][0]["id"])
+    prompts = Prompts(options.tokenizer, f"{options.seed} {options.mode} {options.streams}")
+    label = {"label": options.label} if options.label else {}
+    found: list[dict[str, Any]] = []
+
+    def report(**result: Any) -> None:
+        found.append({**label, "mode": options.mode, **result})
+        line = json.dumps(found[-1])
+        print(line, flush=True)
+        if options.json:
+            with options.json.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+
+    if options.warmup:
+        await load.run([prompts.make(64) for _ in range(options.warmup)], 8, options.warmup)
+    if options.mode == "single":
+        records = [
+            record
+            for _ in range(options.repeat or 5)
+            for record in (await load.run([prompts.make(options.prompt_len)], options.output_len, 1))[0]
+        ]
+        report(**spread("decode_tok_s", [r.decode_tokens_per_s for r in records if r.succeeded]), **failures(records))
+    elif options.mode == "ttft":
+        for length in options.lengths:
+            records = [(await load.run([prompts.make(length)], 2, 1))[0][0] for _ in range(options.repeat or 3)]
+            times = [1e3 * r.first_token_s for r in records if r.succeeded]
+            report(length=length, **spread("ttft_ms", times), **failures(records))
+    elif options.mode == "serve":
+        for streams in options.streams:
+            for _ in range(options.repeat or 1):
+                count = options.requests or max(2, streams * options.rounds)
+                texts = [prompts.make(options.prompt_len) for _ in range(count)]
+                report(streams=streams, **plain(summarize(*await load.run(texts, options.output_len, streams))))
+    else:
+        for _ in range(options.repeat or 1):
+            texts = prompts.with_shared_prefix(1024, 32, options.requests or 64)
+            report(streams=8, **plain(summarize(*await load.run(texts, 16, 8))))
+    return found
+
+
+def plain(summary: Summary) -> dict[str, Any]:
+    return dict(msgspec.to_builtins(summary))
+
+
+def spread(name: str, values: Sequence[float | None]) -> dict[str, Any]:
+    """Median, least and greatest of what was measured."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return {"repeats": 0}
+    return {
+        "repeats": len(known),
+        f"{name}_median": round(statistics.median(known), 2),
+        f"{name}_min": round(min(known), 2),
+        f"{name}_max": round(max(known), 2),
+    }
+
+
+def failures(records: Sequence[StreamRecord]) -> dict[str, Any]:
+    errors = sorted({record.error or "no text arrived" for record in records if not record.succeeded})
+    return {"failed": sum(not r.succeeded for r in records), "errors": errors[:3]} if errors else {}
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server; its API is below /v1")
+    parser.add_argument("--tokenizer", required=True, type=Path, help="folder that holds the model's tokenizer.json")
+    parser.add_argument("--model", default=None, help="model to name in each request (default: the server's first)")
+    parser.add_argument("--mode", choices=["single", "serve", "ttft", "prefix"], default="serve")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32], help="serve: requests at a time")
+    parser.add_argument("--rounds", type=int, default=2, help="serve: requests per stream")
+    parser.add_argument(
+        "--requests", type=int, default=0, help="serve, prefix: requests in all (default: by rounds; 64)"
+    )
+    parser.add_argument("--prompt-len", type=int, default=128, help="single, serve: tokens of a prompt")
+    parser.add_argument("--output-len", type=int, default=128, help="single, serve: tokens of an answer")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048], help="ttft: tokens of the prompts")
+    parser.add_argument(
+        "--repeat", type=int, default=0, help="measurements of each kind (default: single 5, ttft 3, else 1)"
+    )
+    parser.add_argument("--warmup", type=int, default=1, help="requests before the first measurement")
+    parser.add_argument("--seed", type=int, default=0, help="another seed, other prompts")
+    parser.add_argument("--timeout", type=float, default=1200, help="seconds for one request")
+    parser.add_argument("--extra", type=json.loads, default={}, help="JSON object merged into each request")
+    parser.add_argument("--json", type=Path, help="append each result to this file")
+    parser.add_argument("--label", default="", help="a name that each result carries")
+    return parser
+
+
+def main() -> None:
+    options = arguments().parse_args()
+    try:
+        asyncio.run(results(options))
+    except DragomanError as error:
+        sys.exit(error.message)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""What a stream of tokens is judged by: time to first token, inter-token latency, tokens per second."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+import msgspec
+
+
+class StreamRecord(msgspec.Struct, kw_only=True):
+    """One request as its client saw it. Times are seconds of one monotonic clock.
+
+    ``arrivals_s`` has one entry per delta with text. ``tokens`` is the server's own count where it gives one, else the
+    number of deltas. ``error`` is what went wrong; then nothing else counts.
+    """
+
+    start_s: float
+    arrivals_s: list[float] = []
+    tokens: int = 0
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    error: str | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        return self.error is None and bool(self.arrivals_s)
+
+    @property
+    def first_token_s(self) -> float:
+        return self.arrivals_s[0] - self.start_s
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """Tokens after the first, divided by the time they took; None when there was no second."""
+        elapsed = self.arrivals_s[-1] - self.arrivals_s[0]
+        return (self.tokens - 1) / elapsed if self.tokens > 1 and elapsed > 0 else None
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A run of many requests in a few numbers. Those that need a success are None when there was none."""
+
+    requests: int
+    failed: int
+    wall_s: float
+    output_tokens: int
+    tokens_per_s: float
+    ttft_p50_ms: float | None = None
+    ttft_p99_ms: float | None = None
+    itl_p50_ms: float | None = None
+    itl_p99_ms: float | None = None
+    stream_tokens_per_s: float | None = None
+    prompt_tokens: float | None = None
+    cached_tokens: int | None = None
+    errors: tuple[str, ...] = ()
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The nearest-rank percentile: the smallest value that at least ``percent`` % of the values do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
+
+
+def summarize(records: Sequence[StreamRecord], wall_s: float) -> Summary:
+    """All records of a run that took ``wall_s`` seconds in all; failures are counted and named, never averaged in."""
+    good = [record for record in records if record.succeeded]
+    first = [1e3 * record.first_token_s for record in good]
+    gaps = [
+        1e3 * (later - earlier)
+        for record in good
+        for earlier, later in zip(record.arrivals_s, record.arrivals_s[1:], strict=False)
+    ]
+    decode = [rate for record in good if (rate := record.decode_tokens_per_s) is not None]
+    prompts = [record.prompt_tokens for record in good if record.prompt_tokens is not None]
+    cached = [record.cached_tokens for record in good if record.cached_tokens is not None]
+    output = sum(record.tokens for record in good)
+    return Summary(
+        requests=len(records),
+        failed=len(records) - len(good),
+        wall_s=round(wall_s, 3),
+        output_tokens=output,
+        tokens_per_s=round(output / wall_s, 2) if wall_s > 0 else 0.0,
+        ttft_p50_ms=round(percentile(first, 50), 1) if first else None,
+        ttft_p99_ms=round(percentile(first, 99), 1) if first else None,
+        itl_p50_ms=round(percentile(gaps, 50), 2) if gaps else None,
+        itl_p99_ms=round(percentile(gaps, 99), 2) if gaps else None,
+        stream_tokens_per_s=round(statistics.median(decode), 2) if decode else None,
+        prompt_tokens=statistics.median(prompts) if prompts else None,
+        cached_tokens=sum(cached) if cached else None,
+        errors=tuple(sorted({record.error or "no text arrived" for record in records if not record.succeeded})[:3]),
+    )

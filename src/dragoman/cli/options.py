@@ -1,0 +1,219 @@
+"""Options from structs: each field of a settings struct is a command-line option, a variable and a key in TOML.
+
+A command is a function whose parameters are settings structs. ``CommandLine`` spreads their fields into one flat
+signature for typer and gathers the parsed values back. So the struct is the one definition: its annotation is the type,
+its default the default, its bounds the bounds and its description (``msgspec.Meta``, or the line of the docstring's
+``Attributes`` section) the help.
+
+A value is taken from the command line, else from ``DRAGOMAN_<NAME>``, else from the configuration file, else it is the
+default.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import msgspec.inspect
+import typer
+
+from dragoman.cli import configuration
+from dragoman.core.errors import DragomanError
+
+Settings = type[Any]
+"""A msgspec struct or a dataclass."""
+
+
+class Option(msgspec.Struct, frozen=True, kw_only=True):
+    """One field of a settings struct, as a user meets it. ``annotation`` is the plain type, without its metadata."""
+
+    name: str
+    annotation: Any
+    default: Any
+    help: str
+    panel: str
+    minimum: float | None = None
+    maximum: float | None = None
+    positional: bool = False
+    configurable: bool = True
+
+    @property
+    def flag(self) -> str:
+        return self.name.upper() if self.positional else "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str | None:
+        return f"DRAGOMAN_{self.name.upper()}" if self.configurable else None
+
+    @property
+    def required(self) -> bool:
+        return self.default is msgspec.NODEFAULT
+
+
+def options_of(settings: Settings) -> Iterator[Option]:
+    """The options that the struct's (or dataclass's) fields are, in their order.
+
+    ``Meta(extra=...)`` may hold ``positional`` (an argument, not an option), ``configurable`` (False: only on the
+    command line) and ``hidden`` (no option at all: the program fills it).
+    """
+    hints = typing.get_type_hints(settings, include_extras=True)
+    described = _documented_attributes(settings)
+    panel = getattr(settings, "PANEL", _words(settings.__name__.removesuffix("Settings").removesuffix("Options")))
+    for name, default in _defaults(settings):
+        annotation, metas = _plain(hints[name])
+        extra = {key: value for meta in metas for key, value in (meta.extra or {}).items()}
+        if extra.get("hidden"):
+            continue
+        bound = {
+            key: next((v for m in metas if (v := getattr(m, key)) is not None), None) for key in ("ge", "gt", "le")
+        }
+        yield Option(
+            name=name,
+            annotation=annotation,
+            default=default,
+            help=next((m.description for m in metas if m.description), described.get(name, "")),
+            panel=panel,
+            minimum=bound["ge"],
+            maximum=bound["le"],
+            positional=bool(extra.get("positional")),
+            configurable=bool(extra.get("configurable", True)),
+        )
+
+
+class CommandLine:
+    """A typer application whose commands are functions of settings structs.
+
+    ``commands`` lists every command with its options, those of sub-groups included: what a configuration file may name
+    and what the documentation is written from.
+    """
+
+    def __init__(self, help: str, *, above: str = "", commands: dict[str, tuple[Option, ...]] | None = None) -> None:
+        self.typer = typer.Typer(help=help, no_args_is_help=True, pretty_exceptions_enable=False)
+        self.commands: dict[str, tuple[Option, ...]] = {} if commands is None else commands
+        self._above = above
+
+    def group(self, name: str, help: str) -> CommandLine:
+        """A command that has commands of its own."""
+        inner = CommandLine(help, above=f"{self._above}{name} ", commands=self.commands)
+        self.typer.add_typer(inner.typer, name=name)
+        return inner
+
+    def command(self, body: Callable[..., None]) -> Callable[..., None]:
+        """Register the function under its own name; every parameter is a settings struct, the docstring the help."""
+        wanted: dict[str, Settings] = typing.get_type_hints(body)
+        wanted.pop("return", None)
+        groups = {parameter: (struct, tuple(options_of(struct))) for parameter, struct in wanted.items()}
+
+        def run(config: Path | None, **values: Any) -> None:
+            body(**{p: _gather(struct, options, values) for p, (struct, options) in groups.items()})
+
+        options = [option for _, group in groups.values() for option in group]
+        options.sort(key=lambda option: not option.positional)
+        run.__signature__ = inspect.Signature([*map(_parameter, options), self._config])  # type: ignore[attr-defined]
+        run.__doc__ = body.__doc__
+        self.commands[self._above + body.__name__] = tuple(options)
+        self.typer.command(body.__name__)(run)
+        return body
+
+    def configurable(self) -> dict[str, Option]:
+        """By name, every option that a variable or a configuration file may set."""
+        return {o.name: o for options in self.commands.values() for o in options if o.configurable}
+
+    @property
+    def _config(self) -> inspect.Parameter:
+        """The option that runs before all others: click looks in ``default_map`` for what they leave open."""
+
+        def read(context: typer.Context, path: Path | None) -> Path | None:
+            if not context.resilient_parsing:
+                try:
+                    context.default_map = configuration.load(path, self.configurable())
+                except DragomanError as error:
+                    raise typer.BadParameter(error.message) from None
+            return path
+
+        info = typer.Option(
+            help="TOML file of options. Without it: ./dragoman.toml, then ~/.config/dragoman/config.toml.",
+            envvar="DRAGOMAN_CONFIG",
+            metavar="FILE",
+            is_eager=True,
+            callback=read,
+        )
+        return inspect.Parameter(
+            "config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Path | None, info]
+        )
+
+
+def _gather(struct: Settings, options: Iterable[Option], values: dict[str, Any]) -> Any:
+    given = {o.name: tuple(v) if isinstance(v := values[o.name], list) else v for o in options}
+    try:
+        return msgspec.convert(given, struct)
+    except msgspec.ValidationError as error:
+        # "Expected `int` >= 1 - at `$.threads`": the name first, in the user's spelling.
+        what, _, where = str(error).partition(" - at `$.")
+        raise typer.BadParameter(what, param_hint="--" + where.rstrip("`").replace("_", "-")) from None
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    annotation = option.annotation
+    if typing.get_origin(annotation) is tuple:
+        annotation = list[typing.get_args(annotation)[0]]  # type: ignore[misc]
+    common: dict[str, Any] = {"help": option.help, "envvar": option.variable, "rich_help_panel": option.panel}
+    if _number(annotation):
+        common |= {"min": option.minimum, "max": option.maximum}
+    if option.positional:
+        info: Any = typer.Argument(**common, metavar=option.flag)
+    else:
+        flag = f"{option.flag}/--no-{option.flag[2:]}" if annotation is bool else option.flag
+        info = typer.Option(flag, **common, show_default=option.default not in (None, ()))
+    default = list(option.default) if isinstance(option.default, tuple) else option.default
+    return inspect.Parameter(
+        option.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if option.required else default,
+        annotation=Annotated[annotation, info],
+    )
+
+
+def _defaults(settings: Settings) -> Iterator[tuple[str, Any]]:
+    """Each field's name and default, NODEFAULT where it has none."""
+    info = msgspec.inspect.type_info(settings)
+    assert isinstance(info, msgspec.inspect.StructType | msgspec.inspect.DataclassType)
+    for field in info.fields:
+        made = field.default_factory
+        yield field.name, field.default if made is msgspec.NODEFAULT else made()
+
+
+def _plain(hint: Any) -> tuple[Any, list[msgspec.Meta]]:
+    """The annotation without its metadata, which may sit on the whole or on one side of ``| None``."""
+    if typing.get_origin(hint) is Annotated:
+        inner, *metas = typing.get_args(hint)
+        plain, more = _plain(inner)
+        return plain, [m for m in metas if isinstance(m, msgspec.Meta)] + more
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        sides = [_plain(side) for side in typing.get_args(hint)]
+        union = sides[0][0]
+        for side, _ in sides[1:]:
+            union |= side
+        return union, [meta for _, metas in sides for meta in metas]
+    return hint, []
+
+
+def _number(annotation: Any) -> bool:
+    return annotation in (int, float) or {int, float} & set(typing.get_args(annotation)) != set()
+
+
+def _documented_attributes(settings: Settings) -> dict[str, str]:
+    """``name: meaning`` from the ``Attributes`` section of the docstring, meanings on one line each."""
+    _, _, section = inspect.cleandoc(settings.__doc__ or "").partition("Attributes:\n")
+    entries = re.findall(r"^    (\w+): (.*(?:\n     +\S.*)*)", section, flags=re.MULTILINE)
+    return {name: " ".join(meaning.replace("``", "").split()) for name, meaning in entries}
+
+
+def _words(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).capitalize()

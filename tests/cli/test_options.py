@@ -1,0 +1,154 @@
+"""A value is the command line's, else its variable's, else the configuration file's, else the default."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from dragoman.cli.options import CommandLine, options_of
+
+
+class Kettle(msgspec.Struct, frozen=True, kw_only=True):
+    """How to boil water.
+
+    Attributes:
+        litres: how much water,
+            in whole litres.
+        tea: what to put in.
+    """
+
+    PANEL: ClassVar[str] = "Kitchen"
+
+    vessel: Annotated[str | None, msgspec.Meta(description="What to boil in.", extra={"positional": True})] = None
+    litres: Annotated[int, msgspec.Meta(ge=1, le=9)] = 2
+    tea: Literal["black", "green"] = "black"
+    whistle: bool = True
+    guests: tuple[str, ...] = ()
+    minutes: float | None = None
+
+
+@pytest.fixture
+def kitchen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[CommandLine, list[Kettle]]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    line, boiled = CommandLine("A kitchen."), []
+
+    @line.command
+    def boil(kettle: Kettle) -> None:
+        """Boil water."""
+        boiled.append(kettle)
+
+    @line.command
+    def pour(kettle: Kettle) -> None:
+        """Pour it."""
+
+    return line, boiled
+
+
+def boil(kitchen: tuple[CommandLine, list[Kettle]], *arguments: str, code: int = 0, **variables: str) -> Kettle | str:
+    line, boiled = kitchen
+    result = CliRunner().invoke(line.typer, ["boil", *arguments], env=variables)
+    assert result.exit_code == code, result.output
+    return boiled[-1] if code == 0 else unboxed(result.output)
+
+
+def unboxed(output: str) -> str:
+    """Help and errors come in boxes that break lines."""
+    return re.sub(r"[│╭╮╰╯─\s]+", " ", output)
+
+
+def test_without_anything_the_defaults_hold(kitchen) -> None:
+    assert boil(kitchen) == Kettle()
+
+
+def test_command_line_wins_over_variable_over_file_over_default(kitchen) -> None:
+    Path("dragoman.toml").write_text("litres = 3\n")
+    assert boil(kitchen).litres == 3
+    assert boil(kitchen, DRAGOMAN_LITRES="4").litres == 4
+    assert boil(kitchen, "--litres", "5", DRAGOMAN_LITRES="4").litres == 5
+
+
+def test_every_kind_of_value_from_every_source(kitchen) -> None:
+    wanted = Kettle(vessel="pot", litres=4, tea="green", whistle=False, guests=("ann", "bob"), minutes=1.5)
+    line = "pot --litres 4 --tea green --no-whistle --guests ann --guests bob --minutes 1.5"
+    assert boil(kitchen, *line.split()) == wanted
+    variables = {"VESSEL": "pot", "LITRES": "4", "TEA": "green", "WHISTLE": "0", "GUESTS": "ann bob", "MINUTES": "1.5"}
+    assert boil(kitchen, **{f"DRAGOMAN_{name}": value for name, value in variables.items()}) == wanted
+    Path("dragoman.toml").write_text(
+        'vessel = "pot"\nlitres = 4\ntea = "green"\nwhistle = false\nguests = ["ann", "bob"]\nminutes = 1.5\n'
+    )
+    assert boil(kitchen) == wanted
+
+
+def test_file_is_the_named_one_else_here_else_in_the_home(kitchen, tmp_path: Path) -> None:
+    (tmp_path / "config" / "dragoman").mkdir(parents=True)
+    (tmp_path / "config" / "dragoman" / "config.toml").write_text("litres = 3\n")
+    assert boil(kitchen).litres == 3
+    Path("dragoman.toml").write_text("litres = 4\n")
+    assert boil(kitchen).litres == 4
+    Path("other.toml").write_text("litres = 5\n")
+    assert boil(kitchen, "--config", "other.toml").litres == 5
+    Path("third.toml").write_text("litres = 6\n")
+    assert boil(kitchen, DRAGOMAN_CONFIG="third.toml").litres == 6
+
+
+def test_unknown_key_of_the_file_is_refused_by_name(kitchen) -> None:
+    Path("dragoman.toml").write_text("litre = 3\n")
+    assert "litre is not an option; is litres meant?" in boil(kitchen, code=2)
+
+
+def test_value_of_another_type_in_the_file_is_refused_by_name(kitchen) -> None:
+    Path("dragoman.toml").write_text('litres = "three"\n')
+    assert "dragoman.toml: litres: Expected `int`, got `str`" in boil(kitchen, code=2)
+
+
+@pytest.mark.parametrize("text", ["litres = ", "litres = 3\nlitres = 4\n"])
+def test_file_that_is_no_toml_is_refused(kitchen, text: str) -> None:
+    Path("dragoman.toml").write_text(text)
+    assert "dragoman.toml: " in boil(kitchen, code=2)
+
+
+def test_missing_named_file_is_refused(kitchen) -> None:
+    assert "absent.toml: No such file" in boil(kitchen, "--config", "absent.toml", code=2)
+
+
+@pytest.mark.parametrize("source", ["line", "variable", "file"])
+def test_bounds_hold_for_every_source(kitchen, source: str) -> None:
+    if source == "line":
+        said = boil(kitchen, "--litres", "10", code=2)
+    elif source == "variable":
+        said = boil(kitchen, code=2, DRAGOMAN_LITRES="10")
+    else:
+        Path("dragoman.toml").write_text("litres = 10\n")
+        said = boil(kitchen, code=2)
+    assert "litres" in said
+
+
+@pytest.mark.parametrize("value", ["ten", "", "1.5", "NaN"])
+def test_variable_of_another_type_is_refused(kitchen, value: str) -> None:
+    if value:
+        assert "DRAGOMAN_LITRES" in boil(kitchen, code=2, DRAGOMAN_LITRES=value)
+    else:
+        assert boil(kitchen, DRAGOMAN_LITRES=value) == Kettle()
+
+
+def test_help_says_meaning_default_and_variable(kitchen) -> None:
+    line, _ = kitchen
+    said = unboxed(CliRunner().invoke(line.typer, ["boil", "--help"]).output)
+    for words in ("how much water,", "DRAGOMAN_LITRES", "[default: 2]", "Kitchen", "What to boil in."):
+        assert words in said
+
+
+def test_a_struct_describes_its_options() -> None:
+    options = {option.name: option for option in options_of(Kettle)}
+    assert list(options) == ["vessel", "litres", "tea", "whistle", "guests", "minutes"]
+    assert options["vessel"].positional
+    assert options["vessel"].flag == "VESSEL"
+    assert (options["litres"].minimum, options["litres"].maximum) == (1, 9)
+    assert options["litres"].annotation is int
+    assert options["tea"].help == "what to put in."
