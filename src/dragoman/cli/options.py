@@ -23,7 +23,7 @@ import msgspec
 import msgspec.inspect
 import typer
 
-from dragoman.cli import configuration
+from dragoman.cli import configuration, console
 from dragoman.core.errors import DragomanError
 
 Settings = type[Any]
@@ -63,7 +63,7 @@ def options_of(settings: Settings) -> Iterator[Option]:
     command line) and ``hidden`` (no option at all: the program fills it).
     """
     hints = typing.get_type_hints(settings, include_extras=True)
-    described = _documented_attributes(settings)
+    described = _documented_attributes(settings, hints)
     panel = getattr(settings, "PANEL", _words(settings.__name__.removesuffix("Settings").removesuffix("Options")))
     for name, default in _defaults(settings):
         annotation, metas = _plain(hints[name])
@@ -94,7 +94,7 @@ class CommandLine:
     """
 
     def __init__(self, help: str, *, above: str = "", commands: dict[str, tuple[Option, ...]] | None = None) -> None:
-        self.typer = typer.Typer(help=help, no_args_is_help=True, pretty_exceptions_enable=False)
+        self.typer = typer.Typer(help=help, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
         self.commands: dict[str, tuple[Option, ...]] = {} if commands is None else commands
         self._above = above
 
@@ -104,21 +104,35 @@ class CommandLine:
         self.typer.add_typer(inner.typer, name=name)
         return inner
 
-    def command(self, body: Callable[..., None]) -> Callable[..., None]:
-        """Register the function under its own name; every parameter is a settings struct, the docstring the help."""
+    def command(self, body: Callable[..., None], *, name: str | None = None) -> Callable[..., None]:
+        """Register the function under its own (or another) name.
+
+        Each of its parameters is a settings struct; its docstring is the help. An exception ends the command with one
+        line and exit code 1, or with its traceback under ``--debug``.
+        """
+        name = name or body.__name__
         wanted: dict[str, Settings] = typing.get_type_hints(body)
         wanted.pop("return", None)
         groups = {parameter: (struct, tuple(options_of(struct))) for parameter, struct in wanted.items()}
 
-        def run(config: Path | None, **values: Any) -> None:
-            body(**{p: _gather(struct, options, values) for p, (struct, options) in groups.items()})
+        def run(config: Path | None, debug: bool, **values: Any) -> None:
+            try:
+                body(**{p: _gather(struct, options, values) for p, (struct, options) in groups.items()})
+            except (typer.Exit, typer.Abort, typer.BadParameter):
+                raise
+            except Exception as error:
+                if debug:
+                    raise
+                expected = isinstance(error, DragomanError)
+                console.error(str(error) if expected else f"{type(error).__name__}: {error} (--debug tells more)")
+                raise typer.Exit(1) from None
 
         options = [option for _, group in groups.values() for option in group]
         options.sort(key=lambda option: not option.positional)
-        run.__signature__ = inspect.Signature([*map(_parameter, options), self._config])  # type: ignore[attr-defined]
+        run.__signature__ = inspect.Signature([*map(_parameter, options), *self._universal])  # type: ignore[attr-defined]
         run.__doc__ = body.__doc__
-        self.commands[self._above + body.__name__] = tuple(options)
-        self.typer.command(body.__name__)(run)
+        self.commands[self._above + name] = tuple(options)
+        self.typer.command(name)(run)
         return body
 
     def configurable(self) -> dict[str, Option]:
@@ -126,8 +140,9 @@ class CommandLine:
         return {o.name: o for options in self.commands.values() for o in options if o.configurable}
 
     @property
-    def _config(self) -> inspect.Parameter:
-        """The option that runs before all others: click looks in ``default_map`` for what they leave open."""
+    def _universal(self) -> tuple[inspect.Parameter, inspect.Parameter]:
+        """``--config``, which runs before all others (click looks in ``default_map`` for what they leave open), and
+        ``--debug``."""
 
         def read(context: typer.Context, path: Path | None) -> Path | None:
             if not context.resilient_parsing:
@@ -137,15 +152,18 @@ class CommandLine:
                     raise typer.BadParameter(error.message) from None
             return path
 
-        info = typer.Option(
+        config = typer.Option(
             help="TOML file of options. Without it: ./dragoman.toml, then ~/.config/dragoman/config.toml.",
             envvar="DRAGOMAN_CONFIG",
             metavar="FILE",
             is_eager=True,
             callback=read,
         )
-        return inspect.Parameter(
-            "config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Path | None, info]
+        debug = typer.Option("--debug", help="Show the traceback of an error.", envvar="DRAGOMAN_DEBUG")
+        kind = inspect.Parameter.KEYWORD_ONLY
+        return (
+            inspect.Parameter("config", kind, default=None, annotation=Annotated[Path | None, config]),
+            inspect.Parameter("debug", kind, default=False, annotation=Annotated[bool, debug]),
         )
 
 
@@ -208,11 +226,14 @@ def _number(annotation: Any) -> bool:
     return annotation in (int, float) or {int, float} & set(typing.get_args(annotation)) != set()
 
 
-def _documented_attributes(settings: Settings) -> dict[str, str]:
-    """``name: meaning`` from the ``Attributes`` section of the docstring, meanings on one line each."""
-    _, _, section = inspect.cleandoc(settings.__doc__ or "").partition("Attributes:\n")
-    entries = re.findall(r"^    (\w+): (.*(?:\n     +\S.*)*)", section, flags=re.MULTILINE)
-    return {name: " ".join(meaning.replace("``", "").split()) for name, meaning in entries}
+def _documented_attributes(settings: Settings, names: Iterable[str]) -> dict[str, str]:
+    """``name: meaning`` from the ``Attributes`` section of the docstring; ``one, two: meaning`` describes both."""
+    section = inspect.cleandoc(settings.__doc__ or "").partition("Attributes:\n")[2]
+    text = " ".join(section.replace("``", "").split())
+    name = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
+    _, *parts = re.split(rf"(?:^|(?<=\. ))((?:(?:{name}), )*(?:{name})): ", text)
+    meanings = zip(parts[::2], parts[1::2], strict=True)
+    return {one: meaning.strip() for several, meaning in meanings for one in several.split(", ")}
 
 
 def _words(name: str) -> str:
