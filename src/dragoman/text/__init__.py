@@ -1,0 +1,21 @@
+"""Between text and token ids, in both directions. Knows ``core`` only; reads files at load, never the network.
+
+The room's public face. Any thread may use it; a ``Detokenizer`` and a ``StopMatcher`` belong to one sequence each:
+
+* ``Tokenizer.load(folder)``: ``encode``, ``decode``, ``render_fill``, ``token_text``, ``token_bytes``, special and
+  end-of-sequence ids. ``encode`` releases the GIL: call it in a thread when the text is long.
+* ``Detokenizer(tokenizer, prompt_ids, skip_special_tokens=...)``: ``push(id) -> str``, ``flush() -> str``.
+* ``StopMatcher(stops, include_stop)``: ``push(text) -> (released, matched)``, ``flush() -> str``.
+* ``ChatTemplate.load(folder, tokenizer.special_tokens)``: ``render(ChatPrompt) -> str``. It blocks while a process of
+  its own renders: call it in a thread. The rendered text is encoded with ``add_special_tokens=False``.
+
+One generated token passes ``Detokenizer.push`` (complete characters only), then ``StopMatcher.push`` (nothing that may
+yet belong to a stop string); what comes out may be sent.
+"""
+
+from dragoman.text.chat_template import ChatTemplate
+from dragoman.text.detokenizer import Detokenizer
+from dragoman.text.stop import StopMatcher
+from dragoman.text.tokenizer import Tokenizer
+
+__all__ = ["ChatTemplate", "Detokenizer", "StopMatcher", "Tokenizer"]

@@ -1,0 +1,184 @@
+"""Messages to the prompt of a chat model, by the template that came with it.
+
+The text is the one that ``transformers``' ``apply_chat_template`` makes of the same template and messages; the choices
+below that look arbitrary are its choices.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dragoman.core.errors import BadRequest, ModelError, UnsupportedFeature
+from dragoman.core.request import ChatPrompt
+from dragoman.text.template_process import DEFAULT_LIMITS, TemplateFailure, TemplateLimits, TemplateProcess
+
+_CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+_RESERVED_NAMES = frozenset({"messages", "tools", "add_generation_prompt"})
+
+
+class ChatTemplate:
+    """The chat templates of one model, compiled once.
+
+    ``templates`` maps names to jinja2 sources: ``default``, and ``tool_use`` where the model has another one for
+    requests with tools. ``special_tokens`` are variables of the template (``Tokenizer.special_tokens``).
+
+    A template runs in a process of its own, under ``limits`` that hold against any template. ``render`` blocks for well
+    under a millisecond as a rule and ``limits.time_s`` (and a new process) at worst: call it in a thread.
+    """
+
+    def __init__(
+        self,
+        templates: Mapping[str, str],
+        special_tokens: Mapping[str, str] | None = None,
+        limits: TemplateLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self._templates = dict(templates)
+        self._special_tokens = dict(special_tokens or {})
+        self._process = TemplateProcess(self._templates, limits)
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path | str,
+        special_tokens: Mapping[str, str] | None = None,
+        limits: TemplateLimits = DEFAULT_LIMITS,
+    ) -> ChatTemplate:
+        """Read and compile the templates of a model folder; ``available`` is False where it has none.
+
+        Raises ModelError for files that cannot be read and templates that do not compile within the limits.
+        """
+        template = cls(read_templates(Path(folder)), special_tokens, limits)
+        if template.available:
+            try:
+                template._process.start()
+            except TemplateFailure as failure:
+                raise ModelError(f"{folder}: the chat template does not compile: {failure.message}") from None
+        return template
+
+    @property
+    def available(self) -> bool:
+        """Whether the model has a template at all."""
+        return bool(self._templates)
+
+    def render(self, prompt: ChatPrompt) -> str:
+        """The prompt's text; encode it with ``add_special_tokens=False``, the template writes BOS itself.
+
+        Raises UnsupportedFeature when the model has no template, and BadRequest when the template refuses the messages
+        (in its own words), fails on them, or exceeds a limit.
+        """
+        name = self._choose(bool(prompt.tools))
+        if reserved := _RESERVED_NAMES & prompt.template_kwargs.keys():
+            raise BadRequest(f"the template variable {min(reserved)!r} cannot be set", param="chat_template_kwargs")
+        if prompt.continue_final_message and prompt.add_generation_prompt:
+            raise BadRequest("add_generation_prompt and continue_final_message exclude each other")
+        messages = [_prepare(message) for message in prompt.messages]
+        if not messages:
+            raise BadRequest("there must be at least one message", param="messages")
+        text = self._render(
+            name,
+            {
+                "documents": None,
+                **self._special_tokens,
+                **prompt.template_kwargs,
+                "messages": _mark_final(messages) if prompt.continue_final_message else messages,
+                "tools": list(prompt.tools) or None,
+                "add_generation_prompt": prompt.add_generation_prompt,
+            },
+        )
+        return _cut_at_mark(text) if prompt.continue_final_message else text
+
+    def close(self) -> None:
+        """End the process; a later ``render`` starts another."""
+        self._process.close()
+
+    def _choose(self, with_tools: bool) -> str:
+        for name in ("tool_use", "default") if with_tools else ("default",):
+            if name in self._templates:
+                return name
+        raise UnsupportedFeature(
+            f"the model's chat templates are named {', '.join(self._templates)}: there is no default"
+            if self._templates
+            else "this model has no chat template: it completes text, and cannot be asked with messages"
+        )
+
+    def _render(self, name: str, variables: Mapping[str, Any]) -> str:
+        try:
+            return self._process.render(name, variables)
+        except TemplateFailure as failure:
+            if failure.kind == "raised":
+                raise BadRequest(failure.message, param="messages") from None
+            raise BadRequest(
+                f"the model's chat template cannot render these messages: {failure.message}", param="messages"
+            ) from None
+
+
+def _prepare(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message without its null fields, and with its reasoning under each name that templates read it by."""
+    prepared = {key: value for key, value in message.items() if value is not None}
+    for name in _REASONING_NAMES:
+        if name in prepared:
+            return {"thinking": prepared[name], **prepared, "reasoning_content": prepared[name]}
+    return prepared
+
+
+def _mark_final(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with a mark behind the last text of the last one: the prompt ends where the mark comes out."""
+    *before, final = messages
+    content = final.get("content")
+    if isinstance(content, str):
+        return [*before, {**final, "content": content + _CONTINUE_MARK}]
+    if isinstance(content, list):
+        for place in reversed(range(len(content))):
+            part = content[place]
+            if isinstance(part, dict) and isinstance(part.get("text"), str):
+                marked = {**part, "text": part["text"] + _CONTINUE_MARK}
+                return [*before, {**final, "content": [*content[:place], marked, *content[place + 1 :]]}]
+    raise BadRequest("the final message has no text to continue", param="messages")
+
+
+def _cut_at_mark(text: str) -> str:
+    place = text.rfind(_CONTINUE_MARK.strip())
+    if place < 0:
+        raise BadRequest("the chat template does not write out the final message, so it cannot be continued")
+    # A template that trims its messages has eaten the mark's space, and would have eaten the text's.
+    return text[:place] if text.startswith(_CONTINUE_MARK, place) else text[:place].rstrip()
+
+
+def read_templates(folder: Path) -> dict[str, str]:
+    """The templates of a model folder by name; empty where there are none. Raises ModelError.
+
+    ``chat_template.jinja`` and ``additional_chat_templates/*.jinja`` come before ``tokenizer_config.json``, and that
+    before ``chat_template.json``, which older multimodal models have.
+    """
+    paths = {path.stem: path for path in sorted(folder.glob("additional_chat_templates/*.jinja"))}
+    if (folder / "chat_template.jinja").is_file():
+        paths["default"] = folder / "chat_template.jinja"
+    if paths:
+        return {name: _read_text(path) for name, path in paths.items()}
+    for path in (folder / "tokenizer_config.json", folder / "chat_template.json"):
+        if path.is_file() and (templates := _templates_in(path)):
+            return templates
+    return {}
+
+
+def _templates_in(path: Path) -> dict[str, str]:
+    try:
+        value = json.loads(_read_text(path)).get("chat_template")
+        if isinstance(value, list):
+            return {str(entry["name"]): str(entry["template"]) for entry in value}
+        if value is None or isinstance(value, str):
+            return {"default": value} if value else {}
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
+        raise ModelError(f"{path}: {error!r}") from error
+    raise ModelError(f"{path}: chat_template is neither a template nor a list of templates")
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: {error}") from error

@@ -1,0 +1,49 @@
+"""Token ids to text, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dragoman.text.tokenizer import Tokenizer
+
+# Enough context for every stage to be past the beginning of the text.
+_CONTEXT_TOKENS = 8
+
+
+class Detokenizer:
+    """The text of one generation as its tokens arrive.
+
+    A character (a Unicode code point) is released when all its bytes have come, never in part. All pieces and
+    ``flush()`` together are exactly the generation's part of ``tokenizer.decode(prompt_ids + generated_ids)``: what the
+    decode of both has beyond the text that was certain after the prompt. So a first token such as ``▁word`` keeps its
+    space behind a prompt and loses it without one, and a character begun by the prompt's last bytes comes out whole.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+    ) -> None:
+        self._token = tokenizer.token
+        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._decoder = tokenizer.decoder.start()
+        for token in self._tail(tokenizer, prompt_ids):
+            self._decoder.push(token)
+
+    def push(self, token_id: int) -> str:
+        """The text released by one more token; empty while it is held back, or when the token has none."""
+        token = None if token_id in self._skipped else self._token(token_id)
+        return "" if token is None else self._decoder.push(token)
+
+    def flush(self) -> str:
+        """The text still held, when no token follows: an unfinished character is U+FFFD."""
+        return self._decoder.flush()
+
+    def _tail(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> list[str]:
+        """The last tokens of the prompt: as few as leave the decoder in the state that all of them would."""
+        tail: list[str] = []
+        for token_id in reversed(prompt_ids):
+            if token_id in self._skipped or (token := self._token(token_id)) is None:
+                continue
+            tail.append(token)
+            if len(tail) >= _CONTEXT_TOKENS and tokenizer.decoder.begins_character(token):
+                break
+        return tail[::-1]

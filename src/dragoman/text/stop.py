@@ -1,0 +1,94 @@
+"""Stop strings in a stream of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dragoman.core.errors import BadRequest
+
+MAX_STOP_CHARS = 1 << 14
+
+
+class StopMatcher:
+    """Finds the first stop string in text that arrives in pieces of any size.
+
+    The match is the one a reader would see first, character by character: the stop string that is complete earliest;
+    of several complete at the same character the longest, which contains the others. Text that may yet turn out to
+    belong to a stop string is held back: always the longest such suffix and no more. The result does not depend on
+    how the text was cut into pieces. Time is linear in text and stop strings (Aho and Corasick, "Efficient string
+    matching", 1975).
+
+    ``include_stop`` keeps the matched string in the released text. Raises BadRequest for an empty stop string, or for
+    more than ``MAX_STOP_CHARS`` characters in all.
+    """
+
+    def __init__(self, stops: Sequence[str], include_stop: bool = False) -> None:
+        if not all(stops):
+            raise BadRequest("a stop string must not be empty", param="stop")
+        if sum(map(len, stops)) > MAX_STOP_CHARS:
+            raise BadRequest(f"the stop strings have more than {MAX_STOP_CHARS} characters in all", param="stop")
+        self._include_stop = include_stop
+        self._matched: str | None = None
+        self._held = ""
+        self._state = 0
+        self._build(stops)
+
+    @property
+    def matched(self) -> str | None:
+        """The stop string that ended the text, once there is one."""
+        return self._matched
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """``(released, matched)`` after this piece. Text behind a match is dropped."""
+        if self._matched is not None:
+            return "", self._matched
+        if not self._next[0]:
+            return text, None
+        text = self._held + text
+        state = self._state
+        for position in range(len(self._held), len(text)):
+            char = text[position]
+            while state and char not in self._next[state]:
+                state = self._fallback[state]
+            state = self._next[state].get(char, 0)
+            matched = self._match[state]
+            if matched is not None:
+                self._matched, self._held = matched, ""
+                end = position + 1
+                return text[: end if self._include_stop else end - len(matched)], matched
+        self._state = state
+        released = len(text) - self._depth[state]
+        self._held = text[released:]
+        return text[:released], None
+
+    def flush(self) -> str:
+        """The held text, when no text follows."""
+        held, self._held, self._state = self._held, "", 0
+        return held
+
+    def _build(self, stops: Sequence[str]) -> None:
+        """The automaton: a trie of the stops; ``fallback`` is the longest proper suffix that is in the trie too."""
+        self._next: list[dict[str, int]] = [{}]
+        self._match: list[str | None] = [None]
+        self._depth = [0]
+        for stop in stops:
+            state = 0
+            for char in stop:
+                if char not in self._next[state]:
+                    self._next[state][char] = len(self._next)
+                    self._next.append({})
+                    self._match.append(None)
+                    self._depth.append(self._depth[state] + 1)
+                state = self._next[state][char]
+            self._match[state] = stop
+        self._fallback = [0] * len(self._next)
+        queue = list(self._next[0].values())
+        for state in queue:  # breadth first: grows while it is walked
+            for char, child in self._next[state].items():
+                suffix = self._fallback[state]
+                while suffix and char not in self._next[suffix]:
+                    suffix = self._fallback[suffix]
+                self._fallback[child] = self._next[suffix].get(char, 0)
+                # A stop string that ends here is longer than any that ends at the fallback.
+                self._match[child] = self._match[child] or self._match[self._fallback[child]]
+                queue.append(child)

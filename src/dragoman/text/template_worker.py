@@ -1,0 +1,197 @@
+"""The program that renders chat templates, run as a process of its own by ``template_process``.
+
+A template is code that came with a model, and jinja2's sandbox bounds neither time nor memory: ``'a' * 10**10``, a loop
+in a loop, ``'%999999999d'|format(1)``, and constant folding already does such work at compile time. A process can be
+killed. Imports only what it needs, so that a new one is ready soon.
+
+Speaks frames on file descriptor 0, a stream socket: 4 bytes of length, big-endian, then JSON. It greets with ``{}``.
+The first request is ``{"limits": {...}, "templates": {name: source}}``, answered by ``{}`` or
+``{"error": ..., "kind": "syntax"}``; every later one is ``{"name": ..., "variables": {...}}``, answered by
+``{"text": ...}`` or ``{"error": ..., "kind": ...}``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import math
+import resource
+import signal
+import socket
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+
+class Raised(TemplateError):
+    """The template itself called ``raise_exception``."""
+
+
+class GenerationTag(Extension):
+    """``{% generation %}…{% endgeneration %}`` marks the assistant's text for training; here it is just its body."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it as an instance variable)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        # A scope of its own, so that what is set inside stays inside, as in the call block that transformers makes.
+        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+
+    @staticmethod
+    def _body(caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class PlainDict:
+    """``dict`` in a template: makes dictionaries, and is no class to reach others from."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class SafeNamespace(Namespace):
+    """``namespace()`` without underscore names."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # a template may name an attribute `self`
+        self, attributes = args[0], dict(*args[1:], **kwargs)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace cannot hold the underscore name {name!r}")
+
+
+def raise_exception(message: object) -> None:
+    """Refuse the conversation, in the template's words."""
+    raise Raised(str(message))
+
+
+def strftime_now(form: str) -> str:
+    """The local time."""
+    return datetime.datetime.now().strftime(form)
+
+
+def tojson(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """JSON without the HTML escapes of jinja2's own filter."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def environment() -> ImmutableSandboxedEnvironment:
+    """The environment of ``transformers.apply_chat_template``, name for name."""
+    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
+    made.filters["tojson"] = tojson
+    made.globals.update(
+        raise_exception=raise_exception, strftime_now=strftime_now, dict=PlainDict(), namespace=SafeNamespace
+    )
+    return made
+
+
+def render(template: Template, variables: Mapping[str, Any], output_chars: int) -> dict[str, str]:
+    """The answer to one request to render."""
+    parts: list[str] = []
+    size = 0
+    try:
+        for part in template.generate(**variables):
+            size += len(part)
+            if size > output_chars:
+                return {"kind": "size", "error": f"it made more than {output_chars} characters"}
+            parts.append(part)
+        return {"text": "".join(parts)}
+    except Raised as error:
+        return {"kind": "raised", "error": str(error)}
+    except MemoryError:
+        return {"kind": "memory", "error": "it needed too much memory"}
+    except RecursionError:
+        return {"kind": "failed", "error": "it is nested too deeply"}
+    except Exception as error:  # whatever the template's own operations raise: TypeError, UndefinedError, …
+        return {"kind": "failed", "error": f"{type(error).__name__}: {error}"}
+
+
+def compile_all(sources: Mapping[str, str]) -> tuple[dict[str, Template], dict[str, str]]:
+    """The compiled templates, and the answer to send: empty, or the first error."""
+    compiled = {}
+    jinja = environment()
+    for name, source in sources.items():
+        try:
+            compiled[name] = jinja.from_string(source)
+        except TemplateError as error:
+            line = getattr(error, "lineno", None)
+            return {}, {"kind": "syntax", "error": str(error) + (f" (line {line})" if line else "")}
+        except (MemoryError, RecursionError) as error:
+            return {}, {"kind": "syntax", "error": f"it is too large or nested too deeply: {error!r}"}
+    return compiled, {}
+
+
+def receive(connection: socket.socket) -> Any:
+    """The next frame's value. Raises EOFError when the other end is closed."""
+    size = struct.unpack(">I", _receive_exactly(connection, 4))[0]
+    return json.loads(_receive_exactly(connection, size))
+
+
+def _receive_exactly(connection: socket.socket, size: int) -> bytearray:
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        count = connection.recv_into(view)
+        if not count:
+            raise EOFError
+        view = view[count:]
+    return data
+
+
+def send(connection: socket.socket, value: object) -> None:
+    """Write one frame."""
+    data = json.dumps(value).encode()
+    connection.sendall(struct.pack(">I", len(data)) + data)
+
+
+def allow_cpu(seconds: float) -> None:
+    """Let the kernel end this process should it compute for longer, in case nobody is left to kill it."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    limit = math.ceil(used.ru_utime + used.ru_stime + seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+
+
+def main() -> None:
+    """Serve the socket until the other end closes it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which closes the socket when it stops
+    connection = socket.socket(fileno=0)
+    send(connection, {})
+    setup = receive(connection)
+    limits = setup["limits"]
+    resource.setrlimit(resource.RLIMIT_AS, (limits["memory_bytes"],) * 2)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    allow_cpu(limits["time_s"])
+    templates, answer = compile_all(setup["templates"])
+    send(connection, answer)
+    while not answer:
+        request = receive(connection)
+        allow_cpu(limits["time_s"])
+        send(connection, render(templates[request["name"]], request["variables"], limits["output_chars"]))
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(EOFError, ConnectionError):
+        main()

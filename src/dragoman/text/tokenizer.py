@@ -1,0 +1,145 @@
+"""A model's tokenizer: text to token ids and back, and what there is to know about single tokens."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer as Pipeline
+
+from dragoman.core.errors import BadRequest, ContextOverflow
+from dragoman.text.decoder import DecoderSpec
+from dragoman.text.fill import find_fill_tokens
+from dragoman.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
+
+_MAX_ID = 2**32 - 1
+
+
+class Tokenizer:
+    """A ``tokenizers`` pipeline and its special tokens. Nothing changes after loading; any thread may call anything.
+
+    Attributes:
+        vocab_size: one more than the highest id.
+        special_tokens: by the names that chat templates use (``bos_token``, ``eos_token``, …).
+        special_ids: the ids that ``skip_special_tokens`` hides.
+        bos_id, eos_id: None where the tokenizer names none.
+        eos_ids: every id that ends a generation: the tokenizer's, ``generation_config.json``'s and ``config.json``'s.
+        max_token_chars: characters of the longest token, so that text has at least its length over this many tokens.
+        fill: the fill-in-the-middle marks, None where the tokenizer has none.
+        decoder: the decoder, to be run one token at a time.
+    """
+
+    def __init__(self, files: TokenizerFiles) -> None:
+        self._pipeline = files.pipeline
+        self._plain_lock = threading.Lock()
+        self.decoder = DecoderSpec(files.decoder)
+        self.special_tokens = files.special_tokens
+        vocabulary = self._pipeline.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        self.max_token_chars = max(map(len, vocabulary), default=1)
+        added = self._pipeline.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.bos_id = self._named("bos_token")
+        self.eos_id = self._named("eos_token")
+        self.eos_ids = tuple(dict.fromkeys((*(() if self.eos_id is None else (self.eos_id,)), *files.eos_ids)))
+        self.fill = find_fill_tokens(vocabulary.get)
+
+    @classmethod
+    def load(cls, folder: Path | str) -> Tokenizer:
+        """Read the tokenizer of a model folder. Raises ModelError; see ``tokenizer_files``."""
+        return cls(read_tokenizer_files(Path(folder)))
+
+    def encode(
+        self, text: str, add_special_tokens: bool = True, parse_special: bool = True, max_chars: int | None = None
+    ) -> tuple[int, ...]:
+        """The token ids of ``text``; the GIL is released meanwhile (about 4 MB/s on one core).
+
+        ``add_special_tokens``: around the text, as the tokenizer itself does (BOS where the model has it).
+        ``parse_special``: special tokens spelled in the text become those tokens; otherwise they are ordinary text.
+        A rendered chat needs them parsed, the template's and so also those in a message, as ``transformers`` does.
+        Raises ContextOverflow, before any work, for more than ``max_chars`` characters; BadRequest for text that is
+        not Unicode (a lone surrogate).
+        """
+        if max_chars is not None and len(text) > max_chars:
+            raise ContextOverflow(f"the prompt has {len(text)} characters; this model takes at most {max_chars}")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise BadRequest(f"the prompt is not valid Unicode: a lone surrogate at character {error.start}") from None
+        pipeline = self._pipeline if parse_special else self._plain_pipeline()
+        # The library's `encode` keeps the GIL, its batch methods do not; this one also computes no offsets.
+        return tuple(pipeline.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of all ids. Ids outside the vocabulary have none."""
+        return self._pipeline.decode(
+            [token_id for token_id in token_ids if 0 <= token_id <= _MAX_ID], skip_special_tokens=skip_special_tokens
+        )
+
+    def token(self, token_id: int) -> str | None:
+        """The token as the vocabulary spells it; None for an id outside the vocabulary."""
+        return self._pipeline.id_to_token(token_id) if 0 <= token_id <= _MAX_ID else None
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token in the vocabulary's spelling; None where there is none."""
+        return self._pipeline.token_to_id(token)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes that the token adds to a text already begun; part of a character for many."""
+        token = self.token(token_id)
+        return b"" if token is None else self.decoder.token_bytes(token)
+
+    def token_text(self, token_id: int) -> str:
+        """``token_bytes`` as text; bytes that are not a character of their own are U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether ``skip_special_tokens`` hides the token."""
+        return token_id in self.special_ids
+
+    def render_fill(self, prefix: str, suffix: str, max_chars: int | None = None) -> tuple[int, ...] | None:
+        """The prompt to fill the gap between two texts; None when the tokenizer has no tokens for it.
+
+        Special tokens spelled in the texts are ordinary text; BOS goes first where the tokenizer adds one.
+        Raises as ``encode`` does.
+        """
+        if self.fill is None:
+            return None
+        if max_chars is not None and (size := len(prefix) + len(suffix)) > max_chars:
+            raise ContextOverflow(f"prefix and suffix have {size} characters; this model takes at most {max_chars}")
+        before = self.encode(prefix, add_special_tokens=False, parse_special=False)
+        behind = self._encode_inside(suffix)
+        bos = (self.bos_id,) if self.bos_id is not None and self.bos_id in self.encode("") else ()
+        return (*bos, *self.fill.arrange(before, behind))
+
+    def _encode_inside(self, text: str) -> tuple[int, ...]:
+        """Encode text that does not begin a text: without the space that SentencePiece puts in front."""
+        ids = self.encode(text, add_special_tokens=False, parse_special=False)
+        if not self._adds_space:
+            return ids
+        # A rare character that merges with nothing goes in front and takes the space.
+        mark = self.encode("☺", add_special_tokens=False, parse_special=False)
+        marked = self.encode("☺" + text, add_special_tokens=False, parse_special=False)
+        return marked[len(mark) :] if marked[: len(mark)] == mark else ids
+
+    @functools.cached_property
+    def _adds_space(self) -> bool:
+        ids = self.encode("a", add_special_tokens=False)
+        return bool(ids) and self.token_bytes(ids[0]).startswith(b" ")
+
+    def _plain_pipeline(self) -> Pipeline:
+        """A second pipeline for ``parse_special=False``: the library keeps that choice in the pipeline itself."""
+        with self._plain_lock:
+            return self._plain
+
+    @functools.cached_property
+    def _plain(self) -> Pipeline:
+        plain = Pipeline.from_str(self._pipeline.to_str())
+        plain.encode_special_tokens = True
+        return plain
+
+    def _named(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self.token_id(token)

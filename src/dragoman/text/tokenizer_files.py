@@ -1,0 +1,148 @@
+"""Reading a model folder's tokenizer: which files there may be, and what each of them decides.
+
+``tokenizer.json`` holds the pipeline; or, as GPT-2 was published, ``vocab.json`` and ``merges.txt``.
+``tokenizer_config.json``, or before it ``special_tokens_map.json``, names the special tokens. ``config.json`` and
+``generation_config.json`` list the ids that end a generation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+from dragoman.core.errors import ModelError
+
+SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+# GPT-2 was published without a list of its special tokens.
+_GPT2_NAMES = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+
+# These hold a vocabulary, but not how to split text into it: that is in the code of the class that reads them.
+_FOREIGN_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "*.model", "*.tiktoken", "vocab.txt")
+
+
+class TokenizerFiles(NamedTuple):
+    """What the files of one folder say. ``decoder`` is the pipeline's own, as plain data; None: there is none."""
+
+    pipeline: Tokenizer
+    decoder: Mapping[str, Any] | None
+    special_tokens: Mapping[str, str]
+    eos_ids: tuple[int, ...]
+
+
+def read_tokenizer_files(folder: Path) -> TokenizerFiles:
+    """Read a model folder. Raises ModelError that names the file at fault, or what to do when one is missing."""
+    settings = _read_object(folder / "tokenizer_config.json")
+    pipeline = _read_pipeline(folder, settings)
+    pipeline.no_truncation()
+    pipeline.no_padding()
+    legacy = {} if "added_tokens_decoder" in settings else _read_object(folder / "special_tokens_map.json")
+    named = {**_GPT2_NAMES, **settings, **legacy} if _is_gpt2(folder) else {**settings, **legacy}
+    special_tokens = {name: text for name in SPECIAL_TOKEN_NAMES if (text := _content(named.get(name)))}
+    try:
+        _add_declared_tokens(pipeline, settings.get("added_tokens_decoder") or {})
+        others = named.get("additional_special_tokens") or named.get("extra_special_tokens") or ()
+        extra = map(_content, others if isinstance(others, list) else ())
+        pipeline.add_special_tokens([_added(text) for text in (*special_tokens.values(), *filter(None, extra))])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelError(f"{folder / 'tokenizer_config.json'}: {error}") from error
+    decoder = None if pipeline.decoder is None else json.loads(pipeline.decoder.__getstate__())
+    return TokenizerFiles(pipeline, decoder, special_tokens, tuple(dict.fromkeys(_eos_ids(folder))))
+
+
+def _read_pipeline(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        try:
+            return Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception for every malformed file
+            raise ModelError(f"{path}: not a tokenizer that can be read: {error}") from error
+    if _is_gpt2(folder):
+        return _read_gpt2_pipeline(folder, settings)
+    foreign = next((found for pattern in _FOREIGN_FILES for found in sorted(folder.glob(pattern))), None)
+    if foreign is None:
+        raise ModelError(f"{folder}: there is no tokenizer.json")
+    raise ModelError(f"{foreign}: this kind of tokenizer is not read; {_conversion(folder)}")
+
+
+def _conversion(folder: Path) -> str:
+    load_and_save = f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+    return (
+        "a tokenizer.json is made from it by\n"
+        "  pip install transformers sentencepiece protobuf tiktoken\n"
+        f'  python -c "from transformers import AutoTokenizer; {load_and_save}"'
+    )
+
+
+def _is_gpt2(folder: Path) -> bool:
+    return not (folder / "tokenizer.json").is_file() and all(
+        (folder / name).is_file() for name in ("vocab.json", "merges.txt")
+    )
+
+
+def _read_gpt2_pipeline(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
+    """GPT-2's byte-level BPE. Other models with these two files may split text differently: the class must agree."""
+    kind = str(settings.get("tokenizer_class", "GPT2Tokenizer")).removesuffix("Fast")
+    if kind != "GPT2Tokenizer":
+        raise ModelError(f"{folder}: vocab.json and merges.txt do not tell how {kind} splits; {_conversion(folder)}")
+    try:
+        model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    except Exception as error:  # as above
+        raise ModelError(f"{folder}: vocab.json and merges.txt cannot be read: {error}") from error
+    pipeline = Tokenizer(model)
+    pipeline.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(settings.get("add_prefix_space", False)))
+    pipeline.decoder = decoders.ByteLevel()
+    bos = _content(settings.get("bos_token"))
+    if settings.get("add_bos_token") and bos and (bos_id := pipeline.token_to_id(bos)) is not None:
+        pipeline.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, bos_id)]
+        )
+    return pipeline
+
+
+def _add_declared_tokens(pipeline: Tokenizer, declared: Mapping[str, Mapping[str, Any]]) -> None:
+    """Tokens that ``tokenizer_config.json`` has beyond ``tokenizer.json``, which must get the ids it gives them."""
+    known = pipeline.get_added_tokens_decoder()
+    for token_id, token in sorted((int(token_id), token) for token_id, token in declared.items()):
+        if token_id in known:
+            continue
+        pipeline.add_tokens([AddedToken(**token)])
+        if pipeline.token_to_id(token["content"]) != token_id:
+            raise ValueError(f"the added token {token['content']!r} cannot have the id {token_id}")
+
+
+def _added(text: str) -> AddedToken:
+    return AddedToken(text, special=True, normalized=False)
+
+
+def _content(token: object) -> str | None:
+    """A token is written as its text, or as an object around it."""
+    text = token.get("content") if isinstance(token, Mapping) else token
+    return text if isinstance(text, str) and text else None
+
+
+def _eos_ids(folder: Path) -> Iterator[int]:
+    for name in ("generation_config.json", "config.json"):
+        ids = _read_object(folder / name).get("eos_token_id")
+        for token_id in ids if isinstance(ids, list) else [ids]:
+            if token_id is None:
+                continue
+            if not isinstance(token_id, int) or token_id < 0:
+                raise ModelError(f"{folder / name}: eos_token_id {token_id!r} is not a token id")
+            yield token_id
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: not a JSON object")
+    return value
