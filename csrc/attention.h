@@ -1,0 +1,96 @@
+// Causal attention over the blocks of a KV pool, with online softmax.
+//
+// What is computed for one query (one head of one row) is fixed, so that neither the other rows of the batch, nor the
+// chunking of the prompt, nor the number of threads can change a bit of it. Positions fall into spans of 512 and blocks of
+// 32, both counted from position 0. Within a span: for each block in ascending order, the scores of all its visible tokens,
+// their maximum m, the running state rescaled by exp(m_old − m), then the sum of exp(score − m) · value over ascending
+// tokens. The spans' states are then merged in ascending order. Tokens that the query does not see are not touched
+// arithmetically: what lies in their slots (old contents, even NaN) has no influence.
+#pragma once
+
+#include <cstdint>
+
+#include "kv_pool.h"
+#include "linear.h"
+
+namespace dragoman {
+
+constexpr long kSpanTokens = 512;
+constexpr long kTileQueries = 32;
+
+// Up to 32 queries of one sequence that share a KV head. Queries are numbered row · group + head, `group` being the number
+// of query heads per KV head: query n is q[(n / group) · ldq + (n % group) · head_dim], at `position` + n / group.
+struct AttentionTile {
+  const KVLayer* kv;
+  const std::int32_t* blocks;  // the sequence's block table
+  long kv_head;
+  const float* q;
+  long ldq;
+  float* out;
+  long ldout;
+  long group;
+  long first;     // number of the tile's first query
+  long count;     // queries in the tile, 1 to 32
+  long position;  // of row 0
+  long window;    // positions seen, the query's own included; 0: all
+  float scale;
+
+  long last_position() const { return position + (first + count - 1) / group; }
+  // First position that the query `n` sees.
+  long first_seen(long n) const {
+    const long seen = position + n / group - window + 1;
+    return window == 0 || seen < 0 ? 0 : seen;
+  }
+  long first_span() const { return first_seen(first) / kSpanTokens; }
+  long last_span() const { return last_position() / kSpanTokens; }
+};
+
+// The state of one query over some positions, as floats: sum of exp(score − m) · value [padded_dim], 16 partial sums of
+// exp(score − m), m, and padding to a multiple of 16.
+constexpr long state_floats(long padded_dim) { return padded_dim + 32; }
+
+// Queries, scores and weights of a tile.
+constexpr long tile_floats(long padded_dim) { return kTileQueries * (padded_dim + 2 * kBlockTokens); }
+
+struct AttentionKernels {
+  // Writes `count` tokens of one head into block `block` at slots slot, slot + 1, …; token i has its key at k + i·ld.
+  void (*write)(const KVLayer& kv, long block, long head, long slot, long count, const float* k, const float* v, long ld);
+
+  // The states of the tile's queries over one span, [count][state_floats]. workspace: tile_floats(padded_dim) floats.
+  void (*attend_span)(const AttentionTile& tile, long span, float* states, float* workspace);
+
+  // total = total merged with states of the following span.
+  void (*merge)(long padded_dim, long count, float* total, const float* states);
+
+  // out = the weighted mean of the values that the states stand for.
+  void (*finish)(const AttentionTile& tile, const float* total);
+};
+
+// One attention layer of a step.
+struct Attention {
+  struct Sequence {
+    long row;       // first row in q and out
+    long rows;
+    long position;  // of the first row; the others follow
+    const std::int32_t* blocks;
+  };
+
+  KVLayer kv;
+  long kv_heads;
+  const float* q;  // first query head of row 0
+  long ldq;
+  float* out;
+  long ldout;
+  long group;
+  long window;
+  float scale;
+};
+
+// Work is divided by sequence, KV head and tile; where that gives too few pieces, also by span.
+void attend(const Attention& attention, const Attention::Sequence* sequences, long count, Scratch& scratch);
+
+// k and v: first KV head of row 0.
+void write_kv(const KVLayer& kv, long kv_heads, const float* k, const float* v, long ld,
+              const Attention::Sequence* sequences, long count);
+
+}  // namespace dragoman

@@ -1,0 +1,7 @@
+#include "bindings.h"
+
+namespace dragoman {
+
+void bind_sampling(nanobind::module_&) {}
+
+}  // namespace dragoman

@@ -1,0 +1,3 @@
+#define DRAGOMAN_ISA avx2
+#define DRAGOMAN_AVX2 1
+#include "isa.inl"

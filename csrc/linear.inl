@@ -1,0 +1,3 @@
+namespace dragoman::DRAGOMAN_ISA {
+constexpr LinearKernels linear_kernels{};
+}

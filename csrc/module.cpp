@@ -1,0 +1,11 @@
+#include <nanobind/nanobind.h>
+
+#include "bindings.h"
+#include "kernels.h"
+
+NB_MODULE(_native, m) {
+  dragoman::kernels();  // a bad DRAGOMAN_KERNELS must fail here, at import, not in the middle of a request
+  dragoman::bind_linear(m);
+  dragoman::bind_program(m);
+  dragoman::bind_sampling(m);
+}

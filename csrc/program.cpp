@@ -1,0 +1,262 @@
+// Recording: every operation is checked once, here, and becomes a function of the batch.
+#include "program.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "kernels.h"
+#include "thread_pool.h"
+
+namespace dragoman {
+namespace {
+
+// Rows are handed out in chunks of about this many floats: some µs of work.
+constexpr long kChunkFloats = 16384;
+
+long in_range(long value, long most, const char* name) {
+  if (value < 1 || value > most) {
+    throw std::invalid_argument(std::string(name) + " must be between 1 and " + std::to_string(most));
+  }
+  return value;
+}
+
+void require(bool condition, const std::string& message) {
+  if (!condition) throw std::invalid_argument(message);
+}
+
+template <class Body>
+void for_rows(long rows, long width, Body&& body) {
+  pool().parallel_for(rows, std::max(1L, kChunkFloats / width), body);
+}
+
+}  // namespace
+
+Program::Program(long max_tokens, long max_sequences, long max_logit_rows, std::shared_ptr<KVPool> kv)
+    : max_tokens_(in_range(max_tokens, 1 << 20, "max_tokens")),
+      max_sequences_(in_range(max_sequences, 1 << 20, "max_sequences")),
+      max_logit_rows_(in_range(max_logit_rows, 1 << 20, "max_logit_rows")),
+      kv_(std::move(kv)),
+      block_written_(static_cast<std::size_t>(kv_->blocks())),
+      timings_{{{"embed", 0, 0}, {"norm", 0, 0}, {"linear", 0, 0}, {"rotate", 0, 0}, {"write_kv", 0, 0},
+                {"attend", 0, 0}, {"activation", 0, 0}, {"add", 0, 0}, {"select_rows", 0, 0}}} {}
+
+int Program::buffer(long width) {
+  in_range(width, 1 << 24, "width");
+  auto buffer = std::make_unique<Buffer>();
+  buffer->width = width;
+  buffer->stride = (width + 15) / 16 * 16;
+  const std::size_t rows = static_cast<std::size_t>(std::max(max_tokens_, max_logit_rows_));
+  buffer->memory = AnonymousMemory(rows * static_cast<std::size_t>(buffer->stride) * sizeof(float));
+  buffers_.push_back(std::move(buffer));
+  return static_cast<int>(buffers_.size()) - 1;
+}
+
+const Program::Buffer& Program::at(int x) const {
+  require(x >= 0 && x < static_cast<int>(buffers_.size()), "there is no buffer " + std::to_string(x));
+  return *buffers_[x];
+}
+
+Program::Buffer& Program::read(int x) {
+  at(x);
+  Buffer& buffer = *buffers_[x];
+  require(buffer.rows != Rows::unwritten, "buffer " + std::to_string(x) + " is read before it is written");
+  return buffer;
+}
+
+Program::Buffer& Program::write(int x, Rows rows) {
+  at(x);
+  buffers_[x]->rows = rows;
+  return *buffers_[x];
+}
+
+void Program::require_tokens(const Buffer& x, const char* operation) const {
+  require(x.rows == Rows::tokens, std::string(operation) + " needs one row per token, not per logits row");
+}
+
+void Program::embed(int x, const Matrix& table, float scale) {
+  require(at(x).width == table.k, "the embedding table does not have the buffer's width");
+  vocab_ = std::min(vocab_, table.n);
+  embedding_width_ = table.k;
+  Buffer& out = write(x, Rows::tokens);
+  push(kEmbed, [&out, &table, scale](const Batch& batch) {
+    for_rows(batch.tokens, out.width, [&](long begin, long end) {
+      gather_rows(table, batch.token_ids + begin, end - begin, out.row(begin), out.stride);
+      if (scale != 1.0f) kernels().transform.scale(out.row(begin), out.stride, end - begin, out.width, scale);
+    });
+    for (long i = 0; i < batch.overrides; ++i) {
+      std::memcpy(out.row(batch.override_rows[i]), batch.override_values + i * out.width,
+                  static_cast<std::size_t>(out.width) * sizeof(float));
+    }
+  });
+}
+
+void Program::add_positions(int x, const float* table, long positions) {
+  Buffer& buffer = read(x);
+  require_tokens(buffer, "add_positions");
+  positions_ = std::min(positions_, positions);
+  push(kEmbed, [&buffer, table](const Batch& batch) {
+    for_rows(batch.tokens, buffer.width, [&](long begin, long end) {
+      kernels().transform.add_positions(buffer.row(begin), buffer.stride, end - begin, buffer.width, table,
+                                        batch.positions + begin);
+    });
+  });
+}
+
+void Program::norm(int out, int x, const float* weight, const float* bias, float eps, Norm kind) {
+  const Buffer& from = read(x);
+  require(at(out).width == from.width, "norm: the buffers differ in width");
+  const Rows domain = from.rows;
+  Buffer& to = write(out, domain);
+  push(kNorm, [=, this, &from, &to](const Batch& batch) {
+    for_rows(rows(domain, batch), from.width, [&](long begin, long end) {
+      kernels().transform.norm(kind, from.row(begin), from.stride, end - begin, from.width, weight, bias, eps,
+                               to.row(begin), to.stride);
+    });
+  });
+}
+
+void Program::linear(int out, int x, const Matrix& w, const float* bias, bool accumulate) {
+  const Buffer& from = read(x);
+  require(out != x, "linear: the result cannot replace its own input");
+  require(from.width == w.k, "linear: the weight has " + std::to_string(w.k) + " inputs, the buffer is " +
+                                 std::to_string(from.width) + " wide");
+  require(at(out).width == w.n, "linear: the weight has " + std::to_string(w.n) + " outputs, the buffer is " +
+                                    std::to_string(at(out).width) + " wide");
+  const Rows domain = from.rows;
+  require(!accumulate || read(out).rows == domain, "linear: cannot accumulate into rows of another kind");
+  Buffer& to = write(out, domain);
+  push(kLinear, [=, this, &from, &to, &w](const Batch& batch) {
+    const long count = rows(domain, batch);
+    if (count == 0) return;
+    dragoman::linear(w, from.data(), from.stride, static_cast<int>(count), to.data(), to.stride, bias, accumulate,
+                     scratch_);
+  });
+}
+
+void Program::head_norm(int x, long offset, long heads, long head_dim, const float* weight, float eps) {
+  Buffer& buffer = read(x);
+  require(offset >= 0 && heads > 0 && head_dim > 0 && offset + heads * head_dim <= buffer.width,
+          "head_norm: the heads reach beyond the buffer");
+  const Rows domain = buffer.rows;
+  push(kNorm, [=, this, &buffer](const Batch& batch) {
+    for_rows(rows(domain, batch), heads * head_dim, [&](long begin, long end) {
+      kernels().transform.head_norm(buffer.row(begin) + offset, buffer.stride, end - begin, heads, head_dim, weight,
+                                    eps);
+    });
+  });
+}
+
+void Program::rotate(int x, long offset, long heads, long head_dim, const float* cos, const float* sin, long half,
+                     long positions) {
+  Buffer& buffer = read(x);
+  require_tokens(buffer, "rotate");
+  require(offset >= 0 && heads > 0 && head_dim > 0 && offset + heads * head_dim <= buffer.width,
+          "rotate: the heads reach beyond the buffer");
+  require(half > 0 && 2 * half <= head_dim, "rotate: the rotary dimension is larger than the head");
+  positions_ = std::min(positions_, positions);
+  push(kRotate, [=, &buffer](const Batch& batch) {
+    for_rows(batch.tokens, heads * head_dim, [&](long begin, long end) {
+      kernels().transform.rotate(buffer.row(begin) + offset, buffer.stride, end - begin, heads, head_dim, cos, sin,
+                                 half, batch.positions + begin);
+    });
+  });
+}
+
+void Program::write_kv(int x, long k_offset, long v_offset, long layer) {
+  const Buffer& buffer = read(x);
+  require_tokens(buffer, "write_kv");
+  const long width = kv_->kv_heads() * kv_->head_dim();
+  require(k_offset >= 0 && k_offset + width <= buffer.width, "write_kv: the keys reach beyond the buffer");
+  require(v_offset >= 0 && v_offset + width <= buffer.width, "write_kv: the values reach beyond the buffer");
+  require(layer >= 0 && layer < kv_->layers(), "write_kv: the pool has no layer " + std::to_string(layer));
+  writes_kv_ = true;
+  push(kWriteKV, [=, this, &buffer, kv = kv_->layer(layer)](const Batch&) {
+    dragoman::write_kv(kv, kv_->kv_heads(), buffer.data() + k_offset, buffer.data() + v_offset, buffer.stride,
+                       sequences_.data(), static_cast<long>(sequences_.size()));
+  });
+}
+
+void Program::attend(int out, int x, long q_offset, long heads, long layer, float scale, long window) {
+  const Buffer& from = read(x);
+  require_tokens(from, "attend");
+  const long head_dim = kv_->head_dim();
+  require(heads > 0 && heads % kv_->kv_heads() == 0, "attend: heads must be a multiple of the pool's KV heads");
+  require(q_offset >= 0 && q_offset + heads * head_dim <= from.width, "attend: the queries reach beyond the buffer");
+  require(out != x, "attend: the result cannot replace its own input");
+  require(at(out).width == heads * head_dim, "attend: the result is " + std::to_string(heads * head_dim) + " wide");
+  require(layer >= 0 && layer < kv_->layers(), "attend: the pool has no layer " + std::to_string(layer));
+  require(window >= 0 && window <= INT32_MAX, "attend: a window cannot be negative");
+  window_ = attends_ && (window_ == 0 || window == 0) ? 0 : std::max(window_, window);
+  attends_ = true;
+  Buffer& to = write(out, Rows::tokens);
+  const Attention attention{.kv = kv_->layer(layer),
+                            .kv_heads = kv_->kv_heads(),
+                            .q = from.data() + q_offset,
+                            .ldq = from.stride,
+                            .out = to.data(),
+                            .ldout = to.stride,
+                            .group = heads / kv_->kv_heads(),
+                            .window = window,
+                            .scale = scale};
+  push(kAttend, [=, this](const Batch&) {
+    dragoman::attend(attention, sequences_.data(), static_cast<long>(sequences_.size()), scratch_);
+  });
+}
+
+void Program::gate(int out, int x, Activation activation) {
+  const Buffer& from = read(x);
+  const Rows domain = from.rows;
+  require(from.width == 2 * at(out).width, "gate: the input must be twice as wide as the result");
+  Buffer& to = write(out, domain);
+  push(kActivation, [=, this, &from, &to](const Batch& batch) {
+    for_rows(rows(domain, batch), from.width, [&](long begin, long end) {
+      kernels().transform.gate(activation, from.row(begin), from.stride, end - begin, to.width, to.row(begin),
+                               to.stride);
+    });
+  });
+}
+
+void Program::activate(int x, Activation activation) {
+  Buffer& buffer = read(x);
+  const Rows domain = buffer.rows;
+  push(kActivation, [=, this, &buffer](const Batch& batch) {
+    for_rows(rows(domain, batch), buffer.width, [&](long begin, long end) {
+      kernels().transform.activate(activation, buffer.row(begin), buffer.stride, end - begin, buffer.width);
+    });
+  });
+}
+
+void Program::add(int out, int x) {
+  const Buffer& from = read(x);
+  Buffer& to = read(out);
+  const Rows domain = from.rows;
+  require(to.width == from.width, "add: the buffers differ in width");
+  require(to.rows == domain, "add: the buffers have rows of different kinds");
+  push(kAdd, [=, this, &from, &to](const Batch& batch) {
+    for_rows(rows(domain, batch), from.width, [&](long begin, long end) {
+      kernels().transform.add(to.row(begin), to.stride, from.row(begin), from.stride, end - begin, from.width);
+    });
+  });
+}
+
+void Program::select_rows(int out, int x) {
+  const Buffer& from = read(x);
+  require_tokens(from, "select_rows");
+  require(out != x && at(out).width == from.width, "select_rows: needs another buffer of the same width");
+  Buffer& to = write(out, Rows::logits);
+  push(kSelect, [&from, &to](const Batch& batch) {
+    for_rows(batch.logits, from.width, [&](long begin, long end) {
+      for (long i = begin; i < end; ++i) {
+        std::memcpy(to.row(i), from.row(batch.logit_rows[i]), static_cast<std::size_t>(from.width) * sizeof(float));
+      }
+    });
+  });
+}
+
+void Program::logits(int x) {
+  require(read(x).rows == Rows::logits, "logits: the buffer must have one row per logits row; see select_rows");
+  logits_ = x;
+}
+
+}  // namespace dragoman

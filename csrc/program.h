@@ -1,0 +1,130 @@
+// A decoder as a list of operations over float32 buffers: recorded once, run once per step.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "anonymous_memory.h"
+#include "attention.h"
+#include "kv_pool.h"
+#include "linear.h"
+#include "transform.h"
+
+namespace dragoman {
+
+// One flat batch: the rows of all sequences one after the other.
+struct Batch {
+  const std::int32_t* token_ids;     // [tokens]
+  const std::int32_t* positions;     // [tokens]
+  long tokens;
+  const std::int32_t* row_starts;    // [sequences + 1]
+  long sequences;
+  const std::int32_t* block_tables;  // [sequences, table_width]
+  long table_width;
+  const std::int32_t* logit_rows;    // [logits], ascending
+  long logits;
+  // Rows whose embedding is given instead of looked up: row override_rows[i] gets override_values[i, :].
+  const std::int32_t* override_rows = nullptr;
+  const float* override_values = nullptr;
+  long overrides = 0;
+  long override_width = 0;
+};
+
+struct Logits {
+  const float* data;
+  long rows;
+  long vocab;
+  long stride;
+};
+
+// Recording throws std::invalid_argument on anything that could not run: an unknown buffer, widths that do not fit, a
+// buffer read before it is written, rows of different kinds. Weights, tables and vectors are borrowed: whoever records
+// them keeps them alive.
+class Program {
+ public:
+  Program(long max_tokens, long max_sequences, long max_logit_rows, std::shared_ptr<KVPool> kv);
+
+  int buffer(long width);
+  void embed(int x, const Matrix& table, float scale);
+  void add_positions(int x, const float* table, long positions);
+  void norm(int out, int x, const float* weight, const float* bias, float eps, Norm kind);
+  void linear(int out, int x, const Matrix& w, const float* bias, bool accumulate);
+  void head_norm(int x, long offset, long heads, long head_dim, const float* weight, float eps);
+  void rotate(int x, long offset, long heads, long head_dim, const float* cos, const float* sin, long half,
+              long positions);
+  void write_kv(int x, long k_offset, long v_offset, long layer);
+  void attend(int out, int x, long q_offset, long heads, long layer, float scale, long window);
+  void gate(int out, int x, Activation activation);
+  void activate(int x, Activation activation);
+  void add(int out, int x);
+  void select_rows(int out, int x);
+  void logits(int x);
+
+  // Width of a buffer, for the bindings to check the vectors they are given.
+  long width(int x) const { return at(x).width; }
+
+  // Runs all operations on the batch. Throws std::invalid_argument, before anything is touched, on a batch that does not
+  // fit: see check(). The result is valid until the next run.
+  Logits run(const Batch& batch);
+
+  struct Timing {
+    std::string operation;
+    long calls;
+    double seconds;
+  };
+  // Time spent since the last call, by kind of operation.
+  std::vector<Timing> profile();
+
+ private:
+  enum class Rows : std::uint8_t { unwritten, tokens, logits };
+  enum Kind { kEmbed, kNorm, kLinear, kRotate, kWriteKV, kAttend, kActivation, kAdd, kSelect, kKinds };
+
+  struct Buffer {
+    long width;
+    long stride;  // floats between rows: rows start on cache lines
+    Rows rows = Rows::unwritten;
+    AnonymousMemory memory;
+
+    float* data() const { return reinterpret_cast<float*>(memory.data()); }
+    float* row(long r) const { return data() + r * stride; }
+  };
+
+  struct Operation {
+    Kind kind;
+    std::function<void(const Batch&)> run;
+  };
+
+  const Buffer& at(int x) const;
+  Buffer& read(int x);
+  Buffer& write(int x, Rows rows);
+  void require_tokens(const Buffer& x, const char* operation) const;
+  long rows(Rows kind, const Batch& batch) const { return kind == Rows::tokens ? batch.tokens : batch.logits; }
+  void push(Kind kind, std::function<void(const Batch&)> run) { operations_.push_back({kind, std::move(run)}); }
+  void check(const Batch& batch);
+  void check_sequence(const Batch& batch, long sequence);
+
+  const long max_tokens_, max_sequences_, max_logit_rows_;
+  const std::shared_ptr<KVPool> kv_;
+  std::vector<std::unique_ptr<Buffer>> buffers_;
+  std::vector<Operation> operations_;
+  int logits_ = -1;
+  long vocab_ = INT32_MAX;      // smallest of the embedding tables
+  long embedding_width_ = 0;
+  long positions_ = INT32_MAX;  // smallest of the position tables
+  long window_ = 0;             // positions that have to be in blocks: the largest window, or 0 for all
+  bool attends_ = false, writes_kv_ = false;
+
+  std::mutex running_;
+  Scratch scratch_;
+  std::vector<Attention::Sequence> sequences_;
+  std::vector<std::uint64_t> block_written_;  // by block: the last step that wrote it
+  std::uint64_t step_ = 0;
+  std::array<Timing, kKinds> timings_;
+};
+
+}  // namespace dragoman

@@ -1,0 +1,118 @@
+// Running: the batch is checked as a whole, so that no operation can read or write beyond its memory, then every
+// operation runs in the order it was recorded.
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+
+#include "program.h"
+
+namespace dragoman {
+namespace {
+
+[[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
+
+std::string number(long value) { return std::to_string(value); }
+
+}  // namespace
+
+void Program::check(const Batch& batch) {
+  if (logits_ < 0) refuse("the program has no logits yet");
+  if (batch.tokens < 1 || batch.tokens > max_tokens_) {
+    refuse("a step has 1 to " + number(max_tokens_) + " tokens, not " + number(batch.tokens));
+  }
+  if (batch.sequences < 1 || batch.sequences > max_sequences_) {
+    refuse("a step has 1 to " + number(max_sequences_) + " sequences, not " + number(batch.sequences));
+  }
+  if (batch.logits > max_logit_rows_) {
+    refuse("a step has at most " + number(max_logit_rows_) + " logits rows, not " + number(batch.logits));
+  }
+  for (long i = 0; i < batch.tokens; ++i) {
+    if (batch.token_ids[i] < 0 || batch.token_ids[i] >= vocab_) {
+      refuse("token id " + number(batch.token_ids[i]) + " is not in a vocabulary of " + number(vocab_));
+    }
+  }
+  for (long i = 0; i < batch.logits; ++i) {
+    const long row = batch.logit_rows[i];
+    if (row < 0 || row >= batch.tokens || (i > 0 && row <= batch.logit_rows[i - 1])) {
+      refuse("logit_rows must ascend within the rows of the batch");
+    }
+  }
+  if (batch.overrides > 0 && batch.override_width != embedding_width_) {
+    refuse("given embeddings must be " + number(embedding_width_) + " wide");
+  }
+  for (long i = 0; i < batch.overrides; ++i) {
+    if (batch.override_rows[i] < 0 || batch.override_rows[i] >= batch.tokens) {
+      refuse("a given embedding belongs to row " + number(batch.override_rows[i]) + ", which is not in the batch");
+    }
+  }
+  if (batch.row_starts[0] != 0 || batch.row_starts[batch.sequences] != batch.tokens) {
+    refuse("row_starts must begin with 0 and end with the number of tokens");
+  }
+  for (long s = 0; s < batch.sequences; ++s) {
+    // Checked on the way: an end that is too large is caught before its rows are looked at.
+    if (batch.row_starts[s + 1] <= batch.row_starts[s] || batch.row_starts[s + 1] > batch.tokens) {
+      refuse("row_starts must ascend: every sequence has at least one row");
+    }
+  }
+  ++step_;
+  for (long s = 0; s < batch.sequences; ++s) check_sequence(batch, s);
+}
+
+void Program::check_sequence(const Batch& batch, long s) {
+  const long row = batch.row_starts[s], rows = batch.row_starts[s + 1] - row;
+  const long first = batch.positions[row], last = first + rows - 1;
+  if (first < 0 || last >= positions_) {
+    refuse("positions " + number(first) + " to " + number(last) + " are not all in tables of " + number(positions_));
+  }
+  for (long i = 1; i < rows; ++i) {
+    if (batch.positions[row + i] != first + i) refuse("the positions of a sequence must be consecutive");
+  }
+  const std::int32_t* const blocks = batch.block_tables + s * batch.table_width;
+  if (attends_ || writes_kv_) {
+    if (last / kBlockTokens >= batch.table_width) {
+      refuse("position " + number(last) + " is beyond a block table of " + number(batch.table_width));
+    }
+    const long seen = !attends_ ? first : window_ == 0 ? 0 : std::max(0L, first - window_ + 1);
+    for (long b = seen / kBlockTokens; b <= last / kBlockTokens; ++b) {
+      if (blocks[b] < 0 || blocks[b] >= kv_->blocks()) {
+        refuse("block " + number(blocks[b]) + " is not in a pool of " + number(kv_->blocks()));
+      }
+    }
+  }
+  if (writes_kv_) {
+    for (long b = first / kBlockTokens; b <= last / kBlockTokens; ++b) {
+      if (block_written_[blocks[b]] == step_) {
+        refuse("block " + number(blocks[b]) + " would be written twice in one step");
+      }
+      block_written_[blocks[b]] = step_;
+    }
+  }
+  sequences_.push_back({row, rows, first, blocks});
+}
+
+Logits Program::run(const Batch& batch) {
+  const std::lock_guard lock(running_);
+  sequences_.clear();
+  check(batch);
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point before = Clock::now();
+  for (const Operation& operation : operations_) {
+    operation.run(batch);
+    const Clock::time_point after = Clock::now();
+    Timing& timing = timings_[operation.kind];
+    ++timing.calls;
+    timing.seconds += std::chrono::duration<double>(after - before).count();
+    before = after;
+  }
+  const Buffer& result = at(logits_);
+  return {result.data(), batch.logits, result.width, result.stride};
+}
+
+std::vector<Program::Timing> Program::profile() {
+  const std::lock_guard lock(running_);
+  std::vector<Timing> taken(timings_.begin(), timings_.end());
+  for (Timing& timing : timings_) timing.calls = 0, timing.seconds = 0;
+  return taken;
+}
+
+}  // namespace dragoman

@@ -1,0 +1,163 @@
+#include "thread_pool.h"
+
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+
+#ifdef __linux__
+#include <sched.h>
+#endif
+
+namespace dragoman {
+namespace {
+
+// Long enough to bridge the gap between two loops of a step, short enough not to starve the process next door.
+constexpr auto kSpin = std::chrono::microseconds(20);
+
+constexpr std::uint64_t kClosed = 0xffffffff;  // a chunk number that no loop has
+
+thread_local bool inside_loop = false;
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Spins until condition() or the spin time is over; true when the condition held.
+template <class Condition>
+bool spin_until(Condition condition) {
+  const auto deadline = std::chrono::steady_clock::now() + kSpin;
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (condition()) return true;
+      pause();
+    }
+  } while (std::chrono::steady_clock::now() < deadline);
+  return condition();
+}
+
+int available_processors() {
+#ifdef __linux__
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+#endif
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool(int threads) { start(threads); }
+
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::start(int threads) {
+  threads_ = threads;
+  stopping_ = false;
+  // Read here, not in the worker: a worker that is slow to start must still notice a loop, or stop(), that came meanwhile.
+  const std::uint32_t epoch = epoch_.load();
+  for (int i = 1; i < threads; ++i) workers_.emplace_back([this, epoch] { worker(epoch); });
+}
+
+void ThreadPool::stop() {
+  stopping_ = true;
+  epoch_.fetch_add(1);
+  epoch_.notify_all();
+  for (auto& thread : workers_) thread.join();
+  workers_.clear();
+}
+
+void ThreadPool::resize(int threads) {
+  if (threads < 1 || threads > 1024) throw std::invalid_argument("the number of threads must be between 1 and 1024");
+  std::lock_guard lock(busy_);
+  if (threads == threads_) return;
+  stop();
+  start(threads);
+}
+
+void ThreadPool::run(long count, long grain, Function function, void* context) {
+  if (count <= 0) return;
+  grain = std::max({1L, grain, (count >> 30) + 1});  // the chunk number must fit its half of the cursor
+  const long chunks = (count + grain - 1) / grain;
+  std::unique_lock lock(busy_, std::defer_lock);
+  if (chunks == 1 || threads_ == 1 || inside_loop || !lock.try_lock()) {
+    for (long begin = 0; begin < count; begin += grain) function(context, begin, std::min(count, begin + grain));
+    return;
+  }
+
+  // A late worker may still look at the last loop: close the cursor first, so that it cannot claim a chunk there with
+  // fields of this loop (whoever sees a new field also sees the closed cursor).
+  const std::uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
+  cursor_.store((static_cast<std::uint64_t>(epoch) << 32) | kClosed, std::memory_order_relaxed);
+  function_.store(function, std::memory_order_release);
+  context_.store(context, std::memory_order_release);
+  count_.store(count, std::memory_order_release);
+  grain_.store(grain, std::memory_order_release);
+  chunks_.store(static_cast<std::uint32_t>(chunks), std::memory_order_release);
+  done_.store(0, std::memory_order_relaxed);
+  cursor_.store(static_cast<std::uint64_t>(epoch) << 32, std::memory_order_release);
+  epoch_.store(epoch, std::memory_order_seq_cst);
+  if (sleepers_.load(std::memory_order_seq_cst) > 0) epoch_.notify_all();
+
+  inside_loop = true;
+  work_until_empty(epoch);
+  inside_loop = false;
+
+  const auto finished = [&] { return done_.load(std::memory_order_acquire) == static_cast<std::uint32_t>(chunks); };
+  if (!finished() && !spin_until(finished)) {
+    caller_sleeps_.store(true, std::memory_order_seq_cst);
+    for (std::uint32_t seen = done_.load(); seen != static_cast<std::uint32_t>(chunks); seen = done_.load()) {
+      done_.wait(seen);
+    }
+    caller_sleeps_.store(false, std::memory_order_relaxed);
+  }
+}
+
+// Takes chunks of loop `epoch` until none is left. A chunk is claimed by exchanging the whole cursor, epoch included: a
+// claim that succeeds proves that the loop is not over, hence that the fields read before it belong to it.
+void ThreadPool::work_until_empty(std::uint32_t epoch) {
+  std::uint64_t cursor = cursor_.load(std::memory_order_acquire);
+  for (;;) {
+    if (static_cast<std::uint32_t>(cursor >> 32) != epoch) return;
+    const auto chunk = static_cast<std::uint32_t>(cursor);
+    const std::uint32_t chunks = chunks_.load(std::memory_order_acquire);
+    const Function function = function_.load(std::memory_order_acquire);
+    void* const context = context_.load(std::memory_order_acquire);
+    const long count = count_.load(std::memory_order_acquire);
+    const long grain = grain_.load(std::memory_order_acquire);
+    if (chunk >= chunks) return;
+    if (!cursor_.compare_exchange_weak(cursor, cursor + 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
+      continue;
+    }
+    const long begin = static_cast<long>(chunk) * grain;
+    function(context, begin, std::min(count, begin + grain));
+    const bool last = done_.fetch_add(1, std::memory_order_seq_cst) + 1 == chunks;
+    if (last && caller_sleeps_.load(std::memory_order_seq_cst)) done_.notify_all();
+    cursor = cursor_.load(std::memory_order_acquire);
+  }
+}
+
+void ThreadPool::worker(std::uint32_t seen) {
+  inside_loop = true;  // a loop that a body starts runs in its thread
+  for (;;) {
+    work_until_empty(seen);
+    const auto changed = [&] { return epoch_.load(std::memory_order_acquire) != seen; };
+    if (!spin_until(changed)) {
+      sleepers_.fetch_add(1, std::memory_order_seq_cst);
+      while (epoch_.load(std::memory_order_seq_cst) == seen) epoch_.wait(seen, std::memory_order_seq_cst);
+      sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+    }
+    if (stopping_.load()) return;
+    seen = epoch_.load(std::memory_order_acquire);
+  }
+}
+
+ThreadPool& pool() {
+  // Never destroyed: at exit its threads may be asleep in the middle of a wait, and nobody needs them to wake up.
+  static ThreadPool* const instance = new ThreadPool(available_processors());
+  return *instance;
+}
+
+}  // namespace dragoman
