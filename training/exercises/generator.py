@@ -1,0 +1,105 @@
+"""The generator: draws whole conversations, each determined by its random state alone."""
+
+from collections.abc import Callable
+from random import Random
+
+from training.exercises import counting, facts, records, rewriting, stories, sums, talk, tools
+from training.exercises.conversation import Conversation, Exchange, Message, assistant, system, user
+from training.exercises.systems import Manner, asked_in_a_manner, manner
+
+PLAIN = Manner("", "plain")
+
+WEIGHTED: list[tuple[int, Callable[[Random], Exchange]]] = [
+    (3, talk.greeting),
+    (4, talk.who_are_you),
+    (5, talk.small_talk),
+    (6, counting.count),
+    (4, counting.count_in_steps),
+    (4, counting.comes_next),
+    (1, counting.listing),
+    (8, facts.capital),
+    (7, facts.opposite),
+    (4, facts.colour),
+    (3, facts.sound),
+    (4, facts.definition),
+    (3, facts.yes_or_no),
+    (3, rewriting.letters),
+    (3, rewriting.echo),
+    (3, rewriting.plural),
+    (2, rewriting.plural_sentence),
+    (3, rewriting.past_tense),
+    (2, rewriting.past_of_verb),
+    (3, rewriting.question_form),
+    (5, stories.story),
+]
+
+SPLIT: list[tuple[int, Callable[..., Exchange]]] = [
+    # These hold whole questions out of training, so that their accuracy is not memory.
+    (14, sums.single),
+    (8, sums.sheet),
+    (4, sums.word_problem),
+    (12, records.record),
+]
+
+TASKS = [task for _, task in WEIGHTED] + [task for _, task in SPLIT]
+WEIGHTS = [weight for weight, _ in WEIGHTED] + [weight for weight, _ in SPLIT]
+SPLIT_TASKS = {task for _, task in SPLIT}
+
+TOOL_LIKE = {"sum", "sum sheet", "word problem", "talk"}
+"""Tasks that one of the offered tools might also do: never asked where no call is to follow."""
+
+
+def draw_conversation(rng: Random, *, held_out: bool = False) -> Conversation:
+    """A conversation of one to six exchanges, or one with tools."""
+    kind = rng.random()
+    if kind < 0.16:
+        return tools.conversation(rng)
+    if kind < 0.20:
+        drawn = draw_exchange(rng, held_out=held_out)
+        while drawn.task in TOOL_LIKE:
+            drawn = draw_exchange(rng, held_out=held_out)
+        return tools.unneeded(rng, drawn.question, drawn.answer)
+    if kind < 0.25:
+        return _remembering(rng, held_out=held_out)
+    length = rng.choice([1, 1, 1, 2, 2, 3, 4, 6])
+    return _in_one_manner(rng, length, held_out=held_out)
+
+
+def draw_long_conversation(rng: Random, *, held_out: bool = False) -> Conversation:
+    """A conversation of many exchanges, for rows that fill the whole context."""
+    return _in_one_manner(rng, rng.randint(12, 40), held_out=held_out)
+
+
+def draw_exchange(rng: Random, *, held_out: bool = False) -> Exchange:
+    task = rng.choices(TASKS, WEIGHTS)[0]
+    drawn = task(rng, held_out=held_out) if task in SPLIT_TASKS else task(rng)
+    assert isinstance(drawn, Exchange)
+    return drawn
+
+
+def _in_one_manner(rng: Random, length: int, *, held_out: bool) -> Conversation:
+    chosen = manner(rng) if rng.random() < 0.4 else PLAIN
+    messages = [system(chosen.message)] if chosen.message else []
+    exchanges: list[Exchange] = []
+    while len(exchanges) < length:
+        drawn = draw_exchange(rng, held_out=held_out)
+        if chosen.style == "named" and not exchanges and rng.random() < 0.6:
+            drawn = talk.who_are_you(rng)
+        if chosen is PLAIN and rng.random() < 0.12:
+            drawn = asked_in_a_manner(rng, drawn)
+        if chosen.takes(drawn):
+            exchanges.append(chosen.applied(rng, drawn))
+    for each in exchanges:
+        messages += _turns(each)
+    return Conversation([each.task for each in exchanges], messages)
+
+
+def _remembering(rng: Random, *, held_out: bool) -> Conversation:
+    opening, recall = talk.remembered(rng)
+    between = [draw_exchange(rng, held_out=held_out) for _ in range(rng.choice([0, 0, 1, 2]))]
+    messages = opening + [turn for each in between for turn in _turns(each)] + recall
+    return Conversation(["memory", *(each.task for each in between)], messages)
+
+
+def _turns(each: Exchange) -> list[Message]:
+    return [user(each.question), assistant(each.answer)]

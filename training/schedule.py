@@ -1,0 +1,67 @@
+"""How far a run has come, by time or by tokens, and the learning rate and row length that follow."""
+
+import math
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+WARM_UP_STEPS = 100
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Rows of one length, used until the given progress."""
+
+    until: float
+    row_length: int
+
+
+# Attention over long rows costs a third of the speed on a CPU, so the long context comes last.
+PHASES = (Phase(0.50, 256), Phase(0.88, 512), Phase(1.01, 2048))
+
+
+def row_length(progress: float) -> int:
+    return next(phase.row_length for phase in PHASES if progress < phase.until)
+
+
+def learning_rate(step: int, progress: float, peak: float) -> float:
+    """Linear warm-up over steps, then a cosine over progress down to a hundredth of the peak."""
+    warm_up = min(1.0, (step + 1) / WARM_UP_STEPS)
+    return peak * warm_up * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0))))
+
+
+class TokenBudget:
+    """Progress is the share of the planned tokens that were seen."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+
+    def advanced(self, progress: float, tokens_seen: int) -> float:
+        return tokens_seen / self.tokens
+
+
+class Deadline:
+    """Progress moves so that it reaches 1 at the deadline, whatever the speed, pauses and restarts until then."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self.deadline_s = deadline_s
+        self.last_s = time.time()
+
+    @classmethod
+    def after(cls, minutes: float) -> "Deadline":
+        return cls(time.time() + 60 * minutes)
+
+    @classmethod
+    def at(cls, clock: str) -> "Deadline":
+        """The next time the clock in UTC shows `HH:MM`."""
+        now = datetime.now(UTC)
+        hour, minute = map(int, clock.split(":"))
+        due = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
+        return cls((due if due > now else due + timedelta(days=1)).timestamp())
+
+    def advanced(self, progress: float, tokens_seen: int) -> float:
+        now = time.time()
+        left = self.deadline_s - self.last_s
+        passed = 1.0 if left <= 0 else min(1.0, (now - self.last_s) / left)
+        self.last_s = now
+        return progress + (1.0 - progress) * passed
