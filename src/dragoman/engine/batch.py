@@ -1,0 +1,64 @@
+"""One step's work as the arrays that a runner takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from dragoman.engine.scheduler import Schedule
+
+Int32 = NDArray[np.int32]
+Float32 = NDArray[np.float32]
+
+
+class Batch(NamedTuple):
+    """A flat batch. Sequence i owns rows ``row_starts[i] : row_starts[i + 1]``, at consecutive positions.
+
+    Decode rows and prefill chunks lie one after the other, without padding.
+
+    Attributes:
+        token_ids: int32 [T]. positions: int32 [T].
+        row_starts: int32 [S + 1], first 0, last T.
+        block_tables: int32 [S, M]; position p of sequence i lives in block ``block_tables[i, p // block_size]``;
+            unused entries are -1.
+        logit_rows: int32 [R], ascending: the rows whose logits are wanted. May be empty.
+    """
+
+    token_ids: Int32
+    positions: Int32
+    row_starts: Int32
+    block_tables: Int32
+    logit_rows: Int32
+
+
+def build_batch(schedule: Schedule, tables: Int32) -> Batch:
+    """Decodes first, one row and one logits row each, then the chunks; ``tables`` has a row for each slot."""
+    decodes, chunks = schedule.decodes, schedule.chunks
+    count = len(decodes)
+    token_ids = [s.token_ids[-1] for s in decodes]
+    positions = [s.computed for s in decodes]
+    slots = [s.slot for s in decodes]
+    width = max([len(s.blocks) for s in decodes], default=0)
+    row_starts = list(range(count + 1))
+    logit_rows = row_starts[:-1]
+    for chunk in chunks:
+        sequence, first = chunk.sequence, row_starts[-1]
+        start, end = sequence.computed, sequence.computed + chunk.length
+        token_ids += sequence.token_ids[start:end]
+        positions += range(start, end)
+        slots.append(sequence.slot)
+        width = max(width, len(sequence.blocks))
+        row_starts.append(first + chunk.length)
+        logit_rows += range(first + chunk.first_prompt_row, first + chunk.end_prompt_row)
+        if chunk.is_last:
+            logit_rows.append(row_starts[-1] - 1)
+    return Batch(
+        np.array(token_ids, np.int32),
+        np.array(positions, np.int32),
+        np.array(row_starts, np.int32),
+        tables[:, :width].take(slots, axis=0),
+        np.array(logit_rows, np.int32),
+    )

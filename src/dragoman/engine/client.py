@@ -1,0 +1,299 @@
+"""The server's end of the engine: submit requests, read their events, whatever becomes of the engine's process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from enum import StrEnum
+from typing import NamedTuple, Self
+
+import msgspec
+
+from dragoman.core.errors import BadRequest, EngineUnavailable, ModelError, Overloaded
+from dragoman.core.events import EngineEvent, FinishEvent, FinishReason
+from dragoman.core.request import EngineRequest
+from dragoman.engine.messages import (
+    Cancel,
+    EngineInfo,
+    EngineStats,
+    Failed,
+    FromEngine,
+    InBatch,
+    Ready,
+    StepOutput,
+    Submit,
+    WorkerSettings,
+)
+from dragoman.engine.process import WorkerProcess
+from dragoman.engine.replay import MOST_DEATHS, Quarantine, Unfinished
+
+log = logging.getLogger(__name__)
+
+FIRST_WAIT_S = 0.05
+LONGEST_WAIT_S = 5.0
+MOST_FAILED_STARTS = 5
+"""Starts in a row that may fail, once the engine has run, before it is given up."""
+
+_COUNTERS = ("steps", "prompt_tokens", "cached_tokens", "generated_tokens", "preemptions", "busy_s")
+
+
+class State(StrEnum):
+    """What the engine is doing. Requests are taken while it is READY or RESTARTING."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+class Health(NamedTuple):
+    """``message`` says why, where the state is not READY. ``pid`` of the engine's process, where there is one."""
+
+    state: State
+    message: str = ""
+    pid: int | None = None
+
+
+class EventStream:
+    """The events of one request, in order; ends when all its sequences have. Closing it early cancels the request."""
+
+    def __init__(self, client: EngineClient, request: Unfinished) -> None:
+        self._client = client
+        self._request = request
+        self._events: deque[EngineEvent] = deque()
+        self._wake: asyncio.Future[None] | None = None
+        self._ended = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> EngineEvent:
+        while not self._events:
+            if self._ended:
+                raise StopAsyncIteration
+            self._wake = asyncio.get_running_loop().create_future()
+            try:
+                await self._wake
+            finally:
+                self._wake = None
+        return self._events.popleft()
+
+    async def aclose(self) -> None:
+        """Cancel what is unfinished. Events not read yet are dropped."""
+        self._client.cancel(self._request.request_id)
+        self._events.clear()
+
+    def _deliver(self, events: list[EngineEvent], ended: bool) -> None:
+        self._events.extend(events)
+        self._ended = ended
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+
+class EngineClient:
+    """Runs the engine in a process of its own and keeps it running.
+
+    A process that dies is started again, after a wait that doubles from 50 ms to 5 s while no process gets anything
+    done, and every unfinished request goes on where its delivered events ended. A request that keeps killing the
+    process is failed; ``replay`` says how it is found.
+
+    All methods belong to one event loop.
+    """
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._state = State.STARTING
+        self._message = ""
+        self._info: EngineInfo | None = None
+        self._process: WorkerProcess | None = None
+        self._requests: dict[str, Unfinished] = {}
+        self._streams: dict[str, EventStream] = {}
+        self._quarantine = Quarantine()
+        self._in_engine: set[str] = set()
+        self._in_batch: list[str] = []
+        self._last_words = ""
+        self._ready: asyncio.Future[EngineInfo] | None = None
+        self._gone = asyncio.Event()
+        self._supervisor: asyncio.Task[None] | None = None
+        self._wait_s = FIRST_WAIT_S
+        self._stats = EngineStats()
+        self._past = EngineStats()
+
+    # Life ------------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> EngineInfo:
+        """Start the process and wait until it can generate. ModelError where it says why it cannot."""
+        try:
+            info = await self._spawn()
+        except BaseException:
+            await self.close()
+            raise
+        self._supervisor = asyncio.create_task(self._supervise())
+        return info
+
+    async def close(self) -> None:
+        """End the process. Unfinished requests end with an error."""
+        self._state = State.CLOSED
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+        process, self._process = self._process, None
+        if process is not None:
+            await process.stop()
+        self._fail(list(self._requests.values()), "the engine was shut down")
+
+    async def _spawn(self) -> EngineInfo:
+        """One process, up to its first message."""
+        self._gone.clear()
+        self._last_words = ""
+        self._in_batch = []
+        self._in_engine.clear()
+        self._ready = asyncio.get_running_loop().create_future()
+        self._process = await WorkerProcess.spawn(self._settings, self._heard, self._lost)
+        info = await self._ready
+        self._info = info
+        self._state, self._message = State.READY, ""
+        self._send(self._quarantine.begin(list(self._requests.values())))
+        return info
+
+    async def _supervise(self) -> None:
+        """After each death: find who is to blame, wait, start again."""
+        while True:
+            await self._gone.wait()
+            await self._bury()
+            failed_starts = 0
+            while self._state is State.RESTARTING:
+                await asyncio.sleep(self._wait_s)
+                self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)
+                try:
+                    await self._spawn()
+                except (ModelError, EngineUnavailable, OSError) as error:
+                    failed_starts += 1
+                    log.error("the engine process does not start again: %s", error)
+                    await self._reap()
+                    if failed_starts == MOST_FAILED_STARTS:
+                        self._state, self._message = State.FAILED, f"the engine cannot be started again: {error}"
+                        self._fail(list(self._requests.values()), self._message)
+                        return
+
+    async def _bury(self) -> None:
+        status = await self._reap()
+        reason = self._last_words or (f"killed by signal {-status}" if status < 0 else f"exit status {status}")
+        log.error("the engine process died (%s) with %d requests unfinished", reason, len(self._requests))
+        self._state, self._message = State.RESTARTING, f"the engine process died ({reason})"
+        self._past = self.stats()
+        self._past = msgspec.structs.replace(self._past, restarts=self._past.restarts + 1)
+        self._stats = EngineStats()
+        # A process that died before its first step died of what it was sent.
+        in_batch = [self._requests[each] for each in self._in_batch or self._in_engine if each in self._requests]
+        culprits = self._quarantine.blame(in_batch)
+        self._fail(culprits, f"the engine process died {MOST_DEATHS} times computing this request ({reason})")
+
+    async def _reap(self) -> int:
+        process, self._process = self._process, None
+        return 0 if process is None else await process.reap()
+
+    # Requests --------------------------------------------------------------------------------------------------------
+
+    def submit(self, request: EngineRequest) -> EventStream:
+        """Take a request. Its events are in the stream; those a crash repeats are not.
+
+        EngineUnavailable: not started, failed or closed. Overloaded: too many sequences are unfinished. BadRequest: the
+        id is in use.
+        """
+        if self._info is None or self._state not in (State.READY, State.RESTARTING):
+            raise EngineUnavailable(self._message or f"the engine is {self._state}")
+        if request.request_id in self._requests:
+            raise BadRequest(f"a request {request.request_id!r} is running already")
+        sequences = len(request.seeds) + sum(len(each.open_sequences) for each in self._requests.values())
+        if sequences > self._info.max_unfinished:
+            raise Overloaded("too many requests are waiting; try again later")
+        unfinished = Unfinished(request)
+        stream = EventStream(self, unfinished)
+        self._requests[request.request_id] = unfinished
+        self._streams[request.request_id] = stream
+        if self._quarantine.alone is None:
+            self._send([unfinished])
+        return stream
+
+    def cancel(self, request_id: str, sequence: int | None = None) -> None:
+        """End a request, or one of its sequences, with CANCELLED. What is over or unknown is no error."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        open_sequences = [index for index in request.open_sequences if sequence is None or index == sequence]
+        if open_sequences and request_id in self._in_engine and self._process is not None:
+            self._process.send(Cancel(request_id, sequence))
+        self._deliver(request, [FinishEvent(request_id, index, FinishReason.CANCELLED) for index in open_sequences])
+
+    def stats(self) -> EngineStats:
+        """The newest gauges; counters over all lives of the process."""
+        sums = {name: getattr(self._stats, name) + getattr(self._past, name) for name in _COUNTERS}
+        return msgspec.structs.replace(self._stats, restarts=self._past.restarts, **sums)
+
+    def health(self) -> Health:
+        return Health(self._state, self._message, None if self._process is None else self._process.pid)
+
+    # Messages --------------------------------------------------------------------------------------------------------
+
+    def _heard(self, message: FromEngine) -> None:
+        if isinstance(message, StepOutput):
+            self._stats = message.stats
+            self._take(message.events)
+        elif isinstance(message, InBatch):
+            self._in_batch = message.request_ids
+        elif isinstance(message, Failed):
+            self._last_words = message.message
+        elif isinstance(message, Ready) and self._ready is not None and not self._ready.done():
+            self._ready.set_result(message.info)
+
+    def _lost(self) -> None:
+        """The connection ended: before ``Ready`` it is the start that failed."""
+        if self._ready is not None and not self._ready.done():
+            message = self._last_words
+            self._ready.set_exception(
+                ModelError(message) if message else EngineUnavailable("the engine process died while starting")
+            )
+        else:
+            self._gone.set()
+
+    def _take(self, events: list[EngineEvent]) -> None:
+        """Sort a step's events by request: one delivery, one waking, per stream."""
+        by_request: dict[str, list[EngineEvent]] = {}
+        for event in events:
+            by_request.setdefault(event.request_id, []).append(event)
+        if by_request:
+            self._wait_s = FIRST_WAIT_S
+        for request_id, its_events in by_request.items():
+            request = self._requests.get(request_id)
+            if request is not None:
+                self._deliver(request, its_events)
+
+    def _deliver(self, request: Unfinished, events: list[EngineEvent]) -> None:
+        new = [event for event in events if request.accept(event)]
+        self._streams[request.request_id]._deliver(new, request.is_over)
+        if request.is_over:
+            del self._requests[request.request_id], self._streams[request.request_id]
+            self._in_engine.discard(request.request_id)
+        if self._quarantine.is_cleared(request):
+            self._release(request)
+
+    def _release(self, request: Unfinished) -> None:
+        """A suspect has proved harmless, or is over. It pauses while the other suspects are tried, then all go on."""
+        request.deaths = 0
+        if request.request_id in self._in_engine and self._process is not None:
+            self._process.send(Cancel(request.request_id))
+            self._in_engine.discard(request.request_id)
+        self._send(self._quarantine.next(list(self._requests.values())))
+
+    def _send(self, requests: list[Unfinished]) -> None:
+        for request in requests:
+            if self._process is not None and self._state is State.READY:
+                self._process.send(Submit(request.as_replay()))
+                self._in_engine.add(request.request_id)
+
+    def _fail(self, requests: list[Unfinished], message: str) -> None:
+        for request in requests:
+            self._deliver(request, request.failures(message))

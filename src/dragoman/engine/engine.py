@@ -1,0 +1,225 @@
+"""The engine in one process: requests in, one output per step. A step is schedule, run, sample, postprocess."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from dragoman.core.errors import BadRequest, ContextOverflow, DragomanError
+from dragoman.core.events import EngineEvent, FinishEvent, FinishReason, PromptEvent, TokenEvent
+from dragoman.core.request import EngineRequest
+from dragoman.engine import _numpy_kernels as kernels
+from dragoman.engine.batch import Float32, build_batch
+from dragoman.engine.messages import EngineStats, StepOutput
+from dragoman.engine.processors import processors_for
+from dragoman.engine.runner import Runner
+from dragoman.engine.sampler import Sampler, top_logprobs
+from dragoman.engine.scheduler import Chunk, Schedule, Scheduler, SchedulerSettings
+from dragoman.engine.sequence import Sequence, SequenceGroup, Status
+
+_FAILED_ROW = "the model gave no valid distribution for the next token"
+
+
+class Engine:
+    """Runs requests on a ``Runner``. Not thread-safe. Call ``step`` while ``has_work``."""
+
+    def __init__(self, runner: Runner, settings: SchedulerSettings | None = None) -> None:
+        self.runner = runner
+        self.scheduler = Scheduler(runner, settings)
+        self._sampler = Sampler()
+        self._events: list[EngineEvent] = []
+        self._arrivals = 0
+        self._steps = 0
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
+        self._generated_tokens = 0
+        self._busy_s = 0.0
+
+    # Requests --------------------------------------------------------------------------------------------------------
+
+    def submit(self, request: EngineRequest) -> None:
+        """Queue a request. One that cannot be served gets FinishEvents with the reason, in the next output."""
+        try:
+            self._check(request)
+            self._arrivals += 1
+            group = SequenceGroup(request, self._arrivals, lambda: processors_for(request))
+            for sequence in group.unfinished:
+                if sequence.num_generated >= request.max_tokens > 0:
+                    sequence.status = Status.FINISHED
+                    self._events.append(FinishEvent(request.request_id, sequence.index, FinishReason.LENGTH))
+            if group.unfinished:
+                self.scheduler.add(group)
+        except DragomanError as error:
+            for index in range(len(request.seeds)):
+                self._events.append(FinishEvent(request.request_id, index, FinishReason.ERROR, error.message))
+
+    def cancel(self, request_id: str, sequence: int | None = None) -> None:
+        """Forget a request or one of its sequences; unknown ones are no error. Nothing is answered."""
+        group = self.scheduler.groups.get(request_id)
+        for each in group.unfinished if group is not None else ():
+            if sequence is None or each.index == sequence:
+                self.scheduler.finish(each)
+
+    def _check(self, request: EngineRequest) -> None:
+        """Refuse what would break a step or wait for ever. The server has said most of it before, in better words."""
+        count, total = len(request.seeds), len(request.prompt) + request.max_tokens
+        if request.request_id in self.scheduler.groups:
+            raise BadRequest(f"a request {request.request_id!r} is running already")
+        if not request.prompt or not count or request.max_tokens < 0:
+            raise BadRequest("a request needs a prompt, a seed for each sequence, and a length that is not negative")
+        if any(part and len(part) != count for part in (request.generated, request.finished)):
+            raise BadRequest("a request that goes on says so for each of its sequences")
+        if total > self.runner.max_context:
+            raise ContextOverflow(f"{total} tokens are more than the context of {self.runner.max_context}")
+        cache = self.scheduler.cache
+        if cache.blocks_for(total) > cache.num_blocks:
+            room = cache.num_blocks * cache.block_size
+            raise ContextOverflow(f"{total} tokens are more than the {room} that the cache can ever hold")
+        for ids in (request.prompt, *request.generated, request.sampling.logit_bias, request.end_token_ids):
+            if ids and not 0 <= min(ids) <= max(ids) < self.runner.vocab_size:
+                raise BadRequest(f"token ids are from 0 to {self.runner.vocab_size - 1}")
+        if request.logprobs is not None and not 0 <= request.logprobs.top <= self.runner.vocab_size:
+            raise BadRequest("more alternatives are asked for than there are tokens")
+
+    # The step --------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work or bool(self._events)
+
+    def step(self) -> StepOutput:
+        """Schedule, run, and say what came of it."""
+        return self.run(self.scheduler.schedule())
+
+    def run(self, schedule: Schedule) -> StepOutput:
+        """Compute a schedule. What the runner raises passes through, and the engine is then of no further use."""
+        started = time.perf_counter()
+        if schedule.copies:
+            self._copy(schedule.copies)
+        if schedule.decodes or schedule.chunks:
+            logits = self.runner.run(build_batch(schedule, self.scheduler.tables))
+            self._postprocess(schedule, logits)
+            self._steps += 1
+        self._busy_s += time.perf_counter() - started
+        return self.output()
+
+    def output(self) -> StepOutput:
+        """All events since the last output."""
+        events, self._events = self._events, []
+        return StepOutput(events, self._stats())
+
+    def _copy(self, copies: list[tuple[int, int]]) -> None:
+        pairs = np.array(copies, np.int32)
+        if np.isin(pairs[:, 1], pairs[:, 0]).any():
+            # A source was given up and became a target within one step: order matters.
+            for pair in pairs:
+                self.runner.copy_blocks(pair[:1], pair[1:])
+        else:
+            self.runner.copy_blocks(pairs[:, 0].copy(), pairs[:, 1].copy())
+
+    def _postprocess(self, schedule: Schedule, logits: Float32) -> None:
+        drawing, rows = self._computed(schedule, logits)
+        if not drawing:
+            return
+        if rows != list(range(len(logits))):
+            logits = logits[rows]
+        sampled = self._sampler.sample(logits, drawing)
+        for place, (sequence, token_id) in enumerate(zip(drawing, sampled.token_ids, strict=True)):
+            if token_id < 0:
+                self._end(sequence, FinishReason.ERROR, _FAILED_ROW)
+                continue
+            sequence.token_ids.append(token_id)
+            finish = sequence.end_reason(token_id)
+            self._events.append(
+                TokenEvent(
+                    sequence.group.request_id,
+                    sequence.index,
+                    sequence.num_generated - 1,
+                    token_id,
+                    finish,
+                    sampled.logprobs.get(place),
+                    sampled.top.get(place, ()),
+                )
+            )
+            if finish is not None:
+                self.scheduler.finish(sequence)
+        self._generated_tokens += len(drawing)
+
+    def _computed(self, schedule: Schedule, logits: Float32) -> tuple[list[Sequence], list[int]]:
+        """Note what has been computed. Returns who draws a token now, and from which row of the logits."""
+        for sequence in schedule.decodes:
+            self.scheduler.computed(sequence, 1)
+        drawing = list(schedule.decodes)
+        rows = list(range(len(drawing)))
+        row = len(drawing)
+        for chunk in schedule.chunks:
+            self._add_prompt_logprobs(chunk, logits, row)
+            self.scheduler.computed(chunk.sequence, chunk.length)
+            row += chunk.logit_rows
+            if chunk.is_last:
+                drawing.append(chunk.sequence)
+                rows.append(row - 1)
+        for sequence, row in list(zip(drawing, rows, strict=True)):
+            if sequence.group.prompt_done and sequence.num_generated:
+                continue
+            self._finish_prompt(sequence.group)
+            if sequence.group.request.max_tokens == 0:
+                for each in sequence.group.unfinished:
+                    self._end(each, FinishReason.LENGTH)
+                place = drawing.index(sequence)
+                del drawing[place], rows[place]
+                continue
+            for fork in self.scheduler.fork(sequence):
+                drawing.append(fork)
+                rows.append(row)
+        return drawing, rows
+
+    def _finish_prompt(self, group: SequenceGroup) -> None:
+        if group.prompt_done:
+            return
+        group.prompt_done = True
+        cached = group.cached_tokens or 0
+        self._prompt_tokens += len(group.request.prompt)
+        self._cached_tokens += cached
+        asked = group.request.logprobs
+        if asked is None or not asked.prompt:
+            self._events.append(PromptEvent(group.request_id, cached))
+        else:
+            logprobs, top = tuple(group.prompt_logprobs), tuple(group.prompt_top)
+            self._events.append(PromptEvent(group.request_id, cached, logprobs, top))
+
+    def _add_prompt_logprobs(self, chunk: Chunk, logits: Float32, row: int) -> None:
+        """Log-probabilities of the prompt tokens that follow the chunk's prompt rows, the first of which is ``row``."""
+        sequence, group = chunk.sequence, chunk.sequence.group
+        count = chunk.end_prompt_row - chunk.first_prompt_row
+        first = sequence.computed + chunk.first_prompt_row + 1
+        known = max(0, len(group.prompt_logprobs) - first)
+        if count <= known:
+            return
+        rows = list(range(row + known, row + count))
+        ids = np.array(sequence.token_ids[first + known : first + count], np.int32)
+        values = kernels.log_softmax_at(logits, np.array(rows, np.int32), ids)
+        top = top_logprobs(logits, rows, [sequence.top_logprobs] * len(rows))
+        group.prompt_logprobs.extend(values.tolist())
+        group.prompt_top.extend(top.get(each, ()) for each in rows)
+
+    def _end(self, sequence: Sequence, finish: FinishReason, message: str = "") -> None:
+        self._events.append(FinishEvent(sequence.group.request_id, sequence.index, finish, message))
+        self.scheduler.finish(sequence)
+
+    def _stats(self) -> EngineStats:
+        scheduler = self.scheduler
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            blocks=scheduler.cache.num_blocks,
+            free_blocks=scheduler.cache.available,
+            cached_blocks=scheduler.cache.cached,
+            steps=self._steps,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            generated_tokens=self._generated_tokens,
+            preemptions=scheduler.preemptions,
+            busy_s=self._busy_s,
+        )

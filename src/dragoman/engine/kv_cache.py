@@ -1,0 +1,125 @@
+"""The memory of the engine: a pool of fixed-size blocks, shared by equal prefixes, reclaimed when nobody owns them."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+
+
+def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """Name of a full block: its tokens and, through ``parent``, everything before them.
+
+    ``parent`` is the hash of the block before, or the sequence's salt for the first. A cryptographic digest, because
+    two prompts with one name would read each other's keys and values.
+    """
+    return hashlib.blake2b(array("i", token_ids).tobytes(), key=parent, digest_size=16).digest()
+
+
+class KVCache:
+    """Which block belongs to whom. The contents live in the runner; this class only counts.
+
+    A block is *owned* (by one or more sequences), *cached* (no owner, but its contents have a name and can be shared
+    again) or *free*. Cached blocks are handed out anew, least recently used first, when no free one is left.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._owners = [0] * num_blocks
+        self._hash_of: list[bytes | None] = [None] * num_blocks
+        self._block_of: dict[bytes, int] = {}
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def available(self) -> int:
+        """Blocks that ``allocate`` can hand out: free and cached ones."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def cached(self) -> int:
+        return len(self._cached)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def owners(self, block: int) -> int:
+        return self._owners[block]
+
+    def match(self, hashes: Iterable[bytes]) -> list[int]:
+        """The blocks of the longest prefix that is in memory. Takes no ownership."""
+        blocks = []
+        for name in hashes:
+            block = self._block_of.get(name)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def ownerless(self, blocks: Iterable[int]) -> int:
+        """How many of these blocks ``available`` would lose if they were shared."""
+        return sum(self._owners[block] == 0 for block in blocks)
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Add an owner to each block; cached ones come back into use."""
+        for block in blocks:
+            if self._owners[block] == 0:
+                del self._cached[block]
+            self._owners[block] += 1
+
+    def allocate(self) -> int:
+        """A block with one owner and no name. The caller has made sure that one is available."""
+        if self._free:
+            block = self._free.pop()
+        else:
+            block, _ = self._cached.popitem(last=False)
+            name = self._hash_of[block]
+            assert name is not None
+            del self._block_of[name]
+            self._hash_of[block] = None
+        self._owners[block] = 1
+        return block
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Give up ownership of a sequence's blocks, in order. The end of a prefix is forgotten before its start."""
+        for block in reversed(blocks):
+            self._owners[block] -= 1
+            if self._owners[block] == 0:
+                if self._hash_of[block] is None:
+                    self._free.append(block)
+                else:
+                    self._cached[block] = None
+
+    def name(self, block: int, name: bytes) -> None:
+        """Make a full, computed block known to others. Where one of the same name is known already, that one stays."""
+        if name not in self._block_of and self._hash_of[block] is None:
+            self._block_of[name] = block
+            self._hash_of[block] = name
+
+    def forget(self) -> None:
+        """Drop every cached block and every name: nothing computed so far will be shared any more."""
+        for name in self._block_of:
+            self._hash_of[self._block_of[name]] = None
+        self._block_of.clear()
+        self._free.extend(self._cached)
+        self._cached.clear()
+
+    def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
+        """Walk everything, given the block tables of all running sequences. AssertionError names what is wrong."""
+        owned: Counter[int] = Counter()
+        for table in tables:
+            assert len(set(table)) == len(table), "a block appears twice in one table"
+            owned.update(table)
+        free = set(self._free)
+        assert len(free) == len(self._free), "a block is free twice"
+        for block in range(self.num_blocks):
+            assert self._owners[block] == owned[block], f"block {block}: {self._owners[block]} != {owned[block]} owners"
+            places = (block in free) + (block in self._cached) + (owned[block] > 0)
+            assert places == 1, f"block {block} is in {places} of: free, cached, owned"
+            name = self._hash_of[block]
+            assert name is None or self._block_of.get(name) == block, f"block {block} has a name that leads elsewhere"
+            assert (name is not None) or block not in self._cached, f"block {block} is cached without a name"
+        named = sum(name is not None for name in self._hash_of)
+        assert named == len(self._block_of), "a name leads to a block that does not carry it"

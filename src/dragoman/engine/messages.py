@@ -1,0 +1,163 @@
+"""What server and engine process say to each other: length-prefixed MessagePack structs over a socket pair."""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from dragoman.core.events import EngineEvent
+from dragoman.core.request import EngineRequest
+from dragoman.engine.scheduler import SchedulerSettings
+from dragoman.models import ModelInfo, ModelSettings
+
+MAX_FRAME_BYTES = 256 * 1024 * 1024
+"""Far above any message of ours: prompt log-probabilities of a whole context with twenty alternatives are 60 MB."""
+
+_LENGTH = struct.Struct("<I")
+
+
+class StubModel(msgspec.Struct, frozen=True, kw_only=True, tag="stub"):
+    """A model that is only arithmetic: see ``stub.StubRunner``. ``*_token``: what happens when it is in the history."""
+
+    vocab_size: int = 512
+    num_blocks: int = 256
+    max_context: int = 2048
+    max_tokens: int = 256
+    max_sequences: int = 32
+    max_logit_rows: int = 32
+    step_s: float = 0.0
+    crash_token: int | None = None
+    raise_token: int | None = None
+    nan_token: int | None = None
+
+
+class LoadModel(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
+    """A model of ``dragoman.models``: ``source`` is a folder or a hub id, None the embedded model."""
+
+    source: str | None = None
+    settings: ModelSettings = ModelSettings()
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The first frame to the process: what to run. ``threads`` None: as many as the machine has cores."""
+
+    model: StubModel | LoadModel
+    scheduler: SchedulerSettings = SchedulerSettings()
+    threads: int | None = None
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What is running, once it can generate. The context is that of prompt and output together."""
+
+    model: ModelInfo
+    vocab_size: int
+    max_context: int
+    block_size: int
+    num_blocks: int
+    max_running: int
+    max_unfinished: int
+    """Sequences that the engine takes at one time, waiting ones included."""
+    step_tokens: int
+    load_s: float
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Gauges (now), then counters (since the process started; the client adds up the lives of the process)."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks: int = 0
+    free_blocks: int = 0
+    """Blocks without owner, cached ones included."""
+    cached_blocks: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    busy_s: float = 0.0
+    restarts: int = 0
+    """Lives that the process has lost; counted by the client."""
+
+
+class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
+    request: EngineRequest
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
+    """Forget a request, or one of its sequences. Nothing is answered; tokens already on the way may still arrive."""
+
+    request_id: str
+    sequence: int | None = None
+
+
+class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
+    """Leave now, whatever is unfinished."""
+
+
+ToEngine = Submit | Cancel | Shutdown
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """First message of a process that can generate."""
+
+    info: EngineInfo
+
+
+class StepOutput(msgspec.Struct, frozen=True, array_like=True, tag="step"):
+    """All that one step brought forth."""
+
+    events: list[EngineEvent]
+    stats: EngineStats
+
+
+class InBatch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
+    """The requests of the step that starts now. Sent only when they are others than those of the step before.
+
+    Should the process die, the client knows whose computation it died in.
+    """
+
+    request_ids: list[str]
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """The process gives up: it cannot start, or a step raised. ``message`` is written for whoever runs the server."""
+
+    message: str
+
+
+FromEngine = Ready | StepOutput | InBatch | Failed
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    """The message as it goes over the socket: four bytes of length, little-endian, then MessagePack."""
+    payload = _encode(message)
+    return _LENGTH.pack(len(payload)) + payload
+
+
+class FrameReader:
+    """Cuts a stream of bytes into the payloads of frames."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The payloads completed by ``data``. ValueError for a length that no message of ours has."""
+        pending = self._pending
+        pending += data
+        payloads = []
+        start = 0
+        while len(pending) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(pending, start)
+            if length > MAX_FRAME_BYTES:
+                raise ValueError(f"a frame of {length} bytes")
+            end = start + _LENGTH.size + length
+            if len(pending) < end:
+                break
+            payloads.append(bytes(pending[start + _LENGTH.size : end]))
+            start = end
+        del pending[:start]
+        return payloads

@@ -1,0 +1,32 @@
+"""What the engine asks of a model: one forward pass over a flat batch, and copies of cache blocks."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dragoman.engine.batch import Batch, Float32, Int32
+
+
+class Runner(Protocol):
+    """A model behind the engine. ``max_tokens``, ``max_sequences`` and ``max_logit_rows`` bound one step."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def max_context(self) -> int: ...
+    @property
+    def max_tokens(self) -> int: ...
+    @property
+    def max_sequences(self) -> int: ...
+    @property
+    def max_logit_rows(self) -> int: ...
+
+    def run(self, batch: Batch) -> Float32:
+        """Logits [len(batch.logit_rows), vocab_size]. The next call may overwrite them; the caller may too."""
+
+    def copy_blocks(self, sources: Int32, targets: Int32) -> None:
+        """Copy whole blocks, all layers. ``targets`` are distinct and none of them is a source."""

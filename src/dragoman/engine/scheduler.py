@@ -1,0 +1,376 @@
+"""Who runs in the next step, and in which blocks. No I/O, no clock: state in, decision out.
+
+Policy, in order of priority and then arrival:
+
+1. Waiting sequences are admitted while there is a row, memory for all their tokens, and something left of the step's
+   token budget. For a sequence of higher priority, running ones of lower priority make room. Nobody overtakes the first
+   that does not fit, so everyone's turn comes.
+2. Running sequences that enter a new block, or write into a shared one, get a block. When none is left, the last in
+   order is preempted: it gives up its blocks and waits to be computed again.
+3. Every sequence with one token to compute runs; prefill chunks fill the rest of the token budget.
+
+A sequence whose next block is being computed by another one waits until it can share it: many requests with one new
+prefix compute it once. The sequences of one request (``n``) wait for the first of them and fork from it.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter
+from operator import attrgetter
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from dragoman.core.errors import Overloaded
+from dragoman.engine.batch import Int32
+from dragoman.engine.kv_cache import KVCache, block_hash
+from dragoman.engine.runner import Runner
+from dragoman.engine.sequence import Sequence, SequenceGroup, Status
+
+_by_order = attrgetter("order")
+
+
+class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of the schedule, within those of the runner.
+
+    Attributes:
+        max_running: sequences that own blocks at one time; None: as many as one step takes.
+        step_tokens: tokens computed in one step; None: as many as one step takes.
+        mixed_prefill_tokens: prompt tokens computed beside decode rows in one step: how long streams pause for prompts.
+        max_waiting: sequences here beyond ``max_running``; more are refused.
+        prefix_cache: share the blocks of equal prefixes.
+    """
+
+    max_running: int | None = None
+    step_tokens: int | None = None
+    mixed_prefill_tokens: int = 256
+    max_waiting: int = 4096
+    prefix_cache: bool = True
+
+
+class Chunk(NamedTuple):
+    """``length`` tokens of one sequence, from its first uncomputed one. Logits are wanted for its rows from
+    ``first_prompt_row`` to ``end_prompt_row`` (prompt log-probabilities) and, where ``is_last``, for its last row."""
+
+    sequence: Sequence
+    length: int
+    first_prompt_row: int
+    end_prompt_row: int
+    is_last: bool
+
+    @property
+    def logit_rows(self) -> int:
+        return self.end_prompt_row - self.first_prompt_row + self.is_last
+
+
+class Schedule(NamedTuple):
+    """One step: sequences that compute one token and draw the next, prefill chunks, and blocks to copy before."""
+
+    decodes: list[Sequence]
+    chunks: list[Chunk]
+    copies: list[tuple[int, int]]
+
+
+class Scheduler:
+    """Owns all sequences that are not finished, and the cache they live in."""
+
+    def __init__(self, runner: Runner, settings: SchedulerSettings | None = None) -> None:
+        settings = settings or SchedulerSettings()
+        self.settings = settings
+        self.step_tokens = min(runner.max_tokens, settings.step_tokens or runner.max_tokens)
+        self.max_logit_rows = runner.max_logit_rows
+        # Every running sequence can then decode in every step, so nobody has to take turns.
+        self.capacity = min(runner.max_sequences, runner.max_logit_rows, self.step_tokens)
+        if settings.max_running is not None:
+            self.capacity = min(self.capacity, settings.max_running)
+        self.max_unfinished = self.capacity + settings.max_waiting
+        self.unfinished = 0
+        self.cache = KVCache(runner.num_blocks, runner.block_size)
+        self.groups: dict[str, SequenceGroup] = {}
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.preemptions = 0
+        width = min(self.cache.blocks_for(runner.max_context + 1), runner.num_blocks)
+        self.tables: Int32 = np.full((self.capacity, width), -1, np.int32)
+        self._slots = list(range(self.capacity - 1, -1, -1))
+        self._copies: list[tuple[int, int]] = []
+        self._computing: Counter[bytes] = Counter()
+
+    # Coming and going ------------------------------------------------------------------------------------------------
+
+    def add(self, group: SequenceGroup) -> None:
+        """Queue a request's sequences. Overloaded when more than ``max_unfinished`` would be here."""
+        unfinished = group.unfinished
+        if self.unfinished + len(unfinished) > self.max_unfinished:
+            raise Overloaded(f"{self.unfinished} sequences are waiting or running already; try again later")
+        self.unfinished += len(unfinished)
+        self.groups[group.request_id] = group
+        for sequence in unfinished:
+            if sequence.num_generated:
+                self._wait(sequence)
+        self._choose_leader(group)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Take a sequence out, wherever it stands. The last of its group takes the group along."""
+        if sequence.status is Status.RUNNING:
+            self._stop(sequence)
+        elif sequence.status is Status.WAITING:
+            self.waiting.remove(sequence)
+        sequence.status = Status.FINISHED
+        self.unfinished -= 1
+        group = sequence.group
+        if group.unfinished:
+            self._choose_leader(group)
+        else:
+            self.groups.pop(group.request_id, None)
+
+    def _choose_leader(self, group: SequenceGroup) -> None:
+        """One sequence without tokens of its own computes the prompt; the others are held until they can fork."""
+        fresh = [s for s in group.unfinished if s.num_generated == 0]
+        if fresh and all(s.status is Status.HELD for s in fresh):
+            self._wait(fresh[0])
+
+    def _wait(self, sequence: Sequence) -> None:
+        sequence.status = Status.WAITING
+        insort(self.waiting, sequence, key=_by_order)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    # The decision ----------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> Schedule:
+        """Decide the next step. Afterwards the caller runs it and reports with ``computed``."""
+        if self.waiting:
+            self._admit()
+        self._grow()
+        schedule = self._select()
+        self._copies = []
+        return schedule
+
+    def _admit(self) -> None:
+        # A long prompt counts for half a step, so that those behind it start beside it; see ``_select``.
+        budget = self.step_tokens - sum(min(s.remaining, self.step_tokens // 2) for s in self.running)
+        index = 0
+        while index < len(self.waiting) and budget > 0:
+            sequence = self.waiting[index]
+            if self._must_wait(sequence):
+                index += 1
+                continue
+            if not self._make_room(sequence):
+                break
+            self.waiting.pop(index)
+            self._start(sequence)
+            budget -= sequence.remaining
+
+    def _must_wait(self, sequence: Sequence) -> bool:
+        """Whether another sequence is computing the block that this one could share next."""
+        if not self._computing or sequence.group.wants_prompt_logprobs:
+            return False
+        if sequence.waits_for is not None and sequence.waits_for in self._computing:
+            return True
+        hashes = self._shareable_hashes(sequence)
+        known = len(self.cache.match(hashes))
+        sequence.waits_for = hashes[known] if known < len(hashes) and hashes[known] in self._computing else None
+        return sequence.waits_for is not None
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        while len(self.running) >= self.capacity or not self._fits(sequence):
+            if not self.running or self.running[-1].priority >= sequence.priority:
+                return False
+            self._preempt(self.running[-1])
+        return True
+
+    def _fits(self, sequence: Sequence) -> bool:
+        """Memory for all its tokens, and one block more for each running sequence, lest it be preempted at once."""
+        cached = self.cache.match(self._shareable_hashes(sequence))
+        needed = self.cache.blocks_for(len(sequence.token_ids)) - len(cached) + self.cache.ownerless(cached)
+        return needed + len(self.running) <= self.cache.available
+
+    def _shareable_hashes(self, sequence: Sequence) -> list[bytes]:
+        """Names of the leading full blocks that may come from the cache. The last token is always computed."""
+        if not self.settings.prefix_cache:
+            return []
+        tokens = min(len(sequence.token_ids) - 1, sequence.group.cacheable_tokens)
+        count = tokens // self.cache.block_size
+        self._extend_hashes(sequence, count)
+        return sequence.hashes[:count]
+
+    def _extend_hashes(self, sequence: Sequence, count: int) -> None:
+        hashes, size = sequence.hashes, self.cache.block_size
+        while len(hashes) < count:
+            start = len(hashes) * size
+            parent = hashes[-1] if hashes else sequence.salt
+            hashes.append(block_hash(parent, sequence.token_ids[start : start + size]))
+
+    def _start(self, sequence: Sequence) -> None:
+        """Give the sequence a row, the cached blocks of its prefix, and new blocks for the rest of its tokens."""
+        cached = self.cache.match(self._shareable_hashes(sequence))
+        self.cache.share(cached)
+        new = self.cache.blocks_for(len(sequence.token_ids)) - len(cached)
+        sequence.blocks = cached + [self.cache.allocate() for _ in range(new)]
+        sequence.computed = len(cached) * self.cache.block_size
+        if sequence.group.cached_tokens is None:
+            sequence.group.cached_tokens = min(sequence.computed, sequence.prompt_length)
+        if self.settings.prefix_cache:
+            self._extend_hashes(sequence, len(sequence.token_ids) // self.cache.block_size)
+            self._computing.update(sequence.hashes[len(cached) :])
+        self._run(sequence)
+
+    def _run(self, sequence: Sequence) -> None:
+        sequence.status = Status.RUNNING
+        sequence.waits_for = None
+        sequence.slot = self._slots.pop()
+        self.tables[sequence.slot, : len(sequence.blocks)] = sequence.blocks
+        insort(self.running, sequence, key=_by_order)
+
+    def _stop(self, sequence: Sequence) -> None:
+        """Take back everything a running sequence has."""
+        self.running.remove(sequence)
+        self._no_longer_computing(sequence.hashes[sequence.computed // self.cache.block_size :])
+        self.cache.release(sequence.blocks)
+        self.tables[sequence.slot, : len(sequence.blocks)] = -1
+        self._slots.append(sequence.slot)
+        sequence.blocks = []
+        sequence.computed = 0
+        sequence.slot = -1
+        sequence.shares_last_block = False
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.preemptions += 1
+        self._stop(sequence)
+        self._wait(sequence)
+
+    def _no_longer_computing(self, hashes: list[bytes]) -> None:
+        for name in hashes:
+            self._computing[name] -= 1
+            if not self._computing[name]:
+                del self._computing[name]
+
+    def _grow(self) -> None:
+        size = self.cache.block_size
+        index = 0
+        while index < len(self.running):
+            sequence = self.running[index]
+            if sequence.computed == len(sequence.blocks) * size or sequence.shares_last_block:
+                self._give_block(sequence)
+            index += 1
+
+    def _give_block(self, sequence: Sequence) -> None:
+        """A block of its own to write the next token into; the last in order pay for it, itself included."""
+        is_copy = sequence.shares_last_block and sequence.computed < len(sequence.blocks) * self.cache.block_size
+        if is_copy and self.cache.owners(sequence.blocks[-1]) == 1:
+            sequence.shares_last_block = False
+            return
+        while not self.cache.available:
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return
+        block = self.cache.allocate()
+        if is_copy:
+            shared = sequence.blocks.pop()
+            self._copies.append((shared, block))
+            self.cache.release([shared])
+        sequence.shares_last_block = False
+        self.tables[sequence.slot, len(sequence.blocks)] = block
+        sequence.blocks.append(block)
+
+    def _select(self) -> Schedule:
+        decodes = [s for s in self.running if s.remaining == 1]
+        if len(decodes) == len(self.running):
+            return Schedule(decodes, [], self._copies)
+        prefills = [s for s in self.running if s.remaining > 1]
+        budget = self.step_tokens - len(decodes)
+        if decodes:
+            budget = min(budget, self.settings.mixed_prefill_tokens)
+        wanted = sum(s.remaining for s in prefills)
+        logit_rows = self.max_logit_rows - len(self.running)  # beyond the one of each sequence
+        chunks = []
+        for sequence in prefills:
+            if budget <= 0:
+                break
+            # A prompt too long for this step leaves half of it to those behind.
+            wanted -= sequence.remaining
+            chunk = self._chunk(sequence, budget - min(budget // 2, wanted), logit_rows)
+            budget -= chunk.length
+            logit_rows -= max(0, chunk.logit_rows - 1)
+            chunks.append(chunk)
+        return Schedule(decodes, chunks, self._copies)
+
+    def _chunk(self, sequence: Sequence, budget: int, logit_rows: int) -> Chunk:
+        start = sequence.computed
+        end = start + min(sequence.remaining, budget)
+        first = last = end
+        if sequence.group.wants_prompt_logprobs:
+            first = max(start, len(sequence.group.prompt_logprobs) - 1)
+            end = max(min(end, first + logit_rows + 1), start + 1)
+            first = min(first, end)
+            last = max(first, min(end, sequence.prompt_length - 1))
+        return Chunk(sequence, end - start, first - start, last - start, end == len(sequence.token_ids))
+
+    # What became of it -----------------------------------------------------------------------------------------------
+
+    def computed(self, sequence: Sequence, num_tokens: int) -> None:
+        """``num_tokens`` more tokens are in the sequence's blocks. Blocks that are full now can be shared."""
+        size = self.cache.block_size
+        before, after = sequence.computed // size, (sequence.computed + num_tokens) // size
+        sequence.computed += num_tokens
+        if after == before or not self.settings.prefix_cache:
+            return
+        announced = len(sequence.hashes)
+        self._extend_hashes(sequence, after)
+        for index in range(before, after):
+            self.cache.name(sequence.blocks[index], sequence.hashes[index])
+        self._no_longer_computing(sequence.hashes[before : min(after, announced)])
+
+    def fork(self, leader: Sequence) -> list[Sequence]:
+        """The held sequences of a group, its prompt computed by ``leader``, that can go on from here beside it.
+
+        They share all of the leader's blocks. Those for which there is no row wait; they find the prompt in the cache.
+        """
+        forks = []
+        for sequence in leader.group.sequences:
+            if sequence.status is not Status.HELD:
+                continue
+            if not self._slots:
+                self._wait(sequence)
+                continue
+            self.cache.share(leader.blocks)
+            sequence.blocks = list(leader.blocks)
+            sequence.hashes = list(leader.hashes)
+            sequence.computed = leader.computed
+            sequence.shares_last_block = leader.shares_last_block = True
+            self._run(sequence)
+            forks.append(sequence)
+        return forks
+
+    def check_integrity(self) -> None:
+        """Every promise about memory and membership, walked. AssertionError names the broken one."""
+        self.cache.check_integrity([s.blocks for s in self.running])
+        for sequences, status in ((self.running, Status.RUNNING), (self.waiting, Status.WAITING)):
+            assert sequences == sorted(sequences, key=_by_order), f"{status.name} is out of order"
+            assert all(s.status is status for s in sequences), f"a sequence in {status.name} is not"
+        assert len(self.running) <= self.capacity, "more sequences run than have rows"
+        slots = [s.slot for s in self.running]
+        assert sorted(slots + self._slots) == list(range(self.capacity)), "a table row has two owners or none"
+        assert self.unfinished == sum(len(group.unfinished) for group in self.groups.values()), "sequences are lost"
+        listed = {id(s) for s in self.running} | {id(s) for s in self.waiting}
+        computing: Counter[bytes] = Counter()
+        for group in self.groups.values():
+            assert group.unfinished, f"{group.request_id} is over and still here"
+            for s in group.unfinished:
+                assert (id(s) in listed) is (s.status is not Status.HELD), f"{group.request_id} is lost"
+            held = [s for s in group.unfinished if s.status is Status.HELD]
+            assert not held or any(s.num_generated == 0 and id(s) in listed for s in group.unfinished), (
+                "held for nobody"
+            )
+        for s in self.running:
+            row = self.tables[s.slot]
+            assert row.tolist() == s.blocks + [-1] * (len(row) - len(s.blocks)), "a table row differs from its blocks"
+            assert s.computed <= len(s.blocks) * self.cache.block_size, "computed beyond its blocks"
+            computing.update(s.hashes[s.computed // self.cache.block_size :])
+        assert computing == self._computing, "blocks are waited for that nobody computes"

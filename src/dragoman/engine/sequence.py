@@ -1,0 +1,153 @@
+"""Sequences: the engine's state of one request, and the questions that can be asked of it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+
+from dragoman.core.events import FinishReason, TokenLogprob
+from dragoman.core.request import EngineRequest
+from dragoman.engine.batch import Float32
+
+
+class Status(enum.IntEnum):
+    """Where a sequence stands. Only RUNNING ones own blocks and a row of the block tables."""
+
+    HELD = 0
+    """Will fork from the sequence of its group that computes the prompt."""
+    WAITING = 1
+    RUNNING = 2
+    FINISHED = 3
+
+
+Processor = Callable[[Float32, "Sequence"], None]
+"""Changes one row of logits in place, knowing the sequence it belongs to."""
+
+
+class SequenceGroup:
+    """The sequences of one request. They share the prompt: its blocks, its event, its log-probabilities."""
+
+    __slots__ = (
+        "cached_tokens",
+        "end_token_ids",
+        "prompt_done",
+        "prompt_logprobs",
+        "prompt_top",
+        "request",
+        "request_id",
+        "sequences",
+        "stop_token_ids",
+    )
+
+    def __init__(self, request: EngineRequest, arrival: int, processors: Callable[[], tuple[Processor, ...]]) -> None:
+        self.request = request
+        self.request_id = request.request_id
+        self.end_token_ids = frozenset(request.end_token_ids)
+        self.stop_token_ids = frozenset(request.stop_token_ids)
+        self.cached_tokens: int | None = None
+        """Prompt tokens found in the prefix cache when the prompt was first started; None before."""
+        self.prompt_done = False
+        self.prompt_logprobs: list[float | None] = [None]
+        """Known so far, one per prompt token from the first (which has none)."""
+        self.prompt_top: list[tuple[TokenLogprob, ...]] = [()]
+        self.sequences = [Sequence(self, index, arrival, processors()) for index in range(len(request.seeds))]
+
+    @property
+    def unfinished(self) -> list[Sequence]:
+        return [sequence for sequence in self.sequences if sequence.status is not Status.FINISHED]
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether prompt log-probabilities are asked for and not all known yet."""
+        asked = self.request.logprobs
+        return asked is not None and asked.prompt and not self.prompt_done
+
+    @property
+    def cacheable_tokens(self) -> int:
+        """How many leading tokens may come from the prefix cache: those whose logits nobody needs any more.
+
+        The log-probability of prompt token i is read from the logits of token i - 1, and cached blocks have no logits.
+        """
+        if not self.wants_prompt_logprobs:
+            return len(self.request.prompt) + self.request.max_tokens
+        return len(self.prompt_logprobs) - 1
+
+
+class Sequence:
+    """One continuation of a prompt: token ids, how far they are computed, and the blocks that hold the result."""
+
+    __slots__ = (
+        "blocks",
+        "computed",
+        "group",
+        "hashes",
+        "index",
+        "max_length",
+        "order",
+        "priority",
+        "processors",
+        "prompt_length",
+        "salt",
+        "sampling",
+        "seed",
+        "shares_last_block",
+        "slot",
+        "status",
+        "token_ids",
+        "top_logprobs",
+        "waits_for",
+    )
+
+    def __init__(
+        self, group: SequenceGroup, index: int, arrival: int, processors: tuple[Processor, ...], salt: bytes = b""
+    ) -> None:
+        request = group.request
+        generated = request.generated[index] if request.generated else ()
+        self.group = group
+        self.index = index
+        self.seed = request.seeds[index]
+        self.sampling = request.sampling
+        self.processors = processors
+        self.top_logprobs = -1 if request.logprobs is None else request.logprobs.top
+        """Alternatives to report with each token; -1: not even the token's own log-probability."""
+        self.priority = request.priority
+        self.order = (-request.priority, arrival, index)
+        """Ascending: who runs first. The last in this order is the first to be preempted."""
+        self.token_ids = [*request.prompt, *generated]
+        self.prompt_length = len(request.prompt)
+        self.max_length = self.prompt_length + request.max_tokens
+        self.salt = salt
+        """Root of the block hashes: sequences share blocks only under the same salt (adapter, prompt embeddings)."""
+        finished = bool(request.finished) and request.finished[index]
+        self.status = Status.FINISHED if finished else Status.HELD
+        self.computed = 0
+        """Leading tokens whose keys and values are in the blocks."""
+        self.blocks: list[int] = []
+        self.hashes: list[bytes] = []
+        """Hash chain of the leading full blocks, as far as it was needed; see ``kv_cache.block_hash``."""
+        self.shares_last_block = False
+        """The block to be written next may have another owner: set by a fork, cleared by the first write."""
+        self.slot = -1
+        """Row of the scheduler's block tables."""
+        self.waits_for: bytes | None = None
+        """Hash of the block that another sequence is computing and this one waits to share."""
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.token_ids) - self.prompt_length
+
+    @property
+    def remaining(self) -> int:
+        """Tokens still to be computed before the next one can be drawn: 1 when decoding."""
+        return len(self.token_ids) - self.computed
+
+    def end_reason(self, token_id: int) -> FinishReason | None:
+        """Why the sequence ends with ``token_id``, its newest token: end of text, then stop token, then length."""
+        group = self.group
+        if token_id in group.end_token_ids:
+            return FinishReason.EOS
+        if token_id in group.stop_token_ids:
+            return FinishReason.STOP_TOKEN
+        if len(self.token_ids) >= self.max_length:
+            return FinishReason.LENGTH
+        return None

@@ -1,0 +1,132 @@
+"""A model that is only arithmetic, behind the same interface as the real one.
+
+The logits after a token are a hash of the whole history, read through the block table from what earlier steps wrote
+into the blocks. A wrong table, a missing copy-on-write, or a stale cached block therefore changes the tokens.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.engine.batch import Batch, Float32, Int32
+from dragoman.engine.messages import StubModel
+from dragoman.models import ModelInfo
+
+_MASK = 2**64 - 1
+_EMPTY = 0x9E3779B97F4A7C15
+LOGIT_RANGE = 6.0
+"""Logits lie in [-LOGIT_RANGE, LOGIT_RANGE): peaked enough that penalties, top-p and min-p all matter."""
+
+
+class StubRunner:
+    """``Runner`` without weights. Every cell of its cache holds a hash of the history up to that position.
+
+    ``sleep`` is called with ``settings.step_s`` once per step: give the sleep of a fake clock in simulations. ``seen``
+    is called with each batch before it runs: tests watch, or make it raise.
+    """
+
+    block_size = 32
+
+    def __init__(
+        self,
+        settings: StubModel | None = None,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        seen: Callable[[Batch], None] | None = None,
+    ) -> None:
+        self.settings = settings = settings or StubModel()
+        self.vocab_size = settings.vocab_size
+        self.num_blocks = settings.num_blocks
+        self.max_context = settings.max_context
+        self.max_tokens = settings.max_tokens
+        self.max_sequences = settings.max_sequences
+        self.max_logit_rows = settings.max_logit_rows
+        self.steps = 0
+        self._sleep = sleep
+        self._seen = seen
+        self._cells = np.zeros((settings.num_blocks, self.block_size), np.uint64)
+        self._tokens = np.zeros((settings.num_blocks, self.block_size), np.int32)
+        self._vocabulary = np.arange(settings.vocab_size, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95)
+
+    @property
+    def card(self) -> ModelInfo:
+        return ModelInfo(
+            name="stub",
+            architecture="stub",
+            precision="float32",
+            kv_precision="float32",
+            context_tokens=self.max_context,
+            vocab_size=self.vocab_size,
+            eos_token_ids=(),
+            bos_token_id=None,
+            parameter_count=0,
+            weight_bytes=0,
+            fingerprint=f"stub-{self.vocab_size}",
+            tokenizer_folder="",
+        )
+
+    def run(self, batch: Batch) -> Float32:
+        self.steps += 1
+        if self._seen is not None:
+            self._seen(batch)
+        if self.settings.step_s:
+            self._sleep(self.settings.step_s)
+        logits = np.empty((len(batch.logit_rows), self.vocab_size), np.float32)
+        wanted = {int(row): place for place, row in enumerate(batch.logit_rows)}
+        for index, table in enumerate(batch.block_tables):
+            for row in range(batch.row_starts[index], batch.row_starts[index + 1]):
+                position = int(batch.positions[row])
+                self._write(table, position, int(batch.token_ids[row]))
+                if row in wanted:
+                    self._read(table, position, logits[wanted[row]])
+        return logits
+
+    def copy_blocks(self, sources: Int32, targets: Int32) -> None:
+        self._cells[targets] = self._cells[sources]
+        self._tokens[targets] = self._tokens[sources]
+
+    def _write(self, table: Int32, position: int, token_id: int) -> None:
+        block, offset = divmod(position, self.block_size)
+        before = _EMPTY
+        if position:
+            before = int(self._cells[table[(position - 1) // self.block_size], (position - 1) % self.block_size])
+        self._cells[table[block], offset] = _mix(before ^ (token_id * _MASK // 3) ^ position)
+        self._tokens[table[block], offset] = token_id
+
+    def _read(self, table: Int32, position: int, logits: Float32) -> None:
+        """Every cell of the history takes part, as in attention, not only the last."""
+        blocks = table[: position // self.block_size + 1]
+        history = self._tokens[blocks].ravel()[: position + 1]
+        self._misbehave(history)
+        cells = self._cells[blocks].ravel()[: position + 1]
+        places = np.arange(1, position + 2, dtype=np.uint64)
+        state = np.uint64(_mix(int((cells * (places * np.uint64(2) + np.uint64(1))).sum() & np.uint64(_MASK))))
+        bits = (self._vocabulary + state) * np.uint64(0xFF51AFD7ED558CCD)
+        bits ^= bits >> np.uint64(32)
+        bits *= np.uint64(0xC4CEB9FE1A85EC53)
+        logits[:] = (bits >> np.uint64(40)).astype(np.float32) * np.float32(2 * LOGIT_RANGE / 2**24) - LOGIT_RANGE
+        if self._has(self.settings.nan_token, history):
+            logits[7 % self.vocab_size] = np.nan
+
+    def _misbehave(self, history: NDArray[np.int32]) -> None:
+        if self._has(self.settings.crash_token, history):
+            os._exit(66)
+        if self._has(self.settings.raise_token, history):
+            raise RuntimeError("the stub was told to raise")
+
+    @staticmethod
+    def _has(token_id: int | None, history: NDArray[np.int32]) -> bool:
+        return token_id is not None and bool((history == token_id).any())
+
+
+def _mix(value: int) -> int:
+    """splitmix64 (Steele 2014): a bijection that spreads every bit over all others."""
+    value = (value + _EMPTY) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)

@@ -1,0 +1,163 @@
+"""The engine's process: ``python -m dragoman.engine.worker --fd N``, where N is its end of a socket pair.
+
+It reads its ``WorkerSettings``, loads the model, says ``Ready``, and from then on turns submitted requests into one
+``StepOutput`` per step. Without work it sleeps in ``poll``. It ends when its parent closes the socket, or dies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import logging
+import select
+import signal
+import socket
+import sys
+import time
+
+import msgspec
+
+from dragoman.core.errors import DragomanError
+from dragoman.engine.engine import Engine
+from dragoman.engine.messages import (
+    Cancel,
+    EngineInfo,
+    Failed,
+    FrameReader,
+    InBatch,
+    LoadModel,
+    Ready,
+    Shutdown,
+    Submit,
+    ToEngine,
+    WorkerSettings,
+    frame,
+)
+from dragoman.engine.runner import Runner
+from dragoman.engine.scheduler import Schedule
+from dragoman.engine.stub import StubRunner
+from dragoman.models import ModelInfo
+
+log = logging.getLogger("dragoman.engine")
+
+
+class Worker:
+    """Moves messages between the socket and the engine."""
+
+    def __init__(self, connection: socket.socket, engine: Engine) -> None:
+        self._connection = connection
+        self._engine = engine
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+        self._frames = FrameReader()
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._in_batch: list[str] = []
+
+    def serve(self) -> None:
+        """Until the parent leaves or says so. What a step raises passes through."""
+        engine = self._engine
+        while True:
+            arrived = self._poll.poll(0 if engine.has_work else None)
+            if arrived and not self._receive():
+                return
+            if engine.has_work:
+                schedule = engine.scheduler.schedule()
+                self._announce(schedule)
+                self._connection.sendall(frame(engine.run(schedule)))
+            elif arrived:
+                self._connection.sendall(frame(engine.output()))
+
+    def _receive(self) -> bool:
+        """Take in all that has arrived. False: time to go."""
+        data = self._connection.recv(1 << 20)
+        if not data:
+            return False
+        for payload in self._frames.feed(data):
+            message = self._decoder.decode(payload)
+            if isinstance(message, Submit):
+                self._engine.submit(message.request)
+            elif isinstance(message, Cancel):
+                self._engine.cancel(message.request_id, message.sequence)
+            elif isinstance(message, Shutdown):
+                return False
+        return True
+
+    def _announce(self, schedule: Schedule) -> None:
+        sequences = schedule.decodes + [chunk.sequence for chunk in schedule.chunks]
+        in_batch = list(dict.fromkeys([s.group.request_id for s in sequences]))
+        if in_batch != self._in_batch:
+            self._in_batch = in_batch
+            self._connection.sendall(frame(InBatch(in_batch)))
+
+
+def load(settings: WorkerSettings) -> tuple[Runner, ModelInfo]:
+    """The model that the settings name, ready to run. ModelError where it cannot be loaded."""
+    if isinstance(settings.model, LoadModel):
+        from dragoman import models
+
+        loaded = models.load(settings.model.source, settings.model.settings)
+        return loaded, loaded.card
+    stub = StubRunner(settings.model)
+    return stub, stub.card
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="dragoman.engine.worker")
+    parser.add_argument("--fd", type=int, required=True, help="the process's end of the socket pair")
+    connection = socket.socket(fileno=parser.parse_args().fd)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    # Ctrl-C in a terminal reaches the whole process group; the server decides when the engine goes.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        run(connection)
+    except (BrokenPipeError, ConnectionResetError):
+        return 0
+    except Exception as error:
+        log.exception("the engine process gives up")
+        message = error.message if isinstance(error, DragomanError) else f"{type(error).__name__}: {error}"
+        with contextlib.suppress(OSError):
+            connection.sendall(frame(Failed(message)))
+        return 1
+    return 0
+
+
+def run(connection: socket.socket) -> None:
+    """Load what the first frame names, say that it is ready, and serve."""
+    started = time.monotonic()
+    first = _first_frame(connection)
+    if first is None:
+        return
+    settings = msgspec.msgpack.decode(first, type=WorkerSettings)
+    runner, model = load(settings)
+    engine = Engine(runner, settings.scheduler)
+    # What lives now lives for ever: the collector need not look at it again and again between steps.
+    gc.collect()
+    gc.freeze()
+    scheduler = engine.scheduler
+    info = EngineInfo(
+        model=model,
+        vocab_size=runner.vocab_size,
+        max_context=runner.max_context,
+        block_size=runner.block_size,
+        num_blocks=runner.num_blocks,
+        max_running=scheduler.capacity,
+        max_unfinished=scheduler.max_unfinished,
+        step_tokens=scheduler.step_tokens,
+        load_s=time.monotonic() - started,
+    )
+    connection.sendall(frame(Ready(info)))
+    Worker(connection, engine).serve()
+
+
+def _first_frame(connection: socket.socket) -> bytes | None:
+    """The parent sends nothing else before it hears ``Ready``. None: it left instead."""
+    frames = FrameReader()
+    while data := connection.recv(1 << 16):
+        if payloads := frames.feed(data):
+            return payloads[0]
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
