@@ -22,14 +22,16 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer
 
-from dragoman.cli.measurement import StreamRecord, Summary, summarize
-from dragoman.cli.remote import Address, fetch_json, stream_json
+from dragoman.cli.bench import time_completion
+from dragoman.cli.measurement import StreamRecord, Summary, run_streams, summarize
+from dragoman.cli.remote import Address, fetch_json
 from dragoman.core.errors import DragomanError
 
 COMMON = """
@@ -68,56 +70,25 @@ class Prompts:
         return [f"{start}\n\n{self.make(own)}" for _ in range(count)]
 
 
-async def request(address: Address, body: dict[str, Any], timeout_s: float) -> StreamRecord:
-    """Send one request and record when its text arrives."""
-    record = StreamRecord(start_s=time.perf_counter())
-    try:
-        async with asyncio.timeout(timeout_s):
-            async for event in stream_json(address, "/v1/completions", body):
-                now = time.perf_counter()
-                if usage := event.get("usage"):
-                    record.tokens = usage.get("completion_tokens") or 0
-                    record.prompt_tokens = usage.get("prompt_tokens")
-                    record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-                # A token whose text is still held back, or that has none, arrives as an empty delta: it counts too.
-                if (choices := event.get("choices")) and (
-                    choices[0].get("text") or not choices[0].get("finish_reason")
-                ):
-                    record.arrivals_s.append(now)
-    except (DragomanError, TimeoutError) as error:
-        record.error = f"{type(error).__name__}: {error}"
-    record.tokens = record.tokens or len(record.arrivals_s)
-    return record
-
-
 class Load:
     """One server under test and the way to ask it."""
 
     def __init__(self, options: argparse.Namespace, address: Address, model: str) -> None:
         self._address = address
         self._timeout_s: float = options.timeout
-        self._body = {
-            "model": model,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "ignore_eos": True,
-            **options.extra,
-        }
+        self._body = {"model": model, **options.extra}
 
     async def run(self, prompts: Sequence[str], tokens: int, streams: int) -> tuple[list[StreamRecord], float]:
         """All prompts, ``streams`` at a time, each asking for ``tokens``; the records, and the seconds in all."""
-        waiting = iter(prompts)
-        records: list[StreamRecord] = []
+        return await run_streams((partial(self._time, prompt, tokens) for prompt in prompts), streams)
 
-        async def stream() -> None:
-            for prompt in waiting:
-                body = {**self._body, "prompt": prompt, "max_tokens": tokens}
-                records.append(await request(self._address, body, self._timeout_s))
-
+    async def _time(self, prompt: str, tokens: int) -> StreamRecord:
         start = time.perf_counter()
-        await asyncio.gather(*(stream() for _ in range(streams)))
-        return records, time.perf_counter() - start
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await time_completion(self._address, {**self._body, "prompt": prompt, "max_tokens": tokens})
+        except TimeoutError:
+            return StreamRecord(start_s=start, error=f"no answer within {self._timeout_s:g} s")
 
 
 async def results(options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -34,13 +34,18 @@ def error(message: str) -> None:
 
 
 def size(count: float) -> str:
-    """Bytes in the unit that reads best: ``1.53 GB`` (decimal, as disks and bandwidths are given)."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
+    """Bytes in the unit that reads best: ``1.53 GB`` (decimal, as bandwidths are given)."""
+    return f"{_scaled(count, ('', 'k', 'M', 'G', 'T'))}B"
 
 
-def number(count: float) -> str:
-    return f"{count:,.0f}"
+def count(number: float) -> str:
+    """``1.24 billion``."""
+    return _scaled(number, ("", "thousand", "million", "billion")).rstrip()
+
+
+def _scaled(value: float, units: tuple[str, ...]) -> str:
+    for unit in units[:-1]:
+        if value < 999.5:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} {units[-1]}"

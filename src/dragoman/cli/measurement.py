@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import statistics
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import msgspec
 
@@ -54,6 +56,25 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_tokens: float | None = None
     cached_tokens: int | None = None
     errors: tuple[str, ...] = ()
+
+
+async def run_streams(
+    requests: Iterable[Callable[[], Awaitable[StreamRecord]]], streams: int
+) -> tuple[list[StreamRecord], float]:
+    """Run all requests, ``streams`` at a time: each stream takes the next one when its last has ended.
+
+    Returns the records in the order of their ends, and the seconds from the first start to the last end.
+    """
+    waiting = iter(requests)
+    records: list[StreamRecord] = []
+
+    async def stream() -> None:
+        for request in waiting:
+            records.append(await request())
+
+    start = time.perf_counter()
+    await asyncio.gather(*(stream() for _ in range(streams)))
+    return records, time.perf_counter() - start
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

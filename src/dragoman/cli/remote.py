@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import urllib.parse
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -61,7 +61,7 @@ async def fetch_json(address: Address, path: str, body: dict[str, Any] | None = 
         raise GenerationFailed(f"{address}{path} answered something that is not JSON: {error}") from None
 
 
-async def stream_json(address: Address, path: str, body: dict[str, Any]) -> AsyncIterator[Any]:
+async def stream_json(address: Address, path: str, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
     """POST ``body`` and yield the JSON of each server-sent event, up to ``[DONE]``. Closing it drops the connection.
 
     Raises as ``fetch_json`` does, and GenerationFailed for an error that arrives inside the stream.

@@ -1,0 +1,29 @@
+"""``dragoman generate``: one text goes in, its continuation comes out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+from dragoman.cli.background import Background
+from dragoman.cli.chat import write
+from dragoman.cli.session import Session
+from dragoman.cli.settings import SamplingSettings
+
+
+def read_prompt(argument: str) -> str:
+    """The argument itself, or standard input for ``-``."""
+    return sys.stdin.read() if argument == "-" else argument
+
+
+def continue_text(session: Session, prompt: str, options: SamplingSettings, background: Background) -> None:
+    """Write the continuation to standard output as it comes. Raises the errors of ``core.errors``."""
+    try:
+        with contextlib.closing(background.iterate(session.complete(prompt, options))) as deltas:
+            for delta in deltas:
+                write(delta.text)
+        write("\n")
+    except BrokenPipeError:
+        # The reader has seen enough (`| head`). Python would complain again when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

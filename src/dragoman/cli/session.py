@@ -1,0 +1,113 @@
+"""Somebody to talk to: an engine of this command's own, or a running server. Both answer in the same deltas."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Protocol
+
+import msgspec
+
+from dragoman.cli.remote import Address, fetch_json, stream_json
+from dragoman.cli.settings import SamplingSettings
+from dragoman.core.errors import GenerationFailed, NotFound
+from dragoman.core.events import FinishReason, GenerationDone, TextDelta, Usage
+from dragoman.core.request import ChatPrompt, GenerationRequest, Prompt, TextPrompt
+from dragoman.core.serving import Serving
+
+Message = dict[str, str]
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """New text. The last delta with text may carry ``finish``; ``usage`` comes once, at the end, where it is known."""
+
+    text: str = ""
+    finish: str | None = None
+    usage: Usage | None = None
+
+
+class Session(Protocol):
+    """A model that answers. Closing a generator ends its answer; errors are those of ``core.errors``."""
+
+    model: str
+
+    def chat(self, messages: list[Message], options: SamplingSettings) -> AsyncGenerator[Delta, None]:
+        """The assistant's next message."""
+
+    def complete(self, prompt: str, options: SamplingSettings) -> AsyncGenerator[Delta, None]:
+        """The text that follows ``prompt``."""
+
+
+class RemoteSession:
+    """A running server with OpenAI's dialect."""
+
+    def __init__(self, address: Address, model: str) -> None:
+        self.model = model
+        self._address = address
+
+    def chat(self, messages: list[Message], options: SamplingSettings) -> AsyncGenerator[Delta, None]:
+        body = {"messages": messages, "max_completion_tokens": options.max_new_tokens}
+        return self._stream("/v1/chat/completions", body, options)
+
+    def complete(self, prompt: str, options: SamplingSettings) -> AsyncGenerator[Delta, None]:
+        body = {"prompt": prompt, "max_tokens": options.max_new_tokens}
+        return self._stream("/v1/completions", body, options)
+
+    async def _stream(self, path: str, body: dict[str, Any], options: SamplingSettings) -> AsyncGenerator[Delta, None]:
+        # Only what was asked for: a server that lacks one of our extensions need not hear of it.
+        asked = {k: v for k, v in msgspec.to_builtins(options).items() if v != getattr(SamplingSettings(), k)}
+        asked.pop("max_new_tokens", None)
+        body = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, **body, **asked}
+        body = {key: value for key, value in body.items() if value is not None}
+        async with aclosing(stream_json(self._address, path, body)) as events:
+            async for event in events:
+                usage = event.get("usage")
+                choice = (event.get("choices") or [{}])[0]
+                yield Delta(
+                    text=choice.get("text") or (choice.get("delta") or {}).get("content") or "",
+                    finish=choice.get("finish_reason"),
+                    usage=usage and Usage(**{name: usage[name] for name in ("prompt_tokens", "completion_tokens")}),
+                )
+
+
+class LocalSession:
+    """An engine that this command started."""
+
+    def __init__(self, serving: Serving) -> None:
+        self.model = serving.models()[0].name
+        self._serving = serving
+        self._count = 0
+
+    def chat(self, messages: list[Message], options: SamplingSettings) -> AsyncGenerator[Delta, None]:
+        return self._stream(ChatPrompt(messages=tuple(dict(message) for message in messages)), options)
+
+    def complete(self, prompt: str, options: SamplingSettings) -> AsyncGenerator[Delta, None]:
+        return self._stream(TextPrompt(text=prompt), options)
+
+    async def _stream(self, prompt: Prompt, options: SamplingSettings) -> AsyncGenerator[Delta, None]:
+        self._count += 1
+        request = GenerationRequest(
+            request_id=f"command-{self._count}",
+            prompt=prompt,
+            seeds=None if options.seed is None else (options.seed,),
+            sampling=options.sampling(),
+            ending=options.ending(),
+        )
+        async with aclosing(self._serving.stream(request)) as events:
+            async for event in events:
+                if isinstance(event, TextDelta):
+                    if event.finish is FinishReason.ERROR:
+                        raise GenerationFailed(event.message)
+                    yield Delta(text=event.text, finish=event.finish)
+                elif isinstance(event, GenerationDone):
+                    yield Delta(usage=event.usage)
+
+
+@asynccontextmanager
+async def remote_session(url: str, model: str | None) -> AsyncIterator[RemoteSession]:
+    """The server at ``url`` and the model named, or the first that it serves."""
+    address = Address.parse(url)
+    served = [entry["id"] for entry in (await fetch_json(address, "/v1/models"))["data"]]
+    if model is not None and model not in served:
+        raise NotFound(f"{address} serves {', '.join(served)}, not {model}")
+    yield RemoteSession(address, model or served[0])

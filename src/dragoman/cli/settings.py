@@ -1,0 +1,162 @@
+"""What the commands let a user choose, beside the settings of the server, the model and the engine's schedule."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from dragoman.core.sampling import MAX_SEED, EndingParams, SamplingParams
+from dragoman.engine.scheduler import SchedulerSettings
+from dragoman.models.settings import ModelSettings
+
+POSITIONAL = {"positional": True}
+GIVEN = {"positional": True, "configurable": False}
+
+Seed = Annotated[int, Meta(ge=0, le=MAX_SEED)]
+Count = Annotated[int, Meta(ge=1)]
+
+OMITTED: dict[type[msgspec.Struct], dict[str, str]] = {
+    ModelSettings: {
+        "name": "the server's --name says it",
+        "max_tokens": "the engine's --step-tokens says it",
+        "max_logit_rows": "follows --max-sequences",
+    },
+    SchedulerSettings: {
+        "max_running": "follows --max-sequences",
+        "max_waiting": "the server's --max-waiting comes before it",
+    },
+}
+"""Fields of other rooms' settings that are no options, each with the reason."""
+
+
+class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """Which model.
+
+    Attributes:
+        model: folder in Hugging Face layout, or hub id; by default the embedded model.
+    """
+
+    PANEL = "Model"
+
+    model: Annotated[str | None, Meta(extra=POSITIONAL)] = None
+
+
+class ModelOption(msgspec.Struct, frozen=True, kw_only=True):
+    """Which model, where the command's argument is something else.
+
+    Attributes:
+        model: folder in Hugging Face layout, or hub id; by default the embedded model.
+    """
+
+    PANEL = "Model"
+
+    model: str | None = None
+
+
+class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Which server, if not an engine of the command's own.
+
+    Attributes:
+        url: address of a running server to ask instead of loading a model here.
+    """
+
+    PANEL = "Model"
+
+    url: str | None = None
+
+
+class ChatSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a conversation begins.
+
+    Attributes:
+        system: the system message.
+    """
+
+    PANEL = "Conversation"
+
+    system: str | None = None
+
+
+class PromptSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What to continue.
+
+    Attributes:
+        prompt: text to go on from; - reads it from standard input.
+    """
+
+    PANEL = "Prompt"
+
+    prompt: Annotated[str, Meta(extra=GIVEN)]
+
+
+class BenchSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Which loads to measure.
+
+    Attributes:
+        streams: requests at a time; may be given several times.
+        prompt_tokens: length of the prompts; may be given several times.
+        output_tokens: length of the answers.
+        rounds: requests of each stream.
+        json: one JSON object for each load instead of a table.
+    """
+
+    PANEL = "Load"
+
+    streams: tuple[Count, ...] = (1, 8)
+    prompt_tokens: tuple[Count, ...] = (128,)
+    output_tokens: Count = 64
+    rounds: Count = 2
+    json: bool = False
+
+
+class MachineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine may use of the machine.
+
+    Attributes:
+        threads: threads that compute; by default one for each core.
+    """
+
+    PANEL = "Engine"
+
+    threads: Count | None = None
+
+
+class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are chosen, and when the text ends.
+
+    Attributes:
+        max_new_tokens: most tokens of an answer; by default as many as the context has room for.
+        temperature: logits are divided by it; 0 always takes the likeliest token.
+        top_k: keep the k likeliest tokens; 0 is off.
+        top_p: keep the smallest set of tokens whose probability reaches p; 1 is off.
+        min_p: drop tokens less likely than min_p times the likeliest one; 0 is off.
+        repetition_penalty: makes tokens that occurred less likely, by a factor; 1 is off.
+        frequency_penalty: makes generated tokens less likely with every use; 0 is off.
+        presence_penalty: makes generated tokens less likely once; 0 is off.
+        seed: the same seed gives the same text; by default a new one each time.
+        stop: text that ends the answer; may be given several times.
+    """
+
+    PANEL = "Sampling"
+
+    max_new_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=100)] = 1.0
+    top_k: Annotated[int, Meta(ge=0)] = 0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0
+    frequency_penalty: Annotated[float, Meta(ge=-100, le=100)] = 0.0
+    presence_penalty: Annotated[float, Meta(ge=-100, le=100)] = 0.0
+    seed: Seed | None = None
+    stop: tuple[str, ...] = ()
+
+    def sampling(self) -> SamplingParams:
+        """As the engine is told."""
+        names = SamplingParams.__struct_fields__
+        return SamplingParams(**{name: value for name, value in msgspec.structs.asdict(self).items() if name in names})
+
+    def ending(self) -> EndingParams:
+        """As serving is told."""
+        return EndingParams(max_tokens=self.max_new_tokens, stop=self.stop)
