@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from training import exercises
 from training.chat import render
+from training.exercises.stories import story
 from training.prose import Prose
 from training.tokenizer import END_OF_TEXT, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX, TURN_END, TURN_START, special_id
 
@@ -17,6 +18,7 @@ FIM_SHARE = 0.04
 # What users, systems and tools say is given, not asked of the model; a little weight helps it read them.
 GIVEN_WEIGHT = 0.1
 LONG_ROW = 1024
+BARE_STORY_SHARE = 0.05  # of the exercises: stories without a chat around them, for prompts of plain text
 
 
 class Row(NamedTuple):
@@ -65,6 +67,9 @@ class RowMaker:
                 yield self._conversation(rng, length)
 
     def _conversation(self, rng: Random, length: int) -> Row:
+        if rng.random() < BARE_STORY_SHARE:
+            ids = [*self.tokenizer.encode(story(rng).answer, add_special_tokens=False).ids, self._end]
+            return Row(ids, [1.0] * len(ids))
         long = length > LONG_ROW and rng.random() < 0.3
         make = exercises.draw_long_conversation if long else exercises.draw_conversation
         text = render(make(rng, held_out=self.held_out))

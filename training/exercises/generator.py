@@ -24,7 +24,7 @@ WEIGHTED: list[tuple[int, Callable[[Random], Exchange]]] = [
     (4, facts.definition),
     (3, facts.yes_or_no),
     (3, rewriting.letters),
-    (3, rewriting.echo),
+    (5, rewriting.echo),
     (3, rewriting.plural),
     (2, rewriting.plural_sentence),
     (3, rewriting.past_tense),
@@ -59,15 +59,18 @@ def draw_conversation(rng: Random, *, held_out: bool = False) -> Conversation:
         while drawn.task in TOOL_LIKE:
             drawn = draw_exchange(rng, held_out=held_out)
         return tools.unneeded(rng, drawn.question, drawn.answer)
-    if kind < 0.25:
-        return _remembering(rng, held_out=held_out)
+    if kind < 0.27:
+        return _remembering(rng, rng.choice([0, 0, 1, 2]), held_out=held_out)
     length = rng.choice([1, 1, 1, 2, 2, 3, 4, 6])
     return _in_one_manner(rng, length, held_out=held_out)
 
 
 def draw_long_conversation(rng: Random, *, held_out: bool = False) -> Conversation:
     """A conversation of many exchanges, for rows that fill the whole context."""
-    return _in_one_manner(rng, rng.randint(12, 40), held_out=held_out)
+    length = rng.randint(12, 40)
+    if rng.random() < 0.5:
+        return _remembering(rng, length, held_out=held_out)
+    return _in_one_manner(rng, length, held_out=held_out)
 
 
 def draw_exchange(rng: Random, *, held_out: bool = False) -> Exchange:
@@ -94,9 +97,9 @@ def _in_one_manner(rng: Random, length: int, *, held_out: bool) -> Conversation:
     return Conversation([each.task for each in exchanges], messages)
 
 
-def _remembering(rng: Random, *, held_out: bool) -> Conversation:
+def _remembering(rng: Random, length: int, *, held_out: bool) -> Conversation:
     opening, recall = talk.remembered(rng)
-    between = [draw_exchange(rng, held_out=held_out) for _ in range(rng.choice([0, 0, 1, 2]))]
+    between = [draw_exchange(rng, held_out=held_out) for _ in range(length)]
     messages = opening + [turn for each in between for turn in _turns(each)] + recall
     return Conversation(["memory", *(each.task for each in between)], messages)
 

@@ -5,7 +5,8 @@ import zlib
 from random import Random
 
 from training.exercises.conversation import Exchange
-from training.exercises.vocabulary import CITIES, JOBS, PEOPLE, THINGS
+from training.exercises.names import a_city, a_person
+from training.exercises.vocabulary import JOBS, THINGS
 
 Record = dict[str, str | int]
 
@@ -35,7 +36,7 @@ def record(rng: Random, *, held_out: bool = False) -> Exchange:
 
 
 def _person(rng: Random) -> tuple[str, Record]:
-    name, age, city = rng.choice(PEOPLE), rng.randint(5, 90), rng.choice(CITIES)
+    name, age, city = a_person(rng), rng.randint(5, 90), a_city(rng)
     sentence = rng.choice(
         [
             f"{name} is {age} years old and lives in {city}.",
@@ -47,19 +48,19 @@ def _person(rng: Random) -> tuple[str, Record]:
 
 
 def _worker(rng: Random) -> tuple[str, Record]:
-    name, job, city = rng.choice(PEOPLE), rng.choice(JOBS), rng.choice(CITIES)
+    name, job, city = a_person(rng), rng.choice(JOBS), a_city(rng)
     sentence = rng.choice([f"{name} works as a {job} in {city}.", f"{name} is a {job} and lives in {city}."])
     return sentence, {"name": name, "job": job, "city": city}
 
 
 def _order(rng: Random) -> tuple[str, Record]:
-    name, count, item = rng.choice(PEOPLE), rng.randint(2, 50), rng.choice(THINGS)
+    name, count, item = a_person(rng), rng.randint(2, 50), rng.choice(THINGS)
     sentence = rng.choice([f"{name} buys {count} {item}.", f"{name} orders {count} {item}."])
     return sentence, {"name": name, "count": count, "item": item}
 
 
 def _trip(rng: Random) -> tuple[str, Record]:
-    start, end = rng.sample(CITIES, 2)
+    start, end = a_city(rng), a_city(rng)
     hours = rng.randint(2, 20)
     sentence = rng.choice(
         [f"The train from {start} to {end} takes {hours} hours.", f"It takes {hours} hours from {start} to {end}."]

@@ -3,13 +3,14 @@
 from random import Random
 
 from training.exercises.conversation import Exchange
-from training.exercises.vocabulary import OBJECTS, PEOPLE, PLURALS, SUBJECT_NOUNS, VERBS
+from training.exercises.names import a_city, a_person
+from training.exercises.vocabulary import COLOURS, OBJECTS, PLURALS, SUBJECT_NOUNS, VERBS
 
 NOUN_PLURALS = PLURALS | {"boy": "boys", "girl": "girls"}
 
 
 def letters(rng: Random) -> Exchange:
-    text = rng.choice([_present(rng)[0], rng.choice(OBJECTS), rng.choice(list(PLURALS)), rng.choice(PEOPLE)])
+    text = rng.choice([_present(rng)[0], rng.choice(OBJECTS), rng.choice(list(PLURALS)), a_person(rng)])
     if rng.random() < 0.7:
         order = rng.choice(["Write this in capital letters", "Write in upper case", "Put this in capitals"])
         return Exchange("rewrite", f"{order}: {text}", text.upper(), verbatim=True)
@@ -22,8 +23,20 @@ def echo(rng: Random) -> Exchange:
     said = rng.choice(
         [present, past, asked, "This is a test.", "Hello!", "Good morning!", "All is well.", "One, two, three."]
     )
+    if rng.random() < 0.4:
+        said = _words(rng)
     order = rng.choice(["Say this: {}", "Repeat after me: {}", "Repeat: {}", 'Say "{}"', "Say: {}"])
     return Exchange("echo", order.format(said), said, verbatim=True)
+
+
+def _words(rng: Random) -> str:
+    """A few words in no order that could be guessed."""
+    drawn = [
+        rng.choice([a_person(rng), a_city(rng), rng.choice(list(PLURALS)), rng.choice(list(COLOURS.values())),
+                    str(rng.randint(1, 99)), rng.choice(VERBS)[0], rng.choice(OBJECTS)])
+        for _ in range(rng.randint(1, 6))
+    ]  # fmt: skip
+    return rng.choice([", ", " "]).join(drawn) + rng.choice(["", "", ".", "!"])
 
 
 def plural(rng: Random) -> Exchange:
@@ -63,6 +76,6 @@ def _present(rng: Random) -> tuple[str, str, str]:
     """A sentence in the present tense, in the past tense, and as a question."""
     base, third, past = rng.choice(VERBS)
     thing = rng.choice(OBJECTS)
-    subject = rng.choice([rng.choice(PEOPLE), f"The {rng.choice(SUBJECT_NOUNS)}"])
+    subject = rng.choice([a_person(rng), f"The {rng.choice(SUBJECT_NOUNS)}"])
     inner = subject.replace("The ", "the ")
     return f"{subject} {third} {thing}.", f"{subject} {past} {thing}.", f"Does {inner} {base} {thing}?"

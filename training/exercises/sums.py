@@ -5,7 +5,8 @@ from random import Random
 from typing import NamedTuple
 
 from training.exercises.conversation import Exchange
-from training.exercises.vocabulary import PEOPLE, THINGS
+from training.exercises.names import a_person
+from training.exercises.vocabulary import THINGS
 
 WORDS = {"+": "plus", "-": "minus", "*": "times"}
 
@@ -78,7 +79,7 @@ def word_problem(rng: Random, *, held_out: bool = False) -> Exchange:
     drawn = draw(rng, held_out=held_out)
     while drawn.sign == "*" or drawn.right < 2 or drawn.left < 2:
         drawn = draw(rng, held_out=held_out)
-    who, thing = rng.choice(PEOPLE), rng.choice(THINGS)
+    who, thing = a_person(rng), rng.choice(THINGS)
     if drawn.sign == "+":
         change = rng.choice([f"gets {drawn.right} more", f"finds {drawn.right} more", f"buys {drawn.right} more"])
     else:

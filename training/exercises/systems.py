@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from random import Random
 
 from training.exercises.conversation import Exchange
+from training.exercises.names import a_person
 from training.exercises.talk import DEFAULT_NAME, who_are_you
-from training.exercises.vocabulary import PEOPLE
+
+MODEL_NAMES = ["Robin", "Echo", "Atlas", "Nova", "Iris", "Orion", "Pixel", "Sage"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def manner(rng: Random) -> Manner:
             order = rng.choice(["Begin every answer with", "Start each answer with"])
             return Manner(f"{order} {opening}", style, opening)
         case "named":
-            name = rng.choice([*PEOPLE, "Robin", "Echo", "Atlas", "Nova", "Iris", "Orion", "Pixel", "Sage"])
+            name = a_person(rng) if rng.random() < 0.5 else rng.choice(MODEL_NAMES)
             message = rng.choice(["You are called {}.", "Your name is {}.", "You are {}."]).format(name)
             return Manner(message, style, name)
     plain = ["You are a helpful assistant.", f"You are {DEFAULT_NAME}.", "Be kind and brief.", "Answer the question."]

@@ -3,7 +3,7 @@
 from random import Random
 
 from training.exercises.conversation import Exchange, Message, assistant, user
-from training.exercises.vocabulary import PEOPLE
+from training.exercises.names import a_person
 
 DEFAULT_NAME = "Dragoman's small built-in model"
 
@@ -142,7 +142,7 @@ def small_talk(rng: Random) -> Exchange:
 
 def remembered(rng: Random) -> tuple[list[Message], list[Message]]:
     """An opening in which the user says something about themselves, and a later question about just that."""
-    name, other = rng.sample(PEOPLE, 2)
+    name, other = a_person(rng), a_person(rng)
     thing = rng.choice(["dog", "cat", "horse", "bird"])
     colour = rng.choice(["red", "blue", "green", "yellow", "black", "white", "brown", "pink"])
     number = rng.randint(1, 99)
