@@ -1,0 +1,98 @@
+"""A checkpoint's ``config.json``, read with types checked and mistakes named."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from dragoman.core.errors import ModelError
+
+_LARGEST_FILE_BYTES = 8 << 20  # configs are a few kilobytes; a larger file is something else
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a small file. Raises ModelError naming the file when it is not one."""
+    try:
+        if path.stat().st_size > _LARGEST_FILE_BYTES:
+            raise ModelError(f"{path}: too large for a configuration file")
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: must hold a JSON object")
+    return value
+
+
+class Config:
+    """Typed reading of a config's fields; ``null`` counts as absent.
+
+    Every method raises ModelError naming field and value when it cannot.
+    """
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values = values
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """A positive integer."""
+        value = self._value(key, default)
+        if value is None:
+            raise ModelError(f"config.json: {key} is missing")
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
+            raise ModelError(f"config.json: {key} must be a positive integer, got {value!r}")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        """A positive finite number."""
+        value = self._value(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
+            raise ModelError(f"config.json: {key} must be a positive number, got {value!r}")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A boolean."""
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise ModelError(f"config.json: {key} must be true or false, got {value!r}")
+        return value
+
+    def choice(self, key: str, default: str, meanings: dict[str, Any]) -> Any:
+        """The meaning of a named variant."""
+        value = self._value(key, default)
+        if not isinstance(value, str) or value not in meanings:
+            raise ModelError(f"config.json: {key} {value!r} is not supported; known: {', '.join(meanings)}")
+        return meanings[value]
+
+    def block(self, key: str) -> dict[str, Any]:
+        """A nested object; absent or ``null`` is empty."""
+        value = self.values.get(key) or {}
+        if not isinstance(value, dict):
+            raise ModelError(f"config.json: {key} must be an object, got {value!r}")
+        return value
+
+    def refuse(self, key: str, *harmless: object) -> None:
+        """Refuse by name a feature that would change the outputs, unless its value is one that turns it off."""
+        value = self.values.get(key)
+        if value is not None and value not in harmless:
+            raise ModelError(f"config.json: {key} = {_short(value)} is not supported")
+
+    def _value(self, key: str, default: object) -> Any:
+        value = self.values.get(key)
+        return default if value is None else value
+
+
+def token_ids(values: dict[str, Any], key: str) -> tuple[int, ...]:
+    """An id, a list of ids, or nothing, as a tuple."""
+    value = values.get(key)
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+        raise ModelError(f"{key} must be a token id or a list of them, got {_short(value)}")
+    return tuple(ids)
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,107 @@
+"""What can be said about a model without loading it, and about a loaded one to those who never see its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from dragoman.core.errors import ModelError
+from dragoman.models.config import read_json, token_ids
+from dragoman.models.families import read_spec
+from dragoman.models.settings import PRECISIONS, AskedPrecision, Precision
+from dragoman.models.source import Source, find_source, find_weights
+from dragoman.models.spec import DecoderSpec
+from dragoman.models.weights import read_header, stored_dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDescription:
+    """A model by its small files alone.
+
+    Attributes:
+        stored_dtype: float32, float16 or bfloat16: of the weights, or, while they are not here, as the config says.
+        eos_token_ids: any of them ends a sequence. bos_token_id: None where the model has none.
+    """
+
+    source: Source
+    spec: DecoderSpec
+    stored_dtype: str
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Where the tokenizer's files lie."""
+        return self.source.folder
+
+    def precision(self, asked: AskedPrecision) -> Precision:
+        """The precision that ``asked`` means for this model."""
+        if asked != "auto":
+            if asked not in PRECISIONS:
+                raise ModelError(f"precision {asked!r} is not known; known: auto, {', '.join(PRECISIONS)}")
+            return asked
+        return "float32" if self.stored_dtype == "float32" else "bfloat16"
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A loaded model, as the other rooms may know it.
+
+    Attributes:
+        context_tokens: most tokens of prompt and output together.
+        weight_bytes: the packed weights' size.
+        fingerprint: equal for two models exactly when nothing that decides their outputs differs: weights, precision,
+            architecture, kernels and their instruction set.
+        tokenizer_folder: where the tokenizer's files lie.
+    """
+
+    name: str
+    architecture: str
+    precision: Precision
+    kv_precision: Precision
+    context_tokens: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    parameter_count: int
+    weight_bytes: int
+    fingerprint: str
+    tokenizer_folder: str
+
+
+def describe(
+    source: str | Path | None = None, *, revision: str | None = None, token: str | None = None
+) -> ModelDescription:
+    """Describe a model from its config: no weights are read, and from the hub none are fetched.
+
+    Raises ModelError when there is no such model, or it is of a kind or has a feature that cannot be served.
+    """
+    return describe_source(find_source(source, revision=revision, token=token))
+
+
+def describe_source(source: Source) -> ModelDescription:
+    """The same for files already found."""
+    folder = source.folder
+    config = read_json(folder / "config.json")
+    spec = read_spec(config)
+    generation = read_json(folder / "generation_config.json") if (folder / "generation_config.json").exists() else {}
+    eos = token_ids(generation, "eos_token_id") or token_ids(config, "eos_token_id")
+    bos = token_ids(generation, "bos_token_id") or token_ids(config, "bos_token_id")
+    if beyond := [i for i in (*eos, *bos) if i >= spec.vocab_size]:
+        raise ModelError(f"{folder}: token id {beyond[0]} is beyond the vocabulary of {spec.vocab_size}")
+    return ModelDescription(
+        source=source,
+        spec=spec,
+        stored_dtype=_stored_dtype(source, config.get("dtype") or config.get("torch_dtype")),
+        eos_token_ids=eos,
+        bos_token_id=bos[0] if bos else None,
+    )
+
+
+def _stored_dtype(source: Source, declared: object) -> str:
+    """From the weights' headers where they are here, for configs are often wrong about it or silent."""
+    if source.repository is None or source.weight_files:
+        files = source.weight_files or find_weights(source).weight_files
+        return stored_dtype(read_header(source.folder / name) for name in files)
+    return declared if isinstance(declared, str) and declared in ("float32", "float16") else "bfloat16"

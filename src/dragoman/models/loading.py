@@ -1,0 +1,105 @@
+"""Loading: from a source to a model that can run, refusing before reading what cannot be served."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import dragoman
+from dragoman import kernels
+from dragoman.models.decoder import build_program
+from dragoman.models.description import ModelDescription, ModelInfo, describe_source
+from dragoman.models.families import FAMILIES
+from dragoman.models.layout import Layout, plan_layout
+from dragoman.models.memory import MemoryPlan, plan
+from dragoman.models.model import Model
+from dragoman.models.packed_cache import Packed, PackedCache, cache_key, default_cache_folder, entry_checksums
+from dragoman.models.packing import Weights, huge_pages, pack_checkpoint
+from dragoman.models.settings import ModelSettings
+from dragoman.models.source import find_source, find_weights
+from dragoman.models.spec import DecoderSpec
+from dragoman.models.weights import Checkpoint
+
+# Smaller models are packed anew at each start: that takes less than the tenth of a second a user would notice.
+_SMALLEST_CACHED_BYTES = 64 << 20
+
+
+def load(source: str | Path | None = None, settings: ModelSettings | None = None) -> Model:
+    """Load a model: a folder, a hub id, or None for the embedded one.
+
+    Raises ModelError when it is missing, of an unknown kind, unsafe, corrupt or too large for this machine; what can be
+    told from the config is told before weights are fetched, and everything before memory is taken.
+    """
+    settings = settings or ModelSettings()
+    described = describe_source(find_source(source, revision=settings.revision, token=settings.token))
+    plan(described, settings).require_fit()
+    described = describe_source(find_weights(described.source, token=settings.token))
+    family = FAMILIES[described.spec.architecture]
+    checkpoint = Checkpoint(described.source.folder, described.source.weight_files, family, described.spec)
+    described = replace(described, spec=checkpoint.spec)
+    planned = plan(described, settings)
+    planned.require_fit()
+
+    layout = plan_layout(described.spec, planned.precision)
+    memory, checksums = _packed(checkpoint, layout, described.source.folder, settings)
+    kv = kernels.KVPool(
+        layers=described.spec.layers,
+        blocks=planned.kv_blocks,
+        kv_heads=described.spec.kv_heads,
+        head_dim=described.spec.head_dim,
+        precision=planned.kv_precision,
+    )
+    program = build_program(
+        described.spec,
+        Weights(layout, memory),
+        kv,
+        context=planned.context_tokens,
+        max_tokens=settings.max_tokens,
+        max_sequences=settings.max_sequences,
+        max_logit_rows=settings.max_logit_rows,
+    )
+    card = _card(described, planned, settings, fingerprint(described.spec, planned, layout, checksums))
+    return Model(config=described.spec, program=program, kv=kv, card=card, plan=planned, settings=settings)
+
+
+def fingerprint(spec: DecoderSpec, planned: MemoryPlan, layout: Layout, checksums: Sequence[int]) -> str:
+    """A digest of everything that decides a model's outputs: packed weights, mathematics, precisions, kernels."""
+    digest = hashlib.blake2b(digest_size=8)
+    digest.update(f"{dragoman.__version__} {kernels.instruction_set()} {spec!r} {planned.kv_precision}".encode())
+    digest.update(f"{layout!r} {list(checksums)}".encode())
+    return f"fp_{digest.hexdigest()}"
+
+
+def _packed(checkpoint: Checkpoint, layout: Layout, folder: Path, settings: ModelSettings) -> Packed:
+    """Packed weights from the cache, or packed now and kept for the next start."""
+    cached = settings.cache_bytes > 0 and layout.nbytes >= _SMALLEST_CACHED_BYTES
+    cache_folder = Path(settings.cache_folder).expanduser() if settings.cache_folder else default_cache_folder()
+    cache = PackedCache(cache_folder, settings.cache_bytes)
+    key = cache_key(checkpoint, layout, folder) if cached else ""
+    if cached and (found := cache.read(key, layout, mapped=settings.weights_memory == "map")) is not None:
+        return found
+    memory = huge_pages(layout.nbytes)
+    pack_checkpoint(checkpoint, layout, memory)
+    checksums = entry_checksums(memory, layout)
+    if cached:
+        cache.write(key, layout, memory, checksums)
+    return memory, checksums
+
+
+def _card(described: ModelDescription, planned: MemoryPlan, settings: ModelSettings, fingerprint: str) -> ModelInfo:
+    return ModelInfo(
+        name=settings.name or described.source.name,
+        architecture=described.spec.architecture,
+        precision=planned.precision,
+        kv_precision=planned.kv_precision,
+        context_tokens=planned.context_tokens,
+        vocab_size=described.spec.vocab_size,
+        eos_token_ids=described.eos_token_ids,
+        bos_token_id=described.bos_token_id,
+        parameter_count=described.spec.parameter_count,
+        weight_bytes=planned.weight_bytes,
+        fingerprint=fingerprint,
+        tokenizer_folder=str(described.tokenizer_folder),
+    )

@@ -1,0 +1,223 @@
+"""Does it fit, and what is it worth: the memory a model takes on this machine, decided before anything is loaded."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dragoman.core.errors import ModelError
+from dragoman.models.description import ModelDescription
+from dragoman.models.layout import plan_layout
+from dragoman.models.settings import ModelSettings, Precision
+from dragoman.models.spec import DecoderSpec, Parameter
+
+BLOCK_TOKENS = 32  # positions of one KV block
+_SHORTEST_CONTEXT = 1024  # rather refuse than serve a context cut below this without being asked
+_MOST_KV_BYTES = 8 << 30  # by default: beyond it more prefixes are kept, not more requests served
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """What a model takes, in bytes, and what that allows.
+
+    Attributes:
+        available_bytes: what this process may still take. weight_bytes: packed. loading_bytes: held beside them only
+            while the largest tensor is packed. table_bytes: rotary tables. activation_bytes: buffers of one step.
+        kv_blocks: of 32 tokens each, shared by all sequences.
+        bytes_per_decoded_token: weights read to decode one token alone; memory bandwidth over this is the limit of
+            tokens per second.
+        refusal: why the model does not fit; None when it does.
+    """
+
+    precision: Precision
+    kv_precision: Precision
+    available_bytes: int
+    weight_bytes: int
+    loading_bytes: int
+    table_bytes: int
+    activation_bytes: int
+    kv_bytes_per_token: int
+    kv_blocks: int
+    context_tokens: int
+    bytes_per_decoded_token: int
+    refusal: str | None
+
+    @property
+    def kv_bytes(self) -> int:
+        """Memory of all keys and values."""
+        return self.kv_blocks * BLOCK_TOKENS * self.kv_bytes_per_token
+
+    @property
+    def total_bytes(self) -> int:
+        """All that is held while serving."""
+        return self.weight_bytes + self.table_bytes + self.activation_bytes + self.kv_bytes
+
+    @property
+    def concurrency(self) -> float:
+        """How many sequences of the whole context fit at once."""
+        return self.kv_blocks * BLOCK_TOKENS / self.context_tokens
+
+    def tokens_per_second(self, bandwidth_bytes_per_s: float) -> float:
+        """Expected speed of one stream when reading the weights is all that counts."""
+        return bandwidth_bytes_per_s / self.bytes_per_decoded_token
+
+    def require_fit(self) -> None:
+        """Raise ModelError with the numbers when the model does not fit."""
+        if self.refusal is not None:
+            raise ModelError(self.refusal)
+
+
+def plan(
+    description: ModelDescription, settings: ModelSettings | None = None, *, available_bytes: int | None = None
+) -> MemoryPlan:
+    """Plan a model's memory. Raises ModelError on impossible settings; what does not fit is told by ``refusal``."""
+    settings = settings or ModelSettings()
+    spec = description.spec
+    precision = description.precision(settings.precision)
+    kv_precision: Precision = "float32" if precision == "float32" else "bfloat16"
+    available = available_memory() if available_bytes is None else available_bytes
+    layout = plan_layout(spec, precision)
+    per_token = 2 * spec.layers * spec.kv_width * (4 if kv_precision == "float32" else 2)
+    asked = _asked_context(spec, settings)
+    table = _table_bytes_per_position(spec)
+    activations = activation_bytes(spec, settings)
+    loading = max(_loading_bytes(entry.parameter, entry.nbytes, description.stored_dtype) for entry in layout.entries)
+
+    room = available - _reserve(available) - layout.nbytes - max(activations, loading)
+    context = _fitting_context(asked, room, per_token, table, settings)
+    room -= context * table
+    blocks = _kv_bytes(settings, context, per_token, room) // (per_token * BLOCK_TOKENS)
+    found = MemoryPlan(
+        precision=precision,
+        kv_precision=kv_precision,
+        available_bytes=available,
+        weight_bytes=layout.nbytes,
+        loading_bytes=loading,
+        table_bytes=context * table,
+        activation_bytes=activations,
+        kv_bytes_per_token=per_token,
+        kv_blocks=blocks,
+        context_tokens=context,
+        bytes_per_decoded_token=sum(
+            entry.nbytes for entry in layout.entries if _read_each_token(entry.parameter, spec)
+        ),
+        refusal=None,
+    )
+    if found.concurrency >= 1 and found.kv_bytes <= room:
+        return found
+    return replace(found, refusal=_refusal(found, description.source.name))
+
+
+def available_memory() -> int:
+    """Bytes this process may still take: what the system can give without swapping, within the cgroup's limit."""
+    free = _system_memory()
+    for limit, usage, statistics, reclaimable in _CGROUP_FILES:
+        try:
+            most, used = int(Path(limit).read_text()), int(Path(usage).read_text())
+            cached = dict(line.split() for line in Path(statistics).read_text().splitlines())
+            return min(free, max(0, most - used + int(cached.get(reclaimable, 0))))
+        except (OSError, ValueError):  # no such cgroup version, or the limit is "max"
+            continue
+    return free
+
+
+def _system_memory() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):  # no Linux: all there is, less what cannot be told from cached files
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 4
+
+
+_CGROUP = "/sys/fs/cgroup"
+_CGROUP_FILES = (
+    (f"{_CGROUP}/memory.max", f"{_CGROUP}/memory.current", f"{_CGROUP}/memory.stat", "inactive_file"),
+    (
+        f"{_CGROUP}/memory/memory.limit_in_bytes",
+        f"{_CGROUP}/memory/memory.usage_in_bytes",
+        f"{_CGROUP}/memory/memory.stat",
+        "total_inactive_file",
+    ),
+)
+
+
+def activation_bytes(spec: DecoderSpec, settings: ModelSettings) -> int:
+    """Float32 buffers of one step: those of every token, and those of every wanted logits row."""
+    wide = (3 if spec.gated else 1) * spec.feed_forward
+    stream = 2 * spec.width + wide + spec.query_width
+    # Half as much again for the quantized copies of a matrix's input, which the kernels keep between calls.
+    tokens = settings.max_tokens * (stream + spec.qkv_width) * 6
+    return tokens + settings.max_logit_rows * (stream + spec.vocab_size) * 4
+
+
+def _asked_context(spec: DecoderSpec, settings: ModelSettings) -> int:
+    if settings.max_context is None:
+        return spec.context
+    if not 0 < settings.max_context <= spec.context:
+        raise ModelError(
+            f"a context of {settings.max_context} was asked for; this model allows 1 to {spec.context} tokens"
+        )
+    return settings.max_context
+
+
+def _fitting_context(asked: int, room: int, per_token: int, table: int, settings: ModelSettings) -> int:
+    """The context asked for, or, where none was, the longest that fits."""
+    if settings.max_context is not None:
+        return asked
+    fits = max(room, 0) // (per_token + table)
+    if settings.kv_bytes is not None:
+        fits = min(fits, settings.kv_bytes // per_token)
+    fits = fits // BLOCK_TOKENS * BLOCK_TOKENS
+    return asked if fits >= asked else max(fits, min(asked, _SHORTEST_CONTEXT))
+
+
+def _kv_bytes(settings: ModelSettings, context: int, per_token: int, room: int) -> int:
+    """What was asked for; else enough for all sequences, at most half the room and 8 GiB, at least one context."""
+    one = math.ceil(context / BLOCK_TOKENS) * BLOCK_TOKENS * per_token
+    if settings.kv_bytes is None:
+        return max(min(settings.max_sequences * one, room // 2, _MOST_KV_BYTES), min(one, max(room, 0)))
+    if settings.kv_bytes < one:
+        raise ModelError(
+            f"{_gib(settings.kv_bytes)} for keys and values cannot hold one context of {context} tokens, which takes "
+            f"{_gib(one)}"
+        )
+    return settings.kv_bytes
+
+
+def _table_bytes_per_position(spec: DecoderSpec) -> int:
+    return 0 if spec.rope is None else 4 * spec.rope.dim  # a cosine and a sine for each pair
+
+
+def _loading_bytes(parameter: Parameter, packed: int, stored_dtype: str) -> int:
+    """The packed copy and, where the stored tensor cannot be used in place, the converted one."""
+    size = math.prod(parameter.shape)
+    if stored_dtype == "float16":
+        return packed + 4 * size
+    return packed + (4 if stored_dtype == "float32" else 2) * size * (len(parameter.parts) > 1)
+
+
+def _read_each_token(parameter: Parameter, spec: DecoderSpec) -> bool:
+    """Of tables only rows are read, unless the table is the output projection too."""
+    return parameter.module != "positions" and (parameter.module != "embedding" or spec.tied)
+
+
+def _reserve(available: int) -> int:
+    """Left to the rest of the machine."""
+    return min(available // 10, 1 << 30)
+
+
+def _refusal(found: MemoryPlan, name: str) -> str:
+    kv = max(math.ceil(found.context_tokens / BLOCK_TOKENS) * BLOCK_TOKENS * found.kv_bytes_per_token, found.kv_bytes)
+    working = found.table_bytes + max(found.activation_bytes, found.loading_bytes)
+    return (
+        f"{name} at {found.precision} does not fit in memory: it needs {_gib(found.weight_bytes + working + kv)} "
+        f"(weights {_gib(found.weight_bytes)}, keys and values {_gib(kv)} for {found.context_tokens} tokens, "
+        f"working memory {_gib(working)}), and {_gib(found.available_bytes)} is available, of which "
+        f"{_gib(_reserve(found.available_bytes))} stays free. A lower precision or a smaller --max-context may fit"
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**27 else f"{size / 2**20:.1f} MiB"

@@ -1,0 +1,71 @@
+"""A loaded model: what the engine runs."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman import kernels
+from dragoman.models.description import ModelInfo
+from dragoman.models.memory import BLOCK_TOKENS, MemoryPlan
+from dragoman.models.settings import ModelSettings
+from dragoman.models.spec import DecoderSpec
+
+Int32s = NDArray[np.int32]
+
+
+class Batch(Protocol):
+    """One step's flat batch, as ``kernels.Program.run`` takes it; all arrays are int32."""
+
+    @property
+    def token_ids(self) -> Int32s: ...
+    @property
+    def positions(self) -> Int32s: ...
+    @property
+    def row_starts(self) -> Int32s: ...
+    @property
+    def block_tables(self) -> Int32s: ...
+    @property
+    def logit_rows(self) -> Int32s: ...
+
+
+class Model:
+    """Program, weights and KV memory of one model; satisfies the engine's ``Runner``.
+
+    Attributes:
+        config: the decoder's spec. card: what other rooms may know. plan: the memory it was loaded under.
+        block_size: tokens of a KV block. num_blocks: how many there are. max_context: most positions of a sequence.
+        max_tokens, max_sequences, max_logit_rows: limits of one step.
+    """
+
+    block_size = BLOCK_TOKENS
+
+    def __init__(
+        self,
+        *,
+        config: DecoderSpec,
+        program: kernels.Program,
+        kv: kernels.KVPool,
+        card: ModelInfo,
+        plan: MemoryPlan,
+        settings: ModelSettings,
+    ) -> None:
+        self.config, self.program, self.kv, self.card, self.plan = config, program, kv, card, plan
+        self.vocab_size = config.vocab_size
+        self.num_blocks = plan.kv_blocks
+        self.max_context = plan.context_tokens
+        self.max_tokens = settings.max_tokens
+        self.max_sequences = settings.max_sequences
+        self.max_logit_rows = settings.max_logit_rows
+
+    def run(self, batch: Batch) -> NDArray[np.float32]:
+        """Run one step: logits ``[len(batch.logit_rows), vocab_size]``, overwritten by the next step."""
+        return self.program.run(
+            batch.token_ids, batch.positions, batch.row_starts, batch.block_tables, batch.logit_rows
+        )
+
+    def copy_blocks(self, sources: Int32s, targets: Int32s) -> None:
+        """Copy KV blocks in all layers, ``sources[i]`` to ``targets[i]``."""
+        self.kv.copy_blocks(sources, targets)

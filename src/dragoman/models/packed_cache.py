@@ -1,0 +1,211 @@
+"""Packed weights on disk, so that a second start reads what the first one computed.
+
+One file per model, precision and source content: ``<key>.packed`` holds a header (JSON: where each parameter lies and
+its checksum) and the packed bytes as they lie in memory. A file appears whole or not at all (written under another
+name, then renamed), is checked completely when it is read, and is only ever a copy: whatever is wrong with it or with
+its disk costs a warning and the time to pack again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import mmap
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman import kernels
+from dragoman.models.layout import Layout
+from dragoman.models.packing import huge_pages
+from dragoman.models.weights import Checkpoint
+
+_LOG = logging.getLogger("dragoman.models")
+_FORMAT = 1  # raise it whenever the packed layout of any precision changes
+_MAGIC = b"DRGMPACK"
+_PAGE = 4096
+_LARGEST_HEADER_BYTES = 64 << 20
+_FREE_DISK_BYTES = 1 << 30  # never fill the last gigabyte of a disk
+_ABANDONED_AFTER_S = 3600.0
+_SAMPLES, _SAMPLE_BYTES = 64, 16 << 10
+
+Packed = tuple[NDArray[np.uint8], list[int]]  # the bytes, and the checksum of each entry
+
+
+def default_cache_folder() -> Path:
+    """``$DRAGOMAN_CACHE/packed``, or ``packed`` in the user's cache folder for this program."""
+    if root := os.environ.get("DRAGOMAN_CACHE"):
+        return Path(root).expanduser() / "packed"
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dragoman" / "packed"
+
+
+def cache_key(checkpoint: Checkpoint, layout: Layout, folder: Path) -> str:
+    """Name of the packed form of these weight files: their names, sizes, times, headers and samples of their content.
+
+    Samples, because hashing all of a large checkpoint would take as long as packing it; whoever changes a file without
+    changing its size, its time and any of 64 samples is not served by accident.
+    """
+    digest = hashlib.blake2b(digest_size=20)
+    digest.update(f"{_FORMAT} {layout!r} {checkpoint.spec!r}".encode())
+    for name, header in sorted(checkpoint.headers.items()):
+        status = (folder / name).stat()
+        digest.update(f"{name} {status.st_size} {status.st_mtime_ns} {len(header.raw)}".encode())
+        digest.update(header.raw)
+        with (folder / name).open("rb") as stream:
+            for sample in range(_SAMPLES):
+                stream.seek(status.st_size * sample // _SAMPLES)
+                digest.update(stream.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def entry_checksums(memory: NDArray[np.uint8], layout: Layout) -> list[int]:
+    """The checksum of each parameter's packed bytes."""
+    return [kernels.checksum(memory[entry.offset : entry.offset + entry.nbytes]) for entry in layout.entries]
+
+
+class PackedCache:
+    """A folder of packed weights, bounded in bytes."""
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        self._folder = folder
+        self._limit_bytes = limit_bytes
+
+    def read(self, key: str, layout: Layout, *, mapped: bool) -> Packed | None:
+        """The packed bytes under ``key``, verified: mapped from the file, or read into huge pages. None: pack again.
+
+        A damaged file is removed.
+        """
+        path = self._path(key)
+        try:
+            with path.open("rb") as stream:
+                checksums, start = _read_header(stream.fileno(), layout)
+                read = _map if mapped else _copy
+                memory = read(stream.fileno(), start, layout, checksums)
+            os.utime(path)  # what was used last is removed last
+            return memory, checksums
+        except FileNotFoundError:
+            return None
+        except _DamagedError as error:
+            _LOG.warning("%s is damaged (%s): packing again", path, error)
+            with contextlib.suppress(OSError):
+                path.unlink()
+        except OSError as error:
+            _LOG.warning("%s cannot be read (%s): packing again", path, error)
+        return None
+
+    def write(self, key: str, layout: Layout, memory: NDArray[np.uint8], checksums: Sequence[int]) -> None:
+        """Keep packed bytes. Failing costs a warning, never an error: the model is in memory already."""
+        if layout.nbytes > self._limit_bytes:
+            return
+        temporary = self._folder / f".{key}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._make_room(layout.nbytes)
+            if shutil.disk_usage(self._folder).free < layout.nbytes + _FREE_DISK_BYTES:
+                _LOG.warning("no room in %s for %d MB of packed weights", self._folder, layout.nbytes >> 20)
+                return
+            try:
+                with temporary.open("wb") as stream:
+                    stream.write(_header(layout, checksums))
+                    stream.write(memory.data)
+                temporary.rename(self._path(key))
+            finally:
+                temporary.unlink(missing_ok=True)
+        except OSError as error:
+            _LOG.warning("packed weights could not be kept in %s: %s", self._folder, error)
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key}.packed"
+
+    def _make_room(self, nbytes: int) -> None:
+        """Remove the longest unused files beyond the limit, and what writers left that did not finish."""
+        kept: list[tuple[float, int, Path]] = []
+        for path in self._folder.iterdir():
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                if path.suffix == ".packed":
+                    kept.append((status.st_mtime, status.st_size, path))
+                elif path.suffix == ".tmp" and status.st_mtime < time.time() - _ABANDONED_AFTER_S:
+                    path.unlink()
+        total = nbytes + sum(size for _, size, _ in kept)
+        for _, size, path in sorted(kept):
+            if total <= self._limit_bytes:
+                break
+            with contextlib.suppress(OSError):
+                path.unlink()
+                total -= size
+
+
+class _DamagedError(Exception):
+    """The file is not what was written."""
+
+
+def _describe(layout: Layout) -> list[list[Any]]:
+    return [[e.parameter.name, e.precision, list(e.parameter.shape), e.offset, e.nbytes] for e in layout.entries]
+
+
+def _header(layout: Layout, checksums: Sequence[int]) -> bytes:
+    """Magic, length and JSON, filled up to whole pages so that the data behind can be mapped."""
+    text = json.dumps({"entries": _describe(layout), "checksums": list(checksums)}).encode()
+    head = _MAGIC + len(text).to_bytes(8, "little") + text
+    return head + bytes(-len(head) % _PAGE)
+
+
+def _read_header(file: int, layout: Layout) -> tuple[list[int], int]:
+    """The checksums, and where the data starts."""
+    head = os.pread(file, 16, 0)
+    length = int.from_bytes(head[8:], "little")
+    if head[:8] != _MAGIC or not 0 < length <= _LARGEST_HEADER_BYTES:
+        raise _DamagedError("not a file of packed weights")
+    start = -(-(16 + length) // _PAGE) * _PAGE
+    if os.fstat(file).st_size != start + layout.nbytes:
+        raise _DamagedError("wrong size")
+    try:
+        header = json.loads(os.pread(file, length, 16))
+        checksums = [int(checksum) for checksum in header["checksums"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _DamagedError(f"its header cannot be read: {error}") from None
+    if header["entries"] != _describe(layout) or len(checksums) != len(layout.entries):
+        raise _DamagedError("its header tells of other weights")
+    return checksums, start
+
+
+def _map(file: int, start: int, layout: Layout, checksums: Sequence[int]) -> NDArray[np.uint8]:
+    mapped = mmap.mmap(file, 0, access=mmap.ACCESS_READ)
+    memory = np.frombuffer(mapped, np.uint8, layout.nbytes, start)
+    for entry, found, expected in zip(layout.entries, entry_checksums(memory, layout), checksums, strict=True):
+        if found != expected:
+            raise _DamagedError(f"checksum of {entry.parameter.name}")
+    return memory
+
+
+def _copy(file: int, start: int, layout: Layout, checksums: Sequence[int]) -> NDArray[np.uint8]:
+    """Read into huge pages, two entries at a time: copying one while the other is checked is bound by memory alone."""
+    memory = huge_pages(layout.nbytes)
+
+    def read(number: int) -> None:
+        entry = layout.entries[number]
+        target = memory[entry.offset : entry.offset + entry.nbytes]
+        done = 0
+        while done < entry.nbytes:
+            count = os.preadv(file, [target.data[done:]], start + entry.offset + done)
+            if count == 0:
+                raise _DamagedError("truncated")
+            done += count
+        if kernels.checksum(target) != checksums[number]:
+            raise _DamagedError(f"checksum of {entry.parameter.name}")
+
+    with ThreadPoolExecutor(2) as threads:
+        for _ in threads.map(read, range(len(layout.entries))):
+            pass
+    return memory

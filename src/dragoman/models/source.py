@@ -1,0 +1,131 @@
+"""Where a model comes from: a local folder, the embedded model, or a repository on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import importlib.resources
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dragoman.core.errors import ModelError
+from dragoman.models.config import read_json
+from dragoman.models.weights import INDEX_NAME, choose_weight_files
+
+EMBEDDED = "embedded"
+# What is needed to describe a model and to make text of its tokens; a few megabytes.
+_DESCRIPTION_FILES = ("config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json",
+                      "vocab.*", "merges.txt", "chat_template*", "added_tokens.json", INDEX_NAME)  # fmt: skip
+_REPOSITORY_ID = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model's files on this machine.
+
+    Attributes:
+        name: what the user calls it: the folder's name, the hub id, or ``embedded``.
+        folder: holds ``config.json``; also the tokenizer's files.
+        repository: the hub id; None for a folder. revision: its commit.
+    """
+
+    name: str
+    folder: Path
+    repository: str | None = None
+    revision: str | None = None
+    weight_files: tuple[str, ...] = ()
+
+
+def embedded_path() -> Path:
+    """The folder of the embedded model, in an installed package or in a checkout. Raises ModelError without one."""
+    installed = Path(str(importlib.resources.files("dragoman"))) / "builtin"
+    checkout = Path(__file__).resolve().parents[3] / "builtin"
+    for folder in (installed, checkout):
+        if (folder / "config.json").is_file():
+            return folder
+    raise ModelError("this installation has no embedded model: name a folder or a hub id")
+
+
+def find_source(source: str | Path | None, *, revision: str | None = None, token: str | None = None) -> Source:
+    """The files that describe the model; from the hub only those are fetched, and only when they are not cached.
+
+    ``source``: a folder, a hub id (``owner/name``), or None or ``embedded``. Raises ModelError when there is no such
+    model, naming what to do.
+    """
+    if source is None or source == EMBEDDED:
+        return Source(EMBEDDED, embedded_path())
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"{folder} has no config.json: it is not a model folder in Hugging Face layout")
+        return Source(folder.resolve().name, folder)
+    if folder.exists():
+        raise ModelError(f"{folder} is a file; name the folder that holds config.json and the *.safetensors files")
+    if not _REPOSITORY_ID.fullmatch(str(source)):
+        raise ModelError(f"there is no folder {source}, and it is not a hub id (owner/name)")
+    repository = str(source)
+    found = _download(repository, revision, token, _DESCRIPTION_FILES)
+    if not (found / "config.json").is_file():
+        raise ModelError(f"{repository} has no config.json: it is not a model in Hugging Face layout")
+    return Source(repository, found, repository, found.name)
+
+
+def find_weights(source: Source, *, token: str | None = None) -> Source:
+    """The same source with its weight files present, downloading what is missing with a progress bar."""
+
+    def choose(names: Iterable[str]) -> tuple[str, ...]:
+        return choose_weight_files(names, lambda: read_json(source.folder / INDEX_NAME))
+
+    try:
+        return replace(source, weight_files=choose(path.name for path in source.folder.iterdir()))
+    except ModelError:
+        if source.repository is None:
+            raise
+    names = choose(_list_files(source, token))
+    _download(source.repository, source.revision, token, names)
+    if missing := [name for name in names if not (source.folder / name).is_file()]:
+        raise ModelError(f"{source.repository}: {missing[0]} could not be downloaded")
+    return replace(source, weight_files=names)
+
+
+def _download(repository: str, revision: str | None, token: str | None, patterns: Iterable[str]) -> Path:
+    from huggingface_hub import (
+        snapshot_download,
+    )  # here, not above: a quarter of a second that local models need not wait
+
+    try:
+        return Path(snapshot_download(repository, revision=revision, token=token, allow_patterns=list(patterns)))
+    except Exception as error:
+        raise _hub_error(repository, revision, error) from error
+
+
+def _list_files(source: Source, token: str | None) -> list[str]:
+    from huggingface_hub import HfApi
+
+    assert source.repository is not None
+    try:
+        return list(HfApi(token=token).list_repo_files(source.repository, revision=source.revision))
+    except Exception as error:
+        raise _hub_error(source.repository, source.revision, error) from error
+
+
+def _hub_error(repository: str, revision: str | None, error: Exception) -> ModelError:
+    """What went wrong on the way to the hub, and what helps. Everything else is passed on with its own words."""
+    from huggingface_hub import errors
+
+    place = repository if revision is None else f"{repository} at revision {revision}"
+    match error:
+        case errors.GatedRepoError():
+            return ModelError(f"{place} is gated: accept its terms on the hub, then give a token (HF_TOKEN)")
+        case errors.RepositoryNotFoundError():
+            return ModelError(
+                f"{place} is neither a folder here nor on the hub; if it is private, give a token (HF_TOKEN)"
+            )
+        case errors.RevisionNotFoundError():
+            return ModelError(f"{repository} has no revision {revision}")
+        case errors.LocalEntryNotFoundError() | errors.OfflineModeIsEnabled():
+            return ModelError(f"{place} is not in the cache on this machine, and the hub cannot be reached: {error}")
+        case OSError():
+            return ModelError(f"{place} could not be downloaded: {error}")
+        case _:
+            return ModelError(f"{place}: {type(error).__name__}: {error}")

@@ -1,0 +1,243 @@
+"""Reading safetensors checkpoints: one file or several with an index, tensor by tensor, without copying.
+
+The format is a length, a JSON header and raw little-endian data (https://huggingface.co/docs/safetensors). It is read
+here directly because the numbers wanted are bfloat16, which NumPy does not have: such tensors are given as uint16.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.core.errors import ModelError
+from dragoman.models.families import Family
+from dragoman.models.spec import DecoderSpec, Parameter, parameters
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_LARGEST_HEADER_BYTES = 100 << 20
+# name in the file -> (NumPy's type for its bytes, our name); other types have no meaning for a decoder's weights
+_DTYPES: dict[str, tuple[np.dtype[Any], str]] = {
+    "F32": (np.dtype("<f4"), "float32"),
+    "F16": (np.dtype("<f2"), "float16"),
+    "BF16": (np.dtype("<u2"), "bfloat16"),
+}
+
+
+def choose_weight_files(names: Iterable[str], read_index: Callable[[], dict[str, Any]]) -> tuple[str, ...]:
+    """Which of a model's files hold its weights.
+
+    ``read_index()`` gives the content of ``model.safetensors.index.json`` when that is among the names. Raises
+    ModelError when there are none, or only pickled ones, naming a file and what to do.
+    """
+    present = sorted(names)
+    if INDEX_NAME in present:
+        shards = read_index().get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(s, str) and "/" not in s for s in shards.values()):
+            raise ModelError(f"{INDEX_NAME}: has no weight_map from tensors to files")
+        if missing := sorted(set(shards.values()) - set(present)):
+            raise ModelError(f"{INDEX_NAME} names {missing[0]}, which is missing ({len(missing)} missing in all)")
+        return tuple(sorted(set(shards.values())))
+    if SINGLE_NAME in present:
+        return (SINGLE_NAME,)
+    candidates = [name for name in present if name.endswith(".safetensors") and "/" not in name]
+    if len(candidates) == 1:
+        return (candidates[0],)
+    if candidates:
+        raise ModelError(f"{len(candidates)} safetensors files ({candidates[0]}, …) and no {INDEX_NAME} to join them")
+    if pickled := [name for name in present if name.endswith(_PICKLE_SUFFIXES) and "/" not in name]:
+        raise ModelError(
+            f"{pickled[0]} is a pickle file, which can run any code when it is opened, so it is not read. Convert the "
+            "model once, where you trust it: AutoModelForCausalLM.from_pretrained(SOURCE).save_pretrained(FOLDER, "
+            "safe_serialization=True) with transformers; or use a repository that has safetensors files"
+        )
+    raise ModelError("no weights: there is no *.safetensors file")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor lies: ``dtype`` is float32, float16 or bfloat16 for those that can be read."""
+
+    file: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    def fail(self, reason: str) -> ModelError:
+        """An error that names file and tensor."""
+        return ModelError(f"{self.file}: tensor {self.name}: {reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a safetensors file says about itself. ``raw`` is the JSON as stored, for telling files apart."""
+
+    tensors: dict[str, StoredTensor]
+    raw: bytes
+
+
+def read_header(file: Path) -> Header:
+    """Read and check a safetensors header. Raises ModelError naming the file, and the tensor where one is at fault."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if size < 8 or not 0 < length <= min(size - 8, _LARGEST_HEADER_BYTES):
+                raise ModelError(f"{file}: is truncated or not a safetensors file")
+            raw = stream.read(length)
+        entries = json.loads(raw)
+    except OSError as error:
+        raise ModelError(f"{file}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{file}: its safetensors header is corrupt: {error}") from None
+    if not isinstance(entries, dict):
+        raise ModelError(f"{file}: its safetensors header is corrupt: not a JSON object")
+    entries.pop("__metadata__", None)
+    tensors = {name: _read_entry(file, name, entry, 8 + length, size) for name, entry in entries.items()}
+    end = 8 + length
+    for tensor in sorted(tensors.values(), key=lambda t: (t.start, t.stop)):
+        if tensor.start != end:
+            raise tensor.fail("its bytes overlap those of another tensor, or leave a gap")
+        end = tensor.stop
+    if end != size:
+        raise ModelError(f"{file}: holds {size - end} bytes that belong to no tensor")
+    return Header(tensors, raw)
+
+
+def _read_entry(file: Path, name: str, entry: object, data_start: int, size: int) -> StoredTensor:
+    match entry:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(stop)]}:
+            pass
+        case _:
+            raise ModelError(f"{file}: tensor {name}: its header entry is corrupt")
+    tensor = StoredTensor(file, name, dtype, tuple(shape), data_start + start, data_start + stop)
+    if not all(isinstance(n, int) and 0 <= n < 2**40 for n in shape) or not 0 <= start <= stop:
+        raise tensor.fail("its header entry is corrupt")
+    if tensor.stop > size:
+        raise tensor.fail(f"the file is truncated: it ends at byte {size}, the tensor at {tensor.stop}")
+    if dtype in _DTYPES:
+        element, dtype = _DTYPES[dtype]
+        if math.prod(shape) * element.itemsize != stop - start:
+            raise tensor.fail(f"its shape {list(shape)} does not fit its {stop - start} bytes")
+    return StoredTensor(file, name, dtype, tuple(shape), tensor.start, tensor.stop)
+
+
+class Checkpoint:
+    """The tensors of a model's weight files, under a family's names; mapped, and touched only when read.
+
+    Raises ModelError on a corrupt file, a tensor that is missing, of the wrong shape or type, or of no known use: a
+    tensor left out silently would be a model that answers wrongly.
+    """
+
+    def __init__(self, folder: Path, files: Iterable[str], family: Family, spec: DecoderSpec) -> None:
+        self.headers = {name: read_header(folder / name) for name in files}
+        self._family = family
+        self._tensors = {name: tensor for header in self.headers.values() for name, tensor in header.tensors.items()}
+        self._maps: dict[Path, mmap.mmap] = {}
+        self._drop_base = not any(name.startswith(family.base) for name in self._tensors)
+        self.spec = self._untie_if_stored_apart(spec)
+        self.parts = {parameter.name: self._find(parameter) for parameter in parameters(self.spec)}
+        self._refuse_leftovers()
+
+    @property
+    def dtype(self) -> str:
+        """The type of most of the weights' bytes: float32, float16 or bfloat16."""
+        return stored_dtype(self.headers.values())
+
+    def read(self, parameter: Parameter) -> NDArray[Any]:
+        """A parameter as float32, or as uint16 where it is stored in bfloat16; parts are stacked along the outputs."""
+        parts = [self._read_part(part, parameter) for part in self.parts[parameter.name]]
+        if len({part.dtype for part in parts}) > 1:
+            parts = [bfloat16_to_float32(part) if part.dtype == np.uint16 else part for part in parts]
+        whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return whole if parameter.matrix or whole.dtype == np.float32 else bfloat16_to_float32(whole)
+
+    def _read_part(self, tensor: StoredTensor, parameter: Parameter) -> NDArray[Any]:
+        if tensor.file not in self._maps:
+            with tensor.file.open("rb") as stream:
+                self._maps[tensor.file] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        element = next(element for element, name in _DTYPES.values() if name == tensor.dtype)
+        flat = np.frombuffer(self._maps[tensor.file], element, math.prod(tensor.shape), tensor.start)
+        value: NDArray[Any] = flat.reshape(tensor.shape)
+        if parameter.matrix and parameter.module in self._family.transposed:
+            value = value.T
+        return np.require(value.astype(np.float32) if tensor.dtype == "float16" else value, requirements=["C", "A"])
+
+    def _find(self, parameter: Parameter) -> tuple[StoredTensor, ...]:
+        modules = self._family.names[parameter.module]
+        sizes = parameter.parts if len(modules) == len(parameter.parts) else (sum(parameter.parts),)
+        found = []
+        for module, size in zip(modules, sizes, strict=True):
+            name = self._stored_name(module, parameter)
+            if name not in self._tensors:
+                raise ModelError(f"{self._where()}: tensor {name} is missing")
+            tensor = self._tensors[name]
+            shape = (size, *parameter.shape[1:])
+            if parameter.matrix and parameter.module in self._family.transposed:
+                shape = shape[::-1]
+            if tensor.shape != shape:
+                raise tensor.fail(f"its shape is {list(tensor.shape)}, where the config asks for {list(shape)}")
+            if tensor.dtype not in {name for _, name in _DTYPES.values()}:
+                raise tensor.fail(f"its type {tensor.dtype} is not supported; known: {', '.join(_DTYPES)}")
+            found.append(tensor)
+        return tuple(found)
+
+    def _stored_name(self, module: str, parameter: Parameter) -> str:
+        if self._drop_base:
+            module = module.removeprefix(self._family.base)
+        return f"{module.format(layer=parameter.layer)}.{parameter.kind}"
+
+    def _untie_if_stored_apart(self, spec: DecoderSpec) -> DecoderSpec:
+        """A config may call tables tied that the file holds with different values; then the file is right."""
+        if not spec.tied:
+            return spec
+        untied = replace(spec, tied=False)
+        head = next(p for p in parameters(untied) if p.module == "head")
+        if self._stored_name(self._family.names["head"][0], head) not in self._tensors:
+            return spec
+        embedding = next(p for p in parameters(untied) if p.module == "embedding")
+        table, output = (self._read_part(self._find(p)[0], p) for p in (embedding, head))
+        return spec if np.array_equal(table, output) else untied
+
+    def _refuse_leftovers(self) -> None:
+        used = {part.name for parts in self.parts.values() for part in parts}
+        if self.spec.tied:
+            used |= {f"{name}.weight" for name in self._family.names["head"]}
+        left = [
+            name
+            for name in sorted(self._tensors.keys() - used)
+            if not self._family.ignored.fullmatch(name.removeprefix(self._family.base))
+        ]
+        if left:
+            raise self._tensors[left[0]].fail(
+                f"is not part of {self.spec.architecture} as its config describes it ({len(left)} such tensors)"
+            )
+
+    def _where(self) -> str:
+        files = [str(path) for path in {tensor.file for tensor in self._tensors.values()}]
+        return files[0] if len(files) == 1 else f"{len(self.headers)} weight files ({INDEX_NAME})"
+
+
+def stored_dtype(headers: Iterable[Header]) -> str:
+    """The type of most bytes in the files."""
+    sizes: dict[str, int] = {}
+    for header in headers:
+        for tensor in header.tensors.values():
+            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.stop - tensor.start
+    return max(sizes, key=lambda dtype: sizes[dtype], default="float32")
+
+
+def bfloat16_to_float32(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """The same numbers: a bfloat16 is the upper half of a float32."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)

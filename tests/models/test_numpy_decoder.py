@@ -1,0 +1,22 @@
+"""The NumPy decoder that judges the quantized models is itself judged by transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from numpy_decoder import NumpyDecoder
+from small_models import VARIANTS, Config, checkpoint_of, make_folder, prompt
+from transformers_reference import assert_close, load_reference, reference_logits
+
+from dragoman.models.spec import parameters
+
+
+@pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
+def test_numpy_decoder_equals_transformers(config: Config, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, config)
+    checkpoint = checkpoint_of(folder)
+    weights = {parameter.name: checkpoint.read(parameter) for parameter in parameters(checkpoint.spec)}
+    ids = prompt(config["vocab_size"])
+    ours = NumpyDecoder(checkpoint.spec, weights).logits(ids)
+    assert_close(ours, reference_logits(load_reference(folder), ids), 1e-4)

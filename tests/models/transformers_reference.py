@@ -1,0 +1,52 @@
+"""The same checkpoints in transformers, the reference that is not ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+
+def load_reference(folder: Path, dtype: str = "float32") -> Any:
+    """The checkpoint as transformers reads it."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=getattr(torch, dtype), attn_implementation="eager"
+    )
+    model.generation_config.eos_token_id = None  # both sides go on for as long as they are asked
+    return model.eval()
+
+
+def reference_logits(model: Any, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+    """Logits of all positions, from one pass."""
+    with torch.no_grad():
+        return np.asarray(model(torch.tensor(token_ids[None], dtype=torch.long)).logits[0].float())
+
+
+def reference_decode(model: Any, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+    """Logits of all positions, one token at a time."""
+    past, rows = None, []
+    with torch.no_grad():
+        for token in token_ids:
+            step = model(torch.tensor([[int(token)]]), past_key_values=past, use_cache=True)
+            past = step.past_key_values
+            rows.append(np.asarray(step.logits[0, -1].float()))
+    return np.stack(rows)
+
+
+def reference_greedy(model: Any, token_ids: NDArray[np.int32], count: int) -> list[int]:
+    """``count`` tokens of ``generate`` without sampling."""
+    ids = torch.tensor(token_ids[None], dtype=torch.long)
+    made = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count)
+    return [int(i) for i in made[0, len(token_ids) :]]
+
+
+def assert_close(ours: NDArray[np.float32], theirs: NDArray[np.float32], relative: float) -> None:
+    """No logit differs by more than ``relative`` of the largest one."""
+    assert ours.shape == theirs.shape
+    assert np.abs(ours - theirs).max() <= relative * np.abs(theirs).max()
