@@ -43,6 +43,10 @@ def count(number: float) -> str:
     return _scaled(number, ("", "thousand", "million", "billion")).rstrip()
 
 
+def rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
 def _scaled(value: float, units: tuple[str, ...]) -> str:
     for unit in units[:-1]:
         if value < 999.5:

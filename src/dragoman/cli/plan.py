@@ -68,7 +68,7 @@ def print_plans(described: ModelDescription, plans: list[MemoryPlan], bandwidth:
         "fits": ["no" if found.refusal else "yes" for found in plans],
         "largest context": [f"{found.context_tokens:,} tokens" for found in plans],
         "  how many at once": [f"{found.concurrency:.3g}" for found in plans],
-        "one stream, at most": [f"{found.tokens_per_second(bandwidth):.3g} tokens/s" for found in plans],
+        "one stream, at most": [f"{console.rate(found.tokens_per_second(bandwidth))} tokens/s" for found in plans],
     }
     for name, cells in rows.items():
         table.add_row(name, *cells)

@@ -43,8 +43,13 @@ class Address(msgspec.Struct, frozen=True):
         path = parts.path.rstrip("/").removesuffix("/v1")
         return cls(parts.hostname, port, path, secure)
 
+    @property
+    def authority(self) -> str:
+        """As the ``Host`` header names it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
     def __str__(self) -> str:
-        return f"{'https' if self.secure else 'http'}://{self.host}:{self.port}{self.path}"
+        return f"{'https' if self.secure else 'http'}://{self.authority}{self.path}"
 
 
 async def fetch_json(address: Address, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = 30) -> Any:
@@ -84,7 +89,7 @@ async def _exchange(address: Address, path: str, body: dict[str, Any] | None) ->
     """One request on a connection of its own; gives the lines of the answer's body."""
     data = b"" if body is None else msgspec.json.encode(body)
     head = (
-        f"{'GET' if body is None else 'POST'} {address.path}{path} HTTP/1.1\r\nHost: {address.host}:{address.port}\r\n"
+        f"{'GET' if body is None else 'POST'} {address.path}{path} HTTP/1.1\r\nHost: {address.authority}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
     )
     context = ssl.create_default_context() if address.secure else None
@@ -115,7 +120,14 @@ async def _exchange(address: Address, path: str, body: dict[str, Any] | None) ->
 
 async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
     """The body of a chunked answer (RFC 9112, section 7.1)."""
-    while size := int((await reader.readline()).split(b";")[0].strip() or b"0", 16):
+    while True:
+        line = await reader.readuntil(b"\n")
+        try:
+            size = int(line.split(b";")[0], 16)
+        except ValueError:
+            raise GenerationFailed(f"the answer has {line!r} where the length of a chunk belongs") from None
+        if size == 0:
+            return
         yield (await reader.readexactly(size + 2))[:-2]
 
 
