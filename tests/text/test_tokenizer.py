@@ -1,0 +1,321 @@
+"""Loading a model folder's tokenizer, encoding, decoding, and what is known about single tokens."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Pipeline
+
+from dragoman.core.errors import BadRequest, ContextOverflow, ModelError
+from dragoman.text import Tokenizer
+
+Load = Callable[[str], Tokenizer]
+FolderOf = Callable[[str], Path]
+
+
+def write(folder: Path, name: str, value: object) -> None:
+    (folder / name).write_text(json.dumps(value))
+
+
+def copy(source: Path, target: Path) -> Path:
+    for path in source.iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+    return target
+
+
+def without_ambiguous(text: str) -> str:
+    """Without what decoding cannot give back: SentencePiece's sign for a space, and the byte-level kind's added token
+    ``é``, which the library takes for the letter of byte E9."""
+    return text.replace("▁", "").replace("é", "")
+
+
+# Encoding
+
+
+@settings(max_examples=80, deadline=None)
+@given(text=st.text(max_size=60))
+@pytest.mark.parametrize("kind", ["byte_level_bpe", "llama_bpe", "gemma_bpe", "gpt2"])
+def test_text_survives_encoding_and_decoding(load: Load, kind: str, text: str) -> None:
+    tokenizer = load(kind)
+    text = without_ambiguous(text)
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False, parse_special=False), False) == text
+
+
+def test_special_tokens_are_added_around_the_text_only_when_asked_for(load: Load) -> None:
+    tokenizer = load("llama_bpe")
+    plain = tokenizer.encode("the dog", add_special_tokens=False)
+    assert tokenizer.encode("the dog") == (tokenizer.bos_id, *plain)
+
+
+def test_special_tokens_in_the_text_are_parsed_or_are_ordinary_text(load: Load) -> None:
+    tokenizer = load("byte_level_bpe")
+    end = tokenizer.token_id("<|im_end|>")
+    assert tokenizer.encode("a<|im_end|>b") == (tokenizer.token_id("a"), end, tokenizer.token_id("b"))
+    plain = tokenizer.encode("a<|im_end|>b", parse_special=False)
+    assert end not in plain
+    assert tokenizer.decode(plain) == "a<|im_end|>b"
+
+
+def test_too_long_a_text_is_refused_before_any_work(load: Load) -> None:
+    tokenizer = load("byte_level_bpe")
+    assert tokenizer.encode("a" * 10, max_chars=10)
+    with pytest.raises(ContextOverflow, match="100000000 characters"):
+        tokenizer.encode("a" * 100_000_000, max_chars=10)
+
+
+def test_a_lone_surrogate_is_refused(load: Load) -> None:
+    with pytest.raises(BadRequest, match="character 1"):
+        load("byte_level_bpe").encode("a\ud800")
+
+
+def test_encoding_lets_other_threads_run(load: Load) -> None:
+    tokenizer = load("byte_level_bpe")
+    text = "The merchant asked the dragoman. " * 30_000
+    turns, done = [0], threading.Event()
+
+    def count() -> None:
+        while not done.wait(0.0005):
+            turns[0] += 1
+
+    counter = threading.Thread(target=count)
+    interval = sys.getswitchinterval()
+    counter.start()
+    try:
+        sys.setswitchinterval(1e-4)
+        tokenizer.encode(text)
+    finally:
+        sys.setswitchinterval(interval)
+        done.set()
+        counter.join()
+    assert turns[0] > 5
+
+
+def test_many_threads_get_the_same_ids(load: Load) -> None:
+    tokenizer = load("llama_bpe")
+    texts = [f"camel {i} <s> dog" for i in range(50)]
+    expected = [(tokenizer.encode(text), tokenizer.encode(text, parse_special=False)) for text in texts]
+    results: list[object] = [None] * 4
+
+    def work(place: int) -> None:
+        results[place] = [(tokenizer.encode(text), tokenizer.encode(text, parse_special=False)) for text in texts]
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [expected] * 4
+
+
+# Single tokens
+
+
+@settings(max_examples=80, deadline=None)
+@given(text=st.text(max_size=60))
+@pytest.mark.parametrize("kind", ["byte_level_bpe", "gemma_bpe", "gpt2"])
+def test_token_bytes_join_to_the_text_itself(load: Load, kind: str, text: str) -> None:
+    tokenizer = load(kind)
+    text = without_ambiguous(text)
+    token_ids = tokenizer.encode(text, add_special_tokens=False, parse_special=False)
+    assert b"".join(map(tokenizer.token_bytes, token_ids)) == text.encode()
+
+
+@pytest.mark.parametrize(
+    ("kind", "token", "raw"),
+    [
+        ("byte_level_bpe", "Ġ", b" "),
+        ("byte_level_bpe", "ð", b"\xf0"),
+        ("byte_level_bpe", "tool call", b"tool call"),
+        ("llama_bpe", "▁", b" "),
+        ("llama_bpe", "<0xE9>", b"\xe9"),
+        ("llama_bpe", "<s>", b"<s>"),
+        ("metaspace_bpe", "▁", b" "),
+        ("word_piece", "the", b" the"),
+        ("word_piece", "##e", b"e"),
+        ("no_decoder", "the", b" the"),
+    ],
+)
+def test_token_bytes_are_exact(load: Load, kind: str, token: str, raw: bytes) -> None:
+    tokenizer = load(kind)
+    token_id = tokenizer.token_id(token)
+    assert token_id is not None
+    assert tokenizer.token_bytes(token_id) == raw
+    assert tokenizer.token_text(token_id) == raw.decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize(
+    "kind", ["byte_level_bpe", "llama_bpe", "gemma_bpe", "metaspace_bpe", "unigram", "word_piece", "no_decoder", "gpt2"]
+)
+def test_token_bytes_are_what_a_token_adds_to_a_text(load: Load, kind: str) -> None:
+    tokenizer = load(kind)
+    begun = tokenizer.encode("dragoman", add_special_tokens=False)
+    assert tokenizer.decode(begun) == "dragoman"
+    for token_id in range(min(tokenizer.vocab_size, 1000)):
+        raw = tokenizer.token_bytes(token_id)
+        added = tokenizer.decode([*begun, token_id], skip_special_tokens=False)[len("dragoman") :]
+        assert raw.decode("utf-8", "replace") == added
+
+
+def test_ids_beyond_the_vocabulary_are_empty(load: Load) -> None:
+    tokenizer = load("byte_level_bpe")
+    for token_id in (-1, tokenizer.vocab_size, 2**40):
+        assert tokenizer.token(token_id) is None
+        assert tokenizer.token_bytes(token_id) == b""
+        assert tokenizer.decode([token_id]) == ""
+
+
+# What the files say
+
+
+def test_special_tokens_have_names_and_ids(load: Load) -> None:
+    tokenizer = load("llama_bpe")
+    assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.eos_ids) == (1, 2, (2,))
+    assert tokenizer.special_ids == {0, 1, 2, 3, 4}
+    assert tokenizer.is_special(3)
+    assert not tokenizer.is_special(5)
+
+
+def test_every_file_may_name_ids_that_end_a_generation(folder_of: FolderOf, tmp_path: Path) -> None:
+    folder = copy(folder_of("llama_bpe"), tmp_path)
+    write(folder, "config.json", {"eos_token_id": 2})
+    write(folder, "generation_config.json", {"eos_token_id": [4, 3]})
+    assert Tokenizer.load(folder).eos_ids == (2, 4, 3)
+
+
+def test_truncation_and_padding_stored_in_the_file_are_off(folder_of: FolderOf, tmp_path: Path) -> None:
+    pipeline = Pipeline.from_file(str(folder_of("byte_level_bpe") / "tokenizer.json"))
+    whole = pipeline.encode("a b c d e f").ids
+    pipeline.enable_truncation(3)
+    pipeline.enable_padding(length=50)
+    pipeline.save(str(tmp_path / "tokenizer.json"))
+    assert list(Tokenizer.load(tmp_path).encode("a b c d e f")) == whole
+
+
+def test_tokens_only_the_config_declares_are_added_under_their_ids(folder_of: FolderOf, tmp_path: Path) -> None:
+    folder = copy(folder_of("byte_level_bpe"), tmp_path)
+    size = Tokenizer.load(folder).vocab_size
+    declared = {str(size): {"content": "<|new|>", "special": True, "normalized": False}}
+    write(folder, "tokenizer_config.json", {"eos_token": {"content": "</s>"}, "added_tokens_decoder": declared})
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.encode("<|new|>") == (size,)
+    assert tokenizer.is_special(size)
+    assert tokenizer.eos_id == 2
+    write(folder, "tokenizer_config.json", {"added_tokens_decoder": {str(size + 7): {"content": "<|new|>"}}})
+    with pytest.raises(ModelError, match="new"):
+        Tokenizer.load(folder)
+
+
+def test_a_named_special_token_is_special_even_when_the_file_forgot(folder_of: FolderOf, tmp_path: Path) -> None:
+    folder = copy(folder_of("byte_level_bpe"), tmp_path)
+    pipeline = Pipeline.from_file(str(folder / "tokenizer.json"))
+    pipeline.add_tokens([AddedToken("<|end|>", special=False)])
+    pipeline.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").unlink()
+    write(folder, "special_tokens_map.json", {"eos_token": {"content": "<|end|>", "lstrip": False}})
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.eos_id is not None
+    assert tokenizer.is_special(tokenizer.eos_id)
+
+
+def test_gpt2_loads_from_vocab_and_merges(load: Load) -> None:
+    tokenizer = load("gpt2")
+    assert tokenizer.encode("Hello world") == (15496, 995)
+    assert (tokenizer.eos_ids, tokenizer.vocab_size) == ((50256,), 50257)
+    assert tokenizer.encode("<|endoftext|>") == (50256,)
+
+
+def test_vocab_and_merges_of_another_class_are_not_guessed(tmp_path: Path) -> None:
+    write(tmp_path, "vocab.json", {"a": 0})
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    assert Tokenizer.load(tmp_path).encode("a") == (0,)
+    write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "Qwen2Tokenizer"})
+    with pytest.raises(ModelError, match="Qwen2Tokenizer"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_sentencepiece_model_is_refused_with_the_command_that_converts_it(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"\x0a\x0b")
+    with pytest.raises(ModelError) as refused:
+        Tokenizer.load(tmp_path)
+    assert "tokenizer.model" in refused.value.message
+    assert f"AutoTokenizer.from_pretrained('{tmp_path}').save_pretrained('{tmp_path}')" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", "[" * 100_000),
+        ("tokenizer_config.json", "not json"),
+        ("tokenizer_config.json", "[" * 100_000),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"x": {}}}'),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"9999": 3}}'),
+        ("special_tokens_map.json", "[]"),
+        ("config.json", '{"eos_token_id": "two"}'),
+        ("generation_config.json", '{"eos_token_id": [-1]}'),
+    ],
+)
+def test_a_broken_file_is_named(folder_of: FolderOf, tmp_path: Path, name: str, content: str) -> None:
+    folder = copy(folder_of("byte_level_bpe"), tmp_path)
+    (folder / name).write_text(content)
+    with pytest.raises(ModelError, match=name.replace(".", r"\.")):
+        Tokenizer.load(folder)
+
+
+def test_an_empty_folder_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+
+
+# Fill in the middle
+
+
+def test_fill_tokens_stand_around_prefix_and_suffix(load: Load) -> None:
+    tokenizer = load("byte_level_bpe")
+    rendered = tokenizer.render_fill("the <|fim_suffix", " dog")
+    assert rendered is not None
+    assert tokenizer.decode(rendered, False) == "<|fim_prefix|>the <|fim_suffix<|fim_suffix|> dog<|fim_middle|>"
+
+
+def test_fill_is_none_without_fill_tokens(load: Load) -> None:
+    assert load("unigram").render_fill("a", "b") is None
+
+
+@pytest.mark.parametrize(
+    ("marks", "expected"),
+    [
+        (["<fim_prefix>", "<fim_suffix>", "<fim_middle>"], "<s><fim_prefix> a b<fim_suffix>c d<fim_middle>"),
+        (["▁<PRE>", "▁<SUF>", "▁<MID>"], "<s> <PRE> a b <SUF>c d <MID>"),
+        (
+            ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"],
+            "<s><｜fim begin｜> a b<｜fim hole｜>c d<｜fim end｜>",
+        ),
+        (["[SUFFIX]", "[PREFIX]"], "<s>[SUFFIX]c d[PREFIX] a b"),
+    ],
+)
+def test_each_family_marks_the_gap_its_own_way(
+    folder_of: FolderOf, tmp_path: Path, marks: list[str], expected: str
+) -> None:
+    folder = copy(folder_of("llama_bpe"), tmp_path)
+    pipeline = Pipeline.from_file(str(folder / "tokenizer.json"))
+    pipeline.add_special_tokens([AddedToken(mark, normalized=False) for mark in marks])
+    pipeline.save(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer.load(folder)
+    rendered = tokenizer.render_fill("a b", "c d")
+    assert rendered is not None
+    # The prefix begins a text and has SentencePiece's space in front; the suffix does not.
+    assert b"".join(map(tokenizer.token_bytes, rendered)).decode() == expected
+
+
+def test_overlong_fill_is_refused(load: Load) -> None:
+    with pytest.raises(ContextOverflow):
+        load("byte_level_bpe").render_fill("a" * 6, "b" * 6, max_chars=10)
