@@ -54,3 +54,13 @@ def sample(logits, temperature, top_k, top_p, min_p, uniform, token_ids, logprob
             p[p < min_p[r] * p.max()] = 0
         c = np.cumsum(p)
         token_ids[r] = min(int(np.searchsorted(c, uniform[r] * c[-1], side="right")), len(x) - 1)
+
+
+def apply_penalties(row, ids, counts, repetition, frequency, presence):
+    v = row[ids]
+    v = np.where(v > 0, v / np.float32(repetition), v * np.float32(repetition))
+    row[ids] = v - (np.float32(frequency) * counts + np.where(counts > 0, np.float32(presence), np.float32(0)))
+
+
+def add_bias(row, ids, bias):
+    row[ids] += bias

@@ -96,7 +96,8 @@ class Engine:
         """Compute a schedule. What the runner raises passes through, and the engine is then of no further use."""
         started = time.perf_counter()
         if schedule.copies:
-            self._copy(schedule.copies)
+            sources, targets = np.array(schedule.copies, np.int32).T.copy()
+            self.runner.copy_blocks(sources, targets)
         if schedule.decodes or schedule.chunks:
             logits = self.runner.run(build_batch(schedule, self.scheduler.tables))
             self._postprocess(schedule, logits)
@@ -108,15 +109,6 @@ class Engine:
         """All events since the last output."""
         events, self._events = self._events, []
         return StepOutput(events, self._stats())
-
-    def _copy(self, copies: list[tuple[int, int]]) -> None:
-        pairs = np.array(copies, np.int32)
-        if np.isin(pairs[:, 1], pairs[:, 0]).any():
-            # A source was given up and became a target within one step: order matters.
-            for pair in pairs:
-                self.runner.copy_blocks(pair[:1], pair[1:])
-        else:
-            self.runner.copy_blocks(pairs[:, 0].copy(), pairs[:, 1].copy())
 
     def _postprocess(self, schedule: Schedule, logits: Float32) -> None:
         drawing, rows = self._computed(schedule, logits)

@@ -8,11 +8,12 @@ token ids alone: that is what happens after a crash.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 
 from dragoman.core.request import EngineRequest
+from dragoman.engine import _numpy_kernels as kernels
 from dragoman.engine.batch import Float32, Int32
 from dragoman.engine.sequence import Processor, Sequence
 
@@ -30,32 +31,25 @@ def minimum_length(request: EngineRequest) -> Processor | None:
     return process
 
 
-def repetition_penalty(request: EngineRequest) -> Processor | None:
-    """Each distinct id of prompt and output once: a logit > 0 is divided by r, else multiplied (CTRL, Keskar 2019)."""
-    if request.sampling.repetition_penalty == 1.0:
-        return None
-    penalty = np.float32(request.sampling.repetition_penalty)
-    seen = _Occurrences(len(request.prompt) + request.max_tokens)
+def penalties(request: EngineRequest) -> Processor | None:
+    """Repetition, then frequency and presence.
 
-    def process(logits: Float32, sequence: Sequence) -> None:
-        seen.count(sequence.token_ids)
-        values = logits[seen.ids]
-        logits[seen.ids] = np.where(values > 0, values / penalty, values * penalty)
-
-    return process
-
-
-def frequency_and_presence_penalty(request: EngineRequest) -> Processor | None:
-    """logit -= f * count + p * [count > 0], counted over generated tokens (OpenAI)."""
+    Each distinct id of prompt and output once: a logit > 0 is divided by the repetition penalty, else multiplied by it
+    (CTRL, Keskar 2019). Then logit -= f * count + p * [count > 0], counted over generated tokens (OpenAI).
+    """
     sampling = request.sampling
-    if sampling.frequency_penalty == 0.0 and sampling.presence_penalty == 0.0:
+    repetition, frequency, presence = (
+        sampling.repetition_penalty,
+        sampling.frequency_penalty,
+        sampling.presence_penalty,
+    )
+    if (repetition, frequency, presence) == (1.0, 0.0, 0.0):
         return None
-    frequency, presence = np.float32(sampling.frequency_penalty), np.float32(sampling.presence_penalty)
-    seen = _Occurrences(request.max_tokens, skip=len(request.prompt))
+    occurrences = _Occurrences(len(request.prompt), len(request.prompt) + request.max_tokens)
 
     def process(logits: Float32, sequence: Sequence) -> None:
-        seen.count(sequence.token_ids)
-        logits[seen.ids] -= frequency * seen.counts + presence
+        ids, counts = occurrences.of(sequence.token_ids)
+        kernels.apply_penalties(logits, ids, counts, repetition, frequency, presence)
 
     return process
 
@@ -65,19 +59,18 @@ def logit_bias(request: EngineRequest) -> Processor | None:
     bias = request.sampling.logit_bias
     if not bias:
         return None
-    ids = np.array(list(bias), np.intp)
+    ids = np.array(list(bias), np.int32)
     values = np.array(list(bias.values()), np.float32)
 
     def process(logits: Float32, sequence: Sequence) -> None:
-        logits[ids] += values
+        kernels.add_bias(logits, ids, values)
 
     return process
 
 
 PIPELINE: tuple[Callable[[EngineRequest], Processor | None], ...] = (
     minimum_length,
-    repetition_penalty,
-    frequency_and_presence_penalty,
+    penalties,
     logit_bias,
 )
 """In the order of ``docs/generation.md``. Temperature and what follows are native: see ``sampler``."""
@@ -90,28 +83,21 @@ def processors_for(request: EngineRequest) -> tuple[Processor, ...]:
 
 
 class _Occurrences:
-    """The distinct ids of a growing list of tokens, and how often each occurs; each token is looked at once."""
+    """The distinct ids of prompt and output, and how often each was generated. Every token is looked at once."""
 
-    def __init__(self, capacity: int, skip: int = 0) -> None:
-        self._ids = np.empty(capacity, np.int32)
-        self._counts = np.zeros(capacity, np.float32)
+    def __init__(self, prompt_length: int, most_tokens: int) -> None:
+        self._prompt_length = prompt_length
+        self._ids = np.empty(most_tokens, np.int32)
+        self._counts = np.zeros(most_tokens, np.int32)
         self._place: dict[int, int] = {}
-        self._next = skip
+        self._seen = 0
 
-    def count(self, token_ids: list[int]) -> None:
-        for token_id in self._new(token_ids):
+    def of(self, token_ids: list[int]) -> tuple[Int32, Int32]:
+        """Ids and counts, as views, of a list that only ever grows."""
+        for index in range(self._seen, len(token_ids)):
+            token_id = token_ids[index]
             place = self._place.setdefault(token_id, len(self._place))
             self._ids[place] = token_id
-            self._counts[place] += 1
-
-    def _new(self, token_ids: list[int]) -> Iterable[int]:
-        start, self._next = self._next, len(token_ids)
-        return token_ids[start:]
-
-    @property
-    def ids(self) -> Int32:
-        return self._ids[: len(self._place)]
-
-    @property
-    def counts(self) -> Float32:
-        return self._counts[: len(self._place)]
+            self._counts[place] += index >= self._prompt_length
+        self._seen = len(token_ids)
+        return self._ids[: len(self._place)], self._counts[: len(self._place)]

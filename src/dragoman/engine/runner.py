@@ -29,4 +29,4 @@ class Runner(Protocol):
         """Logits [len(batch.logit_rows), vocab_size]. The next call may overwrite them; the caller may too."""
 
     def copy_blocks(self, sources: Int32, targets: Int32) -> None:
-        """Copy whole blocks, all layers. ``targets`` are distinct and none of them is a source."""
+        """Copy whole blocks, all layers, one pair after the other: a target may be the source of an earlier pair."""

@@ -87,8 +87,9 @@ class StubRunner:
         return logits
 
     def copy_blocks(self, sources: Int32, targets: Int32) -> None:
-        self._cells[targets] = self._cells[sources]
-        self._tokens[targets] = self._tokens[sources]
+        for source, target in zip(sources, targets, strict=True):
+            self._cells[target] = self._cells[source]
+            self._tokens[target] = self._tokens[source]
 
     def _write(self, table: Int32, position: int, token_id: int) -> None:
         block, offset = divmod(position, self.block_size)

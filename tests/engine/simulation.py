@@ -1,0 +1,136 @@
+"""Random requests, engines to run them on, and what came of each: the vocabulary of this room's tests."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dragoman.core.events import EngineEvent, FinishEvent, FinishReason, PromptEvent, TokenEvent, TokenLogprob
+from dragoman.core.request import EngineRequest
+from dragoman.core.sampling import LogprobParams, SamplingParams
+from dragoman.engine.engine import Engine
+from dragoman.engine.messages import StubModel
+from dragoman.engine.runner import Runner
+from dragoman.engine.scheduler import SchedulerSettings
+from dragoman.engine.stub import StubRunner
+
+
+@dataclass
+class Transcript:
+    """Everything a client can learn of one request that does not depend on how it was run."""
+
+    tokens: dict[int, list[tuple[int, float | None, tuple[TokenLogprob, ...]]]] = field(default_factory=dict)
+    finish: dict[int, FinishReason] = field(default_factory=dict)
+    prompt_logprobs: tuple[float | None, ...] = ()
+    prompt_top: tuple[tuple[TokenLogprob, ...], ...] = ()
+
+    def add(self, event: EngineEvent) -> None:
+        if isinstance(event, PromptEvent):
+            assert not self.tokens, "the prompt's event comes before any token"
+            self.prompt_logprobs, self.prompt_top = event.logprobs, event.top
+            return
+        assert event.sequence not in self.finish, "nothing comes after the end of a sequence"
+        if isinstance(event, TokenEvent):
+            tokens = self.tokens.setdefault(event.sequence, [])
+            assert event.index == len(tokens), "tokens come in order, each once"
+            tokens.append((event.token_id, event.logprob, event.top))
+        if event.finish is not None:
+            self.finish[event.sequence] = event.finish
+
+    def of(self, sequence: int) -> tuple[Any, ...]:
+        return self.tokens.get(sequence, []), self.finish.get(sequence), self.prompt_logprobs, self.prompt_top
+
+    def ids(self, sequence: int = 0) -> list[int]:
+        return [token_id for token_id, _, _ in self.tokens.get(sequence, [])]
+
+
+def run(engine: Engine, requests: Iterable[EngineRequest], max_steps: int = 100_000) -> dict[str, Transcript]:
+    """Submit everything and step to the end, the engine's books checked after each step."""
+    transcripts = {}
+    for request in requests:
+        transcripts[request.request_id] = Transcript()
+        engine.submit(request)
+    for _ in range(max_steps):
+        if not engine.has_work:
+            return transcripts
+        step(engine, transcripts)
+    raise AssertionError(f"work is left after {max_steps} steps")
+
+
+def step(engine: Engine, transcripts: dict[str, Transcript]) -> None:
+    for event in engine.step().events:
+        transcripts[event.request_id].add(event)
+    engine.scheduler.check_integrity()
+
+
+def run_alone(runner: Runner, request: EngineRequest) -> Transcript:
+    """The reference: nothing beside it, no cache, the whole prompt in as few steps as the runner allows."""
+    engine = Engine(runner, SchedulerSettings(prefix_cache=False))
+    return run(engine, [request])[request.request_id]
+
+
+class Limited:
+    """A runner that admits to less than it has: fewer blocks, fewer rows."""
+
+    def __init__(self, runner: Runner, **limits: int) -> None:
+        self.run = runner.run
+        self.copy_blocks = runner.copy_blocks
+        for name in ("vocab_size", "block_size", "num_blocks", "max_context", *_STEP_LIMITS):
+            value = getattr(runner, name)
+            setattr(self, name, min(value, limits.get(name, value)))
+
+
+_STEP_LIMITS = ("max_tokens", "max_sequences", "max_logit_rows")
+
+
+def stub(**settings: Any) -> StubRunner:
+    return StubRunner(StubModel(**settings))
+
+
+def random_prompt(rng: random.Random, vocab_size: int, longest: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(vocab_size) for _ in range(rng.randint(1, longest)))
+
+
+def random_sampling(rng: random.Random, vocab_size: int) -> SamplingParams:
+    """Every parameter on in some, off in most."""
+    biased = rng.sample(range(vocab_size), 3)
+    return SamplingParams(
+        temperature=rng.choice([0.0, 0.0, 0.7, 1.0, 1.0, 1.8]),
+        top_k=rng.choice([0, 0, 1, 5, 40]),
+        top_p=rng.choice([1.0, 1.0, 0.9, 0.3]),
+        min_p=rng.choice([0.0, 0.0, 0.1]),
+        repetition_penalty=rng.choice([1.0, 1.0, 1.3]),
+        frequency_penalty=rng.choice([0.0, 0.0, 0.8]),
+        presence_penalty=rng.choice([0.0, 0.0, -0.5, 1.1]),
+        logit_bias=rng.choice([{}, {}, {biased[0]: 5.0, biased[1]: -100.0, biased[2]: 0.25}]),
+    )
+
+
+def random_request(
+    rng: random.Random, request_id: str, vocab_size: int, *, prompt: int = 100, output: int = 24, sequences: int = 3
+) -> EngineRequest:
+    """``prompt``, ``output``, ``sequences``: the largest of each."""
+    logprobs = rng.choice(
+        [None, None, LogprobParams(), LogprobParams(top=rng.randint(1, 5), prompt=rng.random() < 0.5)]
+    )
+    ends = tuple(rng.sample(range(vocab_size), rng.choice([0, max(1, vocab_size // 50)])))
+    return EngineRequest(
+        request_id=request_id,
+        prompt=random_prompt(rng, vocab_size, prompt),
+        seeds=tuple(rng.getrandbits(64) for _ in range(rng.choice([1, 1, 1, rng.randint(1, sequences)]))),
+        max_tokens=rng.choice([0, 1, *[rng.randint(1, output)] * 6]),
+        sampling=random_sampling(rng, vocab_size),
+        min_tokens=rng.choice([0, 0, 5]),
+        end_token_ids=ends,
+        stop_token_ids=tuple(rng.sample(range(vocab_size), rng.choice([0, 0, 2]))),
+        logprobs=logprobs,
+        priority=rng.choice([0, 0, 0, -1, 2]),
+    )
+
+
+def finish_event(events: list[EngineEvent]) -> FinishEvent:
+    """The one event that ends a request without a token."""
+    (event,) = [event for event in events if isinstance(event, FinishEvent)]
+    return event

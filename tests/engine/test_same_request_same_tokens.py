@@ -1,0 +1,156 @@
+"""Promise 1: given model, seed and parameters, tokens and log-probabilities are the same however a request is run.
+
+Equality here is of bits: ids, log-probabilities, alternatives, and the reasons for the end.
+"""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+from simulation import Limited, Transcript, random_request, run, run_alone, step
+
+from dragoman.core.request import EngineRequest
+from dragoman.core.sampling import LogprobParams
+from dragoman.engine.engine import Engine
+from dragoman.engine.replay import Unfinished
+from dragoman.engine.runner import Runner
+from dragoman.engine.scheduler import SchedulerSettings
+
+CASES = range(12)
+
+
+def request_with_everything(rng: random.Random, vocab_size: int) -> EngineRequest:
+    """A request whose every number is looked at."""
+    request = random_request(rng, "ours", vocab_size)
+    return msgspec.structs.replace(
+        request,
+        max_tokens=rng.randint(8, 40),
+        logprobs=LogprobParams(top=rng.randint(0, 4), prompt=rng.random() < 0.5),
+        priority=0,
+    )
+
+
+def others(rng: random.Random, vocab_size: int, count: int) -> list[EngineRequest]:
+    return [random_request(rng, f"other {index}", vocab_size) for index in range(count)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_in_any_company(runner: Runner, case: int) -> None:
+    rng = random.Random(case)
+    request = request_with_everything(rng, runner.vocab_size)
+    alone = run_alone(runner, request)
+    for count in (1, 3, 7, 31):
+        crowd = [request, *others(rng, runner.vocab_size, count)]
+        rng.shuffle(crowd)
+        assert run(Engine(runner), crowd)["ours"] == alone
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_company_that_comes_and_goes(runner: Runner, case: int) -> None:
+    rng = random.Random(case)
+    request = request_with_everything(rng, runner.vocab_size)
+    alone = run_alone(runner, request)
+    engine, transcripts = Engine(runner), {"ours": Transcript()}
+    for other in others(rng, runner.vocab_size, 8):
+        transcripts[other.request_id] = Transcript()
+    pending = [*others(random.Random(case), runner.vocab_size, 8), request]
+    rng.shuffle(pending)
+    while pending or engine.has_work:
+        if pending and rng.random() < 0.4:
+            engine.submit(pending.pop())
+        if rng.random() < 0.1:
+            engine.cancel(f"other {rng.randrange(8)}")
+        if engine.has_work:
+            step(engine, transcripts)
+    assert transcripts["ours"] == alone
+
+
+@pytest.mark.parametrize("case", CASES[:4])
+def test_chunked_at_every_size(runner: Runner, case: int) -> None:
+    rng = random.Random(case)
+    request = request_with_everything(rng, runner.vocab_size)
+    alone = run_alone(runner, request)
+    for size in range(1, len(request.prompt) + 1):
+        settings = SchedulerSettings(step_tokens=size, prefix_cache=False)
+        assert run(Engine(runner, settings), [request])["ours"] == alone, f"in chunks of {size}"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_chunked_beside_others(runner: Runner, case: int) -> None:
+    rng = random.Random(case)
+    request = request_with_everything(rng, runner.vocab_size)
+    alone = run_alone(runner, request)
+    crowd = others(rng, runner.vocab_size, 6)
+    for mixed in (1, 7, 33):
+        settings = SchedulerSettings(mixed_prefill_tokens=mixed, step_tokens=rng.randint(10, 64))
+        assert run(Engine(runner, settings), [*crowd, request])["ours"] == alone
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_with_any_part_of_the_prompt_cached(runner: Runner, case: int) -> None:
+    rng = random.Random(case)
+    request = request_with_everything(rng, runner.vocab_size)
+    request = msgspec.structs.replace(request, prompt=request.prompt * 2, logprobs=LogprobParams(top=2))
+    alone = run_alone(runner, request)
+    engine = Engine(runner)
+    hits = 0
+    for length in [rng.randint(1, len(request.prompt)) for _ in range(4)] + [len(request.prompt)]:
+        prefix = msgspec.structs.replace(request, request_id="prefix", prompt=request.prompt[:length])
+        run(engine, [prefix])
+        before = engine.output().stats.cached_tokens
+        assert run(engine, [request])["ours"] == alone
+        hits += engine.output().stats.cached_tokens - before
+    assert hits > 0 or len(request.prompt) <= 32
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_after_preemption(runner: Runner, case: int) -> None:
+    rng = random.Random(case)
+    request = request_with_everything(rng, runner.vocab_size)
+    request = msgspec.structs.replace(request, max_tokens=40, end_token_ids=(), stop_token_ids=(), priority=-5)
+    alone = run_alone(runner, request)
+    engine = Engine(Limited(runner, num_blocks=8))
+    crowd = others(rng, runner.vocab_size, 9)
+    transcripts = {each.request_id: Transcript() for each in [request, *crowd]}
+    engine.submit(request)
+    while engine.has_work or crowd:
+        if crowd and rng.random() < 0.3:
+            engine.submit(crowd.pop())
+        if engine.has_work:
+            step(engine, transcripts)
+    assert transcripts["ours"] == alone
+    assert engine.scheduler.preemptions > 0
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_sequence_of_many_equals_the_one_of_its_seed(runner: Runner, case: int) -> None:
+    rng = random.Random(case)
+    request = request_with_everything(rng, runner.vocab_size)
+    first = rng.getrandbits(64)
+    seeds = tuple((first + index) % 2**64 for index in range(rng.choice([2, 5, 40])))
+    engine = Engine(Limited(runner, max_sequences=16))
+    forked = run(engine, [msgspec.structs.replace(request, seeds=seeds), *others(rng, runner.vocab_size, 3)])["ours"]
+    for index in {0, 1, len(seeds) - 1}:
+        single = run_alone(runner, msgspec.structs.replace(request, seeds=(seeds[index],)))
+        assert forked.of(index) == single.of(0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_after_a_replay_from_any_point(runner: Runner, case: int) -> None:
+    rng = random.Random(case)
+    request = request_with_everything(rng, runner.vocab_size)
+    request = msgspec.structs.replace(request, seeds=(*request.seeds, 7))
+    alone = run_alone(runner, request)
+    told, unfinished = Transcript(), Unfinished(request)
+    while not unfinished.is_over:
+        # Each life of the engine ends after a few steps, with company that differs each time.
+        engine = Engine(runner, SchedulerSettings(step_tokens=rng.randint(20, 100)))
+        for each in [unfinished.as_replay(), *others(rng, runner.vocab_size, 3)]:
+            engine.submit(each)
+        for _ in range(rng.randint(4, 30)):
+            for event in engine.step().events:
+                if event.request_id == "ours" and unfinished.accept(event):
+                    told.add(event)
+    assert told == alone

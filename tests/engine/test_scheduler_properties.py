@@ -1,0 +1,133 @@
+"""Whatever arrives, leaves or runs out: no block is lost or owned twice, everyone's turn comes, all books balance."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from simulation import Transcript, random_request, run_alone, stub
+
+from dragoman.core.events import FinishReason
+from dragoman.core.request import EngineRequest
+from dragoman.engine.engine import Engine
+from dragoman.engine.messages import StepOutput
+from dragoman.engine.scheduler import SchedulerSettings
+from dragoman.engine.stub import StubRunner
+
+VOCAB = 61
+
+
+class Clock:
+    """Time that passes only when something sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Traffic(RuleBasedStateMachine):
+    """Random arrivals, cancels, priorities, forks and memory sizes."""
+
+    @initialize(
+        num_blocks=st.integers(4, 24),
+        step_tokens=st.integers(2, 64),
+        max_running=st.integers(1, 12),
+        mixed=st.integers(1, 40),
+        prefix_cache=st.booleans(),
+    )
+    def start(self, num_blocks: int, step_tokens: int, max_running: int, mixed: int, prefix_cache: bool) -> None:
+        self.clock = Clock()
+        self.runner = StubRunner(
+            stub(vocab_size=VOCAB, num_blocks=num_blocks, max_context=700, step_s=1.0, max_logit_rows=16).settings,
+            sleep=self.clock.sleep,
+        )
+        limits = SchedulerSettings(
+            step_tokens=step_tokens, max_running=max_running, mixed_prefill_tokens=mixed, prefix_cache=prefix_cache
+        )
+        self.engine = Engine(self.runner, limits)
+        self.requests: dict[str, EngineRequest] = {}
+        self.transcripts: dict[str, Transcript] = {}
+        self.cancelled: dict[str, set[int]] = {}
+        self.prefixes = [tuple(random.Random(seed).choices(range(VOCAB), k=70)) for seed in range(2)]
+
+    @rule(seed=st.integers(0, 2**32), shared=st.booleans(), longest=st.sampled_from([8, 40, 150, 600]))
+    def arrive(self, seed: int, shared: bool, longest: int) -> None:
+        rng = random.Random(seed)
+        request = random_request(rng, f"r{len(self.requests)}", VOCAB, prompt=longest, output=40, sequences=8)
+        if shared:
+            prefix = rng.choice(self.prefixes)[: rng.randint(1, 70)]
+            request = msgspec.structs.replace(request, prompt=(prefix + request.prompt)[:600])
+        self.requests[request.request_id] = request
+        self.transcripts[request.request_id] = Transcript()
+        self.cancelled[request.request_id] = set()
+        self.engine.submit(request)
+        self._hear(self.engine.output())  # a refusal comes at once
+
+    @precondition(lambda self: self.requests)
+    @rule(pick=st.integers(0, 10**6), whole=st.booleans())
+    def cancel(self, pick: int, whole: bool) -> None:
+        request = self.requests[f"r{pick % len(self.requests)}"]
+        sequence = pick % len(request.seeds)
+        self.engine.cancel(request.request_id, None if whole else sequence)
+        finished = self.transcripts[request.request_id].finish
+        self.cancelled[request.request_id] |= set(range(len(request.seeds)) if whole else [sequence]) - set(finished)
+
+    @rule(steps=st.integers(1, 12))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            if self.engine.has_work:
+                self._step()
+
+    @invariant()
+    def books_balance(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.scheduler.check_integrity()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        # Preemption may cost a sequence its work again and again, but the first in order always gets on: by that, the
+        # steps left are at most those of running one sequence after the other.
+        bound = sum(len(r.seeds) * (len(r.prompt) + r.max_tokens + 2) + len(r.prompt) for r in self.requests.values())
+        deadline = self.clock.now + bound
+        while self.engine.has_work:
+            assert self.clock.now < deadline, "somebody starves"
+            self._step()
+        self._all_ended()
+
+    def _step(self) -> None:
+        self._hear(self.engine.step())
+        self.engine.scheduler.check_integrity()
+
+    def _hear(self, output: StepOutput) -> None:
+        for event in output.events:
+            self.transcripts[event.request_id].add(event)
+
+    def _all_ended(self) -> None:
+        cache = self.engine.scheduler.cache
+        assert cache.available == cache.num_blocks
+        assert not self.engine.scheduler.groups
+        for request in self.requests.values():
+            transcript, cancelled = self.transcripts[request.request_id], self.cancelled[request.request_id]
+            assert set(transcript.finish) == set(range(len(request.seeds))) - cancelled
+            too_long = len(request.prompt) + request.max_tokens > cache.num_blocks * cache.block_size
+            assert (FinishReason.ERROR in transcript.finish.values()) <= too_long
+        for request in list(self.requests.values())[:3]:
+            if not self.cancelled[request.request_id] and FinishReason.ERROR not in (
+                self.transcripts[request.request_id].finish.values()
+            ):
+                assert self.transcripts[request.request_id] == run_alone(self.runner, request)
+
+
+TestTraffic = Traffic.TestCase
+TestTraffic.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
