@@ -57,7 +57,8 @@ def plan_layout(spec: DecoderSpec, precision: Precision) -> Layout:
     for parameter in parameters(spec):
         if parameter.matrix:
             of_matrix = matrix_precision(parameter, precision)
-            entries.append(Entry(parameter, of_matrix, offset, packed_bytes(parameter.shape[0], parameter.shape[1], of_matrix)))
+            outputs, inputs = parameter.shape
+            entries.append(Entry(parameter, of_matrix, offset, packed_bytes(outputs, inputs, of_matrix)))
         else:
             entries.append(Entry(parameter, None, offset, 4 * math.prod(parameter.shape)))
         offset += -(-entries[-1].nbytes // _ALIGNMENT) * _ALIGNMENT

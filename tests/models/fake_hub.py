@@ -1,0 +1,98 @@
+"""As much of the Hugging Face hub's HTTP interface as downloading a model needs, on 127.0.0.1."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@dataclass
+class FakeHub:
+    """Serves the files of ``folder`` as the repository ``owner/model`` at one commit, behind a token if any."""
+
+    folder: Path
+    token: str | None = None
+    url: str = ""
+    requests: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def fake_hub(folder: Path, token: str | None = None) -> Iterator[FakeHub]:
+    """A running hub."""
+    hub = FakeHub(folder, token)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.answer(with_body=False)
+
+        def do_GET(self) -> None:
+            self.answer(with_body=True)
+
+        def answer(self, *, with_body: bool) -> None:
+            path = self.path.split("?")[0].strip("/")
+            hub.requests.append(f"{self.command} /{path}")
+            if hub.token is not None and self.headers.get("Authorization") != f"Bearer {hub.token}":
+                return self.send(401, b"{}", {"X-Error-Code": "RepoNotFound"}, with_body)
+            match path.split("/"):
+                case ["api", "models", "owner", "model"] | [
+                    "api",
+                    "models",
+                    "owner",
+                    "model",
+                    "revision",
+                    "main" | "v1",
+                ]:
+                    siblings = [{"rfilename": file.name} for file in sorted(hub.folder.iterdir())]
+                    return self.send_json({"id": "owner/model", "sha": COMMIT, "siblings": siblings}, with_body)
+                case ["api", "models", "owner", "model", "revision", *_]:
+                    return self.send(404, b"{}", {"X-Error-Code": "RevisionNotFound"}, with_body)
+                case ["api", "models", "owner", "model", "tree", revision] if revision == COMMIT:
+                    tree = [
+                        {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": digest(file)}
+                        for file in sorted(hub.folder.iterdir())
+                    ]
+                    return self.send_json(tree, with_body)
+                case ["owner", "model", "resolve", revision, name] if revision == COMMIT:
+                    file = hub.folder / name
+                    headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{digest(file)}"'}
+                    return self.send(200, file.read_bytes(), headers, with_body)
+            return self.send(404, b"{}", {"X-Error-Code": "RepoNotFound"}, with_body)
+
+        def send_json(self, value: Any, with_body: bool) -> None:
+            self.send(200, json.dumps(value).encode(), {"Content-Type": "application/json"}, with_body)
+
+        def send(self, status: int, body: bytes, headers: dict[str, str], with_body: bool) -> None:
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if with_body:
+                self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    thread = Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def digest(file: Path) -> str:
+    return hashlib.sha1(file.read_bytes()).hexdigest()

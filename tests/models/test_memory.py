@@ -1,0 +1,125 @@
+"""The plan: numbers that add up, a context that fits, and a refusal with the numbers when nothing does."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_models import make_models
+
+from dragoman.core.errors import ModelError
+from dragoman.models import MemoryPlan, ModelDescription, ModelSettings, plan
+from dragoman.models.families import read_spec
+from dragoman.models.memory import BLOCK_TOKENS, available_memory
+from dragoman.models.settings import PRECISIONS
+from dragoman.models.source import Source
+
+GIB = 2**30
+
+
+def described(name: str) -> ModelDescription:
+    """A published shape, without a file on disk."""
+    return ModelDescription(
+        source=Source(name, folder=None),  # type: ignore[arg-type]
+        spec=read_spec(make_models.SHAPES[name]),
+        stored_dtype="bfloat16",
+        eos_token_ids=(0,),
+        bos_token_id=None,
+    )
+
+
+def plan_1b(available: float, **settings: object) -> MemoryPlan:
+    asked = msgspec.convert(settings, ModelSettings)
+    return plan(described("llama-3.2-1b"), asked, available_bytes=int(available * GIB))
+
+
+def test_weights_of_a_known_shape() -> None:
+    """1,235,814,400 parameters, of which 67,584 in norms; int8 has a two-byte scale for each 32, int4 an int8 table."""
+    table, norms = 128256 * 2048, 33 * 2048
+    matrices = described("llama-3.2-1b").spec.parameter_count - norms
+    assert matrices + norms == 1_235_814_400
+    expected = {
+        "float32": 4 * matrices,
+        "bfloat16": 2 * matrices,
+        "int8": matrices * 34 // 32,
+        "int4": (matrices - table) * 18 // 32 + table * 34 // 32,
+    }
+    for precision in PRECISIONS:
+        found = plan_1b(24, precision=precision)
+        assert found.weight_bytes == expected[precision] + 4 * norms
+        assert found.bytes_per_decoded_token == found.weight_bytes  # the table is the output projection too
+        assert found.kv_bytes_per_token == 2 * 16 * 8 * 64 * (4 if precision == "float32" else 2)
+
+
+def test_bandwidth_gives_the_expected_speed() -> None:
+    found = plan_1b(24, precision="int8")
+    assert found.tokens_per_second(2 * found.weight_bytes) == 2.0
+
+
+def test_plenty_of_memory_gives_the_whole_context_and_room_for_many() -> None:
+    found = plan_1b(64)
+    assert found.refusal is None
+    assert found.context_tokens == 131072
+    assert found.concurrency >= 1
+    assert found.kv_bytes <= 8 * GIB
+
+
+def test_context_is_shortened_to_what_fits_unless_it_was_asked_for() -> None:
+    found = plan_1b(4)
+    assert found.refusal is None
+    assert 1024 <= found.context_tokens < 131072
+    assert found.concurrency >= 1
+    refusal = plan_1b(4, max_context=131072).refusal
+    assert refusal is not None
+    assert "llama-3.2-1b at bfloat16 does not fit in memory: it needs" in refusal
+    assert "weights 2.30 GiB, keys and values 4.00 GiB for 131072 tokens" in refusal
+    assert "4.00 GiB is available" in refusal
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    too_small = plan_1b(2)
+    assert too_small.refusal is not None
+    with pytest.raises(ModelError, match=r"does not fit in memory.*2\.00 GiB is available"):
+        too_small.require_fit()
+    plan_1b(2, precision="int4").require_fit()
+
+
+def test_impossible_settings_are_refused() -> None:
+    with pytest.raises(ModelError, match="this model allows 1 to 131072 tokens"):
+        plan_1b(24, max_context=131073)
+    with pytest.raises(ModelError, match="cannot hold one context of 4096 tokens"):
+        plan_1b(24, max_context=4096, kv_bytes=1 << 20)
+    with pytest.raises(ModelError, match="precision 'int3' is not known"):
+        plan(described("tiny"), ModelSettings(precision="int3"))  # type: ignore[arg-type]
+
+
+def test_asked_kv_memory_is_what_is_taken() -> None:
+    found = plan_1b(24, kv_bytes=GIB)
+    assert found.kv_bytes == GIB
+    assert found.context_tokens == 32768
+
+
+@given(
+    name=st.sampled_from(["qwen2.5-0.5b", "llama-3.2-1b", "tiny"]),
+    precision=st.sampled_from(PRECISIONS),
+    available=st.integers(1 << 20, 64 * GIB),
+    max_sequences=st.integers(1, 256),
+    max_context=st.none() | st.integers(1, 4096),
+)
+def test_a_plan_that_fits_keeps_its_promises(
+    name: str, precision: str, available: int, max_sequences: int, max_context: int | None
+) -> None:
+    asked = {"precision": precision, "max_sequences": max_sequences, "max_context": max_context}
+    found = plan(described(name), msgspec.convert(asked, ModelSettings), available_bytes=available)
+    if found.refusal is None:
+        assert found.total_bytes < available
+        assert found.weight_bytes + found.loading_bytes < available
+        assert found.kv_blocks * BLOCK_TOKENS >= found.context_tokens >= 1
+        assert max_context is None or found.context_tokens == max_context
+    else:
+        assert "does not fit in memory" in found.refusal
+
+
+def test_available_memory_is_a_plausible_number() -> None:
+    assert 64 << 20 < available_memory() < 1 << 50

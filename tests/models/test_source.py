@@ -1,0 +1,148 @@
+"""Where models come from: folders, the embedded one, and a hub (a small one of our own on 127.0.0.1)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_hub import COMMIT, fake_hub
+from small_models import VARIANTS, make_folder
+
+from dragoman.core.errors import ModelError
+from dragoman.models import describe
+from dragoman.models.source import find_source, find_weights
+
+FIND = """
+import sys
+from dragoman.core.errors import ModelError
+from dragoman.models import describe
+from dragoman.models.source import find_weights
+revision, token, weights = (argument or None for argument in sys.argv[1:])
+try:
+    described = describe("owner/model", revision=revision, token=token)
+    source = find_weights(described.source, token=token) if weights else described.source
+    print(source.name, source.revision, *sorted(path.name for path in source.folder.iterdir()))
+except ModelError as error:
+    print("ModelError:", error)
+"""
+
+
+def find(
+    url: str, cache: Path, *, revision: str = "", token: str = "", weights: bool = True, offline: bool = False
+) -> str:
+    """What a process of its own finds: hub address and cache are settings of the environment."""
+    environment = os.environ | {"HF_ENDPOINT": url, "HF_HOME": str(cache), "HF_HUB_OFFLINE": "1" if offline else "0"}
+    environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_ETAG_TIMEOUT": "2", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment.pop("HF_TOKEN", None)
+    command = [sys.executable, "-c", FIND, revision, token, "weights" if weights else ""]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_folder(tmp_path_factory.mktemp("hub"), VARIANTS["llama"], "BF16", shard_bytes=60_000)
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "README.md").write_text("not needed")
+    (folder / "pytorch_model.bin").write_bytes(b"never fetched")
+    return folder
+
+
+def test_describing_a_hub_model_fetches_no_weights(repository: Path, tmp_path: Path) -> None:
+    with fake_hub(repository) as hub:
+        found = find(hub.url, tmp_path, weights=False)
+    assert found.split()[:2] == ["owner/model", COMMIT]
+    assert "tokenizer.json" in found
+    assert not [request for request in hub.requests if request.endswith((".safetensors", ".bin", "README.md"))]
+
+
+def test_hub_model_is_fetched_whole_then_found_offline(repository: Path, tmp_path: Path) -> None:
+    with fake_hub(repository) as hub:
+        fetched = find(hub.url, tmp_path)
+        hub.requests.clear()
+        assert find(hub.url, tmp_path) == fetched
+        assert not [request for request in hub.requests if "/resolve/" in request]
+    shards = [path.name for path in repository.glob("*.safetensors")]
+    assert len(shards) > 1
+    assert set(shards) < set(fetched.split())
+    assert not {"pytorch_model.bin", "README.md"} & set(fetched.split())
+    assert find("http://127.0.0.1:9", tmp_path, offline=True) == fetched
+    assert find("http://127.0.0.1:9", tmp_path) == fetched  # the hub is down
+
+
+def test_revision_is_resolved_to_its_commit(repository: Path, tmp_path: Path) -> None:
+    with fake_hub(repository) as hub:
+        assert COMMIT in find(hub.url, tmp_path, revision="v1", weights=False)
+        assert find(hub.url, tmp_path, revision="v9").startswith("ModelError: owner/model has no revision v9")
+
+
+def test_private_model_needs_its_token(repository: Path, tmp_path: Path) -> None:
+    with fake_hub(repository, token="hf_secret") as hub:
+        refused = find(hub.url, tmp_path)
+        assert refused.startswith("ModelError: owner/model is neither a folder here nor on the hub")
+        assert "token" in refused
+        assert COMMIT in find(hub.url, tmp_path, token="hf_secret")
+
+
+def test_model_that_is_nowhere_offline_says_so(tmp_path: Path) -> None:
+    said = find("http://127.0.0.1:9", tmp_path, offline=True)
+    assert said.startswith("ModelError: owner/model is not in the cache on this machine")
+
+
+def test_pickled_hub_model_is_refused_before_it_is_fetched(repository: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "pickled"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((repository / "config.json").read_bytes())
+    (folder / "pytorch_model.bin").write_bytes(b"never fetched")
+    with fake_hub(folder) as hub:
+        said = find(hub.url, tmp_path)
+    assert said.startswith("ModelError: pytorch_model.bin is a pickle file")
+    assert not [request for request in hub.requests if request.endswith(".bin")]
+
+
+def test_local_folder_is_used_where_it_lies(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, VARIANTS["gpt2"], "F16")
+    source = find_weights(find_source(str(folder)))
+    assert (source.name, source.folder, source.repository) == (folder.name, folder, None)
+    assert source.weight_files == ("model.safetensors",)
+
+
+def test_description_tells_eos_and_bos_ids(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, VARIANTS["gpt2"])
+    (folder / "generation_config.json").write_text('{"eos_token_id": [7, 5], "bos_token_id": null}')
+    described = describe(folder)
+    assert described.eos_token_ids == (7, 5)
+    assert described.bos_token_id == 1  # the config's, where the generation config has none
+    (folder / "generation_config.json").unlink()
+    assert describe(folder).eos_token_ids == (2,)
+    (folder / "generation_config.json").write_text('{"eos_token_id": 131}')
+    with pytest.raises(ModelError, match="token id 131 is beyond the vocabulary of 131"):
+        describe(folder)
+
+
+def test_what_is_no_model_folder_is_refused_with_its_path(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"has no config\.json"):
+        describe(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config\.json: is not valid JSON"):
+        describe(tmp_path)
+    with pytest.raises(ModelError, match="is a file; name the folder"):
+        describe(tmp_path / "config.json")
+    with pytest.raises(ModelError, match="there is no folder"):
+        describe("./nowhere/at/all")
+
+
+def test_describing_needs_no_kernels_and_no_hub_client(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, VARIANTS["llama"])
+    code = (
+        "import sys, dragoman.models as m; d = m.describe(sys.argv[1]); m.plan(d);"
+        "print([n for n in ('dragoman.kernels', 'huggingface_hub') if n in sys.modules])"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
