@@ -47,7 +47,7 @@ long pairs(const AttentionTile& tile) { return tile.count * (tile.last_position(
 // Memory of the thread that asks, for its current tile.
 float* tile_memory(long floats) {
   thread_local Scratch scratch;
-  return static_cast<float*>(scratch.get(static_cast<std::size_t>(floats) * sizeof(float)));
+  return reinterpret_cast<float*>(scratch.get(static_cast<std::size_t>(floats) * sizeof(float)));
 }
 
 void attend_tile(const AttentionTile& tile) {
@@ -82,7 +82,7 @@ void attend_by_span(const std::vector<AttentionTile>& tiles, Scratch& scratch) {
       floats += tile.count * state_floats(dim);
     }
   }
-  float* states = static_cast<float*>(scratch.get(static_cast<std::size_t>(floats) * sizeof(float)));
+  float* states = reinterpret_cast<float*>(scratch.get(static_cast<std::size_t>(floats) * sizeof(float)));
   for (Piece& piece : pieces) {
     piece.states = states;
     states += piece.tile->count * state_floats(dim);

@@ -1,5 +1,6 @@
 // KVPool and Program as Python sees them. Shapes that C++ cannot know from a pointer are checked here.
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -145,6 +146,7 @@ void bind_program(nb::module_& m) {
       .def(nb::init<long, long, long, std::shared_ptr<KVPool>>(), nb::kw_only(), nb::arg("max_tokens"),
            nb::arg("max_sequences"), nb::arg("max_logit_rows"), nb::arg("kv"))
       .def("buffer", &OwningProgram::buffer, nb::arg("width"))
+      .def("width", &OwningProgram::width)
       .def("embed", [](OwningProgram& p, int x, const PackedMatrix& table, float scale) {
         p.embed(x, p.keep(table), scale);
       })

@@ -1,7 +1,145 @@
+// Sampling as Python sees it. Logits may be a view with padded rows, as Program.run returns it.
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+
+#include <cmath>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
 #include "bindings.h"
+#include "philox.h"
+#include "sampling.h"
+
+namespace nb = nanobind;
 
 namespace dragoman {
+namespace {
 
-void bind_sampling(nanobind::module_&) {}
+template <class T>
+using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Pairs = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+void require(bool condition, const std::string& message) {
+  if (!condition) throw std::invalid_argument(message);
+}
+
+template <class A>
+void require_size(const A& array, long size, const char* name) {
+  require(static_cast<long>(array.shape(0)) == size, std::string(name) + " must have " + std::to_string(size) + " elements");
+}
+
+LogitRows rows_of(const nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>& logits) {
+  require(logits.shape(1) > 0 && logits.shape(1) <= INT32_MAX, "logits must have at least one column");
+  require(logits.shape(0) == 0 || logits.stride(1) == 1, "the tokens of a row of logits must be neighbours in memory");
+  return {logits.data(), static_cast<long>(logits.shape(0)), static_cast<long>(logits.shape(1)),
+          static_cast<long>(logits.stride(0))};
+}
+using Logits2D = nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>;
+
+void check_rows(const Array<const std::int32_t>& rows, const LogitRows& logits) {
+  for (std::size_t i = 0; i < rows.shape(0); ++i) {
+    require(rows.data()[i] >= 0 && rows.data()[i] < logits.rows, "row " + std::to_string(rows.data()[i]) + " is not in the logits");
+  }
+}
+
+void check_ids(const Array<const std::int32_t>& ids, long vocab) {
+  for (std::size_t i = 0; i < ids.shape(0); ++i) {
+    require(ids.data()[i] >= 0 && ids.data()[i] < vocab,
+            "token id " + std::to_string(ids.data()[i]) + " is not in a vocabulary of " + std::to_string(vocab));
+  }
+}
+
+void check_range(const Array<const float>& values, const char* name, float most, bool open) {
+  for (std::size_t i = 0; i < values.shape(0); ++i) {
+    const float value = values.data()[i];
+    require(std::isfinite(value) && value >= 0 && (open ? value < most : value <= most),
+            std::string(name) + " is out of its range: " + std::to_string(value));
+  }
+}
+
+void sample_rows(const Logits2D& logits, const Array<const float>& temperature,
+                 const Array<const std::int32_t>& top_k, const Array<const float>& top_p,
+                 const Array<const float>& min_p, const Array<const float>& uniform, const Array<std::int32_t>& token_ids,
+                 const std::optional<Array<float>>& logprobs) {
+  const LogitRows rows = rows_of(logits);
+  require_size(temperature, rows.rows, "temperature");
+  require_size(top_k, rows.rows, "top_k");
+  require_size(top_p, rows.rows, "top_p");
+  require_size(min_p, rows.rows, "min_p");
+  require_size(uniform, rows.rows, "uniform");
+  require_size(token_ids, rows.rows, "token_ids");
+  if (logprobs) require_size(*logprobs, rows.rows, "logprobs");
+  check_range(temperature, "temperature", INFINITY, true);
+  check_range(top_p, "top_p", 1, false);
+  check_range(min_p, "min_p", 1, false);
+  check_range(uniform, "uniform", 1, true);
+  for (long r = 0; r < rows.rows; ++r) require(top_k.data()[r] >= 0, "top_k cannot be negative");
+  const nb::gil_scoped_release release;
+  sample(rows, {temperature.data(), top_k.data(), top_p.data(), min_p.data(), uniform.data()}, token_ids.data(),
+         logprobs ? logprobs->data() : nullptr);
+}
+
+}  // namespace
+
+void bind_sampling(nb::module_& m) {
+  m.def("sample", &sample_rows, nb::arg("logits"), nb::arg("temperature"), nb::arg("top_k"), nb::arg("top_p"),
+        nb::arg("min_p"), nb::arg("uniform"), nb::arg("token_ids"), nb::arg("logprobs").none());
+
+  m.def("log_softmax_at", [](const Logits2D& logits, const Array<const std::int32_t>& rows,
+                             const Array<const std::int32_t>& ids, const Array<float>& out) {
+    const LogitRows all = rows_of(logits);
+    const long count = static_cast<long>(rows.shape(0));
+    require_size(ids, count, "ids");
+    require_size(out, count, "out");
+    check_rows(rows, all);
+    check_ids(ids, all.vocab);
+    const nb::gil_scoped_release release;
+    log_softmax_at(all, rows.data(), ids.data(), count, out.data());
+  });
+
+  m.def("top_logprobs", [](const Logits2D& logits, const Array<const std::int32_t>& rows,
+                           const Pairs<std::int32_t>& ids, const Pairs<float>& logprobs) {
+    const LogitRows all = rows_of(logits);
+    const long count = static_cast<long>(rows.shape(0)), k = static_cast<long>(ids.shape(1));
+    require_size(ids, count, "ids");
+    require_size(logprobs, count, "logprobs");
+    require(logprobs.shape(1) == ids.shape(1), "ids and logprobs differ in shape");
+    require(k >= 1 && k <= all.vocab, "k must be between 1 and the size of the vocabulary");
+    check_rows(rows, all);
+    const nb::gil_scoped_release release;
+    top_logprobs(all, rows.data(), count, k, ids.data(), logprobs.data());
+  });
+
+  m.def("apply_penalties", [](const Array<float>& row, const Array<const std::int32_t>& ids,
+                              const Array<const std::int32_t>& counts, float repetition, float frequency, float presence) {
+    require_size(counts, static_cast<long>(ids.shape(0)), "counts");
+    require(repetition > 0, "the repetition penalty must be positive");
+    check_ids(ids, static_cast<long>(row.shape(0)));
+    for (std::size_t i = 0; i < ids.shape(0); ++i) {
+      float& logit = row.data()[ids.data()[i]];
+      const auto count = static_cast<float>(counts.data()[i]);
+      logit = logit > 0 ? logit / repetition : logit * repetition;
+      logit -= frequency * count + (count > 0 ? presence : 0.0f);
+    }
+  });
+
+  m.def("add_bias", [](const Array<float>& row, const Array<const std::int32_t>& ids, const Array<const float>& bias) {
+    require_size(bias, static_cast<long>(ids.shape(0)), "bias");
+    check_ids(ids, static_cast<long>(row.shape(0)));
+    for (std::size_t i = 0; i < ids.shape(0); ++i) row.data()[ids.data()[i]] += bias.data()[i];
+  });
+
+  m.def("philox_uniform", [](const Array<const std::uint64_t>& seeds, const Array<const std::uint64_t>& positions,
+                             std::uint64_t purpose, const Array<float>& out) {
+    const long count = static_cast<long>(seeds.shape(0));
+    require_size(positions, count, "positions");
+    require_size(out, count, "out");
+    for (long i = 0; i < count; ++i) {
+      out.data()[i] = uniform_of(philox4x64({positions.data()[i], purpose, 0, 0}, {seeds.data()[i], 0})[0]);
+    }
+  });
+}
 
 }  // namespace dragoman

@@ -129,7 +129,7 @@ void Program::linear(int out, int x, const Matrix& w, const float* bias, bool ac
   push(kLinear, [=, this, &from, &to, &w](const Batch& batch) {
     const long count = rows(domain, batch);
     if (count == 0) return;
-    dragoman::linear(w, from.data(), from.stride, static_cast<int>(count), to.data(), to.stride, bias, accumulate,
+    dragoman::linear(w, from.data(), from.stride, count, to.data(), to.stride, bias, accumulate,
                      scratch_);
   });
 }

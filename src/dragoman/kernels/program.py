@@ -1,0 +1,197 @@
+"""KV pools, and decoders recorded as programs that C++ runs in one call per step."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dragoman.kernels import _native
+from dragoman.kernels._native import PackedMatrix
+
+BLOCK_TOKENS = 32
+
+KVPrecision = Literal["float32", "bfloat16"]
+Norm = Literal["rms", "layer"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+
+
+class KVPool:
+    """Keys and values of ``blocks`` blocks of 32 tokens each, for all layers.
+
+    The memory is taken from the system as it is touched. ValueError on sizes that make no sense (``head_dim`` at most
+    512), MemoryError where the address space is limited.
+    """
+
+    def __init__(self, *, layers: int, blocks: int, kv_heads: int, head_dim: int, precision: KVPrecision) -> None:
+        self.native = _native.KVPool(
+            layers=layers, blocks=blocks, kv_heads=kv_heads, head_dim=head_dim, precision=precision
+        )
+        self.layers = layers
+        self.blocks = blocks
+        self.kv_heads = kv_heads
+        self.head_dim = head_dim
+        self.precision = precision
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole pool when every block has been used."""
+        return self.native.nbytes
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block over all layers."""
+        return self.native.bytes_per_block
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """The pool's bytes as a view, [layers][blocks][kv_heads][keys, values]; reading touches them."""
+        return self.native.data
+
+    def copy_blocks(self, sources: ArrayLike, targets: ArrayLike) -> None:
+        """Copy block ``sources[i]`` to ``targets[i]`` in all layers, in ascending order of i.
+
+        ValueError, before anything is copied, when a block is not in the pool.
+        """
+        self.native.copy_blocks(_int32(sources), _int32(targets))
+
+
+class Program:
+    """A decoder as a list of operations over float32 buffers.
+
+    Record the operations once, in order, then ``run`` a batch per step. Recording raises ValueError on anything that
+    could not run: widths that do not fit, a buffer read before it is written, rows of different kinds. A buffer has one
+    row per token of the batch or, from ``select_rows`` on, one per wanted logits row; an operation's result has the rows
+    of its input.
+    """
+
+    def __init__(self, *, max_tokens: int, max_sequences: int, max_logit_rows: int, kv: KVPool) -> None:
+        self._native = _native.Program(
+            max_tokens=max_tokens, max_sequences=max_sequences, max_logit_rows=max_logit_rows, kv=kv.native
+        )
+        self.max_tokens = max_tokens
+        self.max_sequences = max_sequences
+        self.max_logit_rows = max_logit_rows
+        self.kv = kv
+
+    def buffer(self, width: int) -> int:
+        """A new buffer ``[rows, width]``; its number names it in the operations."""
+        return self._native.buffer(width)
+
+    def width(self, x: int) -> int:
+        """The width of a buffer."""
+        return self._native.width(x)
+
+    def embed(self, x: int, table: PackedMatrix, scale: float = 1.0) -> None:
+        """``x = table[token] · scale``; table ``[vocab, width]`` of any precision."""
+        self._native.embed(x, table, scale)
+
+    def add_positions(self, x: int, table: ArrayLike) -> None:
+        """``x += table[position]``; table float32 ``[positions, width]``."""
+        self._native.add_positions(x, _float32(table))
+
+    def norm(
+        self, out: int, x: int, weight: ArrayLike, bias: ArrayLike | None = None, eps: float = 1e-5, kind: Norm = "rms"
+    ) -> None:
+        """``out = x / sqrt(mean(x²) + eps) · weight (+ bias)`` ("rms"), or ``(x − mean) / sqrt(variance + eps) · weight
+        (+ bias)`` ("layer"). ``out`` may be ``x``."""
+        self._native.norm(out, x, _float32(weight), _float32_or_none(bias), eps, kind)
+
+    def linear(
+        self, out: int, x: int, w: PackedMatrix, bias: ArrayLike | None = None, accumulate: bool = False
+    ) -> None:
+        """``out = x · Wᵀ (+ bias)``, or ``out += …`` where ``accumulate``."""
+        self._native.linear(out, x, w, _float32_or_none(bias), accumulate)
+
+    def head_norm(self, x: int, offset: int, heads: int, head_dim: int, weight: ArrayLike, eps: float) -> None:
+        """RMS norm of each head of ``x[:, offset : offset + heads · head_dim]``, in place; weight ``[head_dim]``."""
+        self._native.head_norm(x, offset, heads, head_dim, _float32(weight), eps)
+
+    def rotate(self, x: int, offset: int, heads: int, head_dim: int, cos: ArrayLike, sin: ArrayLike) -> None:
+        """Rotary embedding of each head, in place: elements i and i + r/2 are a pair (r the rotary dimension, at most
+        ``head_dim``); cos and sin float32 ``[positions, r/2]``."""
+        self._native.rotate(x, offset, heads, head_dim, _float32(cos), _float32(sin))
+
+    def write_kv(self, x: int, k_offset: int, v_offset: int, layer: int) -> None:
+        """Write the keys and values of all rows, KV head by KV head, into their sequence's blocks."""
+        self._native.write_kv(x, k_offset, v_offset, layer)
+
+    def attend(self, out: int, x: int, q_offset: int, heads: int, layer: int, scale: float, window: int = 0) -> None:
+        """``out[:, h] = softmax(scale · q_h · K) · V`` over the positions up to the row's own.
+
+        ``heads`` is a multiple of the pool's KV heads; neighbouring query heads share one. ``window``: how many
+        positions a row sees, its own included; 0: all.
+        """
+        self._native.attend(out, x, q_offset, heads, layer, scale, window)
+
+    def gate(self, out: int, x: int, activation: Activation) -> None:
+        """``out = act(x[:, :F]) · x[:, F:]``, F the width of ``out``."""
+        self._native.gate(out, x, activation)
+
+    def activate(self, x: int, activation: Activation) -> None:
+        """``x = act(x)``."""
+        self._native.activate(x, activation)
+
+    def add(self, out: int, x: int) -> None:
+        """``out += x``."""
+        self._native.add(out, x)
+
+    def select_rows(self, out: int, x: int) -> None:
+        """``out[i] = x[logit_rows[i]]``; from here ``out`` has one row per wanted logits row."""
+        self._native.select_rows(out, x)
+
+    def logits(self, x: int) -> None:
+        """Name the buffer that ``run`` returns; its width is the vocabulary."""
+        self._native.logits(x)
+
+    def run(
+        self,
+        token_ids: ArrayLike,
+        positions: ArrayLike,
+        row_starts: ArrayLike,
+        block_tables: ArrayLike,
+        logit_rows: ArrayLike,
+        embedding_rows: ArrayLike | None = None,
+        embedding_values: ArrayLike | None = None,
+    ) -> NDArray[np.float32]:
+        """Run one batch; returns logits ``[len(logit_rows), vocab]``, a view that the next run overwrites.
+
+        Args:
+            token_ids, positions: int32 ``[T]``, all sequences' rows one after the other.
+            row_starts: int32 ``[S + 1]``; sequence i owns rows ``row_starts[i] : row_starts[i + 1]``, at least one, at
+                consecutive positions.
+            block_tables: int32 ``[S, M]``: position p of sequence i lives in block ``block_tables[i][p // 32]``;
+                entries that no operation looks at may be anything.
+            logit_rows: int32, ascending.
+            embedding_rows, embedding_values: int32 ``[E]`` and float32 ``[E, width]``: rows whose embedding is given,
+                not looked up (before positions are added).
+
+        ValueError, with nothing computed, when the batch does not fit the program, its tables or the KV pool. The GIL
+        is released meanwhile.
+        """
+        return self._native.run(
+            _int32(token_ids),
+            _int32(positions),
+            _int32(row_starts),
+            _int32(block_tables),
+            _int32(logit_rows),
+            None if embedding_rows is None else _int32(embedding_rows),
+            _float32_or_none(embedding_values),
+        )
+
+    def profile(self) -> dict[str, float]:
+        """Seconds spent by kind of operation since the last call."""
+        return self._native.profile()
+
+
+def _int32(values: ArrayLike) -> NDArray[np.int32]:
+    return np.ascontiguousarray(values, dtype=np.int32)
+
+
+def _float32(values: ArrayLike) -> NDArray[np.float32]:
+    return np.ascontiguousarray(values, dtype=np.float32)
+
+
+def _float32_or_none(values: ArrayLike | None) -> NDArray[np.float32] | None:
+    return None if values is None else _float32(values)

@@ -1,0 +1,62 @@
+"""Norms, rotary embedding and activations in float64."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating]
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def norm(x: Floats, weight: Floats, bias: Floats | None = None, eps: float = 1e-5, kind: str = "rms") -> Floats:
+    """RMS norm (Zhang, Sennrich 2019) or LayerNorm (Ba et al. 2016) over the last axis."""
+    x = np.asarray(x, np.float64)
+    if kind == "layer":
+        x = x - x.mean(-1, keepdims=True)
+    y = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight
+    return y if bias is None else y + bias
+
+
+def head_norm(x: Floats, offset: int, heads: int, head_dim: int, weight: Floats, eps: float) -> Floats:
+    """RMS norm of each head of ``x[:, offset : offset + heads · head_dim]``; the rest stays."""
+    y = np.array(x, np.float64)
+    part = slice(offset, offset + heads * head_dim)
+    y[:, part] = norm(y[:, part].reshape(-1, heads, head_dim), weight, eps=eps).reshape(len(y), -1)
+    return y
+
+
+def rotate(
+    x: Floats, offset: int, heads: int, head_dim: int, cos: Floats, sin: Floats, positions: NDArray[np.int32]
+) -> Floats:
+    """Rotary embedding (Su et al. 2021), pairs (i, i + half) of each head; dimensions behind them stay."""
+    y = np.array(x, np.float64)
+    half = cos.shape[1]
+    c, s = np.asarray(cos, np.float64)[positions, None], np.asarray(sin, np.float64)[positions, None]
+    part = slice(offset, offset + heads * head_dim)
+    head = y[:, part].reshape(-1, heads, head_dim)
+    first, second = head[..., :half].copy(), head[..., half : 2 * half].copy()
+    head[..., :half] = first * c - second * s
+    head[..., half : 2 * half] = second * c + first * s
+    y[:, part] = head.reshape(len(y), -1)
+    return y
+
+
+def activate(x: Floats, activation: str) -> Floats:
+    """SiLU, GELU (exact or by tanh; Hendrycks, Gimpel 2016), ReLU."""
+    x = np.asarray(x, np.float64)
+    if activation == "silu":
+        return x / (1 + np.exp(-x))
+    if activation == "gelu":
+        return 0.5 * x * (1 + _erf(x / math.sqrt(2)))
+    if activation == "gelu_tanh":
+        return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return np.maximum(x, 0)
+
+
+def gate(x: Floats, activation: str) -> Floats:
+    """``act(x[:, :F]) · x[:, F:]``."""
+    width = x.shape[1] // 2
+    return activate(x[:, :width], activation) * x[:, width:]

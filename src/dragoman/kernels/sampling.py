@@ -1,0 +1,105 @@
+"""From logits to a token: the native steps of sampling, log-probabilities, and counter-based random numbers.
+
+Logits are float32 ``[rows, vocab]``; rows may be padded (a view as ``Program.run`` returns it). A row's result depends
+on that row alone. ValueError on shapes that do not fit and on values out of range.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dragoman.kernels import _native
+
+Logits = NDArray[np.float32]
+
+
+def sample(
+    logits: Logits,
+    temperature: ArrayLike,
+    top_k: ArrayLike,
+    top_p: ArrayLike,
+    min_p: ArrayLike,
+    uniform: ArrayLike,
+    token_ids: NDArray[np.int32],
+    logprobs: NDArray[np.float32] | None = None,
+) -> None:
+    """Choose one token of each row; every parameter has one value per row.
+
+    Temperature 0 takes the most likely token, lowest id first. Otherwise, on logits / temperature: top-k drops what is
+    below the k-th largest (ties stay; 0 is off), top-p keeps the smallest set whose mass reaches p (the crossing token
+    stays, never empty, ties by id; 1 is off), min-p drops what is less likely than min_p times the most likely token
+    (0 is off), and the token is drawn from what is left by the inverse distribution function in token-id order with
+    ``uniform`` in [0, 1).
+
+    Fills ``token_ids`` int32 and, where given, ``logprobs`` float32: log-softmax of the row's logits as they are here,
+    before temperature. −1 and NaN for a row with a NaN, with +infinity, or with nothing but −infinity.
+    """
+    _native.sample(
+        logits,
+        _float32(temperature),
+        _int32(top_k),
+        _float32(top_p),
+        _float32(min_p),
+        _float32(uniform),
+        token_ids,
+        logprobs,
+    )
+
+
+def log_softmax_at(logits: Logits, rows: ArrayLike, ids: ArrayLike) -> NDArray[np.float32]:
+    """``log_softmax(logits[rows[i]])[ids[i]]`` for each i; cheapest when equal rows are neighbours."""
+    rows, ids = _int32(rows), _int32(ids)
+    out = np.empty(len(rows), np.float32)
+    _native.log_softmax_at(logits, rows, ids, out)
+    return out
+
+
+def top_logprobs(logits: Logits, rows: ArrayLike, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """The k most likely tokens of each given row and their log-softmax, both ``[len(rows), k]``.
+
+    Descending, ties by lower id. A row that is not a distribution (see ``sample``) has ids −1 and NaN.
+    """
+    rows = _int32(rows)
+    ids = np.empty((len(rows), k), np.int32)
+    logprobs = np.empty((len(rows), k), np.float32)
+    _native.top_logprobs(logits, rows, ids, logprobs)
+    return ids, logprobs
+
+
+def apply_penalties(
+    row: Logits, ids: ArrayLike, counts: ArrayLike, repetition: float, frequency: float, presence: float
+) -> None:
+    """Penalise tokens of one row of logits ``[vocab]``, in place.
+
+    ``ids`` are the distinct tokens of prompt and output, ``counts`` how often each was generated (0: prompt only). The
+    logit is divided by ``repetition`` where positive, else multiplied; then ``frequency · count`` is subtracted, and
+    ``presence`` where the count is not 0.
+    """
+    _native.apply_penalties(row, _int32(ids), _int32(counts), repetition, frequency, presence)
+
+
+def add_bias(row: Logits, ids: ArrayLike, bias: ArrayLike) -> None:
+    """``row[ids] += bias``, in place; −infinity forbids a token."""
+    _native.add_bias(row, _int32(ids), _float32(bias))
+
+
+def philox_uniform(seeds: ArrayLike, positions: ArrayLike, purpose: int) -> NDArray[np.float32]:
+    """Random numbers in [0, 1), each a function of its seed, position and purpose alone.
+
+    The leading 24 bits of Philox4x64-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) with key
+    (seed, 0) and counter (position, purpose, 0, 0). ``seeds`` uint64, ``positions`` not negative.
+    """
+    seeds = np.ascontiguousarray(seeds, dtype=np.uint64)
+    positions = np.ascontiguousarray(positions, dtype=np.uint64)
+    out = np.empty(len(seeds), np.float32)
+    _native.philox_uniform(seeds, positions, purpose, out)
+    return out
+
+
+def _int32(values: ArrayLike) -> NDArray[np.int32]:
+    return np.ascontiguousarray(values, dtype=np.int32)
+
+
+def _float32(values: ArrayLike) -> NDArray[np.float32]:
+    return np.ascontiguousarray(values, dtype=np.float32)
