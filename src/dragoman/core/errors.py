@@ -24,7 +24,24 @@ class UnsupportedFeature(BadRequest):
 
 
 class ContextOverflow(BadRequest):
-    """The prompt, or prompt and asked-for output together, exceed the model's context."""
+    """The prompt, or prompt and asked-for output together, exceed the model's context.
+
+    The counts of tokens, where they are known, for dialects with words of their own.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        prompt_tokens: int | None = None,
+        max_tokens: int | None = None,
+        context_tokens: int | None = None,
+    ) -> None:
+        super().__init__(message, param=param)
+        self.prompt_tokens = prompt_tokens
+        self.max_tokens = max_tokens
+        self.context_tokens = context_tokens
 
 
 class PayloadTooLarge(DragomanError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 import msgspec
@@ -36,7 +36,7 @@ class Serving(Protocol):
     async def tokenize(self, prompt: Prompt, model: str | None = None) -> tuple[int, ...]:
         """The token ids the prompt would be run with."""
 
-    def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+    def stream(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """Generate: PromptReady, TextDelta…, GenerationDone. Closing the iterator cancels the request.
 
         Everything that can be refused is refused before the first event is yielded.

@@ -1,0 +1,68 @@
+"""``docs/fields.md`` from the tables: ``python -m dragoman.dialects.document > docs/fields.md``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from dragoman.dialects import DIALECTS
+from dragoman.dialects.field import Field, Table, Treatment
+from dragoman.dialects.kinds import Kind, ListOf
+from dragoman.dialects.wire import Dialect
+
+HEAD = """# What every request field does
+
+Made from the tables of `src/dragoman/dialects` by `python -m dragoman.dialects.document`, as are the validation of
+requests and `/openapi.json`. *Honoured*: it has its effect, exactly. *Refused*: a value that asks for something is
+answered with status 400 and the field's name. *Reported*: the request is served without it, and the header
+`x-dragoman-warnings` of the answer names it. `null` is the same as leaving an optional field out.
+The core parameters are those of [generation.md](generation.md).
+"""
+
+
+def fields_page(dialects: Sequence[Dialect] = DIALECTS) -> str:
+    """The whole page."""
+    return "\n".join([HEAD, *(line for dialect in dialects for line in _section(dialect))]).rstrip() + "\n"
+
+
+def _section(dialect: Dialect) -> Iterator[str]:
+    yield f"## {dialect.title}\n"
+    for operation in dialect.operations:
+        if operation.table is None:
+            continue
+        yield f"### {operation.method} {operation.path}\n"
+        unknown = "refused" if operation.table.refuse_unknown else "reported"
+        yield f"{operation.summary} Fields that are not in the table are {unknown}.\n"
+        yield from _rows(operation.table)
+
+
+def _rows(table: Table) -> Iterator[str]:
+    yield "| field | takes | default | becomes | treatment | |"
+    yield "|---|---|---|---|---|---|"
+    inner: list[Table] = []
+    for field in table.fields:
+        yield f"| {' | '.join(_cells(field))} |"
+        found = _inner(field.kind)
+        if found is not None and field.treatment is Treatment.HONOURED:
+            inner.append(found)
+    yield ""
+    for other in inner:
+        yield f"#### {other.name}\n"
+        yield from _rows(other)
+
+
+def _cells(field: Field) -> tuple[str, ...]:
+    default = "required" if field.required else "–" if field.default is None else f"`{json.dumps(field.default)}`"
+    becomes = f"`{field.becomes}`" if field.becomes else ""
+    cells = (f"`{field.name}`", field.kind.words(), default, becomes, field.treatment.value, field.note)
+    return tuple(cell.replace("|", "\\|") for cell in cells)
+
+
+def _inner(kind: Kind) -> Table | None:
+    if isinstance(kind, Table):
+        return kind
+    return _inner(kind.item) if isinstance(kind, ListOf) else None
+
+
+if __name__ == "__main__":
+    print(fields_page(), end="")

@@ -1,0 +1,9 @@
+"""The OpenAI dialect: text completions, chat completions, and the list of models."""
+
+from __future__ import annotations
+
+from dragoman.dialects.openai.errors import render_error
+from dragoman.dialects.openai.routes import OPERATIONS
+from dragoman.dialects.wire import Dialect
+
+DIALECT = Dialect(name="openai", title="OpenAI", operations=OPERATIONS, render_error=render_error)

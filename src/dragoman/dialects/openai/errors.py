@@ -1,0 +1,159 @@
+"""Every error as OpenAI says it: ``{"error": {"message", "type", "param", "code"}}`` and its status."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dragoman.core.errors import (
+    BadRequest,
+    Cancelled,
+    ContextOverflow,
+    DragomanError,
+    EngineUnavailable,
+    GenerationFailed,
+    MethodNotAllowed,
+    ModelNotFound,
+    NotFound,
+    Overloaded,
+    PayloadTooLarge,
+    RequestTimeout,
+    Unauthorized,
+    UnsupportedFeature,
+)
+from dragoman.dialects.kinds import (
+    Anything,
+    Boolean,
+    Integer,
+    Kind,
+    ListOf,
+    Number,
+    OneOf,
+    Rule,
+    String,
+    Violation,
+    dotted,
+    shown,
+)
+from dragoman.dialects.wire import Answer
+
+INVALID = "invalid_request_error"
+
+# The first class that fits decides: error class, status, type, code.
+TABLE: tuple[tuple[type[DragomanError], int, str, str | None], ...] = (
+    (UnsupportedFeature, 400, INVALID, "unsupported_parameter"),
+    (ContextOverflow, 400, INVALID, "context_length_exceeded"),
+    (BadRequest, 400, INVALID, None),
+    (Unauthorized, 401, INVALID, "invalid_api_key"),
+    (ModelNotFound, 404, INVALID, "model_not_found"),
+    (NotFound, 404, INVALID, "unknown_url"),
+    (MethodNotAllowed, 405, INVALID, "method_not_supported"),
+    (RequestTimeout, 408, INVALID, "request_timeout"),
+    (PayloadTooLarge, 413, INVALID, "request_too_large"),
+    (Overloaded, 429, "rate_limit_error", "rate_limit_exceeded"),
+    (Cancelled, 499, INVALID, "client_closed_request"),
+    (EngineUnavailable, 503, "server_error", "service_unavailable"),
+    (GenerationFailed, 500, "server_error", None),
+    (DragomanError, 500, "server_error", None),
+)
+
+
+def render_error(error: DragomanError) -> Answer:
+    """The status, body and headers that tell the client."""
+    status, kind, code = next((status, kind, code) for cls, status, kind, code in TABLE if isinstance(error, cls))
+    message, headers = error.message, {}
+    if isinstance(error, Violation):
+        message, code = _worded(error)
+    elif isinstance(error, Overloaded):
+        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+    body = {"error": {"message": message, "type": kind, "param": error.param, "code": code}}
+    return Answer(status=status, body=body, headers=headers)
+
+
+def _worded(error: Violation) -> tuple[str, str | None]:
+    """Message and code of a value that the table does not allow."""
+    name, kind, bound, value = dotted(error.path), error.kind, error.bound, error.value
+    noun = _noun(kind)
+    match error.rule:
+        case Rule.MISSING:
+            return f"Missing required parameter: '{name}'.", "missing_required_parameter"
+        case Rule.UNKNOWN:
+            names = ", ".join(dotted((*error.path[:-1], unknown)) for unknown in bound)
+            return f"Unrecognized request argument{'s' * (len(bound) > 1)} supplied: {names}", None
+        case Rule.CHOICE:
+            return f"Invalid value: {shown(value)}. Supported values are: {_listed(bound)}.", "invalid_value"
+        case Rule.BELOW | Rule.ABOVE:
+            below = error.rule is Rule.BELOW
+            sign = (">" if isinstance(kind, Number) and kind.above == bound else ">=") if below else "<="
+            side = "below minimum" if below else "above maximum"
+            wanted = f"Expected a value {sign} {bound}, but got {shown(value)} instead."
+            code = f"{noun}_{'below_min' if below else 'above_max'}_value"
+            return f"Invalid '{name}': {noun} {side} value. {wanted}", code
+        case Rule.SHORT if bound == 1:
+            got = f"Expected {_article(noun)} with minimum length 1, but got an empty {noun} instead."
+            return f"Invalid '{name}': empty {noun}. {got}", f"empty_{noun}"
+        case Rule.SHORT | Rule.LONG:
+            short = error.rule is Rule.SHORT
+            side, limit = ("short", "minimum") if short else ("long", "maximum")
+            got = f"but got {_article(noun)} with length {len(value)} instead."
+            message = (
+                f"Invalid '{name}': {noun} too {side}. Expected {_article(noun)} with {limit} length {bound}, {got}"
+            )
+            return message, f"{noun}_{'below_min' if short else 'above_max'}_length"
+        case Rule.DEEP:
+            return f"Invalid '{name}': nested more than {bound} levels deep.", "invalid_value"
+        case _:
+            wanted = f"expected {_expected(kind)}, but got {_typed(value)} instead."
+            return f"Invalid type for '{name}': {wanted}" if name else f"Invalid body: {wanted}", "invalid_type"
+
+
+def _noun(kind: Kind | None) -> str:
+    match kind:
+        case Integer():
+            return "integer"
+        case Number():
+            return "decimal"
+        case Boolean():
+            return "boolean"
+        case String():
+            return "string"
+        case ListOf():
+            return "array"
+        case _:
+            return "object"
+
+
+def _expected(kind: Kind | None) -> str:
+    match kind:
+        case OneOf(alternatives):
+            return "one of " + " or ".join(_expected(alternative) for alternative in alternatives)
+        case ListOf(item) if not isinstance(item, OneOf | Anything):
+            return f"an array of {_expected(item).split(' ', 1)[1]}s"
+        case _:
+            return _article(_noun(kind))
+
+
+def _typed(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int():
+            return "an integer"
+        case float():
+            return "a decimal"
+        case str():
+            return "a string"
+        case list():
+            return "an array"
+        case _:
+            return "an object"
+
+
+def _article(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeio' else 'a'} {noun}"
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    quoted = [f"'{name}'" for name in names]
+    return quoted[0] if len(quoted) == 1 else ", ".join(quoted[:-1]) + f", and {quoted[-1]}"

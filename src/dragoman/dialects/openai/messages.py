@@ -1,0 +1,82 @@
+"""Chat messages: what each role must carry, and contents flattened to the strings a chat template takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dragoman.core.errors import BadRequest, UnsupportedFeature
+from dragoman.dialects.kinds import Anything, Rule, String, Violation
+
+TEXT = String()
+CALL = Anything(object_only=True, depth=32)
+
+
+def template_messages(messages: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+    """The checked messages of the table, as the core wants them. Raises BadRequest with the place of the fault."""
+    return tuple(_message(message, i) for i, message in enumerate(messages))
+
+
+def _message(message: dict[str, Any], i: int) -> dict[str, Any]:
+    role, place = message["role"], f"messages[{i}]"
+    calls = message["tool_calls"]
+    if calls is not None and role != "assistant":
+        raise BadRequest(f"Invalid '{place}.tool_calls': only an assistant calls tools.", param=f"{place}.tool_calls")
+    content = message["content"]
+    if content is None and not calls:
+        raise Violation(Rule.MISSING, ("messages", i, "content"))
+    if role == "tool" and message["tool_call_id"] is None:
+        raise Violation(Rule.MISSING, ("messages", i, "tool_call_id"))
+    if role == "function" and message["name"] is None:
+        raise Violation(Rule.MISSING, ("messages", i, "name"))
+    flat: dict[str, Any] = {
+        "role": "system" if role == "developer" else role,
+        "content": _flattened(content, i),
+    }
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if message[name] is not None:
+            flat[name] = message[name]
+    if calls:
+        flat["tool_calls"] = [_call(call, i, j) for j, call in enumerate(calls)]
+    return flat
+
+
+def _flattened(content: str | tuple[dict[str, Any], ...] | None, i: int) -> str | None:
+    """Text parts are joined as they are: the client decides about blanks and lines between them."""
+    if content is None or isinstance(content, str):
+        return content
+    texts = []
+    for j, part in enumerate(content):
+        path = ("messages", i, "content", j)
+        kind = part.get("type")
+        if kind is None:
+            raise Violation(Rule.MISSING, (*path, "type"))
+        if kind == "refusal":
+            texts.append(TEXT.check(part.get("refusal"), (*path, "refusal")))
+            continue
+        if kind != "text":
+            if kind in ("image_url", "input_audio", "file"):
+                place = f"messages[{i}].content[{j}]"
+                raise UnsupportedFeature(
+                    f"'{place}': parts of type '{kind}' are not supported: text only.", param=place
+                )
+            raise Violation(Rule.CHOICE, (*path, "type"), kind, bound=("text",))
+        if "text" not in part:
+            raise Violation(Rule.MISSING, (*path, "text"))
+        texts.append(TEXT.check(part["text"], (*path, "text")))
+    return "".join(texts)
+
+
+def _call(call: dict[str, Any], i: int, j: int) -> dict[str, Any]:
+    """One earlier tool call: ``{"id", "type": "function", "function": {"name", "arguments"}}``."""
+    path = ("messages", i, "tool_calls", j)
+    CALL.check(call, path)
+    function = call.get("function")
+    if function is None:
+        raise Violation(Rule.MISSING, (*path, "function"))
+    if not isinstance(function, dict):
+        raise Violation(Rule.TYPE, (*path, "function"), function, kind=CALL)
+    for name in ("name", "arguments"):
+        if name not in function:
+            raise Violation(Rule.MISSING, (*path, "function", name))
+        TEXT.check(function[name], (*path, "function", name))
+    return {"type": "function", **call}

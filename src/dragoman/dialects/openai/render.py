@@ -1,0 +1,229 @@
+"""Core to wire, as pure functions and structs: the answers of the OpenAI dialect, whole and streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from dragoman.core.errors import DragomanError, GenerationFailed
+from dragoman.core.events import FinishReason, GenerationResult, PromptReady, TextDelta, Token, Usage
+from dragoman.core.serving import ModelCard
+from dragoman.dialects.openai.errors import render_error
+from dragoman.dialects.openai.logprobs import chat_logprobs, completion_logprobs, shown_tokens
+
+DONE = b"data: [DONE]\n\n"
+
+_encode = msgspec.json.Encoder().encode
+
+
+class CompletionChoice(msgspec.Struct):
+    """A choice of a completion: the same whole and streamed."""
+
+    text: str
+    index: int
+    logprobs: dict[str, Any] | None = None
+    finish_reason: str | None = None
+
+
+class ChatChoice(msgspec.Struct):
+    """A choice of a whole chat completion."""
+
+    index: int
+    message: dict[str, Any]
+    logprobs: dict[str, Any] | None = None
+    finish_reason: str | None = None
+
+
+class ChatDelta(msgspec.Struct, omit_defaults=True):
+    """What a chunk adds to the message."""
+
+    role: str | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType = msgspec.UNSET
+    refusal: msgspec.UnsetType | None = msgspec.UNSET
+
+
+class ChatChunkChoice(msgspec.Struct):
+    """A choice of a streamed chat completion."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: dict[str, Any] | None = None
+    finish_reason: str | None = None
+
+
+class Body(msgspec.Struct):
+    """Every answer and every chunk. ``usage`` is absent from chunks unless it was asked for."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[Any]
+    usage: dict[str, Any] | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class Head(msgspec.Struct, frozen=True):
+    """What all chunks of one answer begin with. ``counted``: the client asked for the usage chunk."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+    counted: bool = False
+
+    def body(self, kind: str, choices: list[Any], usage: dict[str, Any] | msgspec.UnsetType | None) -> Body:
+        return Body(self.id, kind, self.created, self.model, self.fingerprint, choices, usage)
+
+    def chunk(self, kind: str, choice: Any) -> bytes:
+        return sse(self.body(kind, [choice], None if self.counted else msgspec.UNSET))
+
+    def usage_chunk(self, kind: str, counts: list[Usage]) -> bytes:
+        return sse(self.body(kind, [], usage(counts)))
+
+
+def sse(value: Any) -> bytes:
+    """One server-sent event."""
+    return b"data: " + _encode(value) + b"\n\n"
+
+
+def sse_error(error: DragomanError) -> bytes:
+    """The event that ends a stream which cannot be finished."""
+    return sse(render_error(error).body)
+
+
+def finish_reason(finish: FinishReason | None, message: str = "") -> str | None:
+    """OpenAI's word for the end. Raises GenerationFailed where the end is a failure."""
+    match finish:
+        case None:
+            return None
+        case FinishReason.EOS | FinishReason.STOP_TOKEN | FinishReason.STOP_STRING:
+            return "stop"
+        case FinishReason.LENGTH:
+            return "length"
+        case FinishReason.TIMEOUT:
+            raise GenerationFailed(message or "The generation did not finish in the time it was given.")
+        case FinishReason.CANCELLED:
+            raise GenerationFailed(message or "The generation was cancelled.")
+        case FinishReason.ERROR:
+            raise GenerationFailed(message or "The generation failed.")
+
+
+def usage(counts: list[Usage]) -> dict[str, Any]:
+    """The token counts of all prompts of an answer."""
+    prompt = sum(one.prompt_tokens for one in counts)
+    completion = sum(one.completion_tokens for one in counts)
+    cached = sum(one.cached_tokens for one in counts)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def completion(head: Head, results: list[GenerationResult], *, logprobs: bool) -> Body:
+    """A whole text completion: the choices of all prompts, prompt by prompt."""
+    choices: list[CompletionChoice] = []
+    for result in results:
+        prompt = result.prompt
+        for generation in result.generations:
+            shape = None
+            if logprobs:
+                text = generation.text
+                tokens = shown_tokens(generation.tokens, len(text), generation.finish)
+                shape = _echoed_logprobs(prompt, tokens)
+            reason = finish_reason(generation.finish)
+            choices.append(CompletionChoice(prompt.text + generation.text, len(choices), shape, reason))
+    return head.body("text_completion", choices, usage([result.usage for result in results]))
+
+
+def chat_completion(head: Head, result: GenerationResult, *, logprobs: bool) -> Body:
+    """A whole chat completion."""
+    choices = []
+    for generation in result.generations:
+        message = {"role": "assistant", "content": generation.text, "refusal": None}
+        shape = None
+        if logprobs:
+            shape = chat_logprobs(shown_tokens(generation.tokens, len(generation.text), generation.finish))
+        choices.append(ChatChoice(generation.index, message, shape, finish_reason(generation.finish)))
+    return head.body("chat.completion", choices, usage([result.usage]))
+
+
+def _echoed_logprobs(prompt: PromptReady, tokens: list[Token]) -> dict[str, Any]:
+    """The prompt's tokens first, where they were echoed; offsets count from the start of all the text."""
+    shape = completion_logprobs(prompt.tokens, 0)
+    for name, values in completion_logprobs(tokens, len(prompt.text)).items():
+        shape[name] += values
+    return shape
+
+
+class CompletionStream:
+    """The chunks of one prompt's choices in a text completion."""
+
+    def __init__(self, head: Head, first_index: int, n: int, *, logprobs: bool) -> None:
+        self.head, self.first_index, self.n, self.logprobs = head, first_index, n, logprobs
+        self.shift = 0
+        self.length = [0] * n
+
+    def prompt(self, event: PromptReady) -> Iterable[bytes]:
+        """The echoed prompt, once for each choice."""
+        self.shift = len(event.text)
+        if event.text or event.tokens:
+            for i in range(self.n):
+                shape = completion_logprobs(event.tokens, 0) if self.logprobs else None
+                yield self.head.chunk("text_completion", CompletionChoice(event.text, self.first_index + i, shape))
+
+    def delta(self, event: TextDelta) -> Iterable[bytes]:
+        """One chunk for the delta, unless it shows nothing. Raises GenerationFailed."""
+        reason = finish_reason(event.finish, event.message)
+        shape = None
+        if self.logprobs:
+            self.length[event.sequence] += len(event.text)
+            shown = shown_tokens(event.tokens, self.length[event.sequence], event.finish)
+            shape = completion_logprobs(shown, self.shift)
+        if event.text or reason or (self.logprobs and event.tokens):
+            choice = CompletionChoice(event.text, self.first_index + event.sequence, shape, reason)
+            yield self.head.chunk("text_completion", choice)
+
+
+class ChatStream:
+    """The chunks of a chat completion: role, content deltas, and a last one with the finish reason."""
+
+    KIND = "chat.completion.chunk"
+
+    def __init__(self, head: Head, n: int, *, logprobs: bool) -> None:
+        self.head, self.n, self.logprobs = head, n, logprobs
+        self.length = [0] * n
+
+    def prompt(self, event: PromptReady) -> Iterable[bytes]:
+        """The opening chunk of each choice."""
+        for i in range(self.n):
+            yield self.head.chunk(self.KIND, ChatChunkChoice(i, ChatDelta("assistant", "", None)))
+
+    def delta(self, event: TextDelta) -> Iterable[bytes]:
+        """The content, if there is any, and the finish, if this is the end. Raises GenerationFailed."""
+        reason = finish_reason(event.finish, event.message)
+        shape = None
+        if self.logprobs:
+            self.length[event.sequence] += len(event.text)
+            shown = shown_tokens(event.tokens, self.length[event.sequence], event.finish)
+            shape = chat_logprobs(shown) if shown else None
+        if event.text or shape:
+            choice = ChatChunkChoice(event.sequence, ChatDelta(content=event.text), shape)
+            yield self.head.chunk(self.KIND, choice)
+        if reason:
+            yield self.head.chunk(self.KIND, ChatChunkChoice(event.sequence, ChatDelta(), None, reason))
+
+
+def model(card: ModelCard) -> dict[str, Any]:
+    """An entry of the model list; ``max_model_len`` is not OpenAI's, other engines give it under this name."""
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": card.created,
+        "owned_by": "dragoman",
+        "max_model_len": card.context_tokens,
+    }

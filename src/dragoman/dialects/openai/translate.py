@@ -1,0 +1,119 @@
+"""Wire to core, as pure functions: a checked body becomes one GenerationRequest for each prompt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dragoman.core.errors import BadRequest
+from dragoman.core.request import ChatPrompt, FillPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
+from dragoman.core.sampling import MAX_SEED, EndingParams, LogprobParams
+from dragoman.dialects.field import Reading, ending_of, sampling_of
+from dragoman.dialects.openai.fields import CHAT, COMPLETIONS
+from dragoman.dialects.openai.messages import template_messages
+
+MAX_SEQUENCES = 2048
+"""Sequences of one HTTP request: prompts times generations of each."""
+
+
+def completion_requests(reading: Reading, request_id: str, seed: int) -> tuple[GenerationRequest, ...]:
+    """``POST /v1/completions``: one request for each prompt, choices prompt by prompt.
+
+    ``seed`` is what the body gives, or what was drawn for it; choice k of all uses seed + k.
+    """
+    values = reading.values
+    prompts = _prompts(values)
+    n, best_of = values["n"], values["best_of"] or values["n"]
+    _check_shared(values)
+    if best_of < n:
+        raise BadRequest(f"'best_of' ({best_of}) must be at least 'n' ({n}).", param="best_of")
+    if best_of > n and values["stream"]:
+        raise BadRequest("Results cannot be streamed when 'best_of' is greater than 'n'.", param="best_of")
+    if values["max_tokens"] == 0 and not values["echo"]:
+        raise BadRequest("'max_tokens' 0 needs 'echo': there would be no answer.", param="max_tokens")
+    if len(prompts) * best_of > MAX_SEQUENCES:
+        raise BadRequest(f"Prompts times choices must be at most {MAX_SEQUENCES}.", param="n" if n > 1 else "best_of")
+    ending = _checked_ending(ending_of(COMPLETIONS, values))
+    sampling = sampling_of(COMPLETIONS, values)
+    logprobs = None
+    if values["logprobs"] is not None:
+        logprobs = LogprobParams(top=values["logprobs"], prompt=values["echo"])
+    return tuple(
+        GenerationRequest(
+            request_id=request_id if len(prompts) == 1 else f"{request_id}-{j}",
+            prompt=prompt,
+            model=values["model"],
+            n=n,
+            best_of=best_of if best_of > n else None,
+            seeds=((seed + j * best_of) & MAX_SEED,),
+            sampling=sampling,
+            ending=ending,
+            logprobs=logprobs,
+            echo=values["echo"],
+            priority=values["priority"],
+            user=values["user"],
+        )
+        for j, prompt in enumerate(prompts)
+    )
+
+
+def chat_request(reading: Reading, request_id: str, seed: int) -> GenerationRequest:
+    """``POST /v1/chat/completions``."""
+    values = reading.values
+    _check_shared(values)
+    if values["max_tokens"] is not None and values["max_completion_tokens"] is not None:
+        raise BadRequest("Give 'max_tokens' or 'max_completion_tokens', not both.", param="max_tokens")
+    if values["top_logprobs"] and not values["logprobs"]:
+        raise BadRequest("'top_logprobs' is only allowed when 'logprobs' is enabled.", param="top_logprobs")
+    continuing = values["continue_final_message"]
+    opening = values["add_generation_prompt"]
+    if continuing and opening:
+        message = "'continue_final_message' and 'add_generation_prompt' exclude each other."
+        raise BadRequest(message, param="continue_final_message")
+    return GenerationRequest(
+        request_id=request_id,
+        prompt=ChatPrompt(
+            messages=template_messages(values["messages"]),
+            add_generation_prompt=not continuing if opening is None else opening,
+            continue_final_message=continuing,
+            template_kwargs=values["chat_template_kwargs"] or {},
+        ),
+        model=values["model"],
+        n=values["n"],
+        seeds=(seed & MAX_SEED,),
+        sampling=sampling_of(CHAT, values),
+        ending=_checked_ending(ending_of(CHAT, values)),
+        logprobs=LogprobParams(top=values["top_logprobs"] or 0) if values["logprobs"] else None,
+        priority=values["priority"],
+        user=values["user"],
+    )
+
+
+def _check_shared(values: dict[str, Any]) -> None:
+    if values["stream_options"] is not None and not values["stream"]:
+        message = "The 'stream_options' parameter is only allowed when 'stream' is enabled."
+        raise BadRequest(message, param="stream_options")
+
+
+def _checked_ending(ending: EndingParams) -> EndingParams:
+    if ending.max_tokens is not None and ending.min_tokens > ending.max_tokens:
+        message = f"'min_tokens' ({ending.min_tokens}) is more than 'max_tokens' ({ending.max_tokens})."
+        raise BadRequest(message, param="min_tokens")
+    return ending
+
+
+def _prompts(values: dict[str, Any]) -> tuple[Prompt, ...]:
+    prompt, special = values["prompt"], values["add_special_tokens"]
+    if values["suffix"]:
+        if not isinstance(prompt, str):
+            raise BadRequest("'suffix' goes with one prompt, given as text.", param="suffix")
+        if values["echo"]:
+            raise BadRequest("'suffix' and 'echo' exclude each other.", param="suffix")
+        return (FillPrompt(prefix=prompt, suffix=values["suffix"]),)
+    if isinstance(prompt, str):
+        return (TextPrompt(text=prompt, add_special_tokens=special),)
+    if isinstance(prompt[0], int):
+        return (TokenPrompt(token_ids=prompt),)
+    return tuple(
+        TextPrompt(text=one, add_special_tokens=special) if isinstance(one, str) else TokenPrompt(token_ids=one)
+        for one in prompt
+    )

@@ -1,0 +1,63 @@
+"""Reading a request's body: bounded in size and time, and decoded with every way to be wrong named."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.types import Receive
+
+from dragoman.core.errors import BadRequest, Cancelled, PayloadTooLarge, RequestTimeout
+
+_decode = msgspec.json.Decoder().decode
+
+
+async def read_body(receive: Receive, headers: Mapping[str, str], *, max_bytes: int, timeout_s: float) -> bytes:
+    """The whole body. Raises PayloadTooLarge (unread, if its length is announced), RequestTimeout, Cancelled."""
+    announced = headers.get("content-length", "0")
+    if announced.isdigit() and int(announced[:20]) > max_bytes:
+        raise _too_large(max_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    raise Cancelled("The client left before its request was complete.")
+                chunk = message.get("body", b"")
+                size += len(chunk)
+                if size > max_bytes:
+                    raise _too_large(max_bytes)
+                chunks.append(chunk)
+                if not message.get("more_body", False):
+                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    except TimeoutError:
+        raise RequestTimeout(f"The request's body did not arrive within {timeout_s:g} seconds.") from None
+
+
+def decode_json(body: bytes) -> Any:
+    """The JSON value. Of equal keys the last one counts. Raises BadRequest that says what is wrong with the text."""
+    try:
+        return _decode(body)
+    except UnicodeDecodeError:
+        raise BadRequest("The request's body is not valid UTF-8.") from None
+    except RecursionError:
+        raise BadRequest("The request's body is nested too deeply.") from None
+    except ValueError as error:
+        reason = "it is empty" if not body else str(error)
+        raise BadRequest(f"The request's body is not valid JSON: {reason}.") from None
+
+
+def check_content_type(headers: Mapping[str, str]) -> None:
+    """JSON, or nothing said. Raises BadRequest."""
+    content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type and content_type != "application/json" and not content_type.endswith("+json"):
+        shown = content_type[:64]
+        raise BadRequest(f"The content type must be application/json, not '{shown}'.")
+
+
+def _too_large(max_bytes: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"The request's body is larger than the {max_bytes} bytes that this server accepts.")

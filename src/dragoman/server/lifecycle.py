@@ -1,0 +1,137 @@
+"""The server's life: the engine first, then the port; at the end the port first, then the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from dragoman.core.errors import DragomanError
+from dragoman.dialects import DIALECTS
+from dragoman.engine.messages import WorkerSettings
+from dragoman.server.app import create_app
+from dragoman.server.connection import connection_class
+from dragoman.server.opening import House, open_house
+from dragoman.server.settings import ServerSettings
+
+Opened = Callable[[House, str], None]
+"""Called once the port is open, with what serves and its address, ``http://host:port``."""
+
+GOODBYE_S = 5.0
+"""What still runs after the drain is told to end, and has this long to say so to its clients."""
+
+
+def serve(settings: ServerSettings, worker: WorkerSettings, folder: Path, *, opened: Opened | None = None) -> int:
+    """Serve a model until SIGTERM or SIGINT; then answer what is running for ``drain_s`` seconds. A second signal ends
+    it at once. Returns the exit code, 0.
+
+    ``worker`` says what the engine loads, ``folder`` holds the tokenizer and the chat template. Raises ModelError when
+    the model cannot be loaded, DragomanError when the address cannot be listened on.
+    """
+    factory = uvicorn.Config(_nothing, loop="auto").get_loop_factory()
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(run(settings, worker, folder, opened=opened))
+    return 0
+
+
+async def run(settings: ServerSettings, worker: WorkerSettings, folder: Path, *, opened: Opened | None = None) -> None:
+    """``serve``, inside a running event loop."""
+    # Bound before the engine starts, so that a taken port is known at once; but nobody can connect before it listens.
+    with contextlib.closing(_bound(settings)) as listener:
+        async with open_house(settings, worker, folder) as house:
+            await Server(settings, house, opened).serve(sockets=[listener])
+
+
+class Server(uvicorn.Server):
+    """uvicorn with our connections, our end, and our exit code."""
+
+    def __init__(self, settings: ServerSettings, house: House, opened: Opened | None = None) -> None:
+        app = create_app(house.serving, settings, metrics=house.metrics, ready=house.not_ready)
+        config = uvicorn.Config(
+            app,
+            http=connection_class(settings, DIALECTS[0].render_error),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=settings.keep_alive_s,  # type: ignore[arg-type]
+            timeout_graceful_shutdown=settings.drain_s + GOODBYE_S,  # type: ignore[arg-type]
+        )
+        super().__init__(config)
+        self._settings = settings
+        self._house = house
+        self._opened = opened
+        house.metrics.watch(lambda: {"connections": len(self.server_state.connections)}, dict)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._opened is not None and sockets:
+            self._opened(self._house, address_of(sockets[0]))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._house.serving.admission.close("The server is shutting down.")
+        deadline = asyncio.create_task(self._end_after(self._settings.drain_s))
+        try:
+            await super().shutdown(sockets)
+        finally:
+            deadline.cancel()
+
+    async def _end_after(self, drain_s: float) -> None:
+        """Time is up: without the engine every unfinished answer ends with an error."""
+        await asyncio.sleep(drain_s)
+        await self._house.engine.close()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn would raise the signal again at the end, and so end a graceful shutdown by a signal."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {sig: signal.signal(sig, self.handle_exit) for sig in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for sig, handler in before.items():
+                signal.signal(sig, handler)
+
+
+def address_of(listener: socket.socket) -> str:
+    """The URL of a bound socket; one that listens everywhere is reached at the loopback address too."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _bound(settings: ServerSettings) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DragomanError(f"cannot listen on {settings.host}, port {settings.port}: {reason}") from error
+    return listener
+
+
+async def _nothing(scope: object, receive: object, send: object) -> None:
+    """uvicorn's configuration chooses the event loop; for that it wants an application."""

@@ -1,0 +1,68 @@
+"""What serving knows of the model: its card, its text side, and the limits that a request must keep."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import msgspec
+
+from dragoman.core.events import Token, TokenLogprob
+from dragoman.core.serving import ModelCard
+from dragoman.text import ChatTemplate, Tokenizer
+
+
+class Pieces:
+    """Text, bytes and specialness of single tokens, each computed once. Bounded by the vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, tuple[str, bytes, bool]] = {}
+
+    def __getitem__(self, token_id: int) -> tuple[str, bytes, bool]:
+        piece = self._known.get(token_id)
+        if piece is None:
+            tokenizer = self._tokenizer
+            raw = tokenizer.token_bytes(token_id)
+            piece = raw.decode("utf-8", "replace"), raw, tokenizer.is_special(token_id)
+            self._known[token_id] = piece
+        return piece
+
+    def token(self, token_id: int, logprob: float | None, top: tuple[TokenLogprob, ...], text_offset: int) -> Token:
+        """The token with its alternatives, all as a client sees them."""
+        text, raw, special = self[token_id]
+        others = tuple([self.token(other.token_id, other.logprob, (), text_offset) for other in top]) if top else ()
+        return Token(token_id, text, raw, logprob, others, text_offset, special)
+
+
+class ServedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """One model behind one or more names.
+
+    Attributes:
+        card: as clients know it, under its first name.
+        aliases: its other names.
+        eos_ids: tokens that end a generation.
+        context_tokens: most tokens of prompt and output together that the engine can hold.
+    """
+
+    card: ModelCard
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    context_tokens: int
+    vocab_size: int
+    eos_ids: tuple[int, ...] = ()
+    aliases: tuple[str, ...] = ()
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        return Pieces(self.tokenizer)
+
+    @cached_property
+    def cards(self) -> dict[str, ModelCard]:
+        """By name, the default one first."""
+        names = dict.fromkeys((self.card.name, *self.aliases))
+        return {name: msgspec.structs.replace(self.card, name=name) for name in names}
+
+    @property
+    def max_prompt_chars(self) -> int:
+        """Longer text cannot fit the context, whatever it says: refused without tokenizing it."""
+        return self.context_tokens * self.tokenizer.max_token_chars

@@ -1,0 +1,123 @@
+"""From settings to something that serves: the engine's process, the text side, and the two joined."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from dragoman.core.serving import ModelCard
+from dragoman.engine.client import EngineClient, State
+from dragoman.engine.messages import EngineInfo, WorkerSettings
+from dragoman.server.metrics import Metrics
+from dragoman.server.model import ServedModel
+from dragoman.server.serving import EngineServing
+from dragoman.server.settings import ServerSettings
+from dragoman.text import ChatTemplate, Tokenizer
+
+
+class House(NamedTuple):
+    """A started engine and what serves on it."""
+
+    engine: EngineClient
+    info: EngineInfo
+    serving: EngineServing
+    metrics: Metrics
+
+    def not_ready(self) -> str:
+        """Why requests cannot be served now; empty when they can."""
+        if not self.serving.admission.is_open:
+            return "the server is shutting down"
+        health = self.engine.health()
+        return "" if health.state is State.READY else health.message or f"the engine is {health.state}"
+
+
+@asynccontextmanager
+async def open_house(settings: ServerSettings, worker: WorkerSettings, folder: Path) -> AsyncIterator[House]:
+    """Start the engine and wait until it can generate. ``folder`` holds the tokenizer's and the chat template's files.
+
+    Leaving ends the engine; what is unfinished then fails. Raises ModelError.
+    """
+    engine = EngineClient(worker)
+    metrics = Metrics()
+    with ThreadPoolExecutor(settings.text_threads, thread_name_prefix="dragoman-text") as executor:
+        # The process loads weights for as long as the tokenizer takes, or longer.
+        starting = asyncio.create_task(engine.start())
+        template: ChatTemplate | None = None
+        try:
+            tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
+            template = await asyncio.to_thread(ChatTemplate.load, folder, tokenizer.special_tokens)
+            info = await starting
+            model = served_model(settings, info, tokenizer, template)
+            serving = EngineServing(
+                engine,
+                model,
+                executor,
+                metrics,
+                max_waiting=settings.max_waiting,
+                timeout_s=settings.generation_timeout_s,
+            )
+            house = House(engine, info, serving, metrics)
+            metrics.watch(lambda: _gauges(house), lambda: _counters(house))
+            yield house
+        finally:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            await engine.close()
+            if template is not None:
+                template.close()
+
+
+def served_model(
+    settings: ServerSettings, info: EngineInfo, tokenizer: Tokenizer, template: ChatTemplate
+) -> ServedModel:
+    """The engine's model under the names and with the text abilities that it has here."""
+    room = min(info.max_context, info.num_blocks * info.block_size)
+    card = ModelCard(
+        name=settings.name or info.model.name,
+        created=int(time.time()),
+        context_tokens=room,
+        vocab_size=info.vocab_size,
+        precision=info.model.precision,
+        fingerprint=info.model.fingerprint,
+        has_chat_template=template.available,
+        has_fill_tokens=tokenizer.fill is not None,
+    )
+    return ServedModel(
+        card=card,
+        tokenizer=tokenizer,
+        template=template,
+        context_tokens=room,
+        vocab_size=info.vocab_size,
+        eos_ids=tuple(dict.fromkeys((*tokenizer.eos_ids, *info.model.eos_token_ids))),
+        aliases=settings.alias,
+    )
+
+
+def _gauges(house: House) -> dict[str, float]:
+    stats, admission = house.engine.stats(), house.serving.admission
+    return {
+        "requests_waiting": admission.waiting,
+        "requests_running": admission.running,
+        "engine_ready": not house.not_ready(),
+        "sequences_running": stats.running,
+        "sequences_waiting": stats.waiting,
+        "kv_blocks": stats.blocks,
+        "kv_blocks_free": stats.free_blocks,
+        "kv_blocks_used": stats.blocks - stats.free_blocks,
+        "kv_blocks_cached": stats.cached_blocks,
+    }
+
+
+def _counters(house: House) -> dict[str, float]:
+    stats = house.engine.stats()
+    return {
+        "engine_restarts": stats.restarts,
+        "engine_steps": stats.steps,
+        "engine_busy_seconds": stats.busy_s,
+        "preemptions": stats.preemptions,
+    }

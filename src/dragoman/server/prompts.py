@@ -1,0 +1,88 @@
+"""A prompt of any form becomes the token ids it is run with. Long work leaves the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TypeVar
+
+from dragoman.core.errors import BadRequest, ContextOverflow, UnsupportedFeature
+from dragoman.core.request import ChatPrompt, FillPrompt, Prompt, TextPrompt, TokenPrompt
+from dragoman.server.model import ServedModel
+
+Result = TypeVar("Result")
+
+# Tokenized in about half a millisecond: less than handing it to a thread and back may take on a busy machine.
+INLINE_CHARS = 2048
+
+
+class PromptReader:
+    """Tokenizes and renders for one model, in the threads of ``executor`` where that takes long."""
+
+    def __init__(self, model: ServedModel, executor: Executor) -> None:
+        self._model = model
+        self._executor = executor
+
+    async def read(self, prompt: Prompt) -> tuple[int, ...]:
+        """The token ids, never empty. Raises BadRequest, UnsupportedFeature or ContextOverflow with the field's name.
+
+        An empty text starts where every text starts: at the BOS token, or at EOS where the model has no BOS.
+        """
+        match prompt:
+            case TextPrompt():
+                text, special = prompt.text, prompt.add_special_tokens
+                ids = await self._maybe_inline(len(text), lambda: self._encoded(text, special), "prompt")
+            case TokenPrompt():
+                ids = self._checked(prompt.token_ids)
+            case ChatPrompt():
+                ids = await self._in_thread(lambda: self._rendered(prompt), "messages")
+            case FillPrompt():
+                ids = await self._maybe_inline(
+                    len(prompt.prefix) + len(prompt.suffix), lambda: self._filled(prompt), "suffix"
+                )
+        return ids or self._beginning()
+
+    def _encoded(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        return self._model.tokenizer.encode(text, add_special_tokens, max_chars=self._model.max_prompt_chars)
+
+    def _rendered(self, prompt: ChatPrompt) -> tuple[int, ...]:
+        return self._encoded(self._model.template.render(prompt), False)
+
+    def _filled(self, prompt: FillPrompt) -> tuple[int, ...]:
+        ids = self._model.tokenizer.render_fill(prompt.prefix, prompt.suffix, self._model.max_prompt_chars)
+        if ids is None:
+            message = (
+                f"'suffix' is not supported: the model '{self._model.card.name}' has no fill-in-the-middle tokens."
+            )
+            raise UnsupportedFeature(message, param="suffix")
+        return ids
+
+    def _checked(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._model.vocab_size:
+            raise BadRequest(f"Token ids are from 0 to {self._model.vocab_size - 1}.", param="prompt")
+        return token_ids
+
+    def _beginning(self) -> tuple[int, ...]:
+        tokenizer = self._model.tokenizer
+        first = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
+        if first is None:
+            raise BadRequest("The prompt is empty, and the model has no token to begin with.", param="prompt")
+        return (first,)
+
+    async def _maybe_inline(self, chars: int, work: Callable[[], Result], param: str) -> Result:
+        if chars > INLINE_CHARS:
+            return await self._in_thread(work, param)
+        return _named(work, param)
+
+    async def _in_thread(self, work: Callable[[], Result], param: str) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, _named, work, param)
+
+
+def _named(work: Callable[[], Result], param: str) -> Result:
+    """Errors of the text room do not know the field the text came from."""
+    try:
+        return work()
+    except (BadRequest, ContextOverflow) as error:
+        error.param = error.param or param
+        raise

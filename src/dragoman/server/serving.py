@@ -1,0 +1,236 @@
+"""``core.serving.Serving`` over an engine: where text meets tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import aclosing
+from typing import Protocol
+
+from dragoman.core.errors import BadRequest, ContextOverflow, GenerationFailed, ModelNotFound
+from dragoman.core.events import (
+    EngineEvent,
+    FinishReason,
+    GenerationDone,
+    GenerationEvent,
+    GenerationResult,
+    PromptEvent,
+    TokenEvent,
+    Usage,
+)
+from dragoman.core.request import ChatPrompt, EngineRequest, GenerationRequest, Prompt
+from dragoman.core.sampling import MAX_SEED, LogprobParams
+from dragoman.core.serving import ModelCard
+from dragoman.server.admission import Admission
+from dragoman.server.collect import best, collect
+from dragoman.server.echo import prompt_ready
+from dragoman.server.meter import Meter
+from dragoman.server.metrics import Metrics
+from dragoman.server.model import ServedModel
+from dragoman.server.prompts import PromptReader
+from dragoman.server.transcript import Transcript
+
+
+class Events(Protocol):
+    """The events of one request. Closing early cancels it."""
+
+    def __aiter__(self) -> AsyncIterator[EngineEvent]: ...
+
+    async def aclose(self) -> None: ...
+
+
+class Engine(Protocol):
+    """What serving needs of the engine's client."""
+
+    def submit(self, request: EngineRequest) -> Events: ...
+
+    def cancel(self, request_id: str, sequence: int | None = None) -> None:
+        """End a request, or one of its sequences, with CANCELLED."""
+
+
+class EngineServing:
+    """Serves one model.
+
+    ``timeout_s`` bounds every generation, whatever a request asks. The executor tokenizes and renders what is long.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        model: ServedModel,
+        executor: Executor,
+        metrics: Metrics,
+        *,
+        max_waiting: int = 256,
+        timeout_s: float | None = None,
+    ) -> None:
+        self.admission = Admission(max_waiting)
+        self._engine = engine
+        self._model = model
+        self._metrics = metrics
+        self._prompts = PromptReader(model, executor)
+        self._timeout_s = timeout_s
+
+    def models(self) -> tuple[ModelCard, ...]:
+        return tuple(self._model.cards.values())
+
+    def model(self, name: str | None) -> ModelCard:
+        if name is None:
+            return self._model.card
+        card = self._model.cards.get(name)
+        if card is None:
+            raise ModelNotFound(f"The model '{name[:256]}' does not exist.", param="model")
+        return card
+
+    async def tokenize(self, prompt: Prompt, model: str | None = None) -> tuple[int, ...]:
+        self.model(model)
+        return await self._prompts.read(prompt)
+
+    def stream(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        if (request.best_of or request.n) != request.n:
+            raise BadRequest("'best_of' sequences can only be chosen from when all are finished.", param="best_of")
+        return self._generate(request, request.n, request.logprobs)
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        count = request.best_of or request.n
+        choosing = count > request.n
+        # The choice is by log-probability, whether or not the client wants to see any.
+        logprobs = request.logprobs or (LogprobParams() if choosing else None)
+        async with aclosing(self._generate(request, count, logprobs)) as events:
+            result = await collect(events)
+        return best(result, request.n, keep_logprobs=request.logprobs is not None) if choosing else result
+
+    async def _generate(
+        self, request: GenerationRequest, count: int, logprobs: LogprobParams | None
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        """The events of ``count`` sequences."""
+        arrived = asyncio.get_running_loop().time()
+        meter = Meter(self._metrics, count)
+        self.model(request.model)
+        with self.admission.enter() as place:
+            prompt = await self._prompts.read(request.prompt)
+            submitted = self._engine_request(request, prompt, count, logprobs)
+            transcripts = [Transcript(self._model, i, prompt, request.ending) for i in range(count)]
+            cached_tokens, running = 0, count
+            events = self._engine.submit(submitted)
+            deadline = Deadline(arrived, self._limit(request), lambda: self._engine.cancel(request.request_id))
+            try:
+                async for event in events:
+                    if isinstance(event, PromptEvent):
+                        place.run()
+                        cached_tokens = event.cached_tokens
+                        meter.prompt(len(prompt), cached_tokens)
+                        yield prompt_ready(self._model, request, submitted, event)
+                        continue
+                    transcript = transcripts[event.sequence]
+                    if transcript.finish is not None:
+                        # A stop string ended it here; the engine did not know yet.
+                        continue
+                    if isinstance(event, TokenEvent):
+                        meter.token(event.sequence)
+                        delta = transcript.push(event)
+                    else:
+                        if place.waits:
+                            raise GenerationFailed(deadline.words(event.message) or "The generation was cancelled.")
+                        delta = transcript.stop(deadline.reason(event.finish), deadline.words(event.message))
+                    if delta.finish is not None:
+                        meter.finished(delta.finish)
+                        running -= 1
+                        if running and delta.finish is FinishReason.STOP_STRING:
+                            self._engine.cancel(request.request_id, event.sequence)
+                    yield delta
+                    if not running:
+                        break
+            finally:
+                deadline.lift()
+                await events.aclose()
+                meter.leave()
+            made = sum(transcript.num_tokens for transcript in transcripts)
+            yield GenerationDone(
+                usage=Usage(prompt_tokens=len(prompt), completion_tokens=made, cached_tokens=cached_tokens)
+            )
+
+    def _engine_request(
+        self, request: GenerationRequest, prompt: tuple[int, ...], count: int, logprobs: LogprobParams | None
+    ) -> EngineRequest:
+        """The request in token ids, its length fitted to the context. Raises BadRequest or ContextOverflow."""
+        ending, vocab_size = request.ending, self._model.vocab_size
+        self._check_ids("logit_bias", request.sampling.logit_bias)
+        self._check_ids("stop_token_ids", ending.stop_token_ids)
+        if logprobs is not None and logprobs.top > vocab_size:
+            raise BadRequest(f"The model has only {vocab_size} tokens.", param="logprobs")
+        return EngineRequest(
+            request_id=request.request_id,
+            prompt=prompt,
+            seeds=_seeds(request.seeds, count),
+            max_tokens=self._max_tokens(request, len(prompt)),
+            sampling=request.sampling,
+            min_tokens=ending.min_tokens,
+            end_token_ids=() if ending.ignore_eos else self._model.eos_ids,
+            stop_token_ids=ending.stop_token_ids,
+            logprobs=logprobs,
+            priority=request.priority,
+        )
+
+    def _max_tokens(self, request: GenerationRequest, prompt_tokens: int) -> int:
+        context, asked = self._model.context_tokens, request.ending.max_tokens
+        room = context - prompt_tokens
+        if asked is None and room > 0:
+            return room
+        if asked is None or asked > room:
+            is_chat = isinstance(request.prompt, ChatPrompt)
+            wanted = f"{prompt_tokens} in the {'messages' if is_chat else 'prompt'}, {asked or 1} to generate"
+            raise ContextOverflow(
+                f"This model's maximum context length is {context} tokens. "
+                f"However, {prompt_tokens + (asked or 1)} tokens were requested: {wanted}.",
+                param="messages" if is_chat else "prompt",
+                prompt_tokens=prompt_tokens,
+                max_tokens=asked,
+                context_tokens=context,
+            )
+        return asked
+
+    def _check_ids(self, param: str, ids: Sequence[int] | dict[int, float]) -> None:
+        if ids and not 0 <= min(ids) <= max(ids) < self._model.vocab_size:
+            raise BadRequest(f"'{param}': token ids are from 0 to {self._model.vocab_size - 1}.", param=param)
+
+    def _limit(self, request: GenerationRequest) -> float | None:
+        return min((limit for limit in (request.timeout_s, self._timeout_s) if limit is not None), default=None)
+
+
+class Deadline:
+    """Calls ``cancel`` ``limit_s`` seconds after arrival, and says of what follows that it was for want of time."""
+
+    def __init__(self, arrived: float, limit_s: float | None, cancel: Callable[[], None]) -> None:
+        self._limit_s = limit_s
+        self._cancel = cancel
+        self._passed = False
+        self._timer: asyncio.TimerHandle | None = None
+        if limit_s is not None:
+            self._timer = asyncio.get_running_loop().call_at(arrived + limit_s, self._pass)
+
+    def lift(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def reason(self, finish: FinishReason) -> FinishReason:
+        return FinishReason.TIMEOUT if self._passed and finish is FinishReason.CANCELLED else finish
+
+    def words(self, message: str) -> str:
+        return f"The generation did not finish within {self._limit_s:g} seconds." if self._passed else message
+
+    def _pass(self) -> None:
+        self._passed = True
+        self._cancel()
+
+
+def _seeds(given: tuple[int, ...] | None, count: int) -> tuple[int, ...]:
+    """One seed for each sequence: as given, counted up from a single one, or drawn from the operating system."""
+    if given is not None and len(given) == count > 1:
+        return given
+    if given is not None and len(given) != 1:
+        raise BadRequest(f"{len(given)} seeds were given for {count} sequences.", param="seed")
+    first = secrets.randbits(64) if given is None else given[0]
+    return tuple((first + i) & MAX_SEED for i in range(count))

@@ -1,0 +1,54 @@
+"""What an operator decides about the server. The command line is generated from these structs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Count = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where to listen, and the limits of everything that a client can make grow.
+
+    Attributes:
+        host: address to listen on; 0.0.0.0 is every IPv4 interface.
+        port: port to listen on; 0 takes any free one.
+        name: name of the served model in answers and in GET /v1/models; by default the model's own.
+        alias: one more name under which the model is served; may be given several times.
+        max_connections: open connections; more are answered with status 503.
+        max_waiting: requests that wait for their first token; more are answered with status 429.
+        max_body_bytes: largest body of a request; larger ones are answered with status 413.
+        max_header_bytes: largest request line and headers together; larger ones are answered with status 431.
+        header_timeout_s: seconds for a request's headers to arrive.
+        body_timeout_s: seconds for a request's body to arrive; then status 408.
+        write_timeout_s: seconds that a client may leave its answer unread before it is dropped.
+        keep_alive_s: seconds that an idle connection stays open.
+        generation_timeout_s: longest time for one generation in seconds; without it there is none.
+        drain_s: seconds that running requests get to finish when the server is told to stop.
+        access_log: write a line for every request.
+        text_threads: threads for tokenizing long prompts and rendering chats.
+    """
+
+    PANEL = "Server"
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    name: str | None = None
+    alias: tuple[str, ...] = ()
+    max_connections: Count = 1024
+    max_waiting: Count = 256
+    max_body_bytes: Count = 16 * 1024 * 1024
+    max_header_bytes: Count = 64 * 1024
+    header_timeout_s: Seconds = 20.0
+    body_timeout_s: Seconds = 60.0
+    write_timeout_s: Seconds = 60.0
+    keep_alive_s: Seconds = 75.0
+    generation_timeout_s: Seconds | None = None
+    drain_s: Annotated[float, Meta(ge=0)] = 30.0
+    access_log: bool = True
+    text_threads: Count = 2

@@ -1,0 +1,96 @@
+"""One sequence's tokens as text: deltas, stop strings, and what each token contributed."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from dragoman.core.events import FinishEvent, FinishReason, TextDelta, Token, TokenEvent
+from dragoman.core.sampling import EndingParams
+from dragoman.server.model import ServedModel
+from dragoman.text import Detokenizer, StopMatcher
+
+
+class Transcript:
+    """The text of one sequence as it grows.
+
+    Text passes the detokenizer (complete characters only) and then the stop matcher (nothing that may yet belong to a
+    stop string). A token is delivered with the delta that releases the last character it completed.
+
+    Attributes:
+        num_tokens: tokens generated, the one that ended the sequence included.
+        finish: None while the sequence runs.
+    """
+
+    def __init__(self, model: ServedModel, sequence: int, prompt_ids: tuple[int, ...], ending: EndingParams) -> None:
+        self.sequence = sequence
+        self.num_tokens = 0
+        self.finish: FinishReason | None = None
+        self._ending = ending
+        self._pieces = model.pieces
+        self._detokenizer = Detokenizer(model.tokenizer, prompt_ids, skip_special_tokens=ending.skip_special_tokens)
+        self._matcher = StopMatcher(ending.stop, ending.include_stop) if ending.stop else None
+        self._produced = 0
+        self._released = 0
+        self._held: deque[tuple[int, Token]] = deque()
+
+    def push(self, event: TokenEvent) -> TextDelta:
+        """One more token. The delta may be empty, while text is held back."""
+        self.num_tokens += 1
+        if event.finish is not None:
+            return self._push_last(event, event.finish)
+        start = self._produced
+        text = self._detokenizer.push(event.token_id)
+        self._produced += len(text)
+        token = self._pieces.token(event.token_id, event.logprob, event.top, start)
+        if self._matcher is None:
+            self._released = self._produced
+            return TextDelta(sequence=self.sequence, text=text, tokens=(token,))
+        self._held.append((self._produced, token))
+        text, matched = self._matcher.push(text)
+        if matched is not None:
+            return self._end(text, FinishReason.STOP_STRING, matched)
+        self._released += len(text)
+        return TextDelta(sequence=self.sequence, text=text, tokens=self._due())
+
+    def end(self, event: FinishEvent) -> TextDelta:
+        """The engine ended the sequence without a token."""
+        return self.stop(event.finish, event.message)
+
+    def stop(self, finish: FinishReason, message: str = "") -> TextDelta:
+        """End the sequence here: what was held back is released."""
+        text, matched = self._flushed("")
+        return self._end(text, FinishReason.STOP_STRING if matched else finish, matched, message)
+
+    def _push_last(self, event: TokenEvent, finish: FinishReason) -> TextDelta:
+        """The token with which the engine ended the sequence. A stop token has no text, unless it is to be included."""
+        hidden = finish is FinishReason.STOP_TOKEN and not self._ending.include_stop
+        start = self._produced
+        before = "" if hidden else self._detokenizer.push(event.token_id)
+        self._produced += len(before)
+        text, matched = self._flushed(before)
+        token = self._pieces.token(event.token_id, event.logprob, event.top, start if before else self._produced)
+        self._held.append((self._produced, token))
+        if matched is not None:
+            return self._end(text, FinishReason.STOP_STRING, matched)
+        return self._end(text, finish, event.token_id if finish is FinishReason.STOP_TOKEN else None)
+
+    def _flushed(self, text: str) -> tuple[str, str | None]:
+        """The text and all that was held back, cut at a stop string that is complete only now."""
+        rest = self._detokenizer.flush()
+        self._produced += len(rest)
+        if self._matcher is None:
+            return text + rest, None
+        text, matched = self._matcher.push(text + rest)
+        return (text, matched) if matched is not None else (text + self._matcher.flush(), None)
+
+    def _end(self, text: str, finish: FinishReason, stop: str | int | None, message: str = "") -> TextDelta:
+        self.finish = finish
+        tokens = tuple(token for _, token in self._held)
+        self._held.clear()
+        return TextDelta(sequence=self.sequence, text=text, tokens=tokens, finish=finish, stop=stop, message=message)
+
+    def _due(self) -> tuple[Token, ...]:
+        held, due = self._held, []
+        while held and held[0][0] <= self._released:
+            due.append(held.popleft()[1])
+        return tuple(due)
