@@ -43,7 +43,9 @@ def byte_level_bpe() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=420, special_tokens=SPECIALS, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=420, special_tokens=SPECIALS, initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator(LINES, trainer)
     # Added tokens outside the alphabet, inside it but not ASCII, and not special.
     tokenizer.add_tokens([AddedToken("tool call", special=False), AddedToken("é", special=False)])

@@ -151,5 +151,5 @@ def test_ids_beyond_the_vocabulary_have_no_text(tokenizer: Tokenizer) -> None:
     ],
 )
 def test_a_decoder_that_cannot_be_streamed_is_refused_by_name(decoder: dict[str, object]) -> None:
-    with pytest.raises(ModelError, match="CTC|ByteFallback|Strip"):
+    with pytest.raises(ModelError, match=r"CTC|ByteFallback|Strip"):
         DecoderSpec(decoder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import threading
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Pipeline
+from transformers import PreTrainedTokenizerFast
 
 from dragoman.core.errors import BadRequest, ContextOverflow, ModelError
 from dragoman.text import Tokenizer
@@ -31,6 +33,12 @@ def copy(source: Path, target: Path) -> Path:
     return target
 
 
+@pytest.fixture(scope="session")
+def reference(folder_of: FolderOf) -> Callable[[str], PreTrainedTokenizerFast]:
+    """The same folder as ``transformers`` loads it."""
+    return functools.cache(lambda kind: PreTrainedTokenizerFast.from_pretrained(str(folder_of(kind))))
+
+
 def without_ambiguous(text: str) -> str:
     """Without what decoding cannot give back: SentencePiece's sign for a space, and the byte-level kind's added token
     ``é``, which the library takes for the letter of byte E9."""
@@ -47,6 +55,23 @@ def test_text_survives_encoding_and_decoding(load: Load, kind: str, text: str) -
     tokenizer = load(kind)
     text = without_ambiguous(text)
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False, parse_special=False), False) == text
+
+
+@settings(max_examples=30, deadline=None)
+@given(text=st.text(max_size=40), add_special_tokens=st.booleans())
+@pytest.mark.parametrize("kind", ["byte_level_bpe", "llama_bpe", "metaspace_bpe", "unigram", "word_piece"])
+def test_ids_and_texts_equal_those_of_transformers(
+    load: Load, reference: Callable[[str], PreTrainedTokenizerFast], kind: str, text: str, add_special_tokens: bool
+) -> None:
+    tokenizer, theirs = load(kind), reference(kind)
+    token_ids = list(tokenizer.encode(text + "<|im_end|>", add_special_tokens=add_special_tokens))
+    assert token_ids == theirs.encode(text + "<|im_end|>", add_special_tokens=add_special_tokens)
+    for skip in (True, False):
+        assert tokenizer.decode(token_ids, skip) == theirs.decode(
+            token_ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False
+        )
+    assert set(theirs.all_special_ids) <= tokenizer.special_ids
+    assert dict(tokenizer.special_tokens) == theirs.special_tokens_map
 
 
 def test_special_tokens_are_added_around_the_text_only_when_asked_for(load: Load) -> None:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from dragoman.text.tokenizer import Tokenizer
 
-# Enough context for every stage to be past the beginning of the text.
+# So much of the prompt is fed to the decoder: more than any decoder in use looks back.
 _CONTEXT_TOKENS = 8
+# Stands for the text before those: nothing joins with it, and no longer is anything the beginning of the text.
+_EARLIER_TEXT = "\ufffd"
 
 
 class Detokenizer:
@@ -44,6 +46,7 @@ class Detokenizer:
             if token_id in self._skipped or (token := self._token(token_id)) is None:
                 continue
             tail.append(token)
-            if len(tail) >= _CONTEXT_TOKENS and tokenizer.decoder.begins_character(token):
+            if len(tail) > _CONTEXT_TOKENS and tokenizer.decoder.begins_character(tail[-2]):
+                tail[-1] = _EARLIER_TEXT
                 break
         return tail[::-1]
