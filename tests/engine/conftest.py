@@ -11,7 +11,7 @@ from dragoman.engine.runner import Runner
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from simulation import stub  # noqa: E402
+from simulation import stub
 
 
 @pytest.fixture(scope="session", params=["stub"])

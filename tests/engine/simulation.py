@@ -112,9 +112,8 @@ def random_request(
     rng: random.Random, request_id: str, vocab_size: int, *, prompt: int = 100, output: int = 24, sequences: int = 3
 ) -> EngineRequest:
     """``prompt``, ``output``, ``sequences``: the largest of each."""
-    logprobs = rng.choice(
-        [None, None, LogprobParams(), LogprobParams(top=rng.randint(1, 5), prompt=rng.random() < 0.5)]
-    )
+    detailed = LogprobParams(top=rng.randint(1, 5), prompt=rng.random() < 0.5)
+    logprobs = rng.choice([None, None, LogprobParams(), detailed])
     ends = tuple(rng.sample(range(vocab_size), rng.choice([0, max(1, vocab_size // 50)])))
     return EngineRequest(
         request_id=request_id,

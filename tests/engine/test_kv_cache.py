@@ -109,7 +109,7 @@ def test_check_integrity_finds_damage(damage: str) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.integers(2, 12), st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 2), min_size=1, max_size=4))))
 def test_no_block_is_lost_and_no_prefix_is_wrong(num_blocks: int, operations: list[tuple[int, list[int]]]) -> None:
-    """Random sequences come, share what they can, and go; ``contents`` remembers what each block was last filled with."""
+    """Random sequences come, share what they can, and go; ``contents`` says what each block was last filled with."""
     cache = KVCache(num_blocks, SIZE)
     tables: list[list[int]] = []
     contents: dict[int, bytes] = {}

@@ -26,7 +26,7 @@ from dragoman.engine.messages import (
     WorkerSettings,
 )
 from dragoman.engine.process import WorkerProcess
-from dragoman.engine.replay import MOST_DEATHS, Quarantine, Unfinished
+from dragoman.engine.replay import Quarantine, Unfinished
 
 log = logging.getLogger(__name__)
 
@@ -188,8 +188,8 @@ class EngineClient:
         self._stats = EngineStats()
         # A process that died before its first step died of what it was sent.
         in_batch = [self._requests[each] for each in self._in_batch or self._in_engine if each in self._requests]
-        culprits = self._quarantine.blame(in_batch)
-        self._fail(culprits, f"the engine process died {MOST_DEATHS} times computing this request ({reason})")
+        for culprit in self._quarantine.blame(in_batch):
+            self._fail([culprit], f"the engine process died {culprit.deaths} times computing this request ({reason})")
 
     async def _reap(self) -> int:
         process, self._process = self._process, None
@@ -282,7 +282,6 @@ class EngineClient:
 
     def _release(self, request: Unfinished) -> None:
         """A suspect has proved harmless, or is over. It pauses while the other suspects are tried, then all go on."""
-        request.deaths = 0
         if request.request_id in self._in_engine and self._process is not None:
             self._process.send(Cancel(request.request_id))
             self._in_engine.discard(request.request_id)

@@ -1,12 +1,15 @@
 """What the client keeps of every unfinished request, so that the death of the engine process loses nothing.
 
 **Whose fault was it?** The process says which requests are in a step before it runs it. When it dies, each of them is
-blamed for one death, and everything unfinished is replayed. A request blamed twice is a *suspect*. Suspects are
-replayed first, one at a time and with nothing beside them. The computation of a request does not depend on its company,
-so a request that kills the process kills it again, alone: that is its third death, and it is failed. One that gets past
-the point where it was, by one more token of each of its sequences, is cleared of all blame and waits for the others.
-Then all go on together. A request that is merely there when the process is killed from outside therefore survives any
-number of deaths; only one that is killed alone, before its next token, after two other deaths, is failed.
+blamed for the death, and everything unfinished is replayed. A request that then gets past the point where it was, by
+one more token of each of its sequences, is cleared of all blame. One that is blamed again instead is a *suspect*.
+Suspects are replayed first, one at a time and with nothing beside them, those last that have died so before: the
+computation of a request does not depend on its company, so one that kills the process kills it again, alone. One that
+is cleared pauses until all suspects are tried; then everything goes on together.
+
+A request is failed after three deaths without a token between them, of which two met it alone: nobody else can have
+caused those. So the culprit alone pays, whatever it was computed with. Requests that are merely there when the process
+is killed from outside live on; twice in a row it would have to meet the same one alone, before its next token.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from dragoman.core.request import EngineRequest
 
 SUSPECT_DEATHS = 2
 MOST_DEATHS = 3
+MOST_DEATHS_ALONE = 2
 
 
 class Unfinished:
@@ -32,8 +36,9 @@ class Unfinished:
         self.finished = list(request.finished) or [False] * count
         self.prompt_seen = False
         self.deaths = 0
-        self.replayed: set[int] = set()
-        """Sequences that have not delivered anything since they were replayed as a suspect's."""
+        self.deaths_alone = 0
+        self._behind: set[int] = set()
+        """Sequences that have delivered nothing since the death their request is blamed for."""
 
     @property
     def request_id(self) -> str:
@@ -65,8 +70,16 @@ class Unfinished:
                 return False
             generated.append(event.token_id)
         self.finished[event.sequence] = event.finish is not None
-        self.replayed.discard(event.sequence)
+        self._behind.discard(event.sequence)
+        if not self._behind:
+            self.deaths = self.deaths_alone = 0
         return True
+
+    def blame(self, alone: bool) -> None:
+        """The process died computing this request, among others or ``alone``."""
+        self.deaths += 1
+        self.deaths_alone += alone
+        self._behind = set(self.open_sequences)
 
     def as_replay(self) -> EngineRequest:
         """The request that goes on behind what has been delivered."""
@@ -95,12 +108,13 @@ class Quarantine:
     def blame(self, requests: list[Unfinished]) -> list[Unfinished]:
         """The process died with these in its step. Returns those that have died too often."""
         for request in requests:
-            request.deaths += 1
-        return [request for request in requests if request.deaths >= MOST_DEATHS]
+            request.blame(alone=len(requests) == 1)
+        return [r for r in requests if r.deaths >= MOST_DEATHS and r.deaths_alone >= MOST_DEATHS_ALONE]
 
     def begin(self, unfinished: list[Unfinished]) -> list[Unfinished]:
         """A new process is ready: which requests to replay into it now."""
-        self._suspects = deque(request for request in unfinished if request.deaths >= SUSPECT_DEATHS)
+        suspects = [request for request in unfinished if request.deaths >= SUSPECT_DEATHS]
+        self._suspects = deque(sorted(suspects, key=lambda request: request.deaths_alone))
         return self.next(unfinished)
 
     def next(self, unfinished: list[Unfinished]) -> list[Unfinished]:
@@ -109,11 +123,10 @@ class Quarantine:
             suspect = self._suspects.popleft()
             if not suspect.is_over:
                 self.alone = suspect
-                suspect.replayed = set(suspect.open_sequences)
                 return [suspect]
         self.alone = None
         return unfinished
 
     def is_cleared(self, request: Unfinished) -> bool:
         """Whether the suspect that is alone has got past the point of its deaths, or is over."""
-        return request is self.alone and not (request.replayed & set(request.open_sequences))
+        return request is self.alone and (request.deaths == 0 or request.is_over)

@@ -1,0 +1,242 @@
+"""The server's end of the engine: taking, streaming, cancelling, refusing, stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+
+import msgspec
+import psutil
+import pytest
+from simulation import Transcript, random_request, run_alone, stub
+
+from dragoman.core.errors import BadRequest, EngineUnavailable, ModelError, Overloaded
+from dragoman.core.events import FinishEvent, FinishReason, TokenEvent
+from dragoman.core.request import EngineRequest
+from dragoman.engine.client import EngineClient, State
+from dragoman.engine.messages import LoadModel, StubModel, WorkerSettings
+from dragoman.engine.scheduler import SchedulerSettings
+
+STUB = StubModel(vocab_size=199, num_blocks=64, max_context=600, step_s=0.002)
+
+
+@asynccontextmanager
+async def started(model: StubModel = STUB, **scheduler: int) -> AsyncIterator[EngineClient]:
+    client = EngineClient(WorkerSettings(model=model, scheduler=SchedulerSettings(**scheduler)))
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def endless(request_id: str, sequences: int = 1) -> EngineRequest:
+    return EngineRequest(
+        request_id=request_id, prompt=(1, 2, 3), seeds=tuple(range(sequences)), max_tokens=500, logprobs=None
+    )
+
+
+async def idle(client: EngineClient) -> None:
+    """Wait until nothing runs and nothing waits."""
+    while client.stats().running or client.stats().waiting or client.stats().blocks == 0:
+        await asyncio.sleep(0.005)
+
+
+def test_streams_what_the_engine_makes() -> None:
+    rng = random.Random(1)
+    requests = [random_request(rng, f"r{index}", STUB.vocab_size) for index in range(20)]
+
+    async def read(client: EngineClient, request: EngineRequest) -> Transcript:
+        transcript = Transcript()
+        async for event in client.submit(request):
+            transcript.add(event)
+        return transcript
+
+    async def play() -> list[Transcript]:
+        async with started() as client:
+            return await asyncio.gather(*(read(client, request) for request in requests))
+
+    runner = stub(vocab_size=STUB.vocab_size)
+    assert asyncio.run(play()) == [run_alone(runner, request) for request in requests]
+
+
+def test_start_says_what_runs() -> None:
+    async def play() -> None:
+        client = EngineClient(WorkerSettings(model=STUB))
+        assert client.health().state is State.STARTING
+        with pytest.raises(EngineUnavailable):
+            client.submit(endless("early"))
+        info = await client.start()
+        assert (info.vocab_size, info.max_context, info.num_blocks) == (199, 600, 64)
+        assert client.health().state is State.READY
+        await client.close()
+        assert client.health().state is State.CLOSED
+        with pytest.raises(EngineUnavailable):
+            client.submit(endless("late"))
+
+    asyncio.run(play())
+
+
+def test_a_model_that_cannot_be_loaded_is_said_at_the_start() -> None:
+    async def play() -> None:
+        client = EngineClient(WorkerSettings(model=LoadModel(source="./no-such-folder")))
+        with pytest.raises(ModelError, match="no-such-folder"):
+            await client.start()
+        assert client.health().pid is None
+
+    asyncio.run(play())
+
+
+def test_cancel_ends_a_request_and_frees_its_blocks() -> None:
+    async def play() -> None:
+        async with started() as client:
+            stream = client.submit(endless("r", sequences=3))
+            seen = 0
+            async for event in stream:
+                seen += isinstance(event, TokenEvent)
+                if seen == 5:
+                    client.cancel("r")
+                    break
+            rest = [event async for event in stream]
+            ends = [event for event in rest if isinstance(event, FinishEvent)]
+            assert [(event.sequence, event.finish) for event in ends] == [(i, FinishReason.CANCELLED) for i in range(3)]
+            await idle(client)
+            assert client.stats().free_blocks == STUB.num_blocks
+
+    asyncio.run(play())
+
+
+def test_cancel_of_one_sequence_leaves_the_others() -> None:
+    async def play() -> None:
+        async with started() as client:
+            transcript = Transcript()
+            request = msgspec.structs.replace(endless("r", sequences=3), max_tokens=40)
+            async for event in client.submit(request):
+                transcript.add(event)
+                if isinstance(event, TokenEvent) and event.sequence == 1 and event.index == 9:
+                    client.cancel("r", 1)
+            assert transcript.finish == {
+                0: FinishReason.LENGTH,
+                1: FinishReason.CANCELLED,
+                2: FinishReason.LENGTH,
+            }
+            whole = run_alone(stub(vocab_size=STUB.vocab_size), request)
+            assert transcript.of(0) == whole.of(0)
+            assert transcript.ids(1) == whole.ids(1)[: len(transcript.ids(1))]
+
+    asyncio.run(play())
+
+
+def test_closing_a_stream_cancels() -> None:
+    async def play() -> None:
+        async with started() as client:
+            async with aclosing(client.submit(endless("r"))) as stream:
+                await anext(stream)
+            assert [event async for event in stream] == []
+            await idle(client)
+            assert client.stats().free_blocks == STUB.num_blocks
+            assert client.stats().generated_tokens < 500
+
+    asyncio.run(play())
+
+
+def test_a_full_queue_refuses_and_goes_on() -> None:
+    async def play() -> None:
+        async with started(max_running=2, max_waiting=3) as client:
+            for index in range(5):
+                client.submit(endless(f"r{index}"))
+            with pytest.raises(Overloaded):
+                client.submit(endless("one more"))
+            with pytest.raises(BadRequest):
+                client.submit(endless("r0"))
+            client.cancel("r3")
+            stream = client.submit(msgspec.structs.replace(endless("fits"), max_tokens=2, priority=1))
+            assert len([event async for event in stream]) == 3
+
+    asyncio.run(play())
+
+
+def test_a_request_that_never_fits_is_refused_with_the_numbers() -> None:
+    async def play() -> None:
+        async with started(msgspec.structs.replace(STUB, num_blocks=4)) as client:
+            request = msgspec.structs.replace(endless("big"), max_tokens=400)
+            (event,) = [event async for event in client.submit(request)]
+            assert isinstance(event, FinishEvent)
+            assert event.finish is FinishReason.ERROR
+            assert "403" in event.message
+            assert "128" in event.message
+
+    asyncio.run(play())
+
+
+def test_an_idle_engine_sleeps() -> None:
+    async def play() -> tuple[float, int]:
+        async with started() as client:
+            process = psutil.Process(client.health().pid)
+            before = sum(process.cpu_times()[:2])
+            wakings = process.num_ctx_switches().voluntary
+            await asyncio.sleep(0.5)
+            return sum(process.cpu_times()[:2]) - before, process.num_ctx_switches().voluntary - wakings
+
+    seconds, wakings = asyncio.run(play())
+    assert seconds < 0.1
+    assert wakings < 5
+
+
+def test_the_engine_leaves_with_its_parent() -> None:
+    """A server that is killed outright leaves no engine behind."""
+    program = (
+        "import asyncio\n"
+        "from dragoman.engine.client import EngineClient\n"
+        "from dragoman.engine.messages import StubModel, WorkerSettings\n"
+        "async def main():\n"
+        "    client = EngineClient(WorkerSettings(model=StubModel()))\n"
+        "    await client.start()\n"
+        "    print(client.health().pid, flush=True)\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        engine = psutil.Process(int(parent.stdout.readline()))
+        os.kill(parent.pid, signal.SIGKILL)
+    engine.wait(timeout=10)
+
+
+def test_close_ends_open_streams_and_the_process() -> None:
+    async def play() -> None:
+        client = EngineClient(WorkerSettings(model=STUB))
+        await client.start()
+        process = psutil.Process(client.health().pid)
+        stream = client.submit(endless("r"))
+        await anext(stream)
+        await client.close()
+        last = [event async for event in stream][-1]
+        assert isinstance(last, FinishEvent)
+        assert last.finish is FinishReason.ERROR
+        assert not process.is_running()
+
+    asyncio.run(play())
+
+
+def test_a_row_that_is_no_distribution_fails_its_sequence_only() -> None:
+    async def play() -> None:
+        async with started(msgspec.structs.replace(STUB, nan_token=0)) as client:
+            bad = client.submit(msgspec.structs.replace(endless("bad"), prompt=(0, 1)))
+            good = client.submit(
+                EngineRequest(request_id="good", prompt=(1,), seeds=(1,), max_tokens=3, stop_token_ids=())
+            )
+            last = [event async for event in bad][-1]
+            assert isinstance(last, FinishEvent)
+            assert last.finish is FinishReason.ERROR
+            ends = [event.finish async for event in good if isinstance(event, TokenEvent)]
+            assert ends == [None, None, FinishReason.LENGTH]
+            assert client.stats().restarts == 0
+
+    asyncio.run(play())

@@ -1,0 +1,176 @@
+"""Promise 2: an accepted request is never lost. The engine's process is really killed here, with signal 9."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+from simulation import Transcript, random_request, run_alone, stub
+
+from dragoman.core.events import EngineEvent, FinishEvent, FinishReason, TokenEvent
+from dragoman.core.request import EngineRequest
+from dragoman.core.sampling import LogprobParams
+from dragoman.engine.client import EngineClient, State
+from dragoman.engine.messages import StubModel, WorkerSettings
+
+POISON = 0
+"""The token that makes the stub misbehave when it is in a history; ordinary requests here never produce it."""
+STUB = StubModel(vocab_size=199, num_blocks=128, max_context=600, step_s=0.002)
+
+
+@asynccontextmanager
+async def started(model: StubModel = STUB) -> AsyncIterator[EngineClient]:
+    client = EngineClient(WorkerSettings(model=model))
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def read(client: EngineClient, request: EngineRequest) -> Transcript:
+    transcript = Transcript()
+    async for event in client.submit(request):
+        transcript.add(event)
+    return transcript
+
+
+def kill(client: EngineClient) -> bool:
+    """Kill the process where there is one that has started."""
+    state, _, pid = client.health()
+    if state is not State.READY or pid is None:
+        return False
+    os.kill(pid, signal.SIGKILL)
+    return True
+
+
+def harmless(rng: random.Random, request_id: str, output: int = 60) -> EngineRequest:
+    """A request that neither holds nor can draw the poison."""
+    request = random_request(rng, request_id, STUB.vocab_size, output=output)
+    return msgspec.structs.replace(
+        request,
+        prompt=tuple(token_id or 1 for token_id in request.prompt),
+        sampling=msgspec.structs.replace(request.sampling, logit_bias={POISON: -1000.0}),
+        logprobs=LogprobParams(top=2, prompt=rng.random() < 0.5),
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_killed_at_random_moments_streams_go_on_as_they_would_have(seed: int) -> None:
+    rng = random.Random(seed)
+    requests = [harmless(rng, f"r{index}", output=150) for index in range(12)]
+    alone = [run_alone(stub(vocab_size=STUB.vocab_size, max_context=600), request) for request in requests]
+
+    async def play() -> tuple[list[Transcript], int]:
+        async with started() as client:
+            reading = asyncio.gather(*(read(client, request) for request in requests))
+            kills = 0
+            while not reading.done():
+                await asyncio.sleep(rng.random() * 0.3)
+                kills += kill(client) and not reading.done()
+                if kills >= 4:
+                    break
+            return await asyncio.wait_for(reading, 30), client.stats().restarts
+
+    told, restarts = asyncio.run(play())
+    assert told == alone
+    assert restarts >= 1
+
+
+def test_killed_while_starting_again() -> None:
+    request = harmless(random.Random(5), "r")
+    request = msgspec.structs.replace(request, max_tokens=200, end_token_ids=(), stop_token_ids=())
+
+    async def play() -> Transcript:
+        async with started() as client:
+            transcript = Transcript()
+            stream = client.submit(request)
+            for index in range(4):
+                for _ in range(10):
+                    transcript.add(await anext(stream))
+                assert kill(client)
+                while client.health().pid is None or client.health().state is not State.RESTARTING:
+                    await asyncio.sleep(0.002)
+                await asyncio.sleep(0.02 * index)
+                os.kill(client.health().pid or 0, signal.SIGKILL)
+            async for event in stream:
+                transcript.add(event)
+            assert client.stats().restarts >= 4
+            return transcript
+
+    assert asyncio.run(play()) == run_alone(stub(vocab_size=STUB.vocab_size), request)
+
+
+def test_three_deaths_of_a_request_on_its_own_fail_it() -> None:
+    async def play() -> tuple[list[EngineEvent], int]:
+        async with started(msgspec.structs.replace(STUB, crash_token=POISON)) as client:
+            stream = client.submit(EngineRequest(request_id="bad", prompt=(POISON,), seeds=(1,), max_tokens=3))
+            return [event async for event in stream], client.stats().restarts
+
+    (event,), restarts = asyncio.run(play())
+    assert isinstance(event, FinishEvent)
+    assert event.finish is FinishReason.ERROR
+    assert "died 3 times" in event.message
+    assert restarts == 3
+
+
+@pytest.mark.parametrize("fault", ["crash_token", "raise_token"])
+def test_three_deaths_on_one_request_fail_it_alone(fault: str) -> None:
+    rng = random.Random(3)
+    requests = [harmless(rng, f"r{index}", output=120) for index in range(6)]
+    poisoned = msgspec.structs.replace(harmless(rng, "poisoned"), prompt=(5, POISON, 7), seeds=(1, 2), max_tokens=20)
+    alone = [run_alone(stub(vocab_size=STUB.vocab_size, max_context=600), request) for request in requests]
+
+    async def play() -> tuple[list[Transcript], list[FinishEvent], int]:
+        async with started(msgspec.structs.replace(STUB, **{fault: POISON})) as client:
+            reading = asyncio.gather(*(read(client, request) for request in requests))
+            await asyncio.sleep(0.02)
+            ends = [event async for event in client.submit(poisoned)]
+            late = await read(client, msgspec.structs.replace(requests[0], request_id="late"))
+            assert late == alone[0]
+            return await asyncio.wait_for(reading, 30), ends, client.stats().restarts
+
+    told, ends, restarts = asyncio.run(play())
+    assert told == alone
+    assert restarts == 4
+    assert [(event.sequence, event.finish) for event in ends] == [(0, FinishReason.ERROR), (1, FinishReason.ERROR)]
+    assert "died 4 times" in ends[0].message
+
+
+def test_two_poisoned_requests_are_both_found() -> None:
+    rng = random.Random(4)
+    requests = [harmless(rng, f"r{index}", output=100) for index in range(4)]
+    poisoned = [msgspec.structs.replace(harmless(rng, f"p{i}"), prompt=(5 + i, POISON, 7)) for i in range(2)]
+    alone = [run_alone(stub(vocab_size=STUB.vocab_size, max_context=600), request) for request in requests]
+
+    async def play() -> tuple[list[Transcript], list[Transcript]]:
+        async with started(msgspec.structs.replace(STUB, crash_token=POISON)) as client:
+            good = asyncio.gather(*(read(client, request) for request in requests))
+            bad = asyncio.gather(*(read(client, request) for request in poisoned))
+            return await asyncio.wait_for(good, 30), await asyncio.wait_for(bad, 30)
+
+    good, bad = asyncio.run(play())
+    assert good == alone
+    assert all(set(transcript.finish.values()) == {FinishReason.ERROR} for transcript in bad)
+
+
+def test_what_came_before_the_deaths_is_kept() -> None:
+    """The process dies of the sixth token that the request draws."""
+    request = EngineRequest(request_id="r", prompt=(4, 5), seeds=(1,), max_tokens=9)
+    ids = run_alone(stub(vocab_size=STUB.vocab_size), request).ids()
+    assert ids[5] not in ids[:5]
+
+    async def play() -> list[EngineEvent]:
+        async with started(msgspec.structs.replace(STUB, crash_token=ids[5])) as client:
+            return [event async for event in client.submit(request)]
+
+    *events, last = asyncio.run(play())
+    assert [event.token_id for event in events if isinstance(event, TokenEvent)] == ids[:6]
+    assert isinstance(last, FinishEvent)
+    assert last.finish is FinishReason.ERROR
