@@ -21,7 +21,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -91,22 +91,11 @@ class Load:
             return StreamRecord(start_s=start, error=f"no answer within {self._timeout_s:g} s")
 
 
-async def results(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run the asked mode; each result is printed as soon as it is there."""
+async def results(options: argparse.Namespace) -> AsyncIterator[dict[str, Any]]:
+    """Run the mode that was asked for; each result comes as soon as it is there."""
     address = Address.parse(options.url)
     load = Load(options, address, options.model or (await fetch_json(address, "/v1/models"))["data"][0]["id"])
     prompts = Prompts(options.tokenizer, f"{options.seed} {options.mode} {options.streams}")
-    label = {"label": options.label} if options.label else {}
-    found: list[dict[str, Any]] = []
-
-    def report(**result: Any) -> None:
-        found.append({**label, "mode": options.mode, **result})
-        line = json.dumps(found[-1])
-        print(line, flush=True)
-        if options.json:
-            with options.json.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
-
     if options.warmup:
         await load.run([prompts.make(64) for _ in range(options.warmup)], 8, options.warmup)
     if options.mode == "single":
@@ -115,23 +104,23 @@ async def results(options: argparse.Namespace) -> list[dict[str, Any]]:
             for _ in range(options.repeat or 5)
             for record in (await load.run([prompts.make(options.prompt_len)], options.output_len, 1))[0]
         ]
-        report(**spread("decode_tok_s", [r.decode_tokens_per_s for r in records if r.succeeded]), **failures(records))
+        rates = [record.decode_tokens_per_s for record in records if record.succeeded]
+        yield {**spread("tokens_per_s", rates), **failures(records)}
     elif options.mode == "ttft":
         for length in options.lengths:
             records = [(await load.run([prompts.make(length)], 2, 1))[0][0] for _ in range(options.repeat or 3)]
-            times = [1e3 * r.first_token_s for r in records if r.succeeded]
-            report(length=length, **spread("ttft_ms", times), **failures(records))
+            times = [1e3 * record.first_token_s for record in records if record.succeeded]
+            yield {"length": length, **spread("ttft_ms", times), **failures(records)}
     elif options.mode == "serve":
         for streams in options.streams:
             for _ in range(options.repeat or 1):
                 count = options.requests or max(2, streams * options.rounds)
                 texts = [prompts.make(options.prompt_len) for _ in range(count)]
-                report(streams=streams, **plain(summarize(*await load.run(texts, options.output_len, streams))))
+                yield {"streams": streams, **plain(summarize(*await load.run(texts, options.output_len, streams)))}
     else:
         for _ in range(options.repeat or 1):
             texts = prompts.with_shared_prefix(1024, 32, options.requests or 64)
-            report(streams=8, **plain(summarize(*await load.run(texts, 16, 8))))
-    return found
+            yield {"streams": 8, **plain(summarize(*await load.run(texts, 16, 8)))}
 
 
 def plain(summary: Summary) -> dict[str, Any]:
@@ -182,10 +171,18 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
+async def run(options: argparse.Namespace) -> None:
+    async for result in results(options):
+        line = json.dumps({"label": options.label, "mode": options.mode, **result})
+        print(line, flush=True)
+        if options.json:
+            with options.json.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+
+
 def main() -> None:
-    options = arguments().parse_args()
     try:
-        asyncio.run(results(options))
+        asyncio.run(run(arguments().parse_args()))
     except DragomanError as error:
         sys.exit(error.message)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Annotated
 
 import typer
@@ -9,8 +11,26 @@ import typer
 import dragoman
 from dragoman.cli import models
 from dragoman.cli.options import CommandLine
+from dragoman.cli.plan import plan
+from dragoman.cli.session import LocalSession, RemoteSession, remote_session
+from dragoman.cli.settings import (
+    OMITTED,
+    BenchSettings,
+    ChatSettings,
+    MachineSettings,
+    ModelChoice,
+    ModelOption,
+    PromptSettings,
+    RemoteSettings,
+    SamplingSettings,
+)
+from dragoman.engine.scheduler import SchedulerSettings
+from dragoman.models.settings import ModelSettings
+from dragoman.server.settings import ServerSettings
 
-cli = CommandLine("Text from a language model: a server that speaks OpenAI's dialect, on an engine of its own.")
+cli = CommandLine(
+    "Text from a language model: a server that speaks OpenAI's dialect, on an engine of its own.", omitted=OMITTED
+)
 
 
 @cli.typer.callback(invoke_without_command=True)
@@ -26,7 +46,98 @@ def root(
         raise typer.Exit
 
 
+@cli.command
+def serve(
+    choice: ModelChoice,
+    settings: ModelSettings,
+    machine: MachineSettings,
+    scheduling: SchedulerSettings,
+    server: ServerSettings,
+) -> None:
+    """Serve a model over HTTP."""
+    from dragoman.cli.serve import serve as run
+
+    run(choice, settings, scheduling, machine, server)
+
+
+@cli.command
+def chat(
+    choice: ModelChoice,
+    remote: RemoteSettings,
+    conversation: ChatSettings,
+    sampling: SamplingSettings,
+    settings: ModelSettings,
+    machine: MachineSettings,
+) -> None:
+    """Talk with a model in the terminal. Ctrl-C stops the answer, /exit leaves."""
+    from dragoman.cli.background import background
+    from dragoman.cli.chat import converse
+
+    with background() as loop, loop.hold(_session(choice.model, remote.url, settings, machine)) as session:
+        converse(session, sampling, conversation, loop)
+
+
+@cli.command
+def generate(
+    prompt: PromptSettings,
+    choice: ModelOption,
+    remote: RemoteSettings,
+    sampling: SamplingSettings,
+    settings: ModelSettings,
+    machine: MachineSettings,
+) -> None:
+    """Continue a text, written to standard output as it comes."""
+    from dragoman.cli.background import background
+    from dragoman.cli.generate import continue_text, read_prompt
+
+    text = read_prompt(prompt.prompt)
+    with background() as loop, loop.hold(_session(choice.model, remote.url, settings, machine)) as session:
+        continue_text(session, text, sampling, loop)
+
+
+@cli.command
+def bench(
+    choice: ModelChoice,
+    remote: RemoteSettings,
+    load: BenchSettings,
+    settings: ModelSettings,
+    machine: MachineSettings,
+    scheduling: SchedulerSettings,
+) -> None:
+    """Measure a model, or a running server: time to first token, time between tokens, tokens per second."""
+    import asyncio
+
+    from dragoman.cli.bench import print_measurements, target_of
+
+    async def run() -> None:
+        async with _session(choice.model, remote.url, settings, machine, scheduling) as session:
+            await print_measurements(target_of(session), load)
+
+    asyncio.run(run())
+
+
+cli.command(plan)
+
 _models = cli.group("models", "List, download and delete models.")
 _models.command(models.list_models, name="list")
 _models.command(models.pull)
 _models.command(models.remove)
+
+
+@asynccontextmanager
+async def _session(
+    model: str | None,
+    url: str | None,
+    settings: ModelSettings,
+    machine: MachineSettings,
+    scheduling: SchedulerSettings = SchedulerSettings(),  # noqa: B008 (frozen)
+) -> AsyncIterator[LocalSession | RemoteSession]:
+    """The server at ``url``; without one, an engine of the command's own."""
+    if url is not None:
+        async with remote_session(url, model) as remote:
+            yield remote
+        return
+    from dragoman.cli.engine import own_engine
+
+    async with own_engine(model, settings, scheduling, machine) as serving:
+        yield LocalSession(serving)

@@ -15,6 +15,7 @@ import msgspec
 from dragoman.cli import console
 from dragoman.cli.measurement import StreamRecord, Summary, run_streams, summarize
 from dragoman.cli.remote import Address, stream_json
+from dragoman.cli.session import LocalSession, RemoteSession
 from dragoman.cli.settings import BenchSettings
 from dragoman.core.errors import DragomanError
 from dragoman.core.events import GenerationDone, TextDelta
@@ -85,6 +86,12 @@ class RemoteTarget:
             self._address,
             {"model": self._model, "prompt": " ".join([str(number), *words]), "max_tokens": load.output_tokens},
         )
+
+
+def target_of(session: LocalSession | RemoteSession) -> Target:
+    if isinstance(session, LocalSession):
+        return LocalTarget(session.serving)
+    return RemoteTarget(session.address, session.model)
 
 
 async def time_completion(address: Address, body: dict[str, object]) -> StreamRecord:

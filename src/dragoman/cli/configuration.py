@@ -1,10 +1,11 @@
-"""The configuration file: one flat TOML table whose keys are the options' names."""
+"""What is set outside the command line: the configuration file (one flat TOML table) and the environment."""
 
 from __future__ import annotations
 
 import difflib
 import os
 import tomllib
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,10 +16,13 @@ from dragoman.core.errors import DragomanError
 
 
 class Configurable(Protocol):
-    """What the file may set: a name's plain type."""
+    """What may be set: a name's plain type, and its environment variable."""
 
     @property
     def annotation(self) -> Any: ...
+
+    @property
+    def variable(self) -> str: ...
 
 
 def load(path: Path | None, known: Mapping[str, Configurable]) -> dict[str, Any]:
@@ -46,6 +50,24 @@ def load(path: Path | None, known: Mapping[str, Configurable]) -> dict[str, Any]
             msgspec.convert(value, known[name].annotation)
         except msgspec.ValidationError as error:
             raise DragomanError(f"{path}: {name}: {error}") from None
+    return values
+
+
+def from_environment(known: Mapping[str, Configurable]) -> dict[str, Any]:
+    """The values of the options' variables; an empty variable counts as none.
+
+    Several values are separated by spaces. Raises DragomanError naming the variable whose value is of another type.
+    """
+    values: dict[str, Any] = {}
+    for name, option in known.items():
+        text = os.environ.get(option.variable)
+        if not text:
+            continue
+        several = typing.get_origin(option.annotation) is tuple
+        try:
+            values[name] = msgspec.convert(text.split() if several else text, option.annotation, strict=False)
+        except msgspec.ValidationError as error:
+            raise DragomanError(f"{option.variable}: {error}, got {text!r}") from None
     return values
 
 

@@ -15,8 +15,9 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import msgspec
@@ -25,6 +26,11 @@ import typer
 
 from dragoman.cli import configuration, console
 from dragoman.core.errors import DragomanError
+
+EPILOG = (
+    "Each option may also be given as a variable (--max-context: DRAGOMAN_MAX_CONTEXT) or in a TOML file "
+    "(max_context = 4096). The command line wins over the variable, the variable over the file."
+)
 
 Settings = type[Any]
 """A msgspec struct or a dataclass."""
@@ -38,8 +44,6 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     default: Any
     help: str
     panel: str
-    minimum: float | None = None
-    maximum: float | None = None
     positional: bool = False
     configurable: bool = True
 
@@ -48,19 +52,19 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
         return self.name.upper() if self.positional else "--" + self.name.replace("_", "-")
 
     @property
-    def variable(self) -> str | None:
-        return f"DRAGOMAN_{self.name.upper()}" if self.configurable else None
+    def variable(self) -> str:
+        return f"DRAGOMAN_{self.name.upper()}"
 
     @property
     def required(self) -> bool:
         return self.default is msgspec.NODEFAULT
 
 
-def options_of(settings: Settings) -> Iterator[Option]:
+def options_of(settings: Settings, omitted: Container[str] = ()) -> Iterator[Option]:
     """The options that the struct's (or dataclass's) fields are, in their order.
 
-    ``Meta(extra=...)`` may hold ``positional`` (an argument, not an option), ``configurable`` (False: only on the
-    command line) and ``hidden`` (no option at all: the program fills it).
+    Those ``omitted`` keep their defaults. ``Meta(extra=...)`` may hold ``positional`` (an argument, not an option) and
+    ``configurable`` (False: only on the command line).
     """
     hints = typing.get_type_hints(settings, include_extras=True)
     described = _documented_attributes(settings, hints)
@@ -68,19 +72,14 @@ def options_of(settings: Settings) -> Iterator[Option]:
     for name, default in _defaults(settings):
         annotation, metas = _plain(hints[name])
         extra = {key: value for meta in metas for key, value in (meta.extra or {}).items()}
-        if extra.get("hidden"):
+        if name in omitted:
             continue
-        bound = {
-            key: next((v for m in metas if (v := getattr(m, key)) is not None), None) for key in ("ge", "gt", "le")
-        }
         yield Option(
             name=name,
             annotation=annotation,
             default=default,
             help=next((m.description for m in metas if m.description), described.get(name, "")),
             panel=panel,
-            minimum=bound["ge"],
-            maximum=bound["le"],
             positional=bool(extra.get("positional")),
             configurable=bool(extra.get("configurable", True)),
         )
@@ -90,17 +89,19 @@ class CommandLine:
     """A typer application whose commands are functions of settings structs.
 
     ``commands`` lists every command with its options, those of sub-groups included: what a configuration file may name
-    and what the documentation is written from.
+    and what the documentation is written from. ``omitted``: by struct, the fields that are no options.
     """
 
-    def __init__(self, help: str, *, above: str = "", commands: dict[str, tuple[Option, ...]] | None = None) -> None:
+    def __init__(self, help: str, *, omitted: Mapping[Settings, Container[str]] = MappingProxyType({})) -> None:
         self.typer = typer.Typer(help=help, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-        self.commands: dict[str, tuple[Option, ...]] = {} if commands is None else commands
-        self._above = above
+        self.commands: dict[str, tuple[Option, ...]] = {}
+        self._omitted = omitted
+        self._above = ""
 
     def group(self, name: str, help: str) -> CommandLine:
         """A command that has commands of its own."""
-        inner = CommandLine(help, above=f"{self._above}{name} ", commands=self.commands)
+        inner = CommandLine(help, omitted=self._omitted)
+        inner.commands, inner._above = self.commands, f"{self._above}{name} "
         self.typer.add_typer(inner.typer, name=name)
         return inner
 
@@ -113,7 +114,10 @@ class CommandLine:
         name = name or body.__name__
         wanted: dict[str, Settings] = typing.get_type_hints(body)
         wanted.pop("return", None)
-        groups = {parameter: (struct, tuple(options_of(struct))) for parameter, struct in wanted.items()}
+        groups = {
+            parameter: (struct, tuple(options_of(struct, self._omitted.get(struct, ()))))
+            for parameter, struct in wanted.items()
+        }
 
         def run(config: Path | None, debug: bool, **values: Any) -> None:
             try:
@@ -132,7 +136,7 @@ class CommandLine:
         run.__signature__ = inspect.Signature([*map(_parameter, options), *self._universal])  # type: ignore[attr-defined]
         run.__doc__ = body.__doc__
         self.commands[self._above + name] = tuple(options)
-        self.typer.command(name)(run)
+        self.typer.command(name, epilog=EPILOG if options else None)(run)
         return body
 
     def configurable(self) -> dict[str, Option]:
@@ -147,7 +151,8 @@ class CommandLine:
         def read(context: typer.Context, path: Path | None) -> Path | None:
             if not context.resilient_parsing:
                 try:
-                    context.default_map = configuration.load(path, self.configurable())
+                    known = self.configurable()
+                    context.default_map = {**configuration.load(path, known), **configuration.from_environment(known)}
                 except DragomanError as error:
                     raise typer.BadParameter(error.message) from None
             return path
@@ -181,14 +186,12 @@ def _parameter(option: Option) -> inspect.Parameter:
     annotation = option.annotation
     if typing.get_origin(annotation) is tuple:
         annotation = list[typing.get_args(annotation)[0]]  # type: ignore[misc]
-    common: dict[str, Any] = {"help": option.help, "envvar": option.variable, "rich_help_panel": option.panel}
-    if _number(annotation):
-        common |= {"min": option.minimum, "max": option.maximum}
+    common: dict[str, Any] = {"help": _sentence(option.help), "rich_help_panel": option.panel}
     if option.positional:
         info: Any = typer.Argument(**common, metavar=option.flag)
     else:
         flag = f"{option.flag}/--no-{option.flag[2:]}" if annotation is bool else option.flag
-        info = typer.Option(flag, **common, show_default=option.default not in (None, ()))
+        info = typer.Option(flag, **common, metavar=_metavar(annotation), show_default=option.default not in (None, ()))
     default = list(option.default) if isinstance(option.default, tuple) else option.default
     return inspect.Parameter(
         option.name,
@@ -219,11 +222,18 @@ def _plain(hint: Any) -> tuple[Any, list[msgspec.Meta]]:
         for side, _ in sides[1:]:
             union |= side
         return union, [meta for _, metas in sides for meta in metas]
+    if typing.get_origin(hint) is tuple:  # of one kind; what binds its elements is checked with the whole struct
+        inner = _plain(typing.get_args(hint)[0])[0]
+        return types.GenericAlias(tuple, (inner, ...)), []
     return hint, []
 
 
-def _number(annotation: Any) -> bool:
-    return annotation in (int, float) or {int, float} & set(typing.get_args(annotation)) != set()
+def _metavar(annotation: Any) -> str | None:
+    """What stands for the value in the help; None leaves it to typer, which lists choices."""
+    kinds = {annotation, *typing.get_args(annotation)}
+    if typing.get_origin(annotation) is typing.Literal:
+        return None
+    return "N" if int in kinds else "X" if float in kinds else "" if bool in kinds else "TEXT"
 
 
 def _documented_attributes(settings: Settings, names: Iterable[str]) -> dict[str, str]:
@@ -234,6 +244,11 @@ def _documented_attributes(settings: Settings, names: Iterable[str]) -> dict[str
     _, *parts = re.split(rf"(?:^|(?<=\. ))((?:(?:{name}), )*(?:{name})): ", text)
     meanings = zip(parts[::2], parts[1::2], strict=True)
     return {one: meaning.strip() for several, meaning in meanings for one in several.split(", ")}
+
+
+def _sentence(help: str) -> str:
+    """With a capital, unless it begins with a value's name, as in ``copy: ...``."""
+    return help if help.split(" ")[0].endswith(":") else help[:1].upper() + help[1:]
 
 
 def _words(name: str) -> str:

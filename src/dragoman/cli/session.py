@@ -43,7 +43,7 @@ class RemoteSession:
 
     def __init__(self, address: Address, model: str) -> None:
         self.model = model
-        self._address = address
+        self.address = address
 
     def chat(self, messages: list[Message], options: SamplingSettings) -> AsyncGenerator[Delta, None]:
         body = {"messages": messages, "max_completion_tokens": options.max_new_tokens}
@@ -59,7 +59,7 @@ class RemoteSession:
         asked.pop("max_new_tokens", None)
         body = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, **body, **asked}
         body = {key: value for key, value in body.items() if value is not None}
-        async with aclosing(stream_json(self._address, path, body)) as events:
+        async with aclosing(stream_json(self.address, path, body)) as events:
             async for event in events:
                 usage = event.get("usage")
                 choice = (event.get("choices") or [{}])[0]
@@ -75,7 +75,7 @@ class LocalSession:
 
     def __init__(self, serving: Serving) -> None:
         self.model = serving.models()[0].name
-        self._serving = serving
+        self.serving = serving
         self._count = 0
 
     def chat(self, messages: list[Message], options: SamplingSettings) -> AsyncGenerator[Delta, None]:
@@ -93,7 +93,7 @@ class LocalSession:
             sampling=options.sampling(),
             ending=options.ending(),
         )
-        async with aclosing(self._serving.stream(request)) as events:
+        async with aclosing(self.serving.stream(request)) as events:
             async for event in events:
                 if isinstance(event, TextDelta):
                     if event.finish is FinishReason.ERROR:

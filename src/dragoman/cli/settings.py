@@ -7,14 +7,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from dragoman.core.sampling import MAX_SEED, EndingParams, SamplingParams
+from dragoman.core.sampling import EndingParams, SamplingParams
 from dragoman.engine.scheduler import SchedulerSettings
 from dragoman.models.settings import ModelSettings
 
 POSITIONAL = {"positional": True}
 GIVEN = {"positional": True, "configurable": False}
 
-Seed = Annotated[int, Meta(ge=0, le=MAX_SEED)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]  # msgspec knows no larger bound
 Count = Annotated[int, Meta(ge=1)]
 
 OMITTED: dict[type[msgspec.Struct], dict[str, str]] = {

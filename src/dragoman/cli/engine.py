@@ -1,0 +1,58 @@
+"""From what a user chose to an engine: the worker's settings, and a session on an engine of the command's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dragoman.cli.settings import MachineSettings
+from dragoman.engine.messages import LoadModel, WorkerSettings
+from dragoman.engine.scheduler import SchedulerSettings
+from dragoman.models import ModelDescription, ModelSettings, describe
+from dragoman.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from dragoman.core.serving import Serving
+
+
+def completed(settings: ModelSettings, scheduling: SchedulerSettings) -> ModelSettings:
+    """The model's settings with those that are no options of their own: see ``settings.OMITTED``."""
+    return msgspec.structs.replace(
+        settings,
+        max_tokens=scheduling.step_tokens or settings.max_tokens,
+        max_logit_rows=max(settings.max_logit_rows, settings.max_sequences),
+    )
+
+
+def worker_settings(
+    model: str | None, settings: ModelSettings, scheduling: SchedulerSettings, machine: MachineSettings
+) -> tuple[WorkerSettings, ModelDescription]:
+    """What the engine's process is told, and what is known of the model before it is loaded.
+
+    Raises ModelError for a model that is missing or of a kind that cannot be served.
+    """
+    described = describe(model, revision=settings.revision, token=settings.token)
+    chosen = completed(settings, scheduling)
+    load = LoadModel(source=model, settings=chosen)
+    return WorkerSettings(model=load, scheduler=scheduling, threads=machine.threads), described
+
+
+@asynccontextmanager
+async def own_engine(
+    model: str | None, settings: ModelSettings, scheduling: SchedulerSettings, machine: MachineSettings
+) -> AsyncIterator[Serving]:
+    """An engine for this command alone, behind the serving of the server. Raises ModelError."""
+    from dragoman.server.opening import open_house
+
+    worker, described = worker_settings(model, settings, scheduling, machine)
+    async with open_house(ServerSettings(), worker, described.tokenizer_folder) as house:
+        yield house.serving
+
+
+def thread_count(machine: MachineSettings) -> int:
+    """How many threads compute: those asked for, or one for each core that this process may use."""
+    return machine.threads or len(os.sched_getaffinity(0))

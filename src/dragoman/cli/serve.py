@@ -1,0 +1,74 @@
+"""``dragoman serve``: start, say what was started, and serve until told to stop."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import typer
+from rich.markup import escape
+
+from dragoman.cli import console
+from dragoman.cli.engine import thread_count, worker_settings
+from dragoman.cli.settings import MachineSettings, ModelChoice
+from dragoman.engine.scheduler import SchedulerSettings
+from dragoman.models import ModelSettings
+from dragoman.models import plan as plan_memory
+from dragoman.server.lifecycle import serve as serve_until_told
+from dragoman.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from dragoman.core.serving import ModelCard
+    from dragoman.server.opening import House
+
+
+def serve(
+    choice: ModelChoice,
+    settings: ModelSettings,
+    scheduling: SchedulerSettings,
+    machine: MachineSettings,
+    server: ServerSettings,
+) -> None:
+    """Raises ModelError or DragomanError before the port opens; afterwards typer.Exit with the server's exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    started = time.monotonic()
+    worker, described = worker_settings(choice.model, settings, scheduling, machine)
+    per_token = plan_memory(described, settings).kv_bytes_per_token
+
+    def opened(house: House, address: str) -> None:
+        rows = started_plan(house, address, thread_count(machine), per_token)
+        for name, text in rows.items():
+            console.notes().print(f"[bold]{name:>10}[/]  {escape(text)}")
+        console.notes().print(f"\nReady after {time.monotonic() - started:.1f} s. Try it:\n")
+        console.notes().print(escape(example(house.serving.models()[0], address)) + "\n")
+
+    raise typer.Exit(serve_until_told(server, worker, described.tokenizer_folder, opened=opened))
+
+
+def started_plan(house: House, address: str, threads: int, kv_bytes_per_token: int) -> dict[str, str]:
+    """What is being served, in a few lines."""
+    info, model = house.info, house.info.model
+    kv_tokens = info.num_blocks * info.block_size
+    weights, kv = console.size(model.weight_bytes), console.size(kv_tokens * kv_bytes_per_token)
+    names = ", ".join(card.name for card in house.serving.models())
+    return {
+        "model": f"{names} ({model.architecture}, {console.count(model.parameter_count)} parameters)",
+        "precision": f"{model.precision}, keys and values in {model.kv_precision}",
+        "memory": f"{weights} of weights, {kv} for keys and values of {kv_tokens:,} tokens",
+        "context": f"{info.max_context:,} tokens, {info.max_running} sequences at once",
+        "threads": str(threads),
+        "address": f"{address}  (OpenAI's API at {address}/v1, also {address}/openai/v1)",
+    }
+
+
+def example(card: ModelCard, address: str) -> str:
+    """One request to paste into a terminal."""
+    if card.has_chat_template:
+        path = "chat/completions"
+        body = json.dumps({"model": card.name, "messages": [{"role": "user", "content": "Hello! Who are you?"}]})
+    else:
+        path = "completions"
+        body = json.dumps({"model": card.name, "prompt": "Once upon a time", "max_tokens": 64})
+    return f"curl {address}/v1/{path} -H 'Content-Type: application/json' -d '{body}'"
