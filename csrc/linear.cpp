@@ -1,1 +1,103 @@
+// The part of the matrix product that is the same on every instruction set: memory, and work for the thread pool.
 #include "linear.h"
+
+#include <algorithm>
+#include <new>
+
+#include "kernels.h"
+#include "thread_pool.h"
+
+namespace dragoman {
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+
+// A power-of-two distance between rows would put the rows of a tile into the same cache sets.
+long padded_stride(long bytes) {
+  const long lines = (bytes + 63) / 64;
+  return (lines | 1) * 64;
+}
+
+int bias_of(const Matrix& w) {
+  if (w.precision == Precision::int8) return 128;
+  return w.precision == Precision::int4 && !w.minimum ? 8 : 0;
+}
+
+thread_local Scratch workspace;
+
+}  // namespace
+
+std::uint8_t* Scratch::get(std::size_t bytes) {
+  if (bytes > size_) {
+    const std::size_t rounded = (bytes + bytes / 4 + kAlignment - 1) / kAlignment * kAlignment;
+    void* const memory = std::aligned_alloc(kAlignment, rounded);
+    if (memory == nullptr) throw std::bad_alloc();
+    memory_.reset(memory);
+    size_ = rounded;
+  }
+  return static_cast<std::uint8_t*>(memory_.get());
+}
+
+Activations prepare_activations(const Matrix& w, const float* x, long ldx, long rows, Scratch& scratch) {
+  Activations a;
+  a.rows = rows;
+  a.k = w.k;
+  a.precision = w.precision;
+  a.bias = bias_of(w);
+  if (w.precision == Precision::float32 && w.k == w.k_padded()) {
+    a.values = reinterpret_cast<std::uint8_t*>(const_cast<float*>(x));
+    a.stride = ldx * 4;
+    return a;
+  }
+  switch (w.precision) {
+    case Precision::float32: a.stride = padded_stride(w.k_padded() * 4); break;
+    case Precision::bfloat16: a.stride = padded_stride(w.k_padded() * 2); break;
+    default: a.stride = padded_stride(w.groups() * static_cast<long>(sizeof(QuantizedGroup)));
+  }
+  a.values = scratch.get(static_cast<std::size_t>(rows * a.stride));
+  const auto prepare = kernels().linear.prepare;
+  const long grain = std::max(1L, 16384 / std::max(1L, w.k));  // below some 10 µs a second thread does not pay
+  pool().parallel_for(rows, grain, [&](long begin, long end) { prepare(a, x, ldx, begin, end); });
+  return a;
+}
+
+void multiply(const Matrix& w, const Activations& a, float* y, long ldy, const float* bias, bool accumulate) {
+  if (a.rows <= 0 || w.n <= 0) return;
+  const LinearKernels& table = kernels().linear;
+  const std::size_t space = table.workspace_bytes(w, a.rows);
+  // Chunks of whole panels (at most 4 blocks), about 8 for every thread, none of less than 32 KiB of weights.
+  const long blocks = w.blocks();
+  const long least = std::max(1L, 32768 / std::max(1L, w.block_bytes()));
+  const long grain = (std::max(least, blocks / (8L * pool().threads())) + 3) / 4 * 4;
+  pool().parallel_for(blocks, grain, [&](long begin, long end) {
+    table.multiply(w, a, begin, end, y, ldy, bias, accumulate, space > 0 ? workspace.get(space) : nullptr);
+  });
+}
+
+void linear(const Matrix& w, const float* x, long ldx, long rows, float* y, long ldy, const float* bias, bool accumulate,
+            Scratch& scratch) {
+  if (rows <= 0) return;
+  multiply(w, prepare_activations(w, x, ldx, rows, scratch), y, ldy, bias, accumulate);
+}
+
+void pack(const Matrix& w, const void* source, SourceType type) {
+  const auto pack_blocks = kernels().linear.pack;
+  pool().parallel_for(w.blocks(), 4, [&](long begin, long end) { pack_blocks(w, source, type, begin, end); });
+}
+
+void gather_rows(const Matrix& w, const std::int32_t* ids, long count, float* out, long ldout) {
+  const auto unpack_row = kernels().linear.unpack_row;
+  const long grain = std::max(1L, 16384 / std::max(1L, w.k));
+  pool().parallel_for(count, grain, [&](long begin, long end) {
+    for (long i = begin; i < end; ++i) unpack_row(w, ids[i], out + i * ldout);
+  });
+}
+
+void unpack(const Matrix& w, float* out) {
+  const auto unpack_row = kernels().linear.unpack_row;
+  pool().parallel_for(w.n, std::max(1L, 16384 / w.k), [&](long begin, long end) {
+    for (long row = begin; row < end; ++row) unpack_row(w, row, out + row * w.k);
+  });
+}
+
+}  // namespace dragoman

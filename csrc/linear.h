@@ -1,4 +1,4 @@
-// y = x · Wᵀ on packed matrices.
+// y = x · Wᵀ on packed matrices: what callers use, and the table of kernels that an instruction set fills.
 #pragma once
 
 #include <cstdlib>
@@ -8,13 +8,49 @@
 
 namespace dragoman {
 
-struct LinearKernels {};
+enum class SourceType : std::uint8_t { float32, bfloat16, float16 };
+
+// 32 activations of one row, quantized: x ≈ scale · q.
+struct QuantizedGroup {
+  std::int8_t q[kGroup];
+  float scale;         // largest magnitude / 127
+  std::int32_t start;  // −bias · Σq: where the integer accumulator starts, so that unsigned weights come out right
+  float sum;           // scale · Σq: what a weight minimum is multiplied with
+};
+
+// Rows of activations in the form that matrices of one precision multiply with. Row r begins at values + r · stride.
+//   float32   k_padded floats           bfloat16   k_padded bfloat16           int8, int4   groups() QuantizedGroup
+struct Activations {
+  std::uint8_t* values = nullptr;
+  long stride = 0;  // bytes
+  long rows = 0;
+  long k = 0;
+  Precision precision = Precision::float32;
+  int bias = 0;  // what the unsigned weights are too large by: 128, 8, or 0
+};
+
+struct LinearKernels {
+  // Rows [begin, end) of x into `a`.
+  void (*prepare)(const Activations& a, const float* x, long ldx, long begin, long end);
+  // Columns of blocks [begin, end) of y, all rows. `workspace` holds workspace_bytes(w) bytes.
+  void (*multiply)(const Matrix& w, const Activations& a, long begin, long end, float* y, long ldy, const float* bias,
+                   bool accumulate, std::uint8_t* workspace);
+  std::size_t (*workspace_bytes)(const Matrix& w, long rows);
+  // Blocks [begin, end) of w from the row-major [n, k] matrix `source`.
+  void (*pack)(const Matrix& w, const void* source, SourceType type, long begin, long end);
+  // Row `row` of w as k float32.
+  void (*unpack_row)(const Matrix& w, long row, float* out);
+  // Runs `rounds` rounds of register-only multiplications and returns the operations done; `sink` keeps them alive.
+  double (*multiply_peak)(Precision precision, long rounds, float* sink);
+  // Reads `length` bytes (a multiple of 256) as floats and returns their sum.
+  float (*read)(const std::uint8_t* bytes, long length);
+};
 
 // A growing piece of 64-byte aligned memory that a caller keeps between calls, so that a step allocates nothing.
 class Scratch {
  public:
-  // At least `bytes` bytes, contents undefined; invalidates what was got before.
-  void* get(std::size_t bytes);
+  // At least `bytes` bytes, contents undefined; invalidates what was got before. Throws std::bad_alloc.
+  std::uint8_t* get(std::size_t bytes);
 
  private:
   struct Free {
@@ -24,11 +60,23 @@ class Scratch {
   std::size_t size_ = 0;
 };
 
-// y[r, :n] (+)= x[r, :k] · Wᵀ (+ bias) for r < rows; ldx and ldy are the distances between rows in floats. bias may be null.
-void linear(const Matrix& w, const float* x, long ldx, int rows, float* y, long ldy, const float* bias, bool accumulate,
+// y[r, :n] (+)= x[r, :k] · Wᵀ (+ bias) for r < rows; ldx and ldy are the distances between rows in floats; bias may be null.
+// Every element is the sum over k in one fixed order, whatever the number of rows, then + bias, then + the old y.
+void linear(const Matrix& w, const float* x, long ldx, long rows, float* y, long ldy, const float* bias, bool accumulate,
             Scratch& scratch);
+
+// The two halves of linear(), for several matrices that multiply the same x. The result of prepare_activations fits
+// every matrix of the same k, precision and minimum; it lives in `scratch`, or in x itself for float32.
+Activations prepare_activations(const Matrix& w, const float* x, long ldx, long rows, Scratch& scratch);
+void multiply(const Matrix& w, const Activations& a, float* y, long ldy, const float* bias, bool accumulate);
+
+// Fills w.data (w.bytes() bytes) from the row-major [n, k] matrix `source`.
+void pack(const Matrix& w, const void* source, SourceType type);
 
 // out[i, :k] = W[ids[i], :] as float32. Every id must be in [0, n).
 void gather_rows(const Matrix& w, const std::int32_t* ids, long count, float* out, long ldout);
+
+// All of W as float32, row-major [n, k].
+void unpack(const Matrix& w, float* out);
 
 }  // namespace dragoman

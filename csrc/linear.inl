@@ -1,3 +1,379 @@
+// Packed matrix products: register tiles over panels of a few column blocks.
+//
+// Every element of y is one chain over k: for quantized weights an exact integer sum per group, folded into float32 in
+// ascending group order; otherwise one fused multiply-add after the other. Tiles differ only in how many such chains run
+// side by side, so a row's bits do not depend on its company.
+#include "dot.h"
+// clang-format off
+#include "activations.inl"
+#include "packing.inl"
+// clang-format on
+
 namespace dragoman::DRAGOMAN_ISA {
-constexpr LinearKernels linear_kernels{};
+
+// Rows and column blocks of a tile. The chains must cover latency (about 12 are needed), and chains, weights and one
+// activation must fit the registers; a quantized chain takes two (integer and float).
+#if defined(DRAGOMAN_AVX512)
+constexpr int kQuantizedRows = 6, kQuantizedBlocks = 2;
+constexpr int kFloatRows = 6, kFloatBlocks = 4;
+#elif defined(DRAGOMAN_AVX2)
+constexpr int kQuantizedRows = 2, kQuantizedBlocks = 1;
+constexpr int kFloatRows = 4, kFloatBlocks = 1;
+#else
+constexpr int kQuantizedRows = 1, kQuantizedBlocks = 1;
+constexpr int kFloatRows = 1, kFloatBlocks = 1;
+#endif
+constexpr int kMaxRows = 6;
+
+// From this many rows on, int4 codes are widened to bytes once per panel instead of once per tile.
+constexpr long kWidenRows = 2 * kQuantizedRows + 1;
+
+// Some column blocks of a matrix, as a tile reads them.
+struct Panel {
+  const std::uint8_t* numbers;  // of the first block
+  long numbers_stride;          // bytes from one block's numbers to the next's
+  const std::uint8_t* scales;   // of the first block; minimums are minimums_offset further
+  long scales_stride;
+  long minimums_offset;
+  long groups;
+};
+
+// Lines to fetch into the cache while a tile runs: a part of the next panel.
+struct Prefetch {
+  const std::uint8_t* next;
+  long lines_per_group;
+};
+
+DRAGOMAN_INLINE void fetch(Prefetch& prefetch) {
+  for (long i = 0; i < prefetch.lines_per_group; ++i, prefetch.next += 64) __builtin_prefetch(prefetch.next, 0, 2);
 }
+
+enum class Numbers { bytes, nibbles, widened_nibbles };
+
+template <int M, int NB, Numbers numbers, bool minimum>
+DRAGOMAN_INLINE void quantized_tile(const Panel& panel, const std::uint8_t* x, long stride, Prefetch prefetch,
+                                    Vec (&sum)[M][NB]) {
+  constexpr long kGroupBytes = numbers == Numbers::nibbles ? 256 : 512;
+  for (int i = 0; i < M; ++i) {
+    for (int j = 0; j < NB; ++j) sum[i][j] = zero();
+  }
+  const std::uint8_t* w = panel.numbers;
+  const std::uint8_t* s = panel.scales;
+  for (long g = 0; g < panel.groups; ++g) {
+    fetch(prefetch);
+    const auto* row = reinterpret_cast<const QuantizedGroup*>(x);
+    const auto group = [&](int i) -> const QuantizedGroup& {
+      return *reinterpret_cast<const QuantizedGroup*>(reinterpret_cast<const std::uint8_t*>(row) + i * stride);
+    };
+    Ints acc[M][NB];
+#pragma GCC unroll 8
+    for (int i = 0; i < M; ++i) {
+      const Ints start = broadcast_int(group(i).start);
+#pragma GCC unroll 4
+      for (int j = 0; j < NB; ++j) acc[i][j] = start;
+    }
+    if constexpr (numbers == Numbers::nibbles) {
+#pragma GCC unroll 4
+      for (int q = 0; q < 8; q += 2) {
+        Bytes both[NB];
+#pragma GCC unroll 4
+        for (int j = 0; j < NB; ++j) both[j] = load_bytes(w + j * panel.numbers_stride + q * 32);
+#pragma GCC unroll 8
+        for (int i = 0; i < M; ++i) {
+          const std::uint32_t first = load_u32(group(i).q + q * 4), second = load_u32(group(i).q + q * 4 + 4);
+#pragma GCC unroll 4
+          for (int j = 0; j < NB; ++j) {
+            acc[i][j] = dot_nibbles(acc[i][j], low_nibbles(both[j]), first);
+            acc[i][j] = dot_nibbles(acc[i][j], high_nibbles(both[j]), second);
+          }
+        }
+      }
+    } else {
+#pragma GCC unroll 8
+      for (int q = 0; q < 8; ++q) {
+        Bytes quads[NB];
+#pragma GCC unroll 4
+        for (int j = 0; j < NB; ++j) quads[j] = load_bytes(w + j * panel.numbers_stride + q * 64);
+#pragma GCC unroll 8
+        for (int i = 0; i < M; ++i) {
+          const std::uint32_t quad = load_u32(group(i).q + q * 4);
+#pragma GCC unroll 4
+          for (int j = 0; j < NB; ++j) {
+            acc[i][j] = numbers == Numbers::bytes ? dot_bytes(acc[i][j], quads[j], quad)
+                                                  : dot_nibbles(acc[i][j], quads[j], quad);
+          }
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < NB; ++j) {
+      const Vec scale = load_fp16(reinterpret_cast<const std::uint16_t*>(s + j * panel.scales_stride));
+#pragma GCC unroll 8
+      for (int i = 0; i < M; ++i) {
+        sum[i][j] = fma(to_float(acc[i][j]), scale * broadcast(group(i).scale), sum[i][j]);
+      }
+      if constexpr (minimum) {
+        const Vec least =
+            load_fp16(reinterpret_cast<const std::uint16_t*>(s + j * panel.scales_stride + panel.minimums_offset));
+#pragma GCC unroll 8
+        for (int i = 0; i < M; ++i) sum[i][j] = fma(least, broadcast(group(i).sum), sum[i][j]);
+      }
+    }
+    x += sizeof(QuantizedGroup);
+    w += kGroupBytes;
+    s += kBlock * 2;
+  }
+}
+
+template <int M, int NB>
+DRAGOMAN_INLINE void bfloat16_tile(const Panel& panel, const std::uint8_t* x, long stride, Prefetch prefetch,
+                                   Vec (&sum)[M][NB]) {
+  for (int i = 0; i < M; ++i) {
+    for (int j = 0; j < NB; ++j) sum[i][j] = zero();
+  }
+  const std::uint8_t* w = panel.numbers;
+  for (long g = 0; g < panel.groups; ++g) {
+    fetch(prefetch);
+#pragma GCC unroll 2
+    for (int p = 0; p < kGroup / 2; ++p) {
+      Pairs pairs[NB];
+#pragma GCC unroll 4
+      for (int j = 0; j < NB; ++j) pairs[j] = load_pairs(w + j * panel.numbers_stride);
+#pragma GCC unroll 8
+      for (int i = 0; i < M; ++i) {
+        const std::uint32_t pair = load_u32(x + i * stride);
+#pragma GCC unroll 4
+        for (int j = 0; j < NB; ++j) sum[i][j] = dot_pairs(sum[i][j], pairs[j], pair);
+      }
+      x += 4;
+      w += 64;
+    }
+  }
+}
+
+template <int M, int NB>
+DRAGOMAN_INLINE void float32_tile(const Panel& panel, const std::uint8_t* x, long stride, Prefetch prefetch,
+                                  Vec (&sum)[M][NB]) {
+  for (int i = 0; i < M; ++i) {
+    for (int j = 0; j < NB; ++j) sum[i][j] = zero();
+  }
+  const std::uint8_t* w = panel.numbers;
+  for (long g = 0; g < panel.groups; ++g) {
+    fetch(prefetch);
+#pragma GCC unroll 2
+    for (int k = 0; k < kGroup; ++k) {
+      Vec column[NB];
+#pragma GCC unroll 4
+      for (int j = 0; j < NB; ++j) column[j] = load(reinterpret_cast<const float*>(w + j * panel.numbers_stride));
+#pragma GCC unroll 8
+      for (int i = 0; i < M; ++i) {
+        const Vec value = broadcast(bits_to_float(load_u32(x + i * stride)));
+#pragma GCC unroll 4
+        for (int j = 0; j < NB; ++j) sum[i][j] = fma(column[j], value, sum[i][j]);
+      }
+      x += 4;
+      w += 64;
+    }
+  }
+}
+
+// Where a tile's sums go.
+struct Output {
+  float* y;
+  long ldy;
+  long n;  // columns of y
+  const float* bias;
+  bool accumulate;
+};
+
+template <int M, int NB>
+DRAGOMAN_INLINE void finish(const Output& out, long row, long block, const Vec (&sum)[M][NB]) {
+  for (int j = 0; j < NB; ++j) {
+    const long column = (block + j) * kBlock;
+    const long width = out.n - column;
+    for (int i = 0; i < M; ++i) {
+      float* const y = out.y + (row + i) * out.ldy + column;
+      Vec value = sum[i][j];
+      if (width >= kBlock) {
+        if (out.bias != nullptr) value = value + load(out.bias + column);
+        if (out.accumulate) value = value + load(y);
+        store(y, value);
+      } else {
+        if (out.bias != nullptr) value = value + load_partial(out.bias + column, width);
+        if (out.accumulate) value = value + load_partial(y, width);
+        store_partial(y, value, width);
+      }
+    }
+  }
+}
+
+enum class Kind { float32, bfloat16, int8, int4, int4_widened, int4_minimum, int4_minimum_widened };
+
+template <Kind kind, int M, int NB>
+void run_tile(const Panel& panel, const Activations& a, long row, Prefetch prefetch, const Output& out, long block) {
+  Vec sum[M][NB];
+  const std::uint8_t* const x = a.values + row * a.stride;
+  if constexpr (kind == Kind::float32) {
+    float32_tile<M, NB>(panel, x, a.stride, prefetch, sum);
+  } else if constexpr (kind == Kind::bfloat16) {
+    bfloat16_tile<M, NB>(panel, x, a.stride, prefetch, sum);
+  } else {
+    constexpr bool minimum = kind == Kind::int4_minimum || kind == Kind::int4_minimum_widened;
+    constexpr Numbers numbers = kind == Kind::int8                                       ? Numbers::bytes
+                                : kind == Kind::int4 || kind == Kind::int4_minimum ? Numbers::nibbles
+                                                                                         : Numbers::widened_nibbles;
+    quantized_tile<M, NB, numbers, minimum>(panel, x, a.stride, prefetch, sum);
+  }
+  finish<M, NB>(out, row, block, sum);
+}
+
+// All rows times one panel of NB blocks, in tiles of at most R rows and as equal as can be.
+template <Kind kind, int R, int NB>
+void multiply_panel(const Panel& panel, const Activations& a, const std::uint8_t* next, long next_bytes,
+                    const Output& out, long block) {
+  using Tile = void (*)(const Panel&, const Activations&, long, Prefetch, const Output&, long);
+  static_assert(R <= kMaxRows);
+  static constexpr Tile tiles[kMaxRows] = {
+      run_tile<kind, 1, NB>,
+      run_tile<kind, R >= 2 ? 2 : 1, NB>,
+      run_tile<kind, R >= 3 ? 3 : 1, NB>,
+      run_tile<kind, R >= 4 ? 4 : 1, NB>,
+      run_tile<kind, R >= 5 ? 5 : 1, NB>,
+      run_tile<kind, R >= 6 ? 6 : 1, NB>,
+  };
+  const long count = (a.rows + R - 1) / R;
+  const long share = next_bytes / count / 64 * 64;
+  const Prefetch none{next, 0};
+  const long lines = panel.groups > 0 ? (next_bytes / 64 / count + panel.groups - 1) / panel.groups : 0;
+  long row = 0;
+  for (long t = 0; t < count; ++t) {
+    const long rows = a.rows / count + (t < a.rows % count ? 1 : 0);
+    tiles[rows - 1](panel, a, row, next_bytes > 0 ? Prefetch{next + t * share, lines} : none, out, block);
+    row += rows;
+  }
+}
+
+// The codes of `count` blocks as bytes, in the layout of int8.
+inline void widen(const Matrix& w, long block, long count, std::uint8_t* out) {
+  const long groups = w.groups();
+  for (long b = block; b < block + count; ++b) {
+    const std::uint8_t* codes = w.block(b);
+    for (long i = 0; i < groups * 4; ++i, codes += 64, out += 128) {
+      const Bytes both = load_bytes(codes);
+      store_bytes(out, low_nibbles(both));
+      store_bytes(out + 64, high_nibbles(both));
+    }
+  }
+}
+
+template <Kind kind, int R, int NB>
+void multiply_blocks(const Matrix& w, const Activations& a, long begin, long end, const Output& out,
+                     std::uint8_t* workspace) {
+  constexpr bool widened = kind == Kind::int4_widened || kind == Kind::int4_minimum_widened;
+  const auto panel_at = [&](long block, long count) {
+    Panel panel{w.block(block), w.block_bytes(), w.block(block) + w.scales_offset(), w.block_bytes(), w.scales_bytes(),
+                w.groups()};
+    if constexpr (widened) {
+      widen(w, block, count, workspace);
+      panel.numbers = workspace;
+      panel.numbers_stride = w.groups() * kGroup * kBlock;
+    }
+    return panel;
+  };
+  long block = begin;
+  for (; block + NB <= end; block += NB) {
+    const long following = end - block - NB < NB ? end - block - NB : NB;
+    multiply_panel<kind, R, NB>(panel_at(block, NB), a, w.block(block + NB), following * w.block_bytes(), out, block);
+  }
+  for (; block < end; ++block) {
+    const long following = block + 1 < end ? 1 : 0;
+    multiply_panel<kind, R, 1>(panel_at(block, 1), a, w.block(block + 1), following * w.block_bytes(), out, block);
+  }
+}
+
+inline void multiply_matrix(const Matrix& w, const Activations& a, long begin, long end, float* y, long ldy,
+                            const float* bias, bool accumulate, std::uint8_t* workspace) {
+  const Output out{y, ldy, w.n, bias, accumulate};
+  constexpr int R = kQuantizedRows, B = kQuantizedBlocks;
+  const bool widened = a.rows >= kWidenRows;
+  switch (w.precision) {
+    case Precision::float32:
+      return multiply_blocks<Kind::float32, kFloatRows, kFloatBlocks>(w, a, begin, end, out, workspace);
+    case Precision::bfloat16:
+      return multiply_blocks<Kind::bfloat16, kFloatRows, kFloatBlocks>(w, a, begin, end, out, workspace);
+    case Precision::int8: return multiply_blocks<Kind::int8, R, B>(w, a, begin, end, out, workspace);
+    case Precision::int4:
+      if (w.minimum) {
+        return widened ? multiply_blocks<Kind::int4_minimum_widened, R, B>(w, a, begin, end, out, workspace)
+                       : multiply_blocks<Kind::int4_minimum, R, B>(w, a, begin, end, out, workspace);
+      }
+      return widened ? multiply_blocks<Kind::int4_widened, R, B>(w, a, begin, end, out, workspace)
+                     : multiply_blocks<Kind::int4, R, B>(w, a, begin, end, out, workspace);
+  }
+}
+
+inline std::size_t workspace_bytes(const Matrix& w, long rows) {
+  if (w.precision != Precision::int4 || rows < kWidenRows) return 0;
+  return static_cast<std::size_t>(kQuantizedBlocks * w.groups() * kGroup * kBlock);
+}
+
+// Independent chains of one multiply instruction on registers only: what no tile can exceed.
+template <Precision precision>
+double multiply_rounds(long rounds, float* sink) {
+  constexpr int kChains = 12;
+  constexpr double kOperations = precision == Precision::float32 ? 32 : precision == Precision::bfloat16 ? 64 : 128;
+  alignas(64) std::uint8_t unknown[64];  // to the compiler
+  for (int i = 0; i < 64; ++i) unknown[i] = static_cast<std::uint8_t>(rounds & 1);
+  const std::uint32_t x = load_u32(unknown);
+  Vec total = zero();
+  if constexpr (precision == Precision::float32 || precision == Precision::bfloat16) {
+    const Vec value = load(reinterpret_cast<const float*>(unknown));
+    const Pairs pairs = load_pairs(unknown);
+    Vec sums[kChains];
+    for (int c = 0; c < kChains; ++c) sums[c] = value;
+    for (long r = 0; r < rounds; ++r) {
+#pragma GCC unroll 16
+      for (int c = 0; c < kChains; ++c) {
+        sums[c] = precision == Precision::float32 ? fma(value, sums[c], value) : dot_pairs(sums[c], pairs, x);
+      }
+    }
+    for (int c = 0; c < kChains; ++c) total = total + sums[c];
+  } else {
+    const Bytes bytes = load_bytes(unknown);
+    Ints sums[kChains];
+    for (int c = 0; c < kChains; ++c) sums[c] = broadcast_int(c);
+    for (long r = 0; r < rounds; ++r) {
+#pragma GCC unroll 16
+      for (int c = 0; c < kChains; ++c) {
+        sums[c] = precision == Precision::int8 ? dot_bytes(sums[c], bytes, x) : dot_nibbles(sums[c], bytes, x);
+      }
+    }
+    for (int c = 0; c < kChains; ++c) total = total + to_float(sums[c]);
+  }
+  store(sink, total);
+  return static_cast<double>(rounds) * kChains * kOperations;
+}
+
+inline double multiply_peak(Precision precision, long rounds, float* sink) {
+  switch (precision) {
+    case Precision::float32: return multiply_rounds<Precision::float32>(rounds, sink);
+    case Precision::bfloat16: return multiply_rounds<Precision::bfloat16>(rounds, sink);
+    case Precision::int8: return multiply_rounds<Precision::int8>(rounds, sink);
+    case Precision::int4: return multiply_rounds<Precision::int4>(rounds, sink);
+  }
+  return 0.0;
+}
+
+inline float read_floats(const std::uint8_t* bytes, long length) {
+  Vec sums[4] = {zero(), zero(), zero(), zero()};
+  for (long i = 0; i < length; i += 256) {
+    for (int c = 0; c < 4; ++c) sums[c] = sums[c] + load(reinterpret_cast<const float*>(bytes + i + c * 64));
+  }
+  return hsum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
+constexpr LinearKernels linear_kernels{
+    prepare_rows, multiply_matrix, workspace_bytes, pack_blocks, unpack_row, multiply_peak, read_floats,
+};
+
+}  // namespace dragoman::DRAGOMAN_ISA

@@ -1,5 +1,65 @@
-"""The Python face of the native kernels: one thin function per kernel, shapes and dtypes checked."""
+"""The Python face of the native kernels: one thin function per kernel, shapes and dtypes checked.
 
-from dragoman.kernels._native import force, instruction_set, instruction_sets, set_threads, threads
+Built from ``csrc/``. The instruction set is chosen at import; ``DRAGOMAN_KERNELS=avx512|avx2|portable`` in the
+environment forces one (ImportError where this processor does not have it). ``kernels.reference`` says each kernel again
+in NumPy, for tests.
+"""
 
-__all__ = ["force", "instruction_set", "instruction_sets", "set_threads", "threads"]
+from dragoman.kernels._native import (
+    PackedMatrix,
+    force,
+    instruction_set,
+    instruction_sets,
+    set_threads,
+    threads,
+)
+from dragoman.kernels.matrix import (
+    Precision,
+    checksum,
+    empty,
+    gather_rows,
+    linear,
+    memory_bandwidth,
+    multiply_peak,
+    pack,
+    packed_bytes,
+)
+from dragoman.kernels.program import BLOCK_TOKENS, Activation, KVPool, KVPrecision, Norm, Program
+from dragoman.kernels.sampling import (
+    add_bias,
+    apply_penalties,
+    log_softmax_at,
+    philox_uniform,
+    sample,
+    top_logprobs,
+)
+
+__all__ = [
+    "BLOCK_TOKENS",
+    "Activation",
+    "KVPool",
+    "KVPrecision",
+    "Norm",
+    "PackedMatrix",
+    "Precision",
+    "Program",
+    "add_bias",
+    "apply_penalties",
+    "checksum",
+    "empty",
+    "force",
+    "gather_rows",
+    "instruction_set",
+    "instruction_sets",
+    "linear",
+    "log_softmax_at",
+    "memory_bandwidth",
+    "multiply_peak",
+    "pack",
+    "packed_bytes",
+    "philox_uniform",
+    "sample",
+    "set_threads",
+    "threads",
+    "top_logprobs",
+]

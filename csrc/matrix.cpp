@@ -1,1 +1,0 @@
-#include "matrix.h"
