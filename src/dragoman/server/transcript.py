@@ -38,10 +38,9 @@ class Transcript:
         self.num_tokens += 1
         if event.finish is not None:
             return self._push_last(event, event.finish)
-        start = self._produced
         text = self._detokenizer.push(event.token_id)
         self._produced += len(text)
-        token = self._pieces.token(event.token_id, event.logprob, event.top, start)
+        token = self._token(event, text)
         if self._matcher is None:
             self._released = self._produced
             return TextDelta(sequence=self.sequence, text=text, tokens=(token,))
@@ -64,15 +63,22 @@ class Transcript:
     def _push_last(self, event: TokenEvent, finish: FinishReason) -> TextDelta:
         """The token with which the engine ended the sequence. A stop token has no text, unless it is to be included."""
         hidden = finish is FinishReason.STOP_TOKEN and not self._ending.include_stop
-        start = self._produced
         before = "" if hidden else self._detokenizer.push(event.token_id)
         self._produced += len(before)
+        # The token of an end that shows nothing comes after all text, what was still held back included.
+        token = self._token(event, before) if before else None
         text, matched = self._flushed(before)
-        token = self._pieces.token(event.token_id, event.logprob, event.top, start if before else self._produced)
-        self._held.append((self._produced, token))
+        self._held.append((self._produced, token or self._token(event, "")))
         if matched is not None:
             return self._end(text, FinishReason.STOP_STRING, matched)
         return self._end(text, finish, event.token_id if finish is FinishReason.STOP_TOKEN else None)
+
+    def _token(self, event: TokenEvent, text: str) -> Token:
+        """The token, just after ``text`` was produced with it. Its own part of that is the end, if bytes that were held
+        back, and turned out to be no character, came out before it."""
+        own = self._pieces[event.token_id][0]
+        length = len(own) if text.endswith(own) else len(text)
+        return self._pieces.token(event.token_id, event.logprob, event.top, self._produced - length)
 
     def _flushed(self, text: str) -> tuple[str, str | None]:
         """The text and all that was held back, cut at a stop string that is complete only now."""

@@ -1,0 +1,39 @@
+"""Servers on the stub model, one for each test or one for a module."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from dragoman.text import ChatTemplate
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from stub_house import FOLDER, TOKENIZER, LocalHouse, RunningServer, local_house, running_server
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def template() -> Iterator[ChatTemplate]:
+    template = ChatTemplate.load(FOLDER, TOKENIZER.special_tokens)
+    yield template
+    template.close()
+
+
+@pytest.fixture
+async def house(anyio_backend: str, template: ChatTemplate) -> AsyncIterator[LocalHouse]:
+    async with local_house(template) as house:
+        yield house
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_server() as server:
+        yield server

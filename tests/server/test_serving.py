@@ -1,0 +1,426 @@
+"""Serving over the stub engine: text, ends, choices, limits, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from stub_house import QUICK, STUB, TOKENIZER, LocalHouse, local_house
+
+from dragoman.core.errors import (
+    BadRequest,
+    ContextOverflow,
+    EngineUnavailable,
+    GenerationFailed,
+    ModelNotFound,
+    Overloaded,
+    UnsupportedFeature,
+)
+from dragoman.core.events import (
+    FinishReason,
+    GenerationDone,
+    GenerationEvent,
+    GenerationResult,
+    PromptReady,
+    TextDelta,
+    Token,
+)
+from dragoman.core.request import ChatPrompt, FillPrompt, GenerationRequest, TextPrompt, TokenPrompt
+from dragoman.core.sampling import EndingParams, LogprobParams, SamplingParams
+from dragoman.text import ChatTemplate
+
+pytestmark = pytest.mark.anyio
+
+GREEDY = SamplingParams(temperature=0)
+COUNT = iter(range(10**9))
+
+
+def request(text: str = "Once upon a time", max_tokens: int | None = 12, **fields: object) -> GenerationRequest:
+    ending = fields.pop("ending", EndingParams(max_tokens=max_tokens, ignore_eos=True))
+    base = GenerationRequest(request_id=f"r{next(COUNT)}", prompt=TextPrompt(text=text), seeds=(7,), ending=ending)
+    return msgspec.structs.replace(base, **fields)
+
+
+async def events_of(house: LocalHouse, asked: GenerationRequest) -> list[GenerationEvent]:
+    return [event async for event in house.serving.stream(asked)]
+
+
+def text_of(events: list[GenerationEvent], sequence: int = 0) -> str:
+    return "".join(e.text for e in events if isinstance(e, TextDelta) and e.sequence == sequence)
+
+
+def tokens_of(events: list[GenerationEvent], sequence: int = 0) -> list[Token]:
+    deltas = [e for e in events if isinstance(e, TextDelta) and e.sequence == sequence]
+    return [token for delta in deltas for token in delta.tokens]
+
+
+# Events and text -----------------------------------------------------------------------------------------------------
+
+
+async def test_events_come_in_order(house: LocalHouse) -> None:
+    events = await events_of(house, request())
+    assert isinstance(events[0], PromptReady)
+    assert all(isinstance(event, TextDelta) for event in events[1:-1])
+    assert isinstance(events[-1], GenerationDone)
+    assert events[-1].usage.prompt_tokens == len(TOKENIZER.encode("Once upon a time"))
+    assert events[-1].usage.completion_tokens == 12
+
+
+async def test_deltas_are_the_decoded_tokens(house: LocalHouse) -> None:
+    events = await events_of(house, request())
+    ids = [token.token_id for token in tokens_of(events)]
+    prompt = list(TOKENIZER.encode("Once upon a time"))
+    assert text_of(events) == TOKENIZER.decode(prompt + ids)[len("Once upon a time") :]
+    assert b"".join(token.raw for token in tokens_of(events)).decode("utf-8", "replace") == text_of(events)
+
+
+async def test_whole_answer_equals_the_stream(house: LocalHouse) -> None:
+    streamed = await events_of(house, request(n=3))
+    whole = await house.serving.generate(request(n=3))
+    for generation in whole.generations:
+        assert generation.text == text_of(streamed, generation.index)
+        assert list(generation.tokens) == tokens_of(streamed, generation.index)
+
+
+async def test_token_offsets_point_into_the_text(house: LocalHouse) -> None:
+    events = await events_of(house, request(max_tokens=64))
+    text = text_of(events)
+    for token in tokens_of(events):
+        if "\ufffd" not in token.text:
+            assert text.startswith(token.text, token.text_offset)
+
+
+async def test_max_tokens_absent_fills_the_context(house: LocalHouse) -> None:
+    whole = await house.serving.generate(request(max_tokens=None))
+    assert whole.usage.prompt_tokens + whole.usage.completion_tokens == STUB.max_context
+    assert whole.generations[0].finish is FinishReason.LENGTH
+
+
+async def test_cached_prompt_tokens_are_counted(house: LocalHouse) -> None:
+    prompt = TokenPrompt(token_ids=tuple(range(10, 110)))
+    first = await house.serving.generate(request(prompt=prompt))
+    again = await house.serving.generate(request(prompt=prompt))
+    assert first.usage.cached_tokens == 0
+    assert again.usage.cached_tokens >= 64
+    assert again.generations == first.generations
+
+
+# Seeds and choices ---------------------------------------------------------------------------------------------------
+
+
+async def test_sequence_i_uses_seed_plus_i(house: LocalHouse) -> None:
+    whole = await house.serving.generate(request(n=3, seeds=(41,)))
+    assert [generation.seed for generation in whole.generations] == [41, 42, 43]
+    alone = await house.serving.generate(request(seeds=(43,)))
+    assert alone.generations[0].text == whole.generations[2].text
+
+
+async def test_seeds_wrap_at_64_bits(house: LocalHouse) -> None:
+    whole = await house.serving.generate(request(n=2, seeds=(2**64 - 1,)))
+    assert [generation.seed for generation in whole.generations] == [2**64 - 1, 0]
+
+
+async def test_drawn_seeds_are_reported_and_replay(house: LocalHouse) -> None:
+    first = await house.serving.generate(request(seeds=None))
+    other = await house.serving.generate(request(seeds=None))
+    again = await house.serving.generate(request(seeds=first.prompt.seeds))
+    assert first.prompt.seeds != other.prompt.seeds
+    assert again.generations[0].text == first.generations[0].text
+
+
+async def test_seeds_must_be_one_or_one_each(house: LocalHouse) -> None:
+    with pytest.raises(BadRequest):
+        await house.serving.generate(request(n=3, seeds=(1, 2)))
+
+
+async def test_best_of_keeps_the_highest_mean_logprob(house: LocalHouse) -> None:
+    every = await house.serving.generate(request(n=6, logprobs=LogprobParams()))
+    best = await house.serving.generate(request(n=2, best_of=6))
+
+    def mean(tokens: tuple[Token, ...]) -> float:
+        return sum(token.logprob or 0.0 for token in tokens) / len(tokens)
+
+    ranked = sorted(every.generations, key=lambda generation: -mean(generation.tokens))
+    assert [g.text for g in best.generations] == [g.text for g in ranked[:2]]
+    assert [g.index for g in best.generations] == [0, 1]
+    assert all(token.logprob is None for g in best.generations for token in g.tokens)
+    assert best.usage.completion_tokens == every.usage.completion_tokens
+
+
+async def test_best_of_cannot_be_streamed(house: LocalHouse) -> None:
+    with pytest.raises(BadRequest):
+        house.serving.stream(request(n=1, best_of=2))
+
+
+# Ends ----------------------------------------------------------------------------------------------------------------
+
+
+async def test_eos_ends_without_text(house: LocalHouse) -> None:
+    eos = TOKENIZER.eos_ids[0]
+    forced = request(sampling=SamplingParams(temperature=0, logit_bias={eos: 100.0}), ending=EndingParams(max_tokens=9))
+    whole = await house.serving.generate(forced)
+    assert whole.generations[0].finish is FinishReason.EOS
+    assert whole.generations[0].text == ""
+    assert [token.token_id for token in whole.generations[0].tokens] == [eos]
+    assert whole.usage.completion_tokens == 1
+
+
+async def test_special_tokens_are_shown_when_asked(house: LocalHouse) -> None:
+    eos = TOKENIZER.eos_ids[0]
+    ending = EndingParams(max_tokens=9, skip_special_tokens=False)
+    sampling = SamplingParams(temperature=0, logit_bias={eos: 100.0})
+    whole = await house.serving.generate(request(sampling=sampling, ending=ending))
+    assert whole.generations[0].text == TOKENIZER.token_text(eos) != ""
+
+
+async def test_ignore_eos_goes_on(house: LocalHouse) -> None:
+    sampling = SamplingParams(temperature=0, logit_bias={TOKENIZER.eos_ids[0]: 100.0})
+    whole = await house.serving.generate(request(sampling=sampling))
+    assert whole.generations[0].finish is FinishReason.LENGTH
+    assert whole.usage.completion_tokens == 12
+
+
+@pytest.mark.parametrize("include", [False, True])
+async def test_stop_token_ends(house: LocalHouse, include: bool) -> None:
+    plain = await house.serving.generate(request(sampling=GREEDY))
+    stop = plain.generations[0].tokens[4]
+    ending = EndingParams(max_tokens=12, ignore_eos=True, stop_token_ids=(stop.token_id,), include_stop=include)
+    whole = (await house.serving.generate(request(sampling=GREEDY, ending=ending))).generations[0]
+    assert whole.finish is FinishReason.STOP_TOKEN
+    assert whole.stop == stop.token_id
+    before = "".join(token.text for token in plain.generations[0].tokens[:4])
+    assert whole.text == before + (stop.text if include else "")
+
+
+async def plain_text(house: LocalHouse) -> GenerationResult:
+    return await house.serving.generate(request(sampling=GREEDY, max_tokens=24))
+
+
+async def test_stop_string_ends_across_tokens_and_cancels_that_sequence(house: LocalHouse) -> None:
+    plain = (await plain_text(house)).generations[0].text
+    stop = plain[20:29]
+    ending = EndingParams(max_tokens=None, ignore_eos=True, stop=(stop,))
+    asked = request(sampling=GREEDY, ending=ending)
+    whole = (await house.serving.generate(asked)).generations[0]
+    assert whole.text == plain[: plain.index(stop)]
+    assert (whole.finish, whole.stop) == (FinishReason.STOP_STRING, stop)
+    assert asked.request_id not in house.engine.streams
+
+
+async def test_stop_string_of_one_sequence_leaves_the_others(house: LocalHouse) -> None:
+    plain = await house.serving.generate(request(n=3, max_tokens=40))
+    stop = plain.generations[1].text[10:18]
+    ending = EndingParams(max_tokens=40, ignore_eos=True, stop=(stop,))
+    whole = await house.serving.generate(request(n=3, ending=ending))
+    assert whole.generations[1].finish is FinishReason.STOP_STRING
+    assert [whole.generations[i].text for i in (0, 2)] == [plain.generations[i].text for i in (0, 2)]
+
+
+@given(spans=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)), min_size=1, max_size=4), include=st.booleans())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_stop_strings_cut_at_the_first_match(
+    house: LocalHouse, spans: list[tuple[int, int]], include: bool
+) -> None:
+    plain = (await plain_text(house)).generations[0].text
+    assert len(plain) > 61
+    stops = tuple({plain[start : start + length] for start, length in spans} | {"☃"})
+    ending = EndingParams(max_tokens=24, ignore_eos=True, stop=stops, include_stop=include)
+    events = await events_of(house, request(sampling=GREEDY, ending=ending))
+    end = min(plain.index(stop) + len(stop) for stop in stops if stop in plain)
+    matched = max((stop for stop in stops if plain[:end].endswith(stop)), key=len)
+    assert text_of(events) == (plain[:end] if include else plain[: end - len(matched)])
+    assert [e.stop for e in events if isinstance(e, TextDelta) and e.finish] == [matched]
+    generated = [token.token_id for token in tokens_of(events)]
+    again = await plain_text(house)
+    assert generated == [token.token_id for token in again.generations[0].tokens[: len(generated)]]
+
+
+async def test_held_back_text_is_released_at_the_end(house: LocalHouse) -> None:
+    plain = (await plain_text(house)).generations[0].text
+    ending = EndingParams(max_tokens=24, ignore_eos=True, stop=(plain[-3:] + "☃",))
+    whole = await house.serving.generate(request(sampling=GREEDY, ending=ending))
+    assert whole.generations[0].text == plain
+
+
+async def test_timeout_ends_what_has_begun(house: LocalHouse) -> None:
+    asked = request(max_tokens=None, timeout_s=0.05)
+    events = []
+    async for event in house.serving.stream(asked):
+        events.append(event)
+        if len(events) == 3:
+            house.engine.free.clear()
+    ends = [event for event in events if isinstance(event, TextDelta) and event.finish]
+    assert [end.finish for end in ends] == [FinishReason.TIMEOUT]
+    assert "0.05 seconds" in ends[0].message
+    assert isinstance(events[-1], GenerationDone)
+
+
+async def test_timeout_before_the_first_token_is_an_error(house: LocalHouse) -> None:
+    house.engine.free.clear()
+    with pytest.raises(GenerationFailed, match="did not finish within"):
+        await house.serving.generate(request(timeout_s=0.02))
+
+
+async def test_server_timeout_bounds_every_request(template: ChatTemplate) -> None:
+    limits = msgspec.structs.replace(QUICK, generation_timeout_s=0.03)
+    async with local_house(template, limits) as house:
+        house.engine.free.clear()
+        with pytest.raises(GenerationFailed):
+            await house.serving.generate(request(timeout_s=100.0))
+
+
+# Echo and log-probabilities ------------------------------------------------------------------------------------------
+
+
+async def test_echo_with_no_new_tokens_scores_the_prompt(house: LocalHouse) -> None:
+    text = "Once upon a time"
+    asked = request(text, max_tokens=0, echo=True, logprobs=LogprobParams(top=2, prompt=True))
+    whole = await house.serving.generate(asked)
+    assert whole.prompt.text == text
+    assert whole.generations[0].text == ""
+    assert whole.generations[0].finish is FinishReason.LENGTH
+    assert "".join(token.text for token in whole.prompt.tokens) == text
+    assert whole.prompt.tokens[0].logprob is None
+    for token in whole.prompt.tokens[1:]:
+        assert token.logprob is not None
+        assert token.logprob <= 0
+        assert len(token.top) == 2
+        assert text.startswith(token.text, token.text_offset)
+
+
+async def test_logprobs_do_not_change_the_tokens(house: LocalHouse) -> None:
+    plain = (await house.serving.generate(request())).generations[0]
+    scored = (await house.serving.generate(request(logprobs=LogprobParams(top=5)))).generations[0]
+    assert [t.token_id for t in scored.tokens] == [t.token_id for t in plain.tokens]
+    for token in scored.tokens:
+        assert token.logprob is not None
+        assert [other.logprob for other in token.top] == sorted((o.logprob for o in token.top), reverse=True)
+
+
+# Prompts -------------------------------------------------------------------------------------------------------------
+
+
+async def test_tokenize_is_what_is_run(house: LocalHouse) -> None:
+    chat = ChatPrompt(messages=({"role": "user", "content": "hello"},))
+    ids = await house.serving.tokenize(chat)
+    await house.serving.generate(request(prompt=chat))
+    assert house.engine.requests[-1].prompt == ids
+    assert TOKENIZER.decode(ids, skip_special_tokens=False).endswith("assistant\n")
+
+
+async def test_empty_text_starts_at_the_first_token(house: LocalHouse) -> None:
+    assert await house.serving.tokenize(TextPrompt(text="")) == (TOKENIZER.bos_id,)
+
+
+async def test_fill_prompt_uses_the_models_tokens(house: LocalHouse) -> None:
+    ids = await house.serving.tokenize(FillPrompt(prefix="before", suffix="after"))
+    assert ids == TOKENIZER.render_fill("before", "after")
+
+
+async def test_long_prompts_are_refused_unread(house: LocalHouse) -> None:
+    with pytest.raises(ContextOverflow) as raised:
+        await house.serving.generate(request("word " * 10**6))
+    assert raised.value.param == "prompt"
+    assert not house.engine.requests
+
+
+async def test_prompt_and_output_must_fit_the_context(house: LocalHouse) -> None:
+    prompt = TokenPrompt(token_ids=tuple(range(10, 110)))
+    with pytest.raises(ContextOverflow, match="maximum context length is 256") as raised:
+        await house.serving.generate(request(prompt=prompt, max_tokens=157))
+    assert (raised.value.prompt_tokens, raised.value.max_tokens, raised.value.context_tokens) == (100, 157, 256)
+    whole = await house.serving.generate(request(prompt=prompt, max_tokens=156))
+    assert whole.usage.completion_tokens == 156
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": TokenPrompt(token_ids=(STUB.vocab_size,))}, "prompt"),
+        ({"sampling": SamplingParams(logit_bias={STUB.vocab_size: 1.0})}, "logit_bias"),
+        ({"ending": EndingParams(max_tokens=2, stop_token_ids=(STUB.vocab_size,))}, "stop_token_ids"),
+    ],
+)
+async def test_ids_outside_the_vocabulary_are_refused(house: LocalHouse, fields: dict[str, object], param: str) -> None:
+    with pytest.raises(BadRequest) as raised:
+        await house.serving.generate(request(**fields))
+    assert raised.value.param == param
+
+
+async def test_unknown_model_is_refused_and_aliases_are_served(house: LocalHouse) -> None:
+    with pytest.raises(ModelNotFound):
+        await house.serving.generate(request(model="nobody"))
+    assert [card.name for card in house.serving.models()] == ["stub", "other", "org/name"]
+    assert (await house.serving.generate(request(model="org/name"))).usage.completion_tokens == 12
+
+
+async def test_chat_without_a_template_is_refused(anyio_backend: str) -> None:
+    async with local_house(ChatTemplate({})) as house:
+        with pytest.raises(UnsupportedFeature):
+            await house.serving.generate(request(prompt=ChatPrompt(messages=({"role": "user", "content": "hi"},))))
+
+
+# Bounds --------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_full_queue_refuses_and_recovers(template: ChatTemplate) -> None:
+    async with local_house(template, msgspec.structs.replace(QUICK, max_waiting=2)) as house:
+        house.engine.free.clear()
+        waiting = [asyncio.create_task(house.serving.generate(request())) for _ in range(2)]
+        await asyncio.sleep(0.01)
+        with pytest.raises(Overloaded) as raised:
+            await house.serving.generate(request())
+        assert raised.value.retry_after_s >= 1
+        house.engine.free.set()
+        await asyncio.gather(*waiting)
+        assert (await house.serving.generate(request())).usage.completion_tokens == 12
+        assert (house.serving.admission.waiting, house.serving.admission.running) == (0, 0)
+
+
+async def test_a_closed_door_lets_nobody_in(house: LocalHouse) -> None:
+    house.serving.admission.close("The server is shutting down.")
+    with pytest.raises(EngineUnavailable):
+        await house.serving.generate(request())
+
+
+@given(moment=st.integers(0, 30), n=st.integers(1, 3))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_closing_the_stream_anywhere_leaves_nothing(house: LocalHouse, moment: int, n: int) -> None:
+    stream = house.serving.stream(request(n=n, max_tokens=20))
+    for _ in range(moment):
+        if await anext(stream, None) is None:
+            break
+    await stream.aclose()
+    assert house.engine.streams == {}
+    assert not house.engine.engine.scheduler.groups
+    assert house.engine.free_blocks == STUB.num_blocks
+    assert (house.serving.admission.waiting, house.serving.admission.running) == (0, 0)
+
+
+@given(ticks=st.integers(0, 40))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_cancelling_a_waiting_task_leaves_nothing(house: LocalHouse, ticks: int) -> None:
+    task = asyncio.create_task(house.serving.generate(request(n=2, max_tokens=40)))
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert house.engine.streams == {}
+    assert house.engine.free_blocks == STUB.num_blocks
+    assert (house.serving.admission.waiting, house.serving.admission.running) == (0, 0)
+
+
+async def test_a_request_that_the_engine_refuses_fails_before_its_first_event(house: LocalHouse) -> None:
+    first = asyncio.create_task(house.serving.generate(request(max_tokens=40, request_id="twice")))
+    await asyncio.sleep(0)
+    while "twice" not in house.engine.streams:
+        await asyncio.sleep(0)
+    streams = dict(house.engine.streams)
+    with pytest.raises(GenerationFailed, match="running already"):
+        await house.serving.generate(request(request_id="twice"))
+    house.engine.streams.update(streams)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
