@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.core.events import TokenLogprob
-from dragoman.engine import _numpy_kernels as kernels
 from dragoman.engine.batch import Float32, Int32
 from dragoman.engine.sequence import Sequence
+from dragoman.kernels import sampling as kernels
 
 DRAW_TOKEN = 0
 """Purpose of a random number, the second half of its counter: the draw of the token itself."""
