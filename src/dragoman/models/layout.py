@@ -9,12 +9,13 @@ from dragoman.models.settings import Precision
 from dragoman.models.spec import DecoderSpec, Parameter, parameters
 
 _ALIGNMENT = 64  # a cache line: the kernels read whole ones
-_COLUMNS, _GROUP = 16, 32  # a packed matrix is padded to whole blocks of columns and groups of inputs
-_BYTES_PER_GROUP: dict[Precision, int] = {
-    "float32": 4 * _GROUP,
-    "bfloat16": 2 * _GROUP,
-    "int8": _GROUP + 2,  # and an fp16 scale
-    "int4": _GROUP // 2 + 2,
+# A packed matrix is a row of blocks of 16 outputs; each holds its groups of 32 inputs, then their fp16 scales if any.
+_BLOCK, _GROUP = 16, 32
+_GROUP_BYTES: dict[Precision, int] = {
+    "float32": 4 * _BLOCK * _GROUP,
+    "bfloat16": 2 * _BLOCK * _GROUP,
+    "int8": _BLOCK * _GROUP,
+    "int4": _BLOCK * _GROUP // 2,
 }
 
 
@@ -47,8 +48,9 @@ def matrix_precision(parameter: Parameter, precision: Precision) -> Precision:
 
 def packed_bytes(outputs: int, inputs: int, precision: Precision) -> int:
     """Size of a packed matrix ``[outputs, inputs]``."""
-    blocks, groups = -(-outputs // _COLUMNS), -(-inputs // _GROUP)
-    return blocks * _COLUMNS * groups * _BYTES_PER_GROUP[precision]
+    blocks, groups = -(-outputs // _BLOCK), -(-inputs // _GROUP)
+    scales = _aligned(2 * _BLOCK * groups) if precision in ("int8", "int4") else 0
+    return blocks * (groups * _GROUP_BYTES[precision] + scales)
 
 
 def plan_layout(spec: DecoderSpec, precision: Precision) -> Layout:
@@ -61,5 +63,9 @@ def plan_layout(spec: DecoderSpec, precision: Precision) -> Layout:
             entries.append(Entry(parameter, of_matrix, offset, packed_bytes(outputs, inputs, of_matrix)))
         else:
             entries.append(Entry(parameter, None, offset, 4 * math.prod(parameter.shape)))
-        offset += -(-entries[-1].nbytes // _ALIGNMENT) * _ALIGNMENT
+        offset += _aligned(entries[-1].nbytes)
     return Layout(tuple(entries), offset)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

@@ -44,6 +44,7 @@ def load(source: str | Path | None = None, settings: ModelSettings | None = None
 
     layout = plan_layout(described.spec, planned.precision)
     memory, checksums = _packed(checkpoint, layout, described.source.folder, settings)
+    weights = Weights(layout, memory)
     kv = kernels.KVPool(
         layers=described.spec.layers,
         blocks=planned.kv_blocks,
@@ -53,7 +54,7 @@ def load(source: str | Path | None = None, settings: ModelSettings | None = None
     )
     program = build_program(
         described.spec,
-        Weights(layout, memory),
+        weights,
         kv,
         context=planned.context_tokens,
         max_tokens=settings.max_tokens,
@@ -61,7 +62,9 @@ def load(source: str | Path | None = None, settings: ModelSettings | None = None
         max_logit_rows=settings.max_logit_rows,
     )
     card = _card(described, planned, settings, fingerprint(described.spec, planned, layout, checksums))
-    return Model(config=described.spec, program=program, kv=kv, card=card, plan=planned, settings=settings)
+    return Model(
+        config=described.spec, program=program, weights=weights, kv=kv, card=card, plan=planned, settings=settings
+    )
 
 
 def fingerprint(spec: DecoderSpec, planned: MemoryPlan, layout: Layout, checksums: Sequence[int]) -> str:

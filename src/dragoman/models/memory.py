@@ -191,11 +191,9 @@ def _table_bytes_per_position(spec: DecoderSpec) -> int:
 
 
 def _loading_bytes(parameter: Parameter, packed: int, stored_dtype: str) -> int:
-    """The packed copy and, where the stored tensor cannot be used in place, the converted one."""
-    size = math.prod(parameter.shape)
-    if stored_dtype == "float16":
-        return packed + 4 * size
-    return packed + (4 if stored_dtype == "float32" else 2) * size * (len(parameter.parts) > 1)
+    """The packed matrix before it is moved to its place, and its stacked parts where they are stored apart."""
+    stacked = math.prod(parameter.shape) * (4 if stored_dtype == "float32" else 2)
+    return packed + (stacked if len(parameter.parts) > 1 else 0)
 
 
 def _read_each_token(parameter: Parameter, spec: DecoderSpec) -> bool:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from dragoman import kernels
 from dragoman.models.description import ModelInfo
 from dragoman.models.memory import BLOCK_TOKENS, MemoryPlan
+from dragoman.models.packing import Weights
 from dragoman.models.settings import ModelSettings
 from dragoman.models.spec import DecoderSpec
 
@@ -47,12 +48,20 @@ class Model:
         *,
         config: DecoderSpec,
         program: kernels.Program,
+        weights: Weights,
         kv: kernels.KVPool,
         card: ModelInfo,
         plan: MemoryPlan,
         settings: ModelSettings,
     ) -> None:
-        self.config, self.program, self.kv, self.card, self.plan = config, program, kv, card, plan
+        self.config, self.program, self.weights, self.kv, self.card, self.plan = (
+            config,
+            program,
+            weights,
+            kv,
+            card,
+            plan,
+        )
         self.vocab_size = config.vocab_size
         self.num_blocks = plan.kv_blocks
         self.max_context = plan.context_tokens

@@ -156,12 +156,14 @@ class Checkpoint:
         return stored_dtype(self.headers.values())
 
     def read(self, parameter: Parameter) -> NDArray[Any]:
-        """A parameter as float32, or as uint16 where it is stored in bfloat16; parts are stacked along the outputs."""
+        """A parameter, its parts stacked along the outputs: vectors and tables as float32, matrices as they are stored.
+
+        That is float32, float16, or bfloat16 as uint16; a single matrix is a view of the mapped file.
+        """
         parts = [self._read_part(part, parameter) for part in self.parts[parameter.name]]
-        if len({part.dtype for part in parts}) > 1:
-            parts = [bfloat16_to_float32(part) if part.dtype == np.uint16 else part for part in parts]
-        whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return whole if parameter.matrix or whole.dtype == np.float32 else bfloat16_to_float32(whole)
+        if not parameter.matrix or len({part.dtype for part in parts}) > 1:
+            parts = [to_float32(part) for part in parts]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _read_part(self, tensor: StoredTensor, parameter: Parameter) -> NDArray[Any]:
         if tensor.file not in self._maps:
@@ -172,7 +174,7 @@ class Checkpoint:
         value: NDArray[Any] = flat.reshape(tensor.shape)
         if parameter.matrix and parameter.module in self._family.transposed:
             value = value.T
-        return np.require(value.astype(np.float32) if tensor.dtype == "float16" else value, requirements=["C", "A"])
+        return np.require(value, requirements=["C", "A"])
 
     def _find(self, parameter: Parameter) -> tuple[StoredTensor, ...]:
         modules = self._family.names[parameter.module]
@@ -238,6 +240,8 @@ def stored_dtype(headers: Iterable[Header]) -> str:
     return max(sizes, key=lambda dtype: sizes[dtype], default="float32")
 
 
-def bfloat16_to_float32(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """The same numbers: a bfloat16 is the upper half of a float32."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+def to_float32(values: NDArray[Any]) -> NDArray[np.float32]:
+    """The same numbers. A bfloat16 (here uint16) is the upper half of a float32."""
+    if values.dtype == np.uint16:
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32, copy=False)

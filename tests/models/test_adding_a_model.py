@@ -1,0 +1,32 @@
+"""docs/adding-a-model.md, followed to the letter, adds a family that transformers agrees with."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from numpy_decoder import NumpyDecoder
+from small_models import VARIANTS, checkpoint_of, make_folder, prompt
+from transformers_reference import assert_close, load_reference, reference_logits
+
+from dragoman.models import families
+from dragoman.models.spec import parameters
+
+PAGE = Path(__file__).parents[2] / "docs" / "adding-a-model.md"
+
+
+def test_the_example_of_the_manual_adds_a_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(families.FAMILIES, "SeedOssForCausalLM", None)  # removed again after the test
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert len(blocks) == 3
+    exec("from __future__ import annotations\n" + "".join(blocks), dict(vars(families)))
+    config = VARIANTS["qwen2"] | {"architectures": ["SeedOssForCausalLM"], "attention_bias": True, "head_dim": 24}
+    folder = make_folder(tmp_path, config | {"attention_out_bias": True})
+    config_file = folder / "config.json"
+    config_file.write_text(config_file.read_text().replace('"qwen2"', '"seed_oss"'))
+    checkpoint = checkpoint_of(folder)
+    weights = {parameter.name: checkpoint.read(parameter) for parameter in parameters(checkpoint.spec)}
+    ids = prompt(131)
+    theirs = reference_logits(load_reference(folder), ids)
+    assert_close(NumpyDecoder(checkpoint.spec, weights).logits(ids), theirs, 1e-4)

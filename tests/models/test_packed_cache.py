@@ -1,0 +1,201 @@
+"""The packed cache: a second start reads what the first one packed, and nothing wrong with it stops a start."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_models import VARIANTS, checkpoint_of, make_folder, prompt, run_rows
+
+from dragoman import models
+from dragoman.models import loading
+from dragoman.models.layout import plan_layout
+from dragoman.models.packed_cache import PackedCache, cache_key, default_cache_folder
+from dragoman.models.packing import pack_checkpoint
+
+
+@pytest.fixture(autouse=True)
+def _cache_small_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_SMALLEST_CACHED_BYTES", 0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "model", VARIANTS["qwen2"], "BF16")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def settings(cache: Path, **changes: object) -> models.ModelSettings:
+    return models.ModelSettings(precision="int8", cache_folder=str(cache), max_logit_rows=64, **changes)  # type: ignore[arg-type]
+
+
+def packings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for each time that weights are packed from now on."""
+    seen: list[int] = []
+
+    def pack(*arguments: object) -> None:
+        seen.append(1)
+        pack_checkpoint(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loading, "pack_checkpoint", pack)
+    return seen
+
+
+@pytest.mark.parametrize("weights_memory", ["copy", "map"])
+def test_second_start_reads_the_cache_and_computes_the_same_bits(
+    weights_memory: str, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = packings(monkeypatch)
+    first = models.load(folder, settings(cache, weights_memory=weights_memory))
+    second = models.load(folder, settings(cache, weights_memory=weights_memory))
+    assert len(packed) == 1
+    assert first.card.fingerprint == second.card.fingerprint
+    ids = prompt(131)
+    assert (run_rows(first, ids) == run_rows(second, ids)).all()
+
+
+def test_every_other_content_precision_and_file_has_its_own_entry(folder: Path, cache: Path, tmp_path: Path) -> None:
+    fingerprints = [models.load(folder, settings(cache)).card.fingerprint]
+    int4 = models.ModelSettings(precision="int4", cache_folder=str(cache))
+    fingerprints.append(models.load(folder, int4).card.fingerprint)
+    other = make_folder(tmp_path / "other", VARIANTS["qwen2"], "BF16", seed=2)
+    fingerprints.append(models.load(other, settings(cache)).card.fingerprint)
+    (folder / "model.safetensors").write_bytes((other / "model.safetensors").read_bytes())
+    assert models.load(folder, settings(cache)).card.fingerprint == fingerprints[2]
+    assert len(set(fingerprints)) == 3
+    assert len(list(cache.glob("*.packed"))) == 4
+
+
+@pytest.mark.parametrize("damage", ["first", "header", "data", "last", "truncated", "empty", "longer"])
+@pytest.mark.parametrize("weights_memory", ["copy", "map"])
+def test_damaged_file_is_removed_and_packed_again(
+    damage: str,
+    weights_memory: str,
+    folder: Path,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    expected = models.load(folder, settings(cache)).card.fingerprint
+    (file,) = cache.glob("*.packed")
+    content = bytearray(file.read_bytes())
+    where = {"first": 0, "header": 100, "data": len(content) // 2, "last": -1}.get(damage)
+    if where is not None:
+        content[where] ^= 1
+    damaged = {"truncated": content[:-4096], "empty": b"", "longer": content + b"x"}.get(damage, content)
+    file.write_bytes(damaged)
+    packed = packings(monkeypatch)
+    assert models.load(folder, settings(cache, weights_memory=weights_memory)).card.fingerprint == expected
+    assert len(packed) == 1
+    assert "packing again" in caplog.text
+    assert models.load(folder, settings(cache)).card.fingerprint == expected
+    assert len(packed) == 1
+
+
+def test_cache_that_cannot_be_written_costs_a_warning(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("where the folder should be")
+    with caplog.at_level(logging.WARNING):
+        models.load(folder, settings(blocked / "cache"))
+    assert "could not be kept" in caplog.text
+
+
+def test_full_disk_costs_a_warning(
+    folder: Path, cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: _Usage(free=0))
+    models.load(folder, settings(cache))
+    assert "no room" in caplog.text
+    assert list(cache.iterdir()) == []
+
+
+class _Usage:
+    def __init__(self, free: int) -> None:
+        self.free = free
+
+
+def test_interrupted_write_leaves_nothing_behind(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("the disk went away")
+
+    monkeypatch.setattr(Path, "rename", fail)
+    models.load(folder, settings(cache))
+    assert list(cache.iterdir()) == []
+
+
+def test_cache_is_bounded_and_the_longest_unused_goes_first(folder: Path, cache: Path) -> None:
+    checkpoint = checkpoint_of(folder)
+    layout = plan_layout(checkpoint.spec, "int8")
+    memory = np.zeros(layout.nbytes, np.uint8)
+    checksums = [0] * len(layout.entries)
+    bounded = PackedCache(cache, 3 * (layout.nbytes + 65536))
+    for number, key in enumerate("abc"):
+        bounded.write(key, layout, memory, checksums)
+        os.utime(cache / f"{key}.packed", (number, number))
+    os.utime(cache / "a.packed")  # used just now
+    (cache / ".d.1.tmp").write_text("an hour and a half ago a writer died")
+    os.utime(cache / ".d.1.tmp", (time.time() - 5400,) * 2)
+    bounded.write("e", layout, memory, checksums)
+    assert sorted(path.name for path in cache.iterdir()) == ["a.packed", "c.packed", "e.packed"]
+    PackedCache(cache, layout.nbytes - 1).write("f", layout, memory, checksums)
+    assert not (cache / "f.packed").exists()
+
+
+def test_cache_can_be_turned_off(folder: Path, cache: Path) -> None:
+    models.load(folder, settings(cache, cache_bytes=0))
+    assert not cache.exists()
+
+
+def test_starts_at_the_same_time_do_not_disturb_each_other(folder: Path, cache: Path) -> None:
+    code = (
+        "import sys; from dragoman import models; from dragoman.models import loading;"
+        "loading._SMALLEST_CACHED_BYTES = 0;"
+        "s = models.ModelSettings(precision='int8', cache_folder=sys.argv[2]);"
+        "print(*{models.load(sys.argv[1], s).card.fingerprint for _ in range(20)})"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, str(folder), str(cache)]
+    running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    fingerprints = {process.communicate(timeout=60)[0].strip() for process in running}
+    assert fingerprints == {models.load(folder, settings(cache)).card.fingerprint}
+    assert [path.suffix for path in cache.iterdir()] == [".packed"]
+
+
+def test_key_follows_time_size_and_content(folder: Path) -> None:
+    layout = plan_layout(checkpoint_of(folder).spec, "int8")
+
+    def key() -> str:
+        return cache_key(checkpoint_of(folder), layout, folder)
+
+    keys = [key(), key()]
+    assert keys[0] == keys[1]
+    file = folder / "model.safetensors"
+    times = (file.stat().st_atime_ns, file.stat().st_mtime_ns)
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    os.utime(file, ns=times)
+    keys.append(key())
+    os.utime(file)
+    keys.append(key())
+    assert len(set(keys)) == 3
+
+
+def test_default_folder_is_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DRAGOMAN_CACHE", str(tmp_path))
+    assert default_cache_folder() == tmp_path / "packed"
+    monkeypatch.delenv("DRAGOMAN_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_cache_folder() == tmp_path / "dragoman" / "packed"

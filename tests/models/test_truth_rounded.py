@@ -1,0 +1,98 @@
+"""bfloat16 against transformers, int8 and int4 against the same mathematics in NumPy on the same quantized weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from numpy_decoder import NumpyDecoder
+from small_models import VARIANTS, Config, checkpoint_of, make_folder, prompt, run_rows
+from transformers_reference import load_reference, reference_logits
+
+from dragoman import kernels, models
+from dragoman.models.settings import Precision
+from dragoman.models.spec import parameters
+
+Array = NDArray[np.float32]
+
+
+def loaded(folder: Path, precision: Precision) -> models.Model:
+    return models.load(folder, models.ModelSettings(precision=precision, max_tokens=256, max_logit_rows=256))
+
+
+def rms(x: Array) -> float:
+    return float(np.sqrt(np.square(x.astype(np.float64)).mean()))
+
+
+@pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
+def test_bfloat16_errs_no_more_than_transformers_in_bfloat16(config: Config, tmp_path: Path) -> None:
+    """The yardstick is the same (bfloat16) weights computed in float32.
+
+    Rounding to bfloat16 errs by up to 2⁻⁹ of a number. Here the inputs of products, keys and values are rounded, in
+    transformers every intermediate result besides. So its error on the same weights bounds ours, and 2 % of the logits'
+    size (some fifty roundings, whose squares add up) bounds both.
+    """
+    folder = make_folder(tmp_path, config, "BF16")
+    ids = prompt(config["vocab_size"], length=100)
+    exact = reference_logits(load_reference(folder), ids)
+    theirs = reference_logits(load_reference(folder, "bfloat16"), ids)
+    ours = run_rows(loaded(folder, "bfloat16"), ids)
+    assert rms(ours - exact) <= rms(theirs - exact)
+    assert rms(ours - theirs) <= 2 * rms(theirs - exact)
+    assert rms(ours - exact) <= 0.02 * rms(exact)
+
+
+def round_to_bfloat16(x: Array) -> Array:
+    """Nearest bfloat16, ties to even."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded: Array = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    return rounded
+
+
+def round_to_int8(x: Array) -> Array:
+    """Groups of 32 as whole multiples of their largest magnitude / 127."""
+    rows, width = x.shape
+    groups = np.pad(x, ((0, 0), (0, -width % 32))).reshape(rows, -1, 32)
+    scale = np.abs(groups).max(-1, keepdims=True) / np.float32(127)
+    counts = np.rint(np.divide(groups, scale, out=np.zeros_like(groups), where=scale > 0))
+    return (counts * scale).reshape(rows, -1)[:, :width]
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
+def test_rounded_model_equals_numpy_on_the_same_rounded_weights(
+    config: Config, precision: Precision, tmp_path: Path
+) -> None:
+    """Sums are taken in another order, so they differ by float32 rounding: 10⁻⁶ of their size, grown by some layers.
+
+    Where that moves an activation across the middle between two steps, it is rounded the other way: about one of 10⁵,
+    each changing one input of a product by a step. So half of the rows must agree to 2·10⁻⁴, and all to 2 %; a wrong
+    scale, rounding or group moves every row by more than the first.
+    """
+    model = loaded(make_folder(tmp_path, config, "BF16"), precision)
+    weights = {
+        name: value.dequantize() if isinstance(value, kernels.PackedMatrix) else np.asarray(value)
+        for name, value in model.weights.items()
+    }
+    round_input = round_to_bfloat16 if precision == "bfloat16" else round_to_int8
+    judge = NumpyDecoder(model.config, weights, lambda _, x: round_input(x), round_to_bfloat16)
+    ids = prompt(config["vocab_size"], length=24)
+    expected = judge.logits(ids)
+    error = np.abs(run_rows(model, ids) - expected).max(axis=1) / np.abs(expected).max()
+    assert np.median(error) <= 2e-4
+    assert error.max() <= 2e-2
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_quantized_weights_are_near_the_stored_ones(precision: Precision, tmp_path: Path) -> None:
+    """Half a step of a group's largest weight: 1/254 of it at int8, 1/14 at int4, where the tables stay at int8."""
+    folder = make_folder(tmp_path, VARIANTS["llama"], "F32")
+    model, checkpoint = loaded(folder, precision), checkpoint_of(folder)
+    for parameter in (p for p in parameters(checkpoint.spec) if p.matrix):
+        table = parameter.module in ("embedding", "head")
+        stored, packed = checkpoint.read(parameter), model.weights.matrix(parameter.module, parameter.layer)
+        assert packed.precision == ("int8" if table else precision)
+        step = 1 / 250 if packed.precision == "int8" else 1 / 7
+        assert np.abs(packed.dequantize() - stored).max() <= step * np.abs(stored).max()
