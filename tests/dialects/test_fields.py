@@ -1,0 +1,307 @@
+"""The tables of all dialects: every field is what it says, and everything made from them agrees."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman.core.errors import UnsupportedFeature
+from dragoman.core.request import GenerationRequest
+from dragoman.core.sampling import EndingParams, SamplingParams
+from dragoman.dialects import DIALECTS
+from dragoman.dialects.document import fields_page
+from dragoman.dialects.field import Field, Table, Treatment
+from dragoman.dialects.kinds import (
+    Anything,
+    Boolean,
+    Integer,
+    Kind,
+    ListOf,
+    MapOf,
+    Number,
+    OneOf,
+    Rule,
+    String,
+    Violation,
+)
+from dragoman.dialects.openapi import openapi_document
+
+TABLES = [o.table for d in DIALECTS for o in d.operations if o.table is not None]
+
+
+def fields(*kinds: type, treatment: Treatment = Treatment.HONOURED) -> list[Any]:
+    return [
+        pytest.param(table, field, id=f"{table.name}-{field.name}")
+        for table in TABLES
+        for field in table.fields
+        if field.treatment is treatment and (not kinds or isinstance(field.kind, kinds))
+    ]
+
+
+def body(table: Table, **values: Any) -> dict[str, Any]:
+    """The least that the table accepts, and these values."""
+    return {f.name: example(f.kind) for f in table.fields if f.required} | values
+
+
+def example(kind: Kind) -> Any:
+    """A value of the kind."""
+    match kind:
+        case Integer():
+            return max(kind.minimum or 0, 0)
+        case Number():
+            return 1.0
+        case Boolean():
+            return True
+        case String():
+            return kind.choices[-1] if kind.choices else "x" * max(kind.minimum, 1)
+        case ListOf():
+            return [example(kind.item)] * max(kind.minimum, 1)
+        case MapOf():
+            return {"5": example(kind.value)}
+        case OneOf():
+            return example(kind.alternatives[0])
+        case Table():
+            return {f.name: example(f.kind) for f in kind.fields if f.treatment is Treatment.HONOURED}
+        case _:
+            return {}
+
+
+def wrong_types(kind: Kind) -> Iterator[Any]:
+    for value in ("text", "1", 1, 1.5, True, [], [[]], {}, [None], ["a", 1]):
+        try:
+            kind.check(value, ())
+        except Violation as violation:
+            if violation.rule is Rule.TYPE:
+                yield value
+
+
+def refused(table: Table, field: Field, value: Any) -> Violation:
+    with pytest.raises(Violation) as raised:
+        table.read(body(table, **{field.name: value}))
+    assert str(raised.value.path[0]) == field.name
+    assert (raised.value.param or "").startswith(field.name)
+    return raised.value
+
+
+# Every field ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("table", "field"), fields())
+def test_takes_what_it_says(table: Table, field: Field) -> None:
+    values = table.read(body(table, **{field.name: example(field.kind)})).values
+    assert values[field.name] is not None
+
+
+@pytest.mark.parametrize(("table", "field"), fields())
+def test_null_is_absence(table: Table, field: Field) -> None:
+    if field.required:
+        assert refused(table, field, None).rule is Rule.TYPE
+        without = body(table)
+        del without[field.name]
+        with pytest.raises(Violation) as raised:
+            table.read(without)
+        assert raised.value.rule is Rule.MISSING
+    else:
+        assert table.read(body(table, **{field.name: None})) == table.read(body(table))
+        assert table.read(body(table)).values[field.name] == field.default
+
+
+@pytest.mark.parametrize(("table", "field"), fields())
+def test_default_is_a_value_of_its_kind(table: Table, field: Field) -> None:
+    if field.default is not None:
+        assert field.kind.check(field.default, ()) == field.default
+
+
+@pytest.mark.parametrize(("table", "field"), fields())
+def test_wrong_types_are_refused_by_name(table: Table, field: Field) -> None:
+    wrong = list(wrong_types(field.kind))
+    assert wrong or isinstance(field.kind, Anything)
+    for value in wrong:
+        refused(table, field, value)
+
+
+@pytest.mark.parametrize(("table", "field"), fields(Integer, Number))
+def test_numbers_keep_their_range(table: Table, field: Field) -> None:
+    kind = field.kind
+    assert isinstance(kind, Integer | Number)
+    step = 1 if isinstance(kind, Integer) else 1e-6
+    if kind.minimum is not None:
+        assert table.read(body(table, **{field.name: kind.minimum})).values[field.name] == kind.minimum
+        assert refused(table, field, kind.minimum - step).rule is Rule.BELOW
+    if isinstance(kind, Number) and kind.above is not None:
+        assert refused(table, field, kind.above).rule is Rule.BELOW
+    if kind.maximum is not None:
+        assert table.read(body(table, **{field.name: kind.maximum})).values[field.name] == kind.maximum
+        assert refused(table, field, kind.maximum + step * 2).rule is Rule.ABOVE
+
+
+@pytest.mark.parametrize(("table", "field"), fields(Integer, Number))
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**400, -(10**400), "1", True, [1], {}])
+def test_impossible_numbers_are_refused(table: Table, field: Field, value: Any) -> None:
+    violation = refused(table, field, value)
+    assert len(str(violation)) < 400
+
+
+@pytest.mark.parametrize(("table", "field"), fields(Integer))
+def test_fractions_are_not_integers(table: Table, field: Field) -> None:
+    for value in (1.5, 1.0, "1", True):
+        assert refused(table, field, value).rule is Rule.TYPE
+
+
+@pytest.mark.parametrize(("table", "field"), fields(Number))
+def test_integers_are_numbers(table: Table, field: Field) -> None:
+    assert table.read(body(table, **{field.name: 1})).values[field.name] == 1.0
+
+
+@pytest.mark.parametrize(("table", "field"), fields(String, ListOf, MapOf))
+def test_lengths_are_bounded(table: Table, field: Field) -> None:
+    kind = field.kind
+    if isinstance(kind, String):
+        if kind.minimum:
+            assert refused(table, field, "x" * (kind.minimum - 1)).rule is Rule.SHORT
+        if kind.maximum is not None:
+            assert refused(table, field, "x" * (kind.maximum + 1)).rule is Rule.LONG
+    elif isinstance(kind, ListOf):
+        if kind.minimum:
+            assert refused(table, field, []).rule is Rule.SHORT
+        assert kind.maximum is not None
+        assert refused(table, field, [example(kind.item)] * (kind.maximum + 1)).rule is Rule.LONG
+    elif isinstance(kind, MapOf):
+        assert refused(table, field, {str(i): 0 for i in range(kind.maximum + 1)}).rule is Rule.LONG
+
+
+@pytest.mark.parametrize(("table", "field"), fields(MapOf))
+@pytest.mark.parametrize("key", ["", "a", "1.5", "-", " 1", "1_0", "٣", "-1", "9" * 21, "9" * 5000])
+def test_map_keys_are_token_ids(table: Table, field: Field, key: str) -> None:
+    refused(table, field, {key: 1})
+
+
+@pytest.mark.parametrize(("table", "field"), fields(treatment=Treatment.REFUSED))
+def test_refused_fields_are_refused_by_name(table: Table, field: Field) -> None:
+    for value in ({"a": 1}, [1], 1, "something", False, 0):
+        with pytest.raises(UnsupportedFeature) as raised:
+            table.read(body(table, **{field.name: value}))
+        assert raised.value.param == field.name
+        assert field.name in raised.value.message
+
+
+@pytest.mark.parametrize(("table", "field"), fields(treatment=Treatment.REPORTED))
+def test_reported_fields_are_reported(table: Table, field: Field) -> None:
+    plain = table.read(body(table))
+    reading = table.read(body(table, **{field.name: {"a": 1}}))
+    assert reading.reported == (field.name,)
+    assert reading.values == plain.values
+    assert plain.reported == ()
+
+
+@pytest.mark.parametrize(
+    ("table", "field"), fields(treatment=Treatment.REPORTED) + fields(treatment=Treatment.REFUSED)
+)
+def test_neutral_values_pass_in_silence(table: Table, field: Field) -> None:
+    for value in (*field.neutral, None):
+        assert table.read(body(table, **{field.name: value})) == table.read(body(table))
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
+def test_unknown_fields_are_refused(table: Table) -> None:
+    with pytest.raises(Violation) as raised:
+        table.read(body(table, temprature=1, other=2))
+    assert raised.value.rule is Rule.UNKNOWN
+    assert raised.value.bound == ("temprature", "other")
+
+
+def test_unknown_fields_may_be_reported_instead() -> None:
+    table = Table(name="lenient", fields=(), refuse_unknown=False)
+    assert table.read({"a": 1, "b": 2}).reported == ("a", "b")
+
+
+@pytest.mark.parametrize("value", [None, 1, "text", [], [{}], True])
+def test_a_body_is_an_object(value: Any) -> None:
+    for table in TABLES:
+        with pytest.raises(Violation):
+            table.read(value)
+
+
+def test_deep_values_are_refused() -> None:
+    value: Any = 1
+    for _ in range(65):
+        value = [value]
+    with pytest.raises(Violation) as raised:
+        Anything().check(value, ("metadata",))
+    assert raised.value.rule is Rule.DEEP
+    assert Anything(depth=66).check(value, ()) is value
+
+
+def test_long_lists_of_ids_name_the_wrong_one() -> None:
+    kind = ListOf(Integer(0, 9))
+    with pytest.raises(Violation) as raised:
+        kind.check([*range(9), 10, *range(9)], ("prompt",))
+    assert raised.value.param == "prompt[9]"
+    with pytest.raises(Violation) as raised:
+        kind.check([1, True], ("prompt",))
+    assert raised.value.param == "prompt[1]"
+
+
+# What is made of the tables ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("table", "field"), fields())
+def test_becomes_names_a_parameter_of_the_core(table: Table, field: Field) -> None:
+    where, _, name = field.becomes.rpartition(".")
+    struct = {"sampling": SamplingParams, "ending": EndingParams, "": GenerationRequest}[where]
+    assert not field.becomes or name in struct.__struct_fields__
+
+
+def test_every_parameter_of_the_core_is_reached() -> None:
+    reached = {field.becomes for table in TABLES for field in table.fields}
+    for prefix, struct in (("sampling.", SamplingParams), ("ending.", EndingParams)):
+        assert {prefix + name for name in struct.__struct_fields__} <= reached
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
+def test_names_are_unique_and_notes_are_sentences(table: Table) -> None:
+    names = [field.name for field in table.fields]
+    assert len(set(names)) == len(names)
+    assert all(field.note.endswith(".") for field in table.fields)
+
+
+def test_the_page_of_fields_is_current() -> None:
+    page = Path(__file__).parents[2] / "docs" / "fields.md"
+    assert page.read_text(encoding="utf-8") == fields_page(), "run python -m dragoman.dialects.document"
+
+
+def test_the_openapi_document_names_every_field() -> None:
+    document = json.loads(json.dumps(openapi_document(DIALECTS, version="1")))
+    assert document["openapi"] == "3.1.0"
+    for dialect in DIALECTS:
+        for operation in dialect.operations:
+            path = operation.path.replace(":path", "")
+            described = document["paths"][path][operation.method.lower()]
+            if operation.table is None:
+                continue
+            reference = described["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+            schema = document["components"]["schemas"][reference.rpartition("/")[2]]
+            assert list(schema["properties"]) == [field.name for field in operation.table.fields]
+            assert schema.get("required", []) == [f.name for f in operation.table.fields if f.required]
+            for field in operation.table.fields:
+                assert field.note in schema["properties"][field.name]["description"]
+
+
+def test_a_schema_says_what_check_does() -> None:
+    """Bounds of the schema are the bounds of the check, for every kind with bounds."""
+    for table in TABLES:
+        for field in table.fields:
+            schema = field.kind.schema()
+            if "minimum" in schema:
+                field.kind.check(schema["minimum"], ())
+                with pytest.raises(Violation):
+                    field.kind.check(schema["minimum"] - 1, ())
+            if "maximum" in schema:
+                field.kind.check(schema["maximum"], ())
+                with pytest.raises(Violation):
+                    field.kind.check(schema["maximum"] + 1, ())
