@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from dragoman.core.errors import BadRequest, ModelError, UnsupportedFeature
 from dragoman.core.request import ChatPrompt
 from dragoman.text import ChatTemplate
+from dragoman.text.template_process import TemplateLimits
 
 SOURCES = {path.stem: path.read_text("utf-8") for path in (Path(__file__).parent / "chat_templates").glob("*.jinja")}
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -70,7 +71,8 @@ CONVERSATIONS: dict[str, list[Message]] = {
 
 @pytest.fixture(scope="module")
 def templates() -> Iterator[dict[str, ChatTemplate]]:
-    made = {name: ChatTemplate({"default": source}, SPECIAL_TOKENS) for name, source in SOURCES.items()}
+    patient = TemplateLimits(time_s=60.0)  # time is not what is tested here
+    made = {name: ChatTemplate({"default": source}, SPECIAL_TOKENS, patient) for name, source in SOURCES.items()}
     yield made
     for template in made.values():
         template.close()

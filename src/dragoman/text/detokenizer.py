@@ -15,10 +15,11 @@ _EARLIER_TEXT = "\ufffd"
 class Detokenizer:
     """The text of one generation as its tokens arrive.
 
-    A character (a Unicode code point) is released when all its bytes have come, never in part. All pieces and
-    ``flush()`` together are exactly the generation's part of ``tokenizer.decode(prompt_ids + generated_ids)``: what the
-    decode of both has beyond the text that was certain after the prompt. So a first token such as ``▁word`` keeps its
-    space behind a prompt and loses it without one, and a character begun by the prompt's last bytes comes out whole.
+    A character (a Unicode code point: whether a combining mark follows, no one can know) is released when all its bytes
+    have come, never in part. All pieces and ``flush()`` together are the generation's part of
+    ``tokenizer.decode(prompt_ids + generated_ids)``, exactly: what it has beyond the text that was certain after the
+    prompt. So a first token such as ``▁word`` keeps its space behind a prompt and loses it without one, and a character
+    begun by the prompt's last bytes comes out whole.
     """
 
     def __init__(

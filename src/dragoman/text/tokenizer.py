@@ -26,14 +26,16 @@ class Tokenizer:
         special_ids: the ids that ``skip_special_tokens`` hides.
         bos_id, eos_id: None where the tokenizer names none.
         eos_ids: every id that ends a generation: the tokenizer's, ``generation_config.json``'s and ``config.json``'s.
-        max_token_chars: characters of the longest token, so that text has at least its length over this many tokens.
+        max_token_chars: characters of the longest token. Text has at least its length over this many tokens, unless the
+            tokenizer drops characters or takes a run of unknown ones for one token.
         fill: the fill-in-the-middle marks, None where the tokenizer has none.
         decoder: the decoder, to be run one token at a time.
     """
 
     def __init__(self, files: TokenizerFiles) -> None:
         self._pipeline = files.pipeline
-        self._plain_lock = threading.Lock()
+        self._plain: Pipeline | None = None
+        self._lock = threading.Lock()
         self.decoder = DecoderSpec(files.decoder)
         self.special_tokens = files.special_tokens
         vocabulary = self._pipeline.get_vocab(with_added_tokens=True)
@@ -131,14 +133,11 @@ class Tokenizer:
 
     def _plain_pipeline(self) -> Pipeline:
         """A second pipeline for ``parse_special=False``: the library keeps that choice in the pipeline itself."""
-        with self._plain_lock:
+        with self._lock:
+            if self._plain is None:
+                self._plain = Pipeline.from_str(self._pipeline.to_str())
+                self._plain.encode_special_tokens = True
             return self._plain
-
-    @functools.cached_property
-    def _plain(self) -> Pipeline:
-        plain = Pipeline.from_str(self._pipeline.to_str())
-        plain.encode_special_tokens = True
-        return plain
 
     def _named(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
