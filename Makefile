@@ -25,7 +25,7 @@ TEST := $(VENV)/.extra-test
 DEV := $(VENV)/.extra-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help build serve test lint bench clean
+.PHONY: help build serve test lint bench docs clean
 
 help: ## Say what each target does.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
@@ -48,6 +48,10 @@ bench: $(BUILT) ## Measure start-up and throughput of the embedded model (or MOD
 	$(BIN)/python benchmarks/startup.py --repeat 3
 	$(BIN)/dragoman bench $(MODEL) $(ARGS)
 
+docs: $(BUILT) ## Write the pages that come from the sources: docs/configuration.md and docs/fields.md.
+	$(BIN)/python -m dragoman.cli.documentation > docs/configuration.md
+	$(BIN)/python -m dragoman.dialects.document > docs/fields.md
+
 clean: ## Remove the environment and everything built.
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests benchmarks training -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -66,6 +70,7 @@ $(BUILT): $(ENVIRONMENT) $(NATIVE)
 $(TEST) $(DEV): $(VENV)/.extra-%: $(BUILT)
 	$(if $(TORCH),$(if $(filter test,$*),$(PIP) install $(TORCH)))
 	@$(BIN)/python -c 'import tomllib; \
-		print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$*"], sep="\n")' > $(VENV)/$*.txt
+		extra = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$*"]; \
+		print(*(line for line in extra if not line.startswith("torch")), sep="\n")' > $(VENV)/$*.txt
 	$(PIP) install --requirement $(VENV)/$*.txt
 	@touch $@

@@ -239,7 +239,7 @@ def _metavar(annotation: Any) -> str | None:
 def _documented_attributes(settings: Settings, names: Iterable[str]) -> dict[str, str]:
     """``name: meaning`` from the ``Attributes`` section of the docstring; ``one, two: meaning`` describes both."""
     section = inspect.cleandoc(settings.__doc__ or "").partition("Attributes:\n")[2]
-    text = " ".join(section.replace("``", "").split())
+    text = " ".join(section.replace("``", "").replace("None: ", "by default ").split())
     name = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
     _, *parts = re.split(rf"(?:^|(?<=\. ))((?:(?:{name}), )*(?:{name})): ", text)
     meanings = zip(parts[::2], parts[1::2], strict=True)

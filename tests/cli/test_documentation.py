@@ -1,0 +1,44 @@
+"""What the manual says about options is what the program does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from dragoman.cli.app import cli
+from dragoman.cli.documentation import page
+from dragoman.cli.settings import OMITTED
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_page_of_options_is_current() -> None:
+    assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8") == page(), "run `make docs`"
+
+
+@pytest.mark.parametrize("command", sorted(cli.commands))
+def test_every_option_is_described(command: str) -> None:
+    for option in cli.commands[command]:
+        assert len(option.help.split()) >= 2, option.name
+
+
+@pytest.mark.parametrize("command", sorted(cli.commands))
+def test_help_names_every_option(command: str) -> None:
+    said = CliRunner().invoke(cli.typer, [*command.split(), "--help"], env={"COLUMNS": "200"}).output
+    for option in cli.commands[command]:
+        assert option.flag[:16] in said
+
+
+def test_one_name_has_one_type_in_all_commands() -> None:
+    kinds: dict[str, object] = {}
+    for options in cli.commands.values():
+        for option in options:
+            assert kinds.setdefault(option.name, option.annotation) == option.annotation, option.name
+
+
+def test_what_is_omitted_exists() -> None:
+    for struct, names in OMITTED.items():
+        assert names.keys() <= {field.name for field in msgspec.structs.fields(struct)}

@@ -1,0 +1,132 @@
+"""``dragoman serve`` as its users start it: a process of its own, with the embedded model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+READY = re.compile(r"Try it:\n\n(curl .*)\n")
+
+
+def start(*arguments: str, **variables: str) -> subprocess.Popen[str]:
+    """``dragoman serve`` on any free port, its words to a user on standard error."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "dragoman", "serve", *arguments],
+        env={**os.environ, "DRAGOMAN_CONFIG": os.devnull, "DRAGOMAN_PORT": "0", **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def said_when_ready(server: subprocess.Popen[str]) -> str:
+    said = ""
+    assert server.stderr is not None
+    for line in server.stderr:
+        said += line
+        if READY.search(said):
+            return said
+    raise AssertionError(f"the server ended with {server.wait()}:\n{said}")
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    server = start("--threads", "2", "--max-context", "512", "--no-access-log")
+    try:
+        yield server, said_when_ready(server)
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.communicate(timeout=60)
+
+
+def test_start_says_the_plan(served) -> None:
+    _, said = served
+    for name, value in {
+        "model": "embedded",
+        "precision": "bfloat16",
+        "memory": "of weights",
+        "context": "512 tokens",
+        "threads": "2",
+        "address": "http://127.0.0.1:",
+    }.items():
+        assert re.search(rf"^ *{name}  .*{value}", said, flags=re.MULTILINE), name
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="this machine has no curl")
+def test_the_suggested_curl_works(served) -> None:
+    _, said = served
+    command = READY.search(said)[1]
+    done = subprocess.run([*shlex.split(command), "--silent"], capture_output=True, text=True, timeout=60)
+    answer = json.loads(done.stdout)
+    assert answer["object"] in ("chat.completion", "text_completion")
+    assert answer["usage"]["completion_tokens"] > 0
+
+
+def test_the_suggested_request_says_what_curl_sends(served) -> None:
+    """The same without curl, for machines that have none."""
+    _, said = served
+    _, url, _, header, _, body = shlex.split(READY.search(said)[1])
+    request = urllib.request.Request(url, body.encode(), dict([header.split(": ")]))
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert json.load(answer)["model"] == "embedded"
+
+
+def test_interrupt_ends_it_cleanly() -> None:
+    server = start()
+    said_when_ready(server)
+    server.send_signal(signal.SIGINT)
+    _, rest = server.communicate(timeout=60)
+    assert server.returncode == 0
+    assert "Traceback" not in rest
+
+
+def fail(*arguments: str, **variables: str) -> str:
+    server = start(*arguments, **variables)
+    said = "".join(server.communicate(timeout=60))
+    assert server.returncode == 1, said
+    assert "Traceback" not in said
+    return said
+
+
+def test_missing_model_is_one_clear_line() -> None:
+    said = fail("no/such/folder")
+    assert said.startswith("error: ")
+    assert "no/such/folder" in said
+    assert len(said.splitlines()) == 1
+
+
+def test_unusable_model_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mystery", "architectures": ["MysteryModel"]}')
+    said = fail(str(tmp_path))
+    assert said.startswith("error: ")
+    assert "mystery" in said.lower()
+    assert len(said.splitlines()) == 1
+
+
+def test_taken_port_is_one_clear_line() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        said = fail("--port", port)
+    assert said.startswith("error: ")
+    assert port in said
+
+
+def test_impossible_option_is_a_usage_error() -> None:
+    server = start("--precision", "int7")
+    said = "".join(server.communicate(timeout=60))
+    assert server.returncode == 2
+    assert "precision" in said
