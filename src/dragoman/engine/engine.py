@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 
+from dragoman import kernels
 from dragoman.core.errors import BadRequest, ContextOverflow, DragomanError
 from dragoman.core.events import EngineEvent, FinishEvent, FinishReason, PromptEvent, TokenEvent
 from dragoman.core.request import EngineRequest
@@ -16,7 +17,6 @@ from dragoman.engine.runner import Runner
 from dragoman.engine.sampler import Sampler, top_logprobs
 from dragoman.engine.scheduler import Chunk, Schedule, Scheduler, SchedulerSettings
 from dragoman.engine.sequence import Sequence, SequenceGroup, Status
-from dragoman.kernels.sampling import log_softmax_at
 
 _FAILED_ROW = "the model gave no valid distribution for the next token"
 
@@ -190,8 +190,7 @@ class Engine:
         if count <= known:
             return
         rows = list(range(row + known, row + count))
-        ids = np.array(sequence.token_ids[first + known : first + count], np.int32)
-        values = log_softmax_at(logits, np.array(rows, np.int32), ids)
+        values = kernels.log_softmax_at(logits, rows, sequence.token_ids[first + known : first + count])
         top = top_logprobs(logits, rows, [sequence.top_logprobs] * len(rows))
         group.prompt_logprobs.extend(values.tolist())
         group.prompt_top.extend(top.get(each, ()) for each in rows)

@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from dragoman import kernels
 from dragoman.core.request import EngineRequest
 from dragoman.engine.batch import Float32, Int32
 from dragoman.engine.sequence import Processor, Sequence
-from dragoman.kernels.sampling import add_bias, apply_penalties
 
 
 def minimum_length(request: EngineRequest) -> Processor | None:
@@ -49,7 +49,7 @@ def penalties(request: EngineRequest) -> Processor | None:
 
     def process(logits: Float32, sequence: Sequence) -> None:
         ids, counts = occurrences.of(sequence.token_ids)
-        apply_penalties(logits, ids, counts, repetition, frequency, presence)
+        kernels.apply_penalties(logits, ids, counts, repetition, frequency, presence)
 
     return process
 
@@ -63,7 +63,7 @@ def logit_bias(request: EngineRequest) -> Processor | None:
     values = np.array(list(bias.values()), np.float32)
 
     def process(logits: Float32, sequence: Sequence) -> None:
-        add_bias(logits, ids, values)
+        kernels.add_bias(logits, ids, values)
 
     return process
 

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dragoman import kernels
 from dragoman.core.events import TokenLogprob
 from dragoman.engine.batch import Float32, Int32
 from dragoman.engine.sequence import Sequence
-from dragoman.kernels import sampling as kernels
 
 DRAW_TOKEN = 0
 """Purpose of a random number, the second half of its counter: the draw of the token itself."""
@@ -67,13 +67,14 @@ class Sampler:
 
     def __init__(self) -> None:
         self._rows = _Rows.of([])
+        self._own = np.empty((0, 0), np.float32)
 
     def sample(self, logits: Float32, sequences: list[Sequence]) -> Sampled:
         """Draw the next token of each sequence. ``logits`` float32 [len(sequences), vocabulary] may be overwritten."""
         rows = self._rows
         if rows.sequences != sequences:
             rows = self._rows = _Rows.of(sequences)
-        own = logits.copy() if rows.keeps_own_logits else logits
+        own = self._keep(logits, rows.logprob_rows) if rows.keeps_own_logits else None
         for row, sequence in rows.processed:
             for process in sequence.processors:
                 process(logits[row], sequence)
@@ -84,15 +85,31 @@ class Sampler:
         drawn: list[int] = token_ids.tolist()
         if not len(rows.logprob_rows):
             return Sampled(drawn, {}, {})
-        return self._with_logprobs(own, drawn, rows)
+        asking: list[int] = rows.logprob_rows.tolist()
+        if own is None:
+            return _with_logprobs(logits, asking, asking, drawn, rows.sequences)
+        return _with_logprobs(own, list(range(len(asking))), asking, drawn, rows.sequences)
 
-    def _with_logprobs(self, own: Float32, drawn: list[int], rows: _Rows) -> Sampled:
-        valid = [row for row in rows.logprob_rows.tolist() if drawn[row] >= 0]
-        at = np.array(valid, np.int32)
-        values = kernels.log_softmax_at(own, at, np.array([drawn[row] for row in valid], np.int32))
-        asked = [rows.sequences[row].top_logprobs for row in valid]
-        top = top_logprobs(own, valid, asked)
-        return Sampled(drawn, dict(zip(valid, values.tolist(), strict=True)), top)
+    def _keep(self, logits: Float32, rows: Int32) -> Float32:
+        """A copy of some rows, in memory that is used again: new memory of this size costs more than the copying."""
+        if self._own.shape[0] < len(rows) or self._own.shape[1] != logits.shape[1]:
+            self._own = np.empty((len(rows), logits.shape[1]), np.float32)
+        return logits.take(rows, axis=0, out=self._own[: len(rows)], mode="clip")
+
+
+def _with_logprobs(
+    own: Float32, rows: list[int], places: list[int], drawn: list[int], sequences: list[Sequence]
+) -> Sampled:
+    """Log-probabilities for the sequences at ``places``, whose own logits are the rows ``rows`` of ``own``."""
+    valid = [(row, place) for row, place in zip(rows, places, strict=True) if drawn[place] >= 0]
+    rows = [row for row, _ in valid]
+    values = kernels.log_softmax_at(own, rows, [drawn[place] for _, place in valid]).tolist()
+    top = top_logprobs(own, rows, [sequences[place].top_logprobs for _, place in valid])
+    return Sampled(
+        drawn,
+        {place: value for (_, place), value in zip(valid, values, strict=True)},
+        {place: top[row] for row, place in valid if row in top},
+    )
 
 
 def top_logprobs(logits: Float32, rows: list[int], counts: list[int]) -> dict[int, TopLogprobs]:
@@ -104,7 +121,7 @@ def top_logprobs(logits: Float32, rows: list[int], counts: list[int]) -> dict[in
     if not at:
         return {}
     most = max(count for _, count in at)
-    ids, values = kernels.top_logprobs(logits, np.array([row for row, _ in at], np.int32), most)
+    ids, values = kernels.top_logprobs(logits, [row for row, _ in at], most)
     return {
         row: tuple(map(TokenLogprob, row_ids[:count], row_values[:count]))
         for (row, count), row_ids, row_values in zip(at, ids.tolist(), values.tolist(), strict=True)
