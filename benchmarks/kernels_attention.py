@@ -1,0 +1,131 @@
+"""Attention and sampling by themselves: seconds of attention in a prefill and a decode step, milliseconds of sampling.
+
+    python benchmarks/kernels_attention.py [--precision bfloat16] [--threads 2]
+
+The shape is that of llama-3.2-1b: 16 layers, 32 query heads over 8 KV heads of 64. Medians of several runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from dragoman import kernels
+from dragoman.kernels.program import KVPrecision
+
+LAYERS, HEADS, KV_HEADS, HEAD_DIM = 16, 32, 8, 64
+CHUNK = 512
+
+
+def attention_program(sequences: int, context: int, precision: KVPrecision) -> kernels.Program:
+    """Only what attention needs: rows of [q | k | v] from a table, the KV write and the attention of every layer."""
+    blocks = sequences * (context // 32 + 1)
+    kv = kernels.KVPool(layers=LAYERS, blocks=blocks, kv_heads=KV_HEADS, head_dim=HEAD_DIM, precision=precision)
+    p = kernels.Program(max_tokens=CHUNK, max_sequences=sequences, max_logit_rows=1, kv=kv)
+    width = (HEADS + 2 * KV_HEADS) * HEAD_DIM
+    qkv, out, last = p.buffer(width), p.buffer(HEADS * HEAD_DIM), p.buffer(HEADS * HEAD_DIM)
+    p.embed(qkv, kernels.pack(np.random.default_rng(0).normal(size=(64, width)).astype(np.float32), "float32"))
+    for layer in range(LAYERS):
+        p.write_kv(qkv, HEADS * HEAD_DIM, (HEADS + KV_HEADS) * HEAD_DIM, layer)
+        p.attend(out, qkv, 0, HEADS, layer, HEAD_DIM**-0.5)
+    p.select_rows(last, out)
+    p.logits(last)
+    return p
+
+
+def prefill(program: kernels.Program, sequence: int, context: int, width: int) -> None:
+    for begin in range(0, context, CHUNK):
+        n = min(CHUNK, context - begin)
+        table = sequence * width + np.arange(width)
+        program.run(np.arange(n) % 64, begin + np.arange(n), [0, n], [table], [n - 1])
+
+
+def median(run: Callable[[], float], rounds: int = 5) -> float:
+    run()
+    return statistics.median(run() for _ in range(rounds))
+
+
+def report_attention(precision: KVPrecision) -> None:
+    for context in (512, 2048):
+        program = attention_program(1, context, precision)
+
+        def seconds(program: kernels.Program = program, context: int = context) -> float:
+            program.profile()
+            prefill(program, 0, context, context // 32 + 1)
+            times = program.profile()
+            return times["attend"] + times["write_kv"]
+
+        taken = median(seconds)
+        flops = 4 * LAYERS * HEADS * HEAD_DIM * context * context / 2
+        print(f"prefill {context:5d} tokens   {taken:7.3f} s   {flops / taken / 1e9:6.0f} GFLOP/s")
+
+    for sequences, context in ((1, 512), (1, 2048), (1, 16384), (8, 1024), (32, 512)):
+        width = context // 32 + 1
+        program = attention_program(sequences, context, precision)
+        for s in range(sequences):
+            prefill(program, s, context, width)
+        tables = np.arange(sequences * width).reshape(sequences, width)
+
+        def step(
+            program: kernels.Program = program, sequences: int = sequences, context: int = context, tables=tables
+        ) -> float:  # type: ignore[no-untyped-def]
+            program.profile()
+            program.run(np.zeros(sequences), np.full(sequences, context), np.arange(sequences + 1), tables, [0])
+            times = program.profile()
+            return times["attend"] + times["write_kv"]
+
+        taken = median(step, 15)
+        read = 2 * LAYERS * KV_HEADS * HEAD_DIM * sequences * context * (4 if precision == "float32" else 2)
+        print(f"decode {sequences:2d} x {context:5d}       {taken * 1e3:7.3f} ms  {read / taken / 1e9:6.1f} GB/s of KV")
+
+
+def report_sampling() -> None:
+    rows, vocab = 32, 151936
+    rng = np.random.default_rng(1)
+    token_ids, logprobs = np.empty(rows, np.int32), np.empty(rows, np.float32)
+    uniform = rng.random(rows, np.float32)
+    for name, spread in (("flat", 1.0), ("peaked", 4.0)):
+        logits = (rng.normal(size=(rows, vocab)) * spread).astype(np.float32)
+        for temperature, top_k, top_p, min_p in (
+            (0.0, 0, 1.0, 0.0),
+            (1.0, 0, 1.0, 0.0),
+            (1.0, 50, 1.0, 0.0),
+            (1.0, 0, 0.95, 0.0),
+            (1.0, 50, 0.95, 0.0),
+            (1.0, 0, 1.0, 0.05),
+        ):
+
+            def run(logits=logits, t=temperature, k=top_k, p=top_p, m=min_p) -> float:  # type: ignore[no-untyped-def]
+                columns = (np.full(rows, x) for x in (t, k, p, m))
+                begin = time.perf_counter()
+                kernels.sample(logits, *columns, uniform, token_ids)
+                return time.perf_counter() - begin
+
+            what = f"temperature {temperature} top-k {top_k} top-p {top_p} min-p {min_p}"
+            print(f"sample {rows} x {vocab} {name:6s} {what:48s} {median(run) * 1e3:7.2f} ms")
+
+        def logprob(logits=logits) -> float:  # type: ignore[no-untyped-def]
+            begin = time.perf_counter()
+            kernels.top_logprobs(logits, np.arange(rows), 20)
+            return time.perf_counter() - begin
+
+        print(f"top-20 logprobs {rows} x {vocab} {name:6s} {median(logprob) * 1e3:7.2f} ms")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    kernels.set_threads(arguments.threads)
+    print(f"{kernels.instruction_set()}, {kernels.threads()} threads, {arguments.precision} KV")
+    report_attention(arguments.precision)
+    report_sampling()
+
+
+if __name__ == "__main__":
+    main()

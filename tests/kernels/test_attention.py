@@ -1,0 +1,249 @@
+"""Attention against NumPy, and promise 1: no bit of a row depends on what runs beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from dragoman import kernels
+from dragoman.kernels.program import KVPrecision
+from dragoman.kernels.reference import attention as reference
+
+Floats = NDArray[np.float32]
+BLOCKS = 200
+
+
+def rounded(x: Floats) -> Floats:
+    """To bfloat16 and back, to nearest even."""
+    bits = x.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).view(np.float32)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows ``begin : end`` of a sequence, with the blocks it lives in."""
+
+    sequence: int
+    begin: int
+    end: int
+    blocks: tuple[int, ...]
+
+
+@dataclass
+class Layer:
+    """One attention layer: rows of [q | k | v] come in as embeddings (token id = row of the table), attention comes out.
+
+    All sequences' rows are made in advance; sequence s has its tokens at ids ``s · length + position``.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    precision: KVPrecision
+    window: int = 0
+    sequences: int = 4
+    length: int = 200
+    seed: int = 1
+    table: Floats = field(init=False)
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.seed)
+        width = (self.heads + 2 * self.kv_heads) * self.head_dim
+        self.table = rng.normal(size=(self.sequences * self.length, width)).astype(np.float32)
+        self.scale = self.head_dim**-0.5
+
+    def start(self) -> tuple[kernels.KVPool, kernels.Program]:
+        """A pool full of NaN, as a worst case of what others may have left there, and a program over it."""
+        kv = kernels.KVPool(
+            layers=2, blocks=BLOCKS, kv_heads=self.kv_heads, head_dim=self.head_dim, precision=self.precision
+        )
+        kv.data[:] = 0xFF
+        if self.head_dim % 16:  # only the padding of the head dimension is nobody's, and stays zero
+            kv.data[:] = 0
+        p = kernels.Program(max_tokens=700, max_sequences=16, max_logit_rows=700, kv=kv)
+        qkv, out, picked = p.buffer(self.table.shape[1]), *(p.buffer(self.heads * self.head_dim) for _ in range(2))
+        k = self.heads * self.head_dim
+        p.embed(qkv, kernels.pack(self.table, "float32"))
+        p.write_kv(qkv, k, k + self.kv_heads * self.head_dim, layer=1)
+        p.attend(out, qkv, 0, self.heads, layer=1, scale=self.scale, window=self.window)
+        p.select_rows(picked, out)
+        p.logits(picked)
+        return kv, p
+
+    def run(self, program: kernels.Program, chunks: list[Chunk]) -> list[Floats]:
+        """One step; each chunk's rows of the result."""
+        positions = [np.arange(c.begin, c.end) for c in chunks]
+        ids = [c.sequence * self.length + p for c, p in zip(chunks, positions, strict=True)]
+        starts = np.cumsum([0, *(c.end - c.begin for c in chunks)])
+        tables = np.full((len(chunks), max(len(c.blocks) for c in chunks)), -1)
+        for i, c in enumerate(chunks):
+            tables[i, : len(c.blocks)] = c.blocks
+        result = program.run(
+            np.concatenate(ids), np.concatenate(positions), starts, tables, np.arange(starts[-1])
+        ).copy()
+        return np.split(result, starts[1:-1])
+
+    def alone(self, sequence: int, length: int) -> Floats:
+        """The whole sequence in one chunk, by itself."""
+        _, program = self.start()
+        blocks = tuple(range(-(-length // 32)))
+        return self.run(program, [Chunk(sequence, 0, length, blocks)])[0]
+
+    def expected(self, sequence: int, length: int) -> Floats:
+        rows = self.table[sequence * self.length :][:length]
+        q, k, v = np.split(rows, [self.heads * self.head_dim, (self.heads + self.kv_heads) * self.head_dim], axis=1)
+        if self.precision == "bfloat16":
+            k, v = rounded(np.ascontiguousarray(k)), rounded(np.ascontiguousarray(v))
+        shape = (length, -1, self.head_dim)
+        return reference.attend(q.reshape(shape), k.reshape(shape), v.reshape(shape), 0, self.scale, self.window)
+
+
+@pytest.fixture(params=kernels.instruction_sets(), autouse=True)
+def _instruction_set(request: pytest.FixtureRequest) -> None:
+    before = kernels.instruction_set()
+    kernels.force(request.param)
+    request.addfinalizer(lambda: kernels.force(before))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(1, 1, 16), (4, 4, 64), (8, 2, 32), (3, 1, 20), (6, 2, 128), (40, 1, 24)]
+)
+@pytest.mark.parametrize("window", [0, 1, 45])
+def test_equals_the_reference(
+    precision: KVPrecision, heads: int, kv_heads: int, head_dim: int, window: int
+) -> None:
+    layer = Layer(heads, kv_heads, head_dim, precision, window, length=100)
+    # In bfloat16 the AVX-512 kernel also rounds queries and weights: relative errors of 2⁻⁹ each.
+    tolerance = 1e-5 if precision == "float32" else 2e-2
+    np.testing.assert_allclose(layer.alone(2, 97), layer.expected(2, 97), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("window", [0, 600])
+def test_equals_the_reference_over_several_spans(precision: KVPrecision, window: int) -> None:
+    layer = Layer(4, 2, 16, precision, window, sequences=1, length=650)
+    tolerance = 1e-5 if precision == "float32" else 1e-2
+    np.testing.assert_allclose(layer.alone(0, 640), layer.expected(0, 640), rtol=tolerance, atol=tolerance)
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> tuple[list[int], list[list[tuple[int, int]]], list[int]]:
+    """Lengths of four sequences, steps (each a list of (sequence, tokens to run)), and a permutation of the blocks."""
+    lengths = draw(st.lists(st.integers(1, 150), min_size=4, max_size=4))
+    left = list(lengths)
+    steps: list[list[tuple[int, int]]] = []
+    while any(left):
+        step = []
+        for s in draw(st.permutations(range(4))):
+            if left[s] and (draw(st.booleans()) or not any(left[:s])):
+                tokens = min(left[s], draw(st.sampled_from([1, 1, 2, 7, 31, 32, 33, 64, 150])))
+                step.append((s, tokens))
+                left[s] -= tokens
+        if step:
+            steps.append(step)
+    return lengths, steps, draw(st.permutations(range(40)))
+
+
+LAYERS = [
+    Layer(4, 2, 64, "bfloat16"),
+    Layer(4, 4, 20, "float32"),
+    Layer(6, 1, 32, "float32", window=50),
+    Layer(6, 2, 48, "bfloat16", window=33),
+]
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: f"{layer.precision}-{layer.window}")
+@settings(max_examples=15, deadline=None)
+@given(schedule=schedules(), threads=st.sampled_from([1, 2]))
+def test_a_row_is_the_same_bits_in_any_batch_and_chunking(
+    layer: Layer, schedule: tuple[list[int], list[list[tuple[int, int]]], list[int]], threads: int
+) -> None:
+    lengths, steps, order = schedule
+    before = kernels.threads()
+    kernels.set_threads(threads)
+    try:
+        _, program = layer.start()
+        done = [0] * 4
+        rows: list[list[Floats]] = [[] for _ in range(4)]
+        blocks = [tuple(order[s * 5 : s * 5 + -(-lengths[s] // 32)]) for s in range(4)]
+        for step in steps:
+            chunks = [Chunk(s, done[s], done[s] + n, blocks[s]) for s, n in step]
+            for chunk, result in zip(chunks, layer.run(program, chunks), strict=True):
+                rows[chunk.sequence].append(result)
+                done[chunk.sequence] = chunk.end
+        for s in range(4):
+            np.testing.assert_array_equal(np.concatenate(rows[s]), layer.alone(s, lengths[s]))
+    finally:
+        kernels.set_threads(before)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("window", [0, 700])
+def test_long_contexts_are_the_same_bits_however_divided(precision: KVPrecision, window: int) -> None:
+    """One sequence of several spans: whole chunks in one thread, then single rows whose spans go to two threads."""
+    layer = Layer(2, 1, 16, precision, window, sequences=2, length=1700)
+    blocks = tuple(range(54))
+    results = []
+    before = kernels.threads()
+    try:
+        for threads, sizes in ((1, [600, 600, 500]), (2, [511, 513, 640]), (2, [700, 700, *[1] * 40])):
+            kernels.set_threads(threads)
+            _, program = layer.start()
+            done, rows = 0, []
+            for size in sizes:
+                rows += layer.run(program, [Chunk(1, done, done + size, blocks)])
+                done += size
+            results.append(np.concatenate(rows)[:1440])
+    finally:
+        kernels.set_threads(before)
+    np.testing.assert_array_equal(results[0], results[1])
+    np.testing.assert_array_equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_what_lies_in_foreign_slots_has_no_influence(precision: KVPrecision) -> None:
+    """The pool starts as NaN, zeros or huge numbers: the results do not differ in a bit."""
+    layer = Layer(4, 2, 32, precision)
+    results = []
+    for garbage in (0x00, 0xFF, 0x7F):
+        kv, program = layer.start()
+        kv.data[:] = garbage
+        chunks = [Chunk(0, 0, 33, (3, 7)), Chunk(1, 0, 1, (5,))]
+        first = layer.run(program, chunks)
+        second = layer.run(program, [Chunk(1, 1, 2, (5,)), Chunk(0, 33, 100, (3, 7, 1, 2))])
+        results.append(np.concatenate(first + second))
+    assert np.isfinite(results[0]).all()
+    np.testing.assert_array_equal(results[0], results[1])
+    np.testing.assert_array_equal(results[0], results[2])
+
+
+def test_a_sequence_of_nan_stays_alone() -> None:
+    layer = Layer(4, 2, 32, "bfloat16")
+    layer.table[layer.length : 2 * layer.length] = np.nan
+    _, program = layer.start()
+    healthy, broken = layer.run(program, [Chunk(0, 0, 90, (0, 1, 2)), Chunk(1, 0, 90, (3, 4, 5))])
+    assert np.isnan(broken).all()
+    np.testing.assert_array_equal(healthy, layer.alone(0, 90))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_copied_blocks_continue_as_the_original(precision: KVPrecision) -> None:
+    layer = Layer(4, 2, 32, precision)
+    kv, program = layer.start()
+    layer.run(program, [Chunk(0, 0, 50, (0, 1))])
+    kv.copy_blocks([1], [9])
+    original, copy = layer.run(program, [Chunk(0, 50, 60, (0, 1)), Chunk(0, 50, 60, (0, 9))])
+    np.testing.assert_array_equal(original, copy)
+
+
+def test_a_prefix_written_in_the_same_step_can_be_shared() -> None:
+    layer = Layer(4, 2, 32, "float32")
+    _, program = layer.start()
+    whole, rest = layer.run(program, [Chunk(0, 0, 64, (0, 1)), Chunk(0, 32, 64, (0, 2))])
+    np.testing.assert_array_equal(whole[32:], rest)
