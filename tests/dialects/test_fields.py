@@ -199,9 +199,7 @@ def test_reported_fields_are_reported(table: Table, field: Field) -> None:
     assert plain.reported == ()
 
 
-@pytest.mark.parametrize(
-    ("table", "field"), fields(treatment=Treatment.REPORTED) + fields(treatment=Treatment.REFUSED)
-)
+@pytest.mark.parametrize(("table", "field"), fields(treatment=Treatment.REPORTED) + fields(treatment=Treatment.REFUSED))
 def test_neutral_values_pass_in_silence(table: Table, field: Field) -> None:
     for value in (*field.neutral, None):
         assert table.read(body(table, **{field.name: value})) == table.read(body(table))
