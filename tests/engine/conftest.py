@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from dragoman import models
 from dragoman.engine.runner import Runner
+from dragoman.models.settings import Precision
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from simulation import stub
+from tiny_model import make_tiny_llama
 
 
-@pytest.fixture(scope="session", params=["stub"])
-def runner(request: pytest.FixtureRequest) -> Runner:
-    """A stub: its logits depend on every cell of the history, as read through the block table."""
-    return stub(vocab_size=199, num_blocks=256, max_tokens=256, max_sequences=64, max_logit_rows=64)
+@pytest.fixture(scope="session")
+def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    """By name: the stub, whose logits depend on every cell of the history, or a small decoder in that precision."""
+    if request.param == "stub":
+        return stub(vocab_size=199, num_blocks=256, max_tokens=256, max_sequences=64, max_logit_rows=64)
+    folder = make_tiny_llama(tmp_path_factory.mktemp("tiny"))
+    settings = models.ModelSettings(precision=cast(Precision, request.param), max_tokens=256, cache_bytes=0)
+    return models.load(folder, settings)

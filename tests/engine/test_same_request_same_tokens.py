@@ -6,6 +6,7 @@ Equality here is of bits: ids, log-probabilities, alternatives, and the reasons 
 from __future__ import annotations
 
 import random
+from typing import get_args
 
 import msgspec
 import pytest
@@ -17,8 +18,14 @@ from dragoman.engine.engine import Engine
 from dragoman.engine.replay import Unfinished
 from dragoman.engine.runner import Runner
 from dragoman.engine.scheduler import SchedulerSettings
+from dragoman.models.settings import Precision
 
-CASES = range(12)
+
+def on_models(stub: int, real: int) -> pytest.MarkDecorator:
+    """So many random cases on the stub model, and so many on a small decoder in each precision."""
+    cases = [("stub", case) for case in range(stub)]
+    cases += [(precision, case) for precision in get_args(Precision) for case in range(real)]
+    return pytest.mark.parametrize(("runner", "case"), cases, indirect=["runner"])
 
 
 def request_with_everything(rng: random.Random, vocab_size: int) -> EngineRequest:
@@ -36,7 +43,7 @@ def others(rng: random.Random, vocab_size: int, count: int) -> list[EngineReques
     return [random_request(rng, f"other {index}", vocab_size) for index in range(count)]
 
 
-@pytest.mark.parametrize("case", CASES)
+@on_models(stub=16, real=5)
 def test_in_any_company(runner: Runner, case: int) -> None:
     rng = random.Random(case)
     request = request_with_everything(rng, runner.vocab_size)
@@ -47,7 +54,7 @@ def test_in_any_company(runner: Runner, case: int) -> None:
         assert run(Engine(runner), crowd)["ours"] == alone
 
 
-@pytest.mark.parametrize("case", CASES)
+@on_models(stub=16, real=5)
 def test_company_that_comes_and_goes(runner: Runner, case: int) -> None:
     rng = random.Random(case)
     request = request_with_everything(rng, runner.vocab_size)
@@ -67,7 +74,7 @@ def test_company_that_comes_and_goes(runner: Runner, case: int) -> None:
     assert transcripts["ours"] == alone
 
 
-@pytest.mark.parametrize("case", CASES[:4])
+@on_models(stub=4, real=1)
 def test_chunked_at_every_size(runner: Runner, case: int) -> None:
     rng = random.Random(case)
     request = request_with_everything(rng, runner.vocab_size)
@@ -77,7 +84,7 @@ def test_chunked_at_every_size(runner: Runner, case: int) -> None:
         assert run(Engine(runner, settings), [request])["ours"] == alone, f"in chunks of {size}"
 
 
-@pytest.mark.parametrize("case", CASES)
+@on_models(stub=16, real=5)
 def test_chunked_beside_others(runner: Runner, case: int) -> None:
     rng = random.Random(case)
     request = request_with_everything(rng, runner.vocab_size)
@@ -88,7 +95,7 @@ def test_chunked_beside_others(runner: Runner, case: int) -> None:
         assert run(Engine(runner, settings), [*crowd, request])["ours"] == alone
 
 
-@pytest.mark.parametrize("case", CASES)
+@on_models(stub=16, real=5)
 def test_with_any_part_of_the_prompt_cached(runner: Runner, case: int) -> None:
     rng = random.Random(case)
     request = request_with_everything(rng, runner.vocab_size)
@@ -105,7 +112,7 @@ def test_with_any_part_of_the_prompt_cached(runner: Runner, case: int) -> None:
     assert hits > 0 or len(request.prompt) <= 32
 
 
-@pytest.mark.parametrize("case", CASES)
+@on_models(stub=16, real=5)
 def test_after_preemption(runner: Runner, case: int) -> None:
     rng = random.Random(case)
     request = request_with_everything(rng, runner.vocab_size)
@@ -124,7 +131,7 @@ def test_after_preemption(runner: Runner, case: int) -> None:
     assert engine.scheduler.preemptions > 0
 
 
-@pytest.mark.parametrize("case", CASES)
+@on_models(stub=16, real=5)
 def test_a_sequence_of_many_equals_the_one_of_its_seed(runner: Runner, case: int) -> None:
     rng = random.Random(case)
     request = request_with_everything(rng, runner.vocab_size)
@@ -137,7 +144,7 @@ def test_a_sequence_of_many_equals_the_one_of_its_seed(runner: Runner, case: int
         assert forked.of(index) == single.of(0)
 
 
-@pytest.mark.parametrize("case", CASES)
+@on_models(stub=16, real=5)
 def test_after_a_replay_from_any_point(runner: Runner, case: int) -> None:
     rng = random.Random(case)
     request = request_with_everything(rng, runner.vocab_size)
