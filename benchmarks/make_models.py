@@ -126,8 +126,8 @@ def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
 
 def _llama_shapes(c: Config) -> dict[str, tuple[int, ...]]:
     width, heads, inner = c["hidden_size"], c["num_attention_heads"], c["intermediate_size"]
-    head = c.get("head_dim") or (128 if c["model_type"] == "qwen3" else width // heads)
-    queries, keys = heads * head, c.get("num_key_value_heads", heads) * head
+    head: int = c.get("head_dim") or (128 if c["model_type"] == "qwen3" else width // heads)
+    queries, keys = heads * head, (c.get("num_key_value_heads") or heads) * head
     qkv_bias = c["model_type"] == "qwen2" or c.get("attention_bias", False)
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (c["vocab_size"], width)}
 

@@ -22,12 +22,18 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class NumpyDecoder:
-    """A decoder over ``weights[name]`` as float32. ``round_input(name, x)`` is what a product sees of its input."""
+    """A decoder over ``weights[name]`` as float32.
+
+    ``round_input`` is what a product with a weight sees of its input, ``round_kv`` what is kept of keys and values, and
+    ``round_query`` what attention sees of queries and of softmax weights (relative to the largest; their sum is taken
+    before). The last holds up to 32 tokens: further ones are weighed relative to a maximum that is still growing.
+    """
 
     spec: DecoderSpec
     weights: Mapping[str, Array]
-    round_input: Callable[[str, Array], Array] = lambda name, x: x
+    round_input: Callable[[Array], Array] = lambda x: x
     round_kv: Callable[[Array], Array] = lambda x: x
+    round_query: Callable[[Array], Array] = lambda x: x
 
     def logits(self, token_ids: NDArray[np.int32]) -> Array:
         """Logits ``[tokens, vocab]`` of every position."""
@@ -51,7 +57,7 @@ class NumpyDecoder:
                     for part, name in ((q, "query"), (k, "key")))  # fmt: skip
         if spec.rope is not None:
             q, k = (self.rotate(part) for part in (q, k))
-        k, v = self.round_kv(k), self.round_kv(v)
+        q, k, v = self.round_query(q), self.round_kv(k), self.round_kv(v)
         groups = spec.heads // spec.kv_heads
         k, v = (np.repeat(part, groups, axis=1) for part in (k, v))
         scores = np.einsum("qhd,khd->hqk", q, k) * np.float32(spec.attention_scales[layer])
@@ -59,8 +65,8 @@ class NumpyDecoder:
         seen = (distance >= 0) & (distance < (spec.windows[layer] or tokens))
         scores = np.where(seen, scores, -np.inf)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
-        weights /= weights.sum(-1, keepdims=True)
-        mixed = np.einsum("hqk,khd->qhd", weights, v).reshape(tokens, spec.query_width)
+        total = weights.sum(-1).T[:, :, None]
+        mixed = (np.einsum("hqk,khd->qhd", self.round_query(weights), v) / total).reshape(tokens, spec.query_width)
         return self.linear(mixed, at + "attention_out")
 
     def rotate(self, x: Array) -> Array:
@@ -88,7 +94,7 @@ class NumpyDecoder:
         return centred / np.sqrt(variance + np.float32(self.spec.norm_eps)) * weight + self.weights[f"{name}.bias"]
 
     def linear(self, x: Array, name: str) -> Array:
-        y = self.round_input(name, x) @ self.weights[f"{name}.weight"].T
+        y = self.round_input(x) @ self.weights[f"{name}.weight"].T
         return y + self.weights[f"{name}.bias"] if f"{name}.bias" in self.weights else y
 
 

@@ -140,7 +140,7 @@ def test_cache_is_bounded_and_the_longest_unused_goes_first(folder: Path, cache:
     layout = plan_layout(checkpoint.spec, "int8")
     memory = np.zeros(layout.nbytes, np.uint8)
     checksums = [0] * len(layout.entries)
-    bounded = PackedCache(cache, 3 * (layout.nbytes + 65536))
+    bounded = PackedCache(cache, 3 * (layout.nbytes + 16384))
     for number, key in enumerate("abc"):
         bounded.write(key, layout, memory, checksums)
         os.utime(cache / f"{key}.packed", (number, number))

@@ -56,7 +56,8 @@ def round_to_int8(x: Array) -> Array:
     rows, width = x.shape
     groups = np.pad(x, ((0, 0), (0, -width % 32))).reshape(rows, -1, 32)
     scale = np.abs(groups).max(-1, keepdims=True) / np.float32(127)
-    counts = np.rint(np.divide(groups, scale, out=np.zeros_like(groups), where=scale > 0))
+    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
+    counts = np.rint(groups * inverse)
     return (counts * scale).reshape(rows, -1)[:, :width]
 
 
@@ -65,11 +66,11 @@ def round_to_int8(x: Array) -> Array:
 def test_rounded_model_equals_numpy_on_the_same_rounded_weights(
     config: Config, precision: Precision, tmp_path: Path
 ) -> None:
-    """Sums are taken in another order, so they differ by float32 rounding: 10⁻⁶ of their size, grown by some layers.
+    """Sums are taken in another order, so numbers differ by float32 rounding, until that moves one of them across the
+    middle between two steps of a rounded format. From there on the two go different ways, by the effect of one step.
 
-    Where that moves an activation across the middle between two steps, it is rounded the other way: about one of 10⁵,
-    each changing one input of a product by a step. So half of the rows must agree to 2·10⁻⁴, and all to 2 %; a wrong
-    scale, rounding or group moves every row by more than the first.
+    A short prompt rounds some ten thousand numbers, and one in 10⁵ falls that close: most prompts meet no such case and
+    must agree to 10⁻⁵ of the largest logit, the others to 5 %. A wrong scale, rounding or group moves every prompt.
     """
     model = loaded(make_folder(tmp_path, config, "BF16"), precision)
     weights = {
@@ -77,22 +78,29 @@ def test_rounded_model_equals_numpy_on_the_same_rounded_weights(
         for name, value in model.weights.items()
     }
     round_input = round_to_bfloat16 if precision == "bfloat16" else round_to_int8
-    judge = NumpyDecoder(model.config, weights, lambda _, x: round_input(x), round_to_bfloat16)
-    ids = prompt(config["vocab_size"], length=24)
-    expected = judge.logits(ids)
-    error = np.abs(run_rows(model, ids) - expected).max(axis=1) / np.abs(expected).max()
-    assert np.median(error) <= 2e-4
-    assert error.max() <= 2e-2
+    # Only AVX-512 has products of two bfloat16; the other kernels widen keys and values and leave the rest in float32.
+    round_query = round_to_bfloat16 if kernels.instruction_set() == "avx512" else np.asarray
+    judge = NumpyDecoder(model.config, weights, round_input, round_to_bfloat16, round_query)
+    errors = []
+    for seed in range(24):
+        ids = prompt(config["vocab_size"], length=5, seed=seed)
+        expected = judge.logits(ids)
+        errors.append(np.abs(run_rows(model, ids) - expected).max() / np.abs(expected).max())
+    assert np.median(errors) <= 1e-5
+    assert max(errors) <= 5e-2
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_quantized_weights_are_near_the_stored_ones(precision: Precision, tmp_path: Path) -> None:
-    """Half a step of a group's largest weight: 1/254 of it at int8, 1/14 at int4, where the tables stay at int8."""
+    """Half a step of 1/127 of a group's largest weight at int8, a step of 1/8 at int4; scales are rounded to fp16.
+
+    In an int4 model the tables stay at int8.
+    """
     folder = make_folder(tmp_path, VARIANTS["llama"], "F32")
     model, checkpoint = loaded(folder, precision), checkpoint_of(folder)
     for parameter in (p for p in parameters(checkpoint.spec) if p.matrix):
         table = parameter.module in ("embedding", "head")
         stored, packed = checkpoint.read(parameter), model.weights.matrix(parameter.module, parameter.layer)
         assert packed.precision == ("int8" if table else precision)
-        step = 1 / 250 if packed.precision == "int8" else 1 / 7
+        step = 1 / 226 if packed.precision == "int8" else 1 / 7
         assert np.abs(packed.dequantize() - stored).max() <= step * np.abs(stored).max()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+torch.set_num_threads(1)  # the models are tiny: a second thread only waits for the first
 
 
 def load_reference(folder: Path, dtype: str = "float32") -> Any:

@@ -10,7 +10,7 @@ import msgspec
 from dragoman.core.errors import ModelError
 from dragoman.models.config import read_json, token_ids
 from dragoman.models.families import read_spec
-from dragoman.models.settings import PRECISIONS, AskedPrecision, Precision
+from dragoman.models.settings import PRECISIONS, AskedPrecision, KVPrecision, Precision
 from dragoman.models.source import Source, find_source, find_weights
 from dragoman.models.spec import DecoderSpec
 from dragoman.models.weights import read_header, stored_dtype
@@ -59,7 +59,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     architecture: str
     precision: Precision
-    kv_precision: Precision
+    kv_precision: KVPrecision
     context_tokens: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]

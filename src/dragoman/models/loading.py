@@ -16,7 +16,7 @@ from dragoman.models.layout import Layout, plan_layout
 from dragoman.models.memory import MemoryPlan, plan
 from dragoman.models.model import Model
 from dragoman.models.packed_cache import Packed, PackedCache, cache_key, default_cache_folder, entry_checksums
-from dragoman.models.packing import Weights, huge_pages, pack_checkpoint
+from dragoman.models.packing import Weights, pack_checkpoint
 from dragoman.models.settings import ModelSettings
 from dragoman.models.source import find_source, find_weights
 from dragoman.models.spec import DecoderSpec
@@ -83,7 +83,7 @@ def _packed(checkpoint: Checkpoint, layout: Layout, folder: Path, settings: Mode
     key = cache_key(checkpoint, layout, folder) if cached else ""
     if cached and (found := cache.read(key, layout, mapped=settings.weights_memory == "map")) is not None:
         return found
-    memory = huge_pages(layout.nbytes)
+    memory = kernels.empty(layout.nbytes)
     pack_checkpoint(checkpoint, layout, memory)
     checksums = entry_checksums(memory, layout)
     if cached:

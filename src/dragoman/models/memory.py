@@ -10,7 +10,7 @@ from pathlib import Path
 from dragoman.core.errors import ModelError
 from dragoman.models.description import ModelDescription
 from dragoman.models.layout import plan_layout
-from dragoman.models.settings import ModelSettings, Precision
+from dragoman.models.settings import KVPrecision, ModelSettings, Precision
 from dragoman.models.spec import DecoderSpec, Parameter
 
 BLOCK_TOKENS = 32  # positions of one KV block
@@ -32,7 +32,7 @@ class MemoryPlan:
     """
 
     precision: Precision
-    kv_precision: Precision
+    kv_precision: KVPrecision
     available_bytes: int
     weight_bytes: int
     loading_bytes: int
@@ -76,7 +76,7 @@ def plan(
     settings = settings or ModelSettings()
     spec = description.spec
     precision = description.precision(settings.precision)
-    kv_precision: Precision = "float32" if precision == "float32" else "bfloat16"
+    kv_precision: KVPrecision = "float32" if precision == "float32" else "bfloat16"
     available = available_memory() if available_bytes is None else available_bytes
     layout = plan_layout(spec, precision)
     per_token = 2 * spec.layers * spec.kv_width * (4 if kv_precision == "float32" else 2)

@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 from dragoman import kernels
 from dragoman.models.layout import Layout
-from dragoman.models.packing import huge_pages
 from dragoman.models.weights import Checkpoint
 
 _LOG = logging.getLogger("dragoman.models")
@@ -191,7 +190,7 @@ def _map(file: int, start: int, layout: Layout, checksums: Sequence[int]) -> NDA
 
 def _copy(file: int, start: int, layout: Layout, checksums: Sequence[int]) -> NDArray[np.uint8]:
     """Read into huge pages, two entries at a time: copying one while the other is checked is bound by memory alone."""
-    memory = huge_pages(layout.nbytes)
+    memory = kernels.empty(layout.nbytes)
 
     def read(number: int) -> None:
         entry = layout.entries[number]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,20 +17,11 @@ def pack_checkpoint(checkpoint: Checkpoint, layout: Layout, memory: NDArray[np.u
     """Read, convert and pack every parameter into its place in ``memory``; one tensor at a time is held besides."""
     for entry in layout.entries:
         tensor = checkpoint.read(entry.parameter)
-        packed = (
-            tensor.view(np.uint8).reshape(-1) if entry.precision is None else kernels.pack(tensor, entry.precision).data
-        )
-        memory[entry.offset : entry.offset + entry.nbytes] = packed
-
-
-def huge_pages(nbytes: int) -> NDArray[np.uint8]:
-    """Zeroed memory in huge pages where the system offers them: weights in 4 KiB pages are read 15-20 % slower."""
-    if nbytes == 0:
-        return np.empty(0, np.uint8)
-    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.uint8)
+        place = memory[entry.offset : entry.offset + entry.nbytes]
+        if entry.precision is None:
+            place[:] = tensor.view(np.uint8).reshape(-1)
+        else:
+            place[:] = kernels.pack(tensor, entry.precision).data
 
 
 class Weights(Mapping[str, Any]):
@@ -73,4 +63,5 @@ def _view(entry: Entry, memory: NDArray[np.uint8]) -> Any:
     data = memory[entry.offset : entry.offset + entry.nbytes]
     if entry.precision is None:
         return data.view(np.float32).reshape(entry.parameter.shape)
-    return kernels.PackedMatrix(data, *entry.parameter.shape, entry.precision)
+    outputs, inputs = entry.parameter.shape
+    return kernels.PackedMatrix(data, outputs, inputs, entry.precision)

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 Precision = Literal["float32", "bfloat16", "int8", "int4"]
+KVPrecision = Literal["float32", "bfloat16"]
 AskedPrecision = Literal["float32", "bfloat16", "int8", "int4", "auto"]
 Count = Annotated[int, Meta(ge=1)]
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8", "int4")
