@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -75,14 +75,26 @@ def test_no_dialect_imports_another() -> None:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name)
-def test_runtime_imports_only_declared_dependencies(path: Path) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    declared = {normalized(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in project["dependencies"]}
-    distributions = importlib.metadata.packages_distributions()
+def test_runtime_imports_only_declared_dependencies(
+    path: Path, declared: set[str], distributions: Mapping[str, list[str]]
+) -> None:
     foreign = {m.split(".")[0] for m in imported_modules(path)} - set(sys.stdlib_module_names) - {"dragoman"}
     assert not foreign & NEVER_AT_RUNTIME
     for module in foreign:
         assert declared & {normalized(d) for d in distributions.get(module, [module])}, f"{module} is not declared"
+
+
+@pytest.fixture(scope="module")
+def declared() -> set[str]:
+    """The names of the runtime's dependencies."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return {normalized(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in project["dependencies"]}
+
+
+@pytest.fixture(scope="module")
+def distributions() -> Mapping[str, list[str]]:
+    """Which distributions an importable name comes from."""
+    return importlib.metadata.packages_distributions()
 
 
 def normalized(distribution: str) -> str:
