@@ -19,17 +19,19 @@ DRAGOMAN_INLINE float largest_magnitude(Vec a, Vec b) {
 #endif
 }
 
-// Stores round(a · factor) as 16 int8 and returns their sum. A product that is not a number becomes anything.
-DRAGOMAN_INLINE std::int32_t store_int8(std::int8_t* q, Vec scaled) {
+// Stores round(a), round(b) as 32 int8 and returns their sum. What is not a number becomes any number.
+DRAGOMAN_INLINE std::int32_t store_int8(std::int8_t* q, Vec a, Vec b) {
 #if defined(DRAGOMAN_AVX512)
-  const __m512i whole = _mm512_cvtps_epi32(scaled.v);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(q), _mm512_cvtsepi32_epi8(whole));
-  return _mm512_reduce_add_epi32(whole);
+  const __m512i first = _mm512_cvtps_epi32(a.v), second = _mm512_cvtps_epi32(b.v);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(q), _mm512_cvtsepi32_epi8(first));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(q + 16), _mm512_cvtsepi32_epi8(second));
+  return _mm512_reduce_add_epi32(_mm512_add_epi32(first, second));
 #else
-  float values[16];
-  store(values, round(scaled));
+  float values[32];
+  store(values, round(a));
+  store(values + 16, round(b));
   std::int32_t sum = 0;
-  for (int i = 0; i < 16; ++i) {
+  for (int i = 0; i < 32; ++i) {
     const float value = values[i] >= -127.0f && values[i] <= 127.0f ? values[i] : 0.0f;
     q[i] = static_cast<std::int8_t>(value);
     sum += q[i];
@@ -42,7 +44,7 @@ DRAGOMAN_INLINE std::int32_t store_int8(std::int8_t* q, Vec scaled) {
 DRAGOMAN_INLINE void quantize_group(Vec a, Vec b, int bias, QuantizedGroup* out) {
   const float scale = largest_magnitude(a, b) / 127.0f;
   const Vec factor = broadcast(scale > 0.0f ? 1.0f / scale : 0.0f);
-  const std::int32_t sum = store_int8(out->q, a * factor) + store_int8(out->q + 16, b * factor);
+  const std::int32_t sum = store_int8(out->q, a * factor, b * factor);
   out->scale = scale;
   out->start = -bias * sum;
   out->sum = scale * static_cast<float>(sum);

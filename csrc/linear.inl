@@ -11,22 +11,31 @@
 
 namespace dragoman::DRAGOMAN_ISA {
 
-// Rows and column blocks of a tile. The chains must cover latency (about 12 are needed), and chains, weights and one
-// activation must fit the registers; a quantized chain takes two (integer and float).
+// Rows and column blocks of a tile.
+struct Shape {
+  int rows, blocks;
+};
+
+// Few rows: all of them in one tile, and the weights are read in the order of memory. Many rows: enough chains to cover
+// the latency of the multiplier (about 12), in a shape that loads least, and no more than the registers hold; a quantized
+// chain takes two (integer and float).
 #if defined(DRAGOMAN_AVX512)
-constexpr int kQuantizedRows = 6, kQuantizedBlocks = 2;
-constexpr int kFloatRows = 6, kFloatBlocks = 4;
+constexpr Shape kFewQuantized{8, 1}, kManyQuantized{6, 2};
+constexpr Shape kFewFloat{8, 2}, kManyFloat{6, 4};
 #elif defined(DRAGOMAN_AVX2)
-constexpr int kQuantizedRows = 2, kQuantizedBlocks = 1;
-constexpr int kFloatRows = 4, kFloatBlocks = 1;
+constexpr Shape kFewQuantized{2, 1}, kManyQuantized{2, 1};
+constexpr Shape kFewFloat{4, 1}, kManyFloat{4, 1};
 #else
-constexpr int kQuantizedRows = 1, kQuantizedBlocks = 1;
-constexpr int kFloatRows = 1, kFloatBlocks = 1;
+constexpr Shape kFewQuantized{1, 1}, kManyQuantized{1, 1};
+constexpr Shape kFewFloat{1, 1}, kManyFloat{1, 1};
 #endif
-constexpr int kMaxRows = 6;
+constexpr int kMaxRows = 8;
 
 // From this many rows on, int4 codes are widened to bytes once per panel instead of once per tile.
-constexpr long kWidenRows = 2 * kQuantizedRows + 1;
+constexpr long kWidenRows = 2 * kManyQuantized.rows + 1;
+
+// How far ahead a single stream of quantized weights is fetched: without it a core reaches two thirds of its bandwidth.
+constexpr long kFetchAhead = 32768;
 
 // Some column blocks of a matrix, as a tile reads them.
 struct Panel {
@@ -38,14 +47,14 @@ struct Panel {
   long groups;
 };
 
-// Lines to fetch into the cache while a tile runs: a part of the next panel.
+// Lines to fetch into the cache while a tile runs.
 struct Prefetch {
   const std::uint8_t* next;
   long lines_per_group;
 };
 
 DRAGOMAN_INLINE void fetch(Prefetch& prefetch) {
-  for (long i = 0; i < prefetch.lines_per_group; ++i, prefetch.next += 64) __builtin_prefetch(prefetch.next, 0, 2);
+  for (long i = 0; i < prefetch.lines_per_group; ++i, prefetch.next += 64) __builtin_prefetch(prefetch.next, 0, 3);
 }
 
 enum class Numbers { bytes, nibbles, widened_nibbles };
@@ -227,7 +236,8 @@ void run_tile(const Panel& panel, const Activations& a, long row, Prefetch prefe
   finish<M, NB>(out, row, block, sum);
 }
 
-// All rows times one panel of NB blocks, in tiles of at most R rows and as equal as can be.
+// All rows times one panel of NB blocks, in tiles of at most R rows and as equal as can be. The tiles share the fetching
+// of the next panel; `next_bytes` is 0 after the last one.
 template <Kind kind, int R, int NB>
 void multiply_panel(const Panel& panel, const Activations& a, const std::uint8_t* next, long next_bytes,
                     const Output& out, long block) {
@@ -240,15 +250,16 @@ void multiply_panel(const Panel& panel, const Activations& a, const std::uint8_t
       run_tile<kind, R >= 4 ? 4 : 1, NB>,
       run_tile<kind, R >= 5 ? 5 : 1, NB>,
       run_tile<kind, R >= 6 ? 6 : 1, NB>,
+      run_tile<kind, R >= 7 ? 7 : 1, NB>,
+      run_tile<kind, R >= 8 ? 8 : 1, NB>,
   };
   const long count = (a.rows + R - 1) / R;
-  const long share = next_bytes / count / 64 * 64;
-  const Prefetch none{next, 0};
-  const long lines = panel.groups > 0 ? (next_bytes / 64 / count + panel.groups - 1) / panel.groups : 0;
+  const long share = (next_bytes / 64 + count - 1) / count;  // lines
+  const long lines = (share + panel.groups - 1) / panel.groups;
   long row = 0;
   for (long t = 0; t < count; ++t) {
     const long rows = a.rows / count + (t < a.rows % count ? 1 : 0);
-    tiles[rows - 1](panel, a, row, next_bytes > 0 ? Prefetch{next + t * share, lines} : none, out, block);
+    tiles[rows - 1](panel, a, row, Prefetch{next + t * share * 64, lines}, out, block);
     row += rows;
   }
 }
@@ -266,10 +277,11 @@ inline void widen(const Matrix& w, long block, long count, std::uint8_t* out) {
   }
 }
 
-template <Kind kind, int R, int NB>
+template <Kind kind, Shape shape>
 void multiply_blocks(const Matrix& w, const Activations& a, long begin, long end, const Output& out,
                      std::uint8_t* workspace) {
   constexpr bool widened = kind == Kind::int4_widened || kind == Kind::int4_minimum_widened;
+  constexpr int R = shape.rows, NB = shape.blocks;
   const auto panel_at = [&](long block, long count) {
     Panel panel{w.block(block), w.block_bytes(), w.block(block) + w.scales_offset(), w.block_bytes(), w.scales_bytes(),
                 w.groups()};
@@ -280,41 +292,51 @@ void multiply_blocks(const Matrix& w, const Activations& a, long begin, long end
     }
     return panel;
   };
+  // One tile per panel: the weights are one stream, fetched at a fixed distance. (Of float weights the processor's own
+  // prefetcher makes as much.)
+  const bool stream = a.rows <= R;
+  const auto multiply_at = [&]<int Count>(long block) {
+    const long following = end - block - Count < Count ? end - block - Count : Count;
+    const std::uint8_t* const next = stream ? w.block(block) + kFetchAhead : w.block(block + Count);
+    const long next_bytes = stream ? (w.quantized() ? Count * w.block_bytes() : 0) : following * w.block_bytes();
+    multiply_panel<kind, R, Count>(panel_at(block, Count), a, next, next_bytes, out, block);
+  };
   long block = begin;
-  for (; block + NB <= end; block += NB) {
-    const long following = end - block - NB < NB ? end - block - NB : NB;
-    multiply_panel<kind, R, NB>(panel_at(block, NB), a, w.block(block + NB), following * w.block_bytes(), out, block);
-  }
-  for (; block < end; ++block) {
-    const long following = block + 1 < end ? 1 : 0;
-    multiply_panel<kind, R, 1>(panel_at(block, 1), a, w.block(block + 1), following * w.block_bytes(), out, block);
-  }
+  for (; block + NB <= end; block += NB) multiply_at.template operator()<NB>(block);
+  for (; block < end; ++block) multiply_at.template operator()<1>(block);
+}
+
+template <Kind kind, Shape few, Shape many>
+void multiply_rows(const Matrix& w, const Activations& a, long begin, long end, const Output& out,
+                   std::uint8_t* workspace) {
+  return a.rows <= few.rows ? multiply_blocks<kind, few>(w, a, begin, end, out, workspace)
+                            : multiply_blocks<kind, many>(w, a, begin, end, out, workspace);
 }
 
 inline void multiply_matrix(const Matrix& w, const Activations& a, long begin, long end, float* y, long ldy,
                             const float* bias, bool accumulate, std::uint8_t* workspace) {
   const Output out{y, ldy, w.n, bias, accumulate};
-  constexpr int R = kQuantizedRows, B = kQuantizedBlocks;
+  constexpr Shape few = kFewQuantized, many = kManyQuantized;
   const bool widened = a.rows >= kWidenRows;
   switch (w.precision) {
     case Precision::float32:
-      return multiply_blocks<Kind::float32, kFloatRows, kFloatBlocks>(w, a, begin, end, out, workspace);
+      return multiply_rows<Kind::float32, kFewFloat, kManyFloat>(w, a, begin, end, out, workspace);
     case Precision::bfloat16:
-      return multiply_blocks<Kind::bfloat16, kFloatRows, kFloatBlocks>(w, a, begin, end, out, workspace);
-    case Precision::int8: return multiply_blocks<Kind::int8, R, B>(w, a, begin, end, out, workspace);
+      return multiply_rows<Kind::bfloat16, kFewFloat, kManyFloat>(w, a, begin, end, out, workspace);
+    case Precision::int8: return multiply_rows<Kind::int8, few, many>(w, a, begin, end, out, workspace);
     case Precision::int4:
       if (w.minimum) {
-        return widened ? multiply_blocks<Kind::int4_minimum_widened, R, B>(w, a, begin, end, out, workspace)
-                       : multiply_blocks<Kind::int4_minimum, R, B>(w, a, begin, end, out, workspace);
+        return widened ? multiply_blocks<Kind::int4_minimum_widened, many>(w, a, begin, end, out, workspace)
+                       : multiply_rows<Kind::int4_minimum, few, many>(w, a, begin, end, out, workspace);
       }
-      return widened ? multiply_blocks<Kind::int4_widened, R, B>(w, a, begin, end, out, workspace)
-                     : multiply_blocks<Kind::int4, R, B>(w, a, begin, end, out, workspace);
+      return widened ? multiply_blocks<Kind::int4_widened, many>(w, a, begin, end, out, workspace)
+                     : multiply_rows<Kind::int4, few, many>(w, a, begin, end, out, workspace);
   }
 }
 
 inline std::size_t workspace_bytes(const Matrix& w, long rows) {
   if (w.precision != Precision::int4 || rows < kWidenRows) return 0;
-  return static_cast<std::size_t>(kQuantizedBlocks * w.groups() * kGroup * kBlock);
+  return static_cast<std::size_t>(kManyQuantized.blocks * w.groups() * kGroup * kBlock);
 }
 
 // Independent chains of one multiply instruction on registers only: what no tile can exceed.
