@@ -1,0 +1,158 @@
+"""Packed matrices: the numbers of GGUF's formats, one layout on every instruction set, bytes that can be mapped."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dragoman import kernels
+from dragoman.kernels.reference import linear as reference
+
+FORMATS = [("float32", False), ("bfloat16", False), ("int8", False), ("int4", False), ("int4", True)]
+
+
+def random_weight(seed: int, n: int, k: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return (rng.standard_normal((n, k)) * 10.0 ** rng.integers(-3, 3, (n, 1))).astype(np.float32)
+
+
+@pytest.mark.parametrize(("precision", "minimum"), FORMATS)
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(1, 70), k=st.integers(1, 150), seed=st.integers(0, 2**32))
+def test_dequantize_gives_the_numbers_of_the_reference(precision, minimum, n, k, seed):
+    weight = random_weight(seed, n, k)
+    packed = kernels.pack(weight, precision, minimum=minimum)
+    assert (packed.shape, packed.precision, packed.minimum) == ((n, k), precision, minimum)
+    np.testing.assert_array_equal(packed.dequantize(), reference.dequantize(weight, precision, minimum))
+
+
+def test_int8_is_q8_0_to_the_letter():
+    """Worked by hand: the largest of 32 becomes 127, scales are fp16, halves round away from zero."""
+    weight = np.zeros((1, 32), np.float32)
+    weight[0, :4] = [127.0, 2.5, -2.5, 3.4]
+    np.testing.assert_array_equal(kernels.pack(weight, "int8").dequantize()[0, :4], [127, 3, -3, 3])
+
+
+def test_int4_is_q4_0_to_the_letter():
+    """Worked by hand: the value of largest magnitude becomes −8, so the other end stops at 7."""
+    weight = np.zeros((1, 32), np.float32)
+    weight[0, :4] = [-8.0, 8.0, 2.4, -2.6]
+    np.testing.assert_array_equal(kernels.pack(weight, "int4").dequantize()[0, :4], [-8, 7, 2, -3])
+
+
+def test_int4_with_minimum_is_q4_1_to_the_letter():
+    weight = np.full((1, 32), 3.0, np.float32)
+    weight[0, :4] = [1.0, 16.0, 4.4, 4.6]
+    np.testing.assert_array_equal(kernels.pack(weight, "int4", minimum=True).dequantize()[0, :4], [1, 16, 4, 5])
+
+
+@pytest.mark.parametrize(("precision", "minimum"), FORMATS)
+def test_bytes_are_the_same_on_every_instruction_set(precision, minimum):
+    """A packed cache written on one machine serves another."""
+    weight = random_weight(7, 77, 101)
+    before = kernels.instruction_set()
+    try:
+        packed = []
+        for name in kernels.instruction_sets():
+            kernels.force(name)
+            packed.append(kernels.pack(weight, precision, minimum=minimum))
+            np.testing.assert_array_equal(packed[-1].dequantize(), packed[0].dequantize())
+    finally:
+        kernels.force(before)
+    for other in packed[1:]:
+        np.testing.assert_array_equal(packed[0].data, other.data)
+
+
+@pytest.mark.parametrize(("precision", "minimum"), FORMATS)
+def test_half_precision_sources_are_read_exactly(precision, minimum):
+    weight = random_weight(1, 33, 70)
+    half = weight.astype(np.float16)
+    brain = reference.to_bfloat16(weight)
+    for source, as_float in ((half, half.astype(np.float32)), (brain, reference.from_bfloat16(brain))):
+        packed = kernels.pack(source, precision, minimum=minimum)
+        np.testing.assert_array_equal(packed.data, kernels.pack(as_float, precision, minimum=minimum).data)
+
+
+def test_every_fp16_and_bfloat16_value_is_read_right():
+    bits = np.arange(2**16, dtype=np.uint16).reshape(64, 1024)
+    before = kernels.instruction_set()
+    try:
+        for name in kernels.instruction_sets():
+            kernels.force(name)
+            halves = kernels.pack(bits.view(np.float16), "float32").dequantize()
+            np.testing.assert_array_equal(halves, bits.view(np.float16).astype(np.float32))
+            brains = kernels.pack(bits, "float32").dequantize()
+            np.testing.assert_array_equal(brains.view(np.uint32), bits.astype(np.uint32) << 16)
+    finally:
+        kernels.force(before)
+
+
+@pytest.mark.parametrize(("precision", "minimum"), FORMATS)
+def test_a_matrix_over_mapped_bytes_multiplies_the_same(tmp_path, precision, minimum):
+    weight = random_weight(2, 40, 96)
+    packed = kernels.pack(weight, precision, minimum=minimum)
+    packed.data.tofile(tmp_path / "weights")
+    mapped = np.memmap(tmp_path / "weights", np.uint8, "r")
+    view = kernels.PackedMatrix(mapped, 40, 96, precision, minimum)
+    del mapped  # the matrix keeps its bytes alive
+    assert view.nbytes == packed.nbytes == packed.data.size == kernels.packed_bytes(40, 96, precision, minimum=minimum)
+    x = random_weight(3, 5, 96)
+    np.testing.assert_array_equal(kernels.linear(x, view), kernels.linear(x, packed))
+
+
+@pytest.mark.parametrize(("precision", "minimum"), FORMATS)
+def test_gathered_rows_are_rows_of_the_matrix(precision, minimum):
+    packed = kernels.pack(random_weight(4, 100, 70), precision, minimum=minimum)
+    ids = [99, 0, 17, 17, 63]
+    np.testing.assert_array_equal(kernels.gather_rows(packed, ids), packed.dequantize()[ids])
+    assert kernels.gather_rows(packed, np.empty(0, np.int32)).shape == (0, 70)
+
+
+@pytest.mark.parametrize("row", [-1, 100])
+def test_a_row_outside_the_matrix_is_refused(row):
+    packed = kernels.pack(random_weight(4, 100, 70), "int8")
+    with pytest.raises(IndexError):
+        kernels.gather_rows(packed, [0, row])
+
+
+def test_bad_matrices_are_refused():
+    weight = np.ones((4, 8), np.float32)
+    with pytest.raises(ValueError, match="unknown precision"):
+        kernels.pack(weight, "int3")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="dimensions"):
+        kernels.pack(weight[0], "int8")
+    with pytest.raises(ValueError, match="float64"):
+        kernels.pack(weight.astype(np.float64), "int8")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="minimum"):
+        kernels.pack(weight, "int8", minimum=True)
+    with pytest.raises(ValueError, match="1 <= n"):
+        kernels.pack(weight[:0], "int8")
+    with pytest.raises(ValueError, match="bytes, not 10"):
+        kernels.PackedMatrix(np.zeros(10, np.uint8), 4, 8, "int8")
+
+
+def test_checksum_is_that_of_the_reference():
+    assert reference.crc32c(b"123456789") == 0xE3069283  # the check value of the CRC catalogue
+    rng = np.random.default_rng(0)
+    for size in (0, 1, 7, 8, 4097, 2**20 + 13):
+        data = rng.bytes(size)
+        assert kernels.checksum(data) == reference.checksum(data)
+
+
+def test_checksum_sees_a_flipped_bit_and_a_moved_chunk():
+    data = np.random.default_rng(0).integers(0, 256, 5 * 2**20, np.uint8)
+    before = kernels.checksum(data)
+    data[3_000_000] ^= 1
+    assert kernels.checksum(data) != before
+    data[3_000_000] ^= 1
+    assert kernels.checksum(data) == before
+    assert kernels.checksum(np.roll(data, 2**20)) != before
+
+
+def test_empty_memory_is_zero_aligned_and_writable():
+    memory = kernels.empty(5_000_000)
+    assert memory.shape == (5_000_000,)
+    assert not memory.any()
+    assert memory.ctypes.data % 64 == 0
+    memory[:] = 1
+    assert kernels.empty(0).size == 0
