@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from dragoman import models
 from dragoman.models import loading
 from dragoman.models.layout import plan_layout
 from dragoman.models.packed_cache import PackedCache, cache_key, default_cache_folder
-from dragoman.models.packing import pack_checkpoint
+from dragoman.models.packing import PackedBytes, pack_checkpoint, split_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -43,9 +44,9 @@ def packings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each time that weights are packed from now on."""
     seen: list[int] = []
 
-    def pack(*arguments: object) -> None:
+    def pack(*arguments: Any) -> PackedBytes:
         seen.append(1)
-        pack_checkpoint(*arguments)  # type: ignore[arg-type]
+        return pack_checkpoint(*arguments)
 
     monkeypatch.setattr(loading, "pack_checkpoint", pack)
     return seen
@@ -138,18 +139,18 @@ def test_interrupted_write_leaves_nothing_behind(folder: Path, cache: Path, monk
 def test_cache_is_bounded_and_the_longest_unused_goes_first(folder: Path, cache: Path) -> None:
     checkpoint = checkpoint_of(folder)
     layout = plan_layout(checkpoint.spec, "int8")
-    memory = np.zeros(layout.nbytes, np.uint8)
+    packed = split_bytes(layout, np.zeros(layout.nbytes, np.uint8))
     checksums = [0] * len(layout.entries)
     bounded = PackedCache(cache, 3 * (layout.nbytes + 16384))
     for number, key in enumerate("abc"):
-        bounded.write(key, layout, memory, checksums)
+        bounded.write(key, layout, packed, checksums)
         os.utime(cache / f"{key}.packed", (number, number))
     os.utime(cache / "a.packed")  # used just now
     (cache / ".d.1.tmp").write_text("an hour and a half ago a writer died")
     os.utime(cache / ".d.1.tmp", (time.time() - 5400,) * 2)
-    bounded.write("e", layout, memory, checksums)
+    bounded.write("e", layout, packed, checksums)
     assert sorted(path.name for path in cache.iterdir()) == ["a.packed", "c.packed", "e.packed"]
-    PackedCache(cache, layout.nbytes - 1).write("f", layout, memory, checksums)
+    PackedCache(cache, layout.nbytes - 1).write("f", layout, packed, checksums)
     assert not (cache / "f.packed").exists()
 
 

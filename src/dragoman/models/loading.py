@@ -15,8 +15,8 @@ from dragoman.models.families import FAMILIES
 from dragoman.models.layout import Layout, plan_layout
 from dragoman.models.memory import MemoryPlan, plan
 from dragoman.models.model import Model
-from dragoman.models.packed_cache import Packed, PackedCache, cache_key, default_cache_folder, entry_checksums
-from dragoman.models.packing import Weights, pack_checkpoint
+from dragoman.models.packed_cache import Packed, PackedCache, cache_key, default_cache_folder
+from dragoman.models.packing import Weights, entry_checksums, pack_checkpoint
 from dragoman.models.settings import ModelSettings
 from dragoman.models.source import find_source, find_weights
 from dragoman.models.spec import DecoderSpec
@@ -43,8 +43,8 @@ def load(source: str | Path | None = None, settings: ModelSettings | None = None
     planned.require_fit()
 
     layout = plan_layout(described.spec, planned.precision)
-    memory, checksums = _packed(checkpoint, layout, described.source.folder, settings)
-    weights = Weights(layout, memory)
+    packed, checksums = _packed(checkpoint, layout, described.source.folder, settings)
+    weights = Weights(layout, packed)
     kv = kernels.KVPool(
         layers=described.spec.layers,
         blocks=planned.kv_blocks,
@@ -83,12 +83,11 @@ def _packed(checkpoint: Checkpoint, layout: Layout, folder: Path, settings: Mode
     key = cache_key(checkpoint, layout, folder) if cached else ""
     if cached and (found := cache.read(key, layout, mapped=settings.weights_memory == "map")) is not None:
         return found
-    memory = kernels.empty(layout.nbytes)
-    pack_checkpoint(checkpoint, layout, memory)
-    checksums = entry_checksums(memory, layout)
+    packed = pack_checkpoint(checkpoint, layout)
+    checksums = entry_checksums(packed)
     if cached:
-        cache.write(key, layout, memory, checksums)
-    return memory, checksums
+        cache.write(key, layout, packed, checksums)
+    return packed, checksums
 
 
 def _card(described: ModelDescription, planned: MemoryPlan, settings: ModelSettings, fingerprint: str) -> ModelInfo:

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dragoman import kernels
 from dragoman.models.layout import Layout
+from dragoman.models.packing import PackedBytes, entry_checksums, split_bytes
 from dragoman.models.weights import Checkpoint
 
 _LOG = logging.getLogger("dragoman.models")
@@ -38,7 +38,8 @@ _FREE_DISK_BYTES = 1 << 30  # never fill the last gigabyte of a disk
 _ABANDONED_AFTER_S = 3600.0
 _SAMPLES, _SAMPLE_BYTES = 64, 16 << 10
 
-Packed = tuple[NDArray[np.uint8], list[int]]  # the bytes, and the checksum of each entry
+Packed = tuple[PackedBytes, list[int]]
+"""The bytes of each entry of a layout, and their checksums."""
 
 
 def default_cache_folder() -> Path:
@@ -67,11 +68,6 @@ def cache_key(checkpoint: Checkpoint, layout: Layout, folder: Path) -> str:
     return digest.hexdigest()
 
 
-def entry_checksums(memory: NDArray[np.uint8], layout: Layout) -> list[int]:
-    """The checksum of each parameter's packed bytes."""
-    return [kernels.checksum(memory[entry.offset : entry.offset + entry.nbytes]) for entry in layout.entries]
-
-
 class PackedCache:
     """A folder of packed weights, bounded in bytes."""
 
@@ -89,9 +85,9 @@ class PackedCache:
             with path.open("rb") as stream:
                 checksums, start = _read_header(stream.fileno(), layout)
                 read = _map if mapped else _copy
-                memory = read(stream.fileno(), start, layout, checksums)
+                packed = read(stream.fileno(), start, layout, checksums)
             os.utime(path)  # what was used last is removed last
-            return memory, checksums
+            return packed, checksums
         except FileNotFoundError:
             return None
         except _DamagedError as error:
@@ -102,7 +98,7 @@ class PackedCache:
             _LOG.warning("%s cannot be read (%s): packing again", path, error)
         return None
 
-    def write(self, key: str, layout: Layout, memory: NDArray[np.uint8], checksums: Sequence[int]) -> None:
+    def write(self, key: str, layout: Layout, packed: PackedBytes, checksums: Sequence[int]) -> None:
         """Keep packed bytes. Failing costs a warning, never an error: the model is in memory already."""
         if layout.nbytes > self._limit_bytes:
             return
@@ -115,8 +111,11 @@ class PackedCache:
                 return
             try:
                 with temporary.open("wb") as stream:
-                    stream.write(_header(layout, checksums))
-                    stream.write(memory.data)
+                    start = stream.write(_header(layout, checksums))
+                    for entry, data in zip(layout.entries, packed, strict=True):
+                        stream.seek(start + entry.offset)
+                        stream.write(data.data)
+                    stream.truncate(start + layout.nbytes)
                 temporary.rename(self._path(key))
             finally:
                 temporary.unlink(missing_ok=True)
@@ -179,22 +178,21 @@ def _read_header(file: int, layout: Layout) -> tuple[list[int], int]:
     return checksums, start
 
 
-def _map(file: int, start: int, layout: Layout, checksums: Sequence[int]) -> NDArray[np.uint8]:
+def _map(file: int, start: int, layout: Layout, checksums: Sequence[int]) -> PackedBytes:
     mapped = mmap.mmap(file, 0, access=mmap.ACCESS_READ)
-    memory = np.frombuffer(mapped, np.uint8, layout.nbytes, start)
-    for entry, found, expected in zip(layout.entries, entry_checksums(memory, layout), checksums, strict=True):
+    packed = split_bytes(layout, np.frombuffer(mapped, np.uint8, layout.nbytes, start))
+    for entry, found, expected in zip(layout.entries, entry_checksums(packed), checksums, strict=True):
         if found != expected:
             raise _DamagedError(f"checksum of {entry.parameter.name}")
-    return memory
+    return packed
 
 
-def _copy(file: int, start: int, layout: Layout, checksums: Sequence[int]) -> NDArray[np.uint8]:
-    """Read into huge pages, two entries at a time: copying one while the other is checked is bound by memory alone."""
-    memory = kernels.empty(layout.nbytes)
+def _copy(file: int, start: int, layout: Layout, checksums: Sequence[int]) -> PackedBytes:
+    """Read into huge pages, two entries at a time: while one is copied the other is checked."""
+    packed = split_bytes(layout, kernels.empty(layout.nbytes))
 
     def read(number: int) -> None:
-        entry = layout.entries[number]
-        target = memory[entry.offset : entry.offset + entry.nbytes]
+        entry, target = layout.entries[number], packed[number]
         done = 0
         while done < entry.nbytes:
             count = os.preadv(file, [target.data[done:]], start + entry.offset + done)
@@ -207,4 +205,4 @@ def _copy(file: int, start: int, layout: Layout, checksums: Sequence[int]) -> ND
     with ThreadPoolExecutor(2) as threads:
         for _ in threads.map(read, range(len(layout.entries))):
             pass
-    return memory
+    return packed

@@ -1,8 +1,9 @@
-"""Packing a checkpoint into one piece of memory, and the views of it that the program reads."""
+"""Packing a checkpoint, and the views of packed bytes that the program reads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,23 +13,45 @@ from dragoman import kernels
 from dragoman.models.layout import Entry, Layout
 from dragoman.models.weights import Checkpoint
 
+PackedBytes = Sequence[NDArray[np.uint8]]
+"""The bytes of each entry of a layout, in its order."""
 
-def pack_checkpoint(checkpoint: Checkpoint, layout: Layout, memory: NDArray[np.uint8]) -> None:
-    """Read, convert and pack every parameter into its place in ``memory``; one tensor at a time is held besides."""
-    for entry in layout.entries:
-        tensor = checkpoint.read(entry.parameter)
-        place = memory[entry.offset : entry.offset + entry.nbytes]
+
+def pack_checkpoint(checkpoint: Checkpoint, layout: Layout) -> PackedBytes:
+    """Read and pack every parameter. While one is packed the next is read, so a cold disk is waited for only once."""
+
+    def pack(entry: Entry, tensor: NDArray[Any]) -> NDArray[np.uint8]:
         if entry.precision is None:
-            place[:] = tensor.view(np.uint8).reshape(-1)
-        else:
-            place[:] = kernels.pack(tensor, entry.precision).data
+            return np.ascontiguousarray(tensor).view(np.uint8).reshape(-1)
+        return kernels.pack(tensor, entry.precision).data
+
+    packed: list[NDArray[np.uint8]] = []
+    with ThreadPoolExecutor(1) as reader:
+        coming = [reader.submit(checkpoint.read, layout.entries[0].parameter)]
+        for number, entry in enumerate(layout.entries):
+            tensor = coming.pop().result()
+            if number + 1 < len(layout.entries):
+                coming.append(reader.submit(checkpoint.read, layout.entries[number + 1].parameter))
+            packed.append(pack(entry, tensor))
+    return packed
+
+
+def split_bytes(layout: Layout, memory: NDArray[np.uint8]) -> PackedBytes:
+    """The entries of a layout as views of one piece of memory."""
+    return [memory[entry.offset : entry.offset + entry.nbytes] for entry in layout.entries]
+
+
+def entry_checksums(packed: PackedBytes) -> list[int]:
+    """The checksum of each entry's bytes."""
+    return [kernels.checksum(data) for data in packed]
 
 
 class Weights(Mapping[str, Any]):
     """The parameters of a decoder as views of packed bytes, by canonical name, and by module and layer."""
 
-    def __init__(self, layout: Layout, memory: NDArray[np.uint8]) -> None:
-        self._found = {entry.parameter.name: _view(entry, memory) for entry in layout.entries}
+    def __init__(self, layout: Layout, packed: PackedBytes) -> None:
+        pairs = zip(layout.entries, packed, strict=True)
+        self._found = {entry.parameter.name: _view(entry, data) for entry, data in pairs}
 
     def matrix(self, module: str, layer: int | None = None) -> kernels.PackedMatrix:
         """The packed weight of a module."""
@@ -59,8 +82,7 @@ def _name(module: str, kind: str, layer: int | None) -> str:
     return f"{module}.{kind}" if layer is None else f"layers.{layer}.{module}.{kind}"
 
 
-def _view(entry: Entry, memory: NDArray[np.uint8]) -> Any:
-    data = memory[entry.offset : entry.offset + entry.nbytes]
+def _view(entry: Entry, data: NDArray[np.uint8]) -> Any:
     if entry.precision is None:
         return data.view(np.float32).reshape(entry.parameter.shape)
     outputs, inputs = entry.parameter.shape

@@ -1,4 +1,4 @@
-"""Reading safetensors checkpoints: one file or several with an index, tensor by tensor, without copying.
+"""Reading safetensors checkpoints: one file or several with an index, tensor by tensor.
 
 The format is a length, a JSON header and raw little-endian data (https://huggingface.co/docs/safetensors). It is read
 here directly because the numbers wanted are bfloat16, which NumPy does not have: such tensors are given as uint16.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +25,12 @@ INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _LARGEST_HEADER_BYTES = 100 << 20
-# name in the file -> (NumPy's type for its bytes, our name); other types have no meaning for a decoder's weights
-_DTYPES: dict[str, tuple[np.dtype[Any], str]] = {
-    "F32": (np.dtype("<f4"), "float32"),
-    "F16": (np.dtype("<f2"), "float16"),
-    "BF16": (np.dtype("<u2"), "bfloat16"),
+# The types that a decoder's weights have, by their names in the file, and NumPy's types for their bytes.
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_ELEMENTS: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype("<u2"),
 }
 
 
@@ -127,14 +128,14 @@ def _read_entry(file: Path, name: str, entry: object, data_start: int, size: int
     if tensor.stop > size:
         raise tensor.fail(f"the file is truncated: it ends at byte {size}, the tensor at {tensor.stop}")
     if dtype in _DTYPES:
-        element, dtype = _DTYPES[dtype]
-        if math.prod(shape) * element.itemsize != stop - start:
+        dtype = _DTYPES[dtype]
+        if math.prod(shape) * _ELEMENTS[dtype].itemsize != stop - start:
             raise tensor.fail(f"its shape {list(shape)} does not fit its {stop - start} bytes")
     return StoredTensor(file, name, dtype, tuple(shape), tensor.start, tensor.stop)
 
 
 class Checkpoint:
-    """The tensors of a model's weight files, under a family's names; mapped, and touched only when read.
+    """The tensors of a model's weight files, under a family's names; each is read when it is asked for.
 
     Raises ModelError on a corrupt file, a tensor that is missing, of the wrong shape or type, or of no known use: a
     tensor left out silently would be a model that answers wrongly.
@@ -144,7 +145,7 @@ class Checkpoint:
         self.headers = {name: read_header(folder / name) for name in files}
         self._family = family
         self._tensors = {name: tensor for header in self.headers.values() for name, tensor in header.tensors.items()}
-        self._maps: dict[Path, mmap.mmap] = {}
+        self._files: dict[Path, BinaryIO] = {}
         self._drop_base = not any(name.startswith(family.base) for name in self._tensors)
         self.spec = self._untie_if_stored_apart(spec)
         self.parts = {parameter.name: self._find(parameter) for parameter in parameters(self.spec)}
@@ -158,23 +159,33 @@ class Checkpoint:
     def read(self, parameter: Parameter) -> NDArray[Any]:
         """A parameter, its parts stacked along the outputs: vectors and tables as float32, matrices as they are stored.
 
-        That is float32, float16, or bfloat16 as uint16; a single matrix is a view of the mapped file.
+        That is float32, float16, or bfloat16 as uint16.
         """
-        parts = [self._read_part(part, parameter) for part in self.parts[parameter.name]]
-        if not parameter.matrix or len({part.dtype for part in parts}) > 1:
-            parts = [to_float32(part) for part in parts]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def _read_part(self, tensor: StoredTensor, parameter: Parameter) -> NDArray[Any]:
-        if tensor.file not in self._maps:
-            with tensor.file.open("rb") as stream:
-                self._maps[tensor.file] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        element = next(element for element, name in _DTYPES.values() if name == tensor.dtype)
-        flat = np.frombuffer(self._maps[tensor.file], element, math.prod(tensor.shape), tensor.start)
-        value: NDArray[Any] = flat.reshape(tensor.shape)
+        stored = self.parts[parameter.name]
+        element = _ELEMENTS[stored[0].dtype]
+        if any(part.dtype != stored[0].dtype for part in stored):
+            return np.concatenate([to_float32(self._read_into(part, _empty(part))) for part in stored])
         if parameter.matrix and parameter.module in self._family.transposed:
-            value = value.T
-        return np.require(value, requirements=["C", "A"])
+            return np.concatenate([self._read_into(part, _empty(part)).T for part in stored])
+        value: NDArray[Any] = np.empty(parameter.shape, element)
+        row = 0
+        for part in stored:
+            self._read_into(part, value[row : row + part.shape[0]])
+            row += part.shape[0]
+        return value if parameter.matrix else to_float32(value)
+
+    def _read_into(self, tensor: StoredTensor, out: NDArray[Any]) -> NDArray[Any]:
+        """Fill ``out`` with a tensor. Reading, not mapping: a file cut short meanwhile is an error and no signal."""
+        if tensor.file not in self._files:
+            self._files[tensor.file] = tensor.file.open("rb", buffering=0)
+        target = out.reshape(-1).view(np.uint8).data
+        done = 0
+        while done < len(target):
+            count = os.preadv(self._files[tensor.file].fileno(), [target[done:]], tensor.start + done)
+            if count == 0:
+                raise tensor.fail("the file was truncated while it was read")
+            done += count
+        return out
 
     def _find(self, parameter: Parameter) -> tuple[StoredTensor, ...]:
         modules = self._family.names[parameter.module]
@@ -190,7 +201,7 @@ class Checkpoint:
                 shape = shape[::-1]
             if tensor.shape != shape:
                 raise tensor.fail(f"its shape is {list(tensor.shape)}, where the config asks for {list(shape)}")
-            if tensor.dtype not in {name for _, name in _DTYPES.values()}:
+            if tensor.dtype not in _ELEMENTS:
                 raise tensor.fail(f"its type {tensor.dtype} is not supported; known: {', '.join(_DTYPES)}")
             found.append(tensor)
         return tuple(found)
@@ -209,8 +220,9 @@ class Checkpoint:
         if self._stored_name(self._family.names["head"][0], head) not in self._tensors:
             return spec
         embedding = next(p for p in parameters(untied) if p.module == "embedding")
-        table, output = (self._read_part(self._find(p)[0], p) for p in (embedding, head))
-        return spec if np.array_equal(table, output) else untied
+        table, output = (self._find(p)[0] for p in (embedding, head))
+        same = np.array_equal(self._read_into(table, _empty(table)), self._read_into(output, _empty(output)))
+        return spec if same else untied
 
     def _refuse_leftovers(self) -> None:
         used = {part.name for parts in self.parts.values() for part in parts}
@@ -229,6 +241,10 @@ class Checkpoint:
     def _where(self) -> str:
         files = [str(path) for path in {tensor.file for tensor in self._tensors.values()}]
         return files[0] if len(files) == 1 else f"{len(self.headers)} weight files ({INDEX_NAME})"
+
+
+def _empty(tensor: StoredTensor) -> NDArray[Any]:
+    return np.empty(tensor.shape, _ELEMENTS[tensor.dtype])
 
 
 def stored_dtype(headers: Iterable[Header]) -> str:
