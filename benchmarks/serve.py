@@ -26,6 +26,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import load
 from dragoman import kernels
 from dragoman.cli.remote import Address, fetch_json
@@ -36,13 +38,29 @@ from startup import free_port
 BANDWIDTH_S = 0.5
 START_S = 600.0
 
+# Rows that say what the machine was like; they stand at the table's end.
+BANDWIDTH = "memory bandwidth, GB/s"
+BANDWIDTH_SINGLE = "memory bandwidth beside one stream, GB/s"
+FOREIGN = "cores busy with other work"
+
 
 @contextlib.contextmanager
 def served(command: Path, model: Path, precision: str, more: list[str]) -> Iterator[tuple[str, int]]:
     """A server of the model; gives its address and process id once it answers."""
     url = f"http://127.0.0.1:{free_port()}"
     port = url.rpartition(":")[2]
-    arguments = [command, "serve", model, "--precision", precision, "--host", "127.0.0.1", "--port", port, *more]
+    arguments: list[str | Path] = [
+        command,
+        "serve",
+        model,
+        "--precision",
+        precision,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        port,
+        *more,
+    ]
     with tempfile.TemporaryFile() as log:
         server = subprocess.Popen(arguments, stdout=log, stderr=log, env={**os.environ, "DRAGOMAN_CONFIG": os.devnull})
         try:
@@ -66,14 +84,17 @@ async def answers(url: str) -> bool:
     return True
 
 
+def foreign_cores() -> float:
+    """How many cores are busy while nothing is asked of the server: other people's work, which spoils the figures."""
+    return psutil.cpu_percent(0.3) / 100 * (psutil.cpu_count() or 1)
+
+
 def bandwidth_gb_s() -> float:
     return float(kernels.memory_bandwidth(BANDWIDTH_S)) / 1e9
 
 
 def memory_gb(pid: int) -> float:
     """What the server and its engine hold together, shared pages counted once."""
-    import psutil
-
     server = psutil.Process(pid)
     return sum(p.memory_full_info().pss for p in (server, *server.children(recursive=True))) / 1e9
 
@@ -83,14 +104,14 @@ Loads = dict[str, list[str]]
 
 def loads(short: bool) -> Loads:
     """The rows of the table and the arguments of load.py that measure each."""
-    single, rounds = ("2", "1") if short else ("5", "2")
+    single, rounds, prefixed = ("2", "1", "16") if short else ("5", "2", "64")
     return {
         "one stream, tokens/s": ["--mode", "single", "--repeat", single],
         "8 streams, tokens/s": ["--mode", "serve", "--streams", "8", "--rounds", rounds],
         "32 streams, tokens/s": ["--mode", "serve", "--streams", "32", "--rounds", rounds],
         "first token after 512, s": ["--mode", "ttft", "--lengths", "512", "--repeat", "1" if short else "5"],
         "first token after 2,048, s": ["--mode", "ttft", "--lengths", "2048", "--repeat", "1" if short else "3"],
-        "64 requests with a shared prefix, s": ["--mode", "prefix", "--requests", "16" if short else "64"],
+        f"{prefixed} requests with a shared prefix, s": ["--mode", "prefix", "--requests", prefixed],
     }
 
 
@@ -108,8 +129,9 @@ Figures = dict[str, dict[str, list[float]]]
 
 
 async def measure(url: str, model: Path, rows: Loads, found: dict[str, list[float]]) -> None:
-    """Run every load once, with the bandwidth before and after each single-stream run."""
+    """Run every load once, and look at the machine before and after each."""
     for row, arguments in rows.items():
+        found[FOREIGN].append(foreign_cores())
         before = bandwidth_gb_s()
         options = load.arguments().parse_args(["--url", url, "--tokenizer", str(model), *arguments])
         async for result in load.results(options):
@@ -122,16 +144,17 @@ async def measure(url: str, model: Path, rows: Loads, found: dict[str, list[floa
                         result.get(name, float("nan"))
                     )
         after = bandwidth_gb_s()
-        found["memory bandwidth, GB/s"].append((before + after) / 2)
+        found[BANDWIDTH].append((before + after) / 2)
         if options.mode == "single":
-            found["bandwidth beside one stream, GB/s"].append((before + after) / 2)
+            found[BANDWIDTH_SINGLE].append((before + after) / 2)
 
 
 def table(model: Path, figures: Figures, precisions: list[str]) -> str:
     """The medians, one column for each precision."""
     described = describe(model)
     lines = [f"| {model.name} | {' | '.join(precisions)} |", "|---" * (len(precisions) + 1) + "|"]
-    for row in dict.fromkeys(row for found in figures.values() for row in found):
+    rows = list(dict.fromkeys(row for found in figures.values() for row in found))
+    for row in sorted(rows, key=(BANDWIDTH, BANDWIDTH_SINGLE, FOREIGN).__contains__):
         cells = [f"{statistics.median(figures[p][row]):.4g}" if figures[p].get(row) else "–" for p in precisions]
         lines.append(f"| {row} | {' | '.join(cells)} |")
         if row == "one stream, tokens/s":
@@ -139,7 +162,7 @@ def table(model: Path, figures: Figures, precisions: list[str]) -> str:
             for precision in precisions:
                 settings = ModelSettings(precision=precision)  # type: ignore[arg-type]
                 size = plan(described, settings).bytes_per_decoded_token
-                limit = statistics.median(figures[precision]["bandwidth beside one stream, GB/s"]) * 1e9 / size
+                limit = statistics.median(figures[precision][BANDWIDTH_SINGLE]) * 1e9 / size
                 shares.append(f"{100 * statistics.median(figures[precision][row]) / limit:.0f} % of {limit:.1f}")
             lines.append(f"| of bandwidth / weights | {' | '.join(shares)} |")
     return "\n".join(lines)
