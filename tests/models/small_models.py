@@ -142,16 +142,22 @@ class Batch:
 
 
 def run_rows(
-    model: Any, token_ids: NDArray[np.int32], start: int = 0, *, only_last: bool = False
+    model: Any,
+    token_ids: NDArray[np.int32],
+    start: int = 0,
+    *,
+    only_last: bool = False,
+    blocks: NDArray[np.int64] | None = None,
 ) -> NDArray[np.float32]:
-    """Logits of ``token_ids`` at positions ``start`` …, whose sequence owns the model's blocks in falling order."""
+    """Logits of ``token_ids`` from position ``start``; their sequence owns ``blocks``, or all in falling order."""
     count = len(token_ids)
+    owned = np.arange(model.num_blocks)[::-1] if blocks is None else blocks
     rows = np.array([count - 1] if only_last else range(count), dtype=np.int32)
     batch = Batch(
         token_ids=token_ids,
         positions=np.arange(start, start + count, dtype=np.int32),
         row_starts=np.array([0, count], np.int32),
-        block_tables=np.arange(model.num_blocks, dtype=np.int32)[None, ::-1].copy(),
+        block_tables=owned.astype(np.int32)[None],
         logit_rows=rows,
     )
     return np.array(model.run(batch))

@@ -12,13 +12,13 @@ from fake_hub import COMMIT, fake_hub
 from small_models import VARIANTS, make_folder
 
 from dragoman.core.errors import ModelError
-from dragoman.models import describe
+from dragoman.models import describe, embedded_path
 from dragoman.models.source import find_source, find_weights
 
 FIND = """
 import sys
 from dragoman.core.errors import ModelError
-from dragoman.models import describe
+from dragoman.models import describe, embedded_path
 from dragoman.models.source import find_weights
 revision, token, weights = (argument or None for argument in sys.argv[1:])
 try:
@@ -146,3 +146,14 @@ def test_describing_needs_no_kernels_and_no_hub_client(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_embedded_model_is_found_and_served_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    described = describe()
+    assert described.source.name == "embedded"
+    assert described.source.folder == embedded_path() == describe("embedded").source.folder
+    assert described.spec.architecture == "LlamaForCausalLM"
+    (tmp_path / "builtin").mkdir()
+    (tmp_path / "builtin" / "config.json").write_text("{}")
+    monkeypatch.setattr("importlib.resources.files", lambda _: tmp_path)  # an installed package comes before a checkout
+    assert embedded_path() == tmp_path / "builtin"
