@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from training.chat import render
-from training.exercises import counting, facts, records, rewriting, sums, systems, talk, tools
+from training.exercises import counting, facts, reading, records, rewriting, sums, systems, talk, tools
 from training.exercises.conversation import Conversation, Exchange, Message, Tool, assistant, system, user
 from training.loss import held_out_loss
 from training.model import Llama, ModelConfig
@@ -153,7 +153,8 @@ CHECKS: dict[str, Callable[[Random], Answer]] = {
     "past tense of a sentence": _single(rewriting.past_tense),
     "question form": _single(rewriting.question_form),
     "letters (upper and lower case)": _single(rewriting.letters),
-    "echo": _single(rewriting.echo),
+    "echo": _single(reading.echo),
+    "looking up what was said": _single(reading.who_has_what),
     "JSON records (held out)": _single(_held_out_record),
     "tool calls": _tool_call,
     "answers from a tool's result": _tool_answer,

@@ -19,10 +19,10 @@ from training.rows import RowMaker
 from training.schedule import Deadline, TokenBudget, learning_rate, row_length
 from training.tokenizer import load_tokenizer, train_tokenizer
 
-TOKENS_PER_STEP = 4096
-PEAK_LEARNING_RATE = 2e-3
+TOKENS_PER_STEP = 2048
+PEAK_LEARNING_RATE = 1.5e-3
 SAVE_EVERY_S = 180
-HELD_OUT_EVERY_STEPS = 500
+HELD_OUT_EVERY_STEPS = 1000
 TOKENIZER_CONVERSATIONS = 4000
 
 
@@ -66,7 +66,7 @@ def train(
     reported_tokens = position.tokens
     position.progress = budget.advanced(position.progress, position.tokens)
     while position.progress < 1.0:
-        length = row_length(position.progress)
+        length = row_length(position.step, position.progress)
         rate = learning_rate(position.step, position.progress, PEAK_LEARNING_RATE)
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -81,7 +81,7 @@ def train(
         position.progress = budget.advanced(position.progress, position.tokens)
 
         now = time.time()
-        if position.step % 20 == 0:
+        if position.step % 50 == 0:
             speed = (position.tokens - reported_tokens) / (now - reported_s)
             print(
                 f"step {position.step} tokens {position.tokens:,} progress {position.progress:.4f} rate {rate:.2e} "

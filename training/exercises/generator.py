@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from random import Random
 
-from training.exercises import counting, facts, records, rewriting, stories, sums, talk, tools
+from training.exercises import counting, facts, reading, records, rewriting, stories, sums, talk, tools
 from training.exercises.conversation import Conversation, Exchange, Message, assistant, system, user
 from training.exercises.systems import Manner, asked_in_a_manner, manner
 
@@ -24,7 +24,9 @@ WEIGHTED: list[tuple[int, Callable[[Random], Exchange]]] = [
     (4, facts.definition),
     (3, facts.yes_or_no),
     (3, rewriting.letters),
-    (5, rewriting.echo),
+    (14, reading.echo),
+    (4, reading.next_in_list),
+    (5, reading.who_has_what),
     (3, rewriting.plural),
     (2, rewriting.plural_sentence),
     (3, rewriting.past_tense),

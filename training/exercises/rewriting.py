@@ -3,8 +3,8 @@
 from random import Random
 
 from training.exercises.conversation import Exchange
-from training.exercises.names import a_city, a_person
-from training.exercises.vocabulary import COLOURS, OBJECTS, PLURALS, SUBJECT_NOUNS, VERBS
+from training.exercises.names import a_person
+from training.exercises.vocabulary import OBJECTS, PLURALS, SUBJECT_NOUNS, VERBS
 
 NOUN_PLURALS = PLURALS | {"boy": "boys", "girl": "girls"}
 
@@ -16,27 +16,6 @@ def letters(rng: Random) -> Exchange:
         return Exchange("rewrite", f"{order}: {text}", text.upper(), verbatim=True)
     order = rng.choice(["Write this in small letters", "Write in lower case"])
     return Exchange("rewrite", f"{order}: {text.upper()}", text.lower(), verbatim=True)
-
-
-def echo(rng: Random) -> Exchange:
-    present, past, asked = _present(rng)
-    said = rng.choice(
-        [present, past, asked, "This is a test.", "Hello!", "Good morning!", "All is well.", "One, two, three."]
-    )
-    if rng.random() < 0.4:
-        said = _words(rng)
-    order = rng.choice(["Say this: {}", "Repeat after me: {}", "Repeat: {}", 'Say "{}"', "Say: {}"])
-    return Exchange("echo", order.format(said), said, verbatim=True)
-
-
-def _words(rng: Random) -> str:
-    """A few words in no order that could be guessed."""
-    drawn = [
-        rng.choice([a_person(rng), a_city(rng), rng.choice(list(PLURALS)), rng.choice(list(COLOURS.values())),
-                    str(rng.randint(1, 99)), rng.choice(VERBS)[0], rng.choice(OBJECTS)])
-        for _ in range(rng.randint(1, 6))
-    ]  # fmt: skip
-    return rng.choice([", ", " "]).join(drawn) + rng.choice(["", "", ".", "!"])
 
 
 def plural(rng: Random) -> Exchange:
