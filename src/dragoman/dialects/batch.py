@@ -6,16 +6,35 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
+from dragoman.core.errors import Overloaded
 from dragoman.core.events import GenerationEvent, GenerationResult
 from dragoman.core.request import GenerationRequest
 from dragoman.core.serving import Serving
+
+IN_FLIGHT = 32
+"""Prompts of one batch that generate at the same time, so that a long batch leaves room for others."""
+
+RETRY_S = 0.05
 
 
 async def generate_all(serving: Serving, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
     """All results in the order of the requests. When one fails the others are cancelled, and its error is raised."""
     if len(requests) == 1:
         return [await serving.generate(requests[0])]
-    tasks = [asyncio.create_task(serving.generate(request)) for request in requests]
+    slots = asyncio.Semaphore(IN_FLIGHT)
+
+    async def generate(request: GenerationRequest) -> GenerationResult:
+        async with slots:
+            while True:
+                try:
+                    return await serving.generate(request)
+                except Overloaded:
+                    if request is requests[0]:
+                        raise
+                # The batch has been let in: the prompts behind its first one wait for their turn.
+                await asyncio.sleep(RETRY_S)
+
+    tasks = [asyncio.create_task(generate(request)) for request in requests]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
@@ -31,18 +50,27 @@ async def stream_all(
             async for event in events:
                 yield 0, event
         return
-    # One place for each request: a reader that waits holds every producer at its next event.
-    ready: asyncio.Queue[tuple[int, GenerationEvent | BaseException | None]] = asyncio.Queue(len(requests))
+    slots = asyncio.Semaphore(IN_FLIGHT)
+    # Bounded: a reader that waits holds every producer at its next event.
+    ready: asyncio.Queue[tuple[int, GenerationEvent | Exception | None]] = asyncio.Queue(IN_FLIGHT)
 
     async def produce(j: int, request: GenerationRequest) -> None:
-        try:
-            async with aclosing(serving.stream(request)) as events:
-                async for event in events:
-                    await ready.put((j, event))
-        except Exception as error:
-            await ready.put((j, error))
-        else:
-            await ready.put((j, None))
+        async with slots:
+            try:
+                while True:
+                    try:
+                        async with aclosing(serving.stream(request)) as events:
+                            async for event in events:
+                                await ready.put((j, event))
+                        break
+                    except Overloaded:
+                        if j == 0:
+                            raise
+                    await asyncio.sleep(RETRY_S)
+            except Exception as error:
+                await ready.put((j, error))
+            else:
+                await ready.put((j, None))
 
     tasks = [asyncio.create_task(produce(j, request)) for j, request in enumerate(requests)]
     running = len(tasks)
@@ -51,7 +79,7 @@ async def stream_all(
             j, item = await ready.get()
             if item is None:
                 running -= 1
-            elif isinstance(item, BaseException):
+            elif isinstance(item, Exception):
                 raise item
             else:
                 yield j, item

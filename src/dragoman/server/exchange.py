@@ -126,6 +126,8 @@ class Exchange:
                 message = await self._receive()
             if message["type"] == "http.disconnect":
                 return
+            # The rest of a body that nobody wants. A source that never waits must not keep others from running.
+            await asyncio.sleep(0)
 
 
 def _checked(table: Table, body: bytes) -> Reading:
