@@ -111,6 +111,28 @@ def test_a_run_of_byte_tokens_is_held_to_its_end(load: Load) -> None:
     assert pieces(Detokenizer(tokenizer), [a, tab, invalid, a]) == ["a", "", "", "\ufffd\ufffda"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "tokens"),
+    [
+        ("metaspace_bpe", "▁▁ ▁▁ a"),  # every space of the first token is stripped, not just one
+        ("llama_bpe", "▁▁ ▁▁ a"),
+        ("llama_bpe", "<0x20> <0x20> a"),
+        # Held spaces and bytes, far behind the beginning of a text whose first two spaces are stripped.
+        ("rewriting_decoder", "a ▁▁ ▁ <0xC2> <0x80> <0xC2> <0x80> <0xE0> <0xA0> <0x80> a"),
+        ("rewriting_decoder", "a h a ▁ ▁ ▁ h a"),
+        ("word_piece", "the . do not ##' s the"),
+    ],
+)
+def test_what_chance_seldom_finds(load: Load, kind: str, tokens: str) -> None:
+    tokenizer = load(kind)
+    token_ids = [token_id for token in tokens.split() if (token_id := tokenizer.token_id(token)) is not None]
+    assert len(token_ids) > 2
+    for border in range(len(token_ids) + 1):
+        prompt, generation = Detokenizer(tokenizer), Detokenizer(tokenizer, token_ids[:border])
+        text = [*pieces(prompt, token_ids[:border]), *pieces(generation, token_ids[border:]), generation.flush()]
+        assert "".join(text) == tokenizer.decode(token_ids)
+
+
 @pytest.mark.parametrize("kind", ["llama_bpe", "metaspace_bpe", "unigram"])
 def test_the_first_generated_word_keeps_its_space_behind_a_prompt(load: Load, kind: str) -> None:
     tokenizer = load(kind)
