@@ -139,6 +139,13 @@ def test_unusable_model_is_one_clear_line(tmp_path: Path) -> None:
     assert len(said.splitlines()) == 1
 
 
+def test_model_that_does_not_fit_is_one_clear_line_with_the_numbers() -> None:
+    said = fail("--kv-bytes", str(10**15))
+    assert said.startswith("error: ")
+    assert "GiB" in said
+    assert len(said.splitlines()) == 1
+
+
 def test_taken_port_is_one_clear_line() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -12,7 +12,7 @@ import msgspec
 from dragoman.cli.settings import MachineSettings
 from dragoman.engine.messages import LoadModel, WorkerSettings
 from dragoman.engine.scheduler import SchedulerSettings
-from dragoman.models import ModelDescription, ModelSettings, describe
+from dragoman.models import ModelDescription, ModelSettings, describe, plan
 from dragoman.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -33,10 +33,11 @@ def worker_settings(
 ) -> tuple[WorkerSettings, ModelDescription]:
     """What the engine's process is told, and what is known of the model before it is loaded.
 
-    Raises ModelError for a model that is missing or of a kind that cannot be served.
+    Raises ModelError for a model that is missing, of a kind that cannot be served, or too large for this machine.
     """
     described = describe(model, revision=settings.revision, token=settings.token)
     chosen = completed(settings, scheduling)
+    plan(described, chosen).require_fit()
     load = LoadModel(source=model, settings=chosen)
     return WorkerSettings(model=load, scheduler=scheduling, threads=machine.threads), described
 
