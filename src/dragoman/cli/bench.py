@@ -18,7 +18,7 @@ from dragoman.cli.remote import Address, stream_json
 from dragoman.cli.session import LocalSession, RemoteSession
 from dragoman.cli.settings import BenchSettings
 from dragoman.core.errors import DragomanError
-from dragoman.core.events import GenerationDone, TextDelta
+from dragoman.core.events import FinishReason, GenerationDone, TextDelta
 from dragoman.core.request import GenerationRequest, TokenPrompt
 from dragoman.core.sampling import EndingParams, SamplingParams
 from dragoman.core.serving import Serving
@@ -64,6 +64,8 @@ class LocalTarget:
                 async for event in events:
                     if isinstance(event, TextDelta):
                         record.arrivals_s.append(time.perf_counter())
+                        if event.finish is FinishReason.ERROR:
+                            record.error = event.message
                     elif isinstance(event, GenerationDone):
                         record.tokens = event.usage.completion_tokens
                         record.prompt_tokens = event.usage.prompt_tokens
