@@ -90,7 +90,12 @@ def stub(**settings: Any) -> StubRunner:
 
 
 def random_prompt(rng: random.Random, vocab_size: int, longest: int) -> tuple[int, ...]:
-    return tuple(rng.randrange(vocab_size) for _ in range(rng.randint(1, longest)))
+    """Some at random; some of a few whole blocks in any order, so that blocks are shared, and look alike elsewhere."""
+    length = rng.randint(1, longest)
+    if rng.random() < 0.5 or longest < 64:
+        return tuple(rng.randrange(vocab_size) for _ in range(length))
+    blocks = [random.Random(name).choices(range(vocab_size), k=32) for name in rng.choices("abc", k=longest // 32)]
+    return tuple(token_id for block in blocks for token_id in block)[: rng.choice([length, 32, 64, longest])]
 
 
 def random_sampling(rng: random.Random, vocab_size: int) -> SamplingParams:

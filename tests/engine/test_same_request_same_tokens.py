@@ -119,14 +119,17 @@ def test_after_preemption(runner: Runner, case: int) -> None:
     request = msgspec.structs.replace(request, max_tokens=40, end_token_ids=(), stop_token_ids=(), priority=-5)
     alone = run_alone(runner, request)
     engine = Engine(Limited(runner, num_blocks=8))
-    crowd = others(rng, runner.vocab_size, 9)
-    transcripts = {each.request_id: Transcript() for each in [request, *crowd]}
+    # Each of these needs all of the memory, at a moment when ours has begun.
+    intruders = [
+        msgspec.structs.replace(each, prompt=(1,) * 230, max_tokens=5, priority=index)
+        for index, each in enumerate(others(rng, runner.vocab_size, 3))
+    ]
+    transcripts = {each.request_id: Transcript() for each in [request, *intruders]}
     engine.submit(request)
-    while engine.has_work or crowd:
-        if crowd and rng.random() < 0.3:
-            engine.submit(crowd.pop())
-        if engine.has_work:
-            step(engine, transcripts)
+    while engine.has_work:
+        if intruders and transcripts["ours"].tokens and rng.random() < 0.2:
+            engine.submit(intruders.pop())
+        step(engine, transcripts)
     assert transcripts["ours"] == alone
     assert engine.scheduler.preemptions > 0
 
