@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dragoman.models.spec import DecoderSpec
 
-Array = NDArray[np.float32]
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -91,28 +91,29 @@ class NumpyDecoder:
             return rms_norm(x, weight, self.spec.norm_eps)
         centred = x - x.mean(-1, keepdims=True)
         variance = np.square(centred).mean(-1, keepdims=True)
-        return centred / np.sqrt(variance + np.float32(self.spec.norm_eps)) * weight + self.weights[f"{name}.bias"]
+        normed: Array = centred / np.sqrt(variance + np.float32(self.spec.norm_eps)) * weight
+        return normed + self.weights[f"{name}.bias"]
 
     def linear(self, x: Array, name: str) -> Array:
-        y = self.round_input(x) @ self.weights[f"{name}.weight"].T
+        y: Array = self.round_input(x) @ self.weights[f"{name}.weight"].T
         return y + self.weights[f"{name}.bias"] if f"{name}.bias" in self.weights else y
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """x / sqrt(mean(x²) + eps) · weight, over the last axis."""
-    return x / np.sqrt(np.square(x).mean(-1, keepdims=True) + np.float32(eps)) * weight
+    normed: Array = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + np.float32(eps)) * weight
+    return normed
 
 
 def activate(x: Array, name: str) -> Array:
     """The activation functions by their definitions."""
-    match name:
-        case "silu":
-            return x / (1 + np.exp(-x))
-        case "gelu":
-            erf: Any = np.vectorize(math.erf, otypes=[np.float32])
-            return x * 0.5 * (1 + erf(x / math.sqrt(2)))
-        case "gelu_tanh":
-            return 0.5 * x * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)))
-        case "relu":
-            return np.maximum(x, 0)
-    raise ValueError(name)
+    return np.asarray(_ACTIVATIONS[name](x), np.float32)
+
+
+_erf = np.vectorize(math.erf, otypes=[np.float32])
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu": lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2))),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "relu": lambda x: np.maximum(x, 0),
+}

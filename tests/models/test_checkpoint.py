@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -139,9 +140,9 @@ def test_no_damage_to_a_header_escapes_as_anything_but_a_model_error(
         content[data.draw(st.integers(0, end - 1))] = data.draw(st.integers(0, 255))
     file.write_bytes(content)
     try:
-        tensors = read_header(file).tensors.values()
+        tensors = list(read_header(file).tensors.values())
     except ModelError as error:
-        tensors, said = (), str(error)
+        tensors, said = [], str(error)
     else:
         said = str(file)
     assert str(file) in said
@@ -157,7 +158,7 @@ def test_overlapping_tensors_are_refused(tmp_path: Path) -> None:
         read_header(file)
 
 
-def choose(*names: str, index: dict[str, object] | None = None) -> tuple[str, ...]:
+def choose(*names: str, index: dict[str, Any] | None = None) -> tuple[str, ...]:
     return choose_weight_files(names, lambda: index or {})
 
 

@@ -118,6 +118,12 @@ def test_whole_window_is_the_whole_context(tmp_path: Path) -> None:
     assert (run_rows(models.load(windowed, settings), ids) == run_rows(models.load(plain, settings), ids)).all()
 
 
+def test_sizes_beyond_the_kernels_are_refused(tmp_path: Path) -> None:
+    huge = VARIANTS["llama"] | {"head_dim": 514, "num_hidden_layers": 1}
+    with pytest.raises(ModelError, match=r"llama-F32 cannot be run: .*head_dim"):
+        models.load(make_folder(tmp_path, huge))
+
+
 def test_config_that_asks_for_other_shapes_is_refused_with_the_tensor(folder: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(folder, tmp_path / "copy")
     config = json.loads((copy / "config.json").read_text())

@@ -15,7 +15,7 @@ import pytest
 from small_models import VARIANTS, checkpoint_of, make_folder, prompt, run_rows
 
 from dragoman import models
-from dragoman.models import loading
+from dragoman.models import loading, packed_cache
 from dragoman.models.layout import plan_layout
 from dragoman.models.packed_cache import PackedCache, cache_key, default_cache_folder
 from dragoman.models.packing import PackedBytes, pack_checkpoint, split_bytes
@@ -52,7 +52,7 @@ def packings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-@pytest.mark.parametrize("weights_memory", ["copy", "map"])
+@pytest.mark.parametrize("weights_memory", ["auto", "copy", "map"])
 def test_second_start_reads_the_cache_and_computes_the_same_bits(
     weights_memory: str, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,6 +63,28 @@ def test_second_start_reads_the_cache_and_computes_the_same_bits(
     assert first.card.fingerprint == second.card.fingerprint
     ids = prompt(131)
     assert (run_rows(first, ids) == run_rows(second, ids)).all()
+
+
+@pytest.mark.parametrize(("huge_kb", "copied"), [(10**6, False), (0, True), (None, True)])
+def test_auto_maps_a_file_in_huge_pages_and_copies_any_other(
+    huge_kb: int | None, copied: bool, folder: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smaps = tmp_path / "smaps"
+    monkeypatch.setattr(packed_cache, "_SMAPS", smaps)
+    if huge_kb is not None:
+        other = "10-20 r--s 00000000 fe:00 7 /other\nFilePmdMapped: 0 kB\n"
+        smaps.write_text(f"{other}20-{1 << 63:x} r--s 00000000 fe:00 7 /file\nFilePmdMapped: {huge_kb} kB\n")
+    seen: list[int] = []
+    copy = packed_cache._copy
+
+    def spy(*arguments: Any) -> PackedBytes:
+        seen.append(1)
+        return copy(*arguments)
+
+    monkeypatch.setattr(packed_cache, "_copy", spy)
+    first, second = (models.load(folder, settings(cache, weights_memory="auto")) for _ in range(2))
+    assert bool(seen) == copied
+    assert (run_rows(first, prompt(131)) == run_rows(second, prompt(131))).all()
 
 
 def test_every_other_content_precision_and_file_has_its_own_entry(folder: Path, cache: Path, tmp_path: Path) -> None:
@@ -93,8 +115,8 @@ def test_damaged_file_is_removed_and_packed_again(
     where = {"first": 0, "header": 100, "data": len(content) // 2, "last": -1}.get(damage)
     if where is not None:
         content[where] ^= 1
-    damaged = {"truncated": content[:-4096], "empty": b"", "longer": content + b"x"}.get(damage, content)
-    file.write_bytes(damaged)
+    damaged: dict[str, bytes] = {"truncated": bytes(content[:-4096]), "empty": b"", "longer": bytes(content + b"x")}
+    file.write_bytes(damaged.get(damage, content))
     packed = packings(monkeypatch)
     assert models.load(folder, settings(cache, weights_memory=weights_memory)).card.fingerprint == expected
     assert len(packed) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +13,14 @@ from small_models import VARIANTS, Config, checkpoint_of, make_folder, prompt, r
 from transformers_reference import load_reference, reference_logits
 
 from dragoman import kernels, models
+from dragoman.models.model import Model
 from dragoman.models.settings import Precision
 from dragoman.models.spec import parameters
 
-Array = NDArray[np.float32]
+Array = NDArray[Any]
 
 
-def loaded(folder: Path, precision: Precision) -> models.Model:
+def loaded(folder: Path, precision: Precision) -> Model:
     return models.load(folder, models.ModelSettings(precision=precision, max_tokens=256, max_logit_rows=256))
 
 
@@ -58,7 +60,8 @@ def round_to_int8(x: Array) -> Array:
     scale = np.abs(groups).max(-1, keepdims=True) / np.float32(127)
     inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
     counts = np.rint(groups * inverse)
-    return (counts * scale).reshape(rows, -1)[:, :width]
+    rounded: Array = (counts * scale).reshape(rows, -1)[:, :width]
+    return rounded
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8", "int4"])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import dragoman
 from dragoman import kernels
+from dragoman.core.errors import ModelError
 from dragoman.models.decoder import build_program
 from dragoman.models.description import ModelDescription, ModelInfo, describe_source
 from dragoman.models.families import FAMILIES
@@ -45,22 +46,25 @@ def load(source: str | Path | None = None, settings: ModelSettings | None = None
     layout = plan_layout(described.spec, planned.precision)
     packed, checksums = _packed(checkpoint, layout, described.source.folder, settings)
     weights = Weights(layout, packed)
-    kv = kernels.KVPool(
-        layers=described.spec.layers,
-        blocks=planned.kv_blocks,
-        kv_heads=described.spec.kv_heads,
-        head_dim=described.spec.head_dim,
-        precision=planned.kv_precision,
-    )
-    program = build_program(
-        described.spec,
-        weights,
-        kv,
-        context=planned.context_tokens,
-        max_tokens=settings.max_tokens,
-        max_sequences=settings.max_sequences,
-        max_logit_rows=settings.max_logit_rows,
-    )
+    try:
+        kv = kernels.KVPool(
+            layers=described.spec.layers,
+            blocks=planned.kv_blocks,
+            kv_heads=described.spec.kv_heads,
+            head_dim=described.spec.head_dim,
+            precision=planned.kv_precision,
+        )
+        program = build_program(
+            described.spec,
+            weights,
+            kv,
+            context=planned.context_tokens,
+            max_tokens=settings.max_tokens,
+            max_sequences=settings.max_sequences,
+            max_logit_rows=settings.max_logit_rows,
+        )
+    except ValueError as error:  # sizes that are no mistake, but beyond the kernels
+        raise ModelError(f"{described.source.name} cannot be run: {error}") from error
     card = _card(described, planned, settings, fingerprint(described.spec, planned, layout, checksums))
     return Model(
         config=described.spec, program=program, weights=weights, kv=kv, card=card, plan=planned, settings=settings
@@ -81,7 +85,7 @@ def _packed(checkpoint: Checkpoint, layout: Layout, folder: Path, settings: Mode
     cache_folder = Path(settings.cache_folder).expanduser() if settings.cache_folder else default_cache_folder()
     cache = PackedCache(cache_folder, settings.cache_bytes)
     key = cache_key(checkpoint, layout, folder) if cached else ""
-    if cached and (found := cache.read(key, layout, mapped=settings.weights_memory == "map")) is not None:
+    if cached and (found := cache.read(key, layout, settings.weights_memory)) is not None:
         return found
     packed = pack_checkpoint(checkpoint, layout)
     checksums = entry_checksums(packed)
