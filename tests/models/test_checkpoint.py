@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,36 @@ def test_tied_tables_that_differ_in_the_file_are_not_tied(tmp_path: Path) -> Non
     rewrite(folder, lambda tensors: tensors.update({"lm_head.weight": head}))
     assert not checkpoint_of(folder).spec.tied
     assert (all_values(folder)["head.weight"] == head).all()
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_mixed_types_are_read_as_float32(name: str, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, VARIANTS[name])
+    before = all_values(folder)
+    mixed = "model.layers.0.self_attn.k_proj.weight" if name == "llama" else "transformer.h.0.attn.c_attn.weight"
+    rewrite(folder, lambda tensors: tensors.update({mixed: tensors[mixed].astype(np.float16)}))
+    after = all_values(folder)
+    assert after["layers.0.qkv.weight"].dtype == (np.float32 if name == "llama" else np.float16)
+    np.testing.assert_allclose(after["layers.0.qkv.weight"], before["layers.0.qkv.weight"], rtol=2**-10, atol=1e-6)
+
+
+def test_file_cut_short_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, VARIANTS["llama"])
+    checkpoint = checkpoint_of(folder)
+    os.truncate(folder / WEIGHTS, 10_000)
+    with pytest.raises(ModelError, match=r"lm_head\.weight: the file was cut short"):
+        checkpoint.read(parameters(checkpoint.spec)[-1])
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(ModelError, match=r"lm_head\.weight: cannot be read: No such file"):
+        checkpoint.read(parameters(checkpoint.spec)[-1])
+
+
+def test_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, VARIANTS["llama"], shard_bytes=100_000)
+    shards = sorted(folder.glob("*.safetensors"))
+    save_file(load_file(shards[0]) | load_file(shards[1]), shards[1])
+    with pytest.raises(ModelError, match=r"tensor model\.embed_tokens\.weight: is in .*00001-of.* too"):
+        checkpoint_of(folder)
 
 
 def test_missing_tensor_is_named_with_its_file(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,17 +144,15 @@ class Checkpoint:
     def __init__(self, folder: Path, files: Iterable[str], family: Family, spec: DecoderSpec) -> None:
         self.headers = {name: read_header(folder / name) for name in files}
         self._family = family
-        self._tensors = {name: tensor for header in self.headers.values() for name, tensor in header.tensors.items()}
-        self._files: dict[Path, BinaryIO] = {}
+        self._tensors: dict[str, StoredTensor] = {}
+        for tensor in (tensor for header in self.headers.values() for tensor in header.tensors.values()):
+            if tensor.name in self._tensors:
+                raise tensor.fail(f"is in {self._tensors[tensor.name].file} too")
+            self._tensors[tensor.name] = tensor
         self._drop_base = not any(name.startswith(family.base) for name in self._tensors)
         self.spec = self._untie_if_stored_apart(spec)
         self.parts = {parameter.name: self._find(parameter) for parameter in parameters(self.spec)}
         self._refuse_leftovers()
-
-    @property
-    def dtype(self) -> str:
-        """The type of most of the weights' bytes: float32, float16 or bfloat16."""
-        return stored_dtype(self.headers.values())
 
     def read(self, parameter: Parameter) -> NDArray[Any]:
         """A parameter, its parts stacked along the outputs: vectors and tables as float32, matrices as they are stored.
@@ -162,30 +160,21 @@ class Checkpoint:
         That is float32, float16, or bfloat16 as uint16.
         """
         stored = self.parts[parameter.name]
-        element = _ELEMENTS[stored[0].dtype]
-        if any(part.dtype != stored[0].dtype for part in stored):
-            return np.concatenate([to_float32(self._read_into(part, _empty(part))) for part in stored])
-        if parameter.matrix and parameter.module in self._family.transposed:
-            return np.concatenate([self._read_into(part, _empty(part)).T for part in stored])
-        value: NDArray[Any] = np.empty(parameter.shape, element)
-        row = 0
-        for part in stored:
-            self._read_into(part, value[row : row + part.shape[0]])
-            row += part.shape[0]
+        one_type = len({part.dtype for part in stored}) == 1
+        value: NDArray[Any]
+        if one_type and not self._is_transposed(parameter):
+            value = np.empty(parameter.shape, _ELEMENTS[stored[0].dtype])
+            row = 0
+            for part in stored:
+                _read_into(value[row : row + part.shape[0]], part)
+                row += part.shape[0]
+        else:
+            parts = [_read(part) if one_type else to_float32(_read(part)) for part in stored]
+            value = np.concatenate([part.T for part in parts] if self._is_transposed(parameter) else parts)
         return value if parameter.matrix else to_float32(value)
 
-    def _read_into(self, tensor: StoredTensor, out: NDArray[Any]) -> NDArray[Any]:
-        """Fill ``out`` with a tensor. Reading, not mapping: a file cut short meanwhile is an error and no signal."""
-        if tensor.file not in self._files:
-            self._files[tensor.file] = tensor.file.open("rb", buffering=0)
-        target = out.reshape(-1).view(np.uint8).data
-        done = 0
-        while done < len(target):
-            count = os.preadv(self._files[tensor.file].fileno(), [target[done:]], tensor.start + done)
-            if count == 0:
-                raise tensor.fail("the file was truncated while it was read")
-            done += count
-        return out
+    def _is_transposed(self, parameter: Parameter) -> bool:
+        return parameter.matrix and parameter.module in self._family.transposed
 
     def _find(self, parameter: Parameter) -> tuple[StoredTensor, ...]:
         modules = self._family.names[parameter.module]
@@ -197,7 +186,7 @@ class Checkpoint:
                 raise ModelError(f"{self._where()}: tensor {name} is missing")
             tensor = self._tensors[name]
             shape = (size, *parameter.shape[1:])
-            if parameter.matrix and parameter.module in self._family.transposed:
+            if self._is_transposed(parameter):
                 shape = shape[::-1]
             if tensor.shape != shape:
                 raise tensor.fail(f"its shape is {list(tensor.shape)}, where the config asks for {list(shape)}")
@@ -221,8 +210,7 @@ class Checkpoint:
             return spec
         embedding = next(p for p in parameters(untied) if p.module == "embedding")
         table, output = (self._find(p)[0] for p in (embedding, head))
-        same = np.array_equal(self._read_into(table, _empty(table)), self._read_into(output, _empty(output)))
-        return spec if same else untied
+        return spec if np.array_equal(_read(table), _read(output)) else untied
 
     def _refuse_leftovers(self) -> None:
         used = {part.name for parts in self.parts.values() for part in parts}
@@ -243,8 +231,25 @@ class Checkpoint:
         return files[0] if len(files) == 1 else f"{len(self.headers)} weight files ({INDEX_NAME})"
 
 
-def _empty(tensor: StoredTensor) -> NDArray[Any]:
-    return np.empty(tensor.shape, _ELEMENTS[tensor.dtype])
+def _read(tensor: StoredTensor) -> NDArray[Any]:
+    value = np.empty(tensor.shape, _ELEMENTS[tensor.dtype])
+    _read_into(value, tensor)
+    return value
+
+
+def _read_into(out: NDArray[Any], tensor: StoredTensor) -> None:
+    """Fill ``out`` with a tensor. Read, not mapped: a file that is cut short meanwhile is an error, not a signal."""
+    target = out.reshape(-1).view(np.uint8).data
+    done = 0
+    try:
+        with tensor.file.open("rb", buffering=0) as stream:
+            while done < len(target):
+                count = os.preadv(stream.fileno(), [target[done:]], tensor.start + done)
+                if count == 0:
+                    raise tensor.fail("the file was cut short while it was read")
+                done += count
+    except OSError as error:
+        raise tensor.fail(f"cannot be read: {error.strerror}") from error
 
 
 def stored_dtype(headers: Iterable[Header]) -> str:
