@@ -2,12 +2,13 @@
 
 Policy, in order of priority and then arrival:
 
-1. Waiting sequences are admitted while there is a row, memory for all their tokens, and something left of the step's
+1. Waiting sequences are admitted while there is a row, memory for all their tokens, and a share left of the step's
    token budget. For a sequence of higher priority, running ones of lower priority make room. Nobody overtakes the first
    that does not fit, so everyone's turn comes.
 2. Running sequences that enter a new block, or write into a shared one, get a block. When none is left, the last in
    order is preempted: it gives up its blocks and waits to be computed again.
-3. Every sequence with one token to compute runs; prefill chunks fill the rest of the token budget.
+3. Every sequence with one token to compute runs; prefill chunks fill the rest of the token budget. A prompt that is
+   longer leaves half of what is left to those behind it, so that a short one is not kept waiting by a long one.
 
 A sequence whose next block is being computed by another one waits until it can share it: many requests with one new
 prefix compute it once. The sequences of one request (``n``) wait for the first of them and fork from it.
@@ -18,7 +19,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,6 +30,10 @@ from dragoman.engine.kv_cache import KVCache, block_hash
 from dragoman.engine.runner import Runner
 from dragoman.engine.sequence import Sequence, SequenceGroup, Status
 
+SMALLEST_SHARE = 32
+"""Prompt tokens per step that another prompt must be able to get before it is started beside others."""
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
 _by_order = attrgetter("order")
 
 
@@ -43,10 +48,10 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
         prefix_cache: share the blocks of equal prefixes.
     """
 
-    max_running: int | None = None
-    step_tokens: int | None = None
-    mixed_prefill_tokens: int = 256
-    max_waiting: int = 4096
+    max_running: Count | None = None
+    step_tokens: Count | None = None
+    mixed_prefill_tokens: Count = 128
+    max_waiting: Annotated[int, msgspec.Meta(ge=0)] = 4096
     prefix_cache: bool = True
 
 
@@ -152,10 +157,12 @@ class Scheduler:
         return schedule
 
     def _admit(self) -> None:
-        # A long prompt counts for half a step, so that those behind it start beside it; see ``_select``.
-        budget = self.step_tokens - sum(min(s.remaining, self.step_tokens // 2) for s in self.running)
+        prefills = [s.remaining for s in self.running if s.remaining > 1]
+        budget = self._prompt_budget(len(self.running) - len(prefills))
+        for remaining in prefills:
+            budget -= min(remaining, budget // 2)  # what ``_select`` leaves to those behind
         index = 0
-        while index < len(self.waiting) and budget > 0:
+        while index < len(self.waiting) and (budget >= SMALLEST_SHARE or not prefills):
             sequence = self.waiting[index]
             if self._must_wait(sequence):
                 index += 1
@@ -164,11 +171,22 @@ class Scheduler:
                 break
             self.waiting.pop(index)
             self._start(sequence)
-            budget -= sequence.remaining
+            prefills.append(sequence.remaining)
+            budget -= min(sequence.remaining, budget // 2)
+
+    def _prompt_budget(self, decodes: int) -> int:
+        """Prompt tokens that a step computes beside so many decode rows."""
+        budget = self.step_tokens - decodes
+        return min(budget, self.settings.mixed_prefill_tokens) if decodes else budget
 
     def _must_wait(self, sequence: Sequence) -> bool:
-        """Whether another sequence is computing the block that this one could share next."""
+        """Whether another sequence is computing the block that this one could share next.
+
+        Nobody waits for a sequence of lower priority, which may itself have to wait for others.
+        """
         if not self._computing or sequence.group.wants_prompt_logprobs:
+            return False
+        if self.running[-1].priority < sequence.priority:
             return False
         if sequence.waits_for is not None and sequence.waits_for in self._computing:
             return True
@@ -284,9 +302,7 @@ class Scheduler:
         if len(decodes) == len(self.running):
             return Schedule(decodes, [], self._copies)
         prefills = [s for s in self.running if s.remaining > 1]
-        budget = self.step_tokens - len(decodes)
-        if decodes:
-            budget = min(budget, self.settings.mixed_prefill_tokens)
+        budget = self._prompt_budget(len(decodes))
         wanted = sum(s.remaining for s in prefills)
         logit_rows = self.max_logit_rows - len(self.running)  # beyond the one of each sequence
         chunks = []

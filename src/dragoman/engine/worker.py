@@ -18,6 +18,7 @@ import time
 
 import msgspec
 
+from dragoman import kernels
 from dragoman.core.errors import DragomanError
 from dragoman.engine.engine import Engine
 from dragoman.engine.messages import (
@@ -129,6 +130,8 @@ def run(connection: socket.socket) -> None:
     if first is None:
         return
     settings = msgspec.msgpack.decode(first, type=WorkerSettings)
+    if settings.threads is not None:
+        kernels.set_threads(settings.threads)
     runner, model = load(settings)
     engine = Engine(runner, settings.scheduler)
     # What lives now lives for ever: the collector need not look at it again and again between steps.

@@ -1,0 +1,236 @@
+"""What the schedule promises: who runs when, who shares what, who makes room."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+from simulation import Limited, finish_event, run, run_alone, stub
+
+from dragoman.core.events import FinishReason, PromptEvent, TokenEvent
+from dragoman.core.request import EngineRequest
+from dragoman.core.sampling import LogprobParams
+from dragoman.engine.batch import Batch
+from dragoman.engine.engine import Engine
+from dragoman.engine.messages import StubModel
+from dragoman.engine.scheduler import SchedulerSettings
+from dragoman.engine.stub import StubRunner
+
+
+class Watched:
+    """An engine whose batches are kept."""
+
+    def __init__(self, *, settings: SchedulerSettings | None = None, **model: Any) -> None:
+        self.batches: list[Batch] = []
+        self.runner = StubRunner(StubModel(max_tokens=512, **model), seen=self.batches.append)
+        self.engine = Engine(self.runner, settings)
+
+    def submit(self, name: str, prompt: int, output: int = 4, **fields: Any) -> None:
+        """A prompt of so many tokens, which begins like no other unless ``start`` says how."""
+        start = fields.pop("start", ())
+        tail = random.Random(name).choices(range(self.runner.vocab_size), k=prompt - len(start))
+        self.engine.submit(
+            EngineRequest(
+                request_id=name,
+                prompt=(*start, *tail),
+                seeds=fields.pop("seeds", (1,)),
+                max_tokens=output,
+                **fields,
+            )
+        )
+
+    def step(self) -> list[str]:
+        """Run a step; whose tokens it drew, in order."""
+        events = self.engine.step().events
+        self.engine.scheduler.check_integrity()
+        return [event.request_id for event in events if isinstance(event, TokenEvent)]
+
+    def steps_until(self, name: str) -> int:
+        """How many steps pass until the request draws a token."""
+        for count in range(1, 1000):
+            if name in self.step():
+                return count
+        raise AssertionError(f"{name} never drew a token")
+
+    def finish(self) -> None:
+        while self.engine.has_work:
+            self.step()
+
+    @property
+    def tokens_computed(self) -> int:
+        return sum(len(batch.token_ids) for batch in self.batches)
+
+
+def test_decode_rows_come_first_and_every_step() -> None:
+    engine = Watched(settings=SchedulerSettings(mixed_prefill_tokens=50))
+    engine.submit("stream", 10, output=100)
+    engine.steps_until("stream")
+    engine.submit("long", 1000)
+    for _ in range(15):
+        assert "stream" in engine.step()
+        batch = engine.batches[-1]
+        assert batch.row_starts[1] == 1
+        assert len(batch.token_ids) <= 51
+
+
+def test_a_short_prompt_does_not_wait_behind_a_long_one() -> None:
+    engine = Watched(settings=SchedulerSettings(step_tokens=100), max_context=6000)
+    engine.submit("long", 5000)
+    engine.step()
+    engine.submit("short", 40)
+    assert engine.steps_until("short") == 1
+
+
+def test_a_long_prompt_alone_gets_the_whole_step() -> None:
+    engine = Watched(settings=SchedulerSettings(step_tokens=100))
+    engine.submit("long", 400)
+    assert engine.steps_until("long") == 4
+
+
+def test_higher_priority_runs_first_then_the_earlier() -> None:
+    engine = Watched(settings=SchedulerSettings(max_running=1))
+    for name, priority in (("a", 0), ("b", 0), ("urgent", 5), ("later", -1)):
+        engine.submit(name, 20, output=1, priority=priority)
+    assert [engine.step()[0] for _ in range(4)] == ["urgent", "a", "b", "later"]
+
+
+def test_higher_priority_takes_the_place_of_the_lowest_youngest() -> None:
+    engine = Watched(settings=SchedulerSettings(max_running=2))
+    engine.submit("old", 20, output=50)
+    engine.submit("young", 20, output=50)
+    engine.step()
+    engine.submit("urgent", 20, output=3, priority=1)
+    drawn = [engine.step() for _ in range(4)]
+    assert [set(names) for names in drawn] == [{"old", "urgent"}] * 3 + [{"old", "young"}]
+    assert engine.engine.scheduler.preemptions == 1
+
+
+def test_memory_that_runs_out_preempts_the_youngest_and_nobody_is_lost() -> None:
+    engine = Watched(num_blocks=6, max_context=160)
+    for name in ("first", "second", "third"):
+        engine.submit(name, 30, output=100)
+    engine.finish()
+    assert engine.engine.scheduler.preemptions > 0
+    assert engine.engine.scheduler.cache.available == 6
+    assert engine.engine.output().stats.generated_tokens == 300
+
+
+def test_many_requests_with_one_new_prefix_compute_it_once() -> None:
+    engine = Watched(num_blocks=512)
+    prefix = tuple(random.Random(0).choices(range(engine.runner.vocab_size), k=640))
+    for index in range(8):
+        engine.submit(f"r{index}", 650, output=1, start=prefix)
+    engine.finish()
+    assert engine.tokens_computed == 640 + 8 * 10
+
+
+def test_nobody_waits_for_the_prefix_of_a_lower_priority() -> None:
+    engine = Watched(num_blocks=512, settings=SchedulerSettings(step_tokens=64))
+    prefix = (3,) * 600
+    engine.submit("low", 610, start=prefix, priority=-1)
+    engine.step()
+    engine.submit("high", 610, start=prefix)
+    assert engine.steps_until("high") < 25
+
+
+def test_the_sequences_of_a_request_compute_the_prompt_once_and_copy_only_its_last_block() -> None:
+    engine = Watched()
+    engine.submit("r", 70, output=3, seeds=tuple(range(8)))
+    assert engine.step() == ["r"] * 8
+    assert engine.tokens_computed == 70
+    blocks = engine.engine.scheduler.cache
+    assert blocks.num_blocks - blocks.available == 3
+    engine.step()
+    assert blocks.num_blocks - blocks.available == 2 + 8
+
+
+def test_more_sequences_than_rows_take_turns() -> None:
+    engine = Watched(max_sequences=4)
+    engine.submit("r", 40, output=10, seeds=tuple(range(10)))
+    engine.finish()
+    assert engine.engine.output().stats.generated_tokens == 100
+    assert max(len(batch.row_starts) - 1 for batch in engine.batches) == 4
+
+
+def test_a_prefix_is_found_again_after_its_request_is_over() -> None:
+    engine = Watched()
+    engine.submit("first", 100, output=1)
+    engine.finish()
+    (prompt,) = [tuple(batch.token_ids.tolist()) for batch in engine.batches]
+    request = EngineRequest(request_id="again", prompt=prompt, seeds=(1,), max_tokens=1)
+    engine.engine.submit(request)
+    events = engine.engine.step().events
+    assert [event.cached_tokens for event in events if isinstance(event, PromptEvent)] == [96]
+    assert len(engine.batches[-1].token_ids) == 4
+
+
+def test_prompt_logprobs_are_computed_whatever_is_cached_and_in_chunks_of_the_logit_rows() -> None:
+    runner = stub(max_logit_rows=5, max_sequences=3)
+    prompt = tuple(random.Random(1).choices(range(512), k=90))
+    request = EngineRequest(
+        request_id="r", prompt=prompt, seeds=(1, 2), max_tokens=2, logprobs=LogprobParams(top=2, prompt=True)
+    )
+    engine = Engine(runner)
+    run(engine, [msgspec.structs.replace(request, request_id="before", logprobs=None)])
+    transcript = run(engine, [request, msgspec.structs.replace(request, request_id="beside")])["r"]
+    assert transcript == run_alone(stub(max_logit_rows=500), request)
+    assert transcript.prompt_logprobs[0] is None
+    assert None not in transcript.prompt_logprobs[1:]
+    assert [len(top) for top in transcript.prompt_top] == [0] + [2] * 89
+
+
+def test_nothing_asked_for_is_nothing_drawn() -> None:
+    engine = Watched()
+    engine.submit("r", 40, output=0, seeds=(1, 2))
+    events = engine.engine.step().events
+    assert isinstance(events[0], PromptEvent)
+    assert [event.finish for event in events[1:]] == [FinishReason.LENGTH] * 2
+    assert not engine.engine.has_work
+
+
+def test_cancelling_the_one_that_computes_the_prompt_hands_it_to_the_next() -> None:
+    engine = Watched(settings=SchedulerSettings(step_tokens=30))
+    engine.submit("r", 100, output=2, seeds=(1, 2, 3))
+    engine.step()
+    engine.engine.cancel("r", 0)
+    engine.engine.scheduler.check_integrity()
+    events = [event for _ in range(10) for event in engine.engine.step().events if isinstance(event, TokenEvent)]
+    assert {event.sequence for event in events} == {1, 2}
+    assert len(events) == 4
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"max_tokens": 3000}, "context of 2048"),
+        ({"max_tokens": 200}, "128 that the cache"),
+        ({"prompt": ()}, "needs a prompt"),
+        ({"seeds": (1, 2), "generated": ((5,),)}, "each of its sequences"),
+        ({"prompt": (512,)}, "from 0 to 511"),
+        ({"prompt": (-1,)}, "from 0 to 511"),
+        ({"end_token_ids": (600,)}, "from 0 to 511"),
+        ({"logprobs": LogprobParams(top=600)}, "alternatives"),
+    ],
+)
+def test_what_would_break_a_step_is_refused_before(changed: dict[str, Any], said: str) -> None:
+    engine = Engine(Limited(stub(), num_blocks=4))
+    good = EngineRequest(request_id="good", prompt=(1, 2), seeds=(1,), max_tokens=3)
+    engine.submit(msgspec.structs.replace(good, request_id="bad", **changed))
+    event = finish_event([e for e in engine.output().events if e.request_id == "bad"][-1:])
+    assert event.finish is FinishReason.ERROR
+    assert said in event.message
+    assert run(engine, [good])["good"].finish == {0: FinishReason.LENGTH}
+
+
+def test_the_end_is_sought_in_order() -> None:
+    """End of text before stop token before length, as docs/generation.md says."""
+    request = EngineRequest(request_id="r", prompt=(1, 2), seeds=(1,), max_tokens=1)
+    (token_id,) = run_alone(stub(), request).ids()
+    for fields, reason in (
+        ({}, FinishReason.LENGTH),
+        ({"stop_token_ids": (token_id,)}, FinishReason.STOP_TOKEN),
+        ({"stop_token_ids": (token_id,), "end_token_ids": (token_id,)}, FinishReason.EOS),
+    ):
+        assert run_alone(stub(), msgspec.structs.replace(request, **fields)).finish == {0: reason}
