@@ -18,7 +18,6 @@ using Pairs = __m512i;  // [16][2] bfloat16
 DRAGOMAN_INLINE Ints broadcast_int(std::int32_t a) { return _mm512_set1_epi32(a); }
 DRAGOMAN_INLINE Vec to_float(Ints a) { return {_mm512_cvtepi32_ps(a)}; }
 DRAGOMAN_INLINE Bytes load_bytes(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
-DRAGOMAN_INLINE void store_bytes(std::uint8_t* p, Bytes a) { _mm512_storeu_si512(p, a); }
 DRAGOMAN_INLINE Bytes low_nibbles(Bytes a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
 DRAGOMAN_INLINE Bytes high_nibbles(Bytes a) {
   return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15));
@@ -48,10 +47,6 @@ DRAGOMAN_INLINE Vec to_float(Ints a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_
 DRAGOMAN_INLINE Bytes load_bytes(const std::uint8_t* p) {
   return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
-}
-DRAGOMAN_INLINE void store_bytes(std::uint8_t* p, Bytes a) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.lo);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), a.hi);
 }
 DRAGOMAN_INLINE Bytes low_nibbles(Bytes a) {
   const __m256i mask = _mm256_set1_epi8(15);
@@ -117,7 +112,6 @@ DRAGOMAN_INLINE Bytes load_bytes(const std::uint8_t* p) {
   std::memcpy(r.v, p, 64);
   return r;
 }
-DRAGOMAN_INLINE void store_bytes(std::uint8_t* p, Bytes a) { std::memcpy(p, a.v, 64); }
 DRAGOMAN_INLINE Bytes low_nibbles(Bytes a) {
   for (int i = 0; i < 64; ++i) a.v[i] &= 15;
   return a;

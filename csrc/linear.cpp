@@ -23,8 +23,6 @@ int bias_of(const Matrix& w) {
   return w.precision == Precision::int4 && !w.minimum ? 8 : 0;
 }
 
-thread_local Scratch workspace;
-
 }  // namespace
 
 std::uint8_t* Scratch::get(std::size_t bytes) {
@@ -63,14 +61,13 @@ Activations prepare_activations(const Matrix& w, const float* x, long ldx, long 
 
 void multiply(const Matrix& w, const Activations& a, float* y, long ldy, const float* bias, bool accumulate) {
   if (a.rows <= 0 || w.n <= 0) return;
-  const LinearKernels& table = kernels().linear;
-  const std::size_t space = table.workspace_bytes(w, a.rows);
+  const auto multiply_blocks = kernels().linear.multiply;
   // Chunks of whole panels (at most 4 blocks), about 8 for every thread, none of less than 32 KiB of weights.
   const long blocks = w.blocks();
   const long least = std::max(1L, 32768 / std::max(1L, w.block_bytes()));
   const long grain = (std::max(least, blocks / (8L * pool().threads())) + 3) / 4 * 4;
   pool().parallel_for(blocks, grain, [&](long begin, long end) {
-    table.multiply(w, a, begin, end, y, ldy, bias, accumulate, space > 0 ? workspace.get(space) : nullptr);
+    multiply_blocks(w, a, begin, end, y, ldy, bias, accumulate);
   });
 }
 

@@ -32,10 +32,9 @@ struct Activations {
 struct LinearKernels {
   // Rows [begin, end) of x into `a`.
   void (*prepare)(const Activations& a, const float* x, long ldx, long begin, long end);
-  // Columns of blocks [begin, end) of y, all rows. `workspace` holds workspace_bytes(w) bytes.
+  // Columns of blocks [begin, end) of y, all rows.
   void (*multiply)(const Matrix& w, const Activations& a, long begin, long end, float* y, long ldy, const float* bias,
-                   bool accumulate, std::uint8_t* workspace);
-  std::size_t (*workspace_bytes)(const Matrix& w, long rows);
+                   bool accumulate);
   // Blocks [begin, end) of w from the row-major [n, k] matrix `source`.
   void (*pack)(const Matrix& w, const void* source, SourceType type, long begin, long end);
   // Row `row` of w as k float32.

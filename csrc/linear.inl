@@ -31,19 +31,15 @@ constexpr Shape kFewFloat{1, 1}, kManyFloat{1, 1};
 #endif
 constexpr int kMaxRows = 8;
 
-// From this many rows on, int4 codes are widened to bytes once per panel instead of once per tile.
-constexpr long kWidenRows = 2 * kManyQuantized.rows + 1;
-
 // How far ahead a single stream of quantized weights is fetched: without it a core reaches two thirds of its bandwidth.
 constexpr long kFetchAhead = 32768;
 
 // Some column blocks of a matrix, as a tile reads them.
 struct Panel {
   const std::uint8_t* numbers;  // of the first block
-  long numbers_stride;          // bytes from one block's numbers to the next's
-  const std::uint8_t* scales;   // of the first block; minimums are minimums_offset further
-  long scales_stride;
-  long minimums_offset;
+  const std::uint8_t* scales;   // of the first block
+  long stride;                  // bytes from one block to the next
+  long minimums_offset;         // bytes from the scales to the minimums
   long groups;
 };
 
@@ -57,12 +53,10 @@ DRAGOMAN_INLINE void fetch(Prefetch& prefetch) {
   for (long i = 0; i < prefetch.lines_per_group; ++i, prefetch.next += 64) __builtin_prefetch(prefetch.next, 0, 3);
 }
 
-enum class Numbers { bytes, nibbles, widened_nibbles };
-
-template <int M, int NB, Numbers numbers, bool minimum>
+template <int M, int NB, bool nibbles, bool minimum>
 DRAGOMAN_INLINE void quantized_tile(const Panel& panel, const std::uint8_t* x, long stride, Prefetch prefetch,
                                     Vec (&sum)[M][NB]) {
-  constexpr long kGroupBytes = numbers == Numbers::nibbles ? 256 : 512;
+  constexpr long kGroupBytes = nibbles ? 256 : 512;
   for (int i = 0; i < M; ++i) {
     for (int j = 0; j < NB; ++j) sum[i][j] = zero();
   }
@@ -81,12 +75,12 @@ DRAGOMAN_INLINE void quantized_tile(const Panel& panel, const std::uint8_t* x, l
 #pragma GCC unroll 4
       for (int j = 0; j < NB; ++j) acc[i][j] = start;
     }
-    if constexpr (numbers == Numbers::nibbles) {
+    if constexpr (nibbles) {
 #pragma GCC unroll 4
       for (int q = 0; q < 8; q += 2) {
         Bytes both[NB];
 #pragma GCC unroll 4
-        for (int j = 0; j < NB; ++j) both[j] = load_bytes(w + j * panel.numbers_stride + q * 32);
+        for (int j = 0; j < NB; ++j) both[j] = load_bytes(w + j * panel.stride + q * 32);
 #pragma GCC unroll 8
         for (int i = 0; i < M; ++i) {
           const std::uint32_t first = load_u32(group(i).q + q * 4), second = load_u32(group(i).q + q * 4 + 4);
@@ -102,28 +96,25 @@ DRAGOMAN_INLINE void quantized_tile(const Panel& panel, const std::uint8_t* x, l
       for (int q = 0; q < 8; ++q) {
         Bytes quads[NB];
 #pragma GCC unroll 4
-        for (int j = 0; j < NB; ++j) quads[j] = load_bytes(w + j * panel.numbers_stride + q * 64);
+        for (int j = 0; j < NB; ++j) quads[j] = load_bytes(w + j * panel.stride + q * 64);
 #pragma GCC unroll 8
         for (int i = 0; i < M; ++i) {
           const std::uint32_t quad = load_u32(group(i).q + q * 4);
 #pragma GCC unroll 4
-          for (int j = 0; j < NB; ++j) {
-            acc[i][j] = numbers == Numbers::bytes ? dot_bytes(acc[i][j], quads[j], quad)
-                                                  : dot_nibbles(acc[i][j], quads[j], quad);
-          }
+          for (int j = 0; j < NB; ++j) acc[i][j] = dot_bytes(acc[i][j], quads[j], quad);
         }
       }
     }
 #pragma GCC unroll 4
     for (int j = 0; j < NB; ++j) {
-      const Vec scale = load_fp16(reinterpret_cast<const std::uint16_t*>(s + j * panel.scales_stride));
+      const Vec scale = load_fp16(reinterpret_cast<const std::uint16_t*>(s + j * panel.stride));
 #pragma GCC unroll 8
       for (int i = 0; i < M; ++i) {
         sum[i][j] = fma(to_float(acc[i][j]), scale * broadcast(group(i).scale), sum[i][j]);
       }
       if constexpr (minimum) {
         const Vec least =
-            load_fp16(reinterpret_cast<const std::uint16_t*>(s + j * panel.scales_stride + panel.minimums_offset));
+            load_fp16(reinterpret_cast<const std::uint16_t*>(s + j * panel.stride + panel.minimums_offset));
 #pragma GCC unroll 8
         for (int i = 0; i < M; ++i) sum[i][j] = fma(least, broadcast(group(i).sum), sum[i][j]);
       }
@@ -147,7 +138,7 @@ DRAGOMAN_INLINE void bfloat16_tile(const Panel& panel, const std::uint8_t* x, lo
     for (int p = 0; p < kGroup / 2; ++p) {
       Pairs pairs[NB];
 #pragma GCC unroll 4
-      for (int j = 0; j < NB; ++j) pairs[j] = load_pairs(w + j * panel.numbers_stride);
+      for (int j = 0; j < NB; ++j) pairs[j] = load_pairs(w + j * panel.stride);
 #pragma GCC unroll 8
       for (int i = 0; i < M; ++i) {
         const std::uint32_t pair = load_u32(x + i * stride);
@@ -173,7 +164,7 @@ DRAGOMAN_INLINE void float32_tile(const Panel& panel, const std::uint8_t* x, lon
     for (int k = 0; k < kGroup; ++k) {
       Vec column[NB];
 #pragma GCC unroll 4
-      for (int j = 0; j < NB; ++j) column[j] = load(reinterpret_cast<const float*>(w + j * panel.numbers_stride));
+      for (int j = 0; j < NB; ++j) column[j] = load(reinterpret_cast<const float*>(w + j * panel.stride));
 #pragma GCC unroll 8
       for (int i = 0; i < M; ++i) {
         const Vec value = broadcast(bits_to_float(load_u32(x + i * stride)));
@@ -216,7 +207,7 @@ DRAGOMAN_INLINE void finish(const Output& out, long row, long block, const Vec (
   }
 }
 
-enum class Kind { float32, bfloat16, int8, int4, int4_widened, int4_minimum, int4_minimum_widened };
+enum class Kind { float32, bfloat16, int8, int4, int4_minimum };
 
 template <Kind kind, int M, int NB>
 void run_tile(const Panel& panel, const Activations& a, long row, Prefetch prefetch, const Output& out, long block) {
@@ -227,11 +218,7 @@ void run_tile(const Panel& panel, const Activations& a, long row, Prefetch prefe
   } else if constexpr (kind == Kind::bfloat16) {
     bfloat16_tile<M, NB>(panel, x, a.stride, prefetch, sum);
   } else {
-    constexpr bool minimum = kind == Kind::int4_minimum || kind == Kind::int4_minimum_widened;
-    constexpr Numbers numbers = kind == Kind::int8                                       ? Numbers::bytes
-                                : kind == Kind::int4 || kind == Kind::int4_minimum ? Numbers::nibbles
-                                                                                         : Numbers::widened_nibbles;
-    quantized_tile<M, NB, numbers, minimum>(panel, x, a.stride, prefetch, sum);
+    quantized_tile<M, NB, kind != Kind::int8, kind == Kind::int4_minimum>(panel, x, a.stride, prefetch, sum);
   }
   finish<M, NB>(out, row, block, sum);
 }
@@ -264,42 +251,19 @@ void multiply_panel(const Panel& panel, const Activations& a, const std::uint8_t
   }
 }
 
-// The codes of `count` blocks as bytes, in the layout of int8.
-inline void widen(const Matrix& w, long block, long count, std::uint8_t* out) {
-  const long groups = w.groups();
-  for (long b = block; b < block + count; ++b) {
-    const std::uint8_t* codes = w.block(b);
-    for (long i = 0; i < groups * 4; ++i, codes += 64, out += 128) {
-      const Bytes both = load_bytes(codes);
-      store_bytes(out, low_nibbles(both));
-      store_bytes(out + 64, high_nibbles(both));
-    }
-  }
-}
-
 template <Kind kind, Shape shape>
-void multiply_blocks(const Matrix& w, const Activations& a, long begin, long end, const Output& out,
-                     std::uint8_t* workspace) {
-  constexpr bool widened = kind == Kind::int4_widened || kind == Kind::int4_minimum_widened;
+void multiply_blocks(const Matrix& w, const Activations& a, long begin, long end, const Output& out) {
   constexpr int R = shape.rows, NB = shape.blocks;
-  const auto panel_at = [&](long block, long count) {
-    Panel panel{w.block(block), w.block_bytes(), w.block(block) + w.scales_offset(), w.block_bytes(), w.scales_bytes(),
-                w.groups()};
-    if constexpr (widened) {
-      widen(w, block, count, workspace);
-      panel.numbers = workspace;
-      panel.numbers_stride = w.groups() * kGroup * kBlock;
-    }
-    return panel;
-  };
   // One tile per panel: the weights are one stream, fetched at a fixed distance. (Of float weights the processor's own
   // prefetcher makes as much.)
   const bool stream = a.rows <= R;
   const auto multiply_at = [&]<int Count>(long block) {
+    const std::uint8_t* const start = w.block(block);
+    const Panel panel{start, start + w.scales_offset(), w.block_bytes(), w.scales_bytes(), w.groups()};
     const long following = end - block - Count < Count ? end - block - Count : Count;
-    const std::uint8_t* const next = stream ? w.block(block) + kFetchAhead : w.block(block + Count);
+    const std::uint8_t* const next = stream ? start + kFetchAhead : w.block(block + Count);
     const long next_bytes = stream ? (w.quantized() ? Count * w.block_bytes() : 0) : following * w.block_bytes();
-    multiply_panel<kind, R, Count>(panel_at(block, Count), a, next, next_bytes, out, block);
+    multiply_panel<kind, R, Count>(panel, a, next, next_bytes, out, block);
   };
   long block = begin;
   for (; block + NB <= end; block += NB) multiply_at.template operator()<NB>(block);
@@ -307,36 +271,24 @@ void multiply_blocks(const Matrix& w, const Activations& a, long begin, long end
 }
 
 template <Kind kind, Shape few, Shape many>
-void multiply_rows(const Matrix& w, const Activations& a, long begin, long end, const Output& out,
-                   std::uint8_t* workspace) {
-  return a.rows <= few.rows ? multiply_blocks<kind, few>(w, a, begin, end, out, workspace)
-                            : multiply_blocks<kind, many>(w, a, begin, end, out, workspace);
+void multiply_rows(const Matrix& w, const Activations& a, long begin, long end, const Output& out) {
+  return a.rows <= few.rows ? multiply_blocks<kind, few>(w, a, begin, end, out)
+                            : multiply_blocks<kind, many>(w, a, begin, end, out);
 }
 
 inline void multiply_matrix(const Matrix& w, const Activations& a, long begin, long end, float* y, long ldy,
-                            const float* bias, bool accumulate, std::uint8_t* workspace) {
+                            const float* bias, bool accumulate) {
   const Output out{y, ldy, w.n, bias, accumulate};
   constexpr Shape few = kFewQuantized, many = kManyQuantized;
-  const bool widened = a.rows >= kWidenRows;
   switch (w.precision) {
-    case Precision::float32:
-      return multiply_rows<Kind::float32, kFewFloat, kManyFloat>(w, a, begin, end, out, workspace);
-    case Precision::bfloat16:
-      return multiply_rows<Kind::bfloat16, kFewFloat, kManyFloat>(w, a, begin, end, out, workspace);
-    case Precision::int8: return multiply_rows<Kind::int8, few, many>(w, a, begin, end, out, workspace);
+    case Precision::float32: return multiply_rows<Kind::float32, kFewFloat, kManyFloat>(w, a, begin, end, out);
+    case Precision::bfloat16: return multiply_rows<Kind::bfloat16, kFewFloat, kManyFloat>(w, a, begin, end, out);
+    case Precision::int8: return multiply_rows<Kind::int8, few, many>(w, a, begin, end, out);
     case Precision::int4:
-      if (w.minimum) {
-        return widened ? multiply_blocks<Kind::int4_minimum_widened, many>(w, a, begin, end, out, workspace)
-                       : multiply_rows<Kind::int4_minimum, few, many>(w, a, begin, end, out, workspace);
-      }
-      return widened ? multiply_blocks<Kind::int4_widened, many>(w, a, begin, end, out, workspace)
-                     : multiply_rows<Kind::int4, few, many>(w, a, begin, end, out, workspace);
+      // Splitting the codes again in every tile costs less than reading them as bytes from the second-level cache.
+      return w.minimum ? multiply_rows<Kind::int4_minimum, few, many>(w, a, begin, end, out)
+                       : multiply_rows<Kind::int4, few, many>(w, a, begin, end, out);
   }
-}
-
-inline std::size_t workspace_bytes(const Matrix& w, long rows) {
-  if (w.precision != Precision::int4 || rows < kWidenRows) return 0;
-  return static_cast<std::size_t>(kManyQuantized.blocks * w.groups() * kGroup * kBlock);
 }
 
 // Independent chains of one multiply instruction on registers only: what no tile can exceed.
@@ -395,7 +347,7 @@ inline float read_floats(const std::uint8_t* bytes, long length) {
 }
 
 constexpr LinearKernels linear_kernels{
-    prepare_rows, multiply_matrix, workspace_bytes, pack_blocks, unpack_row, multiply_peak, read_floats,
+    prepare_rows, multiply_matrix, pack_blocks, unpack_row, multiply_peak, read_floats,
 };
 
 }  // namespace dragoman::DRAGOMAN_ISA
