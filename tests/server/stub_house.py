@@ -7,13 +7,13 @@ import socket
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Self
 
 import httpx
 import msgspec
+import uvicorn
 
 from dragoman.core.events import EngineEvent, FinishEvent, FinishReason
 from dragoman.core.request import EngineRequest
@@ -44,6 +44,7 @@ QUICK = ServerSettings(
     body_timeout_s=0.3,
     write_timeout_s=0.4,
     keep_alive_s=5.0,
+    linger_s=1.5,
     max_waiting=64,
     drain_s=0.5,
 )
@@ -166,21 +167,19 @@ async def local_house(
     template: ChatTemplate, settings: ServerSettings = QUICK, stub: StubModel = STUB
 ) -> AsyncIterator[LocalHouse]:
     engine, metrics = LocalEngine(stub), Metrics()
-    with ThreadPoolExecutor(1) as executor:
-        serving = EngineServing(
-            engine,
-            local_model(settings, stub, template),
-            executor,
-            metrics,
-            max_waiting=settings.max_waiting,
-            timeout_s=settings.generation_timeout_s,
-        )
-        app = create_app(serving, settings, metrics=metrics)
-        stepping = asyncio.create_task(engine.run())
-        transport = httpx.ASGITransport(app, raise_app_exceptions=True)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=20) as client:
-            yield LocalHouse(engine, serving, metrics, client)
-        stepping.cancel()
+    serving = EngineServing(
+        engine,
+        local_model(settings, stub, template),
+        metrics,
+        max_waiting=settings.max_waiting,
+        timeout_s=settings.generation_timeout_s,
+    )
+    app = create_app(serving, settings, metrics=metrics)
+    stepping = asyncio.create_task(engine.run())
+    transport = httpx.ASGITransport(app, raise_app_exceptions=True)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=20) as client:
+        yield LocalHouse(engine, serving, metrics, client)
+    stepping.cancel()
 
 
 class RunningServer:
@@ -225,7 +224,10 @@ def running_server(
 
     def run() -> None:
         try:
-            asyncio.run(live())
+            # The loop that the product runs on.
+            factory = uvicorn.Config(create_app, loop="auto").get_loop_factory()
+            with asyncio.Runner(loop_factory=factory) as runner:
+                runner.run(live())
         except BaseException as error:
             failure.append(error)
             opened.set()

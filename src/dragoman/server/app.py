@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -11,14 +12,15 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import dragoman
-from dragoman.core.errors import DragomanError, GenerationFailed, MethodNotAllowed, NotFound
+from dragoman.core.errors import Cancelled, DragomanError, GenerationFailed, MethodNotAllowed, NotFound
 from dragoman.core.serving import Serving
 from dragoman.dialects import DIALECTS
 from dragoman.dialects.openapi import openapi_document
-from dragoman.dialects.wire import Dialect
+from dragoman.dialects.wire import Answer, Dialect
+from dragoman.server.exchange import Exchange
 from dragoman.server.gate import Gate
 from dragoman.server.health import Ready, health_routes
 from dragoman.server.metrics import Metrics
@@ -36,7 +38,7 @@ def create_app(
 ) -> Starlette:
     """Everything behind the port. ``ready`` says why requests cannot be served now, or nothing."""
     metrics = metrics or Metrics()
-    errors = _Errors(dialects)
+    errors = _Errors(dialects, settings)
     app = Starlette(
         routes=[
             *routes_of(dialects, serving, settings),
@@ -54,12 +56,13 @@ def create_app(
 class _Errors:
     """Errors outside of any operation, in the words of the dialect whose prefix the path has, or of the first."""
 
-    def __init__(self, dialects: Sequence[Dialect]) -> None:
+    def __init__(self, dialects: Sequence[Dialect], settings: ServerSettings) -> None:
+        self._settings = settings
         self._by_name = {dialect.name: dialect for dialect in dialects}
         self._first = dialects[0]
 
     def refusal(self, error: DragomanError) -> ASGIApp:
-        return self._response("", error)
+        return self._answer("", error, {"connection": "close"})
 
     async def unrouted(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -67,21 +70,30 @@ class _Errors:
         if error.status_code == 405:
             allowed = (error.headers or {}).get("Allow", "")
             fault: DragomanError = MethodNotAllowed(f"{method} is not allowed on {path}, only {allowed}.")
-            return self._response(path, fault, {"allow": allowed})
-        return self._response(path, NotFound(f"Unknown URL: {method} {path}"))
+            return self._answer(path, fault, {"allow": allowed})
+        return self._answer(path, NotFound(f"Unknown URL: {method} {path}"))
 
     async def failed(self, request: Request, error: Exception) -> Response:
-        return self._response(request.url.path, GenerationFailed("The server had an internal error."))
+        return self._answer(request.url.path, GenerationFailed("The server had an internal error."))
 
-    def _response(self, path: str, error: DragomanError, headers: dict[str, str] | None = None) -> Response:
+    def _answer(self, path: str, error: DragomanError, headers: dict[str, str] | None = None) -> _ErrorResponse:
         dialect = self._by_name.get(path.strip("/").partition("/")[0], self._first)
         answer = dialect.render_error(error)
-        body = answer.body if isinstance(answer.body, bytes) else msgspec.json.encode(answer.body)
-        return Response(
-            b"" if answer.body is None else body,
-            answer.status,
-            {"content-type": "application/json", **answer.headers, **(headers or {})},
-        )
+        answer = msgspec.structs.replace(answer, headers={**answer.headers, **(headers or {})})
+        return _ErrorResponse(answer, self._settings)
+
+
+class _ErrorResponse(Response):
+    """A dialect's error as Starlette's exception handlers return it."""
+
+    def __init__(self, answer: Answer, settings: ServerSettings) -> None:
+        super().__init__(status_code=answer.status)
+        self._answer = answer
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(Cancelled):
+            await Exchange(scope, receive, send, self._settings).answer(self._answer)
 
 
 def _document_routes(dialects: Sequence[Dialect]) -> list[Route]:

@@ -21,9 +21,6 @@ from dragoman.server.exchange import ABORT
 from dragoman.server.gate import CROWDED
 from dragoman.server.settings import ServerSettings
 
-LINGER_S = 5.0
-"""How long the rest of a request is read and thrown away after its answer, so that the client gets to read it."""
-
 
 def connection_class(settings: ServerSettings, render_error: Callable[[DragomanError], Answer]) -> type[Connection]:
     """The class as uvicorn wants it: complete, and made without arguments of ours."""
@@ -41,6 +38,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._timer: asyncio.TimerHandle | None = None
         self._in_head = self._in_body = False
+        self._deaf = False
         self._head_bytes = 0
         self._unanswered: list[RequestResponseCycle] = []
 
@@ -65,12 +63,12 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self._deaf or self.transport.is_closing():
             return
         if self._in_head:
             self._head_bytes += len(data)
         super().data_received(data)
-        if self.transport.is_closing():
+        if self._deaf or self.transport.is_closing():
             return
         if self._in_head and self._head_bytes > self.settings.max_header_bytes:
             self._refuse(431, PayloadTooLarge("The request's line and headers are too large."))
@@ -104,7 +102,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             self._expect(self.settings.write_timeout_s, self.transport.abort)
         elif self._in_body and not self._unanswered:
-            self._expect(LINGER_S, self.transport.abort)
+            self._expect(self.settings.linger_s, self.transport.abort)
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
@@ -121,8 +119,8 @@ class Connection(HttpToolsProtocol):
             self._expect(self.settings.write_timeout_s, self.transport.abort)
 
     def _refuse(self, status: int, error: DragomanError) -> None:
-        """Answer without a request to answer, and close. Not while another answer is being written."""
-        if not self._unanswered:
+        """Answer what is no request, or stopped being one half way, and close. Not into another answer."""
+        if not any(cycle.response_started for cycle in self._unanswered) and len(self._unanswered) < 2:
             content = self.render_error(error).body
             body = content if isinstance(content, bytes) else msgspec.json.encode(content)
             head = (
@@ -130,8 +128,15 @@ class Connection(HttpToolsProtocol):
                 f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
             )
             self.transport.write(head.encode() + body)
-        self.transport.close()
-        self._expect(self.settings.write_timeout_s, self.transport.abort)
+            self._deaf = True
+            self.transport.write_eof()
+            for cycle in self._unanswered:
+                cycle.disconnected = True
+                cycle.message_event.set()
+            self._expect(self.settings.linger_s, self.transport.abort)
+        else:
+            self.transport.close()
+            self._expect(self.settings.write_timeout_s, self.transport.abort)
 
     # The timer -------------------------------------------------------------------------------------------------------
 

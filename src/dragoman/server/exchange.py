@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.datastructures import Headers
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from dragoman.core.errors import Cancelled
 from dragoman.dialects.field import Reading, Table
@@ -38,7 +39,11 @@ class Exchange:
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
         self.started = False
         self._abort = scope.get("extensions", {}).get(ABORT)
-        self._receive, self._send, self._limits = receive, send, settings
+        self._send, self._limits = send, settings
+        self._next_message = receive
+        self._body_complete = asyncio.Event()
+        if "content-length" not in self.headers and "transfer-encoding" not in self.headers:
+            self._body_complete.set()
         self._clock = asyncio.get_running_loop().time
         self._writing_since: float | None = None
 
@@ -89,7 +94,14 @@ class Exchange:
 
     async def _write_whole(self, status: int, head: Mapping[str, str], body: bytes) -> None:
         await self._start(status, head)
-        await self._write(body, False)
+        if self._body_complete.is_set() or status == 408:
+            await self._write(body, False)
+            return
+        # The client has its answer, but may look for it only when it has written everything.
+        await self._write(body, True)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._body_complete.wait(), self._limits.linger_s)
+        await self._write(b"", False)
 
     async def _write_stream(self, chunks: AsyncGenerator[bytes, None], head: Mapping[str, str]) -> None:
         async with aclosing(chunks):
@@ -107,6 +119,12 @@ class Exchange:
         self._writing_since = self._clock()
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
         self._writing_since = None
+
+    async def _receive(self) -> Message:
+        message = await self._next_message()
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            self._body_complete.set()
+        return message
 
     async def _until_gone(self) -> None:
         """Returns when the client has left, or has let an answer wait for the whole write timeout."""

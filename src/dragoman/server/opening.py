@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,7 +45,7 @@ async def open_house(settings: ServerSettings, worker: WorkerSettings, folder: P
     """
     engine = EngineClient(worker)
     metrics = Metrics()
-    with ThreadPoolExecutor(settings.text_threads, thread_name_prefix="dragoman-text") as executor:
+    with _threads(settings.text_threads):
         # The process loads weights for as long as the tokenizer takes, or longer.
         starting = asyncio.create_task(engine.start())
         template: ChatTemplate | None = None
@@ -56,7 +57,6 @@ async def open_house(settings: ServerSettings, worker: WorkerSettings, folder: P
             serving = EngineServing(
                 engine,
                 model,
-                executor,
                 metrics,
                 max_waiting=settings.max_waiting,
                 timeout_s=settings.generation_timeout_s,
@@ -70,6 +70,16 @@ async def open_house(settings: ServerSettings, worker: WorkerSettings, folder: P
             await engine.close()
             if template is not None:
                 template.close()
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """The loop's threads for work that takes long: few, and all there from the start."""
+    with ThreadPoolExecutor(count, thread_name_prefix="dragoman-text") as executor:
+        everyone = threading.Barrier(count)
+        list(executor.map(lambda _: everyone.wait(), range(count)))
+        asyncio.get_running_loop().set_default_executor(executor)
+        yield
 
 
 def served_model(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
 from typing import TypeVar
 
 from dragoman.core.errors import BadRequest, ContextOverflow, UnsupportedFeature
@@ -18,11 +17,10 @@ INLINE_CHARS = 2048
 
 
 class PromptReader:
-    """Tokenizes and renders for one model, in the threads of ``executor`` where that takes long."""
+    """Tokenizes and renders for one model, in a thread where that takes long."""
 
-    def __init__(self, model: ServedModel, executor: Executor) -> None:
+    def __init__(self, model: ServedModel) -> None:
         self._model = model
-        self._executor = executor
 
     async def read(self, prompt: Prompt) -> tuple[int, ...]:
         """The token ids, never empty. Raises BadRequest, UnsupportedFeature or ContextOverflow with the field's name.
@@ -76,7 +74,7 @@ class PromptReader:
         return _named(work, param)
 
     async def _in_thread(self, work: Callable[[], Result], param: str) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, _named, work, param)
+        return await asyncio.to_thread(_named, work, param)
 
 
 def _named(work: Callable[[], Result], param: str) -> Result:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from concurrent.futures import Executor
 from contextlib import aclosing
 from typing import Protocol
 
@@ -51,16 +50,12 @@ class Engine(Protocol):
 
 
 class EngineServing:
-    """Serves one model.
-
-    ``timeout_s`` bounds every generation, whatever a request asks. The executor tokenizes and renders what is long.
-    """
+    """Serves one model. ``timeout_s`` bounds every generation, whatever a request asks."""
 
     def __init__(
         self,
         engine: Engine,
         model: ServedModel,
-        executor: Executor,
         metrics: Metrics,
         *,
         max_waiting: int = 256,
@@ -70,7 +65,7 @@ class EngineServing:
         self._engine = engine
         self._model = model
         self._metrics = metrics
-        self._prompts = PromptReader(model, executor)
+        self._prompts = PromptReader(model)
         self._timeout_s = timeout_s
 
     def models(self) -> tuple[ModelCard, ...]:

@@ -27,11 +27,12 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         header_timeout_s: seconds for a request's headers to arrive.
         body_timeout_s: seconds for a request's body to arrive; then status 408.
         write_timeout_s: seconds that a client may leave its answer unread before it is dropped.
+        linger_s: seconds that the rest of a refused request is read, so that its sender gets to read why.
         keep_alive_s: seconds that an idle connection stays open.
         generation_timeout_s: longest time for one generation in seconds; without it there is none.
         drain_s: seconds that running requests get to finish when the server is told to stop.
         access_log: write a line for every request.
-        text_threads: threads for tokenizing long prompts and rendering chats.
+        text_threads: threads for checking long requests, tokenizing long prompts and rendering chats.
     """
 
     PANEL = "Server"
@@ -47,6 +48,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     header_timeout_s: Seconds = 20.0
     body_timeout_s: Seconds = 60.0
     write_timeout_s: Seconds = 60.0
+    linger_s: Seconds = 5.0
     keep_alive_s: Seconds = 75.0
     generation_timeout_s: Seconds | None = None
     drain_s: Annotated[float, Meta(ge=0)] = 30.0

@@ -1,0 +1,385 @@
+"""Real sockets against a real server: slow, rude and vanishing clients, and what is left when they are gone."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from stub_house import QUICK, STUB, TOKENIZER, RunningServer
+
+BODY = {"prompt": "Once upon a time", "max_tokens": 6, "seed": 1, "ignore_eos": True}
+ENDLESS = {**BODY, "max_tokens": 200}
+
+
+def request_of(
+    body: Any = BODY, path: str = "/v1/completions", *, close: bool = True, length: int | None = None
+) -> bytes:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(content) if length is None else length}\r\n" + "connection: close\r\n" * close
+    return head.encode() + b"\r\n" + content
+
+
+def read_all(connection: socket.socket) -> bytes:
+    data = b""
+    with contextlib.suppress(ConnectionError):
+        while chunk := connection.recv(65536):
+            data += chunk
+    return data
+
+
+def status_of(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1]) if answer else 0
+
+
+def json_of(answer: bytes) -> Any:
+    return json.loads(answer.partition(b"\r\n\r\n")[2])
+
+
+def ask(server: RunningServer, data: bytes) -> bytes:
+    with server.connect() as connection:
+        connection.sendall(data)
+        return read_all(connection)
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def serves(server: RunningServer) -> None:
+    """Everyone else is served correctly."""
+    answer = ask(server, request_of())
+    assert status_of(answer) == 200
+    assert json_of(answer)["usage"]["completion_tokens"] == 6
+
+
+class Left(contextlib.AbstractContextManager[None]):
+    """What is there at the beginning must be there at the end, and no more: blocks, requests, tasks, threads, sockets,
+    open files."""
+
+    def __init__(self, server: RunningServer) -> None:
+        self.server = server
+
+    def __enter__(self) -> None:
+        serves(self.server)
+        state = self.server.server.server_state
+        until(lambda: not state.connections and not state.tasks)
+        self.before = self.state()
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if kind is None:
+            try:
+                until(lambda: self.state() == self.before)
+            except AssertionError:
+                assert self.state() == self.before
+            serves(self.server)
+
+    def state(self) -> dict[str, int]:
+        house = self.server.house
+        return {
+            "free blocks": house.engine.stats().free_blocks,
+            "running sequences": house.engine.stats().running,
+            "waiting sequences": house.engine.stats().waiting,
+            "waiting": house.serving.admission.waiting,
+            "running": house.serving.admission.running,
+            "connections": len(self.server.server.server_state.connections),
+            "tasks": self.server.tasks(),
+            "threads": threading.active_count(),
+            "files": len(os.listdir("/proc/self/fd")),
+        }
+
+
+@pytest.fixture
+def left(server: RunningServer) -> Iterator[None]:
+    with Left(server):
+        yield
+
+
+pytestmark = pytest.mark.usefixtures("left")
+
+
+# Disconnecting at every possible point -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_leaving_after_each_byte_of_the_request(server: RunningServer, stream: bool) -> None:
+    data = request_of({**ENDLESS, "stream": stream})
+    for end in range(len(data) + 1):
+        with server.connect() as connection:
+            connection.sendall(data[:end])
+
+
+def test_leaving_after_each_event(server: RunningServer) -> None:
+    data = request_of({**ENDLESS, "stream": True})
+    for events in range(24):
+        with server.connect() as connection:
+            connection.sendall(data)
+            seen = b""
+            while seen.count(b"data: ") < events:
+                seen += connection.recv(256) or pytest.fail("the stream ended early")
+
+
+def test_leaving_by_reset_while_waiting(server: RunningServer) -> None:
+    for stream in (False, True):
+        for pause in (0.0, 0.002, 0.01, 0.03):
+            connection = server.connect()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+            connection.sendall(request_of({**ENDLESS, "stream": stream}))
+            time.sleep(pause)
+            connection.close()
+
+
+def test_leaving_a_batch_cancels_all_its_prompts(server: RunningServer) -> None:
+    for stream in (False, True):
+        with server.connect() as connection:
+            connection.sendall(request_of({**ENDLESS, "prompt": ["a", "b", "c"] * 5, "n": 2, "stream": stream}))
+            until(lambda: server.house.serving.admission.running > 0)
+
+
+def test_leaving_cancels_at_once(server: RunningServer) -> None:
+    engine = server.house.engine
+    before = engine.stats().generated_tokens
+    for stream in (False, True):
+        with server.connect() as connection:
+            connection.sendall(request_of({**ENDLESS, "n": 4, "stream": stream}))
+            until(lambda: server.house.serving.admission.running > 0)
+        until(lambda: server.house.serving.admission.running == 0, 2)
+    # Far fewer than the 1,600 tokens that were asked for.
+    assert engine.stats().generated_tokens - before < 1200
+
+
+def test_leaving_with_pipelined_requests_cancels_the_one_being_answered(server: RunningServer) -> None:
+    with server.connect() as connection:
+        connection.sendall(request_of(ENDLESS, close=False) * 3)
+        until(lambda: server.house.serving.admission.running > 0)
+    until(lambda: server.house.serving.admission.running == 0, 2)
+
+
+# Slow clients --------------------------------------------------------------------------------------------------------
+
+
+def test_headers_must_arrive_in_time(server: RunningServer) -> None:
+    with server.connect() as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: t")
+        answer = read_all(connection)
+    assert status_of(answer) == 408
+    assert json_of(answer)["error"]["code"] == "request_timeout"
+
+
+def test_headers_sent_byte_by_byte_are_not_in_time(server: RunningServer) -> None:
+    data = request_of()
+    with server.connect() as connection, contextlib.suppress(ConnectionError):
+        for byte in range(len(data)):
+            connection.sendall(data[byte : byte + 1])
+            time.sleep(0.02)
+            if select.select([connection], [], [], 0)[0]:
+                break
+        assert byte < 60
+        assert status_of(read_all(connection)) == 408
+
+
+def test_a_connection_that_says_nothing_is_closed(server: RunningServer) -> None:
+    with server.connect() as connection:
+        assert read_all(connection) == b""
+    with server.connect() as connection:
+        connection.sendall(b"\r\n\r\n")
+        assert read_all(connection) == b""
+
+
+def test_a_body_must_arrive_in_time(server: RunningServer) -> None:
+    with server.connect() as connection:
+        connection.sendall(request_of()[:-5])
+        answer = read_all(connection)
+    assert status_of(answer) == 408
+    assert "0.3 seconds" in json_of(answer)["error"]["message"]
+
+
+def test_a_client_that_reads_slowly_holds_nobody_up_and_is_dropped(server: RunningServer) -> None:
+    """The answer must be larger than what the kernel's buffers take: log-probabilities make it so."""
+    body = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 20, "n": 16, "seed": 1}
+    body |= {"stream": True, "ignore_eos": True}
+    with server.connect(receive_buffer=2048) as slow:
+        slow.sendall(request_of(body, "/v1/chat/completions"))
+        assert slow.recv(1)
+        for _ in range(3):
+            began = time.monotonic()
+            serves(server)
+            assert time.monotonic() - began < 5
+        # One byte from time to time is not reading.
+        for _ in range(8):
+            time.sleep(0.1)
+            slow.recv(1)
+        until(lambda: not server.server.server_state.connections)
+        assert server.house.serving.admission.running == 0
+        assert b"[DONE]" not in read_all(slow)
+
+
+def test_a_whole_answer_that_nobody_reads_does_not_stay(server: RunningServer) -> None:
+    body = {"prompt": ["a"] * 40, "max_tokens": 60, "logprobs": 5, "n": 2, "seed": 1}
+    with server.connect(receive_buffer=2048) as slow:
+        slow.sendall(request_of(body))
+        until(lambda: server.house.serving.admission.running > 0)
+        until(lambda: server.house.serving.admission.running == 0, 30)
+        until(lambda: not server.server.server_state.connections)
+
+
+# Large requests ------------------------------------------------------------------------------------------------------
+
+
+def test_headers_are_bounded(server: RunningServer) -> None:
+    with server.connect() as connection, contextlib.suppress(ConnectionError):
+        connection.sendall(b"GET /health HTTP/1.1\r\n")
+        for i in range(1000):
+            connection.sendall(b"x-%d: " % i + b"y" * 1000 + b"\r\n")
+            if select.select([connection], [], [], 0)[0]:
+                break
+            time.sleep(0.0005)
+        assert i < 400
+        answer = read_all(connection)
+        assert status_of(answer) == 431
+        assert "headers" in json_of(answer)["error"]["message"]
+
+
+def test_a_body_of_100_megabytes_is_refused_and_still_answered(server: RunningServer) -> None:
+    size = 100 * 1024 * 1024
+    chunk = b" " * (1 << 20)
+    with server.connect() as connection:
+        connection.sendall(request_of(b"", length=size))
+        sent = 0
+        # The client writes all of it before it looks: it must be able to, and then find the answer.
+        while sent < size:
+            sent += connection.send(chunk[: size - sent])
+        answer = read_all(connection)
+    assert status_of(answer) == 413
+    assert json_of(answer)["error"]["code"] == "request_too_large"
+
+
+def test_a_chunked_body_without_end_is_refused(server: RunningServer) -> None:
+    chunk = b"%x\r\n" % (1 << 20) + b" " * (1 << 20) + b"\r\n"
+    with server.connect() as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(100):
+                connection.sendall(chunk)
+                if select.select([connection], [], [], 0)[0]:
+                    break
+        assert status_of(connection.recv(4096)) == 413
+
+
+def test_a_refused_body_is_not_read_for_ever(server: RunningServer) -> None:
+    with server.connect() as connection:
+        connection.sendall(request_of(b"", length=1 << 40, close=False))
+        began = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() - began < 10:
+                connection.sendall(b" " * (1 << 16))
+                time.sleep(0.002)
+        assert time.monotonic() - began < 8
+
+
+# HTTP ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x00\x01\x02\x03\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"POST /v1/completions HTTP/9.9\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET /\xff HTTP/1.1\r\nhost: t\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-length: x\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nabcdef",
+        b"POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+    ],
+    ids=lambda data: repr(data[:32]),
+)
+def test_what_is_not_http_is_refused(server: RunningServer, data: bytes) -> None:
+    answer = ask(server, data)
+    assert status_of(answer) in (400, 404)
+    assert json_of(answer)["error"]["type"] == "invalid_request_error"
+
+
+def test_connections_are_kept_for_the_next_request(server: RunningServer) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    for path, status in (("/health", 200), ("/nothing", 404), ("/v1/models", 200)):
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        answer.read()
+        assert answer.status == status
+    connection.request("POST", "/v1/completions", json.dumps(BODY), {"content-type": "application/json"})
+    assert json.loads(connection.getresponse().read())["usage"]["completion_tokens"] == 6
+    assert len(server.server.server_state.connections) == 1
+    connection.close()
+
+
+def test_pipelined_requests_are_answered_in_order(server: RunningServer) -> None:
+    first, second = request_of({**BODY, "seed": 5}, close=False), request_of({**BODY, "seed": 6})
+    answer = ask(server, first + second)
+    one, two = (ask(server, request_of({**BODY, "seed": seed})) for seed in (5, 6))
+    places = [answer.index(json_of(each)["choices"][0]["text"].encode()) for each in (one, two)]
+    assert places == sorted(places)
+
+
+def test_expect_continue_is_answered(server: RunningServer) -> None:
+    head, _, body = request_of().partition(b"\r\n\r\n")
+    with server.connect() as connection:
+        connection.sendall(head + b"\r\nexpect: 100-continue\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 100")
+        connection.sendall(body)
+        assert status_of(read_all(connection)) == 200
+
+
+def test_head_requests_have_no_body(server: RunningServer) -> None:
+    answer = ask(server, b"HEAD /v1/models HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n")
+    assert status_of(answer) == 200
+    assert answer.endswith(b"\r\n\r\n")
+
+
+def test_a_stream_has_the_headers_of_one(server: RunningServer) -> None:
+    head = ask(server, request_of({**BODY, "stream": True})).partition(b"\r\n\r\n")[0].lower()
+    assert b"content-type: text/event-stream" in head
+    assert b"cache-control: no-cache" in head
+    assert b"x-accel-buffering: no" in head
+
+
+def test_many_at_once_are_all_served(server: RunningServer) -> None:
+    answers: list[int] = []
+
+    def play(i: int) -> None:
+        answers.append(status_of(ask(server, request_of({**BODY, "seed": i, "stream": i % 2 == 0}))))
+
+    threads = [threading.Thread(target=play, args=(i,)) for i in range(40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [200] * 40
+
+
+def test_one_connection_too_many_is_told_so(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = type("Limits", (), {**{f: getattr(QUICK, f) for f in QUICK.__struct_fields__}, "max_connections": 2})
+    monkeypatch.setattr(server.server.config.http_protocol_class, "settings", limits)
+    with server.connect(), server.connect():
+        until(lambda: len(server.server.server_state.connections) == 2)
+        answer = ask(server, request_of())
+    assert status_of(answer) == 503
+    assert json_of(answer)["error"]["code"] == "service_unavailable"
+
+
+def test_all_blocks_are_free_when_nothing_runs(server: RunningServer) -> None:
+    assert server.house.engine.stats().free_blocks == STUB.num_blocks
+    assert TOKENIZER.vocab_size == STUB.vocab_size
