@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from small_models import VARIANTS, checkpoint_of, make_folder, prompt, run_rows
 
-from dragoman import models
+from dragoman import kernels, models
 from dragoman.models import loading, packed_cache
 from dragoman.models.layout import plan_layout
 from dragoman.models.packed_cache import PackedCache, cache_key, default_cache_folder
@@ -214,6 +214,26 @@ def test_key_follows_time_size_and_content(folder: Path) -> None:
     os.utime(file)
     keys.append(key())
     assert len(set(keys)) == 3
+
+
+def test_key_follows_how_the_kernels_pack(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint, pack = checkpoint_of(folder), kernels.pack
+    layout = plan_layout(checkpoint.spec, "int4")
+    before = cache_key(checkpoint, layout, folder)
+    monkeypatch.setattr(kernels, "pack", lambda weight, precision: pack(weight[::-1], precision))
+    assert cache_key(checkpoint, layout, folder) != before
+
+
+def test_read_only_cache_is_read(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models.load(folder, settings(cache))
+
+    def forbid(*_: object, **__: object) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(os, "utime", forbid)
+    packed = packings(monkeypatch)
+    models.load(folder, settings(cache))
+    assert packed == []
 
 
 def test_default_folder_is_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

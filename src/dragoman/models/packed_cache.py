@@ -32,7 +32,7 @@ from dragoman.models.settings import WeightsMemory
 from dragoman.models.weights import Checkpoint
 
 _LOG = logging.getLogger("dragoman.models")
-_FORMAT = 1  # raise it whenever the packed layout of any precision changes
+_FORMAT = 1  # of the file; how the kernels pack is part of the key by itself
 _MAGIC = b"DRGMPACK"
 _PAGE = 4096
 _LARGEST_HEADER_BYTES = 64 << 20
@@ -56,10 +56,13 @@ def cache_key(checkpoint: Checkpoint, layout: Layout, folder: Path) -> str:
     """Name of the packed form of these weight files: their names, sizes, times, headers and samples of their content.
 
     Samples, because hashing all of a large checkpoint would take as long as packing it; whoever changes a file without
-    changing its size, its time and any of 64 samples is not served by accident.
+    changing its size, its time and any of 64 samples is not served by accident. A small matrix packed at each precision
+    stands for how the kernels pack.
     """
     digest = hashlib.blake2b(digest_size=20)
     digest.update(f"{_FORMAT} {layout!r} {checkpoint.spec!r}".encode())
+    for precision in sorted({entry.precision for entry in layout.entries if entry.precision}):
+        digest.update(kernels.pack(np.sin(np.arange(48 * 96, dtype=np.float32)).reshape(48, 96), precision).data)
     for name, header in sorted(checkpoint.headers.items()):
         status = (folder / name).stat()
         digest.update(f"{name} {status.st_size} {status.st_mtime_ns} {len(header.raw)}".encode())
@@ -90,7 +93,8 @@ class PackedCache:
                 packed = None if memory == "copy" else _map(stream.fileno(), start, layout, checksums)
                 if packed is None or (memory == "auto" and not _in_huge_pages(packed[0].ctypes.data, layout.nbytes)):
                     packed = _copy(stream.fileno(), start, layout, checksums)
-            os.utime(path)  # what was used last is removed last
+            with contextlib.suppress(OSError):  # a cache that may only be read
+                os.utime(path)  # what was used last is removed last
             return packed, checksums
         except FileNotFoundError:
             return None
