@@ -1,0 +1,259 @@
+"""The server's life: ready before it is reachable, drained before it ends, and an engine that may die in between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from stub_house import FOLDER, QUICK, STUB, TOKENIZER, RunningServer, running_server
+
+from dragoman.core.errors import DragomanError, ModelError
+from dragoman.engine.client import EngineClient
+from dragoman.engine.messages import EngineInfo, LoadModel, WorkerSettings
+from dragoman.server import lifecycle
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import msgspec
+from dragoman.engine.messages import StubModel, WorkerSettings
+from dragoman.server.lifecycle import serve
+from dragoman.server.settings import ServerSettings
+
+settings = msgspec.json.decode(sys.argv[1], type=ServerSettings)
+stub = msgspec.json.decode(sys.argv[2], type=StubModel)
+sys.exit(serve(settings, WorkerSettings(model=stub), Path(sys.argv[3]), opened=lambda _, url: print(url, flush=True)))
+"""
+
+PROMPT = {"prompt": "Once upon a time", "seed": 1, "ignore_eos": True}
+SLOW = msgspec.structs.replace(STUB, step_s=0.01)
+
+
+class Process:
+    """``serve`` in a process of its own."""
+
+    def __init__(self, drain_s: float, step_s: float) -> None:
+        settings = msgspec.structs.replace(QUICK, drain_s=drain_s)
+        stub = msgspec.structs.replace(STUB, step_s=step_s)
+        arguments = [msgspec.json.encode(settings), msgspec.json.encode(stub), str(FOLDER)]
+        command = [sys.executable, "-c", PROGRAM, *arguments]
+        self.popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.popen.stdout is not None
+        self.url = self.popen.stdout.readline().strip()
+        self.events: list[Any] = []
+
+    def stream(self, max_tokens: int) -> threading.Thread:
+        """Reads a stream in a thread; returns when its first event has come."""
+        begun = threading.Event()
+
+        def read() -> None:
+            body = {**PROMPT, "max_tokens": max_tokens, "stream": True}
+            with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=30) as answer:
+                for line in answer.iter_lines():
+                    if line:
+                        self.events.append(line.removeprefix("data: "))
+                        begun.set()
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        assert begun.wait(20)
+        return thread
+
+    def signal(self, number: int) -> None:
+        self.popen.send_signal(number)
+
+    def exit_code(self, seconds: float = 20) -> int:
+        self.errors = self.popen.communicate(timeout=seconds)[1]
+        return self.popen.returncode
+
+
+@contextmanager
+def process(drain_s: float = 10.0, step_s: float = 0.01) -> Iterator[Process]:
+    running = Process(drain_s, step_s)
+    try:
+        yield running
+    finally:
+        running.popen.kill()
+        running.popen.communicate()
+
+
+# The end -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_running_requests_finish(number: int) -> None:
+    with process() as server:
+        reading = server.stream(60)
+        server.signal(number)
+        time.sleep(0.15)
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{server.url}/health")
+        reading.join()
+        assert server.exit_code() == 0
+        assert server.events[-1] == "[DONE]"
+        assert json.loads(server.events[-2])["choices"][0]["finish_reason"] == "length"
+        assert "Traceback" not in server.errors
+
+
+def test_what_does_not_finish_in_time_is_told_so() -> None:
+    with process(drain_s=0.3, step_s=0.05) as server:
+        reading = server.stream(250)
+        server.signal(signal.SIGTERM)
+        assert server.exit_code() == 0
+        reading.join()
+        assert json.loads(server.events[-1])["error"]["type"] == "server_error"
+        assert "Traceback" not in server.errors
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    with process(drain_s=60, step_s=0.05) as server:
+        server.signal(signal.SIGTERM)
+        server.signal(signal.SIGTERM)
+        began = time.monotonic()
+        assert server.exit_code() == 0
+        assert time.monotonic() - began < 10
+
+
+def test_an_idle_server_ends_at_once() -> None:
+    with process(drain_s=60) as server:
+        with httpx.Client() as client:
+            assert client.get(f"{server.url}/health").status_code == 200
+            began = time.monotonic()
+            server.signal(signal.SIGTERM)
+            assert server.exit_code() == 0
+        assert time.monotonic() - began < 10
+
+
+# The beginning -------------------------------------------------------------------------------------------------------
+
+
+def test_the_port_opens_when_the_engine_can_generate(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = msgspec.structs.replace(QUICK, port=port)
+    started: list[bool] = []
+    start = EngineClient.start
+
+    async def slow_start(client: EngineClient) -> EngineInfo:
+        info = await start(client)
+        # Up, and still nobody is let in.
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)
+        started.append(True)
+        return info
+
+    monkeypatch.setattr(EngineClient, "start", slow_start)
+
+    async def play() -> int:
+        opened = asyncio.Event()
+        serving = lifecycle.run(settings, WorkerSettings(model=STUB), FOLDER, opened=lambda *_: opened.set())
+        task = asyncio.create_task(serving)
+        await asyncio.wait((task, asyncio.create_task(opened.wait())), return_when=asyncio.FIRST_COMPLETED)
+        assert not task.done(), task.exception()
+        async with httpx.AsyncClient() as client:
+            answer = await client.post(f"http://127.0.0.1:{port}/v1/completions", json={**PROMPT, "max_tokens": 1})
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return answer.status_code
+
+    assert asyncio.run(play()) == 200
+    assert started
+
+
+def test_a_taken_port_is_known_before_the_engine_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EngineClient, "start", lambda _: pytest.fail("the engine was started"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(DragomanError, match=f"cannot listen on 127.0.0.1, port {port}"):
+            lifecycle.serve(msgspec.structs.replace(QUICK, port=port), WorkerSettings(model=STUB), FOLDER)
+
+
+def test_an_unknown_host_is_an_error() -> None:
+    with pytest.raises(DragomanError, match="cannot listen on"):
+        lifecycle.serve(msgspec.structs.replace(QUICK, host="256.1.1.1"), WorkerSettings(model=STUB), FOLDER)
+
+
+def test_a_model_that_is_not_there_is_an_error(tmp_path: Any) -> None:
+    worker = WorkerSettings(model=LoadModel(source=str(tmp_path / "nothing")))
+    with pytest.raises(ModelError):
+        lifecycle.serve(QUICK, worker, FOLDER)
+    with pytest.raises(ModelError):
+        lifecycle.serve(QUICK, WorkerSettings(model=STUB), tmp_path)
+
+
+# The engine's death --------------------------------------------------------------------------------------------------
+
+
+def events_of(server: RunningServer, body: dict[str, Any], kills: int = 0) -> list[str]:
+    events: list[str] = []
+    with httpx.stream("POST", f"{server.url}/v1/completions", json={**body, "stream": True}, timeout=60) as answer:
+        assert answer.status_code == 200
+        for line in answer.iter_lines():
+            if not line:
+                continue
+            events.append(line.removeprefix("data: "))
+            if kills and len(events) % 10 == 5:
+                pid = server.house.engine.health().pid
+                assert pid
+                os.kill(pid, signal.SIGKILL)
+                kills -= 1
+    assert events.pop() == "[DONE]"
+    return [json.dumps(json.loads(event)["choices"]) for event in events]
+
+
+def test_a_stream_goes_on_byte_for_byte_when_the_engine_is_killed() -> None:
+    body = {**PROMPT, "max_tokens": 60, "logprobs": 2, "n": 2}
+    with running_server(stub=SLOW) as server:
+        whole = events_of(server, body)
+        killed = events_of(server, body, kills=3)
+        assert sorted(killed) == sorted(whole)
+        metrics = httpx.get(f"{server.url}/metrics").text
+        assert "dragoman_engine_restarts_total 3.0" in metrics
+        assert httpx.get(f"{server.url}/readyz").status_code == 200
+
+
+def test_readiness_tells_of_a_restart() -> None:
+    with running_server(stub=SLOW) as server:
+        pid = server.house.engine.health().pid
+        assert pid
+        os.kill(pid, signal.SIGKILL)
+        end = time.monotonic() + 10
+        while (answer := httpx.get(f"{server.url}/readyz")).status_code == 200:
+            assert time.monotonic() < end
+        assert answer.status_code == 503
+        assert "died" in answer.json()["reason"]
+        assert httpx.get(f"{server.url}/livez").status_code == 200
+        while httpx.get(f"{server.url}/readyz").status_code != 200:
+            assert time.monotonic() < end
+
+
+def test_a_request_that_kills_the_engine_fails_alone() -> None:
+    poison = TOKENIZER.encode(" poison")[0]
+    stub = msgspec.structs.replace(STUB, crash_token=poison, step_s=0.002)
+    with running_server(stub=stub) as server:
+        results: dict[str, Any] = {}
+
+        def good() -> None:
+            results["good"] = events_of(server, {**PROMPT, "max_tokens": 200, "logit_bias": {str(poison): -100}})
+
+        thread = threading.Thread(target=good)
+        thread.start()
+        bad = httpx.post(f"{server.url}/v1/completions", json={"prompt": [poison], "max_tokens": 4}, timeout=60)
+        thread.join()
+        assert bad.status_code == 500
+        assert "died" in bad.json()["error"]["message"]
+        assert results["good"] == events_of(server, {**PROMPT, "max_tokens": 200, "logit_bias": {str(poison): -100}})
