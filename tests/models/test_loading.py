@@ -103,6 +103,14 @@ def test_copied_blocks_continue_as_the_originals_do(precision: Precision, folder
     assert (run_rows(model, ids[40:], 40, blocks=np.arange(model.num_blocks)) == expected).all()
 
 
+@pytest.mark.parametrize("name", ["llama", "llama-one-kv-head", "llama-biases"])  # head_dim 16, 10, 24
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_planned_kv_memory_is_the_pools(name: str, precision: Precision, tmp_path: Path) -> None:
+    model = models.load(make_folder(tmp_path, VARIANTS[name]), ModelSettings(precision=precision, kv_bytes=1 << 20))
+    assert model.kv.bytes_per_block == 32 * model.plan.kv_bytes_per_token
+    assert model.kv.nbytes == model.plan.kv_bytes <= 1 << 20
+
+
 def test_float16_weights_are_served_as_bfloat16(tmp_path: Path) -> None:
     model = models.load(make_folder(tmp_path, VARIANTS["gpt2"], "F16"))
     assert model.card.precision == "bfloat16"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from small_models import make_models
 
 from dragoman.core.errors import ModelError
-from dragoman.models import MemoryPlan, ModelDescription, ModelSettings, plan
+from dragoman.models import MemoryPlan, ModelDescription, ModelSettings, memory, plan
 from dragoman.models.families import read_spec
 from dragoman.models.memory import BLOCK_TOKENS, available_memory
 from dragoman.models.settings import PRECISIONS
@@ -123,3 +125,14 @@ def test_a_plan_that_fits_keeps_its_promises(
 
 def test_available_memory_is_a_plausible_number() -> None:
     assert 64 << 20 < available_memory() < 1 << 50
+
+
+def test_available_memory_respects_the_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [str(tmp_path / name) for name in ("memory.max", "memory.current", "memory.stat")]
+    monkeypatch.setattr(memory, "_CGROUP_FILES", [(*names, "inactive_file")])
+    unlimited = available_memory()
+    for name, content in zip(names, ("30000000", "25000000", "anon 20000000\ninactive_file 4000000\n"), strict=True):
+        Path(name).write_text(content)
+    assert available_memory() == 9_000_000
+    Path(names[0]).write_text("max")
+    assert available_memory() > unlimited // 2

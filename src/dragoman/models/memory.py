@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import psutil
 
 from dragoman.core.errors import ModelError
 from dragoman.models.description import ModelDescription
@@ -79,7 +80,7 @@ def plan(
     kv_precision: KVPrecision = "float32" if precision == "float32" else "bfloat16"
     available = available_memory() if available_bytes is None else available_bytes
     layout = plan_layout(spec, precision)
-    per_token = 2 * spec.layers * spec.kv_width * (4 if kv_precision == "float32" else 2)
+    per_token = _kv_bytes_per_token(spec, kv_precision)
     asked = _asked_context(spec, settings)
     table = _table_bytes_per_position(spec)
     activations = activation_bytes(spec, settings)
@@ -112,7 +113,7 @@ def plan(
 
 def available_memory() -> int:
     """Bytes this process may still take: what the system can give without swapping, within the cgroup's limit."""
-    free = _system_memory()
+    free = int(psutil.virtual_memory().available)
     for limit, usage, statistics, reclaimable in _CGROUP_FILES:
         try:
             most, used = int(Path(limit).read_text()), int(Path(usage).read_text())
@@ -121,14 +122,6 @@ def available_memory() -> int:
         except (OSError, ValueError):  # no such cgroup version, or the limit is "max"
             continue
     return free
-
-
-def _system_memory() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):  # no Linux: all there is, less what cannot be told from cached files
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 4
 
 
 _CGROUP = "/sys/fs/cgroup"
@@ -184,6 +177,12 @@ def _kv_bytes(settings: ModelSettings, context: int, per_token: int, room: int) 
             f"{_gib(one)}"
         )
     return settings.kv_bytes
+
+
+def _kv_bytes_per_token(spec: DecoderSpec, kv_precision: KVPrecision) -> int:
+    """A key and a value in each layer and KV head, padded to whole vectors of 16 as the pool stores them."""
+    padded = -(-spec.head_dim // 16) * 16
+    return 2 * spec.layers * spec.kv_heads * padded * (4 if kv_precision == "float32" else 2)
 
 
 def _table_bytes_per_position(spec: DecoderSpec) -> int:
