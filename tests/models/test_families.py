@@ -19,6 +19,47 @@ def test_spec_asks_for_as_many_numbers_as_the_checkpoint_has(name: str) -> None:
     assert read_spec(VARIANTS[name]).parameter_count == sum(int(make_models.np.prod(shape)) for shape in shapes)
 
 
+def _llama(width: int, layers: int, heads: int, kv_heads: int, inner: int, vocab: int, **more: Any) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": inner,
+        "vocab_size": vocab,
+        "max_position_embeddings": 4096,
+    } | more
+
+
+PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
+    "Llama 2 7B": (_llama(4096, 32, 32, 32, 11008, 32000, rope_scaling=None, pretraining_tp=1), 6_738_415_616),
+    "Llama 3.1 8B": (_llama(4096, 32, 32, 8, 14336, 128256, rope_theta=500000.0), 8_030_261_248),
+    "Mistral 7B": (
+        _llama(4096, 32, 32, 8, 14336, 32000, architectures=["MistralForCausalLM"], sliding_window=4096),
+        7_241_732_096,
+    ),
+    "Qwen2.5 7B": (
+        _llama(3584, 28, 28, 4, 18944, 152064, architectures=["Qwen2ForCausalLM"], use_sliding_window=False),
+        7_615_616_512,
+    ),
+    "Qwen3 0.6B": (
+        _llama(1024, 28, 16, 8, 3072, 151936, architectures=["Qwen3ForCausalLM"], head_dim=128, sliding_window=None)
+        | {"tie_word_embeddings": True},
+        596_049_920,
+    ),
+    "GPT-2": (
+        {"architectures": ["GPT2LMHeadModel"], "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257},
+        124_439_808,
+    ),
+}
+
+
+@pytest.mark.parametrize(("config", "count"), PUBLISHED.values(), ids=PUBLISHED)
+def test_published_models_have_their_published_number_of_parameters(config: dict[str, Any], count: int) -> None:
+    assert read_spec(config).parameter_count == count
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_parameter_of_a_family_has_a_name_in_its_checkpoints(family: str) -> None:
     spec = read_spec(next(config for config in VARIANTS.values() if config["architectures"] == [family]))
