@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from dragoman.core.constraint import Constraint
 from dragoman.core.sampling import EndingParams, LogprobParams, SamplingParams
 
 
@@ -55,6 +56,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         n: generations returned. best_of: generations made (>= n); the best by mean token logprob are returned.
         seeds: None: drawn from the operating system and reported; one seed: generation i uses (seed + i) mod 2**64;
             otherwise one per generation.
+        constraint: what the generated text has to be; checked, or refused, before generation.
         echo: the prompt's text precedes the generated text.
         priority: higher runs first. timeout_s: the whole generation's deadline.
     """
@@ -68,6 +70,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams = SamplingParams()
     ending: EndingParams = EndingParams()
     logprobs: LogprobParams | None = None
+    constraint: Constraint | None = None
     echo: bool = False
     priority: int = 0
     timeout_s: float | None = None
@@ -79,6 +82,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     All ``len(seeds)`` sequences share the prompt's blocks. ``generated`` holds what each sequence had produced before
     (crash replay, continuing): generation goes on behind it, with the random numbers of those positions.
+    ``grammar``: what the text has to follow, as ``text.grammar`` has made and checked it.
     """
 
     request_id: str
@@ -93,3 +97,4 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     priority: int = 0
     generated: tuple[tuple[int, ...], ...] = ()
     finished: tuple[bool, ...] = ()
+    grammar: str | None = None

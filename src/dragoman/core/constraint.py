@@ -1,0 +1,55 @@
+"""What a generation's text has to be: the grammar it must follow, as a dialect or a tool format states it.
+
+A ``Constraint`` holds only what was asked; ``text.grammar`` checks it before generation and refuses by name what cannot
+be enforced. From then on every generated text is a prefix of one that follows it, and a generation that ends by itself
+follows it entirely; one that runs into its length is cut (``FinishReason.LENGTH``).
+
+A format around a schema is a ``Lark`` grammar in llguidance's dialect: literal text in quotes, a special token of the
+model by its spelling ``<|name|>`` or by its id ``<[151657]>``, and an embedded schema as ``%json {…}``, which is
+checked as a ``JsonSchema`` is. A named call in Hermes' format:
+
+    start: "<tool_call>\\n" call "\\n</tool_call>"
+    call: %json {"type": "object", "properties": {…}, "required": ["name", "arguments"]}
+
+and free text that becomes a call as soon as the model opens one (``<[151657]>`` where the opening is one token):
+
+    start: text ("<tool_call>\\n" call "\\n</tool_call>" text)*
+    text: /(.|\\n)*/ …
+
+A sequence ends where its grammar allows nothing more, also with ``ignore_eos``.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema"):
+    """JSON that is valid under a JSON Schema (2020-12). ``schema`` is the schema's own JSON text."""
+
+    schema: str
+
+
+class JsonObject(msgspec.Struct, frozen=True, tag="json_object"):
+    """Any JSON object."""
+
+
+class Regex(msgspec.Struct, frozen=True, tag="regex"):
+    """Text that the pattern matches from its first character to its last. Rust's syntax, without look-around."""
+
+    pattern: str
+
+
+class Lark(msgspec.Struct, frozen=True, tag="lark"):
+    """Text of a context-free grammar, in llguidance's dialect of Lark or in GBNF. It begins at ``start`` (``root``)."""
+
+    grammar: str
+
+
+class Choice(msgspec.Struct, frozen=True, tag="choice"):
+    """One of these strings, exactly."""
+
+    strings: tuple[str, ...]
+
+
+Constraint = JsonSchema | JsonObject | Regex | Lark | Choice
