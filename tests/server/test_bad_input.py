@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import httpx
@@ -300,6 +301,43 @@ async def test_any_messages_are_served_or_refused(house: LocalHouse, messages: l
     if response.status_code != 200:
         error_of(response, 400)
     nothing_left(house)
+
+
+# Faults of our own ---------------------------------------------------------------------------------------------------
+
+
+async def test_an_internal_error_is_500_without_its_details(
+    house: LocalHouse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(house.serving, "generate", lambda _: 1 / 0)
+    error = error_of(await post(house, {"prompt": "a"}), 500)
+    assert error["type"] == "server_error"
+    assert "ZeroDivisionError" not in error["message"]
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_a_stream_that_cannot_be_finished_ends_with_an_error(template: ChatTemplate) -> None:
+    limits = msgspec.structs.replace(QUICK, generation_timeout_s=0.1)
+    async with local_house(template, limits, msgspec.structs.replace(STUB, step_s=0.01)) as house:
+        response = await post(house, {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True})
+        *events, last = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+        assert response.status_code == 200
+        assert all("choices" in json.loads(event) for event in events)
+        assert "within 0.1 seconds" in json.loads(last)["error"]["message"]
+        whole = await post(house, {"prompt": "a", "max_tokens": 200, "ignore_eos": True})
+        assert "did not finish" in error_of(whole, 500)["message"]
+        nothing_left(house)
+
+
+async def test_the_log_has_a_line_without_secrets(house: LocalHouse, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "dragoman.access")
+    body = json.dumps({"prompt": "my secret", "max_tokens": 1}).encode()
+    headers = {"authorization": "Bearer sk-secret", "x-request-id": "mine", "content-type": "application/json"}
+    await house.client.post("/v1/completions?key=secret%0a", content=body, headers=headers)
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "dragoman.access"]
+    assert re.fullmatch(
+        r'client=127\.0\.0\.1:123 method=POST path="/v1/completions" status=200 seconds=\d\.\d{3} id=mine', line
+    )
 
 
 # Health and documents ------------------------------------------------------------------------------------------------

@@ -7,11 +7,19 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from dragoman.core.errors import DragomanError
+from dragoman.core.errors import BadRequest, DragomanError
 from dragoman.core.serving import Serving
 from dragoman.dialects.field import Reading, Table
 
 Result = TypeVar("Result")
+
+
+class NotJson(BadRequest):
+    """The body is not JSON at all; some dialects answer this otherwise than JSON of the wrong shape."""
+
+
+class WrongMediaType(BadRequest):
+    """The body says that it is something else than JSON."""
 
 
 class Exchange(Protocol):
@@ -24,14 +32,14 @@ class Exchange(Protocol):
     async def read(self, table: Table, *, any_content_type: bool = False) -> Reading:
         """The JSON body, checked by the table; bounded in size and time.
 
-        Raises BadRequest, UnsupportedFeature, PayloadTooLarge, RequestTimeout.
+        Raises WrongMediaType, NotJson, the table's Violation and UnsupportedFeature, PayloadTooLarge, RequestTimeout.
         """
 
     async def unless_gone(self, work: Awaitable[Result]) -> Result:
         """Await the work; when the client leaves first, cancel it and raise ``Cancelled``."""
 
     async def reply(self, content: Any, *, status: int = 200, headers: Mapping[str, str] = ...) -> None:
-        """Answer with JSON (any msgspec value) or, given ``bytes``, with what is already encoded."""
+        """Answer with JSON (any msgspec value), with ``bytes`` as they are, or with nothing (None)."""
 
     async def stream(
         self, chunks: AsyncGenerator[bytes, None], *, content_type: str = ..., headers: Mapping[str, str] = ...

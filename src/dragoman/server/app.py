@@ -54,12 +54,15 @@ def create_app(
 
 
 class _Errors:
-    """Errors outside of any operation, in the words of the dialect whose prefix the path has, or of the first."""
+    """Errors outside of any operation, in the words of the dialect that the path's first part belongs to."""
 
     def __init__(self, dialects: Sequence[Dialect], settings: ServerSettings) -> None:
         self._settings = settings
-        self._by_name = {dialect.name: dialect for dialect in dialects}
         self._first = dialects[0]
+        self._by_part = {dialect.name: dialect for dialect in dialects}
+        for dialect in dialects:
+            for operation in dialect.operations:
+                self._by_part.setdefault(_first_part(operation.path), dialect)
 
     def refusal(self, error: DragomanError) -> ASGIApp:
         return self._answer("", error, {"connection": "close"})
@@ -77,10 +80,14 @@ class _Errors:
         return self._answer(request.url.path, GenerationFailed("The server had an internal error."))
 
     def _answer(self, path: str, error: DragomanError, headers: dict[str, str] | None = None) -> _ErrorResponse:
-        dialect = self._by_name.get(path.strip("/").partition("/")[0], self._first)
+        dialect = self._by_part.get(_first_part(path), self._first)
         answer = dialect.render_error(error)
         answer = msgspec.structs.replace(answer, headers={**answer.headers, **(headers or {})})
         return _ErrorResponse(answer, self._settings)
+
+
+def _first_part(path: str) -> str:
+    return path.strip("/").partition("/")[0]
 
 
 class _ErrorResponse(Response):

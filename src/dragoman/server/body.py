@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 from starlette.types import Receive
 
-from dragoman.core.errors import BadRequest, Cancelled, PayloadTooLarge, RequestTimeout
+from dragoman.core.errors import Cancelled, PayloadTooLarge, RequestTimeout
+from dragoman.dialects.wire import NotJson, WrongMediaType
 
 _decode = msgspec.json.Decoder().decode
 
@@ -39,24 +40,24 @@ async def read_body(receive: Receive, headers: Mapping[str, str], *, max_bytes: 
 
 
 def decode_json(body: bytes) -> Any:
-    """The JSON value. Of equal keys the last one counts. Raises BadRequest that says what is wrong with the text."""
+    """The JSON value. Of equal keys the last one counts. Raises NotJson that says what is wrong with the text."""
     try:
         return _decode(body)
     except UnicodeDecodeError:
-        raise BadRequest("The request's body is not valid UTF-8.") from None
+        raise NotJson("The request's body is not valid UTF-8.") from None
     except RecursionError:
-        raise BadRequest("The request's body is nested too deeply.") from None
+        raise NotJson("The request's body is nested too deeply.") from None
     except ValueError as error:
         reason = "it is empty" if not body else str(error)
-        raise BadRequest(f"The request's body is not valid JSON: {reason}.") from None
+        raise NotJson(f"The request's body is not valid JSON: {reason}.") from None
 
 
 def check_content_type(headers: Mapping[str, str]) -> None:
-    """JSON, or nothing said. Raises BadRequest."""
+    """JSON, or nothing said. Raises WrongMediaType."""
     content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type and content_type != "application/json" and not content_type.endswith("+json"):
         shown = content_type[:64]
-        raise BadRequest(f"The content type must be application/json, not '{shown}'.")
+        raise WrongMediaType(f"The content type must be application/json, not '{shown}'.")
 
 
 def _too_large(max_bytes: int) -> PayloadTooLarge:

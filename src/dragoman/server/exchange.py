@@ -74,7 +74,8 @@ class Exchange:
 
     async def reply(self, content: Any, *, status: int = 200, headers: Mapping[str, str] = NONE) -> None:
         body = content if isinstance(content, bytes) else b"" if content is None else _encode(content)
-        head = {"content-type": "application/json", "content-length": str(len(body)), **headers}
+        kind = {} if content is None else {"content-type": "application/json"}
+        head = {**kind, "content-length": str(len(body)), **headers}
         await self.unless_gone(self._write_whole(status, head, body))
 
     async def answer(self, answer: Answer) -> None:

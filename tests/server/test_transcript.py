@@ -1,0 +1,78 @@
+"""Any tokens as text: nothing lost, nothing doubled, nothing cut in the middle of a character."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stub_house import QUICK, STUB, TOKENIZER, local_model
+
+from dragoman.core.events import FinishReason, TextDelta, TokenEvent
+from dragoman.core.sampling import EndingParams
+from dragoman.server.transcript import Transcript
+from dragoman.text import ChatTemplate
+
+MODEL = local_model(QUICK, STUB, ChatTemplate({}))
+# Half of them bytes, so that characters begin and break off everywhere.
+BYTES = [i for i in range(TOKENIZER.vocab_size) if len(TOKENIZER.token_bytes(i)) == 1]
+IDS = st.lists(st.sampled_from(BYTES) | st.integers(0, TOKENIZER.vocab_size - 1), min_size=1, max_size=24)
+
+
+def played(ids: list[int], ending: EndingParams, finish: FinishReason = FinishReason.LENGTH) -> list[TextDelta]:
+    transcript = Transcript(MODEL, 0, (), ending)
+    deltas = []
+    for i, token_id in enumerate(ids):
+        deltas.append(transcript.push(TokenEvent("r", 0, i, token_id, finish if i == len(ids) - 1 else None)))
+        if transcript.finish is not None:
+            break
+    return deltas
+
+
+@given(ids=IDS, skip=st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_deltas_are_the_whole_text_and_hold_every_token_once(ids: list[int], skip: bool) -> None:
+    deltas = played(ids, EndingParams(skip_special_tokens=skip))
+    assert "".join(delta.text for delta in deltas) == TOKENIZER.decode(ids, skip_special_tokens=skip)
+    assert [token.token_id for delta in deltas for token in delta.tokens] == ids
+    assert [delta.finish for delta in deltas] == [None] * (len(ids) - 1) + [FinishReason.LENGTH]
+    assert b"".join(token.raw for delta in deltas for token in delta.tokens) == b"".join(
+        map(TOKENIZER.token_bytes, ids)
+    )
+
+
+@given(ids=IDS, stop=st.text(st.sampled_from("ab \ufffdeo"), min_size=1, max_size=3), include=st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_a_stop_string_cuts_the_whole_text(ids: list[int], stop: str, include: bool) -> None:
+    whole = TOKENIZER.decode(ids)
+    deltas = played(ids, EndingParams(stop=(stop,), include_stop=include))
+    place = whole.find(stop)
+    expected = whole if place < 0 else whole[: place + len(stop) * include]
+    assert "".join(delta.text for delta in deltas) == expected
+    assert deltas[-1].finish is (FinishReason.LENGTH if place < 0 else FinishReason.STOP_STRING)
+    generated = [token.token_id for delta in deltas for token in delta.tokens]
+    assert generated == ids[: len(generated)]
+    assert len(generated) == len(deltas)
+
+
+@given(ids=IDS)
+@settings(max_examples=300, deadline=None)
+def test_offsets_never_go_back_and_point_at_the_tokens_text(ids: list[int]) -> None:
+    deltas = played(ids, EndingParams(skip_special_tokens=False))
+    text = "".join(delta.text for delta in deltas)
+    tokens = [token for delta in deltas for token in delta.tokens]
+    offsets = [token.text_offset for token in tokens]
+    assert offsets == sorted(offsets)
+    for token in tokens:
+        if "\ufffd" not in token.text:
+            assert text.startswith(token.text, token.text_offset)
+
+
+@given(ids=IDS, finish=st.sampled_from([FinishReason.EOS, FinishReason.STOP_TOKEN]))
+@settings(max_examples=200, deadline=None)
+def test_the_token_that_ends_without_text_comes_behind_all_text(ids: list[int], finish: FinishReason) -> None:
+    last = TOKENIZER.eos_ids[0]
+    deltas = played([*ids, last], EndingParams(), finish)
+    text = "".join(delta.text for delta in deltas)
+    assert text == TOKENIZER.decode(ids)
+    token = deltas[-1].tokens[-1]
+    assert (token.token_id, token.text_offset) == (last, len(text))
+    assert deltas[-1].stop == (last if finish is FinishReason.STOP_TOKEN else None)
