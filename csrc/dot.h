@@ -9,6 +9,13 @@ DRAGOMAN_INLINE std::uint32_t load_u32(const void* p) {
   return value;
 }
 
+// Whether dot_bytes takes w for w − 128, so that its accumulator starts at 0 instead of −128 · Σx.
+#if defined(DRAGOMAN_AVX2)
+constexpr bool kBytesAreSigned = true;
+#else
+constexpr bool kBytesAreSigned = false;
+#endif
+
 #if defined(DRAGOMAN_AVX512)
 
 using Ints = __m512i;   // 16 int32
@@ -56,12 +63,12 @@ DRAGOMAN_INLINE Bytes high_nibbles(Bytes a) {
   const __m256i mask = _mm256_set1_epi8(15);
   return {_mm256_and_si256(_mm256_srli_epi16(a.lo, 4), mask), _mm256_and_si256(_mm256_srli_epi16(a.hi, 4), mask)};
 }
-// VPMADDUBSW saturates at 16 bits, which w up to 255 would reach: widen both sides instead.
+// VPMADDUBSW adds two products in 16 bits, which w up to 255 would overflow; with |w − 128| and x of the sign of that, two
+// products are at most 2 · 128 · 127. The sum is that of w − 128: kBytesAreSigned.
 DRAGOMAN_INLINE __m256i dot_bytes_half(__m256i acc, __m256i w, __m256i x) {
-  const __m256i even_w = _mm256_and_si256(w, _mm256_set1_epi16(255)), odd_w = _mm256_srli_epi16(w, 8);
-  const __m256i even_x = _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8), odd_x = _mm256_srai_epi16(x, 8);
-  return _mm256_add_epi32(acc,
-                          _mm256_add_epi32(_mm256_madd_epi16(even_w, even_x), _mm256_madd_epi16(odd_w, odd_x)));
+  const __m256i value = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
+  const __m256i products = _mm256_maddubs_epi16(_mm256_abs_epi8(value), _mm256_sign_epi8(x, value));
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(products, _mm256_set1_epi16(1)));
 }
 DRAGOMAN_INLINE Ints dot_bytes(Ints acc, Bytes w, std::uint32_t x) {
   const __m256i quad = _mm256_set1_epi32(static_cast<int>(x));
@@ -87,24 +94,32 @@ DRAGOMAN_INLINE Vec dot_pairs(Vec acc, Pairs w, std::uint32_t x) {
 
 #else
 
+// Four vectors of 16 bytes, the width that every target's baseline has.
+typedef std::int32_t Int32s __attribute__((vector_size(16)));
+typedef std::int16_t Int16s __attribute__((vector_size(16)));
+typedef std::uint16_t UInt16s __attribute__((vector_size(16)));
+typedef std::uint8_t UInt8s __attribute__((vector_size(16)));
+typedef std::uint32_t UInt32s __attribute__((vector_size(64)));
+
 struct Ints {
-  std::int32_t v[16];
+  Int32s v[4];
 };
 struct Bytes {
-  std::uint8_t v[64];
+  UInt8s v[4];
 };
 struct Pairs {
-  std::uint32_t v[16];
+  UInt32s v;
 };
 
 DRAGOMAN_INLINE Ints broadcast_int(std::int32_t a) {
-  Ints r;
-  for (int i = 0; i < 16; ++i) r.v[i] = a;
-  return r;
+  const Int32s four{a, a, a, a};
+  return {{four, four, four, four}};
 }
 DRAGOMAN_INLINE Vec to_float(Ints a) {
   Vec r;
-  for (int i = 0; i < 16; ++i) r.v[i] = static_cast<float>(a.v[i]);
+  std::int32_t values[16];
+  std::memcpy(values, a.v, sizeof values);
+  for (int i = 0; i < 16; ++i) r.v[i] = static_cast<float>(values[i]);
   return r;
 }
 DRAGOMAN_INLINE Bytes load_bytes(const std::uint8_t* p) {
@@ -113,33 +128,46 @@ DRAGOMAN_INLINE Bytes load_bytes(const std::uint8_t* p) {
   return r;
 }
 DRAGOMAN_INLINE Bytes low_nibbles(Bytes a) {
-  for (int i = 0; i < 64; ++i) a.v[i] &= 15;
+  for (auto& four : a.v) four = four & static_cast<std::uint8_t>(15);
   return a;
 }
 DRAGOMAN_INLINE Bytes high_nibbles(Bytes a) {
-  for (int i = 0; i < 64; ++i) a.v[i] >>= 4;
+  for (auto& four : a.v) four = four >> 4;
   return a;
 }
+// Both 16-bit halves of every lane, sign extended, added to acc.
+DRAGOMAN_INLINE Int32s add_halves(Int32s acc, Int16s a) {
+  const auto lanes = reinterpret_cast<Int32s>(a);
+  return acc + ((lanes << 16) >> 16) + (lanes >> 16);
+}
+DRAGOMAN_INLINE Int16s repeat_pair(std::uint32_t first, std::uint32_t second) {
+  const auto pair = static_cast<std::int32_t>((first & 0xffffu) | (second << 16));
+  return reinterpret_cast<Int16s>(Int32s{pair, pair, pair, pair});
+}
+// A product of at most 255 · 127 fits 16 bits, which even the oldest vector units multiply.
 DRAGOMAN_INLINE Ints dot_bytes(Ints acc, Bytes w, std::uint32_t x) {
   std::int8_t quad[4];
   std::memcpy(quad, &x, 4);
-  for (int i = 0; i < 16; ++i) {
-    acc.v[i] += w.v[4 * i] * quad[0] + w.v[4 * i + 1] * quad[1] + w.v[4 * i + 2] * quad[2] + w.v[4 * i + 3] * quad[3];
+  const Int16s even_x = repeat_pair(static_cast<std::uint32_t>(quad[0]), static_cast<std::uint32_t>(quad[2]));
+  const Int16s odd_x = repeat_pair(static_cast<std::uint32_t>(quad[1]), static_cast<std::uint32_t>(quad[3]));
+  for (int i = 0; i < 4; ++i) {
+    const auto lanes = reinterpret_cast<UInt16s>(w.v[i]);
+    const auto even = reinterpret_cast<Int16s>(lanes & static_cast<std::uint16_t>(255));
+    const auto odd = reinterpret_cast<Int16s>(lanes >> 8);
+    acc.v[i] = add_halves(acc.v[i], even * even_x);
+    acc.v[i] = add_halves(acc.v[i], odd * odd_x);
   }
   return acc;
 }
 DRAGOMAN_INLINE Ints dot_nibbles(Ints acc, Bytes w, std::uint32_t x) { return dot_bytes(acc, w, x); }
 DRAGOMAN_INLINE Pairs load_pairs(const std::uint8_t* p) {
   Pairs r;
-  std::memcpy(r.v, p, 64);
+  std::memcpy(&r.v, p, 64);
   return r;
 }
 DRAGOMAN_INLINE Vec dot_pairs(Vec acc, Pairs w, std::uint32_t x) {
-  Vec first, second;
-  for (int i = 0; i < 16; ++i) {
-    first.v[i] = bits_to_float(w.v[i] << 16);
-    second.v[i] = bits_to_float(w.v[i] & 0xffff0000u);
-  }
+  const Vec first{reinterpret_cast<Floats>(w.v << 16)};
+  const Vec second{reinterpret_cast<Floats>(w.v & 0xffff0000u)};
   acc = fma(first, broadcast(bits_to_float(x << 16)), acc);
   return fma(second, broadcast(bits_to_float(x & 0xffff0000u)), acc);
 }

@@ -71,7 +71,7 @@ DRAGOMAN_INLINE void quantized_tile(const Panel& panel, const std::uint8_t* x, l
     Ints acc[M][NB];
 #pragma GCC unroll 8
     for (int i = 0; i < M; ++i) {
-      const Ints start = broadcast_int(group(i).start);
+      const Ints start = broadcast_int(kBytesAreSigned && !nibbles ? 0 : group(i).start);
 #pragma GCC unroll 4
       for (int j = 0; j < NB; ++j) acc[i][j] = start;
     }
@@ -291,10 +291,18 @@ inline void multiply_matrix(const Matrix& w, const Activations& a, long begin, l
   }
 }
 
+#if defined(DRAGOMAN_AVX512)
+constexpr int kChainsOfPeak = 12;
+#elif defined(DRAGOMAN_AVX2)
+constexpr int kChainsOfPeak = 4;  // of two registers each
+#else
+constexpr int kChainsOfPeak = 2;  // of four
+#endif
+
 // Independent chains of one multiply instruction on registers only: what no tile can exceed.
 template <Precision precision>
 double multiply_rounds(long rounds, float* sink) {
-  constexpr int kChains = 12;
+  constexpr int kChains = kChainsOfPeak;
   constexpr double kOperations = precision == Precision::float32 ? 32 : precision == Precision::bfloat16 ? 64 : 128;
   alignas(64) std::uint8_t unknown[64];  // to the compiler
   for (int i = 0; i < 64; ++i) unknown[i] = static_cast<std::uint8_t>(rounds & 1);
@@ -330,8 +338,12 @@ double multiply_rounds(long rounds, float* sink) {
 
 inline double multiply_peak(Precision precision, long rounds, float* sink) {
   switch (precision) {
-    case Precision::float32: return multiply_rounds<Precision::float32>(rounds, sink);
+#if defined(DRAGOMAN_AVX512)
     case Precision::bfloat16: return multiply_rounds<Precision::bfloat16>(rounds, sink);
+#else
+    case Precision::bfloat16:  // no instruction of its own: widened and multiplied as float32
+#endif
+    case Precision::float32: return multiply_rounds<Precision::float32>(rounds, sink);
     case Precision::int8: return multiply_rounds<Precision::int8>(rounds, sink);
     case Precision::int4: return multiply_rounds<Precision::int4>(rounds, sink);
   }

@@ -173,30 +173,37 @@ DRAGOMAN_INLINE __m256 high_half(Vec a) { return a.hi; }
 
 #else
 
+// The compiler's own vectors: it splits them into whatever registers the target's baseline has.
+typedef float Floats __attribute__((vector_size(64)));
+
 struct Vec {
-  float v[16];
+  Floats v;
 };
 
-// One line per elementwise operation; the compiler turns the loops into whatever vectors the target's baseline has.
-#define DRAGOMAN_EACH(expression)                            \
-  do {                                                       \
-    Vec r;                                                   \
-    for (int i = 0; i < kWidth; ++i) r.v[i] = (expression);  \
-    return r;                                                \
+// For operations that those vectors do not have: one element after the other.
+#define DRAGOMAN_EACH(expression)                           \
+  do {                                                      \
+    Vec r;                                                  \
+    for (int i = 0; i < kWidth; ++i) r.v[i] = (expression); \
+    return r;                                               \
   } while (0)
 
-DRAGOMAN_INLINE Vec load(const float* p) { DRAGOMAN_EACH(p[i]); }
-DRAGOMAN_INLINE void store(float* p, Vec a) { std::memcpy(p, a.v, sizeof a.v); }
+DRAGOMAN_INLINE Vec load(const float* p) {
+  Vec r;
+  std::memcpy(&r.v, p, sizeof r.v);
+  return r;
+}
+DRAGOMAN_INLINE void store(float* p, Vec a) { std::memcpy(p, &a.v, sizeof a.v); }
 DRAGOMAN_INLINE Vec load_partial(const float* p, long n) { DRAGOMAN_EACH(i < n ? p[i] : 0.0f); }
 DRAGOMAN_INLINE void store_partial(float* p, Vec a, long n) {
   for (long i = 0; i < n; ++i) p[i] = a.v[i];
 }
-DRAGOMAN_INLINE Vec broadcast(float a) { DRAGOMAN_EACH(a); }
-DRAGOMAN_INLINE Vec operator+(Vec a, Vec b) { DRAGOMAN_EACH(a.v[i] + b.v[i]); }
-DRAGOMAN_INLINE Vec operator-(Vec a, Vec b) { DRAGOMAN_EACH(a.v[i] - b.v[i]); }
-DRAGOMAN_INLINE Vec operator*(Vec a, Vec b) { DRAGOMAN_EACH(a.v[i] * b.v[i]); }
-DRAGOMAN_INLINE Vec operator/(Vec a, Vec b) { DRAGOMAN_EACH(a.v[i] / b.v[i]); }
-DRAGOMAN_INLINE Vec fma(Vec a, Vec b, Vec c) { DRAGOMAN_EACH(a.v[i] * b.v[i] + c.v[i]); }
+DRAGOMAN_INLINE Vec broadcast(float a) { return {Floats{a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a}}; }
+DRAGOMAN_INLINE Vec operator+(Vec a, Vec b) { return {a.v + b.v}; }
+DRAGOMAN_INLINE Vec operator-(Vec a, Vec b) { return {a.v - b.v}; }
+DRAGOMAN_INLINE Vec operator*(Vec a, Vec b) { return {a.v * b.v}; }
+DRAGOMAN_INLINE Vec operator/(Vec a, Vec b) { return {a.v / b.v}; }
+DRAGOMAN_INLINE Vec fma(Vec a, Vec b, Vec c) { return {a.v * b.v + c.v}; }
 DRAGOMAN_INLINE Vec max(Vec a, Vec b) { DRAGOMAN_EACH(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
 DRAGOMAN_INLINE Vec min(Vec a, Vec b) { DRAGOMAN_EACH(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
 DRAGOMAN_INLINE Vec abs(Vec a) { DRAGOMAN_EACH(bits_to_float(float_to_bits(a.v[i]) & 0x7fffffffu)); }
