@@ -126,15 +126,6 @@ def test_many_requests_with_one_new_prefix_compute_it_once() -> None:
     assert engine.tokens_computed == 640 + 8 * 10
 
 
-def test_nobody_waits_for_the_prefix_of_a_lower_priority() -> None:
-    engine = Watched(num_blocks=512, settings=SchedulerSettings(step_tokens=64))
-    prefix = (3,) * 600
-    engine.submit("low", 610, start=prefix, priority=-1)
-    engine.step()
-    engine.submit("high", 610, start=prefix)
-    assert engine.steps_until("high") < 25
-
-
 def test_the_sequences_of_a_request_compute_the_prompt_once_and_copy_only_its_last_block() -> None:
     engine = Watched()
     engine.submit("r", 70, output=3, seeds=tuple(range(8)))
@@ -179,6 +170,21 @@ def test_prompt_logprobs_are_computed_whatever_is_cached_and_in_chunks_of_the_lo
     assert transcript.prompt_logprobs[0] is None
     assert None not in transcript.prompt_logprobs[1:]
     assert [len(top) for top in transcript.prompt_top] == [0] + [2] * 89
+
+
+def test_sequences_that_go_on_report_their_prompt_once() -> None:
+    prompt = tuple(random.Random(2).choices(range(512), k=80))
+    fresh = EngineRequest(
+        request_id="r", prompt=prompt, seeds=(1, 2), max_tokens=5, logprobs=LogprobParams(top=1, prompt=True)
+    )
+    whole = run_alone(stub(), fresh)
+    for step_tokens in (7, 40, 256):
+        engine = Engine(stub(), SchedulerSettings(step_tokens=step_tokens, prefix_cache=False))
+        engine.submit(msgspec.structs.replace(fresh, generated=((9, 9), (8,))))
+        events = [event for _ in range(80) if engine.has_work for event in engine.step().events]
+        (said,) = [event for event in events if isinstance(event, PromptEvent)]
+        assert (said.logprobs, said.top) == (whole.prompt_logprobs, whole.prompt_top)
+        assert sum(isinstance(event, TokenEvent) for event in events) == 3 + 4
 
 
 def test_nothing_asked_for_is_nothing_drawn() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -15,19 +16,8 @@ from dragoman.core.request import EngineRequest
 from dragoman.engine.engine import Engine
 from dragoman.engine.messages import StepOutput
 from dragoman.engine.scheduler import SchedulerSettings
-from dragoman.engine.stub import StubRunner
 
 VOCAB = 61
-
-
-class Clock:
-    """Time that passes only when something sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 class Traffic(RuleBasedStateMachine):
@@ -41,11 +31,7 @@ class Traffic(RuleBasedStateMachine):
         prefix_cache=st.booleans(),
     )
     def start(self, num_blocks: int, step_tokens: int, max_running: int, mixed: int, prefix_cache: bool) -> None:
-        self.clock = Clock()
-        self.runner = StubRunner(
-            stub(vocab_size=VOCAB, num_blocks=num_blocks, max_context=700, step_s=1.0, max_logit_rows=16).settings,
-            sleep=self.clock.sleep,
-        )
+        self.runner = stub(vocab_size=VOCAB, num_blocks=num_blocks, max_context=700, max_logit_rows=16)
         limits = SchedulerSettings(
             step_tokens=step_tokens, max_running=max_running, mixed_prefill_tokens=mixed, prefix_cache=prefix_cache
         )
@@ -94,10 +80,11 @@ class Traffic(RuleBasedStateMachine):
         # Preemption may cost a sequence its work again and again, but the first in order always gets on: by that, the
         # steps left are at most those of running one sequence after the other.
         bound = sum(len(r.seeds) * (len(r.prompt) + r.max_tokens + 2) + len(r.prompt) for r in self.requests.values())
-        deadline = self.clock.now + bound
-        while self.engine.has_work:
-            assert self.clock.now < deadline, "somebody starves"
+        for _ in range(bound):
+            if not self.engine.has_work:
+                break
             self._step()
+        assert not self.engine.has_work, "somebody starves"
         self._all_ended()
 
     def _step(self) -> None:
@@ -126,8 +113,32 @@ class Traffic(RuleBasedStateMachine):
 
 TestTraffic = Traffic.TestCase
 TestTraffic.settings = settings(
-    max_examples=60,
+    max_examples=40,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_busy_day(seed: int) -> None:
+    """The same traffic as above, denser and longer than hypothesis likes its examples."""
+    rng = random.Random(seed)
+    day = Traffic()
+    day.start(
+        num_blocks=rng.randint(4, 24),
+        step_tokens=rng.randint(2, 64),
+        max_running=rng.randint(1, 12),
+        mixed=rng.randint(1, 40),
+        prefix_cache=rng.random() < 0.9,
+    )
+    for _ in range(60):
+        chance = rng.random()
+        if chance < 0.4:
+            day.arrive(seed=rng.getrandbits(32), shared=rng.random() < 0.6, longest=rng.choice([8, 40, 150, 600]))
+        elif chance < 0.55 and day.requests:
+            day.cancel(pick=rng.randrange(10**6), whole=rng.random() < 0.5)
+        else:
+            day.step(steps=rng.randint(1, 12))
+        day.books_balance()
+    day.teardown()

@@ -180,13 +180,8 @@ class Scheduler:
         return min(budget, self.settings.mixed_prefill_tokens) if decodes else budget
 
     def _must_wait(self, sequence: Sequence) -> bool:
-        """Whether another sequence is computing the block that this one could share next.
-
-        Nobody waits for a sequence of lower priority, which may itself have to wait for others.
-        """
+        """Whether another sequence is computing the block that this one could share next."""
         if not self._computing or sequence.group.wants_prompt_logprobs:
-            return False
-        if self.running[-1].priority < sequence.priority:
             return False
         if sequence.waits_for is not None and sequence.waits_for in self._computing:
             return True
