@@ -186,6 +186,7 @@ void Program::attend(int out, int x, long q_offset, long heads, long layer, floa
   require(out != x, "attend: the result cannot replace its own input");
   require(at(out).width == heads * head_dim, "attend: the result is " + std::to_string(heads * head_dim) + " wide");
   require(layer >= 0 && layer < kv_->layers(), "attend: the pool has no layer " + std::to_string(layer));
+  require(scale > 0, "attend: the scale must be positive");
   require(window >= 0 && window <= INT32_MAX, "attend: a window cannot be negative");
   window_ = attends_ && (window_ == 0 || window == 0) ? 0 : std::max(window_, window);
   attends_ = true;

@@ -162,15 +162,16 @@ std::uint32_t bits_of(float value) {
 // last 10. After that all weights of the bin are equal, and the first few by id belong to the set.
 void keep_top_p(Candidates& c, double target, Workspace& work) {
   constexpr int kShifts[] = {20, 10, 0};
-  std::vector<std::int32_t>& in_bin = work.in_bin;
-  in_bin.resize(c.count);
-  for (long i = 0; i < c.count; ++i) in_bin[i] = static_cast<std::int32_t>(i);
-
+  std::vector<std::int32_t>& in_bin = work.in_bin;  // the candidates in the bin of the crossing so far
   double above = 0;  // weight of all that is certainly in the set
   for (const int shift : kShifts) {
     std::fill(work.histogram.begin(), work.histogram.end(), 0.0);
-    const auto bin_of = [&](std::int32_t i) { return bits_of(c.weights[i]) >> shift & 1023u; };
-    for (const std::int32_t i : in_bin) work.histogram[bin_of(i)] += c.weights[i];
+    const auto bin_of = [&](long i) { return bits_of(c.weights[i]) >> shift & 1023u; };
+    if (shift == kShifts[0]) {
+      for (long i = 0; i < c.count; ++i) work.histogram[bin_of(i)] += c.weights[i];
+    } else {
+      for (const std::int32_t i : in_bin) work.histogram[bin_of(i)] += c.weights[i];
+    }
     std::uint32_t crossing = 1024, lowest = 1024;
     for (std::uint32_t bin = 1024; bin-- > 0 && crossing == 1024;) {
       if (work.histogram[bin] <= 0) continue;
@@ -186,7 +187,14 @@ void keep_top_p(Candidates& c, double target, Workspace& work) {
       crossing = lowest;                // a rounding error between the sum of a bin and the sums of its parts
       above -= work.histogram[lowest];
     }
-    std::erase_if(in_bin, [&](std::int32_t i) { return bin_of(i) != crossing; });
+    if (shift == kShifts[0]) {
+      in_bin.clear();
+      for (long i = 0; i < c.count; ++i) {
+        if (bin_of(i) == crossing) in_bin.push_back(static_cast<std::int32_t>(i));
+      }
+    } else {
+      std::erase_if(in_bin, [&](long i) { return bin_of(i) != crossing; });
+    }
   }
 
   const float weight = c.weights[in_bin.front()];

@@ -307,6 +307,7 @@ def test_recording_refuses_widths_that_do_not_fit(empty: kernels.Program) -> Non
         lambda: p.attend(y, x, 0, 4, 0, 1.0),
         lambda: p.attend(y, x, 0, 2, 1, 1.0),
         lambda: p.attend(y, x, 0, 2, 0, 1.0, window=-1),
+        lambda: p.attend(y, x, 0, 2, 0, -1.0),
         lambda: p.gate(x, x, "silu"),
         lambda: p.gate(y, x, "tanh"),  # type: ignore[arg-type]
         lambda: p.add(x, y),
