@@ -8,16 +8,20 @@ import random
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import msgspec
 import pytest
 from simulation import Transcript, random_request, run_alone, stub
+from tiny_model import make_tiny_llama
 
+from dragoman import models
 from dragoman.core.events import EngineEvent, FinishEvent, FinishReason, TokenEvent
 from dragoman.core.request import EngineRequest
 from dragoman.core.sampling import LogprobParams
 from dragoman.engine.client import EngineClient, State
-from dragoman.engine.messages import StubModel, WorkerSettings
+from dragoman.engine.messages import LoadModel, StubModel, WorkerSettings
+from dragoman.models.settings import Precision
 
 POISON = 0
 """The token that makes the stub misbehave when it is in a history; ordinary requests here never produce it."""
@@ -25,7 +29,7 @@ STUB = StubModel(vocab_size=199, num_blocks=128, max_context=600, step_s=0.002)
 
 
 @asynccontextmanager
-async def started(model: StubModel = STUB) -> AsyncIterator[EngineClient]:
+async def started(model: StubModel | LoadModel = STUB) -> AsyncIterator[EngineClient]:
     client = EngineClient(WorkerSettings(model=model))
     await client.start()
     try:
@@ -81,6 +85,33 @@ def test_killed_at_random_moments_streams_go_on_as_they_would_have(seed: int) ->
     told, restarts = asyncio.run(play())
     assert told == alone
     assert restarts >= 1
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+def test_a_real_decoder_goes_on_bit_for_bit(precision: Precision, tmp_path: Path) -> None:
+    folder = make_tiny_llama(tmp_path / "tiny")
+    settings = models.ModelSettings(precision=precision, cache_folder=str(tmp_path / "cache"))
+    rng = random.Random(9)
+    requests = [
+        msgspec.structs.replace(harmless(rng, f"r{index}"), max_tokens=300, end_token_ids=(), stop_token_ids=())
+        for index in range(6)
+    ]
+    runner = models.load(folder, settings)
+    alone = [run_alone(runner, request) for request in requests]
+
+    async def play() -> list[Transcript]:
+        async with started(LoadModel(source=str(folder), settings=settings)) as client:
+            reading = asyncio.gather(*(read(client, request) for request in requests))
+            for _ in range(2):
+                before = client.stats().generated_tokens
+                while client.stats().generated_tokens < before + 200:
+                    await asyncio.sleep(0.001)
+                assert kill(client)
+            told = await asyncio.wait_for(reading, 60)
+            assert client.stats().restarts == 2
+            return told
+
+    assert asyncio.run(play()) == alone
 
 
 def test_killed_while_starting_again() -> None:
