@@ -107,6 +107,31 @@ def test_the_readmes_python_works(served) -> None:
     assert len(done.stdout) > 10
 
 
+def ask(said: str, *arguments: str) -> str:
+    """What another command says when it is pointed at the server."""
+    url = re.search(r"http://127.0.0.1:\d+/v1", said)
+    assert url is not None
+    done = subprocess.run(
+        [sys.executable, "-m", "dragoman", *arguments, "--url", url[0]], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_generate_asks_a_running_server(served) -> None:
+    _, said = served
+    options = ("generate", "Once upon a time", "--max-new-tokens", "8", "--seed", "5")
+    text = ask(said, *options)
+    assert len(text) > 4
+    assert ask(said, *options) == text
+
+
+def test_bench_measures_a_running_server(served) -> None:
+    _, said = served
+    found = json.loads(ask(said, "bench", "--streams", "2", "--prompt-tokens", "20", "--output-tokens", "5", "--json"))
+    assert (found["requests"], found["failed"], found["output_tokens"]) == (4, 0, 20)
+
+
 def test_interrupt_ends_it_cleanly() -> None:
     server = start()
     said_when_ready(server)
