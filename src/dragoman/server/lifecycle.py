@@ -117,9 +117,9 @@ def address_of(listener: socket.socket) -> str:
 
 def _bound(settings: ServerSettings) -> socket.socket:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        # `localhost` is two addresses, and most clients try this one.
+        family, kind, protocol, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
         listener = socket.socket(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
