@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dragoman import kernels
 from dragoman.kernels.program import KVPrecision
@@ -71,8 +72,11 @@ def report_attention(precision: KVPrecision) -> None:
         tables = np.arange(sequences * width).reshape(sequences, width)
 
         def step(
-            program: kernels.Program = program, sequences: int = sequences, context: int = context, tables=tables
-        ) -> float:  # type: ignore[no-untyped-def]
+            program: kernels.Program = program,
+            sequences: int = sequences,
+            context: int = context,
+            tables: NDArray[np.int64] = tables,
+        ) -> float:
             program.profile()
             program.run(np.zeros(sequences), np.full(sequences, context), np.arange(sequences + 1), tables, [0])
             times = program.profile()
@@ -83,37 +87,45 @@ def report_attention(precision: KVPrecision) -> None:
         print(f"decode {sequences:2d} x {context:5d}       {taken * 1e3:7.3f} ms  {read / taken / 1e9:6.1f} GB/s of KV")
 
 
-def report_sampling() -> None:
-    rows, vocab = 32, 151936
+SAMPLING = [  # temperature, top-k, top-p, min-p
+    (0.0, 0, 1.0, 0.0),
+    (1.0, 0, 1.0, 0.0),
+    (1.0, 50, 1.0, 0.0),
+    (1.0, 0, 0.95, 0.0),
+    (1.0, 50, 0.95, 0.0),
+    (1.0, 0, 1.0, 0.05),
+]
+
+
+def report_sampling(rows: int = 32, vocab: int = 151936) -> None:
     rng = np.random.default_rng(1)
-    token_ids, logprobs = np.empty(rows, np.int32), np.empty(rows, np.float32)
+    token_ids = np.empty(rows, np.int32)
     uniform = rng.random(rows, np.float32)
     for name, spread in (("flat", 1.0), ("peaked", 4.0)):
         logits = (rng.normal(size=(rows, vocab)) * spread).astype(np.float32)
-        for temperature, top_k, top_p, min_p in (
-            (0.0, 0, 1.0, 0.0),
-            (1.0, 0, 1.0, 0.0),
-            (1.0, 50, 1.0, 0.0),
-            (1.0, 0, 0.95, 0.0),
-            (1.0, 50, 0.95, 0.0),
-            (1.0, 0, 1.0, 0.05),
-        ):
+        for parameters in SAMPLING:
+            t, k, p, m = (np.full(rows, value) for value in parameters)
 
-            def run(logits=logits, t=temperature, k=top_k, p=top_p, m=min_p) -> float:  # type: ignore[no-untyped-def]
-                columns = (np.full(rows, x) for x in (t, k, p, m))
+            def run(
+                logits: NDArray[np.float32] = logits,
+                t: NDArray[np.float64] = t,
+                k: NDArray[np.float64] = k,
+                p: NDArray[np.float64] = p,
+                m: NDArray[np.float64] = m,
+            ) -> float:
                 begin = time.perf_counter()
-                kernels.sample(logits, *columns, uniform, token_ids)
+                kernels.sample(logits, t, k, p, m, uniform, token_ids)
                 return time.perf_counter() - begin
 
-            what = f"temperature {temperature} top-k {top_k} top-p {top_p} min-p {min_p}"
+            what = "temperature {} top-k {} top-p {} min-p {}".format(*parameters)
             print(f"sample {rows} x {vocab} {name:6s} {what:48s} {median(run) * 1e3:7.2f} ms")
 
-        def logprob(logits=logits) -> float:  # type: ignore[no-untyped-def]
+        def logprobs(logits: NDArray[np.float32] = logits) -> float:
             begin = time.perf_counter()
             kernels.top_logprobs(logits, np.arange(rows), 20)
             return time.perf_counter() - begin
 
-        print(f"top-20 logprobs {rows} x {vocab} {name:6s} {median(logprob) * 1e3:7.2f} ms")
+        print(f"top-20 logprobs {rows} x {vocab} {name:6s} {median(logprobs) * 1e3:7.2f} ms")
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,7 +37,7 @@ class Chunk:
 
 @dataclass
 class Layer:
-    """One attention layer: rows of [q | k | v] come in as embeddings (token id = row of the table), attention comes out.
+    """One attention layer: rows of [q | k | v] come in as embeddings (token id = table row), attention comes out.
 
     All sequences' rows are made in advance; sequence s has its tokens at ids ``s · length + position``.
     """
@@ -104,10 +105,11 @@ class Layer:
 
 
 @pytest.fixture(params=kernels.instruction_sets(), autouse=True)
-def _instruction_set(request: pytest.FixtureRequest) -> None:
+def _instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
     before = kernels.instruction_set()
     kernels.force(request.param)
-    request.addfinalizer(lambda: kernels.force(before))
+    yield
+    kernels.force(before)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -115,9 +117,7 @@ def _instruction_set(request: pytest.FixtureRequest) -> None:
     ("heads", "kv_heads", "head_dim"), [(1, 1, 16), (4, 4, 64), (8, 2, 32), (3, 1, 20), (6, 2, 128), (40, 1, 24)]
 )
 @pytest.mark.parametrize("window", [0, 1, 45])
-def test_equals_the_reference(
-    precision: KVPrecision, heads: int, kv_heads: int, head_dim: int, window: int
-) -> None:
+def test_equals_the_reference(precision: KVPrecision, heads: int, kv_heads: int, head_dim: int, window: int) -> None:
     layer = Layer(heads, kv_heads, head_dim, precision, window, length=100)
     # In bfloat16 the AVX-512 kernel also rounds queries and weights: relative errors of 2⁻⁹ each.
     tolerance = 1e-5 if precision == "float32" else 2e-2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ class Decoder:
         rng = np.random.default_rng(seed)
 
         def normal(*shape: int) -> Floats:
-            return (rng.normal(size=shape) / np.sqrt(shape[-1])).astype(np.float32)
+            return np.asarray(rng.normal(size=shape) / np.sqrt(shape[-1]), np.float32)
 
         self.embedding = normal(VOCAB, WIDTH) * 4
         self.head = normal(VOCAB, WIDTH)
@@ -51,9 +51,7 @@ class Decoder:
 
     def program(self, max_tokens: int = 256, max_sequences: int = 8, max_logit_rows: int = 256) -> kernels.Program:
         kv = kernels.KVPool(layers=LAYERS, blocks=64, kv_heads=KV_HEADS, head_dim=HEAD_DIM, precision="float32")
-        p = kernels.Program(
-            max_tokens=max_tokens, max_sequences=max_sequences, max_logit_rows=max_logit_rows, kv=kv
-        )
+        p = kernels.Program(max_tokens=max_tokens, max_sequences=max_sequences, max_logit_rows=max_logit_rows, kv=kv)
         x, normed, qkv, attended = (p.buffer(w) for w in (WIDTH, WIDTH, QKV, HEADS * HEAD_DIM))
         up, gated, last, logits = (p.buffer(w) for w in (2 * HIDDEN, HIDDEN, WIDTH, VOCAB))
         k_offset, v_offset = HEADS * HEAD_DIM, (HEADS + KV_HEADS) * HEAD_DIM
@@ -282,7 +280,7 @@ def test_recording_refuses_widths_that_do_not_fit(empty: kernels.Program) -> Non
     x, y = p.buffer(64), p.buffer(32)
     p.embed(x, kernels.pack(np.zeros((5, 64), np.float32), "float32"))
     p.norm(x, x, np.ones(64))
-    bad = [
+    bad: list[Callable[[], object]] = [
         lambda: p.embed(y, kernels.pack(np.zeros((5, 64), np.float32), "float32")),
         lambda: p.norm(y, x, np.ones(64)),
         lambda: p.norm(x, x, np.ones(63)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,10 +18,11 @@ INF = np.float32(np.inf)
 
 
 @pytest.fixture(params=kernels.instruction_sets(), autouse=True)
-def _instruction_set(request: pytest.FixtureRequest) -> None:
+def _instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
     before = kernels.instruction_set()
     kernels.force(request.param)
-    request.addfinalizer(lambda: kernels.force(before))
+    yield
+    kernels.force(before)
 
 
 @pytest.fixture
@@ -100,8 +103,8 @@ def test_draws_with_the_frequencies_of_softmax(rng: np.random.Generator, tempera
 
 
 def test_top_k_keeps_ties_with_the_kth(rng: np.random.Generator) -> None:
-    logits = rng.permutation(np.repeat(np.arange(100), 3)).astype(np.float32) / 50
-    assert support(logits, top_k=4) == set(np.flatnonzero(logits >= 98 / 50))
+    logits = (rng.permutation(np.repeat(np.arange(100), 3)) / 50).astype(np.float32)
+    assert support(logits, top_k=4) == set(np.flatnonzero(logits >= np.float32(98 / 50)))
 
 
 def test_top_k_larger_than_the_number_of_scan_blocks(rng: np.random.Generator) -> None:
@@ -174,7 +177,7 @@ def test_both_ends_of_the_uniform_draw_a_kept_token(uniform: float) -> None:
     logits[0, 70] = 1.0
     logits[0, 71] = -200.0  # weight 0 in float32
     for parameters in ({}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}):
-        assert sample(logits, uniform=uniform, **parameters)[0] == 70  # type: ignore[arg-type]
+        assert sample(logits, uniform=uniform, **parameters)[0] == 70
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -16,10 +16,11 @@ WIDTHS = [1, 7, 16, 33, 64, 100, 576]
 
 
 @pytest.fixture(params=kernels.instruction_sets(), autouse=True)
-def _instruction_set(request: pytest.FixtureRequest) -> None:
+def _instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
     before = kernels.instruction_set()
     kernels.force(request.param)
-    request.addfinalizer(lambda: kernels.force(before))
+    yield
+    kernels.force(before)
 
 
 @pytest.fixture
@@ -27,7 +28,9 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(7)
 
 
-def apply(x: Floats, record: Callable[[kernels.Program, int], int], positions: NDArray[np.int32] | None = None) -> Floats:
+def apply(
+    x: Floats, record: Callable[[kernels.Program, int], int], positions: NDArray[np.int32] | None = None
+) -> Floats:
     """What a program makes of the rows of ``x``: they come in as embeddings, ``record`` adds operations to buffer 0."""
     rows = len(x)
     kv = kernels.KVPool(layers=1, blocks=1, kv_heads=1, head_dim=1, precision="float32")
@@ -102,15 +105,15 @@ def test_activation_is_exact_to_a_few_units(activation: kernels.program.Activati
     np.testing.assert_allclose(apply(x, record), expected, rtol=1e-6, atol=4e-7)
 
 
-def test_activation_keeps_nan() -> None:
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
+def test_activation_keeps_nan(activation: kernels.program.Activation) -> None:
     x = np.array([[np.nan, 1.0] * 10], np.float32)
-    for activation in ("silu", "gelu", "gelu_tanh", "relu"):
 
-        def record(p: kernels.Program, start: int, activation: kernels.program.Activation = activation) -> int:  # type: ignore[assignment]
-            p.activate(start, activation)
-            return start
+    def record(p: kernels.Program, start: int) -> int:
+        p.activate(start, activation)
+        return start
 
-        np.testing.assert_array_equal(np.isnan(apply(x, record)), np.isnan(x))
+    np.testing.assert_array_equal(np.isnan(apply(x, record)), np.isnan(x))
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])

@@ -62,8 +62,8 @@ class Program:
 
     Record the operations once, in order, then ``run`` a batch per step. Recording raises ValueError on anything that
     could not run: widths that do not fit, a buffer read before it is written, rows of different kinds. A buffer has one
-    row per token of the batch or, from ``select_rows`` on, one per wanted logits row; an operation's result has the rows
-    of its input.
+    row per token of the batch or, from ``select_rows`` on, one per wanted logits row; a result has the rows of what it
+    is made from.
     """
 
     def __init__(self, *, max_tokens: int, max_sequences: int, max_logit_rows: int, kv: KVPool) -> None:

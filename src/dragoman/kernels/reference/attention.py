@@ -9,8 +9,11 @@ Floats = NDArray[np.floating]
 
 
 def attend(q: Floats, k: Floats, v: Floats, first: int, scale: float, window: int = 0) -> Floats:
-    """Queries ``[rows, heads, head_dim]`` at positions ``first``, ``first + 1``, … over keys and values
-    ``[positions, kv_heads, head_dim]``; neighbouring query heads share a KV head. Returns ``[rows, heads · head_dim]``."""
+    """Attention of queries ``[rows, heads, head_dim]`` at positions ``first``, ``first + 1``, …
+
+    Keys and values of all positions are ``[positions, kv_heads, head_dim]``; neighbouring query heads share a KV head.
+    Returns ``[rows, heads · head_dim]``.
+    """
     rows, heads, head_dim = q.shape
     group = heads // k.shape[1]
     keys = np.repeat(np.asarray(k, np.float64), group, axis=1)
@@ -24,4 +27,5 @@ def attend(q: Floats, k: Floats, v: Floats, first: int, scale: float, window: in
     scores = np.where(seen, scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
-    return np.einsum("rhp,phd->rhd", weights, values).reshape(rows, heads * head_dim)
+    mixed: Floats = np.einsum("rhp,phd->rhd", weights, values)
+    return mixed.reshape(rows, heads * head_dim)

@@ -38,7 +38,7 @@ def log_softmax(logits: Floats) -> Floats:
     """Natural logarithms of the probabilities, over the last axis."""
     x = np.asarray(logits, np.float64)
     x = x - x.max(-1, keepdims=True)
-    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+    return np.asarray(x - np.log(np.exp(x).sum(-1, keepdims=True)))
 
 
 def top_logprobs(logits: Floats, k: int) -> tuple[NDArray[np.int64], Floats]:

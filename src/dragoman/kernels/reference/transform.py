@@ -16,7 +16,7 @@ def norm(x: Floats, weight: Floats, bias: Floats | None = None, eps: float = 1e-
     x = np.asarray(x, np.float64)
     if kind == "layer":
         x = x - x.mean(-1, keepdims=True)
-    y = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight
+    y: Floats = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight
     return y if bias is None else y + bias
 
 
@@ -48,11 +48,11 @@ def activate(x: Floats, activation: str) -> Floats:
     """SiLU, GELU (exact or by tanh; Hendrycks, Gimpel 2016), ReLU."""
     x = np.asarray(x, np.float64)
     if activation == "silu":
-        return x / (1 + np.exp(-x))
+        return np.asarray(x / (1 + np.exp(-x)))
     if activation == "gelu":
-        return 0.5 * x * (1 + _erf(x / math.sqrt(2)))
+        return np.asarray(0.5 * x * (1 + _erf(x / math.sqrt(2))))
     if activation == "gelu_tanh":
-        return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+        return np.asarray(0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
     return np.maximum(x, 0)
 
 
