@@ -221,6 +221,11 @@ def test_an_error_in_a_stream_is_an_event() -> None:
             "invalid_type",
         ),
         (
+            Violation(Rule.TYPE, ("prompt",), {}, kind=ListOf(ListOf(Integer()))),
+            "Invalid type for 'prompt': expected an array of arrays of integers, but got an object instead.",
+            "invalid_type",
+        ),
+        (
             Violation(Rule.ABOVE, ("temperature",), 3, kind=Number(0, 2), bound=2),
             "Invalid 'temperature': decimal above maximum value. Expected a value <= 2, but got 3 instead.",
             "decimal_above_max_value",

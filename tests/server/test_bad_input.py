@@ -201,8 +201,14 @@ async def test_an_unknown_model_is_not_found(house: LocalHouse) -> None:
 
 async def test_a_prompt_longer_than_the_context_is_refused(house: LocalHouse) -> None:
     long = [{"role": "user", "content": "word " * 1000}]
-    error = error_of(await post(house, {"messages": long}, "/v1/chat/completions"), 400)
-    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+    for path, fields, param in (
+        ("/v1/chat/completions", {"messages": long}, "messages"),
+        ("/v1/completions", {"prompt": "word " * 10**5}, "prompt"),
+        ("/v1/completions", {"prompt": [5] * 257}, "prompt"),
+    ):
+        error = error_of(await post(house, fields, path), 400)
+        assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+        assert "This model's maximum context length is 256 tokens." in error["message"]
 
 
 async def test_what_a_template_refuses_is_the_clients_error(house: LocalHouse) -> None:

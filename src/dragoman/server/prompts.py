@@ -57,6 +57,8 @@ class PromptReader:
         return ids
 
     def _checked(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        if len(token_ids) > self._model.context_tokens:
+            raise self._overflow(f"the prompt has {len(token_ids)}", "prompt")
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._model.vocab_size:
             raise BadRequest(f"Token ids are from 0 to {self._model.vocab_size - 1}.", param="prompt")
         return token_ids
@@ -68,19 +70,25 @@ class PromptReader:
             raise BadRequest("The prompt is empty, and the model has no token to begin with.", param="prompt")
         return (first,)
 
+    def _overflow(self, what: str, param: str) -> ContextOverflow:
+        context = self._model.context_tokens
+        message = f"This model's maximum context length is {context} tokens. However, {what}."
+        return ContextOverflow(message, param=param, context_tokens=context)
+
     async def _maybe_inline(self, chars: int, work: Callable[[], Result], param: str) -> Result:
         if chars > INLINE_CHARS:
             return await self._in_thread(work, param)
-        return _named(work, param)
+        return self._named(work, param)
 
     async def _in_thread(self, work: Callable[[], Result], param: str) -> Result:
-        return await asyncio.to_thread(_named, work, param)
+        return await asyncio.to_thread(self._named, work, param)
 
-
-def _named(work: Callable[[], Result], param: str) -> Result:
-    """Errors of the text room do not know the field the text came from."""
-    try:
-        return work()
-    except (BadRequest, ContextOverflow) as error:
-        error.param = error.param or param
-        raise
+    def _named(self, work: Callable[[], Result], param: str) -> Result:
+        """Errors of the text room know neither the field that the text came from nor the size of the context."""
+        try:
+            return work()
+        except ContextOverflow as error:
+            raise self._overflow(error.message, param) from None
+        except BadRequest as error:
+            error.param = error.param or param
+            raise

@@ -21,7 +21,6 @@ from dragoman.core.errors import (
     UnsupportedFeature,
 )
 from dragoman.dialects.kinds import (
-    Anything,
     Boolean,
     Integer,
     Kind,
@@ -126,10 +125,14 @@ def _expected(kind: Kind | None) -> str:
     match kind:
         case OneOf(alternatives):
             return "one of " + " or ".join(_expected(alternative) for alternative in alternatives)
-        case ListOf(item) if not isinstance(item, OneOf | Anything):
-            return f"an array of {_expected(item).split(' ', 1)[1]}s"
+        case ListOf(item):
+            return f"an array of {_plural(item)}"
         case _:
             return _article(_noun(kind))
+
+
+def _plural(kind: Kind) -> str:
+    return f"arrays of {_plural(kind.item)}" if isinstance(kind, ListOf) else f"{_noun(kind)}s"
 
 
 def _typed(value: Any) -> str:

@@ -11,6 +11,7 @@ from dragoman.dialects.kinds import Anything, Boolean, Integer, ListOf, MapOf, N
 REFUSED, REPORTED = Treatment.REFUSED, Treatment.REPORTED
 
 TOKEN_ID = Integer(0, 2**31 - 1)
+TOKEN_IDS = ListOf(TOKEN_ID, minimum=1, maximum=2**20)
 COUNT = Integer(0, 2**31 - 1)
 TEXT = String()
 STOP = String(minimum=1, maximum=4096)
@@ -194,8 +195,8 @@ COMPLETIONS = Table(
                 (
                     TEXT,
                     ListOf(TEXT, minimum=1, maximum=MAX_PROMPTS),
-                    ListOf(TOKEN_ID, minimum=1),
-                    ListOf(ListOf(TOKEN_ID, minimum=1), minimum=1, maximum=MAX_PROMPTS),
+                    TOKEN_IDS,
+                    ListOf(TOKEN_IDS, minimum=1, maximum=MAX_PROMPTS),
                 )
             ),
             default="",
