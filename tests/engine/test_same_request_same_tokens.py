@@ -43,7 +43,7 @@ def others(rng: random.Random, vocab_size: int, count: int) -> list[EngineReques
     return [random_request(rng, f"other {index}", vocab_size) for index in range(count)]
 
 
-@on_models(stub=16, real=5)
+@on_models(stub=16, real=4)
 def test_in_any_company(runner: Runner, case: int) -> None:
     rng = random.Random(case)
     request = request_with_everything(rng, runner.vocab_size)
@@ -54,7 +54,7 @@ def test_in_any_company(runner: Runner, case: int) -> None:
         assert run(Engine(runner), crowd)["ours"] == alone
 
 
-@on_models(stub=16, real=5)
+@on_models(stub=16, real=4)
 def test_company_that_comes_and_goes(runner: Runner, case: int) -> None:
     rng = random.Random(case)
     request = request_with_everything(rng, runner.vocab_size)
@@ -84,7 +84,7 @@ def test_chunked_at_every_size(runner: Runner, case: int) -> None:
         assert run(Engine(runner, settings), [request])["ours"] == alone, f"in chunks of {size}"
 
 
-@on_models(stub=16, real=5)
+@on_models(stub=16, real=4)
 def test_chunked_beside_others(runner: Runner, case: int) -> None:
     rng = random.Random(case)
     request = request_with_everything(rng, runner.vocab_size)
@@ -95,7 +95,7 @@ def test_chunked_beside_others(runner: Runner, case: int) -> None:
         assert run(Engine(runner, settings), [*crowd, request])["ours"] == alone
 
 
-@on_models(stub=16, real=5)
+@on_models(stub=16, real=4)
 def test_with_any_part_of_the_prompt_cached(runner: Runner, case: int) -> None:
     rng = random.Random(case)
     request = request_with_everything(rng, runner.vocab_size)
@@ -112,7 +112,7 @@ def test_with_any_part_of_the_prompt_cached(runner: Runner, case: int) -> None:
     assert hits > 0 or len(request.prompt) <= 32
 
 
-@on_models(stub=16, real=5)
+@on_models(stub=16, real=4)
 def test_after_preemption(runner: Runner, case: int) -> None:
     rng = random.Random(case)
     request = request_with_everything(rng, runner.vocab_size)
@@ -134,7 +134,7 @@ def test_after_preemption(runner: Runner, case: int) -> None:
     assert engine.scheduler.preemptions > 0
 
 
-@on_models(stub=16, real=5)
+@on_models(stub=16, real=4)
 def test_a_sequence_of_many_equals_the_one_of_its_seed(runner: Runner, case: int) -> None:
     rng = random.Random(case)
     request = request_with_everything(rng, runner.vocab_size)
@@ -147,7 +147,7 @@ def test_a_sequence_of_many_equals_the_one_of_its_seed(runner: Runner, case: int
         assert forked.of(index) == single.of(0)
 
 
-@on_models(stub=16, real=5)
+@on_models(stub=16, real=4)
 def test_after_a_replay_from_any_point(runner: Runner, case: int) -> None:
     rng = random.Random(case)
     request = request_with_everything(rng, runner.vocab_size)

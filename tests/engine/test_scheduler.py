@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -11,7 +12,7 @@ from simulation import Limited, finish_event, run, run_alone, stub
 
 from dragoman.core.events import FinishReason, PromptEvent, TokenEvent
 from dragoman.core.request import EngineRequest
-from dragoman.core.sampling import LogprobParams
+from dragoman.core.sampling import LogprobParams, SamplingParams
 from dragoman.engine.batch import Batch
 from dragoman.engine.engine import Engine
 from dragoman.engine.messages import StubModel
@@ -218,6 +219,25 @@ def test_cancelling_the_one_that_computes_the_prompt_hands_it_to_the_next() -> N
         ({"prompt": (-1,)}, "from 0 to 511"),
         ({"end_token_ids": (600,)}, "from 0 to 511"),
         ({"logprobs": LogprobParams(top=600)}, "alternatives"),
+        ({"seeds": (-1,)}, "seeds"),
+        ({"seeds": (2**64,)}, "seeds"),
+        *[
+            ({"sampling": SamplingParams(**{name: value})}, name)
+            for name, value in [
+                ("temperature", math.nan),
+                ("temperature", -1.0),
+                ("temperature", math.inf),
+                ("temperature", 1e300),
+                ("top_k", 2**40),
+                ("top_k", -1),
+                ("top_p", 1.5),
+                ("min_p", math.nan),
+                ("repetition_penalty", 0.0),
+                ("frequency_penalty", math.inf),
+                ("presence_penalty", math.nan),
+                ("logit_bias", {3: math.nan}),
+            ]
+        ],
     ],
 )
 def test_what_would_break_a_step_is_refused_before(changed: dict[str, Any], said: str) -> None:

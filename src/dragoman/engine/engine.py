@@ -7,9 +7,10 @@ import time
 import numpy as np
 
 from dragoman import kernels
-from dragoman.core.errors import BadRequest, ContextOverflow, DragomanError
+from dragoman.core.errors import BadRequest, DragomanError
 from dragoman.core.events import EngineEvent, FinishEvent, FinishReason, PromptEvent, TokenEvent
 from dragoman.core.request import EngineRequest
+from dragoman.engine import admission
 from dragoman.engine.batch import Float32, build_batch
 from dragoman.engine.messages import EngineStats, StepOutput
 from dragoman.engine.processors import processors_for
@@ -41,7 +42,9 @@ class Engine:
     def submit(self, request: EngineRequest) -> None:
         """Queue a request. One that cannot be served gets FinishEvents with the reason, in the next output."""
         try:
-            self._check(request)
+            if request.request_id in self.scheduler.groups:
+                raise BadRequest(f"a request {request.request_id!r} is running already")
+            admission.check(request, self.runner)
             self._arrivals += 1
             group = SequenceGroup(request, self._arrivals, lambda: processors_for(request))
             for sequence in group.unfinished:
@@ -60,27 +63,6 @@ class Engine:
         for each in group.unfinished if group is not None else ():
             if sequence is None or each.index == sequence:
                 self.scheduler.finish(each)
-
-    def _check(self, request: EngineRequest) -> None:
-        """Refuse what would break a step or wait for ever. The server has said most of it before, in better words."""
-        count, total = len(request.seeds), len(request.prompt) + request.max_tokens
-        if request.request_id in self.scheduler.groups:
-            raise BadRequest(f"a request {request.request_id!r} is running already")
-        if not request.prompt or not count or request.max_tokens < 0:
-            raise BadRequest("a request needs a prompt, a seed for each sequence, and a length that is not negative")
-        if any(part and len(part) != count for part in (request.generated, request.finished)):
-            raise BadRequest("a request that goes on says so for each of its sequences")
-        if total > self.runner.max_context:
-            raise ContextOverflow(f"{total} tokens are more than the context of {self.runner.max_context}")
-        cache = self.scheduler.cache
-        if cache.blocks_for(total) > cache.num_blocks:
-            room = cache.num_blocks * cache.block_size
-            raise ContextOverflow(f"{total} tokens are more than the {room} that the cache can ever hold")
-        for ids in (request.prompt, *request.generated, request.sampling.logit_bias, request.end_token_ids):
-            if ids and not 0 <= min(ids) <= max(ids) < self.runner.vocab_size:
-                raise BadRequest(f"token ids are from 0 to {self.runner.vocab_size - 1}")
-        if request.logprobs is not None and not 0 <= request.logprobs.top <= self.runner.vocab_size:
-            raise BadRequest("more alternatives are asked for than there are tokens")
 
     # The step --------------------------------------------------------------------------------------------------------
 

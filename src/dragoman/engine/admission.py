@@ -1,0 +1,56 @@
+"""Which requests can be run at all: whatever would break a step, or wait for ever, is refused here with its reason.
+
+The server has refused most of it before, in the words of its dialect. This is the last door: past it nothing is checked
+again, and one bad number would take down a whole batch.
+"""
+
+from __future__ import annotations
+
+import math
+
+from dragoman.core.errors import BadRequest, ContextOverflow
+from dragoman.core.request import EngineRequest
+from dragoman.core.sampling import MAX_SEED, SamplingParams
+from dragoman.engine.runner import Runner
+
+_MOST_TOP_K = 2**31 - 1
+_MOST_FLOAT32 = 3.4e38
+
+
+def check(request: EngineRequest, runner: Runner) -> None:
+    """BadRequest or ContextOverflow where ``runner`` can never serve the request."""
+    count, total = len(request.seeds), len(request.prompt) + request.max_tokens
+    if not request.prompt or not count or request.max_tokens < 0:
+        raise BadRequest("a request needs a prompt, a seed for each sequence, and a length that is not negative")
+    if not 0 <= min(request.seeds) <= max(request.seeds) <= MAX_SEED:
+        raise BadRequest(f"seeds are from 0 to {MAX_SEED}")
+    if any(part and len(part) != count for part in (request.generated, request.finished)):
+        raise BadRequest("a request that goes on says so for each of its sequences")
+    if total > runner.max_context:
+        raise ContextOverflow(f"{total} tokens are more than the context of {runner.max_context}")
+    room = runner.num_blocks * runner.block_size
+    if total > room:
+        raise ContextOverflow(f"{total} tokens are more than the {room} that the cache can ever hold")
+    for ids in (request.prompt, *request.generated, request.sampling.logit_bias, request.end_token_ids):
+        if ids and not 0 <= min(ids) <= max(ids) < runner.vocab_size:
+            raise BadRequest(f"token ids are from 0 to {runner.vocab_size - 1}")
+    if request.logprobs is not None and not 0 <= request.logprobs.top <= runner.vocab_size:
+        raise BadRequest("more alternatives are asked for than there are tokens")
+    _check_sampling(request.sampling)
+
+
+def _check_sampling(sampling: SamplingParams) -> None:
+    """Every number in the range of its definition; comparisons with NaN are false."""
+    ranges = {
+        "temperature": 0 <= sampling.temperature <= _MOST_FLOAT32,
+        "top_k": 0 <= sampling.top_k <= _MOST_TOP_K,
+        "top_p": 0 <= sampling.top_p <= 1,
+        "min_p": 0 <= sampling.min_p <= 1,
+        "repetition_penalty": 0 < sampling.repetition_penalty < math.inf,
+        "frequency_penalty": math.isfinite(sampling.frequency_penalty),
+        "presence_penalty": math.isfinite(sampling.presence_penalty),
+        "logit_bias": all(bias < math.inf for bias in sampling.logit_bias.values()),
+    }
+    for name, is_in_range in ranges.items():
+        if not is_in_range:
+            raise BadRequest(f"{name} is out of its range", param=name)
