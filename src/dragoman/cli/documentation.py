@@ -31,6 +31,18 @@ table; a key that is no option, or a value of another type, is refused by name.
 """
 
 
+TAIL = """\
+
+## Variables that are no options
+
+| variable | meaning |
+|---|---|
+| `DRAGOMAN_KERNELS` | `avx512`, `avx2` or `portable`: the kernels to use instead of the best that the machine has |
+| `DRAGOMAN_CACHE` | folder of the packed weights' cache, instead of `~/.cache/dragoman` |
+| `HF_TOKEN`, `HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE` | those of the hub's own library: access token, folders, and no network |
+"""
+
+
 def page() -> str:
     """The whole page: the commands, then one table for each group of options."""
     commands = {command.name: command for command in cli.typer.registered_commands}
@@ -50,7 +62,7 @@ def page() -> str:
     for panel in dict.fromkeys(option.panel for option in options.values()):
         lines += ["", f"## {panel}", "", "| option | value | default | meaning | commands |", "|---|---|---|---|---|"]
         lines += [row(option, users[option.name]) for option in options.values() if option.panel == panel]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + TAIL
 
 
 def row(option: Option, commands: list[str]) -> str:
