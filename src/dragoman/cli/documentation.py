@@ -24,7 +24,8 @@ echo 'max_context = 4096' > dragoman.toml     # in a TOML file; several values a
 
 The command line wins over the variable, the variable over the file, the file over the default. The file is the one that
 `--config` or `DRAGOMAN_CONFIG` names, else `./dragoman.toml`, else `~/.config/dragoman/config.toml`. It is one flat
-table; a key that is no option, or a value of another type, is refused by name.
+table; a key that is no option, or a value of another type, is refused by name. With `--debug` or `DRAGOMAN_DEBUG=1` an
+error shows its traceback; without, it is one line, and the exit code is 1 (2 where the command itself was wrong).
 
 | command | is for |
 |---|---|
@@ -39,7 +40,7 @@ TAIL = """\
 |---|---|
 | `DRAGOMAN_KERNELS` | `avx512`, `avx2` or `portable`: the kernels to use instead of the best that the machine has |
 | `DRAGOMAN_CACHE` | folder of the packed weights' cache, instead of `~/.cache/dragoman` |
-| `HF_TOKEN`, `HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE` | those of the hub's own library: access token, folders, and no network |
+| `HF_TOKEN`, `HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE` | the hub library's own: token, folders, no network |
 """
 
 
