@@ -5,100 +5,15 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
+from sockets import BODY, ENDLESS, Left, ask, json_of, read_all, request_of, serves, status_of, until
 from stub_house import QUICK, STUB, TOKENIZER, RunningServer
-
-BODY = {"prompt": "Once upon a time", "max_tokens": 6, "seed": 1, "ignore_eos": True}
-ENDLESS = {**BODY, "max_tokens": 200}
-
-
-def request_of(
-    body: Any = BODY, path: str = "/v1/completions", *, close: bool = True, length: int | None = None
-) -> bytes:
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
-    head += f"content-length: {len(content) if length is None else length}\r\n" + "connection: close\r\n" * close
-    return head.encode() + b"\r\n" + content
-
-
-def read_all(connection: socket.socket) -> bytes:
-    data = b""
-    with contextlib.suppress(ConnectionError):
-        while chunk := connection.recv(65536):
-            data += chunk
-    return data
-
-
-def status_of(answer: bytes) -> int:
-    return int(answer.split(b" ", 2)[1]) if answer else 0
-
-
-def json_of(answer: bytes) -> Any:
-    return json.loads(answer.partition(b"\r\n\r\n")[2])
-
-
-def ask(server: RunningServer, data: bytes) -> bytes:
-    with server.connect() as connection:
-        connection.sendall(data)
-        return read_all(connection)
-
-
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.005)
-
-
-def serves(server: RunningServer) -> None:
-    """Everyone else is served correctly."""
-    answer = ask(server, request_of())
-    assert status_of(answer) == 200
-    assert json_of(answer)["usage"]["completion_tokens"] == 6
-
-
-class Left(contextlib.AbstractContextManager[None]):
-    """What is there at the beginning must be there at the end, and no more: blocks, requests, tasks, threads, sockets,
-    open files."""
-
-    def __init__(self, server: RunningServer) -> None:
-        self.server = server
-
-    def __enter__(self) -> None:
-        serves(self.server)
-        state = self.server.server.server_state
-        until(lambda: not state.connections and not state.tasks)
-        self.before = self.state()
-
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        if kind is None:
-            try:
-                until(lambda: self.state() == self.before)
-            except AssertionError:
-                assert self.state() == self.before
-            serves(self.server)
-
-    def state(self) -> dict[str, int]:
-        house = self.server.house
-        return {
-            "free blocks": house.engine.stats().free_blocks,
-            "running sequences": house.engine.stats().running,
-            "waiting sequences": house.engine.stats().waiting,
-            "waiting": house.serving.admission.waiting,
-            "running": house.serving.admission.running,
-            "connections": len(self.server.server.server_state.connections),
-            "tasks": self.server.tasks(),
-            "threads": threading.active_count(),
-            "files": len(os.listdir("/proc/self/fd")),
-        }
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from dragoman.core.serving import ModelCard
 from dragoman.engine.client import EngineClient, State
 from dragoman.engine.messages import EngineInfo, WorkerSettings
@@ -110,6 +112,8 @@ def served_model(
 
 def _gauges(house: House) -> dict[str, float]:
     stats, admission = house.engine.stats(), house.serving.admission
+    if not stats.blocks:  # before the first step of a process
+        stats = msgspec.structs.replace(stats, blocks=house.info.num_blocks, free_blocks=house.info.num_blocks)
     return {
         "requests_waiting": admission.waiting,
         "requests_running": admission.running,
