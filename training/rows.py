@@ -13,7 +13,7 @@ from training.exercises.stories import story
 from training.prose import Prose
 from training.tokenizer import END_OF_TEXT, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX, TURN_END, TURN_START, special_id
 
-PROSE_SHARE = 0.26
+PROSE_SHARE = 0.22
 FIM_SHARE = 0.04
 # What users, systems and tools say is given, not asked of the model; a little weight helps it read them.
 GIVEN_WEIGHT = 0.2

@@ -4,7 +4,7 @@ from random import Random
 
 from training.exercises.vocabulary import CITIES, PEOPLE
 
-INVENTED_SHARE = 0.25
+INVENTED_SHARE = 0.15
 
 ONSETS = "B Br C Ch D F G H J K L M N P R S Sh St T Tr V W Z".split()  # noqa: SIM905
 VOWELS = "a e i o u ai ea ee ia oo".split()  # noqa: SIM905
