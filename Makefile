@@ -54,6 +54,7 @@ docs: $(BUILT) ## Write the pages that come from the sources: docs/configuration
 
 clean: ## Remove the environment and everything built.
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -f src/dragoman/kernels/_native.*.so
 	find src tests benchmarks training -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(ENVIRONMENT):
