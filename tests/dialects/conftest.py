@@ -6,10 +6,12 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import openai
 import pytest
 
 from dragoman.text import ChatTemplate
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
 
 from stub_house import FOLDER, TOKENIZER, LocalHouse, RunningServer, local_house, running_server
@@ -37,3 +39,9 @@ async def house(anyio_backend: str, template: ChatTemplate) -> AsyncIterator[Loc
 def server() -> Iterator[RunningServer]:
     with running_server() as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+        yield client

@@ -1,0 +1,112 @@
+"""Serving over the stub engine: prompts of every form, their echo and their log-probabilities."""
+
+from __future__ import annotations
+
+import pytest
+from asking import request
+from stub_house import STUB, TOKENIZER, LocalHouse, local_house
+
+from dragoman.core.errors import (
+    BadRequest,
+    ContextOverflow,
+    ModelNotFound,
+    UnsupportedFeature,
+)
+from dragoman.core.events import (
+    FinishReason,
+)
+from dragoman.core.request import ChatPrompt, FillPrompt, TextPrompt, TokenPrompt
+from dragoman.core.sampling import EndingParams, LogprobParams, SamplingParams
+from dragoman.text import ChatTemplate
+
+pytestmark = pytest.mark.anyio
+
+# Echo and log-probabilities ------------------------------------------------------------------------------------------
+
+
+async def test_echo_with_no_new_tokens_scores_the_prompt(house: LocalHouse) -> None:
+    text = "Once upon a time"
+    asked = request(text, max_tokens=0, echo=True, logprobs=LogprobParams(top=2, prompt=True))
+    whole = await house.serving.generate(asked)
+    assert whole.prompt.text == text
+    assert whole.generations[0].text == ""
+    assert whole.generations[0].finish is FinishReason.LENGTH
+    assert "".join(token.text for token in whole.prompt.tokens) == text
+    assert whole.prompt.tokens[0].logprob is None
+    for token in whole.prompt.tokens[1:]:
+        assert token.logprob is not None
+        assert token.logprob <= 0
+        assert len(token.top) == 2
+        assert text.startswith(token.text, token.text_offset)
+
+
+async def test_logprobs_do_not_change_the_tokens(house: LocalHouse) -> None:
+    plain = (await house.serving.generate(request())).generations[0]
+    scored = (await house.serving.generate(request(logprobs=LogprobParams(top=5)))).generations[0]
+    assert [t.token_id for t in scored.tokens] == [t.token_id for t in plain.tokens]
+    for token in scored.tokens:
+        assert token.logprob is not None
+        assert [other.logprob for other in token.top] == sorted((o.logprob for o in token.top), reverse=True)
+
+
+# Prompts -------------------------------------------------------------------------------------------------------------
+
+
+async def test_tokenize_is_what_is_run(house: LocalHouse) -> None:
+    chat = ChatPrompt(messages=({"role": "user", "content": "hello"},))
+    ids = await house.serving.tokenize(chat)
+    await house.serving.generate(request(prompt=chat))
+    assert house.engine.requests[-1].prompt == ids
+    assert TOKENIZER.decode(ids, skip_special_tokens=False).endswith("assistant\n")
+
+
+async def test_empty_text_starts_at_the_first_token(house: LocalHouse) -> None:
+    assert await house.serving.tokenize(TextPrompt(text="")) == (TOKENIZER.bos_id,)
+
+
+async def test_fill_prompt_uses_the_models_tokens(house: LocalHouse) -> None:
+    ids = await house.serving.tokenize(FillPrompt(prefix="before", suffix="after"))
+    assert ids == TOKENIZER.render_fill("before", "after")
+
+
+async def test_long_prompts_are_refused_unread(house: LocalHouse) -> None:
+    with pytest.raises(ContextOverflow) as raised:
+        await house.serving.generate(request("word " * 10**6))
+    assert raised.value.param == "prompt"
+    assert not house.engine.requests
+
+
+async def test_prompt_and_output_must_fit_the_context(house: LocalHouse) -> None:
+    prompt = TokenPrompt(token_ids=tuple(range(10, 110)))
+    with pytest.raises(ContextOverflow, match="maximum context length is 256") as raised:
+        await house.serving.generate(request(prompt=prompt, max_tokens=157))
+    assert (raised.value.prompt_tokens, raised.value.max_tokens, raised.value.context_tokens) == (100, 157, 256)
+    whole = await house.serving.generate(request(prompt=prompt, max_tokens=156))
+    assert whole.usage.completion_tokens == 156
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": TokenPrompt(token_ids=(STUB.vocab_size,))}, "prompt"),
+        ({"sampling": SamplingParams(logit_bias={STUB.vocab_size: 1.0})}, "logit_bias"),
+        ({"ending": EndingParams(max_tokens=2, stop_token_ids=(STUB.vocab_size,))}, "stop_token_ids"),
+    ],
+)
+async def test_ids_outside_the_vocabulary_are_refused(house: LocalHouse, fields: dict[str, object], param: str) -> None:
+    with pytest.raises(BadRequest) as raised:
+        await house.serving.generate(request(**fields))
+    assert raised.value.param == param
+
+
+async def test_unknown_model_is_refused_and_aliases_are_served(house: LocalHouse) -> None:
+    with pytest.raises(ModelNotFound):
+        await house.serving.generate(request(model="nobody"))
+    assert [card.name for card in house.serving.models()] == ["stub", "other", "org/name"]
+    assert (await house.serving.generate(request(model="org/name"))).usage.completion_tokens == 12
+
+
+async def test_chat_without_a_template_is_refused(anyio_backend: str) -> None:
+    async with local_house(ChatTemplate({})) as house:
+        with pytest.raises(UnsupportedFeature):
+            await house.serving.generate(request(prompt=ChatPrompt(messages=({"role": "user", "content": "hi"},))))
