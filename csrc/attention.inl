@@ -39,6 +39,8 @@ class Span {
         queries_(reinterpret_cast<Query*>(workspace + 2 * kTileQueries * kBlockTokens)) {
     for (long i = 0; i < tile.count; ++i) {
       const long n = tile.first + i;
+      seen_begin_[i] = tile.first_seen(n);
+      seen_end_[i] = tile.position + n / tile.group + 1;
       const float* const q = tile.q + (n / tile.group) * tile.ldq + (n % tile.group) * tile.kv->head_dim;
       Cache::pack(q, tile.kv->head_dim, dim_, queries_ + i * dim_);
       float* const state = states_ + i * stride_;
@@ -61,8 +63,7 @@ class Span {
     if (few_ && number < tile_.last_position() / kBlockTokens) fetch(tile_.blocks[number + 1]);
     long begin = 0, from = 0, to = 0;
     for (long i = 0; i < tile_.count; ++i) {
-      const long n = tile_.first + i, base = number * kBlockTokens;
-      const long before = tile_.first_seen(n) - base, after = tile_.position + n / tile_.group + 1 - base;
+      const long before = seen_begin_[i] - number * kBlockTokens, after = seen_end_[i] - number * kBlockTokens;
       const long first = before > 0 ? before : 0, end = after < kBlockTokens ? after : kBlockTokens;
       if (first == from && end == to) continue;
       if (from < to) attend(begin, i, tile_.blocks[number], from, to);
@@ -134,6 +135,7 @@ class Span {
   float* const scores_;
   Weight* const weights_;
   Query* const queries_;
+  long seen_begin_[kTileQueries], seen_end_[kTileQueries];  // the positions each query sees
   float alpha_[kTileQueries];
 };
 

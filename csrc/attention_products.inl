@@ -70,16 +70,21 @@ struct Float32Cache {
   }
 };
 
+// x[0:n] as bfloat16, filled up with zeros to padded_dim.
+DRAGOMAN_INLINE void round_row(const float* x, long n, long padded_dim, std::uint16_t* out) {
+  for (long d = 0; d < padded_dim; d += kWidth) store_bf16(out + d, load_up_to(x + d, n - d < kWidth ? n - d : kWidth));
+}
+
 // Both bfloat16 caches share the layout; they differ in the arithmetic.
 struct PairedLayout {
   static void write_token(std::uint8_t* keys, std::uint8_t* values, long padded_dim, long n, long slot, const float* k,
                           const float* v) {
-    std::uint16_t* const key = reinterpret_cast<std::uint16_t*>(keys) + 2 * slot;
+    std::uint16_t row[kMaxHeadDim];
+    round_row(k, n, padded_dim, row);
+    for (long d = 0; d < padded_dim; d += 2) std::memcpy(keys + (d * kBlockTokens + 2 * slot) * 2, row + d, 4);
+    round_row(v, n, padded_dim, row);
     std::uint16_t* const value = reinterpret_cast<std::uint16_t*>(values) + (slot / 2) * 2 * padded_dim + slot % 2;
-    for (long d = 0; d < n; ++d) {
-      key[(d / 2) * 2 * kBlockTokens + d % 2] = float_to_bf16(k[d]);
-      value[2 * d] = float_to_bf16(v[d]);
-    }
+    for (long d = 0; d < padded_dim; ++d) value[2 * d] = row[d];
   }
 };
 
@@ -91,7 +96,7 @@ struct BFloat16Cache : PairedLayout {
   using Weight = std::uint16_t;
 
   static void pack(const float* q, long n, long padded_dim, Query* packed) {
-    for (long d = 0; d < padded_dim; ++d) packed[d] = d < n ? float_to_bf16(q[d]) : std::uint16_t{0};
+    round_row(q, n, padded_dim, packed);
   }
   DRAGOMAN_INLINE void put_weights(Weight* w, Vec p0, Vec p1) {
     const __m512bh both = _mm512_cvtne2ps_pbh(p1.v, p0.v);
