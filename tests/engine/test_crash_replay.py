@@ -65,7 +65,7 @@ def harmless(rng: random.Random, request_id: str, output: int = 60) -> EngineReq
     )
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_killed_at_random_moments_streams_go_on_as_they_would_have(seed: int) -> None:
     rng = random.Random(seed)
     requests = [harmless(rng, f"r{index}", output=150) for index in range(12)]

@@ -98,14 +98,6 @@ class KVCache:
             self._block_of[name] = block
             self._hash_of[block] = name
 
-    def forget(self) -> None:
-        """Drop every cached block and every name: nothing computed so far will be shared any more."""
-        for name in self._block_of:
-            self._hash_of[self._block_of[name]] = None
-        self._block_of.clear()
-        self._free.extend(self._cached)
-        self._cached.clear()
-
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
         """Walk everything, given the block tables of all running sequences. AssertionError names what is wrong."""
         owned: Counter[int] = Counter()
