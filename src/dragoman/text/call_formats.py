@@ -1,0 +1,237 @@
+"""The formats in which models write tool calls."""
+
+from __future__ import annotations
+
+import json
+
+from dragoman.text.call_parser import MAX_NAME_CHARS, CallParser, NotACall, Steps
+from dragoman.text.literals import read_literal
+
+_NAME_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.")
+
+
+class ObjectCalls(CallParser):
+    """Formats that write a call as a JSON object."""
+
+    def _object(self) -> Steps[None]:
+        """``{"name": "…", "arguments": {…}}``, one call.
+
+        ``parameters`` is Llama's word for the arguments; ``id`` and ``type``, which some models add, say nothing. Any
+        other member, or arguments that are no object, make it none. Arguments that come before the name are held
+        until it; without any the call has none to give.
+        """
+        yield from self._expect("{")
+        name, early, given = "", "", False
+        while True:
+            key = yield from self._string()
+            yield from self._expect(":")
+            if key == "name" and not name:
+                name = yield from self._string()
+                if name not in self._names:
+                    raise NotACall
+            elif key in ("arguments", "parameters") and not given:
+                given = True
+                early = yield from self._arguments(name)
+            elif key in ("id", "type"):
+                yield from self._string()
+            else:
+                raise NotACall
+            char = yield from self._visible()
+            if char == "}":
+                break
+            if char != ",":
+                raise self._refuse(char)
+        if not given or early:
+            if not name:
+                raise NotACall
+            self._whole(name, early or "{}")
+        self._held.clear()
+
+    def _arguments(self, name: str) -> Steps[str]:
+        """An object, up to the brace that closes it: passed on as it comes when ``name`` is known, else returned."""
+        yield from self._expect("{")
+        if name:
+            self._start(name)
+            self._more("{")
+        text, depth, quoted, escaped = ["{"], 1, False, False
+        while depth:
+            char = yield from self._next()
+            if not char:
+                if name:
+                    self._end()
+                raise NotACall
+            if name:
+                self._more(char)
+            else:
+                text.append(char)
+            if quoted:
+                quoted = escaped or char != '"'
+                escaped = char == "\\" and not escaped
+            elif char == '"':
+                quoted = True
+            elif char in "{[":
+                depth += 1
+            elif char in "}]":
+                depth -= 1
+        if name:
+            self._end()
+            return ""
+        return "".join(text)
+
+    def _whole(self, name: str, arguments: str) -> None:
+        self._start(name)
+        self._more(arguments)
+        self._end()
+
+    def _string(self) -> Steps[str]:
+        yield from self._expect('"')
+        text, escaped = ['"'], False
+        while True:
+            char = yield from self._next()
+            if not char or len(text) > MAX_NAME_CHARS:
+                raise self._refuse(char)
+            text.append(char)
+            if char == '"' and not escaped:
+                break
+            escaped = char == "\\" and not escaped
+        try:
+            return str(json.loads("".join(text)))
+        except ValueError:
+            raise NotACall from None
+
+    def _name(self) -> Steps[str]:
+        """A bare name of a tool, up to a character that cannot be part of one."""
+        char = yield from self._visible()
+        name = ""
+        while char and char in _NAME_CHARS and len(name) <= MAX_NAME_CHARS:
+            name += char
+            char = yield from self._next()
+        self._back(char)
+        if name not in self._names:
+            raise NotACall
+        return name
+
+
+class HermesCalls(ObjectCalls):
+    """Hermes, Qwen, and the embedded model: each call an object between ``<tool_call>`` and ``</tool_call>``."""
+
+    def _read(self) -> Steps[None]:
+        while (yield from self._find("<tool_call>")):
+            try:
+                yield from self._object()
+                yield from self._word("</tool_call>")
+            except NotACall:
+                self._restore()
+
+
+class LlamaCalls(ObjectCalls):
+    """Llama 3.1: the text is nothing but objects, or they follow ``<|python_tag|>``; ``;`` may stand between them."""
+
+    def _read(self) -> Steps[None]:
+        found = yield from self._begins("{")
+        while found or (yield from self._find("<|python_tag|>")):
+            found = False
+            try:
+                yield from self._object()
+                while (char := (yield from self._peek())) and char in ";{":
+                    if char == ";":
+                        yield from self._next()
+                    yield from self._object()
+            except NotACall:
+                pass
+            self._restore()
+
+
+class MistralCalls(ObjectCalls):
+    """Mistral: ``[TOOL_CALLS]`` and a list of objects; in newer ones ``[TOOL_CALLS]name[ARGS]{…}``."""
+
+    def _read(self) -> Steps[None]:
+        while (yield from self._find("[TOOL_CALLS]")):
+            try:
+                if (yield from self._peek()) == "[":
+                    yield from self._list()
+                else:
+                    yield from self._named()
+            except NotACall:
+                self._restore()
+
+    def _list(self) -> Steps[None]:
+        yield from self._expect("[")
+        yield from self._object()
+        while (yield from self._peek()) == ",":
+            yield from self._next()
+            yield from self._object()
+        yield from self._word("]")
+
+    def _named(self) -> Steps[None]:
+        name = yield from self._name()
+        yield from self._expect("[")
+        kind = yield from self._next()
+        if kind == "C":
+            yield from self._literally("ALL_ID]")
+            while (char := (yield from self._next())).isalnum():
+                pass
+            self._back(char)
+            yield from self._expect("[")
+            kind = yield from self._next()
+        if kind != "A":
+            raise self._refuse(kind)
+        yield from self._literally("RGS]")
+        yield from self._arguments(name)
+        self._held.clear()
+
+    def _literally(self, word: str) -> Steps[None]:
+        for wanted in word:
+            char = yield from self._next()
+            if char != wanted:
+                raise self._refuse(char)
+
+
+class PythonicCalls(ObjectCalls):
+    """Llama 3.2 and 4: the text begins with, or has between ``<|python_start|>`` and ``<|python_end|>``, a list of
+    Python calls: ``[weather(city="Paris", days=2), now()]``.
+
+    A call comes out when it is complete, its literals as JSON; one with anything but named literals is content.
+    """
+
+    def _read(self) -> Steps[None]:
+        found = yield from self._begins("[")
+        marked = False
+        while found or (marked := (yield from self._find("<|python_start|>"))):
+            found = False
+            try:
+                yield from self._list()
+                if marked:
+                    yield from self._word("<|python_end|>")
+            except NotACall:
+                self._restore()
+
+    def _list(self) -> Steps[None]:
+        yield from self._expect("[")
+        while True:
+            name = yield from self._name()
+            arguments = yield from self._named_literals()
+            self._whole(name, "{" + ", ".join(arguments) + "}")
+            if (yield from self._peek()) != ",":
+                break
+            yield from self._next()
+        yield from self._word("]")
+
+    def _named_literals(self) -> Steps[list[str]]:
+        """``(key=literal, …)`` as members of a JSON object."""
+        yield from self._expect("(")
+        given: dict[str, str] = {}
+        while (yield from self._peek()) != ")":
+            key = ""
+            while (char := (yield from self._next())).isidentifier() or (key and char.isalnum()):
+                key += char
+            self._back(char)
+            if not key or key in given or len(key) > MAX_NAME_CHARS:
+                raise NotACall
+            yield from self._expect("=")
+            given[key] = yield from read_literal(self._next, self._back)
+            if (yield from self._peek()) != ",":
+                break
+            yield from self._next()
+        yield from self._expect(")")
+        return [f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in given.items()]

@@ -1,0 +1,99 @@
+"""Reasoning blocks: what a model thinks before it answers."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class ReasoningMarks(NamedTuple):
+    """What opens and closes a reasoning block."""
+
+    opening: str
+    closing: str
+
+
+KNOWN_MARKS = (ReasoningMarks("<think>", "</think>"), ReasoningMarks("[THINK]", "[/THINK]"))
+
+
+class Kind(enum.Enum):
+    """What a piece of text is."""
+
+    REASONING = enum.auto()
+    LAYOUT = enum.auto()
+    """The marks, and white space next to them."""
+    ANSWER = enum.auto()
+
+
+Piece = tuple[Kind, str]
+
+
+class ReasoningParser:
+    """Takes the reasoning block at the start of a generated text apart from the answer behind it.
+
+    The block begins with the opening mark, where only white space precedes it; or at once, where the prompt already
+    ended with that mark (``begun``). Without a closing mark all that follows is reasoning. A later block is part of the
+    answer. The pieces together are the text, whatever it is; of which kind a character is does not depend on how the
+    text was cut.
+    """
+
+    def __init__(self, marks: ReasoningMarks, *, begun: bool = False) -> None:
+        self._marks = marks
+        self._held = ""
+        self._step = self._lead if begun else self._before
+
+    def push(self, text: str) -> list[Piece]:
+        """The pieces that are certain now. White space waits for what follows it, and so does what may be a mark."""
+        self._held += text
+        pieces: list[Piece] = []
+        while self._held:
+            step, before = self._step, len(pieces)
+            pieces += step()
+            if len(pieces) == before and self._step == step:
+                break
+        return pieces
+
+    def flush(self) -> list[Piece]:
+        """The rest: no text follows."""
+        kind = Kind.REASONING if self._step == self._inside else Kind.ANSWER
+        return [(kind, self._take(len(self._held)))] if self._held else []
+
+    def _before(self) -> list[Piece]:
+        opening, visible = self._marks.opening, self._held.lstrip()
+        if visible.startswith(opening):
+            self._step = self._lead
+            return [(Kind.LAYOUT, self._take(len(self._held) - len(visible) + len(opening)))]
+        if not opening.startswith(visible):
+            self._step = self._answer
+        return []
+
+    def _lead(self) -> list[Piece]:
+        return self._layout(then=self._inside)
+
+    def _inside(self) -> list[Piece]:
+        closing, held = self._marks.closing, self._held
+        end = held.find(closing)
+        if end >= 0:
+            self._step = self._trail
+            reasoning = self._take(len(held[:end].rstrip()))
+            return [(Kind.REASONING, reasoning), (Kind.LAYOUT, self._take(end + len(closing) - len(reasoning)))]
+        partial = next(k for k in range(min(len(closing), len(held)), -1, -1) if held.endswith(closing[:k]))
+        reasoning = held[: len(held) - partial].rstrip()
+        return [(Kind.REASONING, self._take(len(reasoning)))] if reasoning else []
+
+    def _trail(self) -> list[Piece]:
+        return self._layout(then=self._answer)
+
+    def _answer(self) -> list[Piece]:
+        return [(Kind.ANSWER, self._take(len(self._held)))]
+
+    def _layout(self, then: Callable[[], list[Piece]]) -> list[Piece]:
+        blank = len(self._held) - len(self._held.lstrip())
+        if blank < len(self._held):
+            self._step = then
+        return [(Kind.LAYOUT, self._take(blank))] if blank else []
+
+    def _take(self, size: int) -> str:
+        taken, self._held = self._held[:size], self._held[size:]
+        return taken

@@ -1,0 +1,112 @@
+"""Which format a model writes its tool calls in, found from its chat template, and what there is to know of each."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import secrets
+import string
+from collections.abc import Callable, Collection, Mapping
+
+import msgspec
+from jinja2 import Environment, TemplateError
+
+from dragoman.text.call_formats import HermesCalls, LlamaCalls, MistralCalls, PythonicCalls
+from dragoman.text.call_parser import CallParser
+from dragoman.text.reasoning import KNOWN_MARKS, ReasoningMarks
+
+
+class CallFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to write calls.
+
+    Attributes:
+        marks: what stands around calls; some of them are special tokens in some models.
+        written: patterns that a template holds, all of them, when its model writes calls like this.
+        unlike: a pattern that it does not hold then.
+    """
+
+    name: str
+    parser: Callable[[Collection[str], Callable[[], str]], CallParser]
+    marks: tuple[str, ...]
+    written: tuple[str, ...]
+    unlike: str | None = None
+    new_id: Callable[[], str] = lambda: "call_" + secrets.token_hex(12)
+
+    def start(self, names: Collection[str]) -> CallParser:
+        """A parser for one generated text; ``names`` are the tools that may be called."""
+        return self.parser(names, self.new_id)
+
+
+def _nine_characters() -> str:
+    """Mistral's templates refuse any other id."""
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+
+
+# The first that a template fits.
+_ALL = (
+    CallFormat(
+        name="pythonic",
+        parser=PythonicCalls,
+        marks=("<|python_start|>", "<|python_end|>"),
+        written=(r"func_name\d?\(",),
+    ),
+    CallFormat(
+        name="mistral",
+        parser=MistralCalls,
+        marks=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+        written=(r"\[TOOL_CALLS\]",),
+        unlike=r"\[ARGS\]",
+        new_id=_nine_characters,
+    ),
+    CallFormat(
+        name="mistral_named",
+        parser=MistralCalls,
+        marks=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+        written=(r"\[TOOL_CALLS\]", r"\[ARGS\]"),
+        new_id=_nine_characters,
+    ),
+    CallFormat(
+        name="hermes",
+        parser=HermesCalls,
+        marks=("<tool_call>", "</tool_call>"),
+        written=(r"<tool_call>", r"\\?[\"']arguments\\?[\"']\s*:"),
+        # Formats that share the mark, but write what is inside as XML.
+        unlike=r"<function=|<arg_key>",
+    ),
+    CallFormat(
+        name="llama",
+        parser=LlamaCalls,
+        marks=("<|python_tag|>",),
+        written=(r"\\?[\"']name\\?[\"']\s*:", r"\\?[\"']parameters\\?[\"']\s*:"),
+        unlike=r"<tool_call|tool_calls_begin",
+    ),
+)
+CALL_FORMATS: Mapping[str, CallFormat] = {format.name: format for format in _ALL}
+
+
+def takes_tools(template: str) -> bool:
+    """Whether a chat template uses the variable ``tools``: one that does not would hide them from the model."""
+    try:
+        tokens = [token for token in Environment().lex(template) if token[1] not in ("whitespace", "comment")]
+    except TemplateError:
+        return False
+    return any(
+        kind == "name" and value == "tools" and before[2] != "."
+        for before, (_, kind, value) in itertools.pairwise(tokens)
+    )
+
+
+def find_call_format(template: str) -> CallFormat | None:
+    """The format in which a model with this chat template calls tools; None: it knows none, or one unknown here."""
+    if not takes_tools(template):
+        return None
+    for format in _ALL:
+        fits = all(re.search(pattern, template) for pattern in format.written)
+        if fits and not (format.unlike and re.search(format.unlike, template)):
+            return format
+    return None
+
+
+def find_reasoning_marks(template: str, has_token: Callable[[str], bool]) -> ReasoningMarks | None:
+    """The marks of the model's reasoning blocks: its template writes them, or they are tokens of its vocabulary."""
+    return next((m for m in KNOWN_MARKS if m.closing in template or all(map(has_token, m))), None)
