@@ -40,6 +40,15 @@ async def test_echo_with_no_new_tokens_scores_the_prompt(house: LocalHouse) -> N
         assert text.startswith(token.text, token.text_offset)
 
 
+async def test_logprobs_of_one_answer_are_bounded(house: LocalHouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dragoman.server.serving.MAX_LOGPROBS", 2 * 12 * 6)
+    asked = request(n=2, logprobs=LogprobParams(top=5))
+    assert (await house.serving.generate(asked)).usage.completion_tokens == 24
+    with pytest.raises(BadRequest) as raised:
+        await house.serving.generate(request(n=2, logprobs=LogprobParams(top=6)))
+    assert raised.value.param == "logprobs"
+
+
 async def test_logprobs_do_not_change_the_tokens(house: LocalHouse) -> None:
     plain = (await house.serving.generate(request())).generations[0]
     scored = (await house.serving.generate(request(logprobs=LogprobParams(top=5)))).generations[0]
@@ -67,6 +76,13 @@ async def test_empty_text_starts_at_the_first_token(house: LocalHouse) -> None:
 async def test_fill_prompt_uses_the_models_tokens(house: LocalHouse) -> None:
     ids = await house.serving.tokenize(FillPrompt(prefix="before", suffix="after"))
     assert ids == TOKENIZER.render_fill("before", "after")
+
+
+async def test_a_gap_is_refused_without_the_tokens_for_it(house: LocalHouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TOKENIZER, "fill", None)
+    with pytest.raises(UnsupportedFeature) as raised:
+        await house.serving.generate(request(prompt=FillPrompt(prefix="before", suffix="after")))
+    assert raised.value.param == "suffix"
 
 
 async def test_long_prompts_are_refused_unread(house: LocalHouse) -> None:

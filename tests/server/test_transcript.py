@@ -8,7 +8,7 @@ from stub_house import QUICK, STUB, TOKENIZER, local_model
 
 from dragoman.core.events import FinishReason, TextDelta, TokenEvent
 from dragoman.core.sampling import EndingParams
-from dragoman.server.transcript import Transcript
+from dragoman.server.transcript import transcripts_of
 from dragoman.text import ChatTemplate
 
 MODEL = local_model(QUICK, STUB, ChatTemplate({}))
@@ -18,7 +18,7 @@ IDS = st.lists(st.sampled_from(BYTES) | st.integers(0, TOKENIZER.vocab_size - 1)
 
 
 def played(ids: list[int], ending: EndingParams, finish: FinishReason = FinishReason.LENGTH) -> list[TextDelta]:
-    transcript = Transcript(MODEL, 0, (), ending)
+    (transcript,) = transcripts_of(MODEL, 1, (), ending)
     deltas = []
     for i, token_id in enumerate(ids):
         deltas.append(transcript.push(TokenEvent("r", 0, i, token_id, finish if i == len(ids) - 1 else None)))

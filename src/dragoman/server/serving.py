@@ -29,7 +29,10 @@ from dragoman.server.meter import Meter
 from dragoman.server.metrics import Metrics
 from dragoman.server.model import ServedModel
 from dragoman.server.prompts import PromptReader
-from dragoman.server.transcript import Transcript
+from dragoman.server.transcript import transcripts_of
+
+MAX_LOGPROBS = 2**22
+"""Of one prompt's whole answer. They are held in memory until it is complete: some hundred megabytes at most."""
 
 
 class Events(Protocol):
@@ -107,7 +110,7 @@ class EngineServing:
         with self.admission.enter() as place:
             prompt = await self._prompts.read(request.prompt)
             submitted = self._engine_request(request, prompt, count, logprobs)
-            transcripts = [Transcript(self._model, i, prompt, request.ending) for i in range(count)]
+            transcripts = transcripts_of(self._model, count, prompt, request.ending)
             cached_tokens, running = 0, count
             events = self._engine.submit(submitted)
             deadline = Deadline(arrived, self._limit(request), lambda: self._engine.cancel(request.request_id))
@@ -154,13 +157,14 @@ class EngineServing:
         ending, vocab_size = request.ending, self._model.vocab_size
         self._check_ids("logit_bias", request.sampling.logit_bias)
         self._check_ids("stop_token_ids", ending.stop_token_ids)
-        if logprobs is not None and logprobs.top > vocab_size:
-            raise BadRequest(f"The model has only {vocab_size} tokens.", param="logprobs")
+        max_tokens = self._max_tokens(request, len(prompt))
+        if logprobs is not None:
+            _check_logprobs(logprobs, count * max_tokens, vocab_size)
         return EngineRequest(
             request_id=request.request_id,
             prompt=prompt,
             seeds=_seeds(request.seeds, count),
-            max_tokens=self._max_tokens(request, len(prompt)),
+            max_tokens=max_tokens,
             sampling=request.sampling,
             min_tokens=ending.min_tokens,
             end_token_ids=() if ending.ignore_eos else self._model.eos_ids,
@@ -219,6 +223,16 @@ class Deadline:
     def _pass(self) -> None:
         self._passed = True
         self._cancel()
+
+
+def _check_logprobs(logprobs: LogprobParams, tokens: int, vocab_size: int) -> None:
+    if logprobs.top > vocab_size:
+        raise BadRequest(f"The model has only {vocab_size} tokens.", param="logprobs")
+    if tokens * (logprobs.top + 1) > MAX_LOGPROBS:
+        message = (
+            f"{tokens} tokens with {logprobs.top} alternatives each are more than {MAX_LOGPROBS} log-probabilities."
+        )
+        raise BadRequest(f"{message} Ask for fewer tokens, sequences or alternatives.", param="logprobs")
 
 
 def _seeds(given: tuple[int, ...] | None, count: int) -> tuple[int, ...]:

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
+from copy import copy
 
 from dragoman.core.events import FinishEvent, FinishReason, TextDelta, Token, TokenEvent
 from dragoman.core.sampling import EndingParams
 from dragoman.server.model import ServedModel
 from dragoman.text import Detokenizer, StopMatcher
+
+
+def transcripts_of(
+    model: ServedModel, count: int, prompt_ids: tuple[int, ...], ending: EndingParams
+) -> list[Transcript]:
+    """One for each sequence. Raises BadRequest for stop strings that cannot be matched."""
+    # The automaton of many long stop strings takes milliseconds to build; copies share it and have their own state.
+    matcher = StopMatcher(ending.stop, ending.include_stop) if ending.stop else None
+    return [Transcript(model, i, prompt_ids, ending, matcher and copy(matcher)) for i in range(count)]
 
 
 class Transcript:
@@ -21,14 +31,21 @@ class Transcript:
         finish: None while the sequence runs.
     """
 
-    def __init__(self, model: ServedModel, sequence: int, prompt_ids: tuple[int, ...], ending: EndingParams) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        sequence: int,
+        prompt_ids: tuple[int, ...],
+        ending: EndingParams,
+        matcher: StopMatcher | None,
+    ) -> None:
         self.sequence = sequence
         self.num_tokens = 0
         self.finish: FinishReason | None = None
         self._ending = ending
         self._pieces = model.pieces
         self._detokenizer = Detokenizer(model.tokenizer, prompt_ids, skip_special_tokens=ending.skip_special_tokens)
-        self._matcher = StopMatcher(ending.stop, ending.include_stop) if ending.stop else None
+        self._matcher = matcher
         self._produced = 0
         self._released = 0
         self._held: deque[tuple[int, Token]] = deque()

@@ -15,7 +15,7 @@ from dragoman.dialects.openai.logprobs import chat_logprobs, completion_logprobs
 
 DONE = b"data: [DONE]\n\n"
 
-_encode = msgspec.json.Encoder().encode
+encode = msgspec.json.Encoder().encode
 
 
 class CompletionChoice(msgspec.Struct):
@@ -86,7 +86,7 @@ class Head(msgspec.Struct, frozen=True):
 
 def sse(value: Any) -> bytes:
     """One server-sent event."""
-    return b"data: " + _encode(value) + b"\n\n"
+    return b"data: " + encode(value) + b"\n\n"
 
 
 def sse_error(error: DragomanError) -> bytes:

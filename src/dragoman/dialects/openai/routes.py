@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 
 from dragoman.core.errors import DragomanError
@@ -38,7 +39,8 @@ async def completions(serving: Serving, exchange: Exchange) -> None:
         await _stream(serving, exchange, head, "text_completion", requests, streams, headers)
     else:
         results = await exchange.unless_gone(generate_all(serving, requests))
-        await exchange.reply(render.completion(head, results, logprobs=logprobs), headers=headers)
+        answer = await _encoded(lambda: render.completion(head, results, logprobs=logprobs), logprobs)
+        await exchange.reply(answer, headers=headers)
 
 
 async def chat_completions(serving: Serving, exchange: Exchange) -> None:
@@ -54,7 +56,8 @@ async def chat_completions(serving: Serving, exchange: Exchange) -> None:
         await _stream(serving, exchange, head, render.ChatStream.KIND, [request], streams, headers)
     else:
         result = await exchange.unless_gone(serving.generate(request))
-        await exchange.reply(render.chat_completion(head, result, logprobs=logprobs), headers=headers)
+        answer = await _encoded(lambda: render.chat_completion(head, result, logprobs=logprobs), logprobs)
+        await exchange.reply(answer, headers=headers)
 
 
 async def models(serving: Serving, exchange: Exchange) -> None:
@@ -107,6 +110,11 @@ async def _stream(
             return ()
 
         await exchange.stream(chunks(), content_type=SSE, headers=headers)
+
+
+async def _encoded(make: Callable[[], render.Body], in_thread: bool) -> bytes:
+    """The answer in JSON. With log-probabilities it can be megabytes, which would hold up every stream."""
+    return await asyncio.to_thread(lambda: render.encode(make())) if in_thread else render.encode(make())
 
 
 def _head(serving: Serving, reading: Reading, prefix: str) -> render.Head:
