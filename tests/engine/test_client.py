@@ -146,6 +146,20 @@ def test_closing_a_stream_cancels() -> None:
     asyncio.run(play())
 
 
+def test_closing_a_stream_that_ended_leaves_the_next_of_its_name_alone() -> None:
+    async def play() -> None:
+        async with started() as client:
+            short = msgspec.structs.replace(endless("r"), max_tokens=3)
+            first = client.submit(short)
+            assert len([event async for event in first]) == 4
+            second = client.submit(short)
+            await first.aclose()
+            ends = [event.finish async for event in second if isinstance(event, TokenEvent)]
+            assert ends == [None, None, FinishReason.LENGTH]
+
+    asyncio.run(play())
+
+
 def test_a_full_queue_refuses_and_goes_on() -> None:
     async def play() -> None:
         async with started(max_running=2, max_waiting=3) as client:

@@ -82,7 +82,8 @@ class EventStream:
 
     async def aclose(self) -> None:
         """Cancel what is unfinished. Events not read yet are dropped."""
-        self._client.cancel(self._request.request_id)
+        if not self._ended:  # once it has, the id may be another request's
+            self._client.cancel(self._request.request_id)
         self._events.clear()
 
     def _deliver(self, events: list[EngineEvent], ended: bool) -> None:
