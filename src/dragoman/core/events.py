@@ -44,8 +44,8 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True, tag="token"):
 class PromptEvent(msgspec.Struct, frozen=True, array_like=True, tag="prompt"):
     """The prompt is computed. Sent once per request, before its first token.
 
-    ``cached_tokens``: how many prompt tokens came from the prefix cache. ``logprobs[i]`` belongs to prompt token i (None
-    for the first), ``top[i]`` its alternatives; both empty unless asked for.
+    ``cached_tokens``: how many prompt tokens came from the prefix cache. ``logprobs[i]`` belongs to prompt token i
+    (None for the first), ``top[i]`` its alternatives; both empty unless asked for.
     """
 
     request_id: str
@@ -92,20 +92,21 @@ class Token(msgspec.Struct, frozen=True):
 
 class PromptReady(msgspec.Struct, frozen=True, kw_only=True):
     """First event of a request: the prompt as it was understood. ``tokens`` is filled only when echo, or prompt
-    logprobs, were asked for."""
+    logprobs, were asked for. ``reasoning_begun``: it ends with the mark that opens a reasoning block."""
 
     prompt_tokens: int
     cached_tokens: int
     seeds: tuple[int, ...]
     tokens: tuple[Token, ...] = ()
     text: str = ""
+    reasoning_begun: bool = False
 
 
 class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     """New text of one generation; concatenated deltas equal the whole text. The last carries ``finish``.
 
-    ``tokens`` are those whose text is released by this delta, in order; over all deltas each generated token appears once.
-    ``stop`` is the stop string or stop token id that ended the generation, where one did.
+    ``tokens`` are those whose text is released by this delta, in order; over all deltas each generated token appears
+    once. ``stop`` is the stop string or stop token id that ended the generation, where one did.
     """
 
     sequence: int
