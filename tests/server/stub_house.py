@@ -30,6 +30,7 @@ from dragoman.server.opening import House, open_house
 from dragoman.server.serving import EngineServing
 from dragoman.server.settings import ServerSettings
 from dragoman.text import ChatTemplate, Tokenizer
+from dragoman.text.tool_calls import reasoning_of, tool_calls_of
 
 FOLDER = Path(__file__).parents[2] / "builtin"
 TOKENIZER = Tokenizer.load(FOLDER)
@@ -150,6 +151,8 @@ def local_model(settings: ServerSettings, stub: StubModel, template: ChatTemplat
         fingerprint="fingerprint",
         has_chat_template=template.available,
         has_fill_tokens=True,
+        tool_calls=tool_calls_of(template, TOKENIZER),
+        reasoning=reasoning_of(template, TOKENIZER),
     )
     return ServedModel(
         card=card,

@@ -57,6 +57,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         seeds: None: drawn from the operating system and reported; one seed: generation i uses (seed + i) mod 2**64;
             otherwise one per generation.
         constraint: what the generated text has to be; checked, or refused, before generation.
+        shown_tokens: special tokens, as the vocabulary spells them, that have text whatever ``ending`` says.
         echo: the prompt's text precedes the generated text.
         priority: higher runs first. timeout_s: the whole generation's deadline.
     """
@@ -71,6 +72,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     ending: EndingParams = EndingParams()
     logprobs: LogprobParams | None = None
     constraint: Constraint | None = None
+    shown_tokens: tuple[str, ...] = ()
     echo: bool = False
     priority: int = 0
     timeout_s: float | None = None

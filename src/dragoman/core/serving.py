@@ -11,8 +11,31 @@ from dragoman.core.events import GenerationEvent, GenerationResult
 from dragoman.core.request import GenerationRequest, Prompt
 
 
+class ToolCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model calls tools.
+
+    ``format`` is a name among ``text.tool_calls.CALL_FORMATS``; ``special_ids`` are the tokens of those of its marks
+    that have no text unless a request asks to see them.
+    """
+
+    format: str
+    special_ids: dict[str, int] = {}
+
+
+class ReasoningBlocks(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model writes around its reasoning. ``begun``: its template opens the block, so the text begins inside."""
+
+    opening: str
+    closing: str
+    begun: bool = False
+
+
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """A served model, as clients may know it. ``created`` is a Unix time in seconds."""
+    """A served model, as clients may know it. ``created`` is a Unix time in seconds.
+
+    ``tool_calls``: None where its chat template knows no tools, or calls them in an unknown format. ``reasoning``: None
+    where it is not known to write such blocks.
+    """
 
     name: str
     created: int
@@ -22,6 +45,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     has_chat_template: bool
     has_fill_tokens: bool
+    tool_calls: ToolCalls | None = None
+    reasoning: ReasoningBlocks | None = None
 
 
 class Serving(Protocol):

@@ -21,6 +21,7 @@ from dragoman.server.model import ServedModel
 from dragoman.server.serving import EngineServing
 from dragoman.server.settings import ServerSettings
 from dragoman.text import ChatTemplate, Tokenizer
+from dragoman.text.tool_calls import reasoning_of, tool_calls_of
 
 
 class House(NamedTuple):
@@ -98,6 +99,8 @@ def served_model(
         fingerprint=info.model.fingerprint,
         has_chat_template=template.available,
         has_fill_tokens=tokenizer.fill is not None,
+        tool_calls=tool_calls_of(template, tokenizer),
+        reasoning=reasoning_of(template, tokenizer),
     )
     return ServedModel(
         card=card,

@@ -110,7 +110,7 @@ class EngineServing:
         with self.admission.enter() as place:
             prompt = await self._prompts.read(request.prompt)
             submitted = self._engine_request(request, prompt, count, logprobs)
-            transcripts = transcripts_of(self._model, count, prompt, request.ending)
+            transcripts = transcripts_of(self._model, count, prompt, request.ending, request.shown_tokens)
             cached_tokens, running = 0, count
             events = self._engine.submit(submitted)
             deadline = Deadline(arrived, self._limit(request), lambda: self._engine.cancel(request.request_id))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from copy import copy
 
 from dragoman.core.events import FinishEvent, FinishReason, TextDelta, Token, TokenEvent
@@ -12,12 +13,20 @@ from dragoman.text import Detokenizer, StopMatcher
 
 
 def transcripts_of(
-    model: ServedModel, count: int, prompt_ids: tuple[int, ...], ending: EndingParams
+    model: ServedModel,
+    count: int,
+    prompt_ids: tuple[int, ...],
+    ending: EndingParams,
+    shown_tokens: Sequence[str] = (),
 ) -> list[Transcript]:
-    """One for each sequence. Raises BadRequest for stop strings that cannot be matched."""
+    """One for each sequence. ``shown_tokens`` have text although they are special.
+
+    Raises BadRequest for stop strings that cannot be matched.
+    """
+    shown_ids = [token_id for token in shown_tokens if (token_id := model.tokenizer.token_id(token)) is not None]
     # The automaton of many long stop strings takes milliseconds to build; copies share it and have their own state.
     matcher = StopMatcher(ending.stop, ending.include_stop) if ending.stop else None
-    return [Transcript(model, i, prompt_ids, ending, matcher and copy(matcher)) for i in range(count)]
+    return [Transcript(model, i, prompt_ids, ending, matcher and copy(matcher), shown_ids) for i in range(count)]
 
 
 class Transcript:
@@ -38,13 +47,16 @@ class Transcript:
         prompt_ids: tuple[int, ...],
         ending: EndingParams,
         matcher: StopMatcher | None,
+        shown_ids: Sequence[int] = (),
     ) -> None:
         self.sequence = sequence
         self.num_tokens = 0
         self.finish: FinishReason | None = None
         self._ending = ending
         self._pieces = model.pieces
-        self._detokenizer = Detokenizer(model.tokenizer, prompt_ids, skip_special_tokens=ending.skip_special_tokens)
+        self._detokenizer = Detokenizer(
+            model.tokenizer, prompt_ids, skip_special_tokens=ending.skip_special_tokens, shown_ids=shown_ids
+        )
         self._matcher = matcher
         self._produced = 0
         self._released = 0

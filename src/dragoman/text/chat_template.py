@@ -64,6 +64,11 @@ class ChatTemplate:
         """Whether the model has a template at all."""
         return bool(self._templates)
 
+    @property
+    def source(self) -> str:
+        """The template that renders tools; empty where there is none."""
+        return self._templates.get("tool_use") or self._templates.get("default", "")
+
     def render(self, prompt: ChatPrompt) -> str:
         """The prompt's text; encode it with ``add_special_tokens=False``, the template writes BOS itself.
 

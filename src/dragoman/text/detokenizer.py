@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from dragoman.text.tokenizer import Tokenizer
 
@@ -20,13 +20,20 @@ class Detokenizer:
     ``tokenizer.decode(prompt_ids + generated_ids)``, exactly: what it has beyond the text that was certain after the
     prompt. So a first token such as ``▁word`` keeps its space behind a prompt and loses it without one, and a character
     begun by the prompt's last bytes comes out whole.
+
+    ``shown_ids`` are special tokens that are not skipped.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int] = (),
+        *,
+        skip_special_tokens: bool = True,
+        shown_ids: Collection[int] = (),
     ) -> None:
         self._token = tokenizer.token
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._skipped = tokenizer.special_ids.difference(shown_ids) if skip_special_tokens else frozenset[int]()
         self._decoder = tokenizer.decoder.start()
         for token in self._tail(tokenizer, prompt_ids):
             self._decoder.push(token)

@@ -11,9 +11,14 @@ from collections.abc import Callable, Collection, Mapping
 import msgspec
 from jinja2 import Environment, TemplateError
 
+from dragoman.core.errors import BadRequest
+from dragoman.core.request import ChatPrompt
+from dragoman.core.serving import ReasoningBlocks, ToolCalls
 from dragoman.text.call_formats import HermesCalls, LlamaCalls, MistralCalls, PythonicCalls
 from dragoman.text.call_parser import CallParser
+from dragoman.text.chat_template import ChatTemplate
 from dragoman.text.reasoning import KNOWN_MARKS, ReasoningMarks
+from dragoman.text.tokenizer import Tokenizer
 
 
 class CallFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,3 +115,26 @@ def find_call_format(template: str) -> CallFormat | None:
 def find_reasoning_marks(template: str, has_token: Callable[[str], bool]) -> ReasoningMarks | None:
     """The marks of the model's reasoning blocks: its template writes them, or they are tokens of its vocabulary."""
     return next((m for m in KNOWN_MARKS if m.closing in template or all(map(has_token, m))), None)
+
+
+def tool_calls_of(template: ChatTemplate, tokenizer: Tokenizer) -> ToolCalls | None:
+    """How the model calls tools; None where it does not, or in a format unknown here."""
+    format = find_call_format(template.source)
+    if format is None:
+        return None
+    ids = {mark: token_id for mark in format.marks if (token_id := tokenizer.token_id(mark)) is not None}
+    special_ids = {mark: token_id for mark, token_id in ids.items() if tokenizer.is_special(token_id)}
+    return ToolCalls(format=format.name, special_ids=special_ids)
+
+
+def reasoning_of(template: ChatTemplate, tokenizer: Tokenizer) -> ReasoningBlocks | None:
+    """What the model writes around its reasoning; None where it is not known to reason. Renders once."""
+    marks = find_reasoning_marks(template.source, lambda token: tokenizer.token_id(token) is not None)
+    if marks is None or not template.available:
+        return None
+    try:
+        rendered = template.render(ChatPrompt(messages=({"role": "user", "content": "?"},)))
+    except BadRequest:
+        rendered = ""
+    begun = rendered.rstrip().endswith(marks.opening)
+    return ReasoningBlocks(opening=marks.opening, closing=marks.closing, begun=begun)
