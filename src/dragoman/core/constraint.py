@@ -1,8 +1,8 @@
 """What a generation's text has to be: the grammar it must follow, as a dialect or a tool format states it.
 
-A ``Constraint`` holds only what was asked; ``text.grammar`` checks it before generation and refuses by name what cannot
-be enforced. From then on every generated text is a prefix of one that follows it, and a generation that ends by itself
-follows it entirely; one that runs into its length is cut (``FinishReason.LENGTH``).
+A ``Constraint`` holds only what was asked; the room ``grammar`` checks it before generation and refuses by name what
+cannot be enforced. From then on every generated text is the beginning of one that follows it, and a generation that ends
+by itself follows it entirely; one that runs into its length is cut (``FinishReason.LENGTH``).
 
 A format around a schema is a ``Lark`` grammar in llguidance's dialect: literal text in quotes, a special token of the
 model by its spelling ``<|name|>`` or by its id ``<[151657]>``, and an embedded schema as ``%json {…}``, which is
@@ -11,10 +11,11 @@ checked as a ``JsonSchema`` is. A named call in Hermes' format:
     start: "<tool_call>\\n" call "\\n</tool_call>"
     call: %json {"type": "object", "properties": {…}, "required": ["name", "arguments"]}
 
-and free text that becomes a call as soon as the model opens one (``<[151657]>`` where the opening is one token):
+and free text that becomes a call as soon as the model opens one (with ``<[151657]>``, no ``lazy`` is needed):
 
-    start: text ("<tool_call>\\n" call "\\n</tool_call>" text)*
-    text: /(.|\\n)*/ …
+    start: (opening call "\\n</tool_call>")* TEXT
+    opening[lazy]: TEXT "<tool_call>\\n"
+    TEXT: /(.|\\n)*/
 
 A sequence ends where its grammar allows nothing more, also with ``ignore_eos``.
 """
@@ -35,7 +36,7 @@ class JsonObject(msgspec.Struct, frozen=True, tag="json_object"):
 
 
 class Regex(msgspec.Struct, frozen=True, tag="regex"):
-    """Text that the pattern matches from its first character to its last. Rust's syntax, without look-around."""
+    """Text that the pattern matches from its first character to its last; ``grammar.pattern`` says how it is read."""
 
     pattern: str
 

@@ -56,7 +56,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         n: generations returned. best_of: generations made (>= n); the best by mean token logprob are returned.
         seeds: None: drawn from the operating system and reported; one seed: generation i uses (seed + i) mod 2**64;
             otherwise one per generation.
-        constraint: what the generated text has to be; checked, or refused, before generation.
+        constraint: what the generated text has to be; checked, or refused, before generation. constraint_param: the
+            wire's name for it, for errors.
         shown_tokens: special tokens, as the vocabulary spells them, that have text whatever ``ending`` says.
         echo: the prompt's text precedes the generated text.
         priority: higher runs first. timeout_s: the whole generation's deadline.
@@ -72,6 +73,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     ending: EndingParams = EndingParams()
     logprobs: LogprobParams | None = None
     constraint: Constraint | None = None
+    constraint_param: str = "constraint"
     shown_tokens: tuple[str, ...] = ()
     echo: bool = False
     priority: int = 0
@@ -84,7 +86,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     All ``len(seeds)`` sequences share the prompt's blocks. ``generated`` holds what each sequence had produced before
     (crash replay, continuing): generation goes on behind it, with the random numbers of those positions.
-    ``grammar``: what the text has to follow, as ``text.grammar`` has made and checked it.
+    ``grammar``: what the text has to follow, as the room ``grammar`` has made and checked it.
     """
 
     request_id: str

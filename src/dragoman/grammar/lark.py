@@ -1,0 +1,107 @@
+"""From a constraint to the grammar that enforces it: one text in llguidance's dialect of Lark for all of them.
+
+``grammar_of`` is pure and checks what can be told from the constraint alone. Whether the grammar can be compiled, for
+this vocabulary and within limits, is found out in a process of its own: ``GrammarProcess``.
+
+In a Lark grammar of the client's the embedded schemas (``%json {…}``) are checked like any other. What would have no
+effect here, or another one than it says (a temperature, a stop with backtracking), is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from llguidance.gbnf_to_lark import any_to_lark
+
+from dragoman.core.constraint import Choice, Constraint, JsonObject, JsonSchema, Lark, Regex
+from dragoman.core.errors import BadRequest, UnsupportedFeature
+from dragoman.grammar import json_schema, pattern
+
+MAX_GRAMMAR_CHARS = 1 << 18
+MAX_CHOICES = 10_000
+MAX_CHOICE_CHARS = 1 << 16
+
+_OBJECT: json_schema.Json = {"type": "object"}
+# The model chooses how a text is cut into tokens, also where only one text is left.
+_HEAD = '%llguidance {"no_forcing": true}\n'
+_LEXEMES = re.compile(
+    r'"(?:\\.|[^"\\\n])*"i?|/(?![/*])(?:\\.|[^/\\\n])+/[imslux]*|//[^\n]*|\#[^\n]*|%json\b|%llguidance\b|\[[^\]\n]*\]',
+)
+_OPTIONS_REFUSED = re.compile(r"\b(temperature|max_tokens|stop|stop_capture)\s*=")
+_IS_GBNF = re.compile(r"^\s*[A-Za-z_][\w-]*\s*::=", re.MULTILINE)
+
+
+def grammar_of(constraint: Constraint) -> str:
+    """The grammar of the texts that satisfy the constraint. Raises BadRequest and UnsupportedFeature, saying why."""
+    match constraint:
+        case JsonSchema(schema):
+            return f"{_HEAD}start: %json {_embedded(schema)}\n"
+        case JsonObject():
+            return f"{_HEAD}start: %json {_embedded(_OBJECT)}\n"
+        case Regex(regex):
+            return f"{_HEAD}start: TEXT\nTEXT: /{_nonempty(pattern.full_match(regex))}/\n"
+        case Choice(strings):
+            return f"{_HEAD}start: TEXT\nTEXT: {_choices(strings)}\n"
+        case Lark(grammar):
+            return _HEAD + _checked_lark(grammar)
+
+
+def _embedded(schema: str | json_schema.Json) -> str:
+    return json.dumps(json_schema.reduced(schema), ensure_ascii=False)
+
+
+def _nonempty(regex: str) -> str:
+    return regex or "(?:)"
+
+
+def _choices(strings: tuple[str, ...]) -> str:
+    if not strings or not all(strings):
+        raise BadRequest("choices are texts of at least one character, and at least one of them")
+    if len(strings) > MAX_CHOICES or sum(map(len, strings)) > MAX_CHOICE_CHARS:
+        raise UnsupportedFeature(
+            f"more than {MAX_CHOICES} choices, or {MAX_CHOICE_CHARS} characters, are not supported"
+        )
+    return "/" + "|".join(f"(?:{pattern.literal(text)})" for text in strings) + "/"
+
+
+def _checked_lark(grammar: str) -> str:
+    """The client's grammar with its schemas reduced. GBNF is translated first."""
+    if len(grammar) > MAX_GRAMMAR_CHARS:
+        raise BadRequest(f"the grammar has {len(grammar)} characters; {MAX_GRAMMAR_CHARS} are allowed")
+    if _IS_GBNF.search(grammar):
+        try:
+            grammar = any_to_lark(grammar)
+        except Exception as error:  # whatever a parser meets that expected something else
+            raise BadRequest(f"the grammar cannot be read as GBNF: {error}") from None
+    parts: list[str] = []
+    place = 0
+    while found := _LEXEMES.search(grammar, place):
+        parts.append(grammar[place : found.start()])
+        place = found.end()
+        if found[0] == "%json":
+            schema, place = _json_at(grammar, place)
+            parts.append(f"%json {_embedded(schema)}")
+        elif found[0] == "%llguidance":
+            # Options of the engine's own, of which a client has none to set.
+            options, place = _json_at(grammar, place)
+            if options not in ({}, {"no_forcing": True}):
+                raise UnsupportedFeature("the grammar cannot be enforced: '%llguidance' options are not supported")
+        elif found[0].startswith("[") and (option := _OPTIONS_REFUSED.search(found[0])):
+            raise UnsupportedFeature(f"the grammar cannot be enforced: '{option[1]}' is not supported")
+        else:
+            parts.append(found[0])
+    parts.append(grammar[place:])
+    return "".join(parts)
+
+
+def _json_at(text: str, place: int) -> tuple[json_schema.Json, int]:
+    while text[place : place + 1].isspace():
+        place += 1
+    try:
+        value, place = json.JSONDecoder().raw_decode(text, place)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the grammar cannot be read: after '%json': {error}") from None
+    if not isinstance(value, dict):
+        raise BadRequest("the grammar cannot be read: '%json' is followed by an object")
+    return value, place

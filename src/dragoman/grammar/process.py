@@ -1,0 +1,57 @@
+"""The process that tries out grammars, seen from the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from dragoman.core.constraint import Constraint
+from dragoman.core.errors import BadRequest, UnsupportedFeature
+from dragoman.core.vocabulary import Vocabulary
+from dragoman.text.limited_process import LimitedProcess, ProcessFailure
+
+_WORKER = Path(__file__).with_name("worker.py")
+
+
+class GrammarLimits(NamedTuple):
+    """What one grammar may take: seconds, and bytes beyond those of the process itself."""
+
+    time_s: float = 1.0
+    memory_bytes: int = 1 << 29
+
+
+class GrammarProcess:
+    """Checks constraints for one vocabulary, one at a time. Methods block, and may be called from any thread."""
+
+    def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits | None = None) -> None:
+        self._limits = limits or GrammarLimits()
+        setup = {
+            "memory_bytes": self._limits.memory_bytes,
+            "vocabulary": {
+                "tokens": [token.decode("latin-1") for token in vocabulary.tokens],
+                "special_ids": vocabulary.special_ids,
+                "end_ids": vocabulary.end_ids,
+            },
+        }
+        self._process = LimitedProcess(_WORKER, lambda: setup, time_s=self._limits.time_s, answer_bytes=1 << 26)
+
+    def check(self, constraint: Constraint) -> str:
+        """The grammar that enforces the constraint. Raises BadRequest and UnsupportedFeature, saying why."""
+        try:
+            return str(self._process.ask({"constraint": msgspec.to_builtins(constraint)})["grammar"])
+        except ProcessFailure as failure:
+            match failure.kind:
+                case "bad":
+                    raise BadRequest(failure.message) from None
+                case "unsupported":
+                    raise UnsupportedFeature(failure.message) from None
+                case "time":
+                    raise UnsupportedFeature(f"it is too complex: {failure.message} to compile") from None
+                case _:
+                    raise UnsupportedFeature(f"it is too complex: {failure.message}") from None
+
+    def close(self) -> None:
+        """End the process; a later ``check`` starts another."""
+        self._process.close()

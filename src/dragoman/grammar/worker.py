@@ -1,0 +1,130 @@
+"""The program that tries out grammars, run as a process of its own by ``process``.
+
+llguidance bounds what it does, but not everything: a divisor of seven digits or an object of thousands of optional
+properties takes seconds, and a deep recursion may end the process. So each grammar is made here first, compiled, and
+walked for a while along random texts; what is slow or fails here never reaches the engine.
+
+Speaks the frames of ``limited_process``. The setup is ``{"limits": {...}, "vocabulary": {...}}``; a request
+``{"constraint": …}`` (as msgspec writes it) is answered by ``{"grammar": text}`` or ``{"error": …, "kind": …}``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import resource
+import signal
+import socket
+import struct
+import time
+from typing import Any
+
+import msgspec
+
+from dragoman.core.constraint import Constraint
+from dragoman.core.errors import BadRequest, UnsupportedFeature
+from dragoman.core.vocabulary import Vocabulary
+from dragoman.grammar.lark import grammar_of
+from dragoman.grammar.matching import Matching
+
+WALKS = 4
+STEPS = 48
+WALK_S = 0.3
+SLOW_STEP_S = 0.05
+"""A step that takes longer is too long, when the two steps slowest apart from it come near."""
+
+
+def answer(constraint: Any, matching: Matching) -> dict[str, str]:
+    """The answer to one request."""
+    try:
+        grammar = grammar_of(msgspec.convert(constraint, Constraint))
+        if problem := matching.problem(grammar) or _walk(matching, grammar):
+            return {"kind": "unsupported", "error": problem}
+        return {"grammar": grammar}
+    except UnsupportedFeature as error:
+        return {"kind": "unsupported", "error": error.message}
+    except BadRequest as error:
+        return {"kind": "bad", "error": error.message}
+    except RecursionError:
+        return {"kind": "unsupported", "error": "it is nested too deeply"}
+
+
+def _walk(matching: Matching, grammar: str) -> str:
+    """Generate at random for a while. What went wrong; empty when nothing did."""
+    rng = random.Random(0)
+    first = matching.matcher(grammar)
+    times: list[float] = []
+    end = time.monotonic() + WALK_S
+    for _ in range(WALKS):
+        matcher = first.copy()
+        for _ in range(STEPS):
+            started = time.thread_time()
+            allowed = matcher.allowed()
+            if matcher.error:
+                return matcher.error
+            if not len(allowed):
+                return "it comes to a point where nothing can follow"
+            ended = matcher.push(int(rng.choice(allowed)))
+            times.append(time.thread_time() - started)
+            if ended or time.monotonic() > end:
+                break
+    slow = sorted(times)[-3:]
+    if slow[0] > SLOW_STEP_S or sum(times) > WALK_S:
+        return "it takes too long to find the tokens that it allows"
+    return ""
+
+
+def main() -> None:
+    """Serve the socket until the other end closes it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which closes the socket when it stops
+    connection = socket.socket(fileno=0)
+    _send(connection, {})
+    setup = _receive(connection)
+    table = setup["vocabulary"]
+    vocabulary = Vocabulary(
+        tokens=tuple(token.encode("latin-1") for token in table["tokens"]),
+        special_ids=tuple(table["special_ids"]),
+        end_ids=tuple(table["end_ids"]),
+    )
+    matching = Matching(vocabulary)
+    _limit(setup["memory_bytes"])
+    _send(connection, {})
+    while True:
+        request = _receive(connection)
+        _send(connection, answer(request["constraint"], matching))
+
+
+def _limit(memory_bytes: int) -> None:
+    """``memory_bytes`` more than the process has now, no files, no core dumps."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        now = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + memory_bytes,) * 2)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+def _receive(connection: socket.socket) -> Any:
+    (size,) = struct.unpack(">I", _receive_exactly(connection, 4))
+    return json.loads(_receive_exactly(connection, size))
+
+
+def _receive_exactly(connection: socket.socket, size: int) -> bytearray:
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        count = connection.recv_into(view)
+        if not count:
+            raise EOFError
+        view = view[count:]
+    return data
+
+
+def _send(connection: socket.socket, value: object) -> None:
+    data = json.dumps(value).encode()
+    connection.sendall(struct.pack(">I", len(data)) + data)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(EOFError, ConnectionError):
+        main()
