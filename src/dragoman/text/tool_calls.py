@@ -6,7 +6,7 @@ import itertools
 import re
 import secrets
 import string
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 from jinja2 import Environment, TemplateError
@@ -122,9 +122,7 @@ def tool_calls_of(template: ChatTemplate, tokenizer: Tokenizer) -> ToolCalls | N
     format = find_call_format(template.source)
     if format is None:
         return None
-    ids = {mark: token_id for mark in format.marks if (token_id := tokenizer.token_id(mark)) is not None}
-    special_ids = {mark: token_id for mark, token_id in ids.items() if tokenizer.is_special(token_id)}
-    return ToolCalls(format=format.name, special_ids=special_ids)
+    return ToolCalls(format=format.name, special_ids=_special_ids(format.marks, tokenizer))
 
 
 def reasoning_of(template: ChatTemplate, tokenizer: Tokenizer) -> ReasoningBlocks | None:
@@ -137,4 +135,10 @@ def reasoning_of(template: ChatTemplate, tokenizer: Tokenizer) -> ReasoningBlock
     except BadRequest:
         rendered = ""
     begun = rendered.rstrip().endswith(marks.opening)
-    return ReasoningBlocks(opening=marks.opening, closing=marks.closing, begun=begun)
+    special_ids = _special_ids(marks, tokenizer)
+    return ReasoningBlocks(opening=marks.opening, closing=marks.closing, begun=begun, special_ids=special_ids)
+
+
+def _special_ids(marks: Sequence[str], tokenizer: Tokenizer) -> dict[str, int]:
+    ids = {mark: token_id for mark in marks if (token_id := tokenizer.token_id(mark)) is not None}
+    return {mark: token_id for mark, token_id in ids.items() if tokenizer.is_special(token_id)}

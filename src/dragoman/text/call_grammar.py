@@ -1,0 +1,161 @@
+"""Grammars that make tool calls valid: a model's call format around the schemas of the tools' arguments.
+
+Before the calls there may be free text (``required`` False). It becomes calls as soon as the model opens one, and then
+only calls follow. A mark that is a special token stands in the grammar by its id, any other by its text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from dragoman.core.constraint import Lark
+from dragoman.core.errors import UnsupportedFeature
+from dragoman.core.serving import ReasoningBlocks, ToolCalls
+
+
+class CallableTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool that may be called; ``arguments`` is the JSON Schema of an object, None that of any."""
+
+    name: str
+    arguments: Mapping[str, Any] | None = None
+
+
+Mark = Callable[[str], str]
+
+
+def call_grammar(
+    calls: ToolCalls,
+    tools: Sequence[CallableTool],
+    *,
+    required: bool,
+    parallel: bool,
+    reasoning: ReasoningBlocks | None = None,
+) -> Lark:
+    """The grammar of texts that call these tools, and no others.
+
+    ``required``: there is a call. ``parallel``: there may be several. ``reasoning``: what may precede the calls, or
+    has to where its block was begun. Raises UnsupportedFeature for arguments that the format cannot state.
+    """
+    opener, body, rules, other = _FORMATS[calls.format](_marks(calls.special_ids), tools, parallel)
+    lines = [f"calls: {body}", *rules]
+    thought, thinking = _thought(reasoning, required)
+    if required:
+        lines.insert(0, f"start: {thought}{opener} calls")
+    elif opener:
+        # A lexeme of text ends at the mark; a special token ends it by itself.
+        literal = opener.startswith('"')
+        lines[:0] = [f"start: {thought}(TEXT | head calls)", f"head{'[lazy]' * literal}: TEXT {opener}"]
+    else:
+        lines[:0] = [f"start: {thought}(OTHER | calls)", f"OTHER: {other}"]
+    return Lark("\n".join([*lines, *thinking, r"TEXT: /(.|\n)*/"]) + "\n")
+
+
+def _marks(special_ids: Mapping[str, int]) -> Mark:
+    return lambda mark: f"<[{special_ids[mark]}]>" if mark in special_ids else json.dumps(mark)
+
+
+def _thought(reasoning: ReasoningBlocks | None, required: bool) -> tuple[str, list[str]]:
+    """What precedes calls in ``start``, and its rules. Free text needs no rule for a block that it opens itself."""
+    if reasoning is None or not (required or reasoning.begun):
+        return "", []
+    mark = _marks(reasoning.special_ids)
+    closing = mark(reasoning.closing)
+    rules = [f"thought{'[lazy]' * closing.startswith(chr(34))}: TEXT {closing}", r"BLANK: /[ \n]*/"]
+    return ("thought BLANK " if reasoning.begun else f"({mark(reasoning.opening)} thought BLANK)? "), rules
+
+
+Shape = tuple[str, str, list[str], str]
+"""What opens the calls, the calls behind it, their rules, and text that opens none where nothing else tells."""
+
+
+def _hermes(mark: Mark, tools: Sequence[CallableTool], parallel: bool) -> Shape:
+    opener, closer = mark("<tool_call>"), mark("</tool_call>")
+    more = rf' ("\n" {opener} call)*' if parallel else ""
+    return opener, "call" + more, [rf'call: "\n" object "\n" {closer}', *_objects(tools, "arguments")], ""
+
+
+def _llama(mark: Mark, tools: Sequence[CallableTool], parallel: bool) -> Shape:
+    more = ' ("; " object)*' if parallel else ""
+    return "", "object" + more, _objects(tools, "parameters"), r"/\s*([^{\s](.|\n)*)?/"
+
+
+def _mistral(mark: Mark, tools: Sequence[CallableTool], parallel: bool) -> Shape:
+    more = ' (", " object)*' if parallel else ""
+    return mark("[TOOL_CALLS]"), f'" "? "[" object{more} "]"', _objects(tools, "arguments"), ""
+
+
+def _mistral_named(mark: Mark, tools: Sequence[CallableTool], parallel: bool) -> Shape:
+    opener, separator = mark("[TOOL_CALLS]"), mark("[ARGS]")
+    names = [f"call_{i}: {json.dumps(tool.name)} {separator} arguments_{i}" for i, tool in enumerate(tools)]
+    return opener, "call" + f" ({opener} call)*" * parallel, [_any("call", tools), *names, *_schemas(tools)], ""
+
+
+def _pythonic(mark: Mark, tools: Sequence[CallableTool], parallel: bool) -> Shape:
+    more = ' (", " call)*' if parallel else ""
+    rules = [rule for i, tool in enumerate(tools) for rule in _python_call(i, tool)]
+    rules += [r"KEY: /[a-zA-Z_][a-zA-Z0-9_]*/", "value: %json {}"]
+    return "", f'"[" call{more} "]"', [_any("call", tools), *rules], r"/\s*([^\[\s](.|\n)*)?/"
+
+
+_FORMATS: Mapping[str, Callable[[Mark, Sequence[CallableTool], bool], Shape]] = {
+    "hermes": _hermes,
+    "llama": _llama,
+    "mistral": _mistral,
+    "mistral_named": _mistral_named,
+    "pythonic": _pythonic,
+}
+
+
+def _any(rule: str, tools: Sequence[CallableTool]) -> str:
+    return f"{rule}: " + " | ".join(f"{rule}_{i}" for i in range(len(tools)))
+
+
+def _objects(tools: Sequence[CallableTool], member: str) -> list[str]:
+    """``{"name": …, "arguments": …}`` for each tool."""
+    rules = [_any("object", tools)]
+    for i, tool in enumerate(tools):
+        head = json.dumps(f'{{"name": {json.dumps(tool.name)}, "{member}": ')
+        rules.append(f'object_{i}: {head} arguments_{i} "}}"')
+    return rules + _schemas(tools)
+
+
+def _schemas(tools: Sequence[CallableTool]) -> list[str]:
+    """Each schema stands alone: a reference in it finds its root."""
+    schemas = [{"type": "object"} | dict(tool.arguments or {}) for tool in tools]
+    return [f"arguments_{i}: %json {json.dumps(schema)}" for i, schema in enumerate(schemas)]
+
+
+def _python_call(i: int, tool: CallableTool) -> list[str]:
+    """``name(key=value, …)``: required arguments first, each group in the schema's order."""
+    schema, name = tool.arguments, json.dumps(tool.name + "(")
+    if schema is None:
+        return [f'call_{i}: {name} (KEY "=" value (", " KEY "=" value)*)? ")"']
+    properties, needed = _python_arguments(tool.name, schema)
+    shared = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
+    rules, first, last = list[str](), list[str](), len(properties)
+    for j, (key, value) in enumerate(properties.items()):
+        behind = f" rest_{i}_{j + 1}" if j + 1 < last else ""
+        more = f'", " given_{i}_{j}'
+        rules += [
+            f"given_{i}_{j}: {json.dumps(key + '=')} value_{i}_{j}",
+            f"value_{i}_{j}: %json {json.dumps(value | shared)}",
+            f"rest_{i}_{j}: {more if key in needed else f'({more})?'}{behind}",
+        ]
+        first.append(f"given_{i}_{j}{behind}")
+    inside = first[0] if needed else f"({' | '.join(first)})?" if first else ""
+    return [f'call_{i}: {name} {inside} ")"', *rules]
+
+
+def _python_arguments(name: str, schema: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], set[str]]:
+    """The schemas of the arguments, those that are required first, and which these are. Raises UnsupportedFeature."""
+    properties, needed = schema.get("properties", {}), set(schema.get("required", []))
+    stated = {"type", "properties", "required", "additionalProperties", "title", "description", "$defs", "definitions"}
+    plain = schema.keys() <= stated and needed <= properties.keys() and False not in properties.values()
+    if not plain or not all(key.isidentifier() and key.isascii() for key in properties):
+        raise UnsupportedFeature(f"the calls of this model cannot be made to follow the schema of '{name}'")
+    keys = sorted(properties, key=lambda key: key not in needed)
+    return {key: {} if properties[key] is True else properties[key] for key in keys}, needed

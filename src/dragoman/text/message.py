@@ -1,0 +1,48 @@
+"""A generated text as a message: reasoning, content and tool calls, whole or as it arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dragoman.text.call_parser import CallParser, Content, Part, Reasoning
+from dragoman.text.reasoning import Kind, Piece, ReasoningParser
+
+
+class MessageReader:
+    """Takes one generated text apart. Without ``calls`` and ``reasoning`` all of it is content.
+
+    Calls are looked for behind the reasoning only. ``separate``: reasoning comes out as such, without its marks and
+    the white space next to them; otherwise all of the block is content.
+    """
+
+    def __init__(
+        self, calls: CallParser | None = None, reasoning: ReasoningParser | None = None, *, separate: bool = False
+    ) -> None:
+        self._calls = calls
+        self._reasoning = reasoning
+        self._separate = separate
+
+    def push(self, text: str) -> list[Part]:
+        """What is certain after this piece."""
+        return self._answer(text) if self._reasoning is None else self._sorted(self._reasoning.push(text))
+
+    def flush(self) -> list[Part]:
+        """The rest: no text follows."""
+        rest = [] if self._reasoning is None else self._sorted(self._reasoning.flush())
+        return rest if self._calls is None else rest + self._calls.flush()
+
+    def _answer(self, text: str) -> list[Part]:
+        if self._calls is not None:
+            return self._calls.push(text)
+        return [Content(text)] if text else []
+
+    def _sorted(self, pieces: Iterable[Piece]) -> list[Part]:
+        parts: list[Part] = []
+        for kind, text in pieces:
+            if kind is Kind.ANSWER:
+                parts += self._answer(text)
+            elif not self._separate:
+                parts.append(Content(text))
+            elif kind is Kind.REASONING:
+                parts.append(Reasoning(text))
+        return parts
