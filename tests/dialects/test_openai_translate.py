@@ -209,7 +209,33 @@ def test_earlier_tool_calls_reach_the_template() -> None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "1", "tool_call_id": "c"},
     )
-    assert rendered(*history) == history
+    shown = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}
+    assert rendered(*history) == ({**history[0], "tool_calls": [shown]}, history[1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"city": "Köln", "days": [1, {"a": null}]}', {"city": "Köln", "days": [1, {"a": None}]}),
+        ("", {}),
+        (" \n", {}),
+        ('{"city": "Kö', '{"city": "Kö'),
+        ('"Köln"', '"Köln"'),
+        ("[1]", "[1]"),
+        ("[" * 100_000, "[" * 100_000),
+    ],
+)
+def test_arguments_of_earlier_calls_are_objects_for_the_template(arguments: str, shown: Any) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    message = rendered({"role": "assistant", "content": None, "tool_calls": [call]})[0]
+    assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": shown}
+
+
+def test_arguments_of_earlier_calls_are_bounded_in_depth() -> None:
+    deep = '{"a":' * 40 + "1" + "}" * 40
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": deep}}
+    with pytest.raises(BadRequest, match="arguments"):
+        rendered({"role": "assistant", "content": None, "tool_calls": [call]})
 
 
 @pytest.mark.parametrize(

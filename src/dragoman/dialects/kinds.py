@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 from typing import Any, Protocol
 
 import msgspec
@@ -26,6 +27,7 @@ class Rule(enum.StrEnum):
     SHORT = "short"
     LONG = "long"
     CHOICE = "choice"
+    PATTERN = "pattern"
     DEEP = "deep"
     MISSING = "missing"
     UNKNOWN = "unknown"
@@ -177,11 +179,12 @@ class Boolean(msgspec.Struct, frozen=True):
 
 
 class String(msgspec.Struct, frozen=True):
-    """A string; lengths in characters. ``choices``: the only values, where there are such."""
+    """A string; lengths in characters. ``choices``: the only values; ``pattern``: what all of it matches."""
 
     minimum: int = 0
     maximum: int | None = None
     choices: tuple[str, ...] = ()
+    pattern: str | None = None
 
     def accepts(self, value: Any) -> bool:
         return isinstance(value, str)
@@ -195,16 +198,19 @@ class String(msgspec.Struct, frozen=True):
             raise Violation(Rule.SHORT, path, value, kind=self, bound=self.minimum)
         if self.maximum is not None and len(value) > self.maximum:
             raise Violation(Rule.LONG, path, value, kind=self, bound=self.maximum)
+        if self.pattern is not None and not re.fullmatch(self.pattern, value):
+            raise Violation(Rule.PATTERN, path, value, kind=self, bound=self.pattern)
         return value
 
     def schema(self) -> dict[str, Any]:
         bounds = _present(minLength=self.minimum or None, maxLength=self.maximum, enum=list(self.choices) or None)
-        return {"type": "string"} | bounds
+        return {"type": "string"} | bounds | _present(pattern=self.pattern and f"^{self.pattern}$")
 
     def words(self) -> str:
         if self.choices:
             return "one of " + ", ".join(f"'{choice}'" for choice in self.choices)
-        return f"a string{_range(self.minimum or None, self.maximum, 'characters')}"
+        of = f" of the form `{self.pattern}`" if self.pattern else ""
+        return f"a string{_range(self.minimum or None, self.maximum, 'characters')}{of}"
 
 
 class ListOf(msgspec.Struct, frozen=True):

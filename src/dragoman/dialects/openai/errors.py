@@ -98,6 +98,9 @@ def _worded(error: Violation) -> tuple[str, str | None]:
                 f"Invalid '{name}': {noun} too {side}. Expected {_article(noun)} with {limit} length {bound}, {got}"
             )
             return message, f"{noun}_{'below_min' if short else 'above_max'}_length"
+        case Rule.PATTERN:
+            wanted = f"Expected a string that matches the pattern '^{bound}$'."
+            return f"Invalid '{name}': string does not match pattern. {wanted}", "invalid_value"
         case Rule.DEEP:
             return f"Invalid '{name}': nested more than {bound} levels deep.", "invalid_value"
         case _:

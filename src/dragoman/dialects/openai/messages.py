@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from dragoman.core.errors import BadRequest, UnsupportedFeature
-from dragoman.dialects.kinds import Anything, Rule, String, Violation
+from dragoman.dialects.kinds import Anything, Path, Rule, String, Violation
 
 TEXT = String()
 CALL = Anything(object_only=True, depth=32)
@@ -79,4 +80,13 @@ def _call(call: dict[str, Any], i: int, j: int) -> dict[str, Any]:
         if name not in function:
             raise Violation(Rule.MISSING, (*path, "function", name))
         TEXT.check(function[name], (*path, "function", name))
-    return {"type": "function", **call}
+    return {"type": "function", **call, "function": {**function, "arguments": _arguments(function["arguments"], path)}}
+
+
+def _arguments(text: str, path: Path) -> dict[str, Any] | str:
+    """Arguments as templates want them: an object, where the text is one. What is none is shown as it is."""
+    try:
+        value = json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError):
+        return text
+    return CALL.check(value, (*path, "function", "arguments")) if isinstance(value, dict) else text

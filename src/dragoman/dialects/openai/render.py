@@ -12,6 +12,10 @@ from dragoman.core.events import FinishReason, GenerationResult, PromptReady, Te
 from dragoman.core.serving import ModelCard
 from dragoman.dialects.openai.errors import render_error
 from dragoman.dialects.openai.logprobs import chat_logprobs, completion_logprobs, shown_tokens
+from dragoman.dialects.openai.message import ChatDelta, deltas, message
+from dragoman.dialects.openai.tools import PLAIN, MessageShape
+from dragoman.text.call_parser import CallStart
+from dragoman.text.message import MessageReader
 
 DONE = b"data: [DONE]\n\n"
 
@@ -34,14 +38,6 @@ class ChatChoice(msgspec.Struct):
     message: dict[str, Any]
     logprobs: dict[str, Any] | None = None
     finish_reason: str | None = None
-
-
-class ChatDelta(msgspec.Struct, omit_defaults=True):
-    """What a chunk adds to the message."""
-
-    role: str | msgspec.UnsetType = msgspec.UNSET
-    content: str | msgspec.UnsetType = msgspec.UNSET
-    refusal: msgspec.UnsetType | None = msgspec.UNSET
 
 
 class ChatChunkChoice(msgspec.Struct):
@@ -140,15 +136,16 @@ def completion(head: Head, results: list[GenerationResult], *, logprobs: bool) -
     return head.body("text_completion", choices, usage([result.usage for result in results]))
 
 
-def chat_completion(head: Head, result: GenerationResult, *, logprobs: bool) -> Body:
+def chat_completion(head: Head, result: GenerationResult, *, logprobs: bool, shape: MessageShape = PLAIN) -> Body:
     """A whole chat completion."""
     choices = []
     for generation in result.generations:
-        message = {"role": "assistant", "content": generation.text, "refusal": None}
-        shape = None
+        made = message(generation.text, shape, reasoning_begun=result.prompt.reasoning_begun)
+        listed = None
         if logprobs:
-            shape = chat_logprobs(shown_tokens(generation.tokens, len(generation.text), generation.finish))
-        choices.append(ChatChoice(generation.index, message, shape, finish_reason(generation.finish)))
+            listed = chat_logprobs(shown_tokens(generation.tokens, len(generation.text), generation.finish))
+        reason = shape.finish_reason(finish_reason(generation.finish), len(made.get("tool_calls", ())))
+        choices.append(ChatChoice(generation.index, made, listed, reason))
     return head.body("chat.completion", choices, usage([result.usage]))
 
 
@@ -190,32 +187,42 @@ class CompletionStream:
 
 
 class ChatStream:
-    """The chunks of a chat completion: role, content deltas, and a last one with the finish reason."""
+    """The chunks of a chat completion: role, what the message is made of, and a last one with the finish reason."""
 
     KIND = "chat.completion.chunk"
 
-    def __init__(self, head: Head, n: int, *, logprobs: bool) -> None:
-        self.head, self.n, self.logprobs = head, n, logprobs
+    def __init__(self, head: Head, n: int, *, logprobs: bool, shape: MessageShape = PLAIN) -> None:
+        self.head, self.n, self.logprobs, self.shape = head, n, logprobs, shape
         self.length = [0] * n
+        self.calls = [0] * n
+        self.readers: list[MessageReader] = []
 
     def prompt(self, event: PromptReady) -> Iterable[bytes]:
-        """The opening chunk of each choice."""
+        """The opening chunk of each choice. Where there may be calls only, content is null until there is some."""
+        self.readers = [self.shape.reader(reasoning_begun=event.reasoning_begun) for _ in range(self.n)]
         for i in range(self.n):
-            yield self.head.chunk(self.KIND, ChatChunkChoice(i, ChatDelta("assistant", "", None)))
+            opening = ChatDelta("assistant", None if self.shape.format else "", None)
+            yield self.head.chunk(self.KIND, ChatChunkChoice(i, opening))
 
     def delta(self, event: TextDelta) -> Iterable[bytes]:
-        """The content, if there is any, and the finish, if this is the end. Raises GenerationFailed."""
-        reason = finish_reason(event.finish, event.message)
-        shape = None
+        """What is new in the message, if anything, and the finish, if this is the end. Raises GenerationFailed."""
+        index, reason = event.sequence, finish_reason(event.finish, event.message)
+        listed = None
         if self.logprobs:
-            self.length[event.sequence] += len(event.text)
-            shown = shown_tokens(event.tokens, self.length[event.sequence], event.finish)
-            shape = chat_logprobs(shown) if shown else None
-        if event.text or shape:
-            choice = ChatChunkChoice(event.sequence, ChatDelta(content=event.text), shape)
-            yield self.head.chunk(self.KIND, choice)
+            self.length[index] += len(event.text)
+            shown = shown_tokens(event.tokens, self.length[index], event.finish)
+            listed = chat_logprobs(shown) if shown else None
+        parts = self.readers[index].push(event.text)
+        if event.finish is not None:
+            parts += self.readers[index].flush()
+        self.calls[index] += sum(isinstance(part, CallStart) for part in parts)
+        # Log-probabilities go with the first delta, or with one that adds nothing: their text may be held back.
+        for delta in deltas(parts) or ([ChatDelta()] if listed else []):
+            yield self.head.chunk(self.KIND, ChatChunkChoice(index, delta, listed))
+            listed = None
         if reason:
-            yield self.head.chunk(self.KIND, ChatChunkChoice(event.sequence, ChatDelta(), None, reason))
+            reason = self.shape.finish_reason(reason, self.calls[index])
+            yield self.head.chunk(self.KIND, ChatChunkChoice(index, ChatDelta(), None, reason))
 
 
 def model(card: ModelCard) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from dragoman.dialects.batch import generate_all, stream_all
 from dragoman.dialects.field import Reading
 from dragoman.dialects.openai import render
 from dragoman.dialects.openai.fields import CHAT, COMPLETIONS
+from dragoman.dialects.openai.tools import tool_plan
 from dragoman.dialects.openai.translate import chat_request, completion_requests
 from dragoman.dialects.wire import Exchange, Operation
 
@@ -48,15 +49,19 @@ async def chat_completions(serving: Serving, exchange: Exchange) -> None:
     reading = await exchange.read(CHAT)
     seed = _seed(reading)
     head = _head(serving, reading, "chatcmpl-")
-    request = chat_request(reading, head.id, seed)
+    plan = tool_plan(reading.values, serving.model(reading.values["model"]))
+    request = chat_request(reading, head.id, seed, plan)
     headers = _headers(reading, seed)
     logprobs = reading.values["logprobs"]
     if reading.values["stream"]:
-        streams = [render.ChatStream(head, request.n, logprobs=logprobs)]
+        streams = [render.ChatStream(head, request.n, logprobs=logprobs, shape=plan.shape)]
         await _stream(serving, exchange, head, render.ChatStream.KIND, [request], streams, headers)
     else:
         result = await exchange.unless_gone(serving.generate(request))
-        answer = await _encoded(lambda: render.chat_completion(head, result, logprobs=logprobs), logprobs)
+        answer = await _encoded(
+            lambda: render.chat_completion(head, result, logprobs=logprobs, shape=plan.shape),
+            logprobs or plan.shape.format is not None,
+        )
         await exchange.reply(answer, headers=headers)
 
 
@@ -113,7 +118,8 @@ async def _stream(
 
 
 async def _encoded(make: Callable[[], render.Body], in_thread: bool) -> bytes:
-    """The answer in JSON. With log-probabilities it can be megabytes, which would hold up every stream."""
+    """The answer in JSON. With log-probabilities it can be megabytes, and tool calls are read character by character:
+    either would hold up every stream."""
     return await asyncio.to_thread(lambda: render.encode(make())) if in_thread else render.encode(make())
 
 

@@ -10,6 +10,7 @@ from dragoman.core.sampling import MAX_SEED, EndingParams, LogprobParams
 from dragoman.dialects.field import Reading, ending_of, sampling_of
 from dragoman.dialects.openai.fields import CHAT, COMPLETIONS
 from dragoman.dialects.openai.messages import template_messages
+from dragoman.dialects.openai.tools import WITHOUT_TOOLS, ToolPlan
 
 MAX_SEQUENCES = 2048
 """Sequences of one HTTP request: prompts times generations of each."""
@@ -56,7 +57,7 @@ def completion_requests(reading: Reading, request_id: str, seed: int) -> tuple[G
     )
 
 
-def chat_request(reading: Reading, request_id: str, seed: int) -> GenerationRequest:
+def chat_request(reading: Reading, request_id: str, seed: int, plan: ToolPlan = WITHOUT_TOOLS) -> GenerationRequest:
     """``POST /v1/chat/completions``."""
     values = reading.values
     _check_shared(values)
@@ -73,6 +74,7 @@ def chat_request(reading: Reading, request_id: str, seed: int) -> GenerationRequ
         request_id=request_id,
         prompt=ChatPrompt(
             messages=template_messages(values["messages"]),
+            tools=plan.tools,
             add_generation_prompt=not continuing if opening is None else opening,
             continue_final_message=continuing,
             template_kwargs=values["chat_template_kwargs"] or {},
@@ -83,6 +85,8 @@ def chat_request(reading: Reading, request_id: str, seed: int) -> GenerationRequ
         sampling=sampling_of(CHAT, values),
         ending=_checked_ending(ending_of(CHAT, values)),
         logprobs=LogprobParams(top=values["top_logprobs"] or 0) if values["logprobs"] else None,
+        constraint=plan.constraint,
+        shown_tokens=plan.shown_tokens,
         priority=values["priority"],
         user=values["user"],
     )

@@ -1,0 +1,75 @@
+"""A generated text as OpenAI's chat message, whole and in deltas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from dragoman.dialects.openai.tools import MessageShape
+from dragoman.text.call_parser import CallArguments, CallStart, Content, Part, Reasoning
+
+
+class FunctionDelta(msgspec.Struct, omit_defaults=True):
+    """What a chunk adds to a call's function."""
+
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    arguments: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class CallDelta(msgspec.Struct, omit_defaults=True):
+    """What a chunk adds to the call ``index``; the first of a call has its id and name."""
+
+    index: int
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: str | msgspec.UnsetType = msgspec.UNSET
+    function: FunctionDelta | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatDelta(msgspec.Struct, omit_defaults=True):
+    """What a chunk adds to the message."""
+
+    role: str | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType | None = msgspec.UNSET
+    refusal: msgspec.UnsetType | None = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[CallDelta] | msgspec.UnsetType = msgspec.UNSET
+
+
+def deltas(parts: Iterable[Part]) -> list[ChatDelta]:
+    """One delta for each part that shows; the end of a call does not."""
+    shown = []
+    for part in parts:
+        match part:
+            case Content(text):
+                shown.append(ChatDelta(content=text))
+            case Reasoning(text):
+                shown.append(ChatDelta(reasoning_content=text))
+            case CallStart(index, id, name):
+                start = CallDelta(index, id, "function", FunctionDelta(name, ""))
+                shown.append(ChatDelta(tool_calls=[start]))
+            case CallArguments(index, text):
+                more = CallDelta(index, function=FunctionDelta(arguments=text))
+                shown.append(ChatDelta(tool_calls=[more]))
+    return shown
+
+
+def message(text: str, shape: MessageShape, *, reasoning_begun: bool) -> dict[str, Any]:
+    """The whole message. ``content`` is null when there are calls only; ``tool_calls`` is there when there are any."""
+    reader = shape.reader(reasoning_begun=reasoning_begun)
+    content, reasoning, calls = "", "", list[dict[str, Any]]()
+    for part in reader.push(text) + reader.flush():
+        match part:
+            case Content(text):
+                content += text
+            case Reasoning(text):
+                reasoning += text
+            case CallStart(_, id, name):
+                calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": ""}})
+            case CallArguments(index, text):
+                calls[index]["function"]["arguments"] += text
+    made: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None, "refusal": None}
+    if shape.separate:
+        made["reasoning_content"] = reasoning or None
+    return made | {"tool_calls": calls} if calls else made

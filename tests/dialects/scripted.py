@@ -1,0 +1,89 @@
+"""A server whose model says what the test wants: the texts of a script, token by token, to any prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import uvicorn
+from stub_house import QUICK, STUB, TOKENIZER, local_model
+
+from dragoman.core.events import EngineEvent, FinishReason, PromptEvent, TokenEvent, TokenLogprob
+from dragoman.core.request import EngineRequest
+from dragoman.server.app import create_app
+from dragoman.server.metrics import Metrics
+from dragoman.server.serving import EngineServing
+from dragoman.text import ChatTemplate
+
+
+class ScriptedEvents:
+    """One request's events, all there from the start."""
+
+    def __init__(self, events: Sequence[EngineEvent]) -> None:
+        self._events = deque(events)
+
+    def __aiter__(self) -> ScriptedEvents:
+        return self
+
+    async def __anext__(self) -> EngineEvent:
+        if not self._events:
+            raise StopAsyncIteration
+        await asyncio.sleep(0)
+        return self._events.popleft()
+
+    async def aclose(self) -> None:
+        self._events.clear()
+
+
+class ScriptedEngine:
+    """Sequence i of a request says ``texts[i]`` (the last one for those beyond), and then ends."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = [""]
+        self.requests: list[EngineRequest] = []
+
+    def submit(self, request: EngineRequest) -> ScriptedEvents:
+        self.requests.append(request)
+        events: list[EngineEvent] = [PromptEvent(request.request_id)]
+        for sequence in range(len(request.seeds)):
+            text = self.texts[min(sequence, len(self.texts) - 1)]
+            ids = [*TOKENIZER.encode(text, add_special_tokens=False), TOKENIZER.eos_ids[0]]
+            last = min(len(ids), request.max_tokens) - 1
+            end = FinishReason.EOS if last == len(ids) - 1 else FinishReason.LENGTH
+            logprob = None if request.logprobs is None else -0.5
+            top = (TokenLogprob(7, -1.0),) * (request.logprobs.top if request.logprobs else 0)
+            for i, token in enumerate(ids[: last + 1]):
+                finish = end if i == last else None
+                events.append(TokenEvent(request.request_id, sequence, i, token, finish, logprob, top))
+        return ScriptedEvents(events)
+
+    def cancel(self, request_id: str, sequence: int | None = None) -> None:
+        pass
+
+    def prompt(self) -> str:
+        """The last prompt, special tokens and all."""
+        return TOKENIZER.decode(self.requests[-1].prompt, skip_special_tokens=False)
+
+
+@contextmanager
+def scripted_server(template: ChatTemplate) -> Iterator[tuple[ScriptedEngine, str]]:
+    """The engine, to be given its texts, and the address it is served at."""
+    engine, metrics = ScriptedEngine(), Metrics()
+    stub = STUB.__class__(vocab_size=TOKENIZER.vocab_size, max_context=4096)
+    serving = EngineServing(engine, local_model(QUICK, stub, template), metrics)
+    app = create_app(serving, QUICK, metrics=metrics)
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="off", log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            thread.join(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield engine, f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
