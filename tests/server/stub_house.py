@@ -170,9 +170,11 @@ async def local_house(
     template: ChatTemplate, settings: ServerSettings = QUICK, stub: StubModel = STUB
 ) -> AsyncIterator[LocalHouse]:
     engine, metrics = LocalEngine(stub), Metrics()
+    model = local_model(settings, stub, template)
+    engine.engine.teach(model.vocabulary)
     serving = EngineServing(
         engine,
-        local_model(settings, stub, template),
+        model,
         metrics,
         max_waiting=settings.max_waiting,
         timeout_s=settings.generation_timeout_s,
@@ -183,6 +185,7 @@ async def local_house(
     async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=20) as client:
         yield LocalHouse(engine, serving, metrics, client)
     stepping.cancel()
+    serving.close()
 
 
 class RunningServer:

@@ -1,8 +1,8 @@
 """What a generation's text has to be: the grammar it must follow, as a dialect or a tool format states it.
 
 A ``Constraint`` holds only what was asked; the room ``grammar`` checks it before generation and refuses by name what
-cannot be enforced. From then on every generated text is the beginning of one that follows it, and a generation that ends
-by itself follows it entirely; one that runs into its length is cut (``FinishReason.LENGTH``).
+cannot be enforced. From then on every generated text is the beginning of one that follows it, and a generation that
+ends by itself follows it entirely; one that runs into its length is cut (``FinishReason.LENGTH``).
 
 A format around a schema is a ``Lark`` grammar in llguidance's dialect: literal text in quotes, a special token of the
 model by its spelling ``<|name|>`` or by its id ``<[151657]>``, and an embedded schema as ``%json {…}``, which is

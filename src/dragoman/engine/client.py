@@ -13,6 +13,7 @@ import msgspec
 from dragoman.core.errors import BadRequest, EngineUnavailable, ModelError, Overloaded
 from dragoman.core.events import EngineEvent, FinishEvent, FinishReason
 from dragoman.core.request import EngineRequest
+from dragoman.core.vocabulary import Vocabulary
 from dragoman.engine.messages import (
     Cancel,
     EngineInfo,
@@ -23,6 +24,7 @@ from dragoman.engine.messages import (
     Ready,
     StepOutput,
     Submit,
+    Teach,
     WorkerSettings,
 )
 from dragoman.engine.process import WorkerProcess
@@ -109,6 +111,7 @@ class EngineClient:
         self._message = ""
         self._info: EngineInfo | None = None
         self._process: WorkerProcess | None = None
+        self._vocabulary: Vocabulary | None = None
         self._requests: dict[str, Unfinished] = {}
         self._streams: dict[str, EventStream] = {}
         self._quarantine = Quarantine()
@@ -156,6 +159,8 @@ class EngineClient:
         info = await self._ready
         self._info = info
         self._state, self._message = State.READY, ""
+        if self._vocabulary is not None:
+            self._process.send(Teach(self._vocabulary))
         self._send(self._quarantine.begin(list(self._requests.values())))
         return info
 
@@ -218,6 +223,12 @@ class EngineClient:
         if self._quarantine.alone is None:
             self._send([unfinished])
         return stream
+
+    def teach(self, vocabulary: Vocabulary) -> None:
+        """What the grammars of requests are about; every life of the process is told."""
+        self._vocabulary = vocabulary
+        if self._process is not None and self._state is State.READY:
+            self._process.send(Teach(vocabulary))
 
     def cancel(self, request_id: str, sequence: int | None = None) -> None:
         """End a request, or one of its sequences, with CANCELLED. What is over or unknown is no error."""

@@ -10,8 +10,10 @@ from dragoman import kernels
 from dragoman.core.errors import BadRequest, DragomanError
 from dragoman.core.events import EngineEvent, FinishEvent, FinishReason, PromptEvent, TokenEvent
 from dragoman.core.request import EngineRequest
+from dragoman.core.vocabulary import Vocabulary
 from dragoman.engine import admission
 from dragoman.engine.batch import Float32, build_batch
+from dragoman.engine.grammars import Grammars, Prepared
 from dragoman.engine.messages import EngineStats, StepOutput
 from dragoman.engine.processors import processors_for
 from dragoman.engine.runner import Runner
@@ -20,6 +22,8 @@ from dragoman.engine.scheduler import Chunk, Schedule, Scheduler, SchedulerSetti
 from dragoman.engine.sequence import Sequence, SequenceGroup, Status
 
 _FAILED_ROW = "the model gave no valid distribution for the next token"
+_PATIENCE_S = 0.005
+"""How long a step that has nothing else to do waits for a grammar. Messages wait as long."""
 
 
 class Engine:
@@ -29,6 +33,7 @@ class Engine:
         self.runner = runner
         self.scheduler = Scheduler(runner, settings)
         self._sampler = Sampler()
+        self._grammars = Grammars()
         self._events: list[EngineEvent] = []
         self._arrivals = 0
         self._steps = 0
@@ -42,23 +47,40 @@ class Engine:
     def submit(self, request: EngineRequest) -> None:
         """Queue a request. One that cannot be served gets FinishEvents with the reason, in the next output."""
         try:
-            if request.request_id in self.scheduler.groups:
+            if request.request_id in self.scheduler.groups or request.request_id in self._grammars:
                 raise BadRequest(f"a request {request.request_id!r} is running already")
             admission.check(request, self.runner)
-            self._arrivals += 1
-            group = SequenceGroup(request, self._arrivals, lambda: processors_for(request))
-            for sequence in group.unfinished:
-                if sequence.num_generated >= request.max_tokens > 0:
-                    sequence.status = Status.FINISHED
-                    self._events.append(FinishEvent(request.request_id, sequence.index, FinishReason.LENGTH))
-            if group.unfinished:
-                self.scheduler.add(group)
+            if request.grammar is None:
+                self._admit(Prepared(request))
+            else:
+                self._grammars.prepare(request)
         except DragomanError as error:
-            for index in range(len(request.seeds)):
-                self._events.append(FinishEvent(request.request_id, index, FinishReason.ERROR, error.message))
+            self._refuse(request, error.message)
+
+    def teach(self, vocabulary: Vocabulary) -> None:
+        """What the grammars of requests are about; before the first request that has one."""
+        self._grammars.teach(vocabulary)
+
+    def _admit(self, prepared: Prepared) -> None:
+        request = prepared.request
+        self._arrivals += 1
+        group = SequenceGroup(request, self._arrivals, lambda: processors_for(request), prepared.followers)
+        for sequence in group.unfinished:
+            if sequence.num_generated >= request.max_tokens > 0:
+                sequence.status = Status.FINISHED
+                self._events.append(FinishEvent(request.request_id, sequence.index, FinishReason.LENGTH))
+            elif sequence.index in prepared.cancelled:
+                sequence.status = Status.FINISHED
+        if group.unfinished:
+            self.scheduler.add(group)
+
+    def _refuse(self, request: EngineRequest, message: str) -> None:
+        for index in range(len(request.seeds)):
+            self._events.append(FinishEvent(request.request_id, index, FinishReason.ERROR, message))
 
     def cancel(self, request_id: str, sequence: int | None = None) -> None:
         """Forget a request or one of its sequences; unknown ones are no error. Nothing is answered."""
+        self._grammars.cancel(request_id, sequence)
         group = self.scheduler.groups.get(request_id)
         for each in group.unfinished if group is not None else ():
             if sequence is None or each.index == sequence:
@@ -68,11 +90,21 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._events)
+        return self.scheduler.has_work or bool(self._events) or bool(self._grammars)
 
     def step(self) -> StepOutput:
         """Schedule, run, and say what came of it."""
-        return self.run(self.scheduler.schedule())
+        return self.run(self.schedule())
+
+    def schedule(self) -> Schedule:
+        """What the next step computes. Requests whose grammars have become ready take part."""
+        idle = not (self.scheduler.has_work or self._events)
+        for prepared in self._grammars.ready(_PATIENCE_S if idle else 0.0):
+            if prepared.error:
+                self._refuse(prepared.request, prepared.error)
+            else:
+                self._admit(prepared)
+        return self.scheduler.schedule()
 
     def run(self, schedule: Schedule) -> StepOutput:
         """Compute a schedule. What the runner raises passes through, and the engine is then of no further use."""
@@ -100,11 +132,12 @@ class Engine:
             logits = logits[rows]
         sampled = self._sampler.sample(logits, drawing)
         for place, (sequence, token_id) in enumerate(zip(drawing, sampled.token_ids, strict=True)):
+            follower = sequence.follower
             if token_id < 0:
-                self._end(sequence, FinishReason.ERROR, _FAILED_ROW)
+                self._end(sequence, FinishReason.ERROR, (follower and follower.error) or _FAILED_ROW)
                 continue
             sequence.token_ids.append(token_id)
-            finish = sequence.end_reason(token_id)
+            finish = sequence.end_reason(token_id, complete=follower is not None and follower.push(token_id))
             self._events.append(
                 TokenEvent(
                     sequence.group.request_id,

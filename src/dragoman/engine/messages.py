@@ -8,6 +8,7 @@ import msgspec
 
 from dragoman.core.events import EngineEvent
 from dragoman.core.request import EngineRequest
+from dragoman.core.vocabulary import Vocabulary
 from dragoman.engine.scheduler import SchedulerSettings
 from dragoman.models import ModelInfo, ModelSettings
 
@@ -85,6 +86,12 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     request: EngineRequest
 
 
+class Teach(msgspec.Struct, frozen=True, array_like=True, tag="teach"):
+    """The vocabulary that grammars are about, before the first request that has one."""
+
+    vocabulary: Vocabulary
+
+
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
     """Forget a request, or one of its sequences. Nothing is answered; tokens already on the way may still arrive."""
 
@@ -96,7 +103,7 @@ class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
     """Leave now, whatever is unfinished."""
 
 
-ToEngine = Submit | Cancel | Shutdown
+ToEngine = Submit | Teach | Cancel | Shutdown
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from dragoman import kernels
 from dragoman.core.events import TokenLogprob
 from dragoman.engine.batch import Float32, Int32
+from dragoman.engine.grammars import Follower
 from dragoman.engine.sequence import Sequence
 
 DRAW_TOKEN = 0
@@ -39,9 +40,10 @@ class _Rows(NamedTuple):
     min_p: Float32
     seeds: NDArray[np.uint64]
     processed: list[tuple[int, Sequence]]
+    followed: list[tuple[int, Follower]]
     logprob_rows: Int32
     keeps_own_logits: bool
-    """Whether logits whose log-probabilities are wanted will be changed by processors."""
+    """Whether logits whose log-probabilities are wanted will be changed by processors or a grammar."""
 
     @staticmethod
     def of(sequences: list[Sequence]) -> _Rows:
@@ -54,8 +56,9 @@ class _Rows(NamedTuple):
             min_p=np.array([p.min_p for p in sampling], np.float32),
             seeds=np.array([s.seed for s in sequences], np.uint64),
             processed=[(row, s) for row, s in enumerate(sequences) if s.processors],
+            followed=[(row, s.follower) for row, s in enumerate(sequences) if s.follower is not None],
             logprob_rows=np.array([row for row, s in enumerate(sequences) if s.top_logprobs >= 0], np.int32),
-            keeps_own_logits=any(s.processors and s.top_logprobs >= 0 for s in sequences),
+            keeps_own_logits=any((s.processors or s.follower) and s.top_logprobs >= 0 for s in sequences),
         )
 
 
@@ -78,6 +81,8 @@ class Sampler:
         for row, sequence in rows.processed:
             for process in sequence.processors:
                 process(logits[row], sequence)
+        for row, follower in rows.followed:
+            follower.mask(logits[row])
         positions = np.array([s.num_generated for s in sequences], np.uint64)
         uniform = kernels.philox_uniform(rows.seeds, positions, DRAW_TOKEN)
         token_ids = np.empty(len(sequences), np.int32)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from dragoman.core.events import FinishReason, TokenLogprob
 from dragoman.core.request import EngineRequest
 from dragoman.engine.batch import Float32
+from dragoman.engine.grammars import Follower
 
 
 class Status(enum.IntEnum):
@@ -39,7 +40,13 @@ class SequenceGroup:
         "stop_token_ids",
     )
 
-    def __init__(self, request: EngineRequest, arrival: int, processors: Callable[[], tuple[Processor, ...]]) -> None:
+    def __init__(
+        self,
+        request: EngineRequest,
+        arrival: int,
+        processors: Callable[[], tuple[Processor, ...]],
+        followers: Iterable[Follower] = (),
+    ) -> None:
         self.request = request
         self.request_id = request.request_id
         self.end_token_ids = frozenset(request.end_token_ids)
@@ -51,6 +58,8 @@ class SequenceGroup:
         """Known so far, one per prompt token from the first (which has none)."""
         self.prompt_top: list[tuple[TokenLogprob, ...]] = [()]
         self.sequences = [Sequence(self, index, arrival, processors()) for index in range(len(request.seeds))]
+        for sequence, follower in zip(self.sequences, followers, strict=False):
+            sequence.follower = follower
 
     @property
     def unfinished(self) -> list[Sequence]:
@@ -79,6 +88,7 @@ class Sequence:
     __slots__ = (
         "blocks",
         "computed",
+        "follower",
         "group",
         "hashes",
         "index",
@@ -108,6 +118,8 @@ class Sequence:
         self.seed = request.seeds[index]
         self.sampling = request.sampling
         self.processors = processors
+        self.follower: Follower | None = None
+        """Its place in the grammar of the request, where that has one."""
         self.top_logprobs = -1 if request.logprobs is None else request.logprobs.top
         """Alternatives to report with each token; -1: not even the token's own log-probability."""
         self.priority = request.priority
@@ -141,13 +153,18 @@ class Sequence:
         """Tokens still to be computed before the next one can be drawn: 1 when decoding."""
         return len(self.token_ids) - self.computed
 
-    def end_reason(self, token_id: int) -> FinishReason | None:
-        """Why the sequence ends with ``token_id``, its newest token: end of text, then stop token, then length."""
+    def end_reason(self, token_id: int, complete: bool = False) -> FinishReason | None:
+        """Why the sequence ends with ``token_id``, its newest token: end of text, then stop token, then length.
+
+        ``complete``: nothing can follow in the grammar, which is an end of text too, whatever the token.
+        """
         group = self.group
         if token_id in group.end_token_ids:
             return FinishReason.EOS
         if token_id in group.stop_token_ids:
             return FinishReason.STOP_TOKEN
+        if complete:
+            return FinishReason.EOS
         if len(self.token_ids) >= self.max_length:
             return FinishReason.LENGTH
         return None

@@ -31,6 +31,7 @@ from dragoman.engine.messages import (
     Ready,
     Shutdown,
     Submit,
+    Teach,
     ToEngine,
     WorkerSettings,
     frame,
@@ -63,7 +64,7 @@ class Worker:
             if arrived and not self._receive():
                 return
             if engine.has_work:
-                schedule = engine.scheduler.schedule()
+                schedule = engine.schedule()
                 self._announce(schedule)
                 self._connection.sendall(frame(engine.run(schedule)))
             elif arrived:
@@ -78,6 +79,8 @@ class Worker:
             message = self._decoder.decode(payload)
             if isinstance(message, Submit):
                 self._engine.submit(message.request)
+            elif isinstance(message, Teach):
+                self._engine.teach(message.vocabulary)
             elif isinstance(message, Cancel):
                 self._engine.cancel(message.request_id, message.sequence)
             elif isinstance(message, Shutdown):

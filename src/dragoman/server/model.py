@@ -8,6 +8,7 @@ import msgspec
 
 from dragoman.core.events import Token, TokenLogprob
 from dragoman.core.serving import ModelCard
+from dragoman.core.vocabulary import Vocabulary
 from dragoman.text import ChatTemplate, Tokenizer
 
 
@@ -55,6 +56,17 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def pieces(self) -> Pieces:
         return Pieces(self.tokenizer)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """What grammars walk over. Rows of the model without a token are none of it."""
+        tokenizer, size = self.tokenizer, self.vocab_size
+        tokens = tokenizer.token_table[:size]
+        tokens += (b"",) * (size - len(tokens))
+        # A model that ends nothing by itself still needs a token that stands for the end: its last one, as no text.
+        ends = tuple(each for each in self.eos_ids if each < size) or (size - 1,)
+        special = tuple(each for each in sorted(tokenizer.special_ids) if each < size)
+        return Vocabulary(tokens=tokens, special_ids=special, end_ids=ends)
 
     @cached_property
     def cards(self) -> dict[str, ModelCard]:

@@ -52,9 +52,11 @@ async def open_house(settings: ServerSettings, worker: WorkerSettings, folder: P
         # The process loads weights for as long as the tokenizer takes, or longer.
         starting = asyncio.create_task(engine.start())
         template: ChatTemplate | None = None
+        serving: EngineServing | None = None
         try:
             tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
             template = await asyncio.to_thread(ChatTemplate.load, folder, tokenizer.special_tokens)
+            await asyncio.to_thread(lambda: tokenizer.token_table)
             info = await starting
             model = served_model(settings, info, tokenizer, template)
             serving = EngineServing(
@@ -64,6 +66,7 @@ async def open_house(settings: ServerSettings, worker: WorkerSettings, folder: P
                 max_waiting=settings.max_waiting,
                 timeout_s=settings.generation_timeout_s,
             )
+            engine.teach(model.vocabulary)
             house = House(engine, info, serving, metrics)
             metrics.watch(lambda: _gauges(house), lambda: _counters(house))
             yield house
@@ -71,6 +74,8 @@ async def open_house(settings: ServerSettings, worker: WorkerSettings, folder: P
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
             await engine.close()
+            if serving is not None:
+                serving.close()
             if template is not None:
                 template.close()
 

@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
+import msgspec
+
 from dragoman.core.errors import BadRequest, ContextOverflow, GenerationFailed, ModelNotFound
 from dragoman.core.events import (
     EngineEvent,
@@ -24,6 +26,7 @@ from dragoman.core.sampling import MAX_SEED, LogprobParams
 from dragoman.core.serving import ModelCard
 from dragoman.server.admission import Admission
 from dragoman.server.collect import best, collect
+from dragoman.server.constraints import ConstraintReader
 from dragoman.server.echo import prompt_ready
 from dragoman.server.meter import Meter
 from dragoman.server.metrics import Metrics
@@ -69,6 +72,7 @@ class EngineServing:
         self._model = model
         self._metrics = metrics
         self._prompts = PromptReader(model)
+        self._constraints = ConstraintReader(model)
         self._timeout_s = timeout_s
 
     def models(self) -> tuple[ModelCard, ...]:
@@ -85,6 +89,10 @@ class EngineServing:
     async def tokenize(self, prompt: Prompt, model: str | None = None) -> tuple[int, ...]:
         self.model(model)
         return await self._prompts.read(prompt)
+
+    def close(self) -> None:
+        """End what was started for requests that are over."""
+        self._constraints.close()
 
     def stream(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         if (request.best_of or request.n) != request.n:
@@ -110,6 +118,8 @@ class EngineServing:
         with self.admission.enter() as place:
             prompt = await self._prompts.read(request.prompt)
             submitted = self._engine_request(request, prompt, count, logprobs)
+            grammar = await self._constraints.read(request.constraint, request.constraint_param)
+            submitted = msgspec.structs.replace(submitted, grammar=grammar)
             transcripts = transcripts_of(self._model, count, prompt, request.ending, request.shown_tokens)
             cached_tokens, running = 0, count
             events = self._engine.submit(submitted)

@@ -93,6 +93,11 @@ class Tokenizer:
         token = self.token(token_id)
         return b"" if token is None else self.decoder.token_bytes(token)
 
+    @functools.cached_property
+    def token_table(self) -> tuple[bytes, ...]:
+        """``token_bytes`` of every id below ``vocab_size``. Takes a second for 300,000."""
+        return tuple(map(self.token_bytes, range(self.vocab_size)))
+
     def token_text(self, token_id: int) -> str:
         """``token_bytes`` as text; bytes that are not a character of their own are U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
