@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
+import openai
 import uvicorn
 from stub_house import QUICK, STUB, TOKENIZER, local_model
 
@@ -68,9 +70,27 @@ class ScriptedEngine:
         return TOKENIZER.decode(self.requests[-1].prompt, skip_special_tokens=False)
 
 
+class ScriptedHouse:
+    """The engine, to be given its texts, and a client of the server it is behind."""
+
+    def __init__(self, engine: ScriptedEngine, url: str) -> None:
+        self.engine, self.url = engine, url
+        self.client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
+
+    def ask(self, text: str | list[str], messages: Iterable[Any], **fields: Any) -> Any:
+        """A chat completion in which the model says this, or these."""
+        self.engine.texts = [text] if isinstance(text, str) else text
+        return self.client.chat.completions.create(model="stub", messages=list(messages), **fields)
+
+
+def calls_of(message: Any) -> list[tuple[str, str]]:
+    """The names and arguments of a message's calls."""
+    return [(call.function.name, call.function.arguments) for call in message.tool_calls or []]
+
+
 @contextmanager
-def scripted_server(template: ChatTemplate) -> Iterator[tuple[ScriptedEngine, str]]:
-    """The engine, to be given its texts, and the address it is served at."""
+def scripted_house(template: ChatTemplate) -> Iterator[ScriptedHouse]:
+    """A server in a thread, on a port of its own."""
     engine, metrics = ScriptedEngine(), Metrics()
     stub = STUB.__class__(vocab_size=TOKENIZER.vocab_size, max_context=4096)
     serving = EngineServing(engine, local_model(QUICK, stub, template), metrics)
@@ -83,7 +103,9 @@ def scripted_server(template: ChatTemplate) -> Iterator[tuple[ScriptedEngine, st
             assert thread.is_alive()
             thread.join(0.01)
         port = server.servers[0].sockets[0].getsockname()[1]
-        yield engine, f"http://127.0.0.1:{port}"
+        house = ScriptedHouse(engine, f"http://127.0.0.1:{port}")
+        with house.client:
+            yield house
     finally:
         server.should_exit = True
         thread.join(30)

@@ -12,7 +12,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
 from openai.types.chat.chat_completion_message_tool_call import ChatCompletionMessageToolCall
-from scripted import ScriptedEngine, scripted_server
+from scripted import ScriptedHouse, calls_of, scripted_house
 from stub_house import TOKENIZER
 
 from dragoman.text import ChatTemplate
@@ -35,27 +35,14 @@ CALLS = (
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
 
 
-class House:
-    """The scripted engine and a client of its server."""
-
-    def __init__(self, engine: ScriptedEngine, url: str) -> None:
-        self.engine, self.url = engine, url
-        self.client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
-
-    def ask(self, text: str | list[str], messages: Any = (ASK,), **fields: Any) -> Any:
-        self.engine.texts = [text] if isinstance(text, str) else text
-        fields = {"tools": TOOLS} | fields
-        return self.client.chat.completions.create(model="stub", messages=list(messages), **fields)
-
-
 @pytest.fixture(scope="module")
-def house(template: ChatTemplate) -> Iterator[House]:
-    with scripted_server(template) as (engine, url):
-        yield House(engine, url)
+def house(template: ChatTemplate) -> Iterator[ScriptedHouse]:
+    with scripted_house(template) as house:
+        yield house
 
 
-def calls_of(message: Any) -> list[tuple[str, str]]:
-    return [(call.function.name, call.function.arguments) for call in message.tool_calls or []]
+def ask(house: ScriptedHouse, text: str | list[str], messages: Any = (ASK,), **fields: Any) -> Any:
+    return house.ask(text, messages, **{"tools": TOOLS} | fields)
 
 
 def gathered(chunks: list[ChatCompletionChunk], index: int = 0) -> dict[str, Any]:
@@ -81,8 +68,8 @@ def gathered(chunks: list[ChatCompletionChunk], index: int = 0) -> dict[str, Any
     return made
 
 
-def test_calls_come_in_openais_shape(house: House) -> None:
-    (choice,) = house.ask(CALLS).choices
+def test_calls_come_in_openais_shape(house: ScriptedHouse) -> None:
+    (choice,) = ask(house, CALLS).choices
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content == "Let me look."
     assert calls_of(choice.message) == [("weather", '{"city": "Köln"}'), ("get_time", "{}")]
@@ -92,21 +79,21 @@ def test_calls_come_in_openais_shape(house: House) -> None:
     assert all(isinstance(call, ChatCompletionMessageToolCall) for call in choice.message.tool_calls)
 
 
-def test_content_is_null_when_there_are_only_calls(house: House) -> None:
-    assert house.ask(CALL).choices[0].message.content is None
-    assert gathered(list(house.ask(CALL, stream=True)))["content"] is None
+def test_content_is_null_when_there_are_only_calls(house: ScriptedHouse) -> None:
+    assert ask(house, CALL).choices[0].message.content is None
+    assert gathered(list(ask(house, CALL, stream=True)))["content"] is None
 
 
-def test_an_answer_without_calls_is_an_ordinary_one(house: House) -> None:
+def test_an_answer_without_calls_is_an_ordinary_one(house: ScriptedHouse) -> None:
     for text in ("It is cold. ", "", "a <tool> {}", '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>'):
-        (choice,) = house.ask(text).choices
+        (choice,) = ask(house, text).choices
         assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("stop", text, None)
-        assert gathered(list(house.ask(text, stream=True))) == {"content": text or None, "calls": [], "finish": "stop"}
+        assert gathered(list(ask(house, text, stream=True))) == {"content": text or None, "calls": [], "finish": "stop"}
 
 
-def test_a_streamed_call_is_the_whole_one(house: House) -> None:
-    chunks = list(house.ask([CALLS, "None.", CALL], n=3, stream=True))
-    whole = house.ask([CALLS, "None.", CALL], n=3)
+def test_a_streamed_call_is_the_whole_one(house: ScriptedHouse) -> None:
+    chunks = list(ask(house, [CALLS, "None.", CALL], n=3, stream=True))
+    whole = ask(house, [CALLS, "None.", CALL], n=3)
     assert [choice.finish_reason for choice in whole.choices] == ["tool_calls", "stop", "tool_calls"]
     for i, choice in enumerate(whole.choices):
         message = choice.message
@@ -119,61 +106,61 @@ def test_a_streamed_call_is_the_whole_one(house: House) -> None:
     assert len(arguments) > 4, "arguments come token by token"
 
 
-def test_a_call_that_is_cut_says_length(house: House) -> None:
+def test_a_call_that_is_cut_says_length(house: ScriptedHouse) -> None:
     limit = len(TOKENIZER.encode(CALL, add_special_tokens=False)) - 4
-    (choice,) = house.ask(CALL, max_tokens=limit).choices
+    (choice,) = ask(house, CALL, max_tokens=limit).choices
     assert choice.finish_reason == "length"
     ((name, arguments),) = calls_of(choice.message)
     assert name == "weather"
     assert '{"city": "Köln"}'.startswith(arguments)
-    assert gathered(list(house.ask(CALL, max_tokens=limit, stream=True)))["finish"] == "length"
+    assert gathered(list(ask(house, CALL, max_tokens=limit, stream=True)))["finish"] == "length"
 
 
-def test_logprobs_list_every_token_of_the_text(house: House) -> None:
+def test_logprobs_list_every_token_of_the_text(house: ScriptedHouse) -> None:
     ids = TOKENIZER.encode(CALLS, add_special_tokens=False)
-    (choice,) = house.ask(CALLS, logprobs=True, top_logprobs=1).choices
+    (choice,) = ask(house, CALLS, logprobs=True, top_logprobs=1).choices
     listed = [bytes(token.bytes) for token in choice.logprobs.content]
     assert listed == [TOKENIZER.token_bytes(token_id) for token_id in ids]
-    chunks = house.ask(CALLS, logprobs=True, top_logprobs=1, stream=True)
+    chunks = ask(house, CALLS, logprobs=True, top_logprobs=1, stream=True)
     streamed = [choice.logprobs.content for chunk in chunks for choice in chunk.choices if choice.logprobs]
     assert [bytes(token.bytes) for content in streamed for token in content] == listed
 
 
-def test_usage_counts_calls_like_any_text(house: House) -> None:
+def test_usage_counts_calls_like_any_text(house: ScriptedHouse) -> None:
     tokens = len(TOKENIZER.encode(CALLS, add_special_tokens=False)) + 1
-    assert house.ask(CALLS).usage.completion_tokens == tokens
-    *_, last = house.ask(CALLS, stream=True, stream_options={"include_usage": True})
+    assert ask(house, CALLS).usage.completion_tokens == tokens
+    *_, last = ask(house, CALLS, stream=True, stream_options={"include_usage": True})
     assert last.usage.completion_tokens == tokens
 
 
-def test_the_model_is_shown_the_tools(house: House, template: ChatTemplate) -> None:
-    house.ask("Hi.")
+def test_the_model_is_shown_the_tools(house: ScriptedHouse, template: ChatTemplate) -> None:
+    ask(house, "Hi.")
     shown = house.engine.prompt()
     assert json.dumps(WEATHER["function"]) in shown
     assert '{"name": "get_time", "parameters": {"type": "object", "properties": {}}}' in shown
-    house.ask("Hi.", tool_choice="none")
+    ask(house, "Hi.", tool_choice="none")
     assert "weather" not in house.engine.prompt().replace("the weather in", "")
 
 
-def test_without_a_choice_nothing_is_read_as_a_call(house: House) -> None:
+def test_without_a_choice_nothing_is_read_as_a_call(house: ScriptedHouse) -> None:
     for fields in ({"tool_choice": "none"}, {"tools": []}, {"tools": openai.omit}):
-        (choice,) = house.ask(CALL, **fields).choices
+        (choice,) = ask(house, CALL, **fields).choices
         assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("stop", CALL, None)
 
 
-def test_a_conversation_goes_on_with_the_results(house: House) -> None:
-    message = house.ask(CALLS).choices[0].message
+def test_a_conversation_goes_on_with_the_results(house: ScriptedHouse) -> None:
+    message = ask(house, CALLS).choices[0].message
     history = [ASK, message.model_dump(exclude_none=True)]
     for call in message.tool_calls:
         history.append({"role": "tool", "tool_call_id": call.id, "content": f"result of {call.function.name}"})
-    (choice,) = house.ask("It rains.", messages=history).choices
+    (choice,) = ask(house, "It rains.", messages=history).choices
     assert (choice.finish_reason, choice.message.content) == ("stop", "It rains.")
     prompt = house.engine.prompt()
     assert f"<|im_start|>assistant\n{CALLS}<|im_end|>" in prompt, "as the model wrote it"
     assert prompt.index("result of weather") < prompt.index("result of get_time")
 
 
-def test_the_stream_helper_of_the_package_gathers_the_calls(house: House) -> None:
+def test_the_stream_helper_of_the_package_gathers_the_calls(house: ScriptedHouse) -> None:
     house.engine.texts = [CALLS]
     with house.client.chat.completions.stream(model="stub", messages=[ASK], tools=TOOLS) as stream:
         events = list(stream)
@@ -185,7 +172,7 @@ def test_the_stream_helper_of_the_package_gathers_the_calls(house: House) -> Non
     assert final.choices[0].message.content == "Let me look."
 
 
-def test_the_async_client_gets_the_same(house: House) -> None:
+def test_the_async_client_gets_the_same(house: ScriptedHouse) -> None:
     async def play() -> tuple[Any, list[ChatCompletionChunk]]:
         async with openai.AsyncOpenAI(base_url=house.url + "/v1", api_key="none", max_retries=0) as client:
             whole = await client.chat.completions.create(model="stub", messages=[ASK], tools=TOOLS)
@@ -236,18 +223,18 @@ def function(**fields: Any) -> Any:
         ({"extra_body": {"separate_reasoning": True}}, "separate_reasoning"),
     ],
 )
-def test_what_is_wrong_is_named(house: House, fields: Any, param: str) -> None:
+def test_what_is_wrong_is_named(house: ScriptedHouse, fields: Any, param: str) -> None:
     before = len(house.engine.requests)
     with pytest.raises(openai.BadRequestError) as raised:
-        house.ask("Hi.", **fields)
+        ask(house, "Hi.", **fields)
     assert raised.value.param == param
     assert len(house.engine.requests) == before, "refused before generation"
 
 
-def test_deep_schemas_are_refused(house: House) -> None:
+def test_deep_schemas_are_refused(house: ScriptedHouse) -> None:
     schema: Any = {}
     for _ in range(40):
         schema = {"properties": {"a": schema}}
     with pytest.raises(openai.BadRequestError) as raised:
-        house.ask("Hi.", tools=[function(parameters=schema)])
+        ask(house, "Hi.", tools=[function(parameters=schema)])
     assert raised.value.param == "tools[0].function.parameters"

@@ -80,7 +80,9 @@ def _call(call: dict[str, Any], i: int, j: int) -> dict[str, Any]:
         if name not in function:
             raise Violation(Rule.MISSING, (*path, "function", name))
         TEXT.check(function[name], (*path, "function", name))
-    return {"type": "function", **call, "function": {**function, "arguments": _arguments(function["arguments"], path)}}
+    arguments = _arguments(function["arguments"], path)
+    # Some templates write the function out as it comes: in the order in which models were taught it.
+    return {"type": "function", **call, "function": {"name": None, **function, "arguments": arguments}}
 
 
 def _arguments(text: str, path: Path) -> dict[str, Any] | str:

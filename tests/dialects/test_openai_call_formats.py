@@ -1,0 +1,191 @@
+"""Chat models of other families: templates render the tools, calls are read in each format, reasoning is set apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from scripted import ScriptedHouse, calls_of, scripted_house
+from stub_house import FOLDER, TOKENIZER
+from transformers import PreTrainedTokenizerFast
+
+from dragoman.text import ChatTemplate, Detokenizer
+from dragoman.text.tool_calls import reasoning_of, tool_calls_of
+
+TEMPLATES = Path(__file__).parents[1] / "text" / "chat_templates"
+EMBEDDED: str = json.loads((FOLDER / "tokenizer_config.json").read_text("utf-8"))["chat_template"]
+
+ASK: Any = {"role": "user", "content": "How is the weather in Köln?"}
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER: Any = {
+    "type": "function",
+    "function": {"name": "weather", "description": "Looks up the weather.", "parameters": PARAMETERS},
+}
+ARGUMENTS = '{"city": "Köln"}'
+CALLS = {
+    "embedded": f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>',
+    "qwen2_5": f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>',
+    "qwen3": f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>',
+    "llama3_1": f'{{"name": "weather", "parameters": {ARGUMENTS}}}',
+    "mistral": f'[TOOL_CALLS] [{{"name": "weather", "arguments": {ARGUMENTS}}}]',
+}
+
+
+def source_of(name: str) -> str:
+    return EMBEDDED if name == "embedded" else (TEMPLATES / f"{name}.jinja").read_text("utf-8")
+
+
+def house_of(name: str) -> Any:
+    return scripted_house(ChatTemplate({"default": source_of(name)}, TOKENIZER.special_tokens))
+
+
+@pytest.fixture(scope="module", params=CALLS)
+def family(request: pytest.FixtureRequest) -> Iterator[tuple[str, ScriptedHouse]]:
+    with house_of(request.param) as house:
+        yield request.param, house
+
+
+def test_calls_are_read_in_the_models_own_format(family: tuple[str, ScriptedHouse]) -> None:
+    name, house = family
+    (choice,) = house.ask(CALLS[name], [ASK], tools=[WEATHER]).choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    assert calls_of(choice.message) == [("weather", ARGUMENTS)]
+
+
+def test_the_conversation_is_rendered_as_transformers_does(family: tuple[str, ScriptedHouse]) -> None:
+    name, house = family
+    message = house.ask(CALLS[name], [ASK], tools=[WEATHER]).choices[0].message
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": '{"celsius": 3}'}
+    house.ask("It is cold.", [ASK, message.model_dump(exclude_none=True), result], tools=[WEATHER])
+    reference = PreTrainedTokenizerFast(tokenizer_file=str(FOLDER / "tokenizer.json"), **TOKENIZER.special_tokens)
+    call = {
+        "id": message.tool_calls[0].id,
+        "type": "function",
+        "function": {"name": "weather", "arguments": {"city": "Köln"}},
+    }
+    wanted = reference.apply_chat_template(
+        [ASK, {"role": "assistant", "tool_calls": [call]}, result],
+        tools=[WEATHER],
+        chat_template=source_of(name),
+        add_generation_prompt=True,
+        tokenize=False,
+    )
+    assert house.engine.prompt() == wanted
+    assert "celsius" in wanted
+
+
+@pytest.mark.parametrize("name", ["chatml", "command_r", "deepseek"])
+def test_a_template_without_tools_or_a_known_format_refuses_them_by_name(name: str) -> None:
+    with house_of(name) as house:
+        with pytest.raises(openai.BadRequestError) as raised:
+            house.ask("Hi.", [ASK], tools=[WEATHER])
+        assert (raised.value.param, raised.value.code) == ("tools", "unsupported_parameter")
+        assert house.engine.requests == []
+        assert house.ask("Hi.", [ASK], tools=[WEATHER], tool_choice="none").choices[0].message.content == "Hi."
+
+
+# Reasoning -----------------------------------------------------------------------------------------------------------
+
+THOUGHT = "<think>\nIs it <tool_call>?\n</think>\n\n"
+SEPARATE: Any = {"extra_body": {"separate_reasoning": True}}
+
+
+def streamed(chunks: Any) -> tuple[str | None, str]:
+    """The reasoning and the content of a stream."""
+    reasoning, content = None, ""
+    for chunk in chunks:
+        delta = chunk.choices[0].delta
+        if getattr(delta, "reasoning_content", None) is not None:
+            assert not content, "reasoning comes first"
+            reasoning = (reasoning or "") + delta.reasoning_content
+        content += delta.content or ""
+    return reasoning, content
+
+
+@pytest.fixture(scope="module")
+def qwen3() -> Iterator[ScriptedHouse]:
+    with house_of("qwen3") as house:
+        yield house
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [(THOUGHT + "It is.", "Is it <tool_call>?", "It is."), ("It is.", None, "It is."), ("<think>hm", "hm", "")],
+)
+def test_reasoning_is_set_apart_when_asked(
+    qwen3: ScriptedHouse, text: str, reasoning: str | None, content: str
+) -> None:
+    message = qwen3.ask(text, [ASK], **SEPARATE).choices[0].message
+    assert (message.reasoning_content, message.content) == (reasoning, content)
+    assert streamed(qwen3.ask(text, [ASK], stream=True, **SEPARATE)) == (reasoning, content)
+
+
+def test_reasoning_is_content_when_not_asked(qwen3: ScriptedHouse) -> None:
+    message = qwen3.ask(THOUGHT + "It is.", [ASK]).choices[0].message
+    assert (message.content, hasattr(message, "reasoning_content")) == (THOUGHT + "It is.", False)
+    assert streamed(qwen3.ask(THOUGHT + "It is.", [ASK], stream=True)) == (None, THOUGHT + "It is.")
+
+
+def test_calls_follow_reasoning_and_are_not_looked_for_in_it(qwen3: ScriptedHouse) -> None:
+    thought = f"<think>\n{CALLS['qwen3']}\n</think>\n\n"
+    message = qwen3.ask(thought + CALLS["qwen3"], [ASK], tools=[WEATHER], **SEPARATE).choices[0].message
+    assert (message.reasoning_content, message.content) == (CALLS["qwen3"], None)
+    assert calls_of(message) == [("weather", ARGUMENTS)]
+    message = qwen3.ask(thought + CALLS["qwen3"], [ASK], tools=[WEATHER]).choices[0].message
+    assert (message.content, calls_of(message)) == (thought, [("weather", ARGUMENTS)])
+
+
+def test_reasoning_goes_back_to_the_template(qwen3: ScriptedHouse) -> None:
+    message = qwen3.ask(THOUGHT + CALLS["qwen3"], [ASK], tools=[WEATHER], **SEPARATE).choices[0].message
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "cold"}
+    qwen3.ask("Cold.", [ASK, message.model_dump(exclude_none=True), result], tools=[WEATHER])
+    assert THOUGHT + CALLS["qwen3"] in qwen3.engine.prompt(), "as the model wrote it"
+
+
+def test_a_block_that_the_template_opens_is_reasoning_from_the_start() -> None:
+    with house_of("deepseek") as house:
+        for text, reasoning, content in (("hm\n</think>\n\nYes.", "hm", "Yes."), ("hm", "hm", "")):
+            message = house.ask(text, [ASK], **SEPARATE).choices[0].message
+            assert (message.reasoning_content, message.content) == (reasoning, content)
+            assert streamed(house.ask(text, [ASK], stream=True, **SEPARATE)) == (reasoning, content)
+        closed = [ASK, {"role": "assistant", "content": "No."}]
+        fields: Any = {"extra_body": SEPARATE["extra_body"] | {"continue_final_message": True}}
+        message = house.ask("Yes.", closed, **fields).choices[0].message
+        assert (message.reasoning_content, message.content) == (None, "Yes.")
+
+
+# Marks that are special tokens ---------------------------------------------------------------------------------------
+
+
+def test_marks_that_are_special_tokens_can_be_shown() -> None:
+    first, second = sorted(TOKENIZER.special_ids)[3:5]
+    detokenizer = Detokenizer(TOKENIZER, shown_ids=[first])
+    assert detokenizer.push(first) == TOKENIZER.token(first)
+    assert detokenizer.push(second) == ""
+
+
+class SpecialMarks:
+    """A tokenizer in which the marks of Mistral are special tokens."""
+
+    ids = {"[TOOL_CALLS]": 5, "[THINK]": 6, "[/THINK]": 7}  # noqa: RUF012
+
+    def token_id(self, token: str) -> int | None:
+        return self.ids.get(token)
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id < 7
+
+
+def test_a_card_says_which_marks_are_special() -> None:
+    template = ChatTemplate({"default": source_of("mistral")}, TOKENIZER.special_tokens)
+    tokenizer: Any = SpecialMarks()
+    calls, blocks = tool_calls_of(template, tokenizer), reasoning_of(template, tokenizer)
+    template.close()
+    assert calls is not None
+    assert (calls.format, calls.special_ids) == ("mistral", {"[TOOL_CALLS]": 5})
+    assert blocks is not None
+    assert (blocks.opening, blocks.special_ids, blocks.begun) == ("[THINK]", {"[THINK]": 6}, False)
