@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import signal
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from typing import Any
 
 import pytest
 
-from dragoman.cli.background import background
+from dragoman.cli.background import Background, background
 
 
 def interrupt_soon() -> None:
@@ -48,27 +49,42 @@ def test_interrupt_cancels_the_work_and_waits_for_its_end() -> None:
         assert loop.run(asyncio.sleep(0, "still alive")) == "still alive"
 
 
-def test_interrupted_iteration_closes_its_generator_and_the_next_one_works() -> None:
-    closed: list[str] = []
+@pytest.mark.parametrize("pause_s", [0.0, 0.0001, 0.001, 0.003, 0.01])
+def test_interrupt_at_any_moment_closes_what_runs(pause_s: float) -> None:
+    closed: list[int] = []
 
-    async def count(name: str, pause_s: float) -> AsyncGenerator[int, None]:
+    async def count() -> AsyncGenerator[int, None]:
+        number = 0
         try:
-            for number in range(3):
+            while True:
+                number += 1
                 yield number
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(0)
         finally:
-            closed.append(name)
+            closed.append(number)
+
+    async def consume() -> None:
+        async with contextlib.aclosing(count()) as numbers:
+            async for _ in numbers:
+                pass
 
     with background() as loop:
-        interrupt_soon()
-        seen = []
-        with pytest.raises(KeyboardInterrupt), contextlib.closing(loop.iterate(count("slow", 60))) as numbers:
-            seen.extend(numbers)
-        assert closed == ["slow"]
-        assert list(loop.iterate(count("fast", 0))) == [0, 1, 2]
-        with contextlib.closing(loop.iterate(count("left", 0))) as numbers:
-            assert next(numbers) == 0
-        assert closed == ["slow", "fast", "left"]
+        for _ in range(20):
+            with pytest.raises(KeyboardInterrupt):
+                interrupt_after(pause_s, loop, consume)
+        assert len(closed) == 20
+
+
+def interrupt_after(pause_s: float, loop: Background, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Interrupt the main thread ``pause_s`` seconds after the work has begun."""
+    main = threading.main_thread().ident
+    assert main is not None
+
+    async def begin() -> None:
+        threading.Timer(pause_s, signal.pthread_kill, (main, signal.SIGINT)).start()
+        await work()
+
+    loop.run(begin())
 
 
 def test_held_context_is_entered_and_left_by_one_task() -> None:

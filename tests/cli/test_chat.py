@@ -138,11 +138,21 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self.controller, keys.encode())
 
-    def wait_for(self, pattern: str) -> str:
-        """What was shown up to and with the pattern; that is then forgotten."""
+    def interrupt(self, pattern: str) -> None:
+        """Press Ctrl-C until the pattern is shown. One that comes just as ``input`` begins to wait is noticed with the
+        next key only: readline looks for signals, then waits for keys."""
+        self.type("\x03")
+        self.wait_for(pattern, again="\x03")
+
+    def wait_for(self, pattern: str, *, again: str = "") -> str:
+        """What was shown up to and with the pattern; that is then forgotten. ``again`` is typed every two seconds."""
         deadline = time.monotonic() + PATIENCE_S
+        typed = time.monotonic()
         while not (found := re.search(pattern, self.screen)):
             assert time.monotonic() < deadline, self.screen
+            if again and time.monotonic() > typed + 2:
+                self.type(again)
+                typed = time.monotonic()
             if select.select([self.controller], [], [], 1)[0]:
                 try:
                     self.screen += os.read(self.controller, 65536).decode(errors="replace")
@@ -178,8 +188,7 @@ def test_interrupt_stops_the_answer_and_only_the_answer(slow_server: str) -> Non
 def test_interrupt_while_nothing_is_answered_leaves_nothing(slow_server: str) -> None:
     terminal = Terminal("--url", slow_server)
     terminal.wait_for("> ")
-    terminal.type("\x03")
-    terminal.wait_for("to leave")
+    terminal.interrupt("to leave")
     terminal.wait_for("> ")
     terminal.type("quick\n")
     terminal.wait_for("got 1 messages")
@@ -194,8 +203,9 @@ def test_chat_with_the_embedded_model() -> None:
         terminal.type("Hello!\n")
         terminal.wait_for(r"Hello!\r?\n")
         terminal.wait_for(r"\w")
-        terminal.type("\x03")
-        terminal.wait_for("stopped|to leave|> ")
+        terminal.interrupt("stopped|to leave")
+        terminal.wait_for("> ")
     terminal.type("/reset\n")
     terminal.wait_for("forgotten")
+    terminal.wait_for("> ")
     assert terminal.leave("/exit\n") == 0

@@ -5,38 +5,42 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import signal
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Generator, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
 
 class Background:
-    """Runs coroutines for a thread that blocks. A KeyboardInterrupt here cancels what runs there, and nothing else."""
+    """Runs coroutines for the main thread, which waits for them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result. When interrupted, it is cancelled and has ended before the interrupt goes on."""
-        result, cancel = self._start(work)
-        try:
-            return result.result()
-        except KeyboardInterrupt:
-            cancel()
-            concurrent.futures.wait([result])
-            raise
+        """The coroutine's result. Ctrl-C cancels it; KeyboardInterrupt is raised here once it has ended.
 
-    def iterate(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
-        """The items as they come; the generator is closed in every case."""
-        end = object()
+        The signal's handler only cancels: an exception out of nowhere, between any two steps of this thread, could
+        leave the work running unheeded.
+        """
+        running = _Running(self._loop, work)
+        interrupted = threading.Event()
+
+        def interrupt(*_: object) -> None:
+            interrupted.set()
+            running.cancel()
+
+        before = signal.signal(signal.SIGINT, interrupt)
         try:
-            while (item := self.run(_next(items, end))) is not end:
-                yield item  # type: ignore[misc]
+            running.start()
+            return running.result()
         finally:
-            self.run(items.aclose())
+            signal.signal(signal.SIGINT, before)
+            if interrupted.is_set():
+                raise KeyboardInterrupt
 
     @contextlib.contextmanager
     def hold(self, context: AbstractAsyncContextManager[T]) -> Iterator[T]:
@@ -54,40 +58,52 @@ class Background:
                     raise
                 entered.set_exception(error)
 
-        left, cancel = self._start(live())
+        running = _Running(self._loop, live())
+        running.start()
         try:
             yield entered.result()
         except BaseException:
             if not entered.done():
-                cancel()
+                running.cancel()
             raise
         finally:
             self._loop.call_soon_threadsafe(leave.set)
-            left.result()
-
-    def _start(self, work: Coroutine[Any, Any, T]) -> tuple[concurrent.futures.Future[T], Any]:
-        """A future of the work's end (not, as asyncio's own, of the wish to cancel it), and how to cancel it."""
-        result: concurrent.futures.Future[T] = concurrent.futures.Future()
-        tasks: list[asyncio.Task[T]] = []
-
-        def finish(task: asyncio.Task[T]) -> None:
-            if task.cancelled():
-                result.set_exception(asyncio.CancelledError())
-            elif (error := task.exception()) is not None:
-                result.set_exception(error)
-            else:
-                result.set_result(task.result())
-
-        def begin() -> None:
-            tasks.append(self._loop.create_task(work))
-            tasks[0].add_done_callback(finish)
-
-        self._loop.call_soon_threadsafe(begin)
-        return result, lambda: self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+            running.result()
 
 
-async def _next(items: AsyncGenerator[T, None], end: object) -> T | object:
-    return await anext(items, end)
+class _Running(Generic[T]):
+    """A task of the loop, seen from another thread. Its future ends when the task does: asyncio's own
+    (``run_coroutine_threadsafe``) ends as soon as somebody wishes to cancel it.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
+        self._loop = loop
+        self._work = work
+        self._task: asyncio.Task[T] | None = None
+        self._ended: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def start(self) -> None:
+        self._loop.call_soon_threadsafe(self._begin)
+
+    def cancel(self) -> None:
+        """After ``start``."""
+        self._loop.call_soon_threadsafe(lambda: self._task and self._task.cancel())
+
+    def result(self) -> T:
+        """Waits for the end. Raises what the work raised."""
+        return self._ended.result()
+
+    def _begin(self) -> None:
+        self._task = self._loop.create_task(self._work)
+        self._task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            self._ended.set_exception(asyncio.CancelledError())
+        elif (error := task.exception()) is not None:
+            self._ended.set_exception(error)
+        else:
+            self._ended.set_result(task.result())
 
 
 @contextlib.contextmanager

@@ -43,11 +43,15 @@ class Conversation:
         """
         self.messages.append({"role": "user", "content": text})
         answer: list[str] = []
-        try:
-            with contextlib.closing(background.iterate(self._session.chat(self.messages, self._options))) as deltas:
-                for delta in deltas:
+
+        async def stream() -> None:
+            async with contextlib.aclosing(self._session.chat(self.messages, self._options)) as deltas:
+                async for delta in deltas:
                     answer.append(delta.text)
                     write(delta.text)
+
+        try:
+            background.run(stream())
         except DragomanError:
             self.messages.pop()
             raise
@@ -69,30 +73,23 @@ def converse(session: Session, options: SamplingSettings, chosen: ChatSettings, 
             import readline  # noqa: F401  (editing and history for input())
         console.notes().print(f"Talking to [bold]{session.model}[/]. /help lists the commands.")
     while True:
+        asked = False
         try:
             line = input("> " if interactive else "").strip()
+            asked = bool(line) and not line.startswith("/")
+            if asked:
+                conversation.say(line, background, write)
+                write("\n")
+            elif line and not obey(line, conversation):
+                return
         except EOFError:
             return
         except KeyboardInterrupt:
-            console.notes().print("\n/exit or Ctrl-D to leave")
-            continue
-        if not line:
-            continue
-        if line.startswith("/"):
-            if not obey(line, conversation):
-                return
-            continue
-        try:
-            conversation.say(line, background, write)
-        except KeyboardInterrupt:
-            write("\n")
-            console.notes().print("[dim]stopped[/]")
+            console.notes().print("\n[dim]stopped[/]" if asked else "\n/exit or Ctrl-D to leave")
         except ContextOverflow as error:
             console.error(f"{error.message} /reset begins anew.")
         except DragomanError as error:
             console.error(error.message)
-        else:
-            write("\n")
 
 
 def obey(line: str, conversation: Conversation) -> bool:

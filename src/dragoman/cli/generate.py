@@ -19,10 +19,14 @@ def read_prompt(argument: str) -> str:
 
 def continue_text(session: Session, prompt: str, options: SamplingSettings, background: Background) -> None:
     """Write the continuation to standard output as it comes. Raises the errors of ``core.errors``."""
-    try:
-        with contextlib.closing(background.iterate(session.complete(prompt, options))) as deltas:
-            for delta in deltas:
+
+    async def stream() -> None:
+        async with contextlib.aclosing(session.complete(prompt, options)) as deltas:
+            async for delta in deltas:
                 write(delta.text)
+
+    try:
+        background.run(stream())
         write("\n")
     except BrokenPipeError:
         # The reader has seen enough (`| head`). Python would complain again when it flushes at its end.
