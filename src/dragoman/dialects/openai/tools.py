@@ -88,8 +88,6 @@ def tool_plan(values: dict[str, Any], card: ModelCard) -> ToolPlan:
     enforced = any(tool["strict"] for tool in offered) or not parallel or len(offered) < len(tools)
     constraint: Constraint | None = None
     if choice.required or enforced:
-        field = "tool_choice" if choice.required else "tools"
-        raise UnsupportedFeature(f"'{field}': calls are not yet enforced by this server.", param=field)
         callable_tools = [_callable(tool, choice.required) for tool in offered]
         constraint = call_grammar(
             card.tool_calls,

@@ -1,0 +1,143 @@
+"""Calls that are made valid by a grammar, with a model that would say anything: its logits are arithmetic."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import openai
+import pydantic
+import pytest
+from scripted import calls_of
+from stub_house import TOKENIZER, running_server
+
+from dragoman.engine.messages import StubModel
+
+ASK: Any = {"role": "user", "content": "How is the weather?"}
+SCHEMA: Any = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Köln", "Paris"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        "exact": {"type": "boolean"},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+EMPTY: Any = {"type": "object", "properties": {}, "additionalProperties": False}
+SCHEMAS = {"weather": SCHEMA, "get_time": EMPTY}
+
+
+def tools(strict: bool = False) -> Any:
+    return [
+        {"type": "function", "function": {"name": name, "parameters": schema, "strict": strict}}
+        for name, schema in SCHEMAS.items()
+    ]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[openai.OpenAI]:
+    stub = StubModel(vocab_size=TOKENIZER.vocab_size, max_context=1024, num_blocks=64)
+    with (
+        running_server(stub=stub) as server,
+        openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
+def ask(client: openai.OpenAI, seed: int, **fields: Any) -> Any:
+    fields = {"tools": tools(), "temperature": 1.5} | fields
+    return client.chat.completions.create(model="stub", messages=[ASK], seed=seed, **fields)
+
+
+def check(message: Any) -> list[str]:
+    """The names of the calls, all of which are valid."""
+    for name, arguments in calls_of(message):
+        jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+    return [name for name, _ in calls_of(message)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_required_call_is_made_and_valid(client: openai.OpenAI, seed: int) -> None:
+    (choice,) = ask(client, seed, tool_choice="required", parallel_tool_calls=False).choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    assert len(check(choice.message)) == 1
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_named_tool_is_called_once_and_the_answer_says_stop(client: openai.OpenAI, seed: int) -> None:
+    named = {"type": "function", "function": {"name": "weather"}}
+    (choice,) = ask(client, seed, tool_choice=named).choices
+    assert (choice.finish_reason, choice.message.content) == ("stop", None)
+    assert check(choice.message) == ["weather"]
+
+
+def test_several_calls_may_be_made_at_once(client: openai.OpenAI) -> None:
+    counts = []
+    for seed in range(6):
+        (choice,) = ask(client, seed, tool_choice="required", max_tokens=300).choices
+        names = [name for name, arguments in calls_of(choice.message)]
+        if choice.finish_reason == "tool_calls":
+            assert check(choice.message) == names
+        counts.append(len(names))
+    assert max(counts) > 1
+
+
+def test_only_allowed_tools_are_called(client: openai.OpenAI) -> None:
+    allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "get_time"}}]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    for seed in range(3):
+        message = ask(client, seed, tool_choice=choice, parallel_tool_calls=False).choices[0].message
+        assert check(message) == ["get_time"]
+
+
+def test_a_streamed_call_is_the_whole_one(client: openai.OpenAI) -> None:
+    fields: Any = {"tool_choice": "required", "parallel_tool_calls": False, "n": 2}
+    whole = ask(client, 5, **fields)
+    with client.chat.completions.stream(
+        model="stub", messages=[ASK], seed=5, tools=tools(), temperature=1.5, **fields
+    ) as stream:
+        final = stream.get_final_completion()
+    for one, other in zip(whole.choices, final.choices, strict=True):
+        assert calls_of(one.message) == calls_of(other.message)
+        assert one.finish_reason == other.finish_reason
+
+
+def test_a_call_the_model_chooses_to_make_is_valid_when_strict(client: openai.OpenAI) -> None:
+    """The mark that opens a call is forced upon the model; what follows is its own."""
+    marks = {str(token): 100 for token in TOKENIZER.encode("<tool_call>", add_special_tokens=False)}
+    for seed in range(4):
+        fields: Any = {"logit_bias": marks, "max_tokens": 200, "parallel_tool_calls": False}
+        (choice,) = ask(client, seed, tools=tools(strict=True), **fields).choices
+        assert choice.finish_reason == "tool_calls"
+        assert len(check(choice.message)) == 1
+
+
+class Unit(enum.StrEnum):
+    CELSIUS = "celsius"
+    KELVIN = "kelvin"
+
+
+class Forecast(pydantic.BaseModel):
+    """Looks up a forecast."""
+
+    days: int = pydantic.Field(ge=1, le=9)
+    unit: Unit
+
+
+def test_pydantic_tools_come_back_parsed(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.parse(
+        model="stub",
+        messages=[ASK],
+        tools=[openai.pydantic_function_tool(Forecast)],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        seed=2,
+    )
+    (call,) = answer.choices[0].message.tool_calls or []
+    parsed = call.function.parsed_arguments
+    assert isinstance(parsed, Forecast)
+    assert 1 <= parsed.days <= 9
