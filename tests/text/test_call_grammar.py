@@ -9,16 +9,19 @@ from typing import Any
 
 import jsonschema
 import pytest
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from dragoman.core.errors import UnsupportedFeature
 from dragoman.core.serving import ReasoningBlocks, ToolCalls
+from dragoman.core.vocabulary import Vocabulary
+from dragoman.grammar.lark import grammar_of
+from dragoman.grammar.matching import Matcher, Matching
 from dragoman.text import Tokenizer
 from dragoman.text.call_grammar import CallableTool, call_grammar
 from dragoman.text.call_parser import CallArguments, CallStart, Content
 from dragoman.text.tool_calls import CALL_FORMATS
 
 TOKENIZER = Tokenizer.load(Path(__file__).parents[2] / "builtin")
+END = TOKENIZER.eos_ids[0]
 SPECIAL = 5  # a special token of the embedded model that stands for a mark
 FORMATS = list(CALL_FORMATS)
 
@@ -38,52 +41,45 @@ TOOLS = (CallableTool(name="weather", arguments=WEATHER), CallableTool(name="get
 SCHEMAS = {"weather": WEATHER, "get_time": NOTHING}
 
 
-class Vocabulary:
-    """The embedded model's tokens, as llguidance wants them."""
-
-    eos_token_id = TOKENIZER.eos_ids[0]
-    bos_token_id = None
-    tokens = [TOKENIZER.token_bytes(i) for i in range(TOKENIZER.vocab_size)]  # noqa: RUF012
-    special_token_ids = sorted(TOKENIZER.special_ids)
-
-    def __call__(self, text: bytes) -> list[int]:
-        return list(TOKENIZER.encode(text.decode(), add_special_tokens=False))
-
-
 @pytest.fixture(scope="module")
-def vocabulary() -> LLTokenizer:
-    return LLTokenizer(TokenizerWrapper(Vocabulary()))
+def matching() -> Matching:
+    tokens = tuple(TOKENIZER.token_bytes(i) for i in range(TOKENIZER.vocab_size))
+    special = tuple(sorted(TOKENIZER.special_ids))
+    return Matching(Vocabulary(tokens=tokens, special_ids=special, end_ids=TOKENIZER.eos_ids))
 
 
-def matcher(vocabulary: LLTokenizer, format: str, special: bool = False, tools: Any = TOOLS, **how: Any) -> LLMatcher:
+def matcher(matching: Matching, format: str, special: bool = False, tools: Any = TOOLS, **how: Any) -> Matcher:
+    """At the beginning of a text with calls; the first mark of the format is a ``special`` token, or text."""
     marks = CALL_FORMATS[format].marks
     calls = ToolCalls(format=format, special_ids={marks[0]: SPECIAL} if special else {})
-    made = LLMatcher(vocabulary, call_grammar(calls, tools, **{"required": True, "parallel": True} | how).grammar)
-    assert not made.is_error(), made.get_error()
+    constraint = call_grammar(calls, tools, **{"required": True, "parallel": True} | how)
+    made = matching.matcher(grammar_of(constraint))
+    assert not made.error
     return made
 
 
-def accepts(matcher: LLMatcher, text: str | list[int]) -> bool:
+def accepts(matcher: Matcher, text: str | tuple[int, ...]) -> bool:
     """Whether this is a whole text of the grammar."""
-    ids = list(TOKENIZER.encode(text, add_special_tokens=False)) if isinstance(text, str) else text
-    return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+    ids = TOKENIZER.encode(text, add_special_tokens=False) if isinstance(text, str) else text
+    complete = False
+    for token in ids:
+        if complete or not matcher.mask()[token]:
+            return False
+        complete = matcher.push(token)
+    return complete or bool(matcher.mask()[END])
 
 
-def generated(matcher: LLMatcher, rng: random.Random) -> str:
+def generated(matcher: Matcher, rng: random.Random) -> str:
     """A text of random tokens among the allowed ones."""
     ids: list[int] = []
-    end = Vocabulary.eos_token_id
-    while not matcher.is_stopped():
-        mask = matcher.compute_bitmask()
-        allowed = [i for i in range(TOKENIZER.vocab_size) if mask[i // 8] >> (i % 8) & 1]
-        # Short words and early ends, or a random text would seldom be complete.
-        token = end if end in allowed else min(rng.choices(allowed, k=6), key=lambda i: len(Vocabulary.tokens[i]))
-        if token == end:
-            break
-        assert matcher.consume_token(token)
-        ids.append(token)
+    complete = False
+    while not complete and END not in (allowed := matcher.allowed()):
+        # Short words, or a random text would seldom be complete.
+        token = min(rng.choices(list(allowed), k=6), key=lambda i: len(TOKENIZER.token_bytes(i)))
+        complete = matcher.push(int(token))
+        ids.append(int(token))
         assert len(ids) < 4000
-    return b"".join(Vocabulary.tokens[i] for i in ids).decode("utf-8", "replace")
+    return b"".join(map(TOKENIZER.token_bytes, ids)).decode("utf-8", "replace")
 
 
 WRITTEN = {
@@ -96,44 +92,44 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_required_call_is_all_there_is(vocabulary: LLTokenizer, format: str) -> None:
+def test_a_required_call_is_all_there_is(matching: Matching, format: str) -> None:
     call = WRITTEN[format]
-    assert accepts(matcher(vocabulary, format), call)
+    assert accepts(matcher(matching, format), call)
     for wrong in (call + " ", "a" + call, call.replace("paris", "PARIS"), call.replace("weather", "wind"), ""):
-        assert not accepts(matcher(vocabulary, format), wrong)
-    assert accepts(matcher(vocabulary, format, parallel=False), call) == (format != "pythonic")
+        assert not accepts(matcher(matching, format), wrong)
+    assert accepts(matcher(matching, format, parallel=False), call) == (format != "pythonic")
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_free_text_becomes_a_call_when_one_is_opened(vocabulary: LLTokenizer, format: str) -> None:
+def test_free_text_becomes_a_call_when_one_is_opened(matching: Matching, format: str) -> None:
     call = WRITTEN[format]
     for text in ("", "Hello {x} [y].", call):
-        assert accepts(matcher(vocabulary, format, required=False), text)
+        assert accepts(matcher(matching, format, required=False), text)
     wrong = [call.replace("paris", "PARIS"), call + "\n!"]
     if format in ("hermes", "mistral", "mistral_named"):
-        assert accepts(matcher(vocabulary, format, required=False), "Let me see.\n" + call)
+        assert accepts(matcher(matching, format, required=False), "Let me see.\n" + call)
         wrong.append("Let me see. " + call.replace("weather", "wind"))
     for text in wrong:
-        assert not accepts(matcher(vocabulary, format, required=False), text)
+        assert not accepts(matcher(matching, format, required=False), text)
 
 
 @pytest.mark.parametrize("required", [True, False])
-def test_a_mark_that_is_a_special_token_stands_by_its_id(vocabulary: LLTokenizer, required: bool) -> None:
-    arguments = list(TOKENIZER.encode('weather[ARGS]{"city": "paris"}', add_special_tokens=False))
+def test_a_mark_that_is_a_special_token_stands_by_its_id(matching: Matching, required: bool) -> None:
+    arguments = TOKENIZER.encode('weather[ARGS]{"city": "paris"}', add_special_tokens=False)
 
-    def fresh() -> LLMatcher:
-        return matcher(vocabulary, "mistral_named", special=True, required=required)
+    def fresh() -> Matcher:
+        return matcher(matching, "mistral_named", special=True, required=required)
 
-    assert accepts(fresh(), [SPECIAL, *arguments])
-    assert accepts(fresh(), [SPECIAL, *arguments, SPECIAL, *arguments])
+    assert accepts(fresh(), (SPECIAL, *arguments))
+    assert accepts(fresh(), (SPECIAL, *arguments, SPECIAL, *arguments))
     assert accepts(fresh(), arguments) == (not required)
-    assert not accepts(fresh(), [SPECIAL, *arguments[1:]])
+    assert not accepts(fresh(), (SPECIAL, *arguments[1:]))
 
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("seed", range(3))
-def test_random_texts_are_valid_calls(vocabulary: LLTokenizer, format: str, seed: int) -> None:
-    text = generated(matcher(vocabulary, format), random.Random(seed))
+def test_random_texts_are_valid_calls(matching: Matching, format: str, seed: int) -> None:
+    text = generated(matcher(matching, format), random.Random(seed))
     parser = CALL_FORMATS[format].start(("weather", "get_time"))
     parts = parser.push(text) + parser.flush()
     names = [part.name for part in parts if isinstance(part, CallStart)]
@@ -144,10 +140,10 @@ def test_random_texts_are_valid_calls(vocabulary: LLTokenizer, format: str, seed
         jsonschema.validate(json.loads(given), SCHEMAS[name])
 
 
-def test_arguments_without_a_schema_are_any_object(vocabulary: LLTokenizer) -> None:
+def test_arguments_without_a_schema_are_any_object(matching: Matching) -> None:
     for format, call in WRITTEN.items():
         free = (CallableTool(name="weather"), CallableTool(name="get_time"))
-        assert accepts(matcher(vocabulary, format, tools=free), call.replace("paris", "PARIS"))
+        assert accepts(matcher(matching, format, tools=free), call.replace("paris", "PARIS"))
 
 
 @pytest.mark.parametrize(
@@ -162,17 +158,17 @@ def test_arguments_without_a_schema_are_any_object(vocabulary: LLTokenizer) -> N
         ("[get_time(a=1)]", False),
     ],
 )
-def test_python_arguments_follow_the_schema(vocabulary: LLTokenizer, call: str, valid: bool) -> None:
-    assert accepts(matcher(vocabulary, "pythonic"), call) == valid
+def test_python_arguments_follow_the_schema(matching: Matching, call: str, valid: bool) -> None:
+    assert accepts(matcher(matching, "pythonic"), call) == valid
 
 
-def test_python_arguments_may_all_be_optional(vocabulary: LLTokenizer) -> None:
+def test_python_arguments_may_all_be_optional(matching: Matching) -> None:
     schema = {"type": "object", "properties": {key: {"type": "boolean"} for key in "abc"}}
     tools = (CallableTool(name="f", arguments=schema),)
     for call in ("[f()]", "[f(b=true)]", "[f(a=true, c=false)]"):
-        assert accepts(matcher(vocabulary, "pythonic", tools=tools), call)
+        assert accepts(matcher(matching, "pythonic", tools=tools), call)
     for call in ("[f(c=true, a=true)]", "[f(a=1)]", "[f(d=true)]"):
-        assert not accepts(matcher(vocabulary, "pythonic", tools=tools), call)
+        assert not accepts(matcher(matching, "pythonic", tools=tools), call)
 
 
 @pytest.mark.parametrize("schema", [{"properties": {"a-b": {}}}, {"anyOf": [{}]}, {"required": ["x"]}])
@@ -183,10 +179,10 @@ def test_what_a_format_cannot_state_is_refused(schema: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_reasoning_may_precede_a_required_call(vocabulary: LLTokenizer, begun: bool) -> None:
+def test_reasoning_may_precede_a_required_call(matching: Matching, begun: bool) -> None:
     blocks = ReasoningBlocks(opening="<think>", closing="</think>", begun=begun)
     call = WRITTEN["hermes"]
     opening = "" if begun else "<think>"
-    assert accepts(matcher(vocabulary, "hermes", reasoning=blocks), opening + "\nhm <tool_call>?\n</think>\n\n" + call)
-    assert accepts(matcher(vocabulary, "hermes", reasoning=blocks), call) == (not begun)
-    assert not accepts(matcher(vocabulary, "hermes", reasoning=blocks), opening + "\nhm\n</think>\n\nNo.")
+    assert accepts(matcher(matching, "hermes", reasoning=blocks), opening + "\nhm <tool_call>?\n</think>\n\n" + call)
+    assert accepts(matcher(matching, "hermes", reasoning=blocks), call) == (not begun)
+    assert not accepts(matcher(matching, "hermes", reasoning=blocks), opening + "\nhm\n</think>\n\nNo.")
