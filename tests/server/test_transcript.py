@@ -8,6 +8,7 @@ from stub_house import QUICK, STUB, TOKENIZER, local_model
 
 from dragoman.core.events import FinishReason, TextDelta, TokenEvent
 from dragoman.core.sampling import EndingParams
+from dragoman.dialects.openai.logprobs import shown_tokens
 from dragoman.server.transcript import transcripts_of
 from dragoman.text import ChatTemplate
 
@@ -51,6 +52,22 @@ def test_a_stop_string_cuts_the_whole_text(ids: list[int], stop: str, include: b
     generated = [token.token_id for delta in deltas for token in delta.tokens]
     assert generated == ids[: len(generated)]
     assert len(generated) == len(deltas)
+
+
+@given(ids=IDS, stop=st.text(st.sampled_from("ab \ufffdeo"), min_size=1, max_size=3), skip=st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_a_stream_lists_the_tokens_that_the_whole_answer_lists(ids: list[int], stop: str, skip: bool) -> None:
+    deltas = played(ids, EndingParams(stop=(stop,), skip_special_tokens=skip))
+    whole = shown_tokens(
+        [token for delta in deltas for token in delta.tokens],
+        sum(len(delta.text) for delta in deltas),
+        deltas[-1].finish,
+    )
+    streamed, length = [], 0
+    for delta in deltas:
+        length += len(delta.text)
+        streamed += shown_tokens(delta.tokens, length, delta.finish)
+    assert streamed == whole
 
 
 @given(ids=IDS)

@@ -125,7 +125,8 @@ class Transcript:
         return TextDelta(sequence=self.sequence, text=text, tokens=tokens, finish=finish, stop=stop, message=message)
 
     def _due(self) -> tuple[Token, ...]:
+        """Those whose text is out. One that has none, behind the last character, waits: the text may be cut there."""
         held, due = self._held, []
-        while held and held[0][0] <= self._released:
+        while held and held[0][0] <= self._released and held[0][1].text_offset < self._released:
             due.append(held.popleft()[1])
         return tuple(due)
