@@ -338,6 +338,25 @@ def test_the_embedded_models_format_is_found() -> None:
 
 
 @pytest.mark.parametrize(
+    ("written", "format"),
+    [
+        (r"<tool_call>\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call>", "hermes"),
+        ("<tool_call>\\n<function=f>\\n<parameter=a>\\n1\\n</parameter>", None),
+        ("<tool_call>f\\n<arg_key>a</arg_key>", None),
+        ('Respond in the format {"name": function name, "parameters": dictionary of arguments}.', "llama"),
+        ('{"name": f, "parameters": p} <|tool_call|>', None),
+        ("[TOOL_CALLS][", "mistral"),
+        ("[TOOL_CALLS]' + name + '[ARGS]", "mistral_named"),
+        ("[func_name1(params_name1=params_value1), func_name2(params)]", "pythonic"),
+    ],
+)
+def test_the_format_is_known_by_how_a_template_describes_it(written: str, format: str | None) -> None:
+    found = find_call_format("{{ tools }} " + written)
+    assert (found and found.name) == format
+    assert find_call_format(written) is None, "the tools are not shown"
+
+
+@pytest.mark.parametrize(
     ("source", "takes"),
     [
         ("{% if tools %}{{ tools | tojson }}{% endif %}", True),

@@ -83,7 +83,8 @@ _ALL = (
         parser=LlamaCalls,
         marks=("<|python_tag|>",),
         written=(r"\\?[\"']name\\?[\"']\s*:", r"\\?[\"']parameters\\?[\"']\s*:"),
-        unlike=r"<tool_call|tool_calls_begin",
+        # Marks of other formats, whose templates may spell out definitions of tools in these words.
+        unlike=r"<\|?tool|tool▁call|\[TOOL",
     ),
 )
 CALL_FORMATS: Mapping[str, CallFormat] = {format.name: format for format in _ALL}
