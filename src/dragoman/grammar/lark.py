@@ -23,8 +23,9 @@ MAX_CHOICES = 10_000
 MAX_CHOICE_CHARS = 1 << 16
 
 _OBJECT: json_schema.Json = {"type": "object"}
-# The model chooses how a text is cut into tokens, also where only one text is left.
-_HEAD = '%llguidance {"no_forcing": true}\n'
+# The model chooses how a text is cut into tokens, also where only one text is left. It goes behind the grammar, whose
+# lines then keep their numbers.
+_OPTIONS = '\n%llguidance {"no_forcing": true}\n'
 _LEXEMES = re.compile(
     r'"(?:\\.|[^"\\\n])*"i?|/(?![/*])(?:\\.|[^/\\\n])+/[imslux]*|//[^\n]*|\#[^\n]*|%json\b|%llguidance\b|\[[^\]\n]*\]',
 )
@@ -36,23 +37,19 @@ def grammar_of(constraint: Constraint) -> str:
     """The grammar of the texts that satisfy the constraint. Raises BadRequest and UnsupportedFeature, saying why."""
     match constraint:
         case JsonSchema(schema):
-            return f"{_HEAD}start: %json {_embedded(schema)}\n"
+            return f"start: %json {_embedded(schema)}{_OPTIONS}"
         case JsonObject():
-            return f"{_HEAD}start: %json {_embedded(_OBJECT)}\n"
+            return f"start: %json {_embedded(_OBJECT)}{_OPTIONS}"
         case Regex(regex):
-            return f"{_HEAD}start: TEXT\nTEXT: /{_nonempty(pattern.full_match(regex))}/\n"
+            return f"start: TEXT\nTEXT: /{pattern.full_match(regex)}/{_OPTIONS}"
         case Choice(strings):
-            return f"{_HEAD}start: TEXT\nTEXT: {_choices(strings)}\n"
+            return f"start: TEXT\nTEXT: /{_choices(strings)}/{_OPTIONS}"
         case Lark(grammar):
-            return _HEAD + _checked_lark(grammar)
+            return _checked_lark(grammar) + _OPTIONS
 
 
 def _embedded(schema: str | json_schema.Json) -> str:
     return json.dumps(json_schema.reduced(schema), ensure_ascii=False)
-
-
-def _nonempty(regex: str) -> str:
-    return regex or "(?:)"
 
 
 def _choices(strings: tuple[str, ...]) -> str:
@@ -62,7 +59,7 @@ def _choices(strings: tuple[str, ...]) -> str:
         raise UnsupportedFeature(
             f"more than {MAX_CHOICES} choices, or {MAX_CHOICE_CHARS} characters, are not supported"
         )
-    return "/" + "|".join(f"(?:{pattern.literal(text)})" for text in strings) + "/"
+    return "|".join(f"(?:{pattern.literal(text)})" for text in strings)
 
 
 def _checked_lark(grammar: str) -> str:

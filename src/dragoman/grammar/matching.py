@@ -98,4 +98,8 @@ class _Wrapper:
 
 
 def _first_line(message: str) -> str:
-    return message.partition("\n")[0][:300] or "the grammar failed"
+    line = message.partition("\n")[0]
+    if line == "NoExtensionBias":
+        return "it comes to a point where nothing can follow"
+    # The place of a schema in the grammar around it means nothing to who sent the schema.
+    return line.rpartition("failed to compile JSON schema: ")[2][:300] or "the grammar failed"

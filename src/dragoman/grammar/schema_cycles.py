@@ -62,7 +62,7 @@ def _in_place(schema: Any) -> Iterator[str]:
 def _is_finite(schema: Any, finite: set[str]) -> bool:
     """Whether some value of finite size may satisfy the schema, when the definitions in ``finite`` have such."""
     if isinstance(schema, bool):
-        return schema
+        return True  # that nothing satisfies `false` is another matter
     if "const" in schema or "enum" in schema:
         return True
     if "$ref" in schema and _name(schema["$ref"]) not in finite:
