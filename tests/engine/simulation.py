@@ -66,8 +66,8 @@ def step(engine: Engine, transcripts: dict[str, Transcript]) -> None:
 
 
 def run_alone(runner: Runner, request: EngineRequest) -> Transcript:
-    """The reference: nothing beside it, no cache, the whole prompt in as few steps as the runner allows."""
-    engine = Engine(runner, SchedulerSettings(prefix_cache=False))
+    """The reference: nothing beside it, no cache, no drafts, the whole prompt in as few steps as the runner allows."""
+    engine = Engine(runner, SchedulerSettings(prefix_cache=False, speculation=0))
     return run(engine, [request])[request.request_id]
 
 

@@ -203,6 +203,23 @@ def test_an_idle_engine_sleeps() -> None:
     assert wakings < 5
 
 
+@pytest.mark.parametrize("sent_to_all", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_group_leaves_the_engine_to_its_server(sent_to_all: signal.Signals) -> None:
+    async def run() -> None:
+        async with started() as client:
+            pid = client.health().pid
+            assert pid is not None
+            stream = client.submit(endless("a"))
+            await anext(stream)
+            os.kill(pid, sent_to_all)
+            rest = [event async for event in stream]
+            assert isinstance(rest[-1], TokenEvent)
+            assert rest[-1].finish is FinishReason.LENGTH
+            assert client.stats().restarts == 0
+
+    asyncio.run(run())
+
+
 def test_the_engine_leaves_with_its_parent() -> None:
     """A server that is killed outright leaves no engine behind."""
     program = (

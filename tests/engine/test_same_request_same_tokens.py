@@ -1,6 +1,7 @@
 """Promise 1: given model, seed and parameters, tokens and log-probabilities are the same however a request is run.
 
-Equality here is of bits: ids, log-probabilities, alternatives, and the reasons for the end.
+Equality here is of bits: ids, log-probabilities, alternatives, and the reasons for the end. The reference is a request
+run alone, without drafts; all is shown with speculation and without.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import pytest
 from simulation import Limited, Transcript, random_request, run, run_alone, step
 
 from dragoman.core.request import EngineRequest
-from dragoman.core.sampling import LogprobParams
+from dragoman.core.sampling import LogprobParams, SamplingParams
 from dragoman.engine.engine import Engine
 from dragoman.engine.replay import Unfinished
 from dragoman.engine.runner import Runner
@@ -22,10 +23,17 @@ from dragoman.models.settings import Precision
 
 
 def on_models(stub: int, real: int) -> pytest.MarkDecorator:
-    """So many random cases on the stub model, and so many on a small decoder in each precision."""
-    cases = [("stub", case) for case in range(stub)]
-    cases += [(precision, case) for precision in get_args(Precision) for case in range(real)]
-    return pytest.mark.parametrize(("runner", "case"), cases, indirect=["runner"])
+    """So many random cases on the stub models, and so many on a small decoder in each precision.
+
+    The first of four cases also without speculation. The stub that repeats is the one whose drafts come true.
+    """
+    counts = {"stub": stub // 2, "repeating stub": stub, **dict.fromkeys(get_args(Precision), real)}
+    cases = [(model, case, rows) for model in counts for case in range(counts[model]) for rows in _draft_rows(case)]
+    return pytest.mark.parametrize(("runner", "case", "speculation"), cases, indirect=["runner"])
+
+
+def _draft_rows(case: int) -> tuple[int, ...]:
+    return (0, 12) if case % 4 == 0 else (7,) if case % 4 == 1 else (64,)
 
 
 def request_with_everything(rng: random.Random, vocab_size: int) -> EngineRequest:
@@ -44,22 +52,22 @@ def others(rng: random.Random, vocab_size: int, count: int) -> list[EngineReques
 
 
 @on_models(stub=16, real=4)
-def test_in_any_company(runner: Runner, case: int) -> None:
+def test_in_any_company(runner: Runner, case: int, speculation: int) -> None:
     rng = random.Random(case)
     request = request_with_everything(rng, runner.vocab_size)
     alone = run_alone(runner, request)
     for count in (1, 3, 7, 31):
         crowd = [request, *others(rng, runner.vocab_size, count)]
         rng.shuffle(crowd)
-        assert run(Engine(runner), crowd)["ours"] == alone
+        assert run(Engine(runner, SchedulerSettings(speculation=speculation)), crowd)["ours"] == alone
 
 
 @on_models(stub=16, real=4)
-def test_company_that_comes_and_goes(runner: Runner, case: int) -> None:
+def test_company_that_comes_and_goes(runner: Runner, case: int, speculation: int) -> None:
     rng = random.Random(case)
     request = request_with_everything(rng, runner.vocab_size)
     alone = run_alone(runner, request)
-    engine, transcripts = Engine(runner), {"ours": Transcript()}
+    engine, transcripts = Engine(runner, SchedulerSettings(speculation=speculation)), {"ours": Transcript()}
     for other in others(rng, runner.vocab_size, 8):
         transcripts[other.request_id] = Transcript()
     pending = [*others(random.Random(case), runner.vocab_size, 8), request]
@@ -75,33 +83,35 @@ def test_company_that_comes_and_goes(runner: Runner, case: int) -> None:
 
 
 @on_models(stub=4, real=1)
-def test_chunked_at_every_size(runner: Runner, case: int) -> None:
+def test_chunked_at_every_size(runner: Runner, case: int, speculation: int) -> None:
     rng = random.Random(case)
     request = request_with_everything(rng, runner.vocab_size)
     alone = run_alone(runner, request)
     for size in range(1, len(request.prompt) + 1):
-        settings = SchedulerSettings(step_tokens=size, prefix_cache=False)
+        settings = SchedulerSettings(speculation=speculation, step_tokens=size, prefix_cache=False)
         assert run(Engine(runner, settings), [request])["ours"] == alone, f"in chunks of {size}"
 
 
 @on_models(stub=16, real=4)
-def test_chunked_beside_others(runner: Runner, case: int) -> None:
+def test_chunked_beside_others(runner: Runner, case: int, speculation: int) -> None:
     rng = random.Random(case)
     request = request_with_everything(rng, runner.vocab_size)
     alone = run_alone(runner, request)
     crowd = others(rng, runner.vocab_size, 6)
     for mixed in (1, 7, 33):
-        settings = SchedulerSettings(mixed_prefill_tokens=mixed, step_tokens=rng.randint(10, 64))
+        settings = SchedulerSettings(
+            speculation=speculation, mixed_prefill_tokens=mixed, step_tokens=rng.randint(10, 64)
+        )
         assert run(Engine(runner, settings), [*crowd, request])["ours"] == alone
 
 
 @on_models(stub=16, real=4)
-def test_with_any_part_of_the_prompt_cached(runner: Runner, case: int) -> None:
+def test_with_any_part_of_the_prompt_cached(runner: Runner, case: int, speculation: int) -> None:
     rng = random.Random(case)
     request = request_with_everything(rng, runner.vocab_size)
     request = msgspec.structs.replace(request, prompt=request.prompt * 2, logprobs=LogprobParams(top=2))
     alone = run_alone(runner, request)
-    engine = Engine(runner)
+    engine = Engine(runner, SchedulerSettings(speculation=speculation))
     hits = 0
     for length in [rng.randint(1, len(request.prompt)) for _ in range(4)] + [len(request.prompt)]:
         prefix = msgspec.structs.replace(request, request_id="prefix", prompt=request.prompt[:length])
@@ -113,12 +123,12 @@ def test_with_any_part_of_the_prompt_cached(runner: Runner, case: int) -> None:
 
 
 @on_models(stub=16, real=4)
-def test_after_preemption(runner: Runner, case: int) -> None:
+def test_after_preemption(runner: Runner, case: int, speculation: int) -> None:
     rng = random.Random(case)
     request = request_with_everything(rng, runner.vocab_size)
-    request = msgspec.structs.replace(request, max_tokens=40, end_token_ids=(), stop_token_ids=(), priority=-5)
+    request = msgspec.structs.replace(request, max_tokens=80, end_token_ids=(), stop_token_ids=(), priority=-5)
     alone = run_alone(runner, request)
-    engine = Engine(Limited(runner, num_blocks=8))
+    engine = Engine(Limited(runner, num_blocks=8), SchedulerSettings(speculation=speculation))
     # Each of these needs all of the memory, at a moment when ours has begun.
     intruders = [
         msgspec.structs.replace(each, prompt=(1,) * 230, max_tokens=5, priority=index)
@@ -135,12 +145,12 @@ def test_after_preemption(runner: Runner, case: int) -> None:
 
 
 @on_models(stub=16, real=4)
-def test_a_sequence_of_many_equals_the_one_of_its_seed(runner: Runner, case: int) -> None:
+def test_a_sequence_of_many_equals_the_one_of_its_seed(runner: Runner, case: int, speculation: int) -> None:
     rng = random.Random(case)
     request = request_with_everything(rng, runner.vocab_size)
     first = rng.getrandbits(64)
     seeds = tuple((first + index) % 2**64 for index in range(rng.choice([2, 5, 40])))
-    engine = Engine(Limited(runner, max_sequences=16))
+    engine = Engine(Limited(runner, max_sequences=16), SchedulerSettings(speculation=speculation))
     forked = run(engine, [msgspec.structs.replace(request, seeds=seeds), *others(rng, runner.vocab_size, 3)])["ours"]
     for index in {0, 1, len(seeds) - 1}:
         single = run_alone(runner, msgspec.structs.replace(request, seeds=(seeds[index],)))
@@ -148,7 +158,7 @@ def test_a_sequence_of_many_equals_the_one_of_its_seed(runner: Runner, case: int
 
 
 @on_models(stub=16, real=4)
-def test_after_a_replay_from_any_point(runner: Runner, case: int) -> None:
+def test_after_a_replay_from_any_point(runner: Runner, case: int, speculation: int) -> None:
     rng = random.Random(case)
     request = request_with_everything(rng, runner.vocab_size)
     request = msgspec.structs.replace(request, seeds=(*request.seeds, 7))
@@ -156,7 +166,7 @@ def test_after_a_replay_from_any_point(runner: Runner, case: int) -> None:
     told, unfinished = Transcript(), Unfinished(request)
     while not unfinished.is_over:
         # Each life of the engine ends after a few steps, with company that differs each time.
-        engine = Engine(runner, SchedulerSettings(step_tokens=rng.randint(20, 100)))
+        engine = Engine(runner, SchedulerSettings(speculation=speculation, step_tokens=rng.randint(20, 100)))
         for each in [unfinished.as_replay(), *others(rng, runner.vocab_size, 3)]:
             engine.submit(each)
         for _ in range(rng.randint(4, 30)):
@@ -164,3 +174,24 @@ def test_after_a_replay_from_any_point(runner: Runner, case: int) -> None:
                 if event.request_id == "ours" and unfinished.accept(event):
                     told.add(event)
     assert told == alone
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("runner", ["repeating stub", *get_args(Precision)], indirect=True)
+def test_drafts_that_come_true(runner: Runner, temperature: float) -> None:
+    """Text that repeats itself takes fewer steps, and is the same."""
+    # Few tokens to choose from: they come again in the same order now and then, in any model.
+    sampling = SamplingParams(temperature=temperature, logit_bias=dict.fromkeys((3, 50, 51, 120), 40.0))
+    prompt = tuple(random.Random(3).choices((3, 50, 51, 120), k=50))
+    request = EngineRequest(
+        request_id="ours", prompt=prompt, seeds=(5,), max_tokens=200, sampling=sampling, logprobs=LogprobParams(top=2)
+    )
+    alone = run_alone(runner, request)
+    for rows in (2, 5, 12, 64):
+        engine = Engine(runner, SchedulerSettings(speculation=rows))
+        assert run(engine, [request])["ours"] == alone
+        stats = engine.output().stats
+        assert 0 < stats.accepted_tokens <= stats.drafted_tokens
+        assert stats.steps == 200 - stats.accepted_tokens
+        company = [msgspec.structs.replace(request, request_id=f"other {seed}", seeds=(seed,)) for seed in range(3)]
+        assert run(engine, [*company, request])["ours"] == alone

@@ -188,6 +188,49 @@ def test_sequences_that_go_on_report_their_prompt_once() -> None:
         assert sum(isinstance(event, TokenEvent) for event in events) == 3 + 4
 
 
+def test_sequences_that_go_on_and_fresh_ones_do_not_mix() -> None:
+    """Only who has computed the prompt and nothing else can be forked from."""
+    request = EngineRequest(request_id="r", prompt=tuple(range(40)), seeds=(1, 2, 3), max_tokens=6)
+    whole = run_alone(stub(), request)
+    begun = msgspec.structs.replace(request, generated=(tuple(whole.ids(0)[:2]), (), ()))
+    engine = Engine(stub(), SchedulerSettings(prefix_cache=False))
+    engine.submit(begun)
+    tokens: dict[int, list[int]] = {0: whole.ids(0)[:2], 1: [], 2: []}
+    for _ in range(10):
+        for event in engine.step().events if engine.has_work else ():
+            if isinstance(event, TokenEvent):
+                tokens[event.sequence].append(event.token_id)
+    assert tokens == {index: whole.ids(index) for index in range(3)}
+
+
+def test_drafts_fill_small_steps_without_prompts() -> None:
+    """Not beside a prompt, not in a step that is full without them, not beyond what a step takes."""
+    settings = SchedulerSettings(speculation=8)
+    widest: dict[int, int] = {}
+    for streams in (1, 3, 8, 12):
+        engine = Watched(settings=settings, period=7, max_logit_rows=16, max_sequences=16)
+        for index in range(streams):
+            engine.submit(f"r{index}", 20, output=60, sampling=SamplingParams(temperature=0))
+        engine.finish()
+        decodes = [batch for batch in engine.batches if len(batch.logit_rows) == len(batch.token_ids)]
+        widest[streams] = max(len(batch.token_ids) for batch in decodes)
+    assert widest == {1: 8, 3: 8, 8: 8, 12: 12}
+    narrow = Watched(settings=settings, period=7, max_logit_rows=5, max_sequences=2)
+    narrow.submit("r", 20, output=60, sampling=SamplingParams(temperature=0))
+    narrow.finish()
+    assert max(len(batch.logit_rows) for batch in narrow.batches) == 5
+
+
+def test_drafts_need_no_block_and_end_with_the_sequence() -> None:
+    """Three blocks are what 96 tokens need; the last token is not drafted beyond."""
+    engine = Watched(settings=SchedulerSettings(speculation=64), period=5, num_blocks=3, max_logit_rows=64)
+    engine.submit("r", 20, output=76, sampling=SamplingParams(temperature=0))
+    engine.finish()
+    assert engine.engine.output().stats.accepted_tokens > 50
+    assert engine.engine.output().stats.generated_tokens == 76
+    assert max(int(batch.positions.max()) for batch in engine.batches) == 94
+
+
 def test_nothing_asked_for_is_nothing_drawn() -> None:
     engine = Watched()
     engine.submit("r", 40, output=0, seeds=(1, 2))

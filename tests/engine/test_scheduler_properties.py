@@ -29,11 +29,18 @@ class Traffic(RuleBasedStateMachine):
         max_running=st.integers(1, 12),
         mixed=st.integers(1, 40),
         prefix_cache=st.booleans(),
+        speculation=st.sampled_from([0, 5, 16]),
     )
-    def start(self, num_blocks: int, step_tokens: int, max_running: int, mixed: int, prefix_cache: bool) -> None:
-        self.runner = stub(vocab_size=VOCAB, num_blocks=num_blocks, max_context=700, max_logit_rows=16)
+    def start(
+        self, num_blocks: int, step_tokens: int, max_running: int, mixed: int, prefix_cache: bool, speculation: int
+    ) -> None:
+        self.runner = stub(vocab_size=VOCAB, num_blocks=num_blocks, max_context=700, max_logit_rows=16, period=6)
         limits = SchedulerSettings(
-            step_tokens=step_tokens, max_running=max_running, mixed_prefill_tokens=mixed, prefix_cache=prefix_cache
+            step_tokens=step_tokens,
+            max_running=max_running,
+            mixed_prefill_tokens=mixed,
+            prefix_cache=prefix_cache,
+            speculation=speculation,
         )
         self.engine = Engine(self.runner, limits)
         self.requests: dict[str, EngineRequest] = {}
@@ -131,6 +138,7 @@ def test_a_busy_day(seed: int) -> None:
         max_running=rng.randint(1, 12),
         mixed=rng.randint(1, 40),
         prefix_cache=rng.random() < 0.9,
+        speculation=rng.choice([0, 5, 16]),
     )
     for _ in range(60):
         chance = rng.random()

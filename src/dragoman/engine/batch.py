@@ -35,15 +35,19 @@ class Batch(NamedTuple):
 
 
 def build_batch(schedule: Schedule, tables: Int32) -> Batch:
-    """Decodes first, one row and one logits row each, then the chunks; ``tables`` has a row for each slot."""
+    """Decodes first, their drafts behind each, all with logits; then the chunks. ``tables``: a row for each slot."""
     decodes, chunks = schedule.decodes, schedule.chunks
-    count = len(decodes)
-    token_ids = [s.token_ids[-1] for s in decodes]
-    positions = [s.computed for s in decodes]
+    token_ids: list[int] = []
+    positions: list[int] = []
+    row_starts = [0]
+    for sequence in decodes:
+        token_ids.append(sequence.token_ids[-1])
+        token_ids += sequence.draft
+        positions += range(sequence.computed, sequence.computed + 1 + len(sequence.draft))
+        row_starts.append(len(token_ids))
     slots = [s.slot for s in decodes]
     width = max([len(s.blocks) for s in decodes], default=0)
-    row_starts = list(range(count + 1))
-    logit_rows = row_starts[:-1]
+    logit_rows = list(range(len(token_ids)))
     for chunk in chunks:
         sequence, first = chunk.sequence, row_starts[-1]
         start, end = sequence.computed, sequence.computed + chunk.length

@@ -37,7 +37,16 @@ LONGEST_WAIT_S = 5.0
 MOST_FAILED_STARTS = 5
 """Starts in a row that may fail, once the engine has run, before it is given up."""
 
-_COUNTERS = ("steps", "prompt_tokens", "cached_tokens", "generated_tokens", "preemptions", "busy_s")
+_COUNTERS = (
+    "steps",
+    "prompt_tokens",
+    "cached_tokens",
+    "generated_tokens",
+    "preemptions",
+    "drafted_tokens",
+    "accepted_tokens",
+    "busy_s",
+)
 
 
 class State(StrEnum):

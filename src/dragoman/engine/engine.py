@@ -126,12 +126,25 @@ class Engine:
 
     def _postprocess(self, schedule: Schedule, logits: Float32) -> None:
         drawing, rows = self._computed(schedule, logits)
-        if not drawing:
-            return
-        if rows != list(range(len(logits))):
-            logits = logits[rows]
+        place = 0
+        while drawing:
+            drawing, rows = self._draw(drawing, rows, logits, place)
+            place += 1
+
+    def _draw(
+        self, drawing: list[Sequence], rows: list[int], logits: Float32, place: int
+    ) -> tuple[list[Sequence], list[int]]:
+        """Draw the next token of each sequence from its row of the logits.
+
+        Returns those whose draft named that token at ``place``, with the rows that are valid by that. They draw again,
+        just as if the step after this one had come to them: processors and random numbers know no drafts.
+        """
+        first, end = rows[0], rows[-1] + 1
+        logits = logits[first:end] if rows == list(range(first, end)) else logits[rows]
         sampled = self._sampler.sample(logits, drawing)
-        for place, (sequence, token_id) in enumerate(zip(drawing, sampled.token_ids, strict=True)):
+        going_on: list[Sequence] = []
+        their_rows: list[int] = []
+        for index, (sequence, token_id) in enumerate(zip(drawing, sampled.token_ids, strict=True)):
             follower = sequence.follower
             if token_id < 0:
                 self._end(sequence, FinishReason.ERROR, (follower and follower.error) or _FAILED_ROW)
@@ -145,21 +158,29 @@ class Engine:
                     sequence.num_generated - 1,
                     token_id,
                     finish,
-                    sampled.logprobs.get(place),
-                    sampled.top.get(place, ()),
+                    sampled.logprobs.get(index),
+                    sampled.top.get(index, ()),
                 )
             )
+            if finish is None and sequence.draft[place : place + 1] == [token_id]:
+                self.scheduler.computed(sequence, 1)
+                going_on.append(sequence)
+                their_rows.append(rows[index] + 1)
+                continue
+            if sequence.draft:
+                self.scheduler.verified(sequence, place)
             if finish is not None:
                 self.scheduler.finish(sequence)
         self._generated_tokens += len(drawing)
+        return going_on, their_rows
 
     def _computed(self, schedule: Schedule, logits: Float32) -> tuple[list[Sequence], list[int]]:
         """Note what has been computed. Returns who draws a token now, and from which row of the logits."""
+        drawing, rows, row = list(schedule.decodes), [], 0
         for sequence in schedule.decodes:
             self.scheduler.computed(sequence, 1)
-        drawing = list(schedule.decodes)
-        rows = list(range(len(drawing)))
-        row = len(drawing)
+            rows.append(row)
+            row += 1 + len(sequence.draft)
         for chunk in schedule.chunks:
             self._add_prompt_logprobs(chunk, logits, row)
             self.scheduler.computed(chunk.sequence, chunk.length)
@@ -168,9 +189,9 @@ class Engine:
                 drawing.append(chunk.sequence)
                 rows.append(row - 1)
         for sequence, row in list(zip(drawing, rows, strict=True)):
-            if sequence.group.prompt_done and sequence.num_generated:
-                continue
             self._finish_prompt(sequence.group)
+            if sequence.num_generated:
+                continue
             if sequence.group.request.max_tokens == 0:
                 for each in sequence.group.unfinished:
                     self._end(each, FinishReason.LENGTH)
@@ -227,5 +248,7 @@ class Engine:
             cached_tokens=self._cached_tokens,
             generated_tokens=self._generated_tokens,
             preemptions=scheduler.preemptions,
+            drafted_tokens=scheduler.drafted_tokens,
+            accepted_tokens=scheduler.accepted_tokens,
             busy_s=self._busy_s,
         )

@@ -19,7 +19,11 @@ _LENGTH = struct.Struct("<I")
 
 
 class StubModel(msgspec.Struct, frozen=True, kw_only=True, tag="stub"):
-    """A model that is only arithmetic: see ``stub.StubRunner``. ``*_token``: what happens when it is in the history."""
+    """A model that is only arithmetic: see ``stub.StubRunner``.
+
+    ``period``: where not 0, the token so many places back is a likely one. ``*_token``: what happens when it is in the
+    history.
+    """
 
     vocab_size: int = 512
     num_blocks: int = 256
@@ -28,6 +32,7 @@ class StubModel(msgspec.Struct, frozen=True, kw_only=True, tag="stub"):
     max_sequences: int = 32
     max_logit_rows: int = 32
     step_s: float = 0.0
+    period: int = 0
     crash_token: int | None = None
     raise_token: int | None = None
     nan_token: int | None = None
@@ -77,6 +82,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     cached_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    """Drafted tokens that were drawn."""
     busy_s: float = 0.0
     restarts: int = 0
     """Lives that the process has lost; counted by the client."""

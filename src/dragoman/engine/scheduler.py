@@ -9,6 +9,7 @@ Policy, in order of priority and then arrival:
    order is preempted: it gives up its blocks and waits to be computed again.
 3. Every sequence with one token to compute runs; prefill chunks fill the rest of the token budget. A prompt that is
    longer leaves half of what is left to those behind it, so that a short one is not kept waiting by a long one.
+4. Where there is no prompt to compute, drafts fill a small step. They get no block of their own.
 
 A sequence whose next block is being computed by another one waits until it can share it: many requests with one new
 prefix compute it once. The sequences of one request (``n``) wait for the first of them and fork from it.
@@ -29,6 +30,7 @@ from dragoman.engine.batch import Int32
 from dragoman.engine.kv_cache import KVCache, block_hash
 from dragoman.engine.runner import Runner
 from dragoman.engine.sequence import Sequence, SequenceGroup, Status
+from dragoman.engine.speculation import Lookup
 
 SMALLEST_SHARE = 32
 """Prompt tokens per step that another prompt must be able to get before it is started beside others."""
@@ -46,6 +48,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
         mixed_prefill_tokens: prompt tokens computed beside decode rows in one step: how long streams pause for prompts.
         max_waiting: sequences here beyond ``max_running``; more are refused.
         prefix_cache: share the blocks of equal prefixes.
+        speculation: rows that a step without prompts is filled up to with guesses, looked up in prompt and output; they
+            save steps where text repeats and change no token; 0 is off.
     """
 
     max_running: Count | None = None
@@ -53,6 +57,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     mixed_prefill_tokens: Count = 128
     max_waiting: Annotated[int, msgspec.Meta(ge=0)] = 4096
     prefix_cache: bool = True
+    speculation: Annotated[int, msgspec.Meta(ge=0)] = 12  # about as many rows as take hardly longer than one
 
 
 class Chunk(NamedTuple):
@@ -71,7 +76,8 @@ class Chunk(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """One step: sequences that compute one token and draw the next, prefill chunks, and blocks to copy before."""
+    """One step: sequences that compute one token, and their drafts, and draw what follows; prefill chunks; and blocks
+    to copy before."""
 
     decodes: list[Sequence]
     chunks: list[Chunk]
@@ -86,6 +92,7 @@ class Scheduler:
         self.settings = settings
         self.step_tokens = min(runner.max_tokens, settings.step_tokens or runner.max_tokens)
         self.max_logit_rows = runner.max_logit_rows
+        self.draft_rows = min(settings.speculation, self.step_tokens, self.max_logit_rows)
         # Every running sequence can then decode in every step, so nobody has to take turns.
         self.capacity = min(runner.max_sequences, runner.max_logit_rows, self.step_tokens)
         if settings.max_running is not None:
@@ -97,6 +104,8 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self.drafted_tokens = 0
+        self.accepted_tokens = 0
         width = min(self.cache.blocks_for(runner.max_context + 1), runner.num_blocks)
         self.tables: Int32 = np.full((self.capacity, width), -1, np.int32)
         self._slots = list(range(self.capacity - 1, -1, -1))
@@ -295,6 +304,7 @@ class Scheduler:
     def _select(self) -> Schedule:
         decodes = [s for s in self.running if s.remaining == 1]
         if len(decodes) == len(self.running):
+            self._draft(decodes)
             return Schedule(decodes, [], self._copies)
         prefills = [s for s in self.running if s.remaining > 1]
         budget = self._prompt_budget(len(decodes))
@@ -311,6 +321,24 @@ class Scheduler:
             logit_rows -= max(0, chunk.logit_rows - 1)
             chunks.append(chunk)
         return Schedule(decodes, chunks, self._copies)
+
+    def _draft(self, sequences: list[Sequence]) -> None:
+        """Fill the step with drafts, in fair parts.
+
+        A draft stays within the block that its sequence writes to, and within the length that the sequence may have.
+        """
+        rows = self.draft_rows - len(sequences)
+        for index, sequence in enumerate(sequences):
+            if rows <= 0:
+                break
+            room = -(sequence.computed + 1) % self.cache.block_size
+            most = min(-(-rows // (len(sequences) - index)), room, sequence.max_length - len(sequence.token_ids) - 1)
+            if most <= 0:
+                continue
+            if sequence.lookup is None:
+                sequence.lookup = Lookup(sequence.max_length)
+            sequence.draft = sequence.lookup.draft(sequence.token_ids, most)
+            rows -= len(sequence.draft)
 
     def _chunk(self, sequence: Sequence, budget: int, logit_rows: int) -> Chunk:
         start = sequence.computed
@@ -337,6 +365,14 @@ class Scheduler:
         for index in range(before, after):
             self.cache.name(sequence.blocks[index], sequence.hashes[index])
         self._no_longer_computing(sequence.hashes[before : min(after, announced)])
+
+    def verified(self, sequence: Sequence, accepted: int) -> None:
+        """The first ``accepted`` tokens of the sequence's draft came true. The others are written over."""
+        assert sequence.lookup is not None
+        sequence.lookup.verified(len(sequence.token_ids), len(sequence.draft), accepted)
+        self.drafted_tokens += len(sequence.draft)
+        self.accepted_tokens += accepted
+        sequence.draft = []
 
     def fork(self, leader: Sequence) -> list[Sequence]:
         """The held sequences of a group, its prompt computed by ``leader``, that can go on from here beside it.

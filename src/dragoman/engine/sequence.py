@@ -9,6 +9,7 @@ from dragoman.core.events import FinishReason, TokenLogprob
 from dragoman.core.request import EngineRequest
 from dragoman.engine.batch import Float32
 from dragoman.engine.grammars import Follower
+from dragoman.engine.speculation import Lookup
 
 
 class Status(enum.IntEnum):
@@ -88,10 +89,12 @@ class Sequence:
     __slots__ = (
         "blocks",
         "computed",
+        "draft",
         "follower",
         "group",
         "hashes",
         "index",
+        "lookup",
         "max_length",
         "order",
         "priority",
@@ -141,6 +144,10 @@ class Sequence:
         """The block to be written next may have another owner: set by a fork, cleared by the first write."""
         self.slot = -1
         """Row of the scheduler's block tables."""
+        self.draft: list[int] = []
+        """Tokens that may follow its newest one, verified by the step that is scheduled."""
+        self.lookup: Lookup | None = None
+        """Where drafts come from; made when the first is looked for."""
         self.waits_for: bytes | None = None
         """Hash of the block that another sequence is computing and this one waits to share."""
 

@@ -111,19 +111,27 @@ def main() -> int:
     parser.add_argument("--fd", type=int, required=True, help="the process's end of the socket pair")
     connection = socket.socket(fileno=parser.parse_args().fd)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    # Ctrl-C in a terminal reaches the whole process group; the server decides when the engine goes.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C in a terminal and a service manager's SIGTERM reach the whole process group; the server decides when the
+    # engine goes, after the requests that are running.
+    for sent_to_all in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(sent_to_all, signal.SIG_IGN)
     try:
         run(connection)
     except (BrokenPipeError, ConnectionResetError):
         return 0
+    except DragomanError as error:
+        return _give_up(connection, error.message)
     except Exception as error:
         log.exception("the engine process gives up")
-        message = error.message if isinstance(error, DragomanError) else f"{type(error).__name__}: {error}"
-        with contextlib.suppress(OSError):
-            connection.sendall(frame(Failed(message)))
-        return 1
+        return _give_up(connection, f"{type(error).__name__}: {error}")
     return 0
+
+
+def _give_up(connection: socket.socket, message: str) -> int:
+    """Last words to the server, which shows them; they carry all there is to say of an error that was foreseen."""
+    with contextlib.suppress(OSError):
+        connection.sendall(frame(Failed(message)))
+    return 1
 
 
 def run(connection: socket.socket) -> None:

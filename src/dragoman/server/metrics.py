@@ -64,6 +64,8 @@ STATE = {
     "engine_steps": "Steps computed.",
     "engine_busy_seconds": "Seconds spent computing steps.",
     "preemptions": "Sequences set back for want of blocks.",
+    "drafted_tokens": "Tokens that lookup speculation guessed.",
+    "accepted_tokens": "Tokens that it guessed rightly.",
 }
 
 

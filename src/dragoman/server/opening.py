@@ -142,4 +142,6 @@ def _counters(house: House) -> dict[str, float]:
         "engine_steps": stats.steps,
         "engine_busy_seconds": stats.busy_s,
         "preemptions": stats.preemptions,
+        "drafted_tokens": stats.drafted_tokens,
+        "accepted_tokens": stats.accepted_tokens,
     }

@@ -1,0 +1,77 @@
+"""Guesses at the tokens to come, looked up in what a sequence has said before: text that repeats itself costs less.
+
+A step that decodes few sequences waits for the weights to come from memory; rows beside those that decode are nearly
+free. Such rows verify a draft: tokens that followed the last time that the sequence's newest tokens appeared in its
+prompt or output. Each row's token is drawn as if it were the only one, from the row before it being true, and while the
+draft names the token that is drawn, the next row is valid too. So a draft changes how many tokens a step gives, and
+never which.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+GRAM_LENGTHS = (4, 2)
+"""How many of the newest tokens are looked up: first the more, which seldom mislead."""
+FIRST_LENGTH = 4
+MOST_PLACES = 1 << 16
+LONGEST_PAUSE = 64
+"""Tokens without a draft, after drafts have failed again and again: what a text that never repeats pays at most."""
+
+
+class Lookup:
+    """Drafts for one sequence, from its own tokens.
+
+    Places are remembered in tables of a fixed size, at the hash of the tokens before them; the newest stays. A draft
+    grows while all of it comes true, shrinks to what did, and pauses, longer each time, while nothing does.
+    """
+
+    def __init__(self, most_tokens: int) -> None:
+        places = min(MOST_PLACES, 1 << most_tokens.bit_length())
+        self._mask = places - 1
+        self._tables = [array("i", bytes(4 * places)) for _ in GRAM_LENGTHS]
+        self._seen = 0
+        self._length = FIRST_LENGTH
+        self._pause = 1
+        self._resume_at = 0
+
+    def draft(self, token_ids: list[int], most: int) -> list[int]:
+        """Up to ``most`` tokens that may follow ``token_ids``, a list that only ever grows; often none."""
+        if len(token_ids) < self._resume_at:
+            return []
+        self._learn(token_ids)
+        place = self._find(token_ids)
+        if not place:
+            return []
+        length = min(self._length, most)
+        draft = token_ids[place : place + length]
+        period = len(token_ids) - place
+        while len(draft) < length:  # the end of what has been said is within the draft: it goes on in the same way
+            draft.append(draft[len(draft) - period])
+        return draft
+
+    def verified(self, num_tokens: int, drafted: int, accepted: int) -> None:
+        """What became of the last draft, the sequence now having ``num_tokens``."""
+        if accepted:
+            self._length = 2 * drafted if accepted == drafted else accepted + 1
+            self._pause = 1
+        else:
+            self._length = 1
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            self._resume_at = num_tokens + self._pause - 1
+
+    def _learn(self, token_ids: list[int]) -> None:
+        mask = self._mask
+        for table, size in zip(self._tables, GRAM_LENGTHS, strict=True):
+            for place in range(max(self._seen, size), len(token_ids)):
+                table[hash(tuple(token_ids[place - size : place])) & mask] = place
+        self._seen = len(token_ids)
+
+    def _find(self, token_ids: list[int]) -> int:
+        """Where the newest tokens stood before: the place behind them; 0: nowhere."""
+        for table, size in zip(self._tables, GRAM_LENGTHS, strict=True):
+            newest = token_ids[-size:]
+            place = table[hash(tuple(newest)) & self._mask]
+            if place and token_ids[place - size : place] == newest:
+                return place
+        return 0
