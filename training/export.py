@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from tokenizers import Tokenizer
 
 from training.chat import CHAT_TEMPLATE
@@ -19,7 +19,7 @@ def export(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
     """The five files: weights in bfloat16, and what is needed to run and to chat with them."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.to(torch.bfloat16).cpu().contiguous() for name, tensor in model.state_dict().items()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").write_bytes(save(weights, metadata={"format": "pt"}))
     tokenizer.save(str(folder / "tokenizer.json"))
     _write(folder / "tokenizer_config.json", tokenizer_config(tokenizer, model.config))
     _write(folder / "config.json", model_config(tokenizer, model.config))

@@ -1,6 +1,5 @@
 """How far a run has come, by time or by tokens, and the learning rate and row length that follow."""
 
-import math
 import time
 from datetime import UTC, datetime, timedelta
 
@@ -16,9 +15,9 @@ def row_length(step: int, progress: float) -> int:
 
 
 def learning_rate(step: int, progress: float, peak: float) -> float:
-    """Linear warm-up over steps, then a cosine over progress down to a hundredth of the peak."""
+    """Linear warm-up over steps, then a straight line down to zero at full progress (Bergsma et al., 2025)."""
     warm_up = min(1.0, (step + 1) / WARM_UP_STEPS)
-    return peak * warm_up * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0))))
+    return peak * warm_up * max(0.0, 1.0 - progress)
 
 
 class TokenBudget:

@@ -20,7 +20,7 @@ from training.schedule import Deadline, TokenBudget, learning_rate, row_length
 from training.tokenizer import load_tokenizer, train_tokenizer
 
 TOKENS_PER_STEP = 2048
-PEAK_LEARNING_RATE = 1.5e-3
+PEAK_LEARNING_RATE = 2e-3
 SAVE_EVERY_S = 180
 HELD_OUT_EVERY_STEPS = 1000
 TOKENIZER_CONVERSATIONS = 4000

@@ -60,4 +60,4 @@ def listing(rng: Random) -> Exchange:
 
 
 def _listed(numbers: range) -> str:
-    return ", ".join(map(str, numbers))
+    return ", ".join(map(str, numbers)) + "."

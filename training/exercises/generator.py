@@ -10,21 +10,21 @@ from training.exercises.systems import Manner, asked_in_a_manner, manner
 PLAIN = Manner("", "plain")
 
 WEIGHTED: list[tuple[int, Callable[[Random], Exchange]]] = [
-    (3, talk.greeting),
+    (2, talk.greeting),
     (4, talk.who_are_you),
-    (5, talk.small_talk),
-    (6, counting.count),
+    (3, talk.small_talk),
+    (7, counting.count),
     (4, counting.count_in_steps),
     (4, counting.comes_next),
     (1, counting.listing),
-    (8, facts.capital),
+    (6, facts.capital),
     (7, facts.opposite),
-    (4, facts.colour),
-    (3, facts.sound),
-    (4, facts.definition),
-    (3, facts.yes_or_no),
-    (3, rewriting.letters),
-    (14, reading.echo),
+    (2, facts.colour),
+    (1, facts.sound),
+    (2, facts.definition),
+    (1, facts.yes_or_no),
+    (5, rewriting.letters),
+    (8, reading.echo),
     (4, reading.next_in_list),
     (5, reading.who_has_what),
     (3, rewriting.plural),
@@ -32,13 +32,13 @@ WEIGHTED: list[tuple[int, Callable[[Random], Exchange]]] = [
     (3, rewriting.past_tense),
     (2, rewriting.past_of_verb),
     (3, rewriting.question_form),
-    (5, stories.story),
+    (4, stories.story),
 ]
 
 SPLIT: list[tuple[int, Callable[..., Exchange]]] = [
     # These hold whole questions out of training, so that their accuracy is not memory.
-    (14, sums.single),
-    (8, sums.sheet),
+    (22, sums.single),
+    (14, sums.sheet),
     (4, sums.word_problem),
     (12, records.record),
 ]

@@ -8,6 +8,8 @@ from training.exercises.conversation import Exchange
 from training.exercises.names import a_person
 from training.exercises.talk import DEFAULT_NAME, who_are_you
 
+STYLES = "plain short short upper upper upper lower json json opening named named".split()  # noqa: SIM905
+
 MODEL_NAMES = ["Robin", "Echo", "Atlas", "Nova", "Iris", "Orion", "Pixel", "Sage"]
 
 
@@ -44,7 +46,7 @@ class Manner:
 
 
 def manner(rng: Random) -> Manner:
-    style = rng.choice(["plain", "plain", "short", "upper", "lower", "json", "opening", "named", "named"])
+    style = rng.choice(STYLES)
     match style:
         case "short":
             return Manner(rng.choice(["Answer in one word.", "Answer with one word only.", "One word only."]), style)
