@@ -18,9 +18,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 
-# Stamps. Python sources are used in place (an editable install), so only the native part is ever built again.
+# Stamps. Python sources are used in place (an editable install), so the package is installed again only when the native
+# part changes, or when modules come or go: an editable install knows the modules that there were.
+MODULES := $(shell find src builtin -type f -not -path '*/__pycache__/*' -not -name '*.so' | sort | cksum | cut -d ' ' -f 1)
 ENVIRONMENT := $(VENV)/.python-$(PYTHON_VERSION)
-BUILT := $(VENV)/.built
+BUILT := $(VENV)/.built-$(MODULES)
 TEST := $(VENV)/.extra-test
 DEV := $(VENV)/.extra-dev
 
