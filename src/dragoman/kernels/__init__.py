@@ -26,8 +26,10 @@ from dragoman.kernels.matrix import (
 )
 from dragoman.kernels.program import BLOCK_TOKENS, Activation, KVPool, KVPrecision, Norm, Program
 from dragoman.kernels.sampling import (
+    Mirostat,
     add_bias,
     apply_penalties,
+    green_list,
     log_softmax_at,
     philox_uniform,
     sample,
@@ -39,6 +41,7 @@ __all__ = [
     "Activation",
     "KVPool",
     "KVPrecision",
+    "Mirostat",
     "Norm",
     "PackedMatrix",
     "Precision",
@@ -49,6 +52,7 @@ __all__ = [
     "empty",
     "force",
     "gather_rows",
+    "green_list",
     "instruction_set",
     "instruction_sets",
     "linear",

@@ -107,7 +107,14 @@ def sample(
     uniform: NDArray[np.float32],
     token_ids: NDArray[np.int32],
     logprobs: NDArray[np.float32] | None,
+    typical_p: NDArray[np.float32] | None = None,
+    xtc_threshold: NDArray[np.float32] | None = None,
+    mirostat: NDArray[np.int32] | None = None,
+    mirostat_limit: NDArray[np.float32] | None = None,
+    mirostat_surprise: NDArray[np.float32] | None = None,
+    overwrite: NDArray[np.uint8] | None = None,
 ) -> None: ...
+def green_list(key: int, previous: int, share: float, out: NDArray[np.uint8], /) -> None: ...
 def log_softmax_at(
     logits: NDArray[np.float32], rows: NDArray[np.int32], ids: NDArray[np.int32], out: NDArray[np.float32], /
 ) -> None: ...

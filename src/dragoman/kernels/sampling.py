@@ -6,12 +6,30 @@ on that row alone. ValueError on shapes that do not fit and on values out of ran
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dragoman.kernels import _native
 
 Logits = NDArray[np.float32]
+
+
+class Mirostat(NamedTuple):
+    """One value per row, arrays of exactly these types: Basu et al., "Mirostat", 2021, https://arxiv.org/abs/2007.14966.
+
+    Version 1 keeps as many of the most likely tokens as algorithm 1 of the paper finds for the limit; version 2 (the
+    authors' later form) those with at most ``limit`` bits of surprise, and in any case the most likely one.
+
+    Attributes:
+        version: int32; 0 is off. limit: float32, bits: the state of the algorithm, called mu by its authors.
+        surprise: float32, filled: bits of the drawn token after temperature, before truncation; 0 where it is off.
+    """
+
+    version: NDArray[np.int32]
+    limit: NDArray[np.float32]
+    surprise: NDArray[np.float32]
 
 
 def sample(
@@ -23,18 +41,32 @@ def sample(
     uniform: ArrayLike,
     token_ids: NDArray[np.int32],
     logprobs: NDArray[np.float32] | None = None,
+    *,
+    typical_p: ArrayLike | None = None,
+    xtc_threshold: ArrayLike | None = None,
+    mirostat: Mirostat | None = None,
+    overwrite: ArrayLike | None = None,
 ) -> None:
     """Choose one token of each row; every parameter has one value per row.
 
     Temperature 0 takes the most likely token, lowest id first. Otherwise, on logits / temperature: top-k drops what is
     below the k-th largest (ties stay; 0 is off), top-p keeps the smallest set whose mass reaches p (the crossing token
     stays, never empty, ties by id; 1 is off), min-p drops what is less likely than min_p times the most likely token
-    (0 is off), and the token is drawn from what is left by the inverse distribution function in token-id order with
-    ``uniform`` in [0, 1).
+    (0 is off), typical-p keeps the tokens whose surprise is nearest to the entropy until their mass reaches p (those as
+    near as the last stay; 1 is off), XTC drops, where two tokens or more have at least ``xtc_threshold`` of the mass
+    that is left, all of these but the least likely (equals: the last by id stays; 1 is off), and the token is drawn
+    from what is left by the inverse distribution function in token-id order with ``uniform`` in [0, 1). In rows with
+    ``mirostat`` that takes the place of all truncations.
 
     Fills ``token_ids`` int32 and, where given, ``logprobs`` float32: log-softmax of the row's logits as they are here,
-    before temperature. −1 and NaN for a row with a NaN, with +infinity, or with nothing but −infinity.
+    before temperature. −1 and NaN for a row with a NaN, with +infinity, or with nothing but −infinity. Rows where
+    ``overwrite`` is not 0 become what their token was drawn from: logits / temperature, −infinity where dropped; at
+    temperature 0 they stay as they are.
+
+    Typical-p: Meister et al., "Locally typical sampling", 2023. XTC: its author's description,
+    https://github.com/oobabooga/text-generation-webui/pull/6335.
     """
+    version, limit, surprise = mirostat or (None, None, None)
     _native.sample(
         logits,
         _float32(temperature),
@@ -44,6 +76,12 @@ def sample(
         _float32(uniform),
         token_ids,
         logprobs,
+        None if typical_p is None else _float32(typical_p),
+        None if xtc_threshold is None else _float32(xtc_threshold),
+        version,
+        limit,
+        surprise,
+        None if overwrite is None else np.ascontiguousarray(overwrite, dtype=np.uint8),
     )
 
 
@@ -95,6 +133,19 @@ def philox_uniform(seeds: ArrayLike, positions: ArrayLike, purpose: int) -> NDAr
     out = np.empty(len(seeds), np.float32)
     _native.philox_uniform(seeds, positions, purpose, out)
     return out
+
+
+def green_list(vocab: int, key: int, previous: int, share: float) -> NDArray[np.bool_]:
+    """Which tokens a watermark favours behind the token ``previous``: ``[vocab]``, a function of the arguments alone.
+
+    Token v is green where 32 bits of Philox4x64-10, with key (``key``, 1) and counter (v // 8, ``previous``, 0, 0), are
+    below share · 2³²: word v % 8 of the block, low halves first. So each token is green with probability ``share``,
+    independently, as in Kirchenbauer et al., "A watermark for large language models", 2023, with a random number of
+    green tokens instead of exactly share · vocab.
+    """
+    out = np.empty(vocab, np.uint8)
+    _native.green_list(key, previous, share, out)
+    return out.view(np.bool_)
 
 
 def _int32(values: ArrayLike) -> NDArray[np.int32]:

@@ -24,6 +24,57 @@ def kept(logits: Floats, temperature: float, top_k: int = 0, top_p: float = 1.0,
     return np.where(p >= min_p * p.max(), p, 0)
 
 
+def typical(p: Floats, mass: float) -> Floats:
+    """Typical-p (Meister et al. 2023) of one row of weights ``[vocab]``: those outside the set become 0."""
+    p = np.asarray(p, np.float64) / p.sum()
+    surprise = -np.log(p, where=p > 0, out=np.full(len(p), -np.inf))
+    distance = np.abs(surprise - (p * np.where(p > 0, surprise, 0)).sum())
+    order = np.argsort(distance, kind="stable")
+    last = order[min(int((np.cumsum(p[order]) < mass).sum()), len(p) - 1)]
+    return np.where(distance <= distance[last], p, 0)
+
+
+def exclude_top_choices(p: Floats, threshold: float) -> Floats:
+    """XTC of one row of weights ``[vocab]``, where it happens: the excluded become 0."""
+    p = np.asarray(p, np.float64) / p.sum()
+    top = np.flatnonzero(p >= threshold)
+    if len(top) >= 2:
+        least = top[p[top] == p[top].min()][-1]
+        p[top[top != least]] = 0
+    return p
+
+
+def mirostat(logits: Floats, temperature: float, version: int, limit: float) -> tuple[Floats, Floats]:
+    """Probabilities of one row ``[vocab]`` before and after truncation by mirostat (Basu et al. 2021), 0 where dropped.
+
+    The surprise of a token is -log2 of its probability before.
+    """
+    before = kept(logits, temperature)
+    order = np.lexsort((np.arange(len(before)), -before))
+    ranked = before[order]
+    if version == 2:
+        size = max(1, int((ranked >= 2.0**-limit).sum()))
+        return before, np.where(before >= ranked[size - 1], before, 0)
+    ratios = [(ranked[i] / ranked[i + 1], (i + 2) / (i + 1)) for i in range(min(100, len(ranked) - 1)) if ranked[i + 1]]
+    if not ratios:
+        return before, np.where(before >= ranked[0], before, 0)
+    steepness = sum(np.log(b) * np.log(t) for b, t in ratios) / sum(np.log(t) ** 2 for _, t in ratios)
+    epsilon = steepness - 1
+    with np.errstate(over="ignore"):
+        size = ((epsilon * 2.0**limit) / (1 - len(ranked) ** -epsilon)) ** (1 / steepness)
+    k = int(min(max(1, np.round(size) + 1), len(ranked)))
+    return before, np.where(before >= ranked[k - 1], before, 0)
+
+
+def green_list(vocab: int, key: int, previous: int, share: float) -> NDArray[np.bool_]:
+    """The favoured tokens of a watermark, from NumPy's own Philox4x64-10."""
+    words: list[int] = []
+    for block in range((vocab + 7) // 8):
+        for word in philox([block, previous, 0, 0], [key, 1]):
+            words += [word & 0xFFFFFFFF, word >> 32]
+    return np.array(words[:vocab]) < int(share * 2**32)
+
+
 def sample(
     logits: Floats, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, uniform: float = 0.0
 ) -> int:
@@ -49,14 +100,19 @@ def top_logprobs(logits: Floats, k: int) -> tuple[NDArray[np.int64], Floats]:
 
 
 def philox_uniform(seed: int, position: int, purpose: int) -> np.float32:
-    """NumPy's own Philox4x64-10, which steps its counter before the first number."""
-    counter = [position, purpose, 0, 0]
+    """The leading 24 bits of the first word."""
+    return np.float32(philox([position, purpose, 0, 0], [seed, 0])[0] >> 40) * np.float32(2.0**-24)
+
+
+def philox(counter: list[int], key: list[int]) -> list[int]:
+    """NumPy's own Philox4x64-10, which steps its counter before the first of the four numbers."""
+    counter = list(counter)
     for i in range(4):  # 256 bits, minus one
         counter[i] = (counter[i] - 1) % 2**64
         if counter[i] != 2**64 - 1:
             break
-    generator = np.random.Philox(key=np.array([seed, 0], np.uint64), counter=np.array(counter, np.uint64))
-    return np.float32(int(generator.random_raw(1)[0]) >> 40) * np.float32(2.0**-24)
+    generator = np.random.Philox(key=np.array(key, np.uint64), counter=np.array(counter, np.uint64))
+    return [int(word) for word in generator.random_raw(4)]
 
 
 def penalize(
