@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import re
 from typing import Any
@@ -104,6 +105,14 @@ async def test_the_content_type_must_be_json_if_it_is_named(house: LocalHouse) -
     assert unnamed.status_code == 200
     for bad in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
         assert "application/json" in error_of(await post(house, body, content_type=bad), 400)["message"]
+
+
+async def test_a_compressed_body_is_refused_by_its_encoding(house: LocalHouse) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    body = gzip.compress(b'{"prompt": "a", "max_tokens": 1}')
+    assert (
+        "'gzip'" in error_of(await house.client.post("/v1/completions", content=body, headers=headers), 400)["message"]
+    )
 
 
 async def test_a_body_is_refused_by_its_announced_length(template: ChatTemplate) -> None:

@@ -167,6 +167,24 @@ def test_headers_are_bounded(server: RunningServer) -> None:
         assert "headers" in json_of(answer)["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    "head", ["GET /livez?" + "y" * 70_000 + " HTTP/1.1\r\n", "GET /livez HTTP/1.1\r\nx: " + "y" * 70_000 + "\r\n"]
+)
+def test_headers_that_come_all_at_once_are_bounded_too(server: RunningServer, head: str) -> None:
+    answer = ask(server, head.encode() + b"host: t\r\nconnection: close\r\n\r\n")
+    assert status_of(answer) == 431
+    assert "headers" in json_of(answer)["error"]["message"]
+
+
+def test_a_long_body_behind_the_end_of_the_headers_is_no_header(server: RunningServer) -> None:
+    request = request_of(b'{"prompt": "a", "max_tokens": 1}' + b" " * 200_000)
+    with server.connect() as connection:
+        connection.sendall(request[:30])
+        time.sleep(0.05)
+        connection.sendall(request[30:])
+        assert status_of(read_all(connection)) == 200
+
+
 def test_a_body_of_100_megabytes_is_refused_and_still_answered(server: RunningServer) -> None:
     size = 100 * 1024 * 1024
     chunk = b" " * (1 << 20)

@@ -53,7 +53,10 @@ def decode_json(body: bytes) -> Any:
 
 
 def check_content_type(headers: Mapping[str, str]) -> None:
-    """JSON, or nothing said. Raises WrongMediaType."""
+    """JSON, or nothing said, and as it is. Raises WrongMediaType."""
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise WrongMediaType(f"The body must not be compressed; its content encoding is '{encoding[:64]}'.")
     content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type and content_type != "application/json" and not content_type.endswith("+json"):
         shown = content_type[:64]

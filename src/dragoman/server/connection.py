@@ -21,6 +21,8 @@ from dragoman.server.exchange import ABORT
 from dragoman.server.gate import CROWDED
 from dragoman.server.settings import ServerSettings
 
+HEAD_TOO_LARGE = "The request's line and headers are too large."
+
 
 def connection_class(settings: ServerSettings, render_error: Callable[[DragomanError], Answer]) -> type[Connection]:
     """The class as uvicorn wants it: complete, and made without arguments of ours."""
@@ -71,7 +73,7 @@ class Connection(HttpToolsProtocol):
         if self._deaf or self.transport.is_closing():
             return
         if self._in_head and self._head_bytes > self.settings.max_header_bytes:
-            self._refuse(431, PayloadTooLarge("The request's line and headers are too large."))
+            self._refuse(431, PayloadTooLarge(HEAD_TOO_LARGE))
         elif self._timer is None and not self._unanswered:
             self._expect(self.settings.header_timeout_s, self._head_is_late)
 
@@ -83,6 +85,10 @@ class Connection(HttpToolsProtocol):
         self._in_head, self._head_bytes = True, 0
 
     def on_headers_complete(self) -> None:
+        # The exact count: what came with its first byte was not counted, what came with its last was counted whole.
+        self._head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if self._head_bytes > self.settings.max_header_bytes:
+            raise PayloadTooLarge(HEAD_TOO_LARGE)  # the parser stops, and uvicorn calls send_400_response
         self._in_head, self._in_body = False, True
         self._expect_nothing()
         super().on_headers_complete()
@@ -109,7 +115,10 @@ class Connection(HttpToolsProtocol):
         self._expect(self.settings.write_timeout_s, self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, BadRequest("The request is not valid HTTP."))
+        if self._head_bytes > self.settings.max_header_bytes:
+            self._refuse(431, PayloadTooLarge(HEAD_TOO_LARGE))
+        else:
+            self._refuse(400, BadRequest("The request is not valid HTTP."))
 
     def _head_is_late(self) -> None:
         if self._in_head:
