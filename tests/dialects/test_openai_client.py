@@ -113,7 +113,6 @@ def test_the_same_under_the_prefix(server: RunningServer, client: openai.OpenAI)
 @pytest.mark.parametrize(
     "fields",
     [
-        {"response_format": {"type": "json_object"}},
         {"modalities": ["text", "audio"]},
         {"functions": [{"name": "f"}]},
         {"function_call": {"name": "f"}},

@@ -19,8 +19,8 @@ from dragoman.core.events import EngineEvent, FinishEvent, FinishReason
 from dragoman.core.request import EngineRequest
 from dragoman.core.serving import ModelCard
 from dragoman.engine.engine import Engine
-from dragoman.engine.messages import StubModel, WorkerSettings
-from dragoman.engine.scheduler import SchedulerSettings
+from dragoman.engine.messages import LoadModel, StubModel, WorkerSettings
+from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.stub import StubRunner
 from dragoman.server.app import create_app
 from dragoman.server.lifecycle import Server
@@ -214,7 +214,7 @@ class RunningServer:
 
 @contextmanager
 def running_server(
-    settings: ServerSettings = QUICK, stub: StubModel = STUB, folder: Path = FOLDER
+    settings: ServerSettings = QUICK, stub: StubModel | LoadModel = STUB, folder: Path = FOLDER
 ) -> Iterator[RunningServer]:
     opened = threading.Event()
     box: list[RunningServer] = []

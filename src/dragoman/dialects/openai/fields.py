@@ -7,6 +7,7 @@ from typing import Any
 from dragoman.core.sampling import MAX_SEED
 from dragoman.dialects.field import Field, Table, Treatment
 from dragoman.dialects.kinds import Anything, Boolean, Integer, ListOf, MapOf, Number, OneOf, String
+from dragoman.dialects.openai.structured import STRUCTURED
 
 REFUSED, REPORTED = Treatment.REFUSED, Treatment.REPORTED
 
@@ -239,6 +240,7 @@ COMPLETIONS = Table(
             becomes="prompt",
             note=_extension("Text prompts get the tokenizer's own first and last tokens (BOS)."),
         ),
+        *STRUCTURED,
     ),
 )
 
@@ -413,13 +415,7 @@ CHAT = Table(
             becomes="prompt",
             note=_extension("Variables for the chat template."),
         ),
-        Field(
-            name="response_format",
-            kind=Anything(object_only=True),
-            treatment=REFUSED,
-            neutral=({"type": "text"},),
-            note='Text only: `{"type": "text"}` is accepted.',
-        ),
+        *STRUCTURED,
         Field(
             name="tools",
             kind=ListOf(TOOL, maximum=MAX_TOOLS),

@@ -10,6 +10,7 @@ from dragoman.core.sampling import MAX_SEED, EndingParams, LogprobParams
 from dragoman.dialects.field import Reading, ending_of, sampling_of
 from dragoman.dialects.openai.fields import CHAT, COMPLETIONS
 from dragoman.dialects.openai.messages import template_messages
+from dragoman.dialects.openai.structured import constraint_of
 from dragoman.dialects.openai.tools import WITHOUT_TOOLS, ToolPlan
 
 MAX_SEQUENCES = 2048
@@ -35,6 +36,7 @@ def completion_requests(reading: Reading, request_id: str, seed: int) -> tuple[G
         raise BadRequest(f"Prompts times choices must be at most {MAX_SEQUENCES}.", param="n" if n > 1 else "best_of")
     ending = _checked_ending(ending_of(COMPLETIONS, values))
     sampling = sampling_of(COMPLETIONS, values)
+    constraint, constraint_param = constraint_of(values)
     logprobs = None
     if values["logprobs"] is not None:
         logprobs = LogprobParams(top=values["logprobs"], prompt=values["echo"])
@@ -49,6 +51,8 @@ def completion_requests(reading: Reading, request_id: str, seed: int) -> tuple[G
             sampling=sampling,
             ending=ending,
             logprobs=logprobs,
+            constraint=constraint,
+            constraint_param=constraint_param,
             echo=values["echo"],
             priority=values["priority"],
             user=values["user"],
@@ -70,6 +74,10 @@ def chat_request(reading: Reading, request_id: str, seed: int, plan: ToolPlan = 
     if continuing and opening:
         message = "'continue_final_message' and 'add_generation_prompt' exclude each other."
         raise BadRequest(message, param="continue_final_message")
+    constraint, constraint_param = constraint_of(values)
+    if plan.tools and constraint is not None:
+        message = f"'{constraint_param}' and 'tools' exclude each other, unless 'tool_choice' is 'none'."
+        raise BadRequest(message, param=constraint_param)
     return GenerationRequest(
         request_id=request_id,
         prompt=ChatPrompt(
@@ -85,7 +93,8 @@ def chat_request(reading: Reading, request_id: str, seed: int, plan: ToolPlan = 
         sampling=sampling_of(CHAT, values),
         ending=_checked_ending(ending_of(CHAT, values)),
         logprobs=LogprobParams(top=values["top_logprobs"] or 0) if values["logprobs"] else None,
-        constraint=plan.constraint,
+        constraint=plan.constraint or constraint,
+        constraint_param=constraint_param or "tools",
         shown_tokens=plan.shown_tokens,
         priority=values["priority"],
         user=values["user"],

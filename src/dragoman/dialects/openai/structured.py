@@ -1,0 +1,147 @@
+"""Structured output: the fields that say what the text has to be, and the one constraint that they amount to.
+
+``response_format`` is OpenAI's. The others are the names under which other engines take the same and more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from dragoman.core.constraint import Choice, Constraint, JsonObject, JsonSchema, Lark, Regex
+from dragoman.core.errors import BadRequest
+from dragoman.dialects.field import Field, Table
+from dragoman.dialects.kinds import Anything, Boolean, ListOf, OneOf, String
+
+_SCHEMA = OneOf((Anything(object_only=True), String(minimum=1, maximum=1 << 18)))
+_REGEX = String(minimum=1, maximum=10_000)
+_CHOICES = ListOf(String(minimum=1, maximum=4096), minimum=1, maximum=10_000)
+_GRAMMAR = String(minimum=1, maximum=1 << 18)
+
+_RESPONSE_FORMAT = Table(
+    name="response_format",
+    fields=(
+        Field(
+            name="type",
+            kind=String(choices=("text", "json_object", "json_schema")),
+            required=True,
+            note="`text` asks for nothing; `json_object` for any JSON object; `json_schema` for the schema below.",
+        ),
+        Field(
+            name="json_schema",
+            kind=Table(
+                name="json_schema",
+                fields=(
+                    Field(name="name", kind=String(minimum=1, maximum=256), required=True, note="No effect."),
+                    Field(name="description", kind=String(), note="No effect: it is not shown to the model."),
+                    Field(
+                        name="schema",
+                        kind=Anything(object_only=True),
+                        note="A JSON Schema. Absent: any object. What cannot be enforced is refused by its name.",
+                    ),
+                    Field(name="strict", kind=Boolean(), note="No effect: schemas are always enforced."),
+                ),
+            ),
+            note="Only, and always, with the type `json_schema`.",
+        ),
+    ),
+)
+
+STRUCTURED: tuple[Field, ...] = (
+    Field(
+        name="response_format",
+        kind=_RESPONSE_FORMAT,
+        becomes="constraint",
+        note="The form of the answer. Of this field and the five below at most one asks for something.",
+    ),
+    Field(
+        name="guided_json",
+        kind=_SCHEMA,
+        becomes="constraint",
+        note="A JSON Schema, as an object or as text. Not OpenAI's; other engines take it under this name.",
+    ),
+    Field(
+        name="guided_regex",
+        kind=_REGEX,
+        becomes="constraint",
+        note="A regular expression for the whole answer. Not OpenAI's; other engines take it under this name.",
+    ),
+    Field(
+        name="guided_choice",
+        kind=_CHOICES,
+        becomes="constraint",
+        note="The answer is one of these. Not OpenAI's; other engines take it under this name.",
+    ),
+    Field(
+        name="guided_grammar",
+        kind=_GRAMMAR,
+        becomes="constraint",
+        note="A grammar in Lark's notation or in GBNF. Not OpenAI's; other engines take it under this name.",
+    ),
+    Field(
+        name="structured_outputs",
+        kind=Table(
+            name="structured_outputs",
+            fields=(
+                Field(name="json", kind=_SCHEMA, note="As `guided_json`."),
+                Field(name="regex", kind=_REGEX, note="As `guided_regex`."),
+                Field(name="choice", kind=_CHOICES, note="As `guided_choice`."),
+                Field(name="grammar", kind=_GRAMMAR, note="As `guided_grammar`."),
+                Field(name="json_object", kind=Boolean(), default=False, note="Any JSON object."),
+            ),
+        ),
+        becomes="constraint",
+        note="The same under newer names, one of them. Not OpenAI's; other engines take it under this name.",
+    ),
+)
+
+
+def constraint_of(values: dict[str, Any]) -> tuple[Constraint | None, str]:
+    """The constraint that checked values ask for, and the field that does. Raises BadRequest where several do."""
+    found: list[tuple[Constraint, str]] = []
+    if (constraint := _response_format(values["response_format"])) is not None:
+        found.append((constraint, "response_format"))
+    for name, make in _MAKERS.items():
+        field = f"guided_{name}"
+        if values.get(field) is not None:
+            found.append((make(values[field]), field))
+    newer = values["structured_outputs"]
+    if newer is not None:
+        asked = [make(newer[name]) for name, make in _MAKERS.items() if newer[name] is not None]
+        asked += [JsonObject()] if newer["json_object"] else []
+        if len(asked) != 1:
+            message = f"'structured_outputs' asks for one thing, not for {len(asked)}."
+            raise BadRequest(message, param="structured_outputs")
+        found.append((asked[0], "structured_outputs"))
+    if len(found) > 1:
+        first, second = found[0][1], found[1][1]
+        raise BadRequest(f"'{first}' and '{second}' exclude each other.", param=second)
+    return found[0] if found else (None, "")
+
+
+def _response_format(value: dict[str, Any] | None) -> Constraint | None:
+    if value is None:
+        return None
+    described = value["json_schema"]
+    if (described is not None) != (value["type"] == "json_schema"):
+        missing = "needs 'json_schema'" if described is None else f"has no 'json_schema' with type '{value['type']}'"
+        raise BadRequest(f"'response_format' {missing}.", param="response_format.json_schema")
+    if value["type"] == "text":
+        return None
+    if described is None or described["schema"] is None:
+        return JsonObject()
+    return _schema(described["schema"])
+
+
+def _schema(value: str | dict[str, Any]) -> JsonSchema:
+    return JsonSchema(value if isinstance(value, str) else msgspec.json.encode(value).decode())
+
+
+_MAKERS: dict[str, Callable[[Any], Constraint]] = {
+    "json": _schema,
+    "regex": Regex,
+    "choice": Choice,
+    "grammar": Lark,
+}
