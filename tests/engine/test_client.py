@@ -21,7 +21,7 @@ from dragoman.core.events import FinishEvent, FinishReason, TokenEvent
 from dragoman.core.request import EngineRequest
 from dragoman.engine.client import EngineClient, State
 from dragoman.engine.messages import LoadModel, StubModel, WorkerSettings
-from dragoman.engine.scheduler import SchedulerSettings
+from dragoman.engine.settings import SchedulerSettings
 
 STUB = StubModel(vocab_size=199, num_blocks=64, max_context=600, step_s=0.002)
 

@@ -18,7 +18,7 @@ from dragoman.core.sampling import LogprobParams, SamplingParams
 from dragoman.engine.engine import Engine
 from dragoman.engine.replay import Unfinished
 from dragoman.engine.runner import Runner
-from dragoman.engine.scheduler import SchedulerSettings
+from dragoman.engine.settings import SchedulerSettings
 from dragoman.models.settings import Precision
 
 

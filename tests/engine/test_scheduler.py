@@ -16,7 +16,7 @@ from dragoman.core.sampling import LogprobParams, SamplingParams
 from dragoman.engine.batch import Batch
 from dragoman.engine.engine import Engine
 from dragoman.engine.messages import StubModel
-from dragoman.engine.scheduler import SchedulerSettings
+from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.stub import StubRunner
 
 

@@ -15,7 +15,7 @@ from dragoman.core.events import FinishReason
 from dragoman.core.request import EngineRequest
 from dragoman.engine.engine import Engine
 from dragoman.engine.messages import StepOutput
-from dragoman.engine.scheduler import SchedulerSettings
+from dragoman.engine.settings import SchedulerSettings
 
 VOCAB = 61
 

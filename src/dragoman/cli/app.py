@@ -24,7 +24,7 @@ from dragoman.cli.settings import (
     RemoteSettings,
     SamplingSettings,
 )
-from dragoman.engine.scheduler import SchedulerSettings
+from dragoman.engine.settings import SchedulerSettings
 from dragoman.models.settings import ModelSettings
 from dragoman.server.settings import ServerSettings
 

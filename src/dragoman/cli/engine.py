@@ -11,7 +11,7 @@ import msgspec
 
 from dragoman.cli.settings import MachineSettings
 from dragoman.engine.messages import LoadModel, WorkerSettings
-from dragoman.engine.scheduler import SchedulerSettings
+from dragoman.engine.settings import SchedulerSettings
 from dragoman.models import ModelDescription, ModelSettings, describe, plan
 from dragoman.server.settings import ServerSettings
 

@@ -13,7 +13,7 @@ from rich.markup import escape
 from dragoman.cli import console
 from dragoman.cli.engine import thread_count, worker_settings
 from dragoman.cli.settings import MachineSettings, ModelChoice
-from dragoman.engine.scheduler import SchedulerSettings
+from dragoman.engine.settings import SchedulerSettings
 from dragoman.models import ModelSettings
 from dragoman.models import plan as plan_memory
 from dragoman.server.lifecycle import serve as serve_until_told

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from dragoman.core.sampling import EndingParams, SamplingParams
-from dragoman.engine.scheduler import SchedulerSettings
+from dragoman.engine.settings import SchedulerSettings
 from dragoman.models.settings import ModelSettings
 
 POSITIONAL = {"positional": True}

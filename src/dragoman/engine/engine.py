@@ -18,8 +18,9 @@ from dragoman.engine.messages import EngineStats, StepOutput
 from dragoman.engine.processors import processors_for
 from dragoman.engine.runner import Runner
 from dragoman.engine.sampler import Sampler, top_logprobs
-from dragoman.engine.scheduler import Chunk, Schedule, Scheduler, SchedulerSettings
+from dragoman.engine.scheduler import Chunk, Schedule, Scheduler
 from dragoman.engine.sequence import Sequence, SequenceGroup, Status
+from dragoman.engine.settings import SchedulerSettings
 
 _FAILED_ROW = "the model gave no valid distribution for the next token"
 _PATIENCE_S = 0.005

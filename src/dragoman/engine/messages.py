@@ -9,7 +9,7 @@ import msgspec
 from dragoman.core.events import EngineEvent
 from dragoman.core.request import EngineRequest
 from dragoman.core.vocabulary import Vocabulary
-from dragoman.engine.scheduler import SchedulerSettings
+from dragoman.engine.settings import SchedulerSettings
 from dragoman.models import ModelInfo, ModelSettings
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024

@@ -20,9 +20,8 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from operator import attrgetter
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from dragoman.core.errors import Overloaded
@@ -30,34 +29,13 @@ from dragoman.engine.batch import Int32
 from dragoman.engine.kv_cache import KVCache, block_hash
 from dragoman.engine.runner import Runner
 from dragoman.engine.sequence import Sequence, SequenceGroup, Status
+from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.speculation import Lookup
 
 SMALLEST_SHARE = 32
 """Prompt tokens per step that another prompt must be able to get before it is started beside others."""
 
-Count = Annotated[int, msgspec.Meta(ge=1)]
 _by_order = attrgetter("order")
-
-
-class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of the schedule, within those of the runner.
-
-    Attributes:
-        max_running: sequences that own blocks at one time; None: as many as one step takes.
-        step_tokens: tokens computed in one step; None: as many as one step takes.
-        mixed_prefill_tokens: prompt tokens computed beside decode rows in one step: how long streams pause for prompts.
-        max_waiting: sequences here beyond ``max_running``; more are refused.
-        prefix_cache: share the blocks of equal prefixes.
-        speculation: rows that a step without prompts is filled up to with guesses, looked up in prompt and output; they
-            save steps where text repeats and change no token; 0 is off.
-    """
-
-    max_running: Count | None = None
-    step_tokens: Count | None = None
-    mixed_prefill_tokens: Count = 128
-    max_waiting: Annotated[int, msgspec.Meta(ge=0)] = 4096
-    prefix_cache: bool = True
-    speculation: Annotated[int, msgspec.Meta(ge=0)] = 12  # about as many rows as take hardly longer than one
 
 
 class Chunk(NamedTuple):
