@@ -1,21 +1,21 @@
-// Activations in the form that a matrix multiplies with: rounded to bfloat16, or quantized by groups of 32.
+// Activations in the form that a matrix multiplies with: rounded to bfloat16, or quantized by spans of 128.
 namespace dragoman::DRAGOMAN_ISA {
 
-// The largest magnitude; infinity and NaN win over every number, so that they reach the output.
-DRAGOMAN_INLINE float largest_magnitude(Vec a, Vec b) {
+// Bits of the largest magnitude among 32 and `most`; infinity and NaN win over every number, so that they reach the output.
+DRAGOMAN_INLINE std::int32_t largest_magnitude(Vec a, Vec b, std::int32_t most) {
 #if defined(DRAGOMAN_AVX512)
   const __m512i first = _mm512_castps_si512(abs(a).v), second = _mm512_castps_si512(abs(b).v);
-  return bits_to_float(static_cast<std::uint32_t>(_mm512_reduce_max_epi32(_mm512_max_epi32(first, second))));
+  const std::int32_t here = _mm512_reduce_max_epi32(_mm512_max_epi32(first, second));
+  return most > here ? most : here;
 #else
   float values[32];
   store(values, a);
   store(values + 16, b);
-  std::int32_t most = 0;  // magnitudes order like their bits
-  for (int i = 0; i < 32; ++i) {
+  for (int i = 0; i < 32; ++i) {  // magnitudes order like their bits
     const auto bits = static_cast<std::int32_t>(float_to_bits(values[i]) & 0x7fffffffu);
     most = most > bits ? most : bits;
   }
-  return bits_to_float(static_cast<std::uint32_t>(most));
+  return most;
 #endif
 }
 
@@ -40,33 +40,48 @@ DRAGOMAN_INLINE std::int32_t store_int8(std::int8_t* q, Vec a, Vec b) {
 #endif
 }
 
-// scale = largest magnitude / 127, q = round(x · (1 / scale)) to nearest even, as GGUF's Q8_0 quantizes.
-DRAGOMAN_INLINE void quantize_group(Vec a, Vec b, int bias, QuantizedGroup* out) {
-  const float scale = largest_magnitude(a, b) / 127.0f;
+// 32 activations of a row that ends after `left` ones, the rest zero.
+DRAGOMAN_INLINE void load_group(const float* x, long left, Vec (&out)[2]) {
+  out[0] = left >= 16 ? load(x) : load_partial(x, left > 0 ? left : 0);
+  out[1] = left >= 32 ? load(x + 16) : left > 16 ? load_partial(x + 16, left - 16) : zero();
+}
+
+// scale = largest magnitude / 127, q = round(x · (1 / scale)) to nearest even.
+DRAGOMAN_INLINE void quantize_span(const float* x, long left, int bias, QuantizedSpan* out) {
+  Vec groups[QuantizedSpan::kGroups][2];
+  std::int32_t most = 0;
+  for (long g = 0; g < QuantizedSpan::kGroups; ++g) {
+    load_group(x + g * kGroup, left - g * kGroup, groups[g]);
+    most = largest_magnitude(groups[g][0], groups[g][1], most);
+  }
+  const float scale = bits_to_float(static_cast<std::uint32_t>(most)) / 127.0f;
   const Vec factor = broadcast(scale > 0.0f ? 1.0f / scale : 0.0f);
-  const std::int32_t sum = store_int8(out->q, a * factor, b * factor);
+  for (long g = 0; g < QuantizedSpan::kGroups; ++g) {
+    const std::int32_t sum = store_int8(out->q[g], groups[g][0] * factor, groups[g][1] * factor);
+    out->start[g] = -bias * sum;
+    out->sum[g] = static_cast<float>(sum);
+  }
   out->scale = scale;
-  out->start = -bias * sum;
-  out->sum = scale * static_cast<float>(sum);
 }
 
 inline void prepare_rows(const Activations& a, const float* x, long ldx, long begin, long end) {
-  const long groups = (a.k + kGroup - 1) / kGroup;
   for (long row = begin; row < end; ++row) {
-    const float* source = x + row * ldx;
+    const float* const source = x + row * ldx;
     std::uint8_t* const target = a.values + row * a.stride;
-    for (long g = 0; g < groups; ++g, source += kGroup) {
-      const long left = a.k - g * kGroup;
-      const Vec first = left >= 16 ? load(source) : load_partial(source, left);
-      const Vec second = left >= 32 ? load(source + 16) : left > 16 ? load_partial(source + 16, left - 16) : zero();
-      if (a.precision == Precision::float32) {
-        store(reinterpret_cast<float*>(target) + g * kGroup, first);
-        store(reinterpret_cast<float*>(target) + g * kGroup + 16, second);
-      } else if (a.precision == Precision::bfloat16) {
-        store_bf16(reinterpret_cast<std::uint16_t*>(target) + g * kGroup, first);
-        store_bf16(reinterpret_cast<std::uint16_t*>(target) + g * kGroup + 16, second);
-      } else {
-        quantize_group(first, second, a.bias, reinterpret_cast<QuantizedGroup*>(target) + g);
+    if (a.precision >= Precision::int8) {
+      auto* span = reinterpret_cast<QuantizedSpan*>(target);
+      for (long k = 0; k < a.k; k += QuantizedSpan::kGroups * kGroup) quantize_span(source + k, a.k - k, a.bias, span++);
+      continue;
+    }
+    for (long k = 0; k < a.k; k += kGroup) {
+      Vec group[2];
+      load_group(source + k, a.k - k, group);
+      for (int half = 0; half < 2; ++half) {
+        if (a.precision == Precision::float32) {
+          store(reinterpret_cast<float*>(target) + k + half * kWidth, group[half]);
+        } else {
+          store_bf16(reinterpret_cast<std::uint16_t*>(target) + k + half * kWidth, group[half]);
+        }
       }
     }
   }

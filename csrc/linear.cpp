@@ -50,7 +50,10 @@ Activations prepare_activations(const Matrix& w, const float* x, long ldx, long 
   switch (w.precision) {
     case Precision::float32: a.stride = padded_stride(w.k_padded() * 4); break;
     case Precision::bfloat16: a.stride = padded_stride(w.k_padded() * 2); break;
-    default: a.stride = padded_stride(w.groups() * static_cast<long>(sizeof(QuantizedGroup)));
+    default: {
+      const long spans = (w.groups() + QuantizedSpan::kGroups - 1) / QuantizedSpan::kGroups;
+      a.stride = padded_stride(spans * static_cast<long>(sizeof(QuantizedSpan)));
+    }
   }
   a.values = scratch.get(static_cast<std::size_t>(rows * a.stride));
   const auto prepare = kernels().linear.prepare;

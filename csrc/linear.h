@@ -10,16 +10,18 @@ namespace dragoman {
 
 enum class SourceType : std::uint8_t { float32, bfloat16, float16 };
 
-// 32 activations of one row, quantized: x ≈ scale · q.
-struct QuantizedGroup {
-  std::int8_t q[kGroup];
-  float scale;         // largest magnitude / 127
-  std::int32_t start;  // −bias · Σq: where the integer accumulator starts, so that unsigned weights come out right
-  float sum;           // scale · Σq: what a weight minimum is multiplied with
+// 128 activations of one row, quantized: x ≈ scale · q. They share a scale over four groups of weights, so that the
+// product of two scales is not needed for every group of every element of y.
+struct QuantizedSpan {
+  static constexpr long kGroups = 4;
+  std::int8_t q[kGroups][kGroup];
+  std::int32_t start[kGroups];  // −bias · Σq: where a group's accumulator starts, so that unsigned weights come out right
+  float sum[kGroups];           // Σq: what a weight minimum is multiplied with
+  float scale;                  // largest magnitude / 127
 };
 
 // Rows of activations in the form that matrices of one precision multiply with. Row r begins at values + r · stride.
-//   float32   k_padded floats           bfloat16   k_padded bfloat16           int8, int4   groups() QuantizedGroup
+//   float32   k_padded floats           bfloat16   k_padded bfloat16           int8, int4   QuantizedSpan for 4 groups each
 struct Activations {
   std::uint8_t* values = nullptr;
   long stride = 0;  // bytes

@@ -1,8 +1,8 @@
 // Packed matrix products: register tiles over panels of a few column blocks.
 //
-// Every element of y is one chain over k: for quantized weights an exact integer sum per group, folded into float32 in
-// ascending group order; otherwise one fused multiply-add after the other. Tiles differ only in how many such chains run
-// side by side, so a row's bits do not depend on its company.
+// Every element of y is one chain over k: for quantized weights an exact integer sum per group, folded into the float32 sum
+// of its span of four groups in ascending order, and the spans' sums in ascending order; otherwise one fused multiply-add
+// after the other. Tiles differ only in how many such chains run side by side, so a row's bits do not depend on its company.
 #include "dot.h"
 // clang-format off
 #include "activations.inl"
@@ -53,75 +53,91 @@ DRAGOMAN_INLINE void fetch(Prefetch& prefetch) {
   for (long i = 0; i < prefetch.lines_per_group; ++i, prefetch.next += 64) __builtin_prefetch(prefetch.next, 0, 3);
 }
 
+// The integer sums of one group: acc[i][j] = Σ q · (w − bias).
+template <int M, int NB, bool nibbles, class Span>
+DRAGOMAN_INLINE void multiply_group(const std::uint8_t* w, long stride, Span span, long g, Ints (&acc)[M][NB]) {
+#pragma GCC unroll 8
+  for (int i = 0; i < M; ++i) {
+    const Ints start = broadcast_int(kBytesAreSigned && !nibbles ? 0 : span(i).start[g]);
+#pragma GCC unroll 4
+    for (int j = 0; j < NB; ++j) acc[i][j] = start;
+  }
+  if constexpr (nibbles) {
+#pragma GCC unroll 4
+    for (int q = 0; q < 8; q += 2) {
+      Bytes both[NB];
+#pragma GCC unroll 4
+      for (int j = 0; j < NB; ++j) both[j] = load_bytes(w + j * stride + q * 32);
+#pragma GCC unroll 8
+      for (int i = 0; i < M; ++i) {
+        const std::uint32_t first = load_u32(span(i).q[g] + q * 4), second = load_u32(span(i).q[g] + q * 4 + 4);
+#pragma GCC unroll 4
+        for (int j = 0; j < NB; ++j) {
+          acc[i][j] = dot_nibbles(acc[i][j], low_nibbles(both[j]), first);
+          acc[i][j] = dot_nibbles(acc[i][j], high_nibbles(both[j]), second);
+        }
+      }
+    }
+  } else {
+#pragma GCC unroll 8
+    for (int q = 0; q < 8; ++q) {
+      Bytes quads[NB];
+#pragma GCC unroll 4
+      for (int j = 0; j < NB; ++j) quads[j] = load_bytes(w + j * stride + q * 64);
+#pragma GCC unroll 8
+      for (int i = 0; i < M; ++i) {
+        const std::uint32_t quad = load_u32(span(i).q[g] + q * 4);
+#pragma GCC unroll 4
+        for (int j = 0; j < NB; ++j) acc[i][j] = dot_bytes(acc[i][j], quads[j], quad);
+      }
+    }
+  }
+}
+
 template <int M, int NB, bool nibbles, bool minimum>
 DRAGOMAN_INLINE void quantized_tile(const Panel& panel, const std::uint8_t* x, long stride, Prefetch prefetch,
                                     Vec (&sum)[M][NB]) {
-  constexpr long kGroupBytes = nibbles ? 256 : 512;
   for (int i = 0; i < M; ++i) {
     for (int j = 0; j < NB; ++j) sum[i][j] = zero();
   }
   const std::uint8_t* w = panel.numbers;
   const std::uint8_t* s = panel.scales;
-  for (long g = 0; g < panel.groups; ++g) {
-    fetch(prefetch);
-    const auto* row = reinterpret_cast<const QuantizedGroup*>(x);
-    const auto group = [&](int i) -> const QuantizedGroup& {
-      return *reinterpret_cast<const QuantizedGroup*>(reinterpret_cast<const std::uint8_t*>(row) + i * stride);
+  for (long left = panel.groups; left > 0; left -= QuantizedSpan::kGroups) {
+    const auto span = [=](int i) -> const QuantizedSpan& {
+      return *reinterpret_cast<const QuantizedSpan*>(x + i * stride);
     };
-    Ints acc[M][NB];
+    Vec part[M][NB];
+    for (int i = 0; i < M; ++i) {
+      for (int j = 0; j < NB; ++j) part[i][j] = zero();
+    }
+    const long groups = left < QuantizedSpan::kGroups ? left : QuantizedSpan::kGroups;
+#pragma GCC unroll 1
+    for (long g = 0; g < groups; ++g) {
+      fetch(prefetch);
+      Ints acc[M][NB];
+      multiply_group<M, NB, nibbles>(w, panel.stride, span, g, acc);
+#pragma GCC unroll 4
+      for (int j = 0; j < NB; ++j) {
+        const std::uint8_t* const scales = s + j * panel.stride;
+        const Vec scale = load_fp16(reinterpret_cast<const std::uint16_t*>(scales));
+#pragma GCC unroll 8
+        for (int i = 0; i < M; ++i) part[i][j] = fma(to_float(acc[i][j]), scale, part[i][j]);
+        if constexpr (minimum) {
+          const Vec least = load_fp16(reinterpret_cast<const std::uint16_t*>(scales + panel.minimums_offset));
+#pragma GCC unroll 8
+          for (int i = 0; i < M; ++i) part[i][j] = fma(least, broadcast(span(i).sum[g]), part[i][j]);
+        }
+      }
+      w += nibbles ? 256 : 512;
+      s += kBlock * 2;
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < M; ++i) {
-      const Ints start = broadcast_int(kBytesAreSigned && !nibbles ? 0 : group(i).start);
+      const Vec scale = broadcast(span(i).scale);
 #pragma GCC unroll 4
-      for (int j = 0; j < NB; ++j) acc[i][j] = start;
+      for (int j = 0; j < NB; ++j) sum[i][j] = fma(part[i][j], scale, sum[i][j]);
     }
-    if constexpr (nibbles) {
-#pragma GCC unroll 4
-      for (int q = 0; q < 8; q += 2) {
-        Bytes both[NB];
-#pragma GCC unroll 4
-        for (int j = 0; j < NB; ++j) both[j] = load_bytes(w + j * panel.stride + q * 32);
-#pragma GCC unroll 8
-        for (int i = 0; i < M; ++i) {
-          const std::uint32_t first = load_u32(group(i).q + q * 4), second = load_u32(group(i).q + q * 4 + 4);
-#pragma GCC unroll 4
-          for (int j = 0; j < NB; ++j) {
-            acc[i][j] = dot_nibbles(acc[i][j], low_nibbles(both[j]), first);
-            acc[i][j] = dot_nibbles(acc[i][j], high_nibbles(both[j]), second);
-          }
-        }
-      }
-    } else {
-#pragma GCC unroll 8
-      for (int q = 0; q < 8; ++q) {
-        Bytes quads[NB];
-#pragma GCC unroll 4
-        for (int j = 0; j < NB; ++j) quads[j] = load_bytes(w + j * panel.stride + q * 64);
-#pragma GCC unroll 8
-        for (int i = 0; i < M; ++i) {
-          const std::uint32_t quad = load_u32(group(i).q + q * 4);
-#pragma GCC unroll 4
-          for (int j = 0; j < NB; ++j) acc[i][j] = dot_bytes(acc[i][j], quads[j], quad);
-        }
-      }
-    }
-#pragma GCC unroll 4
-    for (int j = 0; j < NB; ++j) {
-      const Vec scale = load_fp16(reinterpret_cast<const std::uint16_t*>(s + j * panel.stride));
-#pragma GCC unroll 8
-      for (int i = 0; i < M; ++i) {
-        sum[i][j] = fma(to_float(acc[i][j]), scale * broadcast(group(i).scale), sum[i][j]);
-      }
-      if constexpr (minimum) {
-        const Vec least =
-            load_fp16(reinterpret_cast<const std::uint16_t*>(s + j * panel.stride + panel.minimums_offset));
-#pragma GCC unroll 8
-        for (int i = 0; i < M; ++i) sum[i][j] = fma(least, broadcast(group(i).sum), sum[i][j]);
-      }
-    }
-    x += sizeof(QuantizedGroup);
-    w += kGroupBytes;
-    s += kBlock * 2;
+    x += sizeof(QuantizedSpan);
   }
 }
 

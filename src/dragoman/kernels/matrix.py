@@ -43,7 +43,7 @@ def linear(
     """``x · Wᵀ (+ bias)``: ``x`` ``[rows, K]`` to ``[rows, N]``; with ``accumulate`` added to what ``out`` holds.
 
     A row of the result has the same bits alone and in any batch. ``x`` is rounded to bfloat16 for bfloat16 weights and
-    quantized per row and group of 32 for int8 and int4; sums are float32. ValueError on shapes that do not fit, and for
+    quantized per row and span of 128 for int8 and int4; sums are float32. ValueError on shapes that do not fit, and for
     an ``out`` that is not contiguous float32.
     """
     n, k = w.shape

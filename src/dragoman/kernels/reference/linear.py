@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-GROUP = 32
+GROUP = 32  # weights that share a scale
+SPAN = 128  # activations that share one
 
 Floats = NDArray[np.float32]
 
@@ -67,9 +68,13 @@ def quantize_int4_minimum(w: Floats) -> tuple[NDArray[np.int8], Floats, Floats]:
 
 
 def quantize_activations(x: Floats) -> tuple[NDArray[np.int8], Floats]:
-    """Codes ``[rows, G, 32]`` and scales ``[rows, G]``: largest magnitude / 127, to nearest even."""
+    """Codes ``[rows, G, 32]`` and scales ``[rows, G]``: largest magnitude of 128 / 127, to nearest even."""
     groups = groups_of(x)
-    scale = np.abs(groups).max(axis=2) / np.float32(127)
+    largest = np.abs(groups).max(axis=2)
+    for first in range(0, largest.shape[1], SPAN // GROUP):
+        span = largest[:, first : first + SPAN // GROUP]
+        span[:] = span.max(axis=1, keepdims=True)
+    scale = largest / np.float32(127)
     return np.rint(groups * _inverse(scale)[..., None]).astype(np.int8), scale
 
 
@@ -99,7 +104,7 @@ def linear(
 ) -> NDArray[np.float64]:
     """``x · Wᵀ + bias`` on the rounded numbers, summed in float64.
 
-    int8 and int4: integer sums per group of 32, times both scales, plus minimum · Σx.
+    int8 and int4: integer sums per group of 32, times the scales of weights and activations, plus minimum · Σx.
     """
     if precision == "float32":
         y = x.astype(np.float64) @ w.T.astype(np.float64)
