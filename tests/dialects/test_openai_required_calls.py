@@ -141,3 +141,24 @@ def test_pydantic_tools_come_back_parsed(client: openai.OpenAI) -> None:
     parsed = call.function.parsed_arguments
     assert isinstance(parsed, Forecast)
     assert 1 <= parsed.days <= 9
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"properties": {"a": {"type": "string", "pattern": "(?=a)b"}}}, {"properties": {"a": {"uniqueItems": True}}}],
+)
+def test_a_schema_that_cannot_be_enforced_is_refused_by_name(client: openai.OpenAI, schema: Any) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
+    with pytest.raises(openai.BadRequestError) as raised:
+        ask(client, 0, tools=[tool])
+    assert raised.value.param == "tools"
+    tool["function"]["strict"] = False
+    ask(client, 0, tools=[tool], max_tokens=2)
+
+
+def test_tools_and_a_response_format_exclude_each_other(client: openai.OpenAI) -> None:
+    fields: Any = {"response_format": {"type": "json_object"}, "max_tokens": 20}
+    with pytest.raises(openai.BadRequestError) as raised:
+        ask(client, 0, **fields)
+    assert raised.value.param == "response_format"
+    assert ask(client, 0, tool_choice="none", **fields).choices[0].message.content.startswith("{")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from dragoman.dialects import DIALECTS
 from dragoman.dialects.field import Field, Table, Treatment
-from dragoman.dialects.kinds import Kind, ListOf
+from dragoman.dialects.kinds import Kind, ListOf, OneOf
 from dragoman.dialects.wire import Dialect
 
 HEAD = """# What every request field does
@@ -61,6 +61,8 @@ def _cells(field: Field) -> tuple[str, ...]:
 def _inner(kind: Kind) -> Table | None:
     if isinstance(kind, Table):
         return kind
+    if isinstance(kind, OneOf):
+        return next((found for each in kind.alternatives if (found := _inner(each)) is not None), None)
     return _inner(kind.item) if isinstance(kind, ListOf) else None
 
 
