@@ -107,6 +107,17 @@ def test_the_readmes_python_works(served) -> None:
     assert len(done.stdout) > 10
 
 
+def test_the_readmes_tool_is_called(served) -> None:
+    _, said = served
+    client = from_readme("python", "OpenAI", said).partition("stream =")[0]
+    code = client + from_readme("python", "get_weather", said)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    name, _, arguments = done.stdout.partition(" ")
+    assert name == "get_weather"
+    assert len(json.loads(arguments)["city"]) <= 20
+
+
 def ask(said: str, *arguments: str) -> str:
     """What another command says when it is pointed at the server."""
     url = re.search(r"http://127.0.0.1:\d+/v1", said)
