@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 
 def generate(*arguments: str, text: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -42,3 +47,27 @@ def test_reader_that_leaves_is_no_error() -> None:
     )
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_text_takes_the_form_that_is_asked_for(tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3}', encoding="utf-8")
+    grammar = tmp_path / "grammar.lark"
+    grammar.write_text('start: "<" /[a-z]{2}/ ">"', encoding="utf-8")
+    assert set(json.loads(generate("Hello", "--seed", "1", "--json-schema", str(schema)).stdout)) <= {"a", "b"}
+    assert generate("Hello", "--choice", "yes", "--choice", "no").stdout in ("yes\n", "no\n")
+    assert re.fullmatch("<[a-z]{2}>\n", generate("Hello", "--grammar", str(grammar)).stdout)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--regex", "(?=a)"), "look-around"),
+        (("--json-schema", "missing.json"), "missing.json cannot be read"),
+        (("--regex", "a", "--choice", "b"), "exclude each other"),
+    ],
+)
+def test_form_that_cannot_be_is_one_clear_line(options: tuple[str, ...], words: str) -> None:
+    done = generate("Hello", *options, code=1)
+    assert (done.stdout, len(done.stderr.splitlines())) == ("", 1)
+    assert words in done.stderr

@@ -24,6 +24,7 @@ from dragoman.cli.settings import (
     RemoteSettings,
     SamplingSettings,
 )
+from dragoman.cli.structure import StructureSettings
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models.settings import ModelSettings
 from dragoman.server.settings import ServerSettings
@@ -82,6 +83,7 @@ def generate(
     prompt: PromptSettings,
     choice: ModelOption,
     remote: RemoteSettings,
+    structure: StructureSettings,
     sampling: SamplingSettings,
     settings: ModelSettings,
     machine: MachineSettings,
@@ -90,9 +92,9 @@ def generate(
     from dragoman.cli.background import background
     from dragoman.cli.generate import continue_text, read_prompt
 
-    text = read_prompt(prompt.prompt)
+    text, constraint = read_prompt(prompt.prompt), structure.constraint()
     with background() as loop, loop.hold(_session(choice.model, remote.url, settings, machine)) as session:
-        continue_text(session, text, sampling, loop)
+        continue_text(session, text, sampling, loop, constraint)
 
 
 @cli.command

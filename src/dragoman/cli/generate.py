@@ -10,6 +10,7 @@ from dragoman.cli.background import Background
 from dragoman.cli.chat import write
 from dragoman.cli.session import Session
 from dragoman.cli.settings import SamplingSettings
+from dragoman.core.constraint import Constraint
 
 
 def read_prompt(argument: str) -> str:
@@ -17,11 +18,17 @@ def read_prompt(argument: str) -> str:
     return sys.stdin.read() if argument == "-" else argument
 
 
-def continue_text(session: Session, prompt: str, options: SamplingSettings, background: Background) -> None:
+def continue_text(
+    session: Session,
+    prompt: str,
+    options: SamplingSettings,
+    background: Background,
+    constraint: Constraint | None = None,
+) -> None:
     """Write the continuation to standard output as it comes. Raises the errors of ``core.errors``."""
 
     async def stream() -> None:
-        async with contextlib.aclosing(session.complete(prompt, options)) as deltas:
+        async with contextlib.aclosing(session.complete(prompt, options, constraint)) as deltas:
             async for delta in deltas:
                 write(delta.text)
 

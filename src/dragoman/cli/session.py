@@ -10,6 +10,8 @@ import msgspec
 
 from dragoman.cli.remote import Address, fetch_json, stream_json
 from dragoman.cli.settings import SamplingSettings
+from dragoman.cli.structure import structured_outputs
+from dragoman.core.constraint import Constraint
 from dragoman.core.errors import GenerationFailed, NotFound
 from dragoman.core.events import FinishReason, GenerationDone, TextDelta, Usage
 from dragoman.core.request import ChatPrompt, GenerationRequest, Prompt, TextPrompt
@@ -34,8 +36,10 @@ class Session(Protocol):
     def chat(self, messages: list[Message], options: SamplingSettings) -> AsyncGenerator[Delta, None]:
         """The assistant's next message."""
 
-    def complete(self, prompt: str, options: SamplingSettings) -> AsyncGenerator[Delta, None]:
-        """The text that follows ``prompt``."""
+    def complete(
+        self, prompt: str, options: SamplingSettings, constraint: Constraint | None = None
+    ) -> AsyncGenerator[Delta, None]:
+        """The text that follows ``prompt``, in the form that ``constraint`` demands."""
 
 
 class RemoteSession:
@@ -49,8 +53,12 @@ class RemoteSession:
         body = {"messages": messages, "max_completion_tokens": options.max_new_tokens}
         return self._stream("/v1/chat/completions", body, options)
 
-    def complete(self, prompt: str, options: SamplingSettings) -> AsyncGenerator[Delta, None]:
-        body = {"prompt": prompt, "max_tokens": options.max_new_tokens}
+    def complete(
+        self, prompt: str, options: SamplingSettings, constraint: Constraint | None = None
+    ) -> AsyncGenerator[Delta, None]:
+        body: dict[str, Any] = {"prompt": prompt, "max_tokens": options.max_new_tokens}
+        if constraint is not None:
+            body["structured_outputs"] = structured_outputs(constraint)
         return self._stream("/v1/completions", body, options)
 
     async def _stream(self, path: str, body: dict[str, Any], options: SamplingSettings) -> AsyncGenerator[Delta, None]:
@@ -81,10 +89,14 @@ class LocalSession:
     def chat(self, messages: list[Message], options: SamplingSettings) -> AsyncGenerator[Delta, None]:
         return self._stream(ChatPrompt(messages=tuple(dict(message) for message in messages)), options)
 
-    def complete(self, prompt: str, options: SamplingSettings) -> AsyncGenerator[Delta, None]:
-        return self._stream(TextPrompt(text=prompt), options)
+    def complete(
+        self, prompt: str, options: SamplingSettings, constraint: Constraint | None = None
+    ) -> AsyncGenerator[Delta, None]:
+        return self._stream(TextPrompt(text=prompt), options, constraint)
 
-    async def _stream(self, prompt: Prompt, options: SamplingSettings) -> AsyncGenerator[Delta, None]:
+    async def _stream(
+        self, prompt: Prompt, options: SamplingSettings, constraint: Constraint | None = None
+    ) -> AsyncGenerator[Delta, None]:
         self._count += 1
         request = GenerationRequest(
             request_id=f"command-{self._count}",
@@ -92,6 +104,7 @@ class LocalSession:
             seeds=None if options.seed is None else (options.seed,),
             sampling=options.sampling(),
             ending=options.ending(),
+            constraint=constraint,
         )
         async with aclosing(self.serving.stream(request)) as events:
             async for event in events:
