@@ -78,6 +78,19 @@ def test_the_conversation_is_rendered_as_transformers_does(family: tuple[str, Sc
     assert "celsius" in wanted
 
 
+PYTHONIC = "{{ tools }} Answer with [func_name1(params_name1=params_value1)].{% for message in messages %}{{ message }}{% endfor %}"
+
+
+def test_pythonic_calls_are_read_and_schemas_they_cannot_state_refused() -> None:
+    with scripted_house(ChatTemplate({"default": PYTHONIC}, TOKENIZER.special_tokens)) as house:
+        (choice,) = house.ask("[weather(city='Köln')]", [ASK], tools=[WEATHER]).choices
+        assert (choice.finish_reason, calls_of(choice.message)) == ("tool_calls", [("weather", ARGUMENTS)])
+        tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a-b": {}}}}}
+        with pytest.raises(openai.BadRequestError) as raised:
+            house.ask("[f()]", [ASK], tools=[tool], tool_choice="required")
+        assert (raised.value.param, raised.value.code) == ("tools", "unsupported_parameter")
+
+
 @pytest.mark.parametrize("name", ["chatml", "command_r", "deepseek"])
 def test_a_template_without_tools_or_a_known_format_refuses_them_by_name(name: str) -> None:
     with house_of(name) as house:

@@ -9,7 +9,7 @@ import msgspec
 
 from dragoman.core.constraint import Constraint
 from dragoman.core.errors import BadRequest, UnsupportedFeature
-from dragoman.core.serving import ModelCard
+from dragoman.core.serving import ModelCard, ReasoningBlocks, ToolCalls
 from dragoman.text.call_grammar import CallableTool, call_grammar
 from dragoman.text.message import MessageReader
 from dragoman.text.reasoning import ReasoningMarks, ReasoningParser
@@ -76,7 +76,7 @@ def tool_plan(values: dict[str, Any], card: ModelCard) -> ToolPlan:
     shape = MessageShape(reasoning=marks, separate=values["separate_reasoning"])
     shown = tuple(marks) if marks and shape.separate else ()
     if choice.mode == "none":
-        return ToolPlan(shown_tokens=shown, shape=shape)
+        return ToolPlan(shown_tokens=shown, shape=shape if shape.separate else PLAIN)
     if card.tool_calls is None:
         raise UnsupportedFeature(
             f"'tools' is not supported: the chat template of the model '{card.name}' knows no tools, "
@@ -86,16 +86,9 @@ def tool_plan(values: dict[str, Any], card: ModelCard) -> ToolPlan:
     parallel = values["parallel_tool_calls"]
     offered = [tool["function"] for tool in tools if tool["function"]["name"] in choice.names]
     enforced = any(tool["strict"] for tool in offered) or not parallel or len(offered) < len(tools)
-    constraint: Constraint | None = None
+    constraint = None
     if choice.required or enforced:
-        callable_tools = [_callable(tool, choice.required) for tool in offered]
-        constraint = call_grammar(
-            card.tool_calls,
-            callable_tools,
-            required=choice.required,
-            parallel=parallel and choice.mode != "named",
-            reasoning=card.reasoning,
-        )
+        constraint = _constraint(offered, choice, card.tool_calls, card.reasoning, parallel=parallel)
     format = CALL_FORMATS[card.tool_calls.format]
     return ToolPlan(
         tools=tuple(_shown(tool["function"]) for tool in tools),
@@ -176,6 +169,23 @@ def _callable(function: dict[str, Any], required: bool) -> CallableTool:
     """A call that is required follows its schema; one the model chooses to make does so where that is asked for."""
     schema = function["parameters"] or (_NO_PARAMETERS | {"additionalProperties": False})
     return CallableTool(name=function["name"], arguments=schema if required or function["strict"] else None)
+
+
+def _constraint(
+    offered: Sequence[dict[str, Any]],
+    choice: _Choice,
+    calls: ToolCalls,
+    reasoning: ReasoningBlocks | None,
+    *,
+    parallel: bool,
+) -> Constraint:
+    tools = [_callable(tool, choice.required) for tool in offered]
+    parallel = parallel and choice.mode != "named"
+    try:
+        return call_grammar(calls, tools, required=choice.required, parallel=parallel, reasoning=reasoning)
+    except UnsupportedFeature as error:
+        error.param = "tools"
+        raise
 
 
 def _shown(function: dict[str, Any]) -> dict[str, Any]:
