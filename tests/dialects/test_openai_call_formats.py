@@ -78,7 +78,7 @@ def test_the_conversation_is_rendered_as_transformers_does(family: tuple[str, Sc
     assert "celsius" in wanted
 
 
-PYTHONIC = "{{ tools }} Answer with [func_name1(params_name1=params_value1)].{% for message in messages %}{{ message }}{% endfor %}"
+PYTHONIC = "{{ tools }} Answer with [func_name1(params_name1=params_value1)]. {{ messages }}"
 
 
 def test_pythonic_calls_are_read_and_schemas_they_cannot_state_refused() -> None:
