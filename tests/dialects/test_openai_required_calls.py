@@ -128,15 +128,21 @@ class Forecast(pydantic.BaseModel):
     unit: Unit
 
 
-def test_pydantic_tools_come_back_parsed(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.parse(
-        model="stub",
-        messages=[ASK],
-        tools=[openai.pydantic_function_tool(Forecast)],
-        tool_choice="required",
-        parallel_tool_calls=False,
-        seed=2,
-    )
+@pytest.mark.parametrize("streamed", [False, True])
+def test_pydantic_tools_come_back_parsed(client: openai.OpenAI, streamed: bool) -> None:
+    fields: Any = {
+        "model": "stub",
+        "messages": [ASK],
+        "tools": [openai.pydantic_function_tool(Forecast)],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "seed": 2,
+    }
+    if streamed:
+        with client.chat.completions.stream(**fields) as stream:
+            answer = stream.get_final_completion()
+    else:
+        answer = client.chat.completions.parse(**fields)
     (call,) = answer.choices[0].message.tool_calls or []
     parsed = call.function.parsed_arguments
     assert isinstance(parsed, Forecast)
