@@ -231,6 +231,16 @@ def test_what_is_wrong_is_named(house: ScriptedHouse, fields: Any, param: str) -
     assert len(house.engine.requests) == before, "refused before generation"
 
 
+def test_a_name_of_the_wrong_form_is_refused_in_openais_words(house: ScriptedHouse) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        ask(house, "Hi.", tools=[function(name="get weather")])
+    assert raised.value.code == "invalid_value"
+    assert raised.value.body["message"] == (
+        "Invalid 'tools[0].function.name': string does not match pattern. "
+        "Expected a string that matches the pattern '^[a-zA-Z0-9_-]+$'."
+    )
+
+
 def test_deep_schemas_are_refused(house: ScriptedHouse) -> None:
     schema: Any = {}
     for _ in range(40):
