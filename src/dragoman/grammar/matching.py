@@ -22,6 +22,12 @@ _LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 
+# What llguidance says in terms of its own.
+_IN_OTHER_WORDS = {
+    "NoExtensionBias": "it comes to a point where nothing can follow",
+    "oneOf constraints": "'oneOf' is supported only where its alternatives exclude each other visibly",
+}
+
 
 class Matching:
     """Grammars over one vocabulary. Making it takes about a second for 500,000 tokens, and holds the GIL."""
@@ -99,7 +105,9 @@ class _Wrapper:
 
 def _first_line(message: str) -> str:
     line = message.partition("\n")[0]
-    if line == "NoExtensionBias":
-        return "it comes to a point where nothing can follow"
     # The place of a schema in the grammar around it means nothing to who sent the schema.
-    return line.rpartition("failed to compile JSON schema: ")[2][:300] or "the grammar failed"
+    line = line.rpartition("failed to compile JSON schema: ")[2]
+    for beginning, words in _IN_OTHER_WORDS.items():
+        if line.startswith(beginning):
+            return words
+    return line[:300] or "the grammar failed"

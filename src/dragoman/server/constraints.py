@@ -12,16 +12,19 @@ from dragoman.server.model import ServedModel
 
 CACHED = 256
 CACHED_CHARS = 1 << 24
-"""Most grammars that are kept, and most characters of all of them."""
+"""Most answers that are kept, and most characters of all of them."""
+
+Answer = str | BadRequest
 
 
 class ConstraintReader:
-    """Checks constraints for one model, one at a time, each once: prompts of a batch share it, and so do later ones."""
+    """Checks constraints for one model, one at a time, each once: prompts of a batch share the answer, and so do later
+    requests. A refusal is remembered too, so that a hostile constraint is tried only once."""
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
         self._process: GrammarProcess | None = None
-        self._known: OrderedDict[Constraint, str] = OrderedDict()
+        self._known: OrderedDict[Constraint, Answer] = OrderedDict()
         self._chars = 0
         self._turn = asyncio.Lock()
 
@@ -29,30 +32,37 @@ class ConstraintReader:
         """The grammar. Raises BadRequest and UnsupportedFeature, with the wire's name of the constraint."""
         if constraint is None:
             return None
-        async with self._turn:
-            grammar = self._known.get(constraint)
-            if grammar is None:
-                grammar = await asyncio.to_thread(self._checked, constraint, param)
-                self._keep(constraint, grammar)
-            self._known.move_to_end(constraint)
-        return grammar
+        if constraint not in self._known:
+            # Whoever has been answered before does not wait behind those who have not.
+            async with self._turn:
+                if constraint not in self._known:
+                    self._keep(constraint, await asyncio.to_thread(self._checked, constraint))
+        answer = self._known[constraint]
+        self._known.move_to_end(constraint)
+        if isinstance(answer, BadRequest):
+            raise type(answer)(f"Invalid '{param}': {answer.message}.", param=param)
+        return answer
 
     def close(self) -> None:
         """End the process, if there is one."""
         if self._process is not None:
             self._process.close()
 
-    def _checked(self, constraint: Constraint, param: str) -> str:
+    def _checked(self, constraint: Constraint) -> Answer:
         if self._process is None:
             self._process = GrammarProcess(self._model.vocabulary)
         try:
             return self._process.check(constraint)
         except BadRequest as error:
-            raise type(error)(f"Invalid '{param}': {error.message}.", param=param) from None
+            return error
 
-    def _keep(self, constraint: Constraint, grammar: str) -> None:
-        self._known[constraint] = grammar
-        self._chars += len(grammar)
-        while len(self._known) > CACHED or self._chars > CACHED_CHARS:
+    def _keep(self, constraint: Constraint, answer: Answer) -> None:
+        self._known[constraint] = answer
+        self._chars += _size(answer)
+        while len(self._known) > 1 and (len(self._known) > CACHED or self._chars > CACHED_CHARS):
             _, dropped = self._known.popitem(last=False)
-            self._chars -= len(dropped)
+            self._chars -= _size(dropped)
+
+
+def _size(answer: Answer) -> int:
+    return len(answer if isinstance(answer, str) else answer.message)
