@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 import threading
@@ -75,6 +76,9 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        # What lives now lives for ever: the collector need not look at it again and again while streams run.
+        gc.collect()
+        gc.freeze()
         if self._opened is not None and sockets:
             self._opened(self._house, address_of(sockets[0]))
 

@@ -124,6 +124,7 @@ _BYTE_OF = _byte_alphabet()
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
+@functools.lru_cache(1 << 14)
 def byte_level_bytes(token: str) -> bytes:
     """The bytes of a byte-level token. One written outside the alphabet (an added token) stands for itself."""
     try:
