@@ -138,6 +138,32 @@ def test_killed_while_starting_again() -> None:
     assert asyncio.run(play()) == run_alone(stub(vocab_size=STUB.vocab_size), request)
 
 
+def test_a_process_that_hangs_is_killed_and_its_streams_go_on() -> None:
+    """Stopped by a signal, it neither dies nor speaks."""
+    request = harmless(random.Random(6), "r")
+    request = msgspec.structs.replace(request, max_tokens=120, end_token_ids=(), stop_token_ids=())
+
+    async def play() -> Transcript:
+        client = EngineClient(WorkerSettings(model=STUB, hang_s=0.4))
+        await client.start()
+        try:
+            transcript, stream = Transcript(), client.submit(request)
+            for _ in range(10):
+                transcript.add(await anext(stream))
+            os.kill(client.health().pid or 0, signal.SIGSTOP)
+            async with asyncio.timeout(30):
+                async for event in stream:
+                    transcript.add(event)
+            assert client.stats().restarts == 1
+            await asyncio.sleep(0.8)  # without work, silence is no sign of anything
+            assert client.stats().restarts == 1
+            return transcript
+        finally:
+            await client.close()
+
+    assert asyncio.run(play()) == run_alone(stub(vocab_size=STUB.vocab_size, max_context=600), request)
+
+
 def test_three_deaths_of_a_request_on_its_own_fail_it() -> None:
     async def play() -> tuple[list[EngineEvent], int]:
         async with started(msgspec.structs.replace(STUB, crash_token=POISON)) as client:

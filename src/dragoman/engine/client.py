@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 5.0
+LOOKS = 4
+"""How often the watchdog looks within the time after which a silent process is killed."""
 MOST_FAILED_STARTS = 5
 """Starts in a row that may fail, once the engine has run, before it is given up."""
 
@@ -109,7 +111,8 @@ class EngineClient:
 
     A process that dies is started again, after a wait that doubles from 50 ms to 5 s while no process gets anything
     done, and every unfinished request goes on where its delivered events ended. A request that keeps killing the
-    process is failed; ``replay`` says how it is found.
+    process is failed; ``replay`` says how it is found. A process that has work and says nothing for ``hang_s`` is
+    killed: it hangs.
 
     All methods belong to one event loop.
     """
@@ -129,7 +132,9 @@ class EngineClient:
         self._last_words = ""
         self._ready: asyncio.Future[EngineInfo] | None = None
         self._gone = asyncio.Event()
-        self._supervisor: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._silent = 0
+        """Looks of the watchdog since the process said something, while it had work."""
         self._wait_s = FIRST_WAIT_S
         self._stats = EngineStats()
         self._past = EngineStats()
@@ -143,15 +148,15 @@ class EngineClient:
         except BaseException:
             await self.close()
             raise
-        self._supervisor = asyncio.create_task(self._supervise())
+        self._tasks = [asyncio.create_task(self._supervise()), asyncio.create_task(self._watch())]
         return info
 
     async def close(self) -> None:
         """End the process. Unfinished requests end with an error."""
         self._state = State.CLOSED
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.gather(self._supervisor, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         process, self._process = self._process, None
         if process is not None:
             await process.stop()
@@ -192,6 +197,16 @@ class EngineClient:
                         self._state, self._message = State.FAILED, f"the engine cannot be started again: {error}"
                         self._fail(list(self._requests.values()), self._message)
                         return
+
+    async def _watch(self) -> None:
+        """Kill a process that hangs. Looks are counted, not seconds: after a pause of our own, its words are unread."""
+        while True:
+            await asyncio.sleep(self._settings.hang_s / LOOKS)
+            self._silent = self._silent + 1 if self._in_engine and self._state is State.READY else 0
+            if self._silent > LOOKS and self._process is not None:
+                log.error("the engine process has said nothing for %g s; it is killed", self._settings.hang_s)
+                self._silent = 0
+                self._process.kill()
 
     async def _bury(self) -> None:
         status = await self._reap()
@@ -260,6 +275,7 @@ class EngineClient:
     # Messages --------------------------------------------------------------------------------------------------------
 
     def _heard(self, message: FromEngine) -> None:
+        self._silent = 0
         if isinstance(message, StepOutput):
             self._stats = message.stats
             self._take(message.events)

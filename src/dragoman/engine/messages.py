@@ -46,11 +46,16 @@ class LoadModel(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The first frame to the process: what to run. ``threads`` None: as many as the machine has cores."""
+    """The first frame to the process: what to run. ``threads`` None: as many as the machine has cores.
+
+    ``hang_s``: a process that has work says something after every step. One that says nothing for so long is killed,
+    and what it was computing goes on in the next.
+    """
 
     model: StubModel | LoadModel
     scheduler: SchedulerSettings = SchedulerSettings()
     threads: int | None = None
+    hang_s: float = 300.0
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
