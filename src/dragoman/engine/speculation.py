@@ -15,15 +15,17 @@ GRAM_LENGTHS = (4, 2)
 """How many of the newest tokens are looked up: first the more, which seldom mislead."""
 FIRST_LENGTH = 4
 MOST_PLACES = 1 << 16
-LONGEST_PAUSE = 64
+LONGEST_PAUSE = 16
 """Tokens without a draft, after drafts have failed again and again: what a text that never repeats pays at most."""
 
 
 class Lookup:
     """Drafts for one sequence, from its own tokens.
 
-    Places are remembered in tables of a fixed size, at the hash of the tokens before them; the newest stays. A draft
-    grows while all of it comes true, shrinks to what did, and pauses, longer each time, while nothing does.
+    Places are remembered in tables of a fixed size, at the hash of the tokens before them; the newest stays. Where
+    nothing is found, but the last draft came true in part, the text may go on as it did there but for a word: the next
+    draft is from as far back. A draft grows while all of it comes true, shrinks when it does not, and pauses, longer
+    each time, while nothing does.
     """
 
     def __init__(self, most_tokens: int) -> None:
@@ -32,6 +34,9 @@ class Lookup:
         self._tables = [array("i", bytes(4 * places)) for _ in GRAM_LENGTHS]
         self._seen = 0
         self._length = FIRST_LENGTH
+        self._distance = 0
+        """How far back the last draft came from; 0: there was none, or nothing of it came true."""
+        self._was_found = False
         self._pause = 1
         self._resume_at = 0
 
@@ -40,23 +45,26 @@ class Lookup:
         if len(token_ids) < self._resume_at:
             return []
         self._learn(token_ids)
-        place = self._find(token_ids)
-        if not place:
+        found = self._find(token_ids)
+        self._was_found = found > 0
+        distance = self._distance = found or self._distance
+        if not distance:
             return []
-        length = min(self._length, most)
+        length, place = min(self._length, most), len(token_ids) - distance
         draft = token_ids[place : place + length]
-        period = len(token_ids) - place
         while len(draft) < length:  # the end of what has been said is within the draft: it goes on in the same way
-            draft.append(draft[len(draft) - period])
+            draft.append(draft[-distance])
         return draft
 
     def verified(self, num_tokens: int, drafted: int, accepted: int) -> None:
         """What became of the last draft, the sequence now having ``num_tokens``."""
         if accepted:
-            self._length = 2 * drafted if accepted == drafted else accepted + 1
+            self._length = 2 * drafted if accepted == drafted else max(accepted + 1, drafted // 2)
             self._pause = 1
-        else:
-            self._length = 1
+            return
+        self._distance = 0
+        if self._was_found:
+            self._length = max(1, drafted // 2)
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
             self._resume_at = num_tokens + self._pause - 1
 
@@ -68,10 +76,10 @@ class Lookup:
         self._seen = len(token_ids)
 
     def _find(self, token_ids: list[int]) -> int:
-        """Where the newest tokens stood before: the place behind them; 0: nowhere."""
+        """How far back what followed the newest tokens before begins; 0: they are new."""
         for table, size in zip(self._tables, GRAM_LENGTHS, strict=True):
             newest = token_ids[-size:]
             place = table[hash(tuple(newest)) & self._mask]
             if place and token_ids[place - size : place] == newest:
-                return place
+                return len(token_ids) - place
         return 0
