@@ -84,22 +84,21 @@ def test_an_answer_comes_within_two_seconds(process: GrammarProcess, name: str) 
         matcher = MATCHING.matcher(grammar)
         assert not matcher.error
         assert len(matcher.allowed())
-    # The process is killed after one second; the rest is for a new one, on a machine that is busy.
+    # It has 0.8 s of the processor, 1.6 s by the clock; the rest is for a machine that is very busy.
     assert time.monotonic() - started < 10
 
 
-def test_others_are_served_after_a_process_was_killed() -> None:
-    process = GrammarProcess(VOCABULARY, GrammarLimits(time_s=0.5))
+def test_others_are_served_behind_one_that_was_killed() -> None:
+    process = GrammarProcess(VOCABULARY, GrammarLimits(time_s=0.6))
     slow = schema({"properties": {f"q{i}": {"properties": OPTIONAL} for i in range(9)}})
     with pytest.raises(UnsupportedFeature):
         process.check(slow)
-    process.close()
     assert "start" in process.check(Choice(("yes", "no")))
     process.close()
 
 
 def test_memory_is_bounded() -> None:
-    process = GrammarProcess(VOCABULARY, GrammarLimits(time_s=5.0, memory_bytes=8 << 20))
+    process = GrammarProcess(VOCABULARY, GrammarLimits(time_s=2.0, memory_bytes=8 << 20))
     with pytest.raises(UnsupportedFeature):
         process.check(schema({"enum": [f"value{i}" for i in range(10_000)]}))
     process.close()

@@ -13,12 +13,15 @@ from dragoman.core.vocabulary import Vocabulary
 from dragoman.text.limited_process import LimitedProcess, ProcessFailure
 
 _WORKER = Path(__file__).with_name("worker.py")
+_MARGIN_S = 5.0
+"""For the setup (a vocabulary of 300,000 tokens takes a second), and for a machine that is very busy."""
 
 
 class GrammarLimits(NamedTuple):
-    """What one grammar may take: seconds, and bytes beyond those of the process itself."""
+    """What one grammar may take: seconds of a processor (twice as long by the clock), and bytes beyond those of the
+    process itself."""
 
-    time_s: float = 1.0
+    time_s: float = 0.8
     memory_bytes: int = 1 << 29
 
 
@@ -28,6 +31,7 @@ class GrammarProcess:
     def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits | None = None) -> None:
         self._limits = limits or GrammarLimits()
         setup = {
+            "time_s": self._limits.time_s,
             "memory_bytes": self._limits.memory_bytes,
             "vocabulary": {
                 "tokens": [token.decode("latin-1") for token in vocabulary.tokens],
@@ -35,7 +39,10 @@ class GrammarProcess:
                 "end_ids": vocabulary.end_ids,
             },
         }
-        self._process = LimitedProcess(_WORKER, lambda: setup, time_s=self._limits.time_s, answer_bytes=1 << 26)
+        # The process itself keeps the limits; should it fail to, it is ended in its turn.
+        self._process = LimitedProcess(
+            _WORKER, lambda: setup, time_s=2 * self._limits.time_s + _MARGIN_S, answer_bytes=1 << 26
+        )
 
     def check(self, constraint: Constraint) -> str:
         """The grammar that enforces the constraint. Raises BadRequest and UnsupportedFeature, saying why."""

@@ -2,10 +2,12 @@
 
 llguidance bounds what it does, but not everything: a divisor of seven digits or an object of thousands of optional
 properties takes seconds, and a deep recursion may end the process. So each grammar is made here first, compiled, and
-walked for a while along random texts; what is slow or fails here never reaches the engine.
+walked for a while along random texts; what is slow or fails here never reaches the engine. That happens in a child of
+the process, which may die without any loss: the vocabulary is shared, and the next child a fork away.
 
-Speaks the frames of ``limited_process``. The setup is ``{"limits": {...}, "vocabulary": {...}}``; a request
-``{"constraint": …}`` (as msgspec writes it) is answered by ``{"grammar": text}`` or ``{"error": …, "kind": …}``.
+Speaks the frames of ``limited_process``. The setup is ``{"time_s": …, "memory_bytes": …, "vocabulary": {...}}``; a
+request ``{"constraint": …}`` (as msgspec writes it) is answered by ``{"grammar": text}`` or by ``{"error": …, "kind":
+…}``.
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ import json
 import os
 import random
 import resource
+import select
 import signal
 import socket
 import struct
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -93,7 +98,37 @@ def main() -> None:
     _send(connection, {})
     while True:
         request = _receive(connection)
-        _send(connection, answer(request["constraint"], matching))
+        _send(connection, in_child(partial(answer, request["constraint"], matching), setup["time_s"]))
+
+
+def in_child(work: Callable[[], dict[str, str]], time_s: float) -> dict[str, str]:
+    """The result of ``work`` in a child, which has ``time_s`` of the processor, and on a busy machine twice as long."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        # Nothing may come back from here: what follows belongs to the parent.
+        with contextlib.suppress(BaseException):
+            signal.setitimer(signal.ITIMER_PROF, time_s)  # its signal ends a process that does not expect it
+            with open(writing, "wb") as file:
+                file.write(json.dumps(work()).encode())
+        os._exit(0)
+    os.close(writing)
+    deadline = time.monotonic() + 2 * time_s
+    data = b""
+    with open(reading, "rb", buffering=0) as file:
+        while select.select([file], [], [], max(deadline - time.monotonic(), 0.0))[0]:
+            part = file.read(1 << 16)
+            if not part:
+                break
+            data += part
+        else:
+            os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if not status and data:
+        return dict(json.loads(data))
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGKILL):
+        return {"kind": "time", "error": f"it took more than {time_s:g} s"}
+    return {"kind": "memory", "error": "it took too much memory, or was nested too deeply"}
 
 
 def _limit(memory_bytes: int) -> None:
