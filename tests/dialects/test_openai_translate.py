@@ -60,6 +60,42 @@ def test_every_sampling_field_arrives() -> None:
     )
 
 
+def test_every_sampler_arrives() -> None:
+    asked: dict[str, Any] = {
+        "xtc_probability": 0.5,
+        "xtc_threshold": 0.2,
+        "typical_p": 0.9,
+        "no_repeat_ngram_size": 3,
+        "dry_multiplier": 0.8,
+        "dry_base": 2.0,
+        "dry_allowed_length": 4,
+        "dry_penalty_last_n": 100,
+        "watermark": True,
+        "watermark_gamma": 0.25,
+        "watermark_delta": 1.5,
+        "mirostat_tau": 3.0,
+        "mirostat_eta": 0.2,
+    }
+    named = {
+        "bad_word_token_ids": [[1, 2]],
+        "forced_output_tokens": [7, 8],
+        "dry_sequence_breakers": [";"],
+        "dry_sequence_breaker_ids": [3],
+    }
+    becomes = {
+        "banned_phrases": ((1, 2),),
+        "forced_tokens": (7, 8),
+        "dry_sequence_breakers": (";",),
+        "dry_breaker_ids": (3,),
+    }
+    expected = SamplingParams(bad_words=("no", " no"), **asked, **becomes)
+    (request,) = completions(prompt="a", bad_words=[" no"], min_total_tokens=9, **asked, **named)
+    assert request.sampling == expected == chat(bad_words=["no"], **asked, **named).sampling
+    assert request.ending.min_total_tokens == 9
+    assert chat(mirostat_mode=2).sampling == SamplingParams(mirostat_mode=2)
+    assert chat(logprobs=True, logprobs_mode="processed").logprobs == LogprobParams(mode="processed")
+
+
 def test_every_ending_field_arrives() -> None:
     (request,) = completions(
         prompt="a",

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from dragoman.core.events import EngineEvent, FinishEvent, FinishReason, PromptEvent, TokenEvent, TokenLogprob
 from dragoman.core.request import EngineRequest
 from dragoman.core.sampling import LogprobParams, SamplingParams
@@ -101,7 +103,7 @@ def random_prompt(rng: random.Random, vocab_size: int, longest: int) -> tuple[in
 def random_sampling(rng: random.Random, vocab_size: int) -> SamplingParams:
     """Every parameter on in some, off in most."""
     biased = rng.sample(range(vocab_size), 3)
-    return SamplingParams(
+    sampling = SamplingParams(
         temperature=rng.choice([0.0, 0.0, 0.7, 1.0, 1.0, 1.8]),
         top_k=rng.choice([0, 0, 1, 5, 40]),
         top_p=rng.choice([1.0, 1.0, 0.9, 0.3]),
@@ -110,14 +112,28 @@ def random_sampling(rng: random.Random, vocab_size: int) -> SamplingParams:
         frequency_penalty=rng.choice([0.0, 0.0, 0.8]),
         presence_penalty=rng.choice([0.0, 0.0, -0.5, 1.1]),
         logit_bias=rng.choice([{}, {}, {biased[0]: 5.0, biased[1]: -100.0, biased[2]: 0.25}]),
+        typical_p=rng.choice([1.0, 1.0, 0.6]),
+        xtc_probability=rng.choice([0.0, 0.0, 0.5]),
+        banned_phrases=rng.choice([(), (), tuple(tuple(rng.choices(range(vocab_size), k=1 + i)) for i in range(2))]),
+        no_repeat_ngram_size=rng.choice([0, 0, 0, 2]),
+        dry_multiplier=rng.choice([0.0, 0.0, 0.8]),
+        dry_penalty_last_n=rng.choice([-1, 20]),
+        dry_breaker_ids=tuple(rng.sample(range(vocab_size), 2)),
+        watermark=rng.random() < 0.2,
     )
+    if rng.random() < 0.2:
+        modes = {"mirostat_mode": rng.choice([1, 2]), "mirostat_tau": rng.choice([2.0, 6.0])}
+        untruncated = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "xtc_probability": 0.0}
+        return msgspec.structs.replace(sampling, **modes, **untruncated)
+    return sampling
 
 
 def random_request(
     rng: random.Random, request_id: str, vocab_size: int, *, prompt: int = 100, output: int = 24, sequences: int = 3
 ) -> EngineRequest:
     """``prompt``, ``output``, ``sequences``: the largest of each."""
-    detailed = LogprobParams(top=rng.randint(1, 5), prompt=rng.random() < 0.5)
+    mode = rng.choice(["raw", "raw", "processed"])
+    detailed = LogprobParams(top=rng.randint(1, 5), prompt=rng.random() < 0.5, mode=mode)
     logprobs = rng.choice([None, None, LogprobParams(), detailed])
     ends = tuple(rng.sample(range(vocab_size), rng.choice([0, max(1, vocab_size // 50)])))
     return EngineRequest(

@@ -42,7 +42,7 @@ def request_with_everything(rng: random.Random, vocab_size: int) -> EngineReques
     return msgspec.structs.replace(
         request,
         max_tokens=rng.randint(8, 40),
-        logprobs=LogprobParams(top=rng.randint(0, 4), prompt=rng.random() < 0.5),
+        logprobs=LogprobParams(top=rng.randint(0, 4), prompt=rng.random() < 0.5, mode=rng.choice(["raw", "processed"])),
         priority=0,
     )
 
@@ -195,3 +195,50 @@ def test_drafts_that_come_true(runner: Runner, temperature: float) -> None:
         assert stats.steps == 200 - stats.accepted_tokens
         company = [msgspec.structs.replace(request, request_id=f"other {seed}", seeds=(seed,)) for seed in range(3)]
         assert run(engine, [*company, request])["ours"] == alone
+
+
+SAMPLERS = {
+    "typical-p": SamplingParams(typical_p=0.5),
+    "xtc": SamplingParams(xtc_probability=0.5, xtc_threshold=0.05),
+    "mirostat 1": SamplingParams(mirostat_mode=1, mirostat_tau=3.0, mirostat_eta=0.3),
+    "mirostat 2": SamplingParams(mirostat_mode=2, mirostat_tau=3.0, mirostat_eta=0.3),
+    "banned phrases": SamplingParams(top_k=3, banned_phrases=((5,), (1, 2), *((0, 7, token) for token in range(40)))),
+    "no-repeat n-gram": SamplingParams(temperature=0.3, no_repeat_ngram_size=1),
+    "dry": SamplingParams(dry_multiplier=3.0, dry_allowed_length=1, dry_breaker_ids=(3,), dry_penalty_last_n=60),
+    "watermark": SamplingParams(watermark=True, watermark_gamma=0.25, watermark_delta=4.0),
+    "forced tokens": SamplingParams(forced_tokens=tuple(range(150, 182))),
+}
+
+
+@pytest.mark.parametrize("runner", ["stub", "float32"], indirect=True)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_sampler(runner: Runner, sampler: str) -> None:
+    """In company, in small chunks, as one of many, after preemptions and deaths; and the sampler does something."""
+    rng = random.Random(sampler)
+    request = msgspec.structs.replace(
+        request_with_everything(rng, runner.vocab_size),
+        prompt=tuple(rng.choices(range(40), k=70)),
+        seeds=(3, 4),
+        max_tokens=32,
+        end_token_ids=(),
+        stop_token_ids=(),
+        min_tokens=0,
+        sampling=SAMPLERS[sampler],
+    )
+    alone = run_alone(runner, request)
+    plain = run_alone(runner, msgspec.structs.replace(request, sampling=SamplingParams()))
+    assert alone.ids() != plain.ids(), "a sampler without effect shows nothing here"
+    settings = SchedulerSettings(step_tokens=17, mixed_prefill_tokens=5)
+    engine = Engine(Limited(runner, num_blocks=12), settings)
+    crowd = [msgspec.structs.replace(each, priority=2) for each in others(rng, runner.vocab_size, 5)]
+    assert run(engine, [request, *crowd])["ours"] == alone
+    single = run_alone(runner, msgspec.structs.replace(request, seeds=(4,)))
+    assert alone.of(1)[:2] == single.of(0)[:2]
+    told, unfinished = Transcript(), Unfinished(request)
+    while not unfinished.is_over:
+        engine = Engine(runner)
+        engine.submit(unfinished.as_replay())
+        for event in [event for _ in range(3) for event in engine.step().events]:
+            if unfinished.accept(event):
+                told.add(event)
+    assert told == alone

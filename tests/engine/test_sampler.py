@@ -28,7 +28,7 @@ def make_sequence(prompt: tuple[int, ...] = (1, 2), generated: tuple[int, ...] =
         request_id="r",
         prompt=prompt,
         seeds=(fields.pop("seed", 0),),
-        max_tokens=100,
+        max_tokens=fields.pop("max_tokens", 100),
         sampling=SamplingParams(**sampling),
         generated=(generated,),
         **fields,

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from dragoman.core.sampling import EndingParams, SamplingParams
+from dragoman.core.sampling import EndingParams, SamplingParams, both_spellings
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models.settings import ModelSettings
 
@@ -135,6 +135,18 @@ class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True):
         repetition_penalty: makes tokens that occurred less likely, by a factor; 1 is off.
         frequency_penalty: makes generated tokens less likely with every use; 0 is off.
         presence_penalty: makes generated tokens less likely once; 0 is off.
+        typical_p: keep the tokens whose surprise is nearest to the entropy until their probability reaches p; 1 is off.
+        xtc_probability: how often to drop the likeliest tokens, all but one; 0 is off.
+        xtc_threshold: how likely a token has to be for that.
+        mirostat_mode: 1 or 2 hold the surprise of the text at a target, in place of top-k to XTC; 0 is off.
+        mirostat_tau: that target, in bits per token.
+        mirostat_eta: how fast it is learned.
+        no_repeat_ngram_size: no n tokens in a row occur twice; 0 is off.
+        dry_multiplier: makes it less likely to go on with a repetition; 0 is off.
+        dry_base: how fast that grows with every token of the repetition.
+        dry_allowed_length: shorter repetitions cost nothing.
+        dry_penalty_last_n: the newest tokens in which repetitions are looked for; -1 is all.
+        bad_words: text that is not generated; may be given several times.
         seed: the same seed gives the same text; by default a new one each time.
         stop: text that ends the answer; may be given several times.
     """
@@ -149,13 +161,25 @@ class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0
     frequency_penalty: Annotated[float, Meta(ge=-100, le=100)] = 0.0
     presence_penalty: Annotated[float, Meta(ge=-100, le=100)] = 0.0
+    typical_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    xtc_probability: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    xtc_threshold: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    mirostat_mode: Annotated[int, Meta(ge=0, le=2)] = 0
+    mirostat_tau: Annotated[float, Meta(ge=0, le=100)] = 5.0
+    mirostat_eta: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    no_repeat_ngram_size: Annotated[int, Meta(ge=0)] = 0
+    dry_multiplier: Annotated[float, Meta(ge=0, le=1000)] = 0.0
+    dry_base: Annotated[float, Meta(ge=1, le=100)] = 1.75
+    dry_allowed_length: Annotated[int, Meta(ge=1)] = 2
+    dry_penalty_last_n: Annotated[int, Meta(ge=-1)] = -1
+    bad_words: tuple[str, ...] = ()
     seed: Seed | None = None
     stop: tuple[str, ...] = ()
 
     def sampling(self) -> SamplingParams:
         """As the engine is told."""
-        names = SamplingParams.__struct_fields__
-        return SamplingParams(**{name: value for name, value in msgspec.structs.asdict(self).items() if name in names})
+        given = msgspec.structs.asdict(self) | {"bad_words": both_spellings(self.bad_words)}
+        return SamplingParams(**{name: given[name] for name in SamplingParams.__struct_fields__ if name in given})
 
     def ending(self) -> EndingParams:
         """As serving is told."""

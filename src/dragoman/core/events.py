@@ -30,6 +30,8 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True, tag="token"):
     """One new token of one sequence. The last of a sequence carries ``finish``.
 
     ``index`` is the token's position in the output, from 0: the client of the engine drops what it has already seen.
+    ``mirostat``: the state of that sampler behind the token, which does not follow from token ids: whoever makes the
+    sequence go on later has to give it back.
     """
 
     request_id: str
@@ -39,6 +41,7 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True, tag="token"):
     finish: FinishReason | None = None
     logprob: float | None = None
     top: tuple[TokenLogprob, ...] = ()
+    mirostat: float | None = None
 
 
 class PromptEvent(msgspec.Struct, frozen=True, array_like=True, tag="prompt"):

@@ -86,6 +86,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     All ``len(seeds)`` sequences share the prompt's blocks. ``generated`` holds what each sequence had produced before
     (crash replay, continuing): generation goes on behind it, with the random numbers of those positions.
+    ``mirostat``: the state that the last token of each sequence came with, where that sampler is on.
     ``grammar``: what the text has to follow, as the room ``grammar`` has made and checked it.
     """
 
@@ -101,4 +102,5 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     priority: int = 0
     generated: tuple[tuple[int, ...], ...] = ()
     finished: tuple[bool, ...] = ()
+    mirostat: tuple[float | None, ...] = ()
     grammar: str | None = None

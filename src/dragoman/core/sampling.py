@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 MAX_SEED = 2**64 - 1
@@ -15,10 +17,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         top_k: keep the k most likely tokens, ties stay; 0 is off.
         top_p: keep the smallest set whose mass reaches p; 1 is off.
         min_p: drop tokens less likely than min_p times the most likely one; 0 is off.
+        typical_p: keep the tokens whose surprise is nearest to the entropy until their mass reaches p; 1 is off.
+        xtc_probability, xtc_threshold: with this probability, where two tokens or more are at least as likely as the
+            threshold, drop all of these but the least likely; either 0 is off.
+        mirostat_mode: 1 or 2: keep what holds the surprise of the text near ``mirostat_tau`` bits a token, learning at
+            the rate ``mirostat_eta``. In place of top-k to XTC, not together with them. 0 is off.
         repetition_penalty: each distinct id of prompt and output once: logit > 0 is divided, else multiplied; 1 is off.
         frequency_penalty: subtracted per occurrence among generated tokens.
         presence_penalty: subtracted once for each id among generated tokens.
         logit_bias: added to the logit of each given token id.
+        bad_words: texts that may not be generated; each becomes one of the ``banned_phrases`` as its tokens.
+        banned_phrases: the last token of each is forbidden when the generated tokens end in all before it.
+        no_repeat_ngram_size: no n tokens in a row occur twice in prompt and output; 0 is off.
+        dry_multiplier, dry_base, dry_allowed_length: a token that would go on with a repetition that is n tokens long
+            already loses multiplier * base ** (n - allowed_length), n >= allowed_length; a multiplier of 0 is off.
+        dry_penalty_last_n: the newest tokens in which repetitions are looked for; -1: all, 0 is off.
+        dry_sequence_breakers: texts that no repetition reaches across; the last token of each is in
+            ``dry_breaker_ids``.
+        watermark: favour a list of tokens that follows from the token before; ``watermark_gamma`` is its share of the
+            vocabulary, ``watermark_delta`` is added to its logits.
+        forced_tokens: the output is exactly these tokens, whatever else is asked; only log-probabilities are computed.
     """
 
     temperature: float = 1.0
@@ -29,6 +47,48 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
+    typical_p: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    mirostat_mode: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    bad_words: tuple[str, ...] = ()
+    banned_phrases: tuple[tuple[int, ...], ...] = ()
+    no_repeat_ngram_size: int = 0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    dry_breaker_ids: tuple[int, ...] = ()
+    watermark: bool = False
+    watermark_gamma: float = 0.5
+    watermark_delta: float = 2.0
+    forced_tokens: tuple[int, ...] = ()
+
+    @property
+    def truncations(self) -> tuple[str, ...]:
+        """Those of top-k to XTC that are asked for, by name."""
+        asked = {
+            "top_k": self.top_k > 0,
+            "top_p": self.top_p < 1,
+            "min_p": self.min_p > 0,
+            "typical_p": self.typical_p < 1,
+            "xtc_probability": self.has_xtc,
+        }
+        return tuple(name for name, is_on in asked.items() if is_on)
+
+    @property
+    def has_xtc(self) -> bool:
+        return self.xtc_probability > 0 and self.xtc_threshold > 0
+
+
+def both_spellings(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Each word without and with a leading space: to most tokenizers these begin with different tokens."""
+    return tuple(
+        dict.fromkeys(spelling for word in words for spelling in (word.lstrip(" ") or word, " " + word.lstrip(" ")))
+    )
 
 
 class EndingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -36,7 +96,7 @@ class EndingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     Attributes:
         max_tokens: most tokens to generate; None: as many as the context has room for. 0 generates nothing.
-        min_tokens: while fewer exist, every EOS id is forbidden.
+        min_tokens: while fewer exist, every EOS id is forbidden. min_total_tokens: the same, the prompt's included.
         ignore_eos: EOS ids are ordinary tokens.
         stop_token_ids: ids that end the sequence (``FinishReason.STOP_TOKEN``).
         stop: strings that end the sequence wherever they appear in the decoded text.
@@ -46,6 +106,7 @@ class EndingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     max_tokens: int | None = None
     min_tokens: int = 0
+    min_total_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
@@ -54,12 +115,15 @@ class EndingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class LogprobParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which log-probabilities to report: log-softmax of the model's own logits.
+    """Which log-probabilities to report.
 
     Attributes:
+        mode: ``raw``: log-softmax of the model's own logits; ``processed``: of what the token was drawn from, after all
+            steps that ran. Those of the prompt are always raw.
         top: how many alternatives beside the chosen token.
         prompt: report the prompt's tokens too (the first has none).
     """
 
     top: int = 0
     prompt: bool = False
+    mode: Literal["raw", "processed"] = "raw"

@@ -15,6 +15,9 @@ from dragoman.engine.runner import Runner
 
 _MOST_TOP_K = 2**31 - 1
 _MOST_FLOAT32 = 3.4e38
+_MOST_MIROSTAT = 1000.0
+"""Bits, and share learned of each error. With an eta above 2 the state swings; it has to stay finite all the same."""
+_MOST_WATERMARK = 1000.0
 
 
 def check(request: EngineRequest, runner: Runner) -> None:
@@ -24,19 +27,29 @@ def check(request: EngineRequest, runner: Runner) -> None:
         raise BadRequest("a request needs a prompt, a seed for each sequence, and a length that is not negative")
     if not 0 <= min(request.seeds) <= max(request.seeds) <= MAX_SEED:
         raise BadRequest(f"seeds are from 0 to {MAX_SEED}")
-    if any(part and len(part) != count for part in (request.generated, request.finished)):
+    if any(part and len(part) != count for part in (request.generated, request.finished, request.mirostat)):
         raise BadRequest("a request that goes on says so for each of its sequences")
     if total > runner.max_context:
         raise ContextOverflow(f"{total} tokens are more than the context of {runner.max_context}")
     room = runner.num_blocks * runner.block_size
     if total > room:
         raise ContextOverflow(f"{total} tokens are more than the {room} that the cache can ever hold")
-    for ids in (request.prompt, *request.generated, request.sampling.logit_bias, request.end_token_ids):
+    sampling = request.sampling
+    of_sampling = (sampling.logit_bias, sampling.forced_tokens, sampling.dry_breaker_ids, *sampling.banned_phrases)
+    for ids in (request.prompt, *request.generated, request.end_token_ids, *of_sampling):
         if ids and not 0 <= min(ids) <= max(ids) < runner.vocab_size:
             raise BadRequest(f"token ids are from 0 to {runner.vocab_size - 1}")
     if request.logprobs is not None and not 0 <= request.logprobs.top <= runner.vocab_size:
         raise BadRequest("more alternatives are asked for than there are tokens")
-    _check_sampling(request.sampling)
+    _check_sampling(sampling)
+    if not all(state is None or math.isfinite(state) for state in request.mirostat):
+        raise BadRequest("mirostat's state is a finite number")
+    if sampling.forced_tokens and request.max_tokens != len(sampling.forced_tokens):
+        raise BadRequest("forced tokens are the whole output")
+    if sampling.forced_tokens and request.grammar is not None:
+        raise BadRequest("forced tokens follow no grammar")
+    if sampling.mirostat_mode and sampling.truncations:
+        raise BadRequest(f"mirostat takes the place of {sampling.truncations[0]}", param="mirostat_mode")
 
 
 def _check_sampling(sampling: SamplingParams) -> None:
@@ -50,6 +63,19 @@ def _check_sampling(sampling: SamplingParams) -> None:
         "frequency_penalty": math.isfinite(sampling.frequency_penalty),
         "presence_penalty": math.isfinite(sampling.presence_penalty),
         "logit_bias": all(bias < math.inf for bias in sampling.logit_bias.values()),
+        "typical_p": 0 < sampling.typical_p <= 1,
+        "xtc_probability": 0 <= sampling.xtc_probability <= 1,
+        "xtc_threshold": 0 <= sampling.xtc_threshold <= 1,
+        "mirostat_mode": sampling.mirostat_mode in (0, 1, 2),
+        "mirostat_tau": 0 <= sampling.mirostat_tau <= _MOST_MIROSTAT,
+        "mirostat_eta": 0 <= sampling.mirostat_eta <= _MOST_MIROSTAT,
+        "no_repeat_ngram_size": sampling.no_repeat_ngram_size >= 0,
+        "dry_multiplier": 0 <= sampling.dry_multiplier < math.inf,
+        "dry_base": 1 <= sampling.dry_base < math.inf,
+        "dry_allowed_length": 1 <= sampling.dry_allowed_length < 2**31,
+        "dry_penalty_last_n": -1 <= sampling.dry_penalty_last_n < 2**31,
+        "watermark_gamma": 0 <= sampling.watermark_gamma <= 1,
+        "watermark_delta": abs(sampling.watermark_delta) <= _MOST_WATERMARK,
     }
     for name, is_in_range in ranges.items():
         if not is_in_range:

@@ -151,6 +151,9 @@ class Engine:
                 self._end(sequence, FinishReason.ERROR, (follower and follower.error) or _FAILED_ROW)
                 continue
             sequence.token_ids.append(token_id)
+            mirostat = sampled.mirostat.get(index)
+            if mirostat is not None:
+                sequence.mirostat = mirostat
             finish = sequence.end_reason(token_id, complete=follower is not None and follower.push(token_id))
             self._events.append(
                 TokenEvent(
@@ -161,6 +164,7 @@ class Engine:
                     finish,
                     sampled.logprobs.get(index),
                     sampled.top.get(index, ()),
+                    mirostat,
                 )
             )
             if finish is None and sequence.draft[place : place + 1] == [token_id]:

@@ -15,6 +15,7 @@ import numpy as np
 from dragoman import kernels
 from dragoman.core.request import EngineRequest
 from dragoman.engine.batch import Float32, Int32
+from dragoman.engine.phrases import banned_phrases, dry, no_repeat_ngram
 from dragoman.engine.sequence import Processor, Sequence
 
 
@@ -68,16 +69,39 @@ def logit_bias(request: EngineRequest) -> Processor | None:
     return process
 
 
+WATERMARK_KEY = 15485863
+"""Of the green lists: the millionth prime, as the method's authors have it. Who detects the watermark needs it."""
+
+
+def watermark(request: EngineRequest) -> Processor | None:
+    """logit += delta for the green list of the token before (Kirchenbauer et al. 2023); see ``kernels.green_list``."""
+    sampling = request.sampling
+    if not sampling.watermark or sampling.watermark_delta == 0:
+        return None
+
+    def process(logits: Float32, sequence: Sequence) -> None:
+        green = kernels.green_list(len(logits), WATERMARK_KEY, sequence.token_ids[-1], sampling.watermark_gamma)
+        np.add(logits, np.float32(sampling.watermark_delta), out=logits, where=green)
+
+    return process
+
+
 PIPELINE: tuple[Callable[[EngineRequest], Processor | None], ...] = (
     minimum_length,
+    banned_phrases,
+    no_repeat_ngram,
     penalties,
+    dry,
     logit_bias,
+    watermark,
 )
-"""In the order of ``docs/generation.md``. Temperature and what follows are native: see ``sampler``."""
+"""In the order of ``docs/generation.md``. The grammar, and then temperature and what follows, are in ``sampler``."""
 
 
 def processors_for(request: EngineRequest) -> tuple[Processor, ...]:
-    """The steps that this request asks for, with a memory of their own for one sequence."""
+    """The steps that this request asks for, with a memory of their own for one sequence. None for forced tokens."""
+    if request.sampling.forced_tokens:
+        return ()
     made = (step(request) for step in PIPELINE)
     return tuple(process for process in made if process is not None)
 

@@ -34,6 +34,7 @@ class Unfinished:
         self.request = request
         self.generated = [list(ids) for ids in request.generated] or [[] for _ in range(count)]
         self.finished = list(request.finished) or [False] * count
+        self.mirostat = list(request.mirostat) or [None] * count
         self.prompt_seen = False
         self.deaths = 0
         self.deaths_alone = 0
@@ -69,6 +70,7 @@ class Unfinished:
                     raise ValueError(f"token {event.index} of {event.request_id} came after {len(generated)}")
                 return False
             generated.append(event.token_id)
+            self.mirostat[event.sequence] = event.mirostat
         self.finished[event.sequence] = event.finish is not None
         self._behind.discard(event.sequence)
         if not self._behind:
@@ -91,6 +93,7 @@ class Unfinished:
             logprobs=logprobs,
             generated=tuple(map(tuple, self.generated)),
             finished=tuple(self.finished),
+            mirostat=tuple(self.mirostat) if self.request.sampling.mirostat_mode else (),
         )
 
     def failures(self, message: str) -> list[EngineEvent]:

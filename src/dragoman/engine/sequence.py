@@ -96,6 +96,7 @@ class Sequence:
         "index",
         "lookup",
         "max_length",
+        "mirostat",
         "order",
         "priority",
         "processors",
@@ -123,6 +124,9 @@ class Sequence:
         self.processors = processors
         self.follower: Follower | None = None
         """Its place in the grammar of the request, where that has one."""
+        before = request.mirostat[index] if request.mirostat else None
+        self.mirostat = 2.0 * self.sampling.mirostat_tau if before is None else before
+        """Largest surprise in bits that mirostat allows the next token: what it has learned from those before."""
         self.top_logprobs = -1 if request.logprobs is None else request.logprobs.top
         """Alternatives to report with each token; -1: not even the token's own log-probability."""
         self.priority = request.priority
@@ -156,6 +160,17 @@ class Sequence:
         return len(self.token_ids) - self.prompt_length
 
     @property
+    def logprob_mode(self) -> str | None:
+        """Of which logits the token's log-probability is. Where tokens are forced no step runs, and both are the same.
+
+        None: no log-probability is asked for.
+        """
+        asked = self.group.request.logprobs
+        if asked is None:
+            return None
+        return "raw" if self.sampling.forced_tokens else asked.mode
+
+    @property
     def remaining(self) -> int:
         """Tokens still to be computed before the next one can be drawn: 1 when decoding."""
         return len(self.token_ids) - self.computed
@@ -163,9 +178,12 @@ class Sequence:
     def end_reason(self, token_id: int, complete: bool = False) -> FinishReason | None:
         """Why the sequence ends with ``token_id``, its newest token: end of text, then stop token, then length.
 
-        ``complete``: nothing can follow in the grammar, which is an end of text too, whatever the token.
+        ``complete``: nothing can follow in the grammar, which is an end of text too, whatever the token. Forced tokens
+        end with the last of them.
         """
         group = self.group
+        if self.sampling.forced_tokens and len(self.token_ids) < self.max_length:
+            return None
         if token_id in group.end_token_ids:
             return FinishReason.EOS
         if token_id in group.stop_token_ids:

@@ -22,7 +22,7 @@ from dragoman.core.events import (
     Usage,
 )
 from dragoman.core.request import ChatPrompt, EngineRequest, GenerationRequest, Prompt
-from dragoman.core.sampling import MAX_SEED, LogprobParams
+from dragoman.core.sampling import MAX_SEED, EndingParams, LogprobParams
 from dragoman.core.serving import ModelCard
 from dragoman.server.admission import Admission
 from dragoman.server.collect import best, collect
@@ -31,6 +31,7 @@ from dragoman.server.echo import prompt_ready
 from dragoman.server.meter import Meter
 from dragoman.server.metrics import Metrics
 from dragoman.server.model import ServedModel
+from dragoman.server.phrases import PhraseReader
 from dragoman.server.prompts import PromptReader
 from dragoman.server.transcript import transcripts_of
 
@@ -72,6 +73,7 @@ class EngineServing:
         self._model = model
         self._metrics = metrics
         self._prompts = PromptReader(model)
+        self._phrases = PhraseReader(model)
         self._constraints = ConstraintReader(model)
         self._timeout_s = timeout_s
 
@@ -115,8 +117,10 @@ class EngineServing:
         arrived = asyncio.get_running_loop().time()
         meter = Meter(self._metrics, count)
         self.model(request.model)
+        request = _with_forced_length(request)
         with self.admission.enter() as place:
             prompt = await self._prompts.read(request.prompt)
+            request = msgspec.structs.replace(request, sampling=await self._phrases.read(request.sampling))
             submitted = self._engine_request(request, prompt, count, logprobs)
             grammar = await self._constraints.read(request.constraint, request.constraint_param)
             submitted = msgspec.structs.replace(submitted, grammar=grammar)
@@ -165,9 +169,18 @@ class EngineServing:
     ) -> EngineRequest:
         """The request in token ids, its length fitted to the context. Raises BadRequest or ContextOverflow."""
         ending, vocab_size = request.ending, self._model.vocab_size
-        self._check_ids("logit_bias", request.sampling.logit_bias)
+        sampling = request.sampling
+        self._check_ids("logit_bias", sampling.logit_bias)
+        self._check_ids("forced_output_tokens", sampling.forced_tokens)
+        self._check_ids("dry_sequence_breaker_ids", sampling.dry_breaker_ids)
+        for phrase in sampling.banned_phrases:
+            self._check_ids("bad_word_token_ids", phrase)
         self._check_ids("stop_token_ids", ending.stop_token_ids)
         max_tokens = self._max_tokens(request, len(prompt))
+        min_tokens = max(ending.min_tokens, ending.min_total_tokens - len(prompt))
+        if ending.min_total_tokens and min_tokens > max_tokens:
+            message = f"'min_total_tokens' ({ending.min_total_tokens}) is more than {len(prompt)} in the prompt and "
+            raise BadRequest(f"{message}{max_tokens} to generate.", param="min_total_tokens")
         if logprobs is not None:
             _check_logprobs(logprobs, count * max_tokens, vocab_size)
         return EngineRequest(
@@ -175,8 +188,8 @@ class EngineServing:
             prompt=prompt,
             seeds=_seeds(request.seeds, count),
             max_tokens=max_tokens,
-            sampling=request.sampling,
-            min_tokens=ending.min_tokens,
+            sampling=sampling,
+            min_tokens=min_tokens,
             end_token_ids=() if ending.ignore_eos else self._model.eos_ids,
             stop_token_ids=ending.stop_token_ids,
             logprobs=logprobs,
@@ -243,6 +256,15 @@ def _check_logprobs(logprobs: LogprobParams, tokens: int, vocab_size: int) -> No
             f"{tokens} tokens with {logprobs.top} alternatives each are more than {MAX_LOGPROBS} log-probabilities."
         )
         raise BadRequest(f"{message} Ask for fewer tokens, sequences or alternatives.", param="logprobs")
+
+
+def _with_forced_length(request: GenerationRequest) -> GenerationRequest:
+    """Where the output is given, nothing else ends it."""
+    forced, ending = request.sampling.forced_tokens, request.ending
+    if not forced:
+        return request
+    shown = EndingParams(max_tokens=len(forced), skip_special_tokens=ending.skip_special_tokens)
+    return msgspec.structs.replace(request, ending=shown)
 
 
 def _seeds(given: tuple[int, ...] | None, count: int) -> tuple[int, ...]:

@@ -7,22 +7,18 @@ from typing import Any
 from dragoman.core.sampling import MAX_SEED
 from dragoman.dialects.field import Field, Table, Treatment
 from dragoman.dialects.kinds import Anything, Boolean, Integer, ListOf, MapOf, Number, OneOf, String
+from dragoman.dialects.openai.sampler_fields import COUNT, SAMPLERS, TOKEN_ID
+from dragoman.dialects.openai.sampler_fields import extension as _extension
 from dragoman.dialects.openai.structured import STRUCTURED
 from dragoman.dialects.openai.tool_fields import TOOLS
 
 REFUSED, REPORTED = Treatment.REFUSED, Treatment.REPORTED
 
-TOKEN_ID = Integer(0, 2**31 - 1)
 TOKEN_IDS = ListOf(TOKEN_ID, minimum=1, maximum=2**20)
-COUNT = Integer(0, 2**31 - 1)
 TEXT = String()
 STOP = String(minimum=1, maximum=4096)
 MAX_CHOICES = 128
 MAX_PROMPTS = 2048
-
-
-def _extension(what: str) -> str:
-    return f"{what} Not OpenAI's; other engines take it under this name."
 
 
 def _stops(value: Any) -> tuple[str, ...]:
@@ -185,6 +181,7 @@ SHARED: tuple[Field, ...] = (
         becomes="priority",
         note=_extension("Higher runs first."),
     ),
+    *SAMPLERS,
 )
 
 COMPLETIONS = Table(

@@ -6,10 +6,11 @@ from typing import Any
 
 from dragoman.core.errors import BadRequest
 from dragoman.core.request import ChatPrompt, FillPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
-from dragoman.core.sampling import MAX_SEED, EndingParams, LogprobParams
-from dragoman.dialects.field import Reading, ending_of, sampling_of
+from dragoman.core.sampling import MAX_SEED, LogprobParams
+from dragoman.dialects.field import Reading
 from dragoman.dialects.openai.fields import CHAT, COMPLETIONS
 from dragoman.dialects.openai.messages import template_messages
+from dragoman.dialects.openai.sampler_fields import choosing_and_ending
 from dragoman.dialects.openai.structured import constraint_of
 from dragoman.dialects.openai.tools import WITHOUT_TOOLS, ToolPlan
 
@@ -34,12 +35,11 @@ def completion_requests(reading: Reading, request_id: str, seed: int) -> tuple[G
         raise BadRequest("'max_tokens' 0 needs 'echo': there would be no answer.", param="max_tokens")
     if len(prompts) * best_of > MAX_SEQUENCES:
         raise BadRequest(f"Prompts times choices must be at most {MAX_SEQUENCES}.", param="n" if n > 1 else "best_of")
-    ending = _checked_ending(ending_of(COMPLETIONS, values))
-    sampling = sampling_of(COMPLETIONS, values)
     constraint, constraint_param = constraint_of(values)
+    sampling, ending = choosing_and_ending(COMPLETIONS, values, constraint_param if constraint else "")
     logprobs = None
     if values["logprobs"] is not None:
-        logprobs = LogprobParams(top=values["logprobs"], prompt=values["echo"])
+        logprobs = LogprobParams(top=values["logprobs"], prompt=values["echo"], mode=values["logprobs_mode"])
     return tuple(
         GenerationRequest(
             request_id=request_id if len(prompts) == 1 else f"{request_id}-{j}",
@@ -78,6 +78,11 @@ def chat_request(reading: Reading, request_id: str, seed: int, plan: ToolPlan = 
     if plan.tools and constraint is not None:
         message = f"'{constraint_param}' and 'tools' exclude each other, unless 'tool_choice' is 'none'."
         raise BadRequest(message, param=constraint_param)
+    constraint, constraint_param = plan.constraint or constraint, constraint_param or "tools"
+    sampling, ending = choosing_and_ending(CHAT, values, constraint_param if constraint else "")
+    logprobs = None
+    if values["logprobs"]:
+        logprobs = LogprobParams(top=values["top_logprobs"] or 0, mode=values["logprobs_mode"])
     return GenerationRequest(
         request_id=request_id,
         prompt=ChatPrompt(
@@ -90,11 +95,11 @@ def chat_request(reading: Reading, request_id: str, seed: int, plan: ToolPlan = 
         model=values["model"],
         n=values["n"],
         seeds=(seed & MAX_SEED,),
-        sampling=sampling_of(CHAT, values),
-        ending=_checked_ending(ending_of(CHAT, values)),
-        logprobs=LogprobParams(top=values["top_logprobs"] or 0) if values["logprobs"] else None,
-        constraint=plan.constraint or constraint,
-        constraint_param=constraint_param or "tools",
+        sampling=sampling,
+        ending=ending,
+        logprobs=logprobs,
+        constraint=constraint,
+        constraint_param=constraint_param,
         shown_tokens=plan.shown_tokens,
         priority=values["priority"],
         user=values["user"],
@@ -105,13 +110,6 @@ def _check_shared(values: dict[str, Any]) -> None:
     if values["stream_options"] is not None and not values["stream"]:
         message = "The 'stream_options' parameter is only allowed when 'stream' is enabled."
         raise BadRequest(message, param="stream_options")
-
-
-def _checked_ending(ending: EndingParams) -> EndingParams:
-    if ending.max_tokens is not None and ending.min_tokens > ending.max_tokens:
-        message = f"'min_tokens' ({ending.min_tokens}) is more than 'max_tokens' ({ending.max_tokens})."
-        raise BadRequest(message, param="min_tokens")
-    return ending
 
 
 def _prompts(values: dict[str, Any]) -> tuple[Prompt, ...]:

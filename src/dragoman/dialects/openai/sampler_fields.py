@@ -1,0 +1,194 @@
+"""Fields of both endpoints that choose tokens in ways OpenAI has no names for, and which of them go together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dragoman.core.errors import BadRequest
+from dragoman.core.sampling import EndingParams, SamplingParams, both_spellings
+from dragoman.dialects.field import Field, Table, ending_of, sampling_of
+from dragoman.dialects.kinds import Boolean, Integer, ListOf, Number, String
+
+TOKEN_ID = Integer(0, 2**31 - 1)
+COUNT = Integer(0, 2**31 - 1)
+
+
+def extension(what: str) -> str:
+    return f"{what} Not OpenAI's; other engines take it under this name."
+
+
+SAMPLERS: tuple[Field, ...] = (
+    Field(
+        name="typical_p",
+        kind=Number(above=0, maximum=1),
+        default=1.0,
+        becomes="sampling.typical_p",
+        note=extension("Keeps the tokens whose surprise is nearest to the entropy until their probabilities reach it."),
+    ),
+    Field(
+        name="xtc_probability",
+        kind=Number(0, 1),
+        default=0.0,
+        becomes="sampling.xtc_probability",
+        note=extension("How often XTC drops the most likely tokens; 0 is off."),
+    ),
+    Field(
+        name="xtc_threshold",
+        kind=Number(0, 1),
+        default=0.1,
+        becomes="sampling.xtc_threshold",
+        note=extension("Of the tokens at least so likely, if two or more, XTC leaves the least likely; 0 is off."),
+    ),
+    Field(
+        name="mirostat_mode",
+        kind=Integer(0, 2),
+        default=0,
+        becomes="sampling.mirostat_mode",
+        note=extension("1 or 2: the version of mirostat. Not together with `top_k`, `top_p` and their like."),
+    ),
+    Field(
+        name="mirostat_tau",
+        kind=Number(0, 100),
+        default=5.0,
+        becomes="sampling.mirostat_tau",
+        note=extension("The surprise that mirostat holds the text at, in bits per token."),
+    ),
+    Field(
+        name="mirostat_eta",
+        kind=Number(0, 1),
+        default=0.1,
+        becomes="sampling.mirostat_eta",
+        note=extension("How fast mirostat learns."),
+    ),
+    Field(
+        name="bad_words",
+        kind=ListOf(String(minimum=1, maximum=256), maximum=256),
+        becomes="sampling.bad_words",
+        convert=both_spellings,
+        note=extension(
+            "Texts that are not generated, with a leading space and without; as the tokens that each is when it stands "
+            "alone. Other tokens may still spell it."
+        ),
+    ),
+    Field(
+        name="bad_word_token_ids",
+        kind=ListOf(ListOf(TOKEN_ID, minimum=1, maximum=64), maximum=1024),
+        becomes="sampling.banned_phrases",
+        note=extension("The same, token by token: the last one of a list is forbidden behind all before it."),
+    ),
+    Field(
+        name="no_repeat_ngram_size",
+        kind=COUNT,
+        default=0,
+        becomes="sampling.no_repeat_ngram_size",
+        note=extension("No n tokens in a row occur twice in prompt and output; 0 is off."),
+    ),
+    Field(
+        name="dry_multiplier",
+        kind=Number(0, 1000),
+        default=0.0,
+        becomes="sampling.dry_multiplier",
+        note=extension("Penalty of DRY for going on with a repetition of the allowed length; 0 is off."),
+    ),
+    Field(
+        name="dry_base",
+        kind=Number(1, 100),
+        default=1.75,
+        becomes="sampling.dry_base",
+        note=extension("What the penalty is multiplied by for each token that the repetition is longer."),
+    ),
+    Field(
+        name="dry_allowed_length",
+        kind=Integer(1, 2**31 - 1),
+        default=2,
+        becomes="sampling.dry_allowed_length",
+        note=extension("Shorter repetitions cost nothing."),
+    ),
+    Field(
+        name="dry_penalty_last_n",
+        kind=Integer(-1, 2**31 - 1),
+        default=-1,
+        becomes="sampling.dry_penalty_last_n",
+        note=extension("The newest tokens in which DRY looks; -1 is all of prompt and output, 0 is off."),
+    ),
+    Field(
+        name="dry_sequence_breakers",
+        kind=ListOf(String(minimum=1, maximum=64), maximum=64),
+        becomes="sampling.dry_sequence_breakers",
+        note=extension(
+            'Texts that no repetition reaches across, by the last token of each. Absent: `\\n`, `:`, `"`, `*`.'
+        ),
+    ),
+    Field(
+        name="dry_sequence_breaker_ids",
+        kind=ListOf(TOKEN_ID, maximum=1024),
+        becomes="sampling.dry_breaker_ids",
+        note=extension("More breakers, as token ids."),
+    ),
+    Field(
+        name="watermark",
+        kind=Boolean(),
+        default=False,
+        becomes="sampling.watermark",
+        note=extension("Favours a list of tokens that the token before decides (Kirchenbauer et al. 2023)."),
+    ),
+    Field(
+        name="watermark_gamma",
+        kind=Number(0, 1),
+        default=0.5,
+        becomes="sampling.watermark_gamma",
+        note=extension("The share of the vocabulary on that list."),
+    ),
+    Field(
+        name="watermark_delta",
+        kind=Number(0, 100),
+        default=2.0,
+        becomes="sampling.watermark_delta",
+        note=extension("What is added to the logits of that list."),
+    ),
+    Field(
+        name="min_total_tokens",
+        kind=COUNT,
+        default=0,
+        becomes="ending.min_total_tokens",
+        note=extension("As `min_tokens`, the prompt's tokens included. Not together with it."),
+    ),
+    Field(
+        name="forced_output_tokens",
+        kind=ListOf(TOKEN_ID, minimum=1, maximum=2**20),
+        becomes="sampling.forced_tokens",
+        note=extension(
+            "The output is exactly these tokens, for the sake of their log-probabilities; what else is said about "
+            "sampling, ends and lengths is left aside."
+        ),
+    ),
+    Field(
+        name="logprobs_mode",
+        kind=String(choices=("raw", "processed")),
+        default="raw",
+        becomes="logprobs",
+        note=extension("Log-probabilities of the model's own logits, or of what the token was drawn from."),
+    ),
+)
+
+
+def choosing_and_ending(
+    table: Table, values: dict[str, Any], constraint_param: str
+) -> tuple[SamplingParams, EndingParams]:
+    """What the values say of both. Raises BadRequest for fields that contradict each other.
+
+    ``constraint_param``: the field that constrains the text; empty where none does.
+    """
+    sampling, ending = sampling_of(table, values), ending_of(table, values)
+    if sampling.mirostat_mode and sampling.truncations:
+        other = sampling.truncations[0]
+        raise BadRequest(f"'mirostat_mode' and '{other}' exclude each other.", param="mirostat_mode")
+    if sampling.forced_tokens and constraint_param:
+        message = f"'forced_output_tokens' and '{constraint_param}' exclude each other."
+        raise BadRequest(message, param="forced_output_tokens")
+    if ending.min_tokens and ending.min_total_tokens:
+        raise BadRequest("'min_tokens' and 'min_total_tokens' exclude each other.", param="min_total_tokens")
+    if ending.max_tokens is not None and ending.min_tokens > ending.max_tokens:
+        message = f"'min_tokens' ({ending.min_tokens}) is more than 'max_tokens' ({ending.max_tokens})."
+        raise BadRequest(message, param="min_tokens")
+    return sampling, ending
