@@ -131,7 +131,9 @@ def test_bounds_hold_for_every_source(kitchen, source: str) -> None:
 
 @pytest.mark.parametrize("value", ["ten", " ", "1.5", "NaN"])
 def test_variable_of_another_type_is_refused_by_name(kitchen, value: str) -> None:
-    assert "DRAGOMAN_LITRES: Expected `int`" in boil(kitchen, code=2, DRAGOMAN_LITRES=value)
+    said = boil(kitchen, code=2, DRAGOMAN_LITRES=value)
+    assert "DRAGOMAN_LITRES: Expected `int`" in said
+    assert "--config" not in said
 
 
 def test_an_empty_variable_counts_as_none(kitchen) -> None:

@@ -192,6 +192,15 @@ def test_taken_port_is_one_clear_line() -> None:
     assert port in said
 
 
+def test_unknown_kernels_are_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAGOMAN_KERNELS", "avx1024")
+    server = start()
+    out, said = server.communicate(timeout=60)
+    assert server.returncode == 1
+    assert (out + said).count("\n") == 1
+    assert "avx1024" in out + said
+
+
 def test_impossible_option_is_a_usage_error() -> None:
     server = start("--precision", "int7")
     said = "".join(server.communicate(timeout=60))

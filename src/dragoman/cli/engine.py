@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dragoman.cli.settings import MachineSettings
+from dragoman.core.errors import DragomanError
 from dragoman.engine.messages import LoadModel, WorkerSettings
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models import ModelDescription, ModelSettings, describe, plan
@@ -35,11 +37,21 @@ def worker_settings(
 
     Raises ModelError for a model that is missing, of a kind that cannot be served, or too large for this machine.
     """
+    _check_kernels()
     described = describe(model, revision=settings.revision, token=settings.token)
     chosen = completed(settings, scheduling)
     plan(described, chosen).require_fit()
     load = LoadModel(source=model, settings=chosen)
     return WorkerSettings(model=load, scheduler=scheduling, threads=machine.threads), described
+
+
+def _check_kernels() -> None:
+    """Raises DragomanError for forced kernels that cannot be had: else the engine's process would die of them."""
+    if os.environ.get("DRAGOMAN_KERNELS"):
+        try:
+            importlib.import_module("dragoman.kernels")
+        except ImportError as error:
+            raise DragomanError(str(error)) from None
 
 
 @asynccontextmanager

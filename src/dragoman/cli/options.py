@@ -154,7 +154,7 @@ class CommandLine:
                     known = self.configurable()
                     context.default_map = {**configuration.load(path, known), **configuration.from_environment(known)}
                 except DragomanError as error:
-                    raise typer.BadParameter(error.message) from None
+                    raise typer.BadParameter(error.message, param_hint="the configuration") from None
             return path
 
         config = typer.Option(
