@@ -20,6 +20,7 @@ from dragoman.core.vocabulary import Vocabulary
 from dragoman.engine.engine import Engine
 from dragoman.engine.replay import Unfinished
 from dragoman.engine.runner import Runner
+from dragoman.engine.settings import SchedulerSettings
 from dragoman.grammar.lark import grammar_of
 from dragoman.grammar.matching import Matching
 
@@ -223,6 +224,18 @@ def test_after_preemption(case: int) -> None:
             tight.submit(intruders.pop())
         step(tight, transcripts)
     assert transcripts["ours"] == expected
+
+
+@pytest.mark.parametrize("case", range(6))
+def test_with_drafts_and_without(case: int) -> None:
+    rng = random.Random(case)
+    crowd = [random_constrained(rng, str(index)) for index in range(3)]
+    crowd.append(request(Regex("(ab){50}"), "repeating", case))
+    model = stub(vocab_size=SIZE, period=rng.randint(1, 4))
+    plain = run(engine(model, settings=SchedulerSettings(speculation=0)), crowd)
+    drafting = engine(model, settings=SchedulerSettings(speculation=12))
+    assert run(drafting, crowd) == plain
+    assert drafting.output().stats.accepted_tokens > 0
 
 
 def test_sequences_of_one_request_follow_it_each_for_itself() -> None:
