@@ -22,6 +22,8 @@ DRAW_XTC = 1
 _FORCED = SamplingParams(temperature=0.0)
 """How a row is sampled whose token is given: the cheapest way, and the draw is not looked at."""
 
+RECENT_SETS = 4
+
 TopLogprobs = tuple[TokenLogprob, ...]
 
 
@@ -103,14 +105,12 @@ class Sampler:
     """
 
     def __init__(self) -> None:
-        self._rows = _Rows.of([])
+        self._recent: list[_Rows] = []
         self._own = np.empty((0, 0), np.float32)
 
     def sample(self, logits: Float32, sequences: list[Sequence]) -> Sampled:
         """Draw the next token of each sequence. ``logits`` float32 [len(sequences), vocabulary] may be overwritten."""
-        rows = self._rows
-        if rows.sequences != sequences:
-            rows = self._rows = _Rows.of(sequences)
+        rows = self._rows_of(sequences)
         own = self._keep(logits, rows.logprob_rows) if rows.keeps_own_logits else None
         for row, sequence in rows.processed:
             for process in sequence.processors:
@@ -148,6 +148,15 @@ class Sampler:
         if rows.processed_logprob_rows:
             _add_logprobs(sampled, logits, rows.processed_logprob_rows, rows.processed_logprob_rows, sequences)
         return sampled
+
+    def _rows_of(self, sequences: list[Sequence]) -> _Rows:
+        """Where drafts come true a step samples several sets of sequences, and the next one mostly the same."""
+        for rows in self._recent:
+            if rows.sequences == sequences:
+                return rows
+        rows = _Rows.of(sequences)
+        self._recent = [rows, *self._recent[: RECENT_SETS - 1]]
+        return rows
 
     def _keep(self, logits: Float32, rows: Int32) -> Float32:
         """A copy of some rows, in memory that is used again: new memory of this size costs more than the copying."""
