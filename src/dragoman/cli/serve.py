@@ -67,7 +67,8 @@ def example(card: ModelCard, address: str) -> str:
     """One request to paste into a terminal."""
     if card.has_chat_template:
         path = "chat/completions"
-        body = json.dumps({"model": card.name, "messages": [{"role": "user", "content": "Hello! Who are you?"}]})
+        question = {"role": "user", "content": "What is the capital of France?"}
+        body = json.dumps({"model": card.name, "messages": [question]})
     else:
         path = "completions"
         body = json.dumps({"model": card.name, "prompt": "Once upon a time", "max_tokens": 64})
