@@ -1,8 +1,9 @@
 // Packed matrix products: register tiles over panels of a few column blocks.
 //
-// Every element of y is one chain over k: for quantized weights an exact integer sum per group, folded into the float32 sum
-// of its span of four groups in ascending order, and the spans' sums in ascending order; otherwise one fused multiply-add
-// after the other. Tiles differ only in how many such chains run side by side, so a row's bits do not depend on its company.
+// Every element of y is one chain over k: for quantized weights an exact integer sum per group, folded into the float32
+// sum of its span of four groups in ascending order, and the spans' sums in ascending order; otherwise one fused
+// multiply-add after the other. Tiles differ only in how many such chains run side by side, so a row's bits do not depend
+// on its company.
 #include "dot.h"
 // clang-format off
 #include "activations.inl"
@@ -31,10 +32,15 @@ constexpr Shape kFewFloat{1, 1}, kManyFloat{1, 1};
 #endif
 constexpr int kMaxRows = 8;
 
-// How far ahead quantized weights are fetched that are read but once. Beside several rows of arithmetic the processor's own
-// prefetcher reaches two thirds of the bandwidth. Beside one row it follows the numbers of int8, though not their scales,
-// and does not keep up with the half as long rows of int4: there, other distances and pairings lose 5 to 20 %.
+// How far ahead quantized weights are fetched that are read but once. Beside several rows of arithmetic the processor's
+// own prefetcher reaches two thirds of the bandwidth. Beside one row it follows the numbers of int8, though not their
+// scales, and does not keep up with the half as long rows of int4: there, other distances and pairings lose 5 to 20 %.
 constexpr long kFetchAhead = 32768, kNumbersAhead = 4096, kScalesAhead = 512;
+#if defined(DRAGOMAN_AVX512)
+constexpr bool kOneRowIsLight = true;
+#else
+constexpr bool kOneRowIsLight = false;  // its arithmetic is as heavy as that of several rows above
+#endif
 
 // Some column blocks of a matrix, as a tile reads them.
 struct Panel {
@@ -124,7 +130,7 @@ DRAGOMAN_INLINE void quantized_tile(const Panel& panel, const std::uint8_t* x, l
     const long groups = left < QuantizedSpan::kGroups ? left : QuantizedSpan::kGroups;
 #pragma GCC unroll 1
     for (long g = 0; g < groups; ++g) {
-      if (M == 1 && prefetch.next == nullptr) {
+      if (kOneRowIsLight && M == 1 && prefetch.next == nullptr) {
         fetch_for_one_row<nibbles>(w, s);
       } else {
         fetch(prefetch);
@@ -292,7 +298,8 @@ void multiply_blocks(const Matrix& w, const Activations& a, long begin, long end
     const std::uint8_t* const start = w.block(block);
     const Panel panel{start, start + w.scales_offset(), w.block_bytes(), w.scales_bytes(), w.groups()};
     const long following = end - block - Count < Count ? end - block - Count : Count;
-    const std::uint8_t* const next = !stream ? w.block(block + Count) : a.rows > 1 ? start + kFetchAhead : nullptr;
+    const bool light = kOneRowIsLight && a.rows == 1;
+    const std::uint8_t* const next = !stream ? w.block(block + Count) : light ? nullptr : start + kFetchAhead;
     const long next_bytes = !stream ? following * w.block_bytes() : w.quantized() ? Count * w.block_bytes() : 0;
     multiply_panel<kind, R, Count>(panel, a, next, next_bytes, out, block);
   };
