@@ -18,7 +18,7 @@ from tiny_model import make_tiny_llama
 from dragoman import models
 from dragoman.core.events import EngineEvent, FinishEvent, FinishReason, TokenEvent
 from dragoman.core.request import EngineRequest
-from dragoman.core.sampling import LogprobParams
+from dragoman.core.sampling import LogprobParams, SamplingParams
 from dragoman.engine.client import EngineClient, State
 from dragoman.engine.messages import LoadModel, StubModel, WorkerSettings
 from dragoman.models.settings import Precision
@@ -63,6 +63,25 @@ def harmless(rng: random.Random, request_id: str, output: int = 60) -> EngineReq
         sampling=msgspec.structs.replace(request.sampling, logit_bias={POISON: -1000.0}),
         logprobs=LogprobParams(top=2, prompt=rng.random() < 0.5),
     )
+
+
+def test_mirostat_knows_what_it_had_learned_before_the_process_was_killed() -> None:
+    """Its state does not follow from token ids: it comes with each token, and goes back with the replay."""
+    sampling = SamplingParams(mirostat_mode=2, mirostat_tau=3.0, mirostat_eta=0.4)
+    request = EngineRequest(request_id="ours", prompt=(5, 6), seeds=(1, 2), max_tokens=60, sampling=sampling)
+
+    async def main() -> Transcript:
+        async with started() as client:
+            transcript, seen = Transcript(), 0
+            async for event in client.submit(request):
+                transcript.add(event)
+                seen += isinstance(event, TokenEvent) and event.sequence == 0
+                if seen in (10, 30):
+                    seen += kill(client)
+            assert client.stats().restarts == 2
+            return transcript
+
+    assert asyncio.run(main()) == run_alone(stub(vocab_size=STUB.vocab_size), request)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -151,6 +151,17 @@ def test_dry_of_a_long_repetition_stays_finite() -> None:
     assert got.argmin() == 3
 
 
+@pytest.mark.parametrize("repeated", [1, 2, 50])
+def test_long_texts_are_followed_alike_at_once_and_token_by_token(repeated: int) -> None:
+    ids = [token_id % repeated for token_id in range(300)]
+    options: dict[str, Any] = {"no_repeat_ngram_size": 100, "dry_multiplier": 1.0, "max_tokens": 300}
+    grown, row = make_sequence((0,), **options), logits_of(2)[0]
+    for token_id in ids[1:]:
+        processed(row, grown)
+        grown.token_ids.append(token_id)
+    assert np.array_equal(processed(row, grown), processed(row, make_sequence(tuple(ids), **options)))
+
+
 def test_steps_follow_a_growing_sequence_and_start_over_alike() -> None:
     options: dict[str, Any] = {
         "no_repeat_ngram_size": 2,

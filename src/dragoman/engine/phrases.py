@@ -9,15 +9,17 @@ from collections import defaultdict
 from collections.abc import Sequence as Ids
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dragoman.core.request import EngineRequest
+from dragoman.core.sampling import SamplingParams
 from dragoman.engine.batch import Float32, Int32
 from dragoman.engine.sequence import Processor, Sequence
 
 DRY_LONGEST_MATCH = 50
 """Matches are followed no further back: the penalty grows exponentially, and is far beyond any logit by then."""
 _LARGEST_PENALTY = 1e30
+_MANY = 32
+"""New tokens beyond which all is computed at once: the first time, as a rule."""
 
 
 def banned_phrases(request: EngineRequest) -> Processor | None:
@@ -49,11 +51,11 @@ def no_repeat_ngram(request: EngineRequest) -> Processor | None:
     size = request.sampling.no_repeat_ngram_size
     if size <= 0:
         return None
-    ngrams = _NGrams(size)
+    matches = _Matches(len(request.prompt) + request.max_tokens)
 
     def process(logits: Float32, sequence: Sequence) -> None:
-        ngrams.take(sequence.token_ids)
-        logits[ngrams.after(sequence.token_ids)] = -np.inf
+        ids, lengths = matches.of(sequence.token_ids)
+        logits[ids if size == 1 else ids[1:][lengths >= size - 1]] = -np.inf
 
     return process
 
@@ -62,11 +64,15 @@ def encoder_no_repeat_ngram(size: int, encoder_ids: Ids[int]) -> Processor | Non
     """No n-gram of an encoder's input occurs in the output, whose ids are those of the sequence."""
     if size <= 0:
         return None
-    ngrams = _NGrams(size)
-    ngrams.take(list(encoder_ids))
+    encoder = np.array(encoder_ids, np.int32)
 
     def process(logits: Float32, sequence: Sequence) -> None:
-        logits[ngrams.after(sequence.token_ids)] = -np.inf
+        if len(sequence.token_ids) < size - 1:
+            return
+        ends = np.arange(size - 1, len(encoder))
+        for back in range(1, size):
+            ends = ends[encoder[ends - back] == sequence.token_ids[-back]]
+        logits[encoder[ends]] = -np.inf
 
     return process
 
@@ -99,84 +105,82 @@ def dry(request: EngineRequest) -> Processor | None:
     sampling = request.sampling
     if sampling.dry_multiplier == 0 or sampling.dry_penalty_last_n == 0:
         return None
-    breakers = np.array(sampling.dry_breaker_ids, np.int32)
-    history = _History(len(request.prompt) + request.max_tokens)
-    most = sampling.dry_penalty_last_n
+    breakers = frozenset(sampling.dry_breaker_ids)
+    breaking = np.array(sampling.dry_breaker_ids, np.int32)
+    matches = _Matches(len(request.prompt) + request.max_tokens)
 
     def process(logits: Float32, sequence: Sequence) -> None:
-        ids = history.of(sequence.token_ids)
-        ids = ids[-most:] if most > 0 else ids
-        following, lengths = _repetitions(ids, breakers)
-        long_enough = lengths >= sampling.dry_allowed_length
-        following, lengths = following[long_enough], lengths[long_enough]
-        if not len(following):
+        ids, lengths = matches.of(sequence.token_ids)
+        first = 0 if sampling.dry_penalty_last_n < 0 else max(0, len(ids) - sampling.dry_penalty_last_n)
+        # No match reaches beyond the window, nor across a breaker, which is at the same place in both parts.
+        longest = _unbroken(sequence.token_ids, breakers)
+        lengths = np.minimum(np.minimum(lengths[first:], longest), np.arange(1, len(ids) - first))
+        following = ids[first + 1 :]
+        counts = (lengths >= sampling.dry_allowed_length) & ~np.isin(following, breaking)
+        if not counts.any():
             return
-        with np.errstate(over="ignore"):
-            penalties = sampling.dry_multiplier * sampling.dry_base ** (lengths - sampling.dry_allowed_length)
-        worst: dict[int, float] = {}
-        for token_id, penalty in zip(following.tolist(), penalties.tolist(), strict=True):
-            worst[token_id] = max(worst.get(token_id, 0.0), penalty)
-        for token_id, penalty in worst.items():
-            logits[token_id] -= np.float32(min(penalty, _LARGEST_PENALTY))
+        best: dict[int, int] = {}
+        for token_id, length in zip(following[counts].tolist(), lengths[counts].tolist(), strict=True):
+            best[token_id] = max(best.get(token_id, 0), length)
+        for token_id, length in best.items():
+            logits[token_id] -= np.float32(_dry_penalty(sampling, length))
 
     return process
 
 
-def _repetitions(ids: Int32, breakers: Int32) -> tuple[Int32, NDArray[np.int64]]:
-    """Tokens that followed what ``ids`` end in, with the length of the match before each. A token may come twice.
+def _unbroken(token_ids: list[int], breakers: frozenset[int]) -> int:
+    """How many of the last tokens there are before a breaker, as far back as matches are followed."""
+    newest = token_ids[: -DRY_LONGEST_MATCH - 1 : -1]
+    return next((place for place, token_id in enumerate(newest) if token_id in breakers), len(newest))
 
-    All places are looked at together, one token further back each time: as many passes as the longest match has tokens.
+
+def _dry_penalty(sampling: SamplingParams, length: int) -> float:
+    try:
+        penalty = sampling.dry_multiplier * sampling.dry_base ** (length - sampling.dry_allowed_length)
+    except OverflowError:
+        return _LARGEST_PENALTY
+    return min(penalty, _LARGEST_PENALTY)
+
+
+class _Matches:
+    """Where a list of token ids, that only ever grows, holds before what it ends in.
+
+    One pass over the list for each token, whatever it repeats.
     """
-    nothing = np.empty(0, np.int32), np.empty(0, np.int64)
-    if len(ids) < 2 or ids[-1] in breakers:
-        return nothing
-    ends = np.flatnonzero(ids[:-1] == ids[-1])
-    ends = ends[~np.isin(ids[ends + 1], breakers)]
-    if not len(ends):
-        return nothing
-    lengths = np.ones(len(ends), np.int64)
-    matching = np.arange(len(ends))
-    for length in range(1, min(DRY_LONGEST_MATCH, len(ids) - 1)):
-        previous = ids[-1 - length]
-        if previous in breakers:
-            break
-        matching = matching[ends[matching] >= length]
-        matching = matching[ids[ends[matching] - length] == previous]
-        if not len(matching):
-            break
-        lengths[matching] = length + 1
-    return ids[ends + 1], lengths
-
-
-class _NGrams:
-    """All n-grams of a list of token ids that only ever grows: by the first n - 1 tokens, those that followed them."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._followers: dict[tuple[int, ...], set[int]] = defaultdict(set)
-        self._end = size - 1
-        """Where the next n-gram that is not known yet ends."""
-
-    def take(self, token_ids: list[int]) -> None:
-        for end in range(self._end, len(token_ids)):
-            self._followers[tuple(token_ids[end - self._size + 1 : end])].add(token_ids[end])
-        self._end = max(self._end, len(token_ids))
-
-    def after(self, token_ids: list[int]) -> list[int]:
-        """What followed, anywhere, the last n - 1 of these tokens."""
-        start = len(token_ids) - self._size + 1
-        return list(self._followers.get(tuple(token_ids[start:]), ())) if start >= 0 else []
-
-
-class _History:
-    """The token ids as an array, each copied once."""
 
     def __init__(self, most_tokens: int) -> None:
         self._ids = np.empty(most_tokens, np.int32)
+        self._lengths = np.zeros(most_tokens, np.int32)
         self._seen = 0
 
-    def of(self, token_ids: list[int]) -> Int32:
-        """A view of a list that only ever grows."""
-        self._ids[self._seen : len(token_ids)] = token_ids[self._seen :]
-        self._seen = len(token_ids)
-        return self._ids[: self._seen]
+    def of(self, token_ids: list[int]) -> tuple[Int32, Int32]:
+        """The ids, and for each place but the last how many tokens up to it are those that the list ends in."""
+        ids, lengths, count = self._ids, self._lengths, len(token_ids)
+        ids[self._seen : count] = token_ids[self._seen :]
+        if count - self._seen > _MANY:
+            lengths[: count - 1] = _common_suffixes(token_ids)
+        else:
+            for place in range(max(self._seen, 1), count):
+                lengths[1:place] = lengths[: place - 1] + 1
+                lengths[0] = 1
+                lengths[:place] *= ids[:place] == ids[place]
+        self._seen = count
+        return ids[:count], lengths[: count - 1]
+
+
+def _common_suffixes(token_ids: list[int]) -> list[int]:
+    """For each place but the last: how many tokens up to it are those that the list ends in.
+
+    The Z algorithm (Gusfield 1997) on the reversed list: no token is compared twice with success.
+    """
+    backwards, count = token_ids[::-1], len(token_ids)
+    common = [0] * count
+    left = right = 0
+    for place in range(1, count):
+        length = min(right - place, common[place - left]) if place < right else 0
+        while place + length < count and backwards[length] == backwards[place + length]:
+            length += 1
+        if place + length > right:
+            left, right = place, place + length
+        common[place] = length
+    return common[:0:-1]
