@@ -77,7 +77,7 @@ void ThreadPool::resize(int threads) {
   start(threads);
 }
 
-void ThreadPool::run(long count, long grain, Function function, void* context) {
+void ThreadPool::run(long count, long grain, bool guided, Function function, void* context) {
   if (count <= 0) return;
   grain = std::max({1L, grain, (count >> 30) + 1});  // the chunk number must fit its half of the cursor
   const long chunks = (count + grain - 1) / grain;
@@ -96,6 +96,7 @@ void ThreadPool::run(long count, long grain, Function function, void* context) {
   count_.store(count, std::memory_order_release);
   grain_.store(grain, std::memory_order_release);
   chunks_.store(static_cast<std::uint32_t>(chunks), std::memory_order_release);
+  share_.store(guided ? 2 * static_cast<std::uint32_t>(threads_) : 0, std::memory_order_release);
   done_.store(0, std::memory_order_relaxed);
   cursor_.store(static_cast<std::uint64_t>(epoch) << 32, std::memory_order_release);
   epoch_.store(epoch, std::memory_order_seq_cst);
@@ -127,13 +128,15 @@ void ThreadPool::work_until_empty(std::uint32_t epoch) {
     void* const context = context_.load(std::memory_order_acquire);
     const long count = count_.load(std::memory_order_acquire);
     const long grain = grain_.load(std::memory_order_acquire);
+    const std::uint32_t share = share_.load(std::memory_order_acquire);
     if (chunk >= chunks) return;
-    if (!cursor_.compare_exchange_weak(cursor, cursor + 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
+    const std::uint32_t taken = share == 0 ? 1 : std::max(1u, (chunks - chunk) / share);
+    if (!cursor_.compare_exchange_weak(cursor, cursor + taken, std::memory_order_acq_rel, std::memory_order_acquire)) {
       continue;
     }
     const long begin = static_cast<long>(chunk) * grain;
-    function(context, begin, std::min(count, begin + grain));
-    const bool last = done_.fetch_add(1, std::memory_order_seq_cst) + 1 == chunks;
+    function(context, begin, std::min(count, begin + static_cast<long>(taken) * grain));
+    const bool last = done_.fetch_add(taken, std::memory_order_seq_cst) + taken == chunks;
     if (last && caller_sleeps_.load(std::memory_order_seq_cst)) done_.notify_all();
     cursor = cursor_.load(std::memory_order_acquire);
   }

@@ -33,14 +33,23 @@ class ThreadPool {
   template <class Body>
   void parallel_for(long count, long grain, Body&& body) {
     using Plain = std::remove_reference_t<Body>;
-    run(count, grain, [](void* context, long begin, long end) { (*static_cast<Plain*>(context))(begin, end); },
+    run(count, grain, false, [](void* context, long begin, long end) { (*static_cast<Plain*>(context))(begin, end); },
+        const_cast<void*>(static_cast<const void*>(&body)));
+  }
+
+  // The same for items that cost alike and lie side by side in memory, which is read faster the longer the pieces are:
+  // ranges of any number of grains, at first long ones and towards the end shorter and shorter ones.
+  template <class Body>
+  void parallel_for_guided(long count, long grain, Body&& body) {
+    using Plain = std::remove_reference_t<Body>;
+    run(count, grain, true, [](void* context, long begin, long end) { (*static_cast<Plain*>(context))(begin, end); },
         const_cast<void*>(static_cast<const void*>(&body)));
   }
 
  private:
   using Function = void (*)(void* context, long begin, long end);
 
-  void run(long count, long grain, Function function, void* context);
+  void run(long count, long grain, bool guided, Function function, void* context);
   void work_until_empty(std::uint32_t epoch);
   void worker(std::uint32_t epoch);
   void start(int threads);
@@ -53,6 +62,7 @@ class ThreadPool {
   std::atomic<long> count_{0};
   std::atomic<long> grain_{1};
   std::atomic<std::uint32_t> chunks_{0};
+  std::atomic<std::uint32_t> share_{0};  // of the chunks left, one part in so many is taken at once; 0: one chunk
 
   alignas(64) std::atomic<std::uint64_t> cursor_{0};  // epoch in the high half, next chunk in the low half
   alignas(64) std::atomic<std::uint32_t> done_{0};    // chunks finished in this epoch
