@@ -54,9 +54,9 @@ def round_to_bfloat16(x: Array) -> Array:
 
 
 def round_to_int8(x: Array) -> Array:
-    """Groups of 32 as whole multiples of their largest magnitude / 127."""
+    """Spans of 128 as whole multiples of their largest magnitude / 127."""
     rows, width = x.shape
-    groups = np.pad(x, ((0, 0), (0, -width % 32))).reshape(rows, -1, 32)
+    groups = np.pad(x, ((0, 0), (0, -width % 128))).reshape(rows, -1, 128)
     scale = np.abs(groups).max(-1, keepdims=True) / np.float32(127)
     inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
     counts = np.rint(groups * inverse)
