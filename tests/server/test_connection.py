@@ -316,3 +316,23 @@ def test_one_connection_too_many_is_told_so(server: RunningServer, monkeypatch: 
 def test_all_blocks_are_free_when_nothing_runs(server: RunningServer) -> None:
     assert server.house.engine.stats().free_blocks == STUB.num_blocks
     assert TOKENIZER.vocab_size == STUB.vocab_size
+
+
+# Offers of another protocol ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", ["h2c", "websocket", "TLS/1.0"])
+@pytest.mark.parametrize("pieces", [1, 7])
+def test_an_offer_of_another_protocol_is_not_taken_up(server: RunningServer, protocol: str, pieces: int) -> None:
+    """Java's HTTP client offers HTTP/2 with its first request, and expects an ordinary answer from who declines."""
+    offer = f"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: {protocol}\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
+    head, _, rest = request_of({**BODY, "max_tokens": 3}).partition(b"\r\n")
+    data = head + b"\r\n" + offer.encode() + rest
+    plain = json_of(ask(server, request_of({**BODY, "max_tokens": 3})))
+    with server.connect() as connection:
+        for start in range(0, len(data), -(-len(data) // pieces)):
+            connection.sendall(data[start : start + -(-len(data) // pieces)])
+            time.sleep(0.01)
+        answer = read_all(connection)
+    assert status_of(answer) == 200
+    assert json_of(answer)["choices"] == plain["choices"]

@@ -20,6 +20,7 @@ from dragoman.dialects.wire import Answer
 from dragoman.server.exchange import ABORT
 from dragoman.server.gate import CROWDED
 from dragoman.server.settings import ServerSettings
+from dragoman.server.upgrade import DecliningParser
 
 HEAD_TOO_LARGE = "The request's line and headers are too large."
 
@@ -38,6 +39,7 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.parser: DecliningParser = DecliningParser(self)  # type: ignore[assignment]
         self._timer: asyncio.TimerHandle | None = None
         self._in_head = self._in_body = False
         self._deaf = False
@@ -89,12 +91,16 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if self._head_bytes > self.settings.max_header_bytes:
             raise PayloadTooLarge(HEAD_TOO_LARGE)  # the parser stops, and uvicorn calls send_400_response
+        if self.parser.declines:
+            return
         self._in_head, self._in_body = False, True
         self._expect_nothing()
         super().on_headers_complete()
         self._unanswered.append(self.cycle)
 
     def on_message_complete(self) -> None:
+        if self.parser.declines:
+            return
         super().on_message_complete()
         self._in_body = False
         if not self._unanswered:

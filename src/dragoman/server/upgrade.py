@@ -1,0 +1,72 @@
+"""Offers of another protocol (``Upgrade: h2c``, as Java's HTTP client makes with its first request) are declined."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import httptools
+
+CONNECT = b"CONNECT"
+OFFERING = (b"upgrade", b"http2-settings")
+"""Connection options that belong to an offer."""
+
+
+class DecliningParser:
+    """``httptools``' request parser, for which an offer of another protocol is not there.
+
+    RFC 9110, section 7.8: a server may ignore ``Upgrade``. The library cannot: it takes whatever follows the headers,
+    the body too, for the other protocol. So the head is parsed once more, without the offer, before the rest. The
+    protocol is told of the head twice: between ``declines`` turning true and false, it should do nothing about it.
+    """
+
+    def __init__(self, protocol: Any) -> None:
+        self._protocol = protocol
+        self._parser = self._new_parser()
+
+    @property
+    def declines(self) -> bool:
+        """Inside a callback: whether this head will come again."""
+        return bool(self._parser.should_upgrade()) and self._parser.get_method() != CONNECT
+
+    def feed_data(self, data: bytes) -> None:
+        """As the library's; HttpParserUpgrade only for CONNECT."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            if not self.declines:
+                raise
+            head = self._head_without_offer()
+            self._parser = self._new_parser()
+            self._parser.feed_data(head + data[offer.args[0] :])
+
+    def get_method(self) -> bytes:
+        return bytes(self._parser.get_method())
+
+    def get_http_version(self) -> str:
+        return str(self._parser.get_http_version())
+
+    def should_keep_alive(self) -> bool:
+        return bool(self._parser.should_keep_alive())
+
+    def should_upgrade(self) -> bool:
+        return bool(self._parser.should_upgrade())
+
+    def _new_parser(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self._protocol)
+        with contextlib.suppress(AttributeError):  # older libraries are always lenient in this, as uvicorn expects
+            parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
+
+    def _head_without_offer(self) -> bytes:
+        version = self.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.get_method(), self._protocol.url, version)]
+        for name, value in self._protocol.headers:
+            if name.lower() == b"connection":
+                options = [option.strip() for option in value.split(b",")]
+                value = b", ".join(
+                    option for option in options if option.lower() not in (b"upgrade", b"http2-settings")
+                )
+            if name.lower() != b"upgrade":
+                lines.append(b"%s: %s" % (name, value))
+        return b"\r\n".join([*lines, b"", b""])
