@@ -72,7 +72,8 @@ def test_bench_of_the_embedded_model_as_json() -> None:
     assert (found["requests"], found["failed"], found["prompt_tokens"]) == (4, 0, 40)
     assert found["output_tokens"] == 4 * 6
     assert 0 < found["ttft_p50_ms"] <= found["ttft_p99_ms"]
-    assert found["tokens_per_s"] == pytest.approx(found["output_tokens"] / found["wall_s"], rel=0.05)
+    # The time is rounded to milliseconds, of which a quick machine needs few.
+    assert found["output_tokens"] / found["tokens_per_s"] == pytest.approx(found["wall_s"], abs=6e-4)
 
 
 def test_plan_shows_the_stored_precision_and_those_below() -> None:
