@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import http.server
 import json
 import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
@@ -118,6 +121,13 @@ def slow_server() -> Iterator[str]:
         server.shutdown()
 
 
+def _take_terminal() -> None:
+    """As a shell starts a program in the foreground: the terminal is its own, and Ctrl-C is not ignored, as it would be
+    if the tests themselves run in the background."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Terminal:
     """``dragoman chat`` on a pseudo-terminal, where Ctrl-C is a key."""
 
@@ -130,7 +140,7 @@ class Terminal:
             stdout=terminal,
             stderr=terminal,
             start_new_session=True,
-            preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+            preexec_fn=_take_terminal,
         )
         os.close(terminal)
         self.screen = ""
