@@ -78,7 +78,6 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     echo: bool = False
     priority: int = 0
     timeout_s: float | None = None
-    user: str | None = None
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -115,8 +115,8 @@ SHARED: tuple[Field, ...] = (
     Field(
         name="user",
         kind=String(maximum=1024),
-        becomes="user",
-        note="Kept with the request; no effect on its text.",
+        treatment=REPORTED,
+        note="Nothing is done for single end users.",
     ),
     Field(
         name="top_k",

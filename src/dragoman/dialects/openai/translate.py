@@ -55,7 +55,6 @@ def completion_requests(reading: Reading, request_id: str, seed: int) -> tuple[G
             constraint_param=constraint_param,
             echo=values["echo"],
             priority=values["priority"],
-            user=values["user"],
         )
         for j, prompt in enumerate(prompts)
     )
@@ -102,7 +101,6 @@ def chat_request(reading: Reading, request_id: str, seed: int, plan: ToolPlan = 
         constraint_param=constraint_param,
         shown_tokens=plan.shown_tokens,
         priority=values["priority"],
-        user=values["user"],
     )
 
 
