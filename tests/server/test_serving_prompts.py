@@ -69,6 +69,34 @@ async def test_tokenize_is_what_is_run(house: LocalHouse) -> None:
     assert TOKENIZER.decode(ids, skip_special_tokens=False).endswith("assistant\n")
 
 
+@pytest.mark.parametrize("text", ["Once upon a time", "Hé, 東京! 🎉 naïve", "", " \n\t"])
+async def test_tokens_of_a_text_say_which_bytes_they_stand_for(house: LocalHouse, text: str) -> None:
+    tokens = await house.serving.tokenize_text(text)
+    raw = text.encode()
+    assert [token.token_id for token in tokens] == list(TOKENIZER.encode(text))
+    for token in tokens:
+        assert raw[token.start : token.stop].decode() == token.text
+    inside = [token for token in tokens if token.stop]
+    assert [token.start for token in inside] == sorted(token.start for token in inside)
+    assert not inside or (inside[0].start, inside[-1].stop) == (0, len(raw))
+    bare = await house.serving.tokenize_text(text, add_special_tokens=False)
+    assert [token.token_id for token in bare] == list(TOKENIZER.encode(text, add_special_tokens=False))
+
+
+async def test_detokenize_is_the_text_of_the_tokens(house: LocalHouse) -> None:
+    ids = (*TOKENIZER.encode("Hé, 東京!"), TOKENIZER.eos_ids[0])
+    assert await house.serving.detokenize(ids, skip_special_tokens=True) == "Hé, 東京!"
+    assert await house.serving.detokenize(ids) == TOKENIZER.decode(ids, skip_special_tokens=False) != "Hé, 東京!"
+    with pytest.raises(BadRequest):
+        await house.serving.detokenize((STUB.vocab_size,))
+
+
+async def test_render_is_what_a_chat_is_tokenized_from(house: LocalHouse) -> None:
+    chat = ChatPrompt(messages=({"role": "user", "content": "hello"},))
+    text = await house.serving.render(chat)
+    assert TOKENIZER.encode(text, add_special_tokens=False) == await house.serving.tokenize(chat)
+
+
 async def test_empty_text_starts_at_the_first_token(house: LocalHouse) -> None:
     assert await house.serving.tokenize(TextPrompt(text="")) == (TOKENIZER.bos_id,)
 

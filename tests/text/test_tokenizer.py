@@ -89,6 +89,18 @@ def test_special_tokens_in_the_text_are_parsed_or_are_ordinary_text(load: Load) 
     assert tokenizer.decode(plain) == "a<|im_end|>b"
 
 
+@pytest.mark.parametrize("text", ["Hé, 東京! naïve", "two  spaces", ""])
+@pytest.mark.parametrize("kind", ["byte_level_bpe", "llama_bpe", "gemma_bpe", "unigram", "word_piece", "gpt2"])
+def test_tokens_say_which_bytes_of_the_text_they_stand_for(load: Load, kind: str, text: str) -> None:
+    tokenizer = load(kind)
+    tokens = tokenizer.encode_with_offsets(text)
+    assert tuple(token.token_id for token in tokens) == tokenizer.encode(text)
+    for token in tokens:
+        assert text.encode()[token.start : token.stop].decode() == token.text
+    added = len(tokens) - len(tokenizer.encode(text, add_special_tokens=False))
+    assert sum(token.start == token.stop == 0 for token in tokens) >= added
+
+
 def test_too_long_a_text_is_refused_before_any_work(load: Load) -> None:
     tokenizer = load("byte_level_bpe")
     assert tokenizer.encode("a" * 10, max_chars=10)

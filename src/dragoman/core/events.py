@@ -48,13 +48,15 @@ class PromptEvent(msgspec.Struct, frozen=True, array_like=True, tag="prompt"):
     """The prompt is computed. Sent once per request, before its first token.
 
     ``cached_tokens``: how many prompt tokens came from the prefix cache. ``logprobs[i]`` belongs to prompt token i
-    (None for the first), ``top[i]`` its alternatives; both empty unless asked for.
+    (None for the first), ``top[i]`` its alternatives; both empty unless asked for. ``queue_s``: seconds that it
+    waited in the engine before the first step that computed anything for the request.
     """
 
     request_id: str
     cached_tokens: int = 0
     logprobs: tuple[float | None, ...] = ()
     top: tuple[tuple[TokenLogprob, ...], ...] = ()
+    queue_s: float = 0.0
 
 
 class FinishEvent(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
@@ -75,6 +77,32 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+
+
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the seconds of one request went.
+
+    ``validation_s``: until it was tokenized, checked and given to the engine. ``queue_s``: from there until the engine
+    began with it. ``inference_s``: from there to its last token.
+    """
+
+    validation_s: float = 0.0
+    queue_s: float = 0.0
+    inference_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return self.validation_s + self.queue_s + self.inference_s
+
+
+class PromptToken(msgspec.Struct, frozen=True):
+    """A token of a text, and the bytes of its UTF-8 that it stands for: ``start`` to ``stop``, both 0 for one that was
+    added to the text."""
+
+    token_id: int
+    text: str
+    start: int
+    stop: int
 
 
 class Token(msgspec.Struct, frozen=True):
@@ -124,6 +152,7 @@ class GenerationDone(msgspec.Struct, frozen=True, kw_only=True):
     """Last event of a request."""
 
     usage: Usage
+    timings: Timings = Timings()
 
 
 GenerationEvent = PromptReady | TextDelta | GenerationDone
@@ -146,3 +175,4 @@ class GenerationResult(msgspec.Struct, frozen=True, kw_only=True):
     prompt: PromptReady
     generations: tuple[Generation, ...]
     usage: Usage
+    timings: Timings = Timings()

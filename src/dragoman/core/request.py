@@ -59,6 +59,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         constraint: what the generated text has to be; checked, or refused, before generation. constraint_param: the
             wire's name for it, for errors.
         shown_tokens: special tokens, as the vocabulary spells them, that have text whatever ``ending`` says.
+        truncate: only the last so many tokens of the prompt are kept; None: all.
         echo: the prompt's text precedes the generated text.
         priority: higher runs first. timeout_s: the whole generation's deadline.
     """
@@ -75,6 +76,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     constraint: Constraint | None = None
     constraint_param: str = "constraint"
     shown_tokens: tuple[str, ...] = ()
+    truncate: int | None = None
     echo: bool = False
     priority: int = 0
     timeout_s: float | None = None
@@ -87,6 +89,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     (crash replay, continuing): generation goes on behind it, with the random numbers of those positions.
     ``mirostat``: the state that the last token of each sequence came with, where that sampler is on.
     ``grammar``: what the text has to follow, as the room ``grammar`` has made and checked it.
+    ``length_first``: as in ``EndingParams``.
     """
 
     request_id: str
@@ -95,6 +98,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     max_tokens: int
     sampling: SamplingParams = SamplingParams()
     min_tokens: int = 0
+    length_first: bool = False
     end_token_ids: tuple[int, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     logprobs: LogprobParams | None = None

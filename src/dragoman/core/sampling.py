@@ -96,8 +96,12 @@ class EndingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     Attributes:
         max_tokens: most tokens to generate; None: as many as the context has room for. 0 generates nothing.
+        max_total_tokens: most tokens of prompt and output together; more than the context holds is as much as it holds.
+        clamp_to_context: a ``max_tokens`` that the context has no room for is cut to the room, not refused.
+        length_first: a token that is both the last allowed and an end of another kind ends with LENGTH.
         min_tokens: while fewer exist, every EOS id is forbidden. min_total_tokens: the same, the prompt's included.
         ignore_eos: EOS ids are ordinary tokens.
+        end_token_ids: the EOS ids of this request; None: the model's.
         stop_token_ids: ids that end the sequence (``FinishReason.STOP_TOKEN``).
         stop: strings that end the sequence wherever they appear in the decoded text.
         include_stop: the matched stop string stays in the text.
@@ -105,9 +109,13 @@ class EndingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """
 
     max_tokens: int | None = None
+    max_total_tokens: int | None = None
+    clamp_to_context: bool = False
+    length_first: bool = False
     min_tokens: int = 0
     min_total_tokens: int = 0
     ignore_eos: bool = False
+    end_token_ids: tuple[int, ...] | None = None
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     include_stop: bool = False
@@ -121,9 +129,11 @@ class LogprobParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         mode: ``raw``: log-softmax of the model's own logits; ``processed``: of what the token was drawn from, after all
             steps that ran. Those of the prompt are always raw.
         top: how many alternatives beside the chosen token.
+        ties: alternatives as likely as the last of them are reported too.
         prompt: report the prompt's tokens too (the first has none).
     """
 
     top: int = 0
+    ties: bool = False
     prompt: bool = False
     mode: Literal["raw", "processed"] = "raw"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 import msgspec
 
-from dragoman.core.events import GenerationEvent, GenerationResult
-from dragoman.core.request import GenerationRequest, Prompt
+from dragoman.core.events import GenerationEvent, GenerationResult, PromptToken
+from dragoman.core.request import ChatPrompt, GenerationRequest, Prompt
 
 
 class ToolCalls(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +64,19 @@ class Serving(Protocol):
 
     async def tokenize(self, prompt: Prompt, model: str | None = None) -> tuple[int, ...]:
         """The token ids the prompt would be run with."""
+
+    async def tokenize_text(
+        self, text: str, model: str | None = None, *, add_special_tokens: bool = True
+    ) -> tuple[PromptToken, ...]:
+        """The tokens of a text, each with the bytes of the text that it stands for."""
+
+    async def detokenize(
+        self, token_ids: Sequence[int], model: str | None = None, *, skip_special_tokens: bool = False
+    ) -> str:
+        """The text of the tokens; BadRequest for ids outside the vocabulary."""
+
+    async def render(self, prompt: ChatPrompt, model: str | None = None) -> str:
+        """The text that the model's chat template makes of the messages."""
 
     def stream(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """Generate: PromptReady, TextDelta…, GenerationDone. Closing the iterator cancels the request.

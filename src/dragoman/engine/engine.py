@@ -36,6 +36,7 @@ class Engine:
         self._sampler = Sampler()
         self._grammars = Grammars()
         self._events: list[EngineEvent] = []
+        self._step_started = 0.0
         self._arrivals = 0
         self._steps = 0
         self._prompt_tokens = 0
@@ -66,6 +67,7 @@ class Engine:
         request = prepared.request
         self._arrivals += 1
         group = SequenceGroup(request, self._arrivals, lambda: processors_for(request), prepared.followers)
+        group.arrived_s = time.perf_counter()
         for sequence in group.unfinished:
             if sequence.num_generated >= request.max_tokens > 0:
                 sequence.status = Status.FINISHED
@@ -109,7 +111,9 @@ class Engine:
 
     def run(self, schedule: Schedule) -> StepOutput:
         """Compute a schedule. What the runner raises passes through, and the engine is then of no further use."""
-        started = time.perf_counter()
+        self._step_started = started = time.perf_counter()
+        for chunk in schedule.chunks:
+            self._note_queue_time(chunk.sequence.group)
         if schedule.copies:
             sources, targets = np.array(schedule.copies, np.int32).T.copy()
             self.runner.copy_blocks(sources, targets)
@@ -212,15 +216,22 @@ class Engine:
         if group.prompt_done:
             return
         group.prompt_done = True
+        queue_s = self._note_queue_time(group)
         cached = group.cached_tokens or 0
         self._prompt_tokens += len(group.request.prompt)
         self._cached_tokens += cached
         asked = group.request.logprobs
         if asked is None or not asked.prompt:
-            self._events.append(PromptEvent(group.request_id, cached))
+            self._events.append(PromptEvent(group.request_id, cached, queue_s=queue_s))
         else:
             logprobs, top = tuple(group.prompt_logprobs), tuple(group.prompt_top)
-            self._events.append(PromptEvent(group.request_id, cached, logprobs, top))
+            self._events.append(PromptEvent(group.request_id, cached, logprobs, top, queue_s))
+
+    def _note_queue_time(self, group: SequenceGroup) -> float:
+        """Seconds from the group's arrival to the first step that computes for it, which may be the one that runs."""
+        if group.queue_s is None:
+            group.queue_s = max(0.0, self._step_started - group.arrived_s)
+        return group.queue_s
 
     def _add_prompt_logprobs(self, chunk: Chunk, logits: Float32, row: int) -> None:
         """Log-probabilities of the prompt tokens that follow the chunk's prompt rows, the first of which is ``row``."""

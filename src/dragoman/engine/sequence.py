@@ -30,11 +30,13 @@ class SequenceGroup:
     """The sequences of one request. They share the prompt: its blocks, its event, its log-probabilities."""
 
     __slots__ = (
+        "arrived_s",
         "cached_tokens",
         "end_token_ids",
         "prompt_done",
         "prompt_logprobs",
         "prompt_top",
+        "queue_s",
         "request",
         "request_id",
         "sequences",
@@ -54,6 +56,10 @@ class SequenceGroup:
         self.stop_token_ids = frozenset(request.stop_token_ids)
         self.cached_tokens: int | None = None
         """Prompt tokens found in the prefix cache when the prompt was first started; None before."""
+        self.arrived_s = 0.0
+        """By the engine's clock."""
+        self.queue_s: float | None = None
+        """Seconds from its arrival to the first step that computes anything for it; None before."""
         self.prompt_done = False
         self.prompt_logprobs: list[float | None] = [None]
         """Known so far, one per prompt token from the first (which has none)."""
@@ -176,20 +182,22 @@ class Sequence:
         return len(self.token_ids) - self.computed
 
     def end_reason(self, token_id: int, complete: bool = False) -> FinishReason | None:
-        """Why the sequence ends with ``token_id``, its newest token: end of text, then stop token, then length.
+        """Why the sequence ends with ``token_id``, its newest token: end of text, then stop token, then length, unless
+        the request wants the length looked at first.
 
         ``complete``: nothing can follow in the grammar, which is an end of text too, whatever the token. Forced tokens
         end with the last of them.
         """
         group = self.group
-        if self.sampling.forced_tokens and len(self.token_ids) < self.max_length:
+        is_last = len(self.token_ids) >= self.max_length
+        if self.sampling.forced_tokens and not is_last:
             return None
+        if is_last and group.request.length_first:
+            return FinishReason.LENGTH
         if token_id in group.end_token_ids:
             return FinishReason.EOS
         if token_id in group.stop_token_ids:
             return FinishReason.STOP_TOKEN
         if complete:
             return FinishReason.EOS
-        if len(self.token_ids) >= self.max_length:
-            return FinishReason.LENGTH
-        return None
+        return FinishReason.LENGTH if is_last else None

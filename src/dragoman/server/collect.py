@@ -16,14 +16,13 @@ from dragoman.core.events import (
     PromptReady,
     TextDelta,
     Token,
-    Usage,
 )
 
 
 async def collect(events: AsyncIterator[GenerationEvent]) -> GenerationResult:
     """The whole answer. Raises GenerationFailed when a sequence ended in an error."""
     prompt: PromptReady | None = None
-    usage: Usage | None = None
+    done: GenerationDone | None = None
     parts: list[list[str]] = []
     tokens: list[list[Token]] = []
     ends: list[TextDelta | None] = []
@@ -42,8 +41,8 @@ async def collect(events: AsyncIterator[GenerationEvent]) -> GenerationResult:
                 parts, tokens = [[] for _ in range(count)], [[] for _ in range(count)]
                 ends = [None] * count
             case GenerationDone():
-                usage = event.usage
-    if prompt is None or usage is None:
+                done = event
+    if prompt is None or done is None:
         raise GenerationFailed("The generation ended before it was complete.")
     generations = tuple(
         Generation(
@@ -56,7 +55,7 @@ async def collect(events: AsyncIterator[GenerationEvent]) -> GenerationResult:
         )
         for i in range(len(prompt.seeds))
     )
-    return GenerationResult(prompt=prompt, generations=generations, usage=usage)
+    return GenerationResult(prompt=prompt, generations=generations, usage=done.usage, timings=done.timings)
 
 
 def best(result: GenerationResult, n: int, *, keep_logprobs: bool) -> GenerationResult:

@@ -13,7 +13,7 @@ class Meter:
 
     def __init__(self, metrics: Metrics, sequences: int) -> None:
         self._metrics = metrics
-        self._arrived = perf_counter()
+        self.arrived = perf_counter()
         self._last = [0.0] * sequences
         self._generated = 0
         self._first = True
@@ -29,7 +29,7 @@ class Meter:
             self._metrics.between_tokens_s.observe(now - self._last[sequence])
         elif self._first:
             self._first = False
-            self._metrics.first_token_s.observe(now - self._arrived)
+            self._metrics.first_token_s.observe(now - self.arrived)
         self._last[sequence] = now
 
     def finished(self, reason: FinishReason) -> None:
@@ -38,4 +38,4 @@ class Meter:
     def leave(self) -> None:
         """The request is over, however it ended."""
         self._metrics.generated_tokens.inc(self._generated)
-        self._metrics.whole_s.observe(perf_counter() - self._arrived)
+        self._metrics.whole_s.observe(perf_counter() - self.arrived)

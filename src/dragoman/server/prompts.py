@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from dragoman.core.errors import BadRequest, ContextOverflow, UnsupportedFeature
+from dragoman.core.events import PromptToken
 from dragoman.core.request import ChatPrompt, FillPrompt, Prompt, TextPrompt, TokenPrompt
 from dragoman.server.model import ServedModel
 
@@ -40,6 +41,24 @@ class PromptReader:
                     len(prompt.prefix) + len(prompt.suffix), lambda: self._filled(prompt), "suffix"
                 )
         return ids or self._beginning()
+
+    async def tokens(self, text: str, add_special_tokens: bool) -> tuple[PromptToken, ...]:
+        """The tokens of a text that is only to be looked at. Raises as ``read`` does."""
+        tokenizer, most = self._model.tokenizer, self._model.max_prompt_chars
+        return await self._maybe_inline(
+            len(text), lambda: tokenizer.encode_with_offsets(text, add_special_tokens, most), "prompt"
+        )
+
+    async def text(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """The text of token ids. BadRequest for ids outside the vocabulary."""
+        ids = self._checked(tuple(token_ids))
+        return await self._maybe_inline(
+            len(ids), lambda: self._model.tokenizer.decode(ids, skip_special_tokens), "tokens"
+        )
+
+    async def rendered(self, prompt: ChatPrompt) -> str:
+        """What the chat template makes of the messages."""
+        return await self._in_thread(lambda: self._model.template.render(prompt), "messages")
 
     def _encoded(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         return self._model.tokenizer.encode(text, add_special_tokens, max_chars=self._model.max_prompt_chars)

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from time import perf_counter
 from typing import Protocol
 
 import msgspec
@@ -18,6 +19,8 @@ from dragoman.core.events import (
     GenerationEvent,
     GenerationResult,
     PromptEvent,
+    PromptToken,
+    Timings,
     TokenEvent,
     Usage,
 )
@@ -92,6 +95,22 @@ class EngineServing:
         self.model(model)
         return await self._prompts.read(prompt)
 
+    async def tokenize_text(
+        self, text: str, model: str | None = None, *, add_special_tokens: bool = True
+    ) -> tuple[PromptToken, ...]:
+        self.model(model)
+        return await self._prompts.tokens(text, add_special_tokens)
+
+    async def detokenize(
+        self, token_ids: Sequence[int], model: str | None = None, *, skip_special_tokens: bool = False
+    ) -> str:
+        self.model(model)
+        return await self._prompts.text(token_ids, skip_special_tokens)
+
+    async def render(self, prompt: ChatPrompt, model: str | None = None) -> str:
+        self.model(model)
+        return await self._prompts.rendered(prompt)
+
     def close(self) -> None:
         """End what was started for requests that are over."""
         self._constraints.close()
@@ -120,19 +139,22 @@ class EngineServing:
         request = _with_forced_length(request)
         with self.admission.enter() as place:
             prompt = await self._prompts.read(request.prompt)
+            if request.truncate is not None:
+                prompt = prompt[-request.truncate :]
             request = msgspec.structs.replace(request, sampling=await self._phrases.read(request.sampling))
             submitted = self._engine_request(request, prompt, count, logprobs)
             grammar = await self._constraints.read(request.constraint, request.constraint_param)
             submitted = msgspec.structs.replace(submitted, grammar=grammar)
             transcripts = transcripts_of(self._model, count, prompt, request.ending, request.shown_tokens)
-            cached_tokens, running = 0, count
+            cached_tokens, running, queue_s = 0, count, 0.0
+            submitted_at = perf_counter()
             events = self._engine.submit(submitted)
             deadline = Deadline(arrived, self._limit(request), lambda: self._engine.cancel(request.request_id))
             try:
                 async for event in events:
                     if isinstance(event, PromptEvent):
                         place.run()
-                        cached_tokens = event.cached_tokens
+                        cached_tokens, queue_s = event.cached_tokens, event.queue_s
                         meter.prompt(len(prompt), cached_tokens)
                         yield prompt_ready(self._model, request, submitted, event)
                         continue
@@ -161,7 +183,12 @@ class EngineServing:
                 meter.leave()
             made = sum(transcript.num_tokens for transcript in transcripts)
             yield GenerationDone(
-                usage=Usage(prompt_tokens=len(prompt), completion_tokens=made, cached_tokens=cached_tokens)
+                usage=Usage(prompt_tokens=len(prompt), completion_tokens=made, cached_tokens=cached_tokens),
+                timings=Timings(
+                    validation_s=submitted_at - meter.arrived,
+                    queue_s=queue_s,
+                    inference_s=max(0.0, perf_counter() - submitted_at - queue_s),
+                ),
             )
 
     def _engine_request(
@@ -176,6 +203,7 @@ class EngineServing:
         for phrase in sampling.banned_phrases:
             self._check_ids("bad_word_token_ids", phrase)
         self._check_ids("stop_token_ids", ending.stop_token_ids)
+        self._check_ids("end_token_ids", ending.end_token_ids or ())
         max_tokens = self._max_tokens(request, len(prompt))
         min_tokens = max(ending.min_tokens, ending.min_total_tokens - len(prompt))
         if ending.min_total_tokens and min_tokens > max_tokens:
@@ -190,15 +218,30 @@ class EngineServing:
             max_tokens=max_tokens,
             sampling=sampling,
             min_tokens=min_tokens,
-            end_token_ids=() if ending.ignore_eos else self._model.eos_ids,
+            length_first=ending.length_first,
+            end_token_ids=self._end_token_ids(ending),
             stop_token_ids=ending.stop_token_ids,
             logprobs=logprobs,
             priority=request.priority,
         )
 
+    def _end_token_ids(self, ending: EndingParams) -> tuple[int, ...]:
+        if ending.ignore_eos:
+            return ()
+        return self._model.eos_ids if ending.end_token_ids is None else ending.end_token_ids
+
     def _max_tokens(self, request: GenerationRequest, prompt_tokens: int) -> int:
-        context, asked = self._model.context_tokens, request.ending.max_tokens
+        ending, context = request.ending, self._model.context_tokens
+        asked = ending.max_tokens
         room = context - prompt_tokens
+        if ending.max_total_tokens is not None and room > 0:
+            left = min(ending.max_total_tokens, context) - prompt_tokens
+            if left <= 0:
+                message = f"'max_total_tokens' ({ending.max_total_tokens}) leaves no room behind a prompt of "
+                raise BadRequest(f"{message}{prompt_tokens} tokens.", param="max_total_tokens")
+            asked = left if asked is None else min(asked, left)
+        if asked is not None and ending.clamp_to_context and room > 0:
+            asked = min(asked, room)
         if asked is None and room > 0:
             return room
         if asked is None or asked > room:

@@ -98,7 +98,7 @@ class Transcript:
         token = self._token(event, before) if before else None
         text, matched = self._flushed(before)
         self._held.append((self._produced, token or self._token(event, "")))
-        if matched is not None:
+        if matched is not None and not (self._ending.length_first and finish is FinishReason.LENGTH):
             return self._end(text, FinishReason.STOP_STRING, matched)
         return self._end(text, finish, event.token_id if finish is FinishReason.STOP_TOKEN else None)
 

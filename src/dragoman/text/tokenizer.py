@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 from tokenizers import Tokenizer as Pipeline
 
 from dragoman.core.errors import BadRequest, ContextOverflow
+from dragoman.core.events import PromptToken
 from dragoman.text.decoder import DecoderSpec
 from dragoman.text.fill import find_fill_tokens
 from dragoman.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
@@ -64,15 +66,26 @@ class Tokenizer:
         Raises ContextOverflow, before any work, for more than ``max_chars`` characters; BadRequest for text that is
         not Unicode (a lone surrogate).
         """
-        if max_chars is not None and len(text) > max_chars:
-            raise ContextOverflow(f"the prompt has {len(text)} characters; this model takes at most {max_chars}")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise BadRequest(f"the prompt is not valid Unicode: a lone surrogate at character {error.start}") from None
+        _check_text(text, max_chars)
         pipeline = self._pipeline if parse_special else self._plain_pipeline()
         # The library's `encode` keeps the GIL, its batch methods do not; this one also computes no offsets.
         return tuple(pipeline.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+
+    def encode_with_offsets(
+        self, text: str, add_special_tokens: bool = True, max_chars: int | None = None
+    ) -> tuple[PromptToken, ...]:
+        """The tokens of ``text``, each with the bytes of the text's UTF-8 that it stands for.
+
+        Tokens that share a character have all of its bytes. Raises as ``encode`` does.
+        """
+        _check_text(text, max_chars)
+        encoding = self._pipeline.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        # The library counts characters.
+        byte_at = [0, *accumulate(len(char.encode()) for char in text)] if not text.isascii() else range(len(text) + 1)
+        return tuple(
+            PromptToken(token_id, text[start:stop], byte_at[start], byte_at[stop])
+            for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)
+        )
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of all ids. Ids outside the vocabulary have none."""
@@ -147,3 +160,12 @@ class Tokenizer:
     def _named(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
         return None if token is None else self.token_id(token)
+
+
+def _check_text(text: str, max_chars: int | None) -> None:
+    if max_chars is not None and len(text) > max_chars:
+        raise ContextOverflow(f"the prompt has {len(text)} characters; this model takes at most {max_chars}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRequest(f"the prompt is not valid Unicode: a lone surrogate at character {error.start}") from None
