@@ -17,7 +17,7 @@ import pytest
 from schemas import ENFORCED, REFUSED, Schema
 from walks import MATCHING, accepts, walk
 
-from dragoman.core.constraint import JsonObject, JsonSchema
+from dragoman.core.constraint import JsonObject, JsonSchema, Lark
 from dragoman.core.errors import BadRequest
 from dragoman.grammar.lark import grammar_of
 
@@ -177,6 +177,19 @@ def test_the_usual_ways_to_write_json_are_possible(text: str) -> None:
 @pytest.mark.parametrize("text", ["2024-02-29", "2000-02-29", "1999-12-31", "2023-04-30"])
 def test_real_dates_are_possible(text: str) -> None:
     assert accepts(JsonSchema('{"format": "date", "type": "string"}'), f'"{text}"')
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "[1,2]", "[ 1 , 2 ]", "[]"])
+def test_json_may_be_held_to_one_line(text: str) -> None:
+    numbers = JsonSchema('{"type": "array", "items": {"type": "integer"}}', one_line=True)
+    assert accepts(numbers, text)
+    assert accepts(Lark('start: "<" numbers ">"\nnumbers: %json {"type": "array"}', one_line=True), f"<{text}>")
+    broken = text.replace("[", "[\n")
+    assert not accepts(numbers, broken)
+    assert not accepts(Lark('start: "<" numbers ">"\nnumbers: %json {"type": "array"}', one_line=True), f"<{broken}>")
+    assert accepts(JsonSchema('{"type": "array"}'), broken)
+    for seed in range(WALKS):
+        assert b"\n" not in walk(JsonObject(one_line=True), seed).text
 
 
 def test_an_object_of_any_kind_is_an_object() -> None:

@@ -26,13 +26,19 @@ import msgspec
 
 
 class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema"):
-    """JSON that is valid under a JSON Schema (2020-12). ``schema`` is the schema's own JSON text."""
+    """JSON that is valid under a JSON Schema (2020-12). ``schema`` is the schema's own JSON text.
+
+    ``one_line``: it is written without line breaks.
+    """
 
     schema: str
+    one_line: bool = False
 
 
 class JsonObject(msgspec.Struct, frozen=True, tag="json_object"):
-    """Any JSON object."""
+    """Any JSON object. ``one_line``: it is written without line breaks."""
+
+    one_line: bool = False
 
 
 class Regex(msgspec.Struct, frozen=True, tag="regex"):
@@ -42,9 +48,13 @@ class Regex(msgspec.Struct, frozen=True, tag="regex"):
 
 
 class Lark(msgspec.Struct, frozen=True, tag="lark"):
-    """Text of a context-free grammar, in llguidance's dialect of Lark or in GBNF. It begins at ``start`` (``root``)."""
+    """Text of a context-free grammar, in llguidance's dialect of Lark or in GBNF. It begins at ``start`` (``root``).
+
+    ``one_line``: the JSON of embedded schemas is written without line breaks.
+    """
 
     grammar: str
+    one_line: bool = False
 
 
 class Choice(msgspec.Struct, frozen=True, tag="choice"):

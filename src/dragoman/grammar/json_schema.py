@@ -37,6 +37,7 @@ WRITING = {
     "json_allowed_escapes": 'nrbtf\\"',
 }
 """How the JSON is written, in llguidance's words."""
+ONE_LINE = WRITING | {"whitespace_pattern": " "}
 
 _TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
 _ANNOTATIONS = frozenset(
@@ -66,13 +67,14 @@ _IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf")
 Json = dict[str, Any]
 
 
-def reduced(schema: str | Json | bool) -> Json:
+def reduced(schema: str | Json | bool, *, one_line: bool = False) -> Json:
     """A schema (its JSON text, or its value) that allows the same values, with ``WRITING`` in its ``x-guidance``.
 
-    Raises BadRequest for what is no schema or allows nothing, UnsupportedFeature for what cannot be enforced.
+    ``one_line``: with ``ONE_LINE`` in its place. Raises BadRequest for what is no schema or allows nothing,
+    UnsupportedFeature for what cannot be enforced.
     """
     value = _parsed(schema) if isinstance(schema, str) else schema
-    return _Reduction(value).result()
+    return _Reduction(value).result() | {"x-guidance": ONE_LINE if one_line else WRITING}
 
 
 def _parsed(text: str) -> Any:
@@ -111,7 +113,7 @@ class _Reduction:
         if definitions:
             whole["$defs"] = definitions
         schema_cycles.check(whole)
-        return {**whole, "x-guidance": WRITING}
+        return whole
 
     def _schema(self, schema: Any, place: str, depth: int) -> Any:
         """The reduced form of one subschema. The order of its keywords is kept: that of the properties follows it."""

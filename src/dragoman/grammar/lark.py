@@ -36,20 +36,20 @@ _IS_GBNF = re.compile(r"^\s*[A-Za-z_][\w-]*\s*::=", re.MULTILINE)
 def grammar_of(constraint: Constraint) -> str:
     """The grammar of the texts that satisfy the constraint. Raises BadRequest and UnsupportedFeature, saying why."""
     match constraint:
-        case JsonSchema(schema):
-            return f"start: %json {_embedded(schema)}{_OPTIONS}"
-        case JsonObject():
-            return f"start: %json {_embedded(_OBJECT)}{_OPTIONS}"
+        case JsonSchema(schema, one_line):
+            return f"start: %json {_embedded(schema, one_line)}{_OPTIONS}"
+        case JsonObject(one_line):
+            return f"start: %json {_embedded(_OBJECT, one_line)}{_OPTIONS}"
         case Regex(regex):
             return f"start: TEXT\nTEXT: /{pattern.full_match(regex)}/{_OPTIONS}"
         case Choice(strings):
             return f"start: TEXT\nTEXT: /{_choices(strings)}/{_OPTIONS}"
-        case Lark(grammar):
-            return _checked_lark(grammar) + _OPTIONS
+        case Lark(grammar, one_line):
+            return _checked_lark(grammar, one_line) + _OPTIONS
 
 
-def _embedded(schema: str | json_schema.Json) -> str:
-    return json.dumps(json_schema.reduced(schema), ensure_ascii=False)
+def _embedded(schema: str | json_schema.Json, one_line: bool) -> str:
+    return json.dumps(json_schema.reduced(schema, one_line=one_line), ensure_ascii=False)
 
 
 def _choices(strings: tuple[str, ...]) -> str:
@@ -62,7 +62,7 @@ def _choices(strings: tuple[str, ...]) -> str:
     return "|".join(f"(?:{pattern.literal(text)})" for text in strings)
 
 
-def _checked_lark(grammar: str) -> str:
+def _checked_lark(grammar: str, one_line: bool) -> str:
     """The client's grammar with its schemas reduced. GBNF is translated first."""
     if len(grammar) > MAX_GRAMMAR_CHARS:
         raise BadRequest(f"the grammar has {len(grammar)} characters; {MAX_GRAMMAR_CHARS} are allowed")
@@ -78,7 +78,7 @@ def _checked_lark(grammar: str) -> str:
         place = found.end()
         if found[0] == "%json":
             schema, place = _json_at(grammar, place)
-            parts.append(f"%json {_embedded(schema)}")
+            parts.append(f"%json {_embedded(schema, one_line)}")
         elif found[0] == "%llguidance":
             # Options of the engine's own, of which a client has none to set.
             options, place = _json_at(grammar, place)
