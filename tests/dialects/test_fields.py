@@ -206,16 +206,60 @@ def test_neutral_values_pass_in_silence(table: Table, field: Field) -> None:
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
-def test_unknown_fields_are_refused(table: Table) -> None:
+def test_unknown_fields_are_reported_or_refused(table: Table) -> None:
+    sent = body(table, temprature=1, other=2)
+    reading = table.read(sent)
+    assert reading.unknown == ("temprature", "other")
+    assert reading.values == table.read(body(table)).values
     with pytest.raises(Violation) as raised:
-        table.read(body(table, temprature=1, other=2))
+        table.read(sent, strict=True)
     assert raised.value.rule is Rule.UNKNOWN
     assert raised.value.bound == ("temprature", "other")
+    assert raised.value.param == "temprature"
+    assert table.read(body(table), strict=True) == table.read(body(table))
 
 
-def test_unknown_fields_may_be_reported_instead() -> None:
-    table = Table(name="lenient", fields=(), refuse_unknown=False)
-    assert table.read({"a": 1, "b": 2}).reported == ("a", "b")
+PART = Table(
+    name="part",
+    fields=(
+        Field(name="size", kind=Integer(0)),
+        Field(name="hint", kind=Anything(), treatment=Treatment.REPORTED, neutral=(False,)),
+        Field(name="own", kind=Anything()),
+    ),
+)
+NESTED = Table(
+    name="nested",
+    fields=(
+        Field(name="parts", kind=OneOf((Integer(), ListOf(PART)))),
+        Field(name="part", kind=PART),
+        Field(name="ids", kind=ListOf(Integer())),
+    ),
+)
+
+
+def test_fields_inside_of_objects_are_named_with_their_place() -> None:
+    sent = {"x": 1, "parts": [{"size": 1}, {"sise": 1, "hint": 2}], "part": {"own": {"a": 1}, "hint": False, "y": 3}}
+    reading = NESTED.read(sent)
+    assert reading.unknown == ("x", "parts[1].sise", "part.y")
+    assert reading.reported == ("parts[1].hint",)
+    assert reading.warnings == "unknown: x, parts[1].sise, part.y; ignored: parts[1].hint"
+    with pytest.raises(Violation) as raised:
+        NESTED.read({"part": {"y": 3}}, strict=True)
+    assert raised.value.param == "part.y"
+
+
+def test_warnings_are_short_and_plain() -> None:
+    assert NESTED.read({"ids": [1, 2]}).warnings == ""
+    names = {"a" * 100_000: 1, "b\r\nset-cookie: c": 1, "d; ignored: e, f": 1, "\N{SNOWMAN}": 1} | dict.fromkeys(
+        "ghijklmnopq", 1
+    )
+    many = NESTED.read(names | {f"z{i}": i for i in range(1000)}).warnings
+    assert len(many) < 400
+    assert many.startswith(f"unknown: {'a' * 61}..., b??set-cookie??c, d??ignored??e??f, ?, g, h, ")
+    assert many.endswith(", q, z0 and 999 more")
+    with pytest.raises(Violation) as raised:
+        NESTED.read(names | {f"z{i}": i for i in range(1000)}, strict=True)
+    assert len(str(raised.value)) < 2000
 
 
 @pytest.mark.parametrize("value", [None, 1, "text", [], [{}], True])

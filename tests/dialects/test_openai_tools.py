@@ -198,7 +198,7 @@ def function(**fields: Any) -> Any:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].custom"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [function(name="")]}, "tools[0].function.name"),
         ({"tools": [function(name="a b")]}, "tools[0].function.name"),
@@ -211,7 +211,6 @@ def function(**fields: Any) -> Any:
         ({"tools": [function(parameters={"required": "a"})]}, "tools[0].function.parameters"),
         ({"tools": [function(parameters={"description": "x" * 70_000})]}, "tools[0].function.parameters"),
         ({"tools": [function(strict="yes")]}, "tools[0].function.strict"),
-        ({"tools": [function(args={})]}, "tools[0].function.args"),
         ({"tools": [function(name=f"f{i}") for i in range(129)]}, "tools"),
         ({"tool_choice": "maybe"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
@@ -229,6 +228,14 @@ def test_what_is_wrong_is_named(house: ScriptedHouse, fields: Any, param: str) -
         ask(house, "Hi.", **fields)
     assert raised.value.param == param
     assert len(house.engine.requests) == before, "refused before generation"
+
+
+def test_what_no_tool_has_is_reported(house: ScriptedHouse) -> None:
+    house.engine.texts = ["Hi."]
+    raw = house.client.chat.completions.with_raw_response.create(
+        model="stub", messages=[ASK], tools=[function(args={})]
+    )
+    assert raw.headers["x-dragoman-warnings"] == "unknown: tools[0].function.args"
 
 
 def test_a_name_of_the_wrong_form_is_refused_in_openais_words(house: ScriptedHouse) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 
 import httpx
+import msgspec
 import pytest
 from stub_house import QUICK, LocalHouse
 
@@ -23,7 +24,6 @@ pytestmark = pytest.mark.anyio
 
 TABLE = Table(
     name="say",
-    refuse_unknown=False,
     fields=(
         Field(name="text", kind=String(minimum=1), required=True, becomes="prompt", note="What to go on from."),
         Field(name="heat", kind=Number(above=0), default=1.0, becomes="sampling.temperature", note="Temperature."),
@@ -127,8 +127,25 @@ async def test_unknown_paths_belong_to_the_dialect_of_their_first_part(client: h
     assert wrong_method.headers["allow"] == "POST"
 
 
-async def test_unknown_fields_may_be_ignored(client: httpx.AsyncClient) -> None:
-    assert (await client.post("/say", json={"text": "a", "other": 1})).status_code == 200
+async def test_unknown_fields_are_reported_whatever_the_answer_is(client: httpx.AsyncClient) -> None:
+    streamed = await client.post("/say", json={"text": "a", "other": 1})
+    assert (streamed.status_code, streamed.headers["x-dragoman-warnings"]) == (200, "unknown: other")
+    refused = await client.post("/v1/completions", json={"prompt": "a", "other": 1, "max_tokens": 10_000})
+    assert (refused.status_code, refused.headers["x-dragoman-warnings"]) == (400, "unknown: other")
+    assert "x-dragoman-warnings" not in (await client.post("/say", json={"text": "a"})).headers
+
+
+async def test_a_strict_server_refuses_unknown_fields_in_the_words_of_the_dialect(house: LocalHouse) -> None:
+    strict = msgspec.structs.replace(QUICK, strict=True)
+    app = create_app(house.serving, strict, dialects=(openai.DIALECT, TOY))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        toy = await client.post("/say", json={"text": "a", "other": 1})
+        assert (toy.status_code, toy.json()) == (422, {"where": ["other"], "rule": "unknown"})
+        said = await client.post("/v1/completions", json={"prompt": "a", "temprature": 1, "other": 1})
+        assert said.status_code == 400
+        assert said.json()["error"]["message"] == "Unrecognized request arguments supplied: temprature, other"
+        ignored = await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1, "user": "me"})
+        assert (ignored.status_code, ignored.headers["x-dragoman-warnings"]) == (200, "ignored: user")
 
 
 async def test_documents_name_the_dialect(client: httpx.AsyncClient) -> None:

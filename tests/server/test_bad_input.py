@@ -186,7 +186,6 @@ async def test_a_body_is_counted_while_it_is_read(template: ChatTemplate) -> Non
         ({"prompt": list(range(300))}, "prompt"),
         ({"model": 5}, "model"),
         ({"model": ""}, "model"),
-        ({"mode1": "stub"}, "mode1"),
     ],
 )
 async def test_impossible_values_are_named(house: LocalHouse, fields: dict[str, Any], param: str) -> None:
@@ -276,9 +275,10 @@ async def test_what_is_put_into_a_path_is_not_executed(house: LocalHouse) -> Non
 
 
 async def test_reported_names_cannot_inject_headers(house: LocalHouse) -> None:
-    body = {"messages": HI, "max_tokens": 1, "metadata": {"a": "b\r\nx-evil: 1"}, "store": True}
+    body = {"messages": HI, "max_tokens": 1, "a\r\nx-evil: 1": 1, "store": True}
     response = await post(house, body, "/v1/chat/completions")
     assert response.status_code == 200
+    assert response.headers["x-dragoman-warnings"] == "unknown: a??x-evil??1; ignored: store"
     assert "x-evil" not in response.headers
 
 

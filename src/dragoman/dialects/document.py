@@ -15,7 +15,9 @@ HEAD = """# What every request field does
 Made from the tables of `src/dragoman/dialects` by `python -m dragoman.dialects.document`, as are the validation of
 requests and `/openapi.json`. *Honoured*: it has its effect, exactly. *Refused*: a value that asks for something is
 answered with status 400 and the field's name. *Reported*: the request is served without it, and the header
-`x-dragoman-warnings` of the answer names it. `null` is the same as leaving an optional field out.
+`x-dragoman-warnings` of the answer names it: `ignored: store, metadata`. Fields that are in no table, also inside of
+objects, are reported in the same way, `unknown: temprature`, and refused by name on a server with `--strict`. `null` is
+the same as leaving an optional field out.
 The core parameters are those of [generation.md](generation.md).
 """
 
@@ -31,8 +33,7 @@ def _section(dialect: Dialect) -> Iterator[str]:
         if operation.table is None:
             continue
         yield f"### {operation.method} {operation.path}\n"
-        unknown = "refused" if operation.table.refuse_unknown else "reported"
-        yield f"{operation.summary} Fields that are not in the table are {unknown}.\n"
+        yield f"{operation.summary}\n"
         yield from _rows(operation.table)
 
 

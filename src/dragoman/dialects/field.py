@@ -7,14 +7,18 @@ of them can say something else than another.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
 from dragoman.core.errors import UnsupportedFeature
 from dragoman.core.sampling import EndingParams, SamplingParams
-from dragoman.dialects.kinds import Kind, Path, Rule, Violation, dotted
+from dragoman.dialects.kinds import Kind, ListOf, OneOf, Path, Rule, Violation, dotted
+
+MAX_LISTED = 16
+"""Names without effect that an answer lists of each sort; of the others it tells the number."""
 
 
 class Treatment(enum.StrEnum):
@@ -56,50 +60,53 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the value asks for something. Types are compared too: ``0`` is not ``false``."""
         return value is not None and not any(value == calm and type(value) is type(calm) for calm in self.neutral)
 
+    def is_reported(self, value: Any) -> bool:
+        """Whether the value asks for something that it does not get, in a request that is served."""
+        return self.treatment is Treatment.REPORTED and self.asks(value)
+
 
 class Reading(msgspec.Struct, frozen=True):
-    """A body that passed its table: the honoured fields with their defaults, and the fields to report."""
+    """A body that passed its table: the honoured fields with their defaults, and the names that have no effect.
+
+    ``unknown`` fields are in no table, ``reported`` ones have that treatment; both also inside of objects, dotted.
+    """
 
     values: dict[str, Any]
+    unknown: tuple[str, ...] = ()
     reported: tuple[str, ...] = ()
+
+    @property
+    def warnings(self) -> str:
+        """What the header ``x-dragoman-warnings`` says: ``unknown: a, b; ignored: c``. Nothing, where all has effect.
+
+        Bounded, and without anything in a client's names that would read as the header's own punctuation.
+        """
+        lists = (("unknown", self.unknown), ("ignored", self.reported))
+        return "; ".join(f"{what}: {_listed(names)}" for what, names in lists if names)
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of one kind of request, in the order of the manual.
-
-    ``refuse_unknown``: a name outside the table is an error; otherwise it is reported.
-    """
+    """The fields of one kind of request, in the order of the manual."""
 
     name: str
     fields: tuple[Field, ...]
-    refuse_unknown: bool = True
 
-    def read(self, body: Any, path: Path = ()) -> Reading:
-        """Check everything in one pass. Raises ``Violation`` or ``UnsupportedFeature``, each with the field's name."""
-        if not isinstance(body, dict):
-            raise Violation(Rule.TYPE, path, body, kind=self)
-        known = {field.name for field in self.fields}
-        unknown = tuple(name for name in body if name not in known)
-        if unknown and self.refuse_unknown:
-            raise Violation(Rule.UNKNOWN, (*path, unknown[0]), body[unknown[0]], bound=unknown)
-        values: dict[str, Any] = {}
-        reported = [dotted((*path, name)) for name in unknown]
-        for field in self.fields:
-            given = body.get(field.name)
-            if given is None:
-                if field.required:
-                    if field.name in body:
-                        raise Violation(Rule.TYPE, (*path, field.name), None, kind=field.kind)
-                    raise Violation(Rule.MISSING, (*path, field.name), None, bound=field.name)
-                if field.treatment is Treatment.HONOURED:
-                    values[field.name] = field.default
-            elif field.treatment is Treatment.HONOURED:
-                values[field.name] = field.kind.check(given, (*path, field.name))
-            elif field.asks(given):
-                if field.treatment is Treatment.REFUSED:
-                    raise refusal((*path, field.name))
-                reported.append(dotted((*path, field.name)))
-        return Reading(values, tuple(reported))
+    def read(self, body: Any, *, strict: bool = False) -> Reading:
+        """Check everything in one pass. ``strict``: a name outside of the tables is an error.
+
+        Raises ``Violation`` or ``UnsupportedFeature``, each with the field's name.
+        """
+        values = self.check(body, ())
+        unknown: list[Path] = []
+        reported: list[Path] = []
+        for table, value, path in _objects(self, body, ()):
+            known = {field.name for field in table.fields}
+            unknown += [(*path, name) for name in value if name not in known]
+            reported += [(*path, field.name) for field in table.fields if field.is_reported(value.get(field.name))]
+        if strict and unknown:
+            names = tuple(dotted(path) for path in unknown[:MAX_LISTED])
+            raise Violation(Rule.UNKNOWN, unknown[0], bound=names)
+        return Reading(values, tuple(map(dotted, unknown)), tuple(map(dotted, reported)))
 
     # A table is itself a kind, so that objects inside a request are described the same way.
 
@@ -107,7 +114,23 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
         return isinstance(value, dict)
 
     def check(self, value: Any, path: Path) -> dict[str, Any]:
-        return self.read(value, path).values
+        if not isinstance(value, dict):
+            raise Violation(Rule.TYPE, path, value, kind=self)
+        values: dict[str, Any] = {}
+        for field in self.fields:
+            given = value.get(field.name)
+            if given is None:
+                if field.required:
+                    if field.name in value:
+                        raise Violation(Rule.TYPE, (*path, field.name), None, kind=field.kind)
+                    raise Violation(Rule.MISSING, (*path, field.name), None, bound=field.name)
+                if field.treatment is Treatment.HONOURED:
+                    values[field.name] = field.default
+            elif field.treatment is Treatment.HONOURED:
+                values[field.name] = field.kind.check(given, (*path, field.name))
+            elif field.treatment is Treatment.REFUSED and field.asks(given):
+                raise refusal((*path, field.name))
+        return values
 
     def schema(self) -> dict[str, Any]:
         properties = {field.name: _documented(field) for field in self.fields}
@@ -115,12 +138,46 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
         schema: dict[str, Any] = {"type": "object", "properties": properties}
         if required:
             schema["required"] = required
-        if self.refuse_unknown:
-            schema["additionalProperties"] = False
         return schema
 
     def words(self) -> str:
         return "an object"
+
+
+def _objects(kind: Kind, value: Any, path: Path) -> Iterator[tuple[Table, dict[str, Any], Path]]:
+    """Every object of the value that a table describes, with the table and its place."""
+    match kind:
+        case Table() if isinstance(value, dict):
+            yield kind, value, path
+            for field in kind.fields:
+                if field.treatment is Treatment.HONOURED:
+                    yield from _objects(field.kind, value.get(field.name), (*path, field.name))
+        case ListOf(item) if isinstance(value, list) and _has_table(item):
+            for i, each in enumerate(value):
+                yield from _objects(item, each, (*path, i))
+        case OneOf(alternatives):
+            for alternative in alternatives:
+                if alternative.accepts(value):
+                    yield from _objects(alternative, value, path)
+                    break
+
+
+def _has_table(kind: Kind) -> bool:
+    """Whether objects of the kind may be found in it: lists of token ids are long, and hold none."""
+    match kind:
+        case Table():
+            return True
+        case ListOf(item):
+            return _has_table(item)
+        case OneOf(alternatives):
+            return any(map(_has_table, alternatives))
+    return False
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    shown = [re.sub(r"[^\w.\[\]-]", "?", name[:128], flags=re.ASCII) for name in names[:MAX_LISTED]]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 def refusal(path: Path) -> UnsupportedFeature:

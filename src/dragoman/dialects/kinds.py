@@ -48,10 +48,14 @@ class Violation(BadRequest):
 
 
 def dotted(path: Path) -> str:
-    """``("messages", 0, "role")`` as ``messages[0].role``."""
+    """``("messages", 0, "role")`` as ``messages[0].role``. Names that a client made up are cut after 64 characters."""
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            name = part if len(part) <= 64 else f"{part[:61]}..."
+            text += f".{name}" if text else name
     return text
 
 

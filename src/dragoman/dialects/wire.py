@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -23,17 +23,50 @@ class WrongMediaType(BadRequest):
 
 
 class Exchange(Protocol):
-    """One HTTP request and its answer. Errors raised by a handler are answered in the words of its dialect."""
+    """One HTTP request and its answer. Errors raised by a handler are answered in the words of its dialect.
+
+    Attributes:
+        request_id: the client's own ``X-Request-Id`` where it is short and plain, otherwise a new one.
+        path: without the query, as it was asked for: with the dialect's prefix, where there is one.
+        query: the query's parameters; of equal names the last one.
+        tenant: a digest of the caller's API key, by which to keep what belongs to callers apart; empty without keys.
+        elapsed_s: seconds since the request arrived.
+        not_ready: why requests cannot be served now; empty when they can.
+    """
 
     request_id: str
+    method: str
+    path: str
     headers: Mapping[str, str]
+    query: Mapping[str, str]
     path_params: Mapping[str, str]
+    tenant: str
+
+    @property
+    def elapsed_s(self) -> float: ...
+
+    @property
+    def not_ready(self) -> str: ...
 
     async def read(self, table: Table, *, any_content_type: bool = False) -> Reading:
         """The JSON body, checked by the table; bounded in size and time.
 
+        Fields without effect are named in a header of the answer, whatever that will be.
+
         Raises WrongMediaType, NotJson, the table's Violation and UnsupportedFeature, PayloadTooLarge, RequestTimeout.
         """
+
+    async def read_json(self, *, any_content_type: bool = False) -> Any:
+        """The JSON body as it is, for operations whose table depends on it; ``check`` is then the rest of ``read``.
+
+        Raises WrongMediaType, NotJson, PayloadTooLarge, RequestTimeout.
+        """
+
+    async def check(self, table: Table, body: Any) -> Reading:
+        """``body`` checked by the table, and its fields without effect named in the answer, as ``read`` does."""
+
+    async def read_body(self) -> bytes:
+        """The body's bytes, whatever they are. Raises PayloadTooLarge, RequestTimeout."""
 
     async def unless_gone(self, work: Awaitable[Result]) -> Result:
         """Await the work; when the client leaves first, cancel it and raise ``Cancelled``."""
@@ -41,17 +74,24 @@ class Exchange(Protocol):
     async def reply(self, content: Any, *, status: int = 200, headers: Mapping[str, str] = ...) -> None:
         """Answer with JSON (any msgspec value), with ``bytes`` as they are, or with nothing (None)."""
 
+    async def reply_text(self, text: str, *, status: int = 200, headers: Mapping[str, str] = ...) -> None:
+        """Answer with plain text, in UTF-8."""
+
     async def stream(
         self, chunks: AsyncGenerator[bytes, None], *, content_type: str = ..., headers: Mapping[str, str] = ...
     ) -> None:
         """Answer with the chunks as they come.
 
         The iterator is closed in every case: at the end, when the client leaves, and when it does not read for the
-        server's write timeout.
+        server's write timeout. When it raises ``Abort``, the connection is cut instead of ended.
         """
 
 
-Handler = Callable[[Exchange], Awaitable[None]]
+class Abort(Exception):
+    """Raised by a stream that cannot be finished, where a client only understands a connection that breaks."""
+
+
+Handler = Callable[[Serving, Exchange], Awaitable[None]]
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,23 +102,89 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     headers: dict[str, str] = {}
 
 
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is to tell the dialects of a shared bare path apart by.
+
+    ``body``: the decoded JSON; None where there is none, or what came is not JSON. ``dialect``: the operator's choice,
+    ``--dialect``.
+    """
+
+    headers: Mapping[str, str]
+    body: Any
+    dialect: str
+
+    def has(self, *names: str) -> bool:
+        """Whether the body is an object with one of these keys, even as ``null``."""
+        return isinstance(self.body, dict) and any(name in self.body for name in names)
+
+
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """One method on one path (in Starlette's notation) of a dialect; ``table`` describes the body, if it has one."""
+    """One method on one path of a dialect.
+
+    Attributes:
+        method: as HTTP has it. What answers GET answers HEAD too.
+        path: in Starlette's notation, ``/models/{id:path}``.
+        summary: one sentence for the documents.
+        table: describes the body, if it has one.
+        open: needs no API key: a health check, or what the dialect's contract leaves open. Never what generates.
+        scope: what a key must be good for.
+        claims: on a bare path that several dialects have: whether the call is surely this one's. See ``Call``.
+    """
 
     method: str
     path: str
     summary: str
-    handler: Callable[[Serving, Exchange], Awaitable[None]]
+    handler: Handler
     table: Table | None = None
+    open: bool = False
+    scope: Literal["infer", "admin"] = "infer"
+    claims: Callable[[Call], bool] | None = None
+
+
+class Cors(msgspec.Struct, frozen=True, kw_only=True):
+    """What pages of other origins may do, as browsers ask for it (the Fetch standard, "CORS protocol").
+
+    Attributes:
+        origins: those allowed; empty: any.
+        echo_origin: an allowed origin is named, instead of ``*``; browsers demand it with ``credentials``.
+        methods, headers: those that a page may use; empty: the ones that it asks for.
+        exposed: headers of an answer that a page may see; None: all that the answer has.
+        max_age_s: how long a browser may remember the answer to its question.
+        vary: what caches are told that answers depend on; sent with every answer.
+        preflight_body: the answer to a browser's question is 200 with this text.
+    """
+
+    origins: tuple[str, ...] = ()
+    echo_origin: bool = False
+    credentials: bool = False
+    methods: tuple[str, ...] = ()
+    headers: tuple[str, ...] = ()
+    exposed: tuple[str, ...] | None = ()
+    max_age_s: int | None = None
+    vary: str = "origin"
+    preflight_body: str = ""
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """A wire format: its operations, and its one table of errors.
 
-    Its operations are served under ``/<name>`` and, where no dialect before it claims the path, bare.
+    Its operations are served under ``/<name>``, and bare as ``docs/dialects.md`` says.
+
+    Attributes:
+        render_error: how the dialect words whatever goes wrong, unknown paths and methods included.
+        cors: None: pages of other origins get nothing.
+        headers: of every answer, errors included; those that the answer itself names come before them.
+        max_body_bytes: largest body; None: as large as the server's ``--max-body-bytes`` allows.
+        key_headers: where an API key may be, beside ``Authorization: Bearer``.
+        document_paths: where the dialect's clients look for its OpenAPI document, beside ``/openapi.json``.
     """
 
     name: str
     title: str
     operations: tuple[Operation, ...]
     render_error: Callable[[DragomanError], Answer]
+    cors: Cors | None = None
+    headers: Callable[[Exchange], Mapping[str, str]] | None = None
+    max_body_bytes: int | None = None
+    key_headers: tuple[str, ...] = ()
+    document_paths: tuple[str, ...] = ()

@@ -24,6 +24,9 @@ Result = TypeVar("Result")
 INLINE_BYTES = 64 * 1024
 NONE: Mapping[str, str] = {}
 
+WARNINGS = "x-dragoman-warnings"
+"""The header of an answer that names those of the request's fields which had no effect."""
+
 # In ``scope["extensions"]``, where the connection can be dropped without waiting for the client to read.
 ABORT = "dragoman.abort"
 
@@ -38,6 +41,7 @@ class Exchange:
         self.headers: Mapping[str, str] = Headers(scope=scope)
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
         self.started = False
+        self._warnings = ""
         self._abort = scope.get("extensions", {}).get(ABORT)
         self._send, self._limits = send, settings
         self._next_message = receive
@@ -55,8 +59,11 @@ class Exchange:
             self._receive, self.headers, max_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s
         )
         if len(body) > INLINE_BYTES:
-            return await asyncio.to_thread(_checked, table, body)
-        return _checked(table, body)
+            reading = await asyncio.to_thread(_checked, table, body, limits.strict)
+        else:
+            reading = _checked(table, body, limits.strict)
+        self._warnings = reading.warnings
+        return reading
 
     async def unless_gone(self, work: Awaitable[Result]) -> Result:
         working = asyncio.ensure_future(work)
@@ -113,6 +120,8 @@ class Exchange:
 
     async def _start(self, status: int, head: Mapping[str, str]) -> None:
         self.started = True
+        if self._warnings:
+            head = {**head, WARNINGS: self._warnings}
         headers = [(name.encode("latin-1"), _header_value(value)) for name, value in head.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
@@ -149,8 +158,8 @@ class Exchange:
             await asyncio.sleep(0)
 
 
-def _checked(table: Table, body: bytes) -> Reading:
-    return table.read(decode_json(body))
+def _checked(table: Table, body: bytes, strict: bool) -> Reading:
+    return table.read(decode_json(body), strict=strict)
 
 
 def _header_value(value: str) -> bytes:

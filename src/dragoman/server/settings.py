@@ -31,6 +31,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         keep_alive_s: seconds that an idle connection stays open.
         generation_timeout_s: longest time for one generation in seconds; without it there is none.
         drain_s: seconds that running requests get to finish when the server is told to stop.
+        strict: refuse requests with fields that nobody knows, instead of naming these in a header of the answer.
         access_log: write a line for every request.
         text_threads: threads for checking long requests, tokenizing long prompts and rendering chats.
     """
@@ -52,5 +53,6 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive_s: Seconds = 75.0
     generation_timeout_s: Seconds | None = None
     drain_s: Annotated[float, Meta(ge=0)] = 30.0
+    strict: bool = False
     access_log: bool = True
     text_threads: Count = 2

@@ -76,8 +76,7 @@ def _worded(error: Violation) -> tuple[str, str | None]:
         case Rule.MISSING:
             return f"Missing required parameter: '{name}'.", "missing_required_parameter"
         case Rule.UNKNOWN:
-            names = ", ".join(dotted((*error.path[:-1], unknown)) for unknown in bound)
-            return f"Unrecognized request argument{'s' * (len(bound) > 1)} supplied: {names}", None
+            return f"Unrecognized request argument{'s' * (len(bound) > 1)} supplied: {', '.join(bound)}", None
         case Rule.CHOICE:
             return f"Invalid value: {shown(value)}. Supported values are: {_listed(bound)}.", "invalid_value"
         case Rule.BELOW | Rule.ABOVE:

@@ -30,7 +30,7 @@ async def completions(serving: Serving, exchange: Exchange) -> None:
     seed = _seed(reading)
     head = _head(serving, reading, "cmpl-")
     requests = completion_requests(reading, head.id, seed)
-    headers = _headers(reading, seed)
+    headers = {"x-dragoman-seed": str(seed)}
     logprobs = values["logprobs"] is not None
     if values["stream"]:
         streams = [
@@ -51,7 +51,7 @@ async def chat_completions(serving: Serving, exchange: Exchange) -> None:
     head = _head(serving, reading, "chatcmpl-")
     plan = tool_plan(reading.values, serving.model(reading.values["model"]))
     request = chat_request(reading, head.id, seed, plan)
-    headers = _headers(reading, seed)
+    headers = {"x-dragoman-seed": str(seed)}
     logprobs = reading.values["logprobs"]
     if reading.values["stream"]:
         streams = [render.ChatStream(head, request.n, logprobs=logprobs, shape=plan.shape)]
@@ -135,13 +135,6 @@ def _seed(reading: Reading) -> int:
     """The given seed, or one from the operating system that a client can send back in ``seed``."""
     given = reading.values["seed"]
     return secrets.randbits(63) if given is None else int(given)
-
-
-def _headers(reading: Reading, seed: int) -> dict[str, str]:
-    headers = {"x-dragoman-seed": str(seed)}
-    if reading.reported:
-        headers["x-dragoman-warnings"] = "ignored: " + ", ".join(reading.reported)
-    return headers
 
 
 OPERATIONS = (
