@@ -11,8 +11,8 @@ from dragoman.core import errors
 from dragoman.core.errors import DragomanError, GenerationFailed
 from dragoman.core.events import FinishReason, PromptReady, TextDelta, Token, Usage
 from dragoman.dialects.kinds import Integer, ListOf, Number, OneOf, Rule, String, Violation
+from dragoman.dialects.logprobs import chat_logprobs, completion_logprobs, shown_tokens
 from dragoman.dialects.openai.errors import render_error
-from dragoman.dialects.openai.logprobs import chat_logprobs, completion_logprobs, shown_tokens
 from dragoman.dialects.openai.render import (
     ChatStream,
     CompletionStream,

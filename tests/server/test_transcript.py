@@ -8,7 +8,7 @@ from stub_house import QUICK, STUB, TOKENIZER, local_model
 
 from dragoman.core.events import FinishReason, TextDelta, TokenEvent
 from dragoman.core.sampling import EndingParams
-from dragoman.dialects.openai.logprobs import shown_tokens
+from dragoman.dialects.logprobs import shown_tokens
 from dragoman.server.transcript import transcripts_of
 from dragoman.text import ChatTemplate
 

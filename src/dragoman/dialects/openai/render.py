@@ -10,8 +10,8 @@ import msgspec
 from dragoman.core.errors import DragomanError, GenerationFailed
 from dragoman.core.events import FinishReason, GenerationResult, PromptReady, TextDelta, Token, Usage
 from dragoman.core.serving import ModelCard
+from dragoman.dialects.logprobs import chat_logprobs, completion_logprobs, shown_tokens
 from dragoman.dialects.openai.errors import render_error
-from dragoman.dialects.openai.logprobs import chat_logprobs, completion_logprobs, shown_tokens
 from dragoman.dialects.openai.message import ChatDelta, deltas, message
 from dragoman.dialects.openai.tools import PLAIN, MessageShape
 from dragoman.text.call_parser import CallStart

@@ -1,4 +1,5 @@
-"""Log-probabilities in the two shapes of OpenAI: parallel lists for completions, a list of objects for chat."""
+"""Log-probabilities in OpenAI's two shapes, which others share: parallel lists for completions, a list of objects for
+chat."""
 
 from __future__ import annotations
 
