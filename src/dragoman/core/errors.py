@@ -23,6 +23,35 @@ class UnsupportedFeature(BadRequest):
     """The request asks for something this server or model refuses by name rather than ignore."""
 
 
+class BadConstraint(BadRequest):
+    """What the text has to be cannot be read, or allows no text. ``reason``: why, without the field's name."""
+
+    def __init__(self, message: str, *, param: str | None = None, reason: str = "") -> None:
+        super().__init__(message, param=param)
+        self.reason = reason
+
+
+class UnsupportedConstraint(UnsupportedFeature):
+    """What the text has to be makes sense and cannot be enforced. ``reason``: why, without the field's name."""
+
+    def __init__(self, message: str, *, param: str | None = None, reason: str = "") -> None:
+        super().__init__(message, param=param)
+        self.reason = reason
+
+
+class TemplateFailed(BadRequest):
+    """The chat template cannot render these messages. ``raised``: it refuses them itself, ``reason`` is its words."""
+
+    def __init__(self, message: str, *, param: str | None = None, reason: str = "", raised: bool = False) -> None:
+        super().__init__(message, param=param)
+        self.reason = reason
+        self.raised = raised
+
+
+class TemplateMissing(UnsupportedFeature):
+    """The model has no chat template, and is asked with messages."""
+
+
 class ContextOverflow(BadRequest):
     """The prompt, or prompt and asked-for output together, exceed the model's context.
 

@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 
 from dragoman.core.constraint import Constraint
-from dragoman.core.errors import BadRequest
+from dragoman.core.errors import BadConstraint, BadRequest, UnsupportedConstraint, UnsupportedFeature
 from dragoman.grammar.process import GrammarProcess
 from dragoman.server.model import ServedModel
 
@@ -29,7 +29,7 @@ class ConstraintReader:
         self._turn = asyncio.Lock()
 
     async def read(self, constraint: Constraint | None, param: str) -> str | None:
-        """The grammar. Raises BadRequest and UnsupportedFeature, with the wire's name of the constraint."""
+        """The grammar. Raises BadConstraint and UnsupportedConstraint, with the wire's name of the constraint."""
         if constraint is None:
             return None
         if constraint not in self._known:
@@ -40,7 +40,8 @@ class ConstraintReader:
         answer = self._known[constraint]
         self._known.move_to_end(constraint)
         if isinstance(answer, BadRequest):
-            raise type(answer)(f"Invalid '{param}': {answer.message}.", param=param)
+            error = UnsupportedConstraint if isinstance(answer, UnsupportedFeature) else BadConstraint
+            raise error(f"Invalid '{param}': {answer.message}.", param=param, reason=answer.message)
         return answer
 
     def close(self) -> None:

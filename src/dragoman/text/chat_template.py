@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dragoman.core.errors import BadRequest, ModelError, UnsupportedFeature
+from dragoman.core.errors import BadRequest, ModelError, TemplateFailed, TemplateMissing
 from dragoman.core.request import ChatPrompt
 from dragoman.text.template_process import DEFAULT_LIMITS, TemplateFailure, TemplateLimits, TemplateProcess
 
@@ -72,7 +72,7 @@ class ChatTemplate:
     def render(self, prompt: ChatPrompt) -> str:
         """The prompt's text; encode it with ``add_special_tokens=False``, the template writes BOS itself.
 
-        Raises UnsupportedFeature when the model has no template, and BadRequest when the template refuses the messages
+        Raises TemplateMissing when the model has no template, and TemplateFailed when the template refuses the messages
         (in its own words), fails on them, or exceeds a limit.
         """
         name = self._choose(bool(prompt.tools))
@@ -104,7 +104,7 @@ class ChatTemplate:
         for name in ("tool_use", "default") if with_tools else ("default",):
             if name in self._templates:
                 return name
-        raise UnsupportedFeature(
+        raise TemplateMissing(
             f"the model's chat templates are named {', '.join(self._templates)}: there is no default"
             if self._templates
             else "this model has no chat template: it completes text, and cannot be asked with messages"
@@ -114,11 +114,9 @@ class ChatTemplate:
         try:
             return self._process.render(name, variables)
         except TemplateFailure as failure:
-            if failure.kind == "raised":
-                raise BadRequest(failure.message, param="messages") from None
-            raise BadRequest(
-                f"the model's chat template cannot render these messages: {failure.message}", param="messages"
-            ) from None
+            raised, words = failure.kind == "raised", failure.message
+            message = words if raised else f"the model's chat template cannot render these messages: {words}"
+            raise TemplateFailed(message, param="messages", reason=words, raised=raised) from None
 
 
 def _prepare(message: Mapping[str, Any]) -> dict[str, Any]:
