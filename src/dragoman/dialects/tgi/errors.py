@@ -1,0 +1,228 @@
+"""Every error as TGI says it: ``{"error", "error_type"}``, plain text for bodies that cannot be read, or nothing."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dragoman.core.errors import (
+    BadRequest,
+    Cancelled,
+    ContextOverflow,
+    DragomanError,
+    EngineUnavailable,
+    MethodNotAllowed,
+    ModelNotFound,
+    NotFound,
+    Overloaded,
+    PayloadTooLarge,
+    RequestTimeout,
+    Unauthorized,
+)
+from dragoman.dialects.kinds import Violation
+from dragoman.dialects.tgi.shape import reason
+from dragoman.dialects.wire import Answer, NotJson, WrongMediaType
+
+PLAIN = {"content-type": "text/plain; charset=utf-8"}
+
+
+class Fault(DragomanError):
+    """An error with a body of TGI's own: ``message`` is the ``error``, word for word.
+
+    ``label`` is the value of ``err`` under which ``tgi_request_failure`` counts it.
+    """
+
+    status = 422
+    error_type = "validation"
+    label = "validation"
+
+
+class InvalidInput(Fault):
+    """A rule of the validation that the request breaks."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"Input validation error: {message}")
+
+
+class TemplateFault(Fault):
+    """The chat template cannot be filled in."""
+
+    error_type = "template_error"
+    label = "template"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"Template error: {message}")
+
+
+class MissingVariable(Fault):
+    """The chat template wants a variable that the request does not give. The spelling is the original's."""
+
+    error_type = "missing_template_variable"
+    label = "template"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Missing template vatiable: {name}")
+
+
+class ToolFault(Fault):
+    """Tools that cannot be offered, or a call that cannot be read."""
+
+    error_type = "tool_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"Tool error: {message}")
+
+
+class SuffixFault(Fault):
+    """A completion with a suffix."""
+
+    error_type = "suffix not supported"
+
+    def __init__(self) -> None:
+        super().__init__("Suffix is not supported and can be achieved by preprocessing the prompt.")
+
+
+class BatchFault(Fault):
+    """More prompts than one request may bring."""
+
+    error_type = "batch size exceeded"
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"Number of prompts exceeds the maximum allowed batch size of {most}")
+
+
+class Incomplete(Fault):
+    """The engine ended without a last message."""
+
+    status = 500
+    error_type = "incomplete_generation"
+    label = "incomplete"
+
+    def __init__(self) -> None:
+        super().__init__("Incomplete generation")
+
+
+class IncompleteStream(Fault):
+    """The same, in a stream."""
+
+    status = 500
+    error_type = "incomplete_generation_stream"
+    label = "incomplete"
+
+    def __init__(self) -> None:
+        super().__init__("Incomplete generation stream")
+
+
+class BatchIncomplete(Fault):
+    """Vertex' and KServe's word for whatever goes wrong inside."""
+
+    status = 500
+    error_type = "Incomplete generation"
+    label = "incomplete"
+
+    def __init__(self) -> None:
+        super().__init__("Incomplete generation")
+
+
+class Unhealthy(Fault):
+    """The health probe failed."""
+
+    status = 503
+    error_type = "healthcheck"
+    label = "generation"
+
+    def __init__(self) -> None:
+        super().__init__("unhealthy")
+
+
+class ShapeFault(BadRequest):
+    """JSON of the wrong shape: ``message`` is the whole plain text."""
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """What every error is on the wire, also inside a stream."""
+
+    error: str
+    error_type: str
+
+
+def fault_of(error: DragomanError) -> Fault:
+    """Any error that has a JSON body, as TGI's own."""
+    match error:
+        case Fault():
+            return error
+        case Overloaded():
+            return _fault("Model is overloaded", "overloaded", 429, "overloaded")
+        case EngineUnavailable():
+            return Unhealthy()
+        case ContextOverflow():
+            return InvalidInput(_overflow(error))
+        case BadRequest():
+            return InvalidInput(error.message)
+    return _fault(f"Request failed during generation: Server error: {error.message}", "generation", 424, "generation")
+
+
+def error_body(error: DragomanError) -> ErrorBody:
+    """The JSON of an error."""
+    fault = fault_of(error)
+    return ErrorBody(fault.message, fault.error_type)
+
+
+def render_error(error: DragomanError) -> Answer:
+    """The status, body and headers that tell the client."""
+    match error:
+        case WrongMediaType():
+            return _plain(415, "Expected request with `Content-Type: application/json`")
+        case PayloadTooLarge():
+            return _plain(413, "Failed to buffer the request body: length limit exceeded")
+        case NotJson():
+            return _plain(400, f"Failed to parse the request body as JSON: {error.message}")
+        case ShapeFault():
+            return _plain(422, error.message)
+        case Violation():
+            where, why = reason(error)
+            place = f"{where}: " if where else ""
+            return _plain(422, f"Failed to deserialize the JSON body into the target type: {place}{why}")
+        case RequestTimeout():
+            return _plain(408, "Failed to buffer the request body: it did not arrive in time")
+        case Unauthorized():
+            return Answer(status=401)
+        case ModelNotFound():
+            return Answer(status=422, body=error_body(InvalidInput(error.message)))
+        case NotFound():
+            return Answer(status=404)
+        case MethodNotAllowed():
+            return Answer(status=405)
+        case Cancelled():
+            return Answer(status=499)
+    fault = fault_of(error)
+    headers = {"retry-after": str(max(1, round(error.retry_after_s)))} if isinstance(error, Overloaded) else {}
+    return Answer(status=fault.status, body=ErrorBody(fault.message, fault.error_type), headers=headers)
+
+
+def failure_label(error: BaseException) -> str:
+    """Under which ``err`` the metric ``tgi_request_failure`` counts it."""
+    if isinstance(error, Cancelled) or not isinstance(error, Exception):
+        return "dropped"
+    return fault_of(error).label if isinstance(error, DragomanError) else "generation"
+
+
+def _plain(status: int, text: str) -> Answer:
+    return Answer(status=status, body=text.encode(), headers=dict(PLAIN))
+
+
+def _fault(error: str, error_type: str, status: int, label: str) -> Fault:
+    fault = Fault(error)
+    fault.status, fault.error_type, fault.label = status, error_type, label
+    return fault
+
+
+def _overflow(error: ContextOverflow) -> str:
+    given, new, total = error.prompt_tokens, error.max_tokens, error.context_tokens
+    if given is None or total is None:
+        return error.message
+    if new is None or given >= total:
+        return f"`inputs` must have less than {total - 1} tokens. Given: {given}"
+    return (
+        f"`inputs` tokens + `max_new_tokens` must be <= {total}. "
+        f"Given: {given} `inputs` tokens and {new} `max_new_tokens`"
+    )

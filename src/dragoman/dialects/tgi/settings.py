@@ -1,0 +1,122 @@
+"""What an operator decides about the TGI dialect: its limits, under TGI's own names, and the quirks that it keeps."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from dragoman.core.errors import DragomanError
+
+Count = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
+
+Quirk = Literal[
+    "empty-ids",
+    "tool-finish-stop",
+    "unfinished-tool-streams",
+    "presence-as-repetition",
+    "frequency-as-share",
+    "one-is-no-probability",
+    "stream-errors-in-band",
+    "stop-at-token-ends",
+    "stop-sequence-finish",
+    "eos-token-finish",
+    "special-text",
+]
+
+
+class Quirks(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the original is followed although something better is the default. All true: bug for bug.
+
+    Attributes:
+        empty_ids: every answer's ``id`` is the empty string.
+        tool_finish_stop: a finished tool call ends with ``stop``, not with ``tool_calls``.
+        unfinished_tool_streams: no chunk of a streamed tool call has a finish reason.
+        presence_as_repetition: ``presence_penalty`` p is a repetition penalty of p + 2.
+        frequency_as_share: ``frequency_penalty`` counts a token's share of prompt and output together.
+        one_is_no_probability: 1.0 is refused for ``top_p`` and ``typical_p``.
+        stream_errors_in_band: errors of streams under /v1 are events, also when known before the first token.
+        stop_at_token_ends: a stop string is looked for only at the end of a token.
+        stop_sequence_finish: chats and completions name the end by a stop string ``stop_sequence``, not ``stop``.
+        eos_token_finish: streamed completions name their own end ``eos_token``, not ``stop``.
+        special_text: streamed completions show the text of special tokens.
+    """
+
+    empty_ids: bool = False
+    tool_finish_stop: bool = False
+    unfinished_tool_streams: bool = False
+    presence_as_repetition: bool = False
+    frequency_as_share: bool = False
+    one_is_no_probability: bool = False
+    stream_errors_in_band: bool = False
+    stop_at_token_ends: bool = False
+    stop_sequence_finish: bool = False
+    eos_token_finish: bool = False
+    special_text: bool = False
+
+
+class TgiSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of requests in the TGI dialect, as its launcher names them.
+
+    Attributes:
+        max_concurrent_requests: sequences in flight; more are answered with status 429.
+        max_best_of: most sequences that best_of may choose from.
+        max_stop_sequences: most stop strings of one request.
+        max_top_n_tokens: most alternatives reported for each token.
+        max_input_tokens: most prompt tokens; by default one less than max_total_tokens.
+        max_total_tokens: most tokens of prompt and output together; by default, and at most, the model's context.
+        max_client_batch_size: most prompts of one completions request.
+        validation_workers: threads that tokenize; shown by /info.
+        default_max_new_tokens: tokens generated when a request says nothing; by default as many as there is room for.
+        lenient_token_budget: max_new_tokens beyond the room is cut to it, as TGI 3 does, rather than refused.
+        disable_grammar_support: refuse grammars.
+        enable_prefill_logprobs: report the prompt's tokens to requests with decoder_input_details.
+        payload_limit: largest body of a request in bytes.
+        cors_allow_origin: origin whose pages may call; may be given several times. By default every origin may.
+        watermark_gamma: share of the vocabulary that a watermark favours.
+        watermark_delta: what a watermark adds to the logits of those tokens.
+        compute_type: value of the header x-compute-type.
+        tgi_strict: follow the original in everything, its bugs included: all of tgi_quirk.
+        tgi_quirk: one thing in which to follow the original; may be given several times.
+    """
+
+    PANEL = "Text Generation Inference"
+
+    max_concurrent_requests: Count = 128
+    max_best_of: Count = 2
+    max_stop_sequences: Natural = 4
+    max_top_n_tokens: Natural = 5
+    max_input_tokens: Count | None = None
+    max_total_tokens: Annotated[int, Meta(ge=2)] | None = None
+    max_client_batch_size: Count = 4
+    validation_workers: Count = 2
+    default_max_new_tokens: Count | None = None
+    lenient_token_budget: bool = False
+    disable_grammar_support: bool = False
+    enable_prefill_logprobs: bool = True
+    payload_limit: Count = 2_000_000
+    cors_allow_origin: tuple[str, ...] = ()
+    watermark_gamma: Annotated[float, Meta(gt=0, lt=1)] = 0.5
+    watermark_delta: float = 2.0
+    compute_type: str = "gpu+optimized"
+    tgi_strict: bool = False
+    tgi_quirk: tuple[Quirk, ...] = ()
+
+    def quirks(self) -> Quirks:
+        """Those that are on."""
+        names = Quirks.__struct_fields__
+        chosen = names if self.tgi_strict else [quirk.replace("-", "_") for quirk in self.tgi_quirk]
+        return Quirks(**dict.fromkeys(chosen, True))
+
+    def check(self) -> None:
+        """Raises DragomanError where two settings contradict each other."""
+        given, total = self.max_input_tokens, self.max_total_tokens
+        if given is not None and total is not None and given >= total:
+            raise DragomanError(f"`max_input_tokens`({given}) must be < `max_total_tokens`({total})")
+
+    def limits(self, context_tokens: int) -> tuple[int, int]:
+        """``(max_input_tokens, max_total_tokens)`` for a model with such a context."""
+        total = min(self.max_total_tokens or context_tokens, context_tokens)
+        return min(self.max_input_tokens or total - 1, total - 1), total
