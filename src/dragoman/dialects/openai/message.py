@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from dragoman.dialects.openai.tools import MessageShape
+from dragoman.dialects.tools import MessageShape
 from dragoman.text.call_parser import CallArguments, CallStart, Content, Part, Reasoning
 
 

@@ -13,7 +13,7 @@ from dragoman.core.serving import ModelCard
 from dragoman.dialects.logprobs import chat_logprobs, completion_logprobs, shown_tokens
 from dragoman.dialects.openai.errors import render_error
 from dragoman.dialects.openai.message import ChatDelta, deltas, message
-from dragoman.dialects.openai.tools import PLAIN, MessageShape
+from dragoman.dialects.tools import PLAIN, MessageShape
 from dragoman.text.call_parser import CallStart
 from dragoman.text.message import MessageReader
 

@@ -16,7 +16,7 @@ from dragoman.dialects.batch import generate_all, stream_all
 from dragoman.dialects.field import Reading
 from dragoman.dialects.openai import render
 from dragoman.dialects.openai.fields import CHAT, COMPLETIONS
-from dragoman.dialects.openai.tools import tool_plan
+from dragoman.dialects.openai.tools import openai_plan
 from dragoman.dialects.openai.translate import chat_request, completion_requests
 from dragoman.dialects.wire import Exchange, Operation
 
@@ -49,7 +49,7 @@ async def chat_completions(serving: Serving, exchange: Exchange) -> None:
     reading = await exchange.read(CHAT)
     seed = _seed(reading)
     head = _head(serving, reading, "chatcmpl-")
-    plan = tool_plan(reading.values, serving.model(reading.values["model"]))
+    plan = openai_plan(reading.values, serving.model(reading.values["model"]))
     request = chat_request(reading, head.id, seed, plan)
     headers = {"x-dragoman-seed": str(seed)}
     logprobs = reading.values["logprobs"]

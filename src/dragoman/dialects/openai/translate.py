@@ -12,7 +12,7 @@ from dragoman.dialects.openai.fields import CHAT, COMPLETIONS
 from dragoman.dialects.openai.messages import template_messages
 from dragoman.dialects.openai.sampler_fields import choosing_and_ending
 from dragoman.dialects.openai.structured import constraint_of
-from dragoman.dialects.openai.tools import WITHOUT_TOOLS, ToolPlan
+from dragoman.dialects.tools import WITHOUT_TOOLS, ToolPlan
 
 MAX_SEQUENCES = 2048
 """Sequences of one HTTP request: prompts times generations of each."""

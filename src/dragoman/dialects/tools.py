@@ -1,0 +1,198 @@
+"""Tools of a chat request: what the template is shown, what the text has to be, and how it becomes a message.
+
+A dialect hands over the functions of its ``tools`` as objects with ``name``, ``description``, ``parameters`` (both may
+be None) and, where it has such, ``strict``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from dragoman.core.constraint import Constraint
+from dragoman.core.errors import BadRequest, UnsupportedFeature
+from dragoman.core.serving import ModelCard, ReasoningBlocks, ToolCalls
+from dragoman.text.call_grammar import CallableTool, call_grammar
+from dragoman.text.message import MessageReader
+from dragoman.text.reasoning import ReasoningMarks, ReasoningParser
+from dragoman.text.tool_calls import CALL_FORMATS, CallFormat
+
+MAX_SCHEMA_CHARS = 1 << 16
+"""Of one tool's parameters, written as JSON."""
+
+_NO_PARAMETERS = {"type": "object", "properties": {}}
+
+
+class MessageShape(msgspec.Struct, frozen=True, kw_only=True):
+    """How generated texts become messages.
+
+    Attributes:
+        format: in which calls are written; None: there are no tools to call.
+        names: the tools that may be called.
+        named: the request names the tool to call, and so knows that a call is what it gets.
+        reasoning: the marks of the model's reasoning blocks, where it has such.
+        separate: reasoning goes to a field of its own.
+    """
+
+    format: CallFormat | None = None
+    names: tuple[str, ...] = ()
+    named: bool = False
+    reasoning: ReasoningMarks | None = None
+    separate: bool = False
+
+    def reader(self, *, reasoning_begun: bool) -> MessageReader:
+        """A reader for one text. ``reasoning_begun``: the prompt ended inside a reasoning block."""
+        return MessageReader(
+            self.format.start(self.names) if self.format else None,
+            ReasoningParser(self.reasoning, begun=reasoning_begun) if self.reasoning else None,
+            separate=self.separate,
+        )
+
+    def finish_reason(self, reason: str | None, calls: int) -> str | None:
+        """OpenAI's word for the end of a message with so many calls. A call that was asked for by name is a "stop"."""
+        return "tool_calls" if reason == "stop" and calls and not self.named else reason
+
+
+PLAIN = MessageShape()
+"""All of the text is content."""
+
+
+class ToolPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chat request asks beyond its messages. The defaults are those of one without tools."""
+
+    tools: tuple[dict[str, Any], ...] = ()
+    constraint: Constraint | None = None
+    shown_tokens: tuple[str, ...] = ()
+    shape: MessageShape = PLAIN
+
+
+WITHOUT_TOOLS = ToolPlan()
+
+
+class ToolChoice(msgspec.Struct, frozen=True):
+    """``mode`` is none, auto, required or named; ``names`` are the tools it leaves to be called."""
+
+    mode: str
+    names: tuple[str, ...] = ()
+
+    @property
+    def required(self) -> bool:
+        return self.mode in ("required", "named")
+
+
+def tool_choice(choice: str | dict[str, Any] | None, names: Sequence[str]) -> ToolChoice:
+    """The choice among these tools: a mode, or ``{"type": "function", "function": {"name"}}``. Absent, it is the
+    model's where there are tools. Raises BadRequest."""
+    if not names:
+        if choice in (None, "none", "auto"):
+            return ToolChoice("none")
+        raise BadRequest("'tool_choice' is only allowed when 'tools' are specified.", param="tool_choice")
+    if choice is None or isinstance(choice, str):
+        return ToolChoice(choice or "auto", tuple(names))
+    return ToolChoice("named", known_tools([choice["function"]["name"]], names))
+
+
+def known_tools(chosen: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    """The chosen names, each once. Raises BadRequest for one that is no tool's."""
+    for name in chosen:
+        if name not in names:
+            raise BadRequest(f"Invalid 'tool_choice': there is no tool '{name}' in 'tools'.", param="tool_choice")
+    return tuple(dict.fromkeys(chosen))
+
+
+def tool_plan(
+    functions: Sequence[dict[str, Any]],
+    choice: ToolChoice,
+    card: ModelCard,
+    *,
+    parallel: bool = True,
+    separate_reasoning: bool = False,
+) -> ToolPlan:
+    """The plan for checked values. ``parallel``: several calls may be made at once. ``separate_reasoning``: a reasoning
+    block is no content. Raises BadRequest, UnsupportedFeature with the field's name."""
+    _check_functions(functions)
+    marks = ReasoningMarks(card.reasoning.opening, card.reasoning.closing) if card.reasoning else None
+    shape = MessageShape(reasoning=marks, separate=separate_reasoning and marks is not None)
+    shown = tuple(marks) if marks and shape.separate else ()
+    if choice.mode == "none":
+        return ToolPlan(shown_tokens=shown, shape=shape if shape.separate else PLAIN)
+    if card.tool_calls is None:
+        raise UnsupportedFeature(
+            f"'tools' is not supported: the chat template of the model '{card.name}' knows no tools, "
+            "or writes calls in a format that this server does not know.",
+            param="tools",
+        )
+    offered = [function for function in functions if function["name"] in choice.names]
+    enforced = any(map(_is_strict, offered)) or not parallel or len(offered) < len(functions)
+    constraint = None
+    if choice.required or enforced:
+        constraint = _constraint(offered, choice, card.tool_calls, card.reasoning, parallel=parallel)
+    format = CALL_FORMATS[card.tool_calls.format]
+    return ToolPlan(
+        tools=tuple(map(_shown, functions)),
+        constraint=constraint,
+        shown_tokens=(*format.marks, *shown),
+        shape=msgspec.structs.replace(shape, format=format, names=choice.names),
+    )
+
+
+def _check_functions(functions: Sequence[dict[str, Any]]) -> None:
+    seen = set[str]()
+    for i, function in enumerate(functions):
+        name, schema, place = function["name"], function["parameters"], f"tools[{i}].function"
+        if name in seen:
+            raise BadRequest(f"Invalid '{place}.name': '{name}' is the name of another tool.", param=f"{place}.name")
+        seen.add(name)
+        if schema is not None and (fault := _fault(schema)):
+            raise BadRequest(f"Invalid schema for function '{name}': {fault}", param=f"{place}.parameters")
+
+
+def _fault(schema: dict[str, Any]) -> str | None:
+    """What is wrong with parameters whatever else they say: templates and grammars rely on this much."""
+    if schema.get("type", "object") != "object":
+        return "it has to be of type 'object'."
+    if len(msgspec.json.encode(schema)) > MAX_SCHEMA_CHARS:
+        return f"it is longer than {MAX_SCHEMA_CHARS} characters."
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, dict) or not all(isinstance(value, dict | bool) for value in properties.values()):
+        return "its 'properties' have to be an object of schemas."
+    if not isinstance(required, list) or not all(isinstance(key, str) for key in required):
+        return "its 'required' has to be an array of strings."
+    return None
+
+
+def _callable(function: dict[str, Any], required: bool) -> CallableTool:
+    """A call that is required follows its schema; one the model chooses to make does so where that is asked for."""
+    schema = function["parameters"] or (_NO_PARAMETERS | {"additionalProperties": False})
+    return CallableTool(name=function["name"], arguments=schema if required or _is_strict(function) else None)
+
+
+def _is_strict(function: dict[str, Any]) -> bool:
+    return bool(function.get("strict"))
+
+
+def _constraint(
+    offered: Sequence[dict[str, Any]],
+    choice: ToolChoice,
+    calls: ToolCalls,
+    reasoning: ReasoningBlocks | None,
+    *,
+    parallel: bool,
+) -> Constraint:
+    tools = [_callable(tool, choice.required) for tool in offered]
+    parallel = parallel and choice.mode != "named"
+    try:
+        return call_grammar(calls, tools, required=choice.required, parallel=parallel, reasoning=reasoning)
+    except UnsupportedFeature as error:
+        error.param = "tools"
+        raise
+
+
+def _shown(function: dict[str, Any]) -> dict[str, Any]:
+    """The tool as the template is given it. ``strict`` is said to the server, not to the model."""
+    shown = {"name": function["name"]}
+    if function["description"] is not None:
+        shown["description"] = function["description"]
+    return {"type": "function", "function": shown | {"parameters": function["parameters"] or _NO_PARAMETERS}}
