@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from dragoman.core.errors import BadRequest, DragomanError, PayloadTooLarge, RequestTimeout
 from dragoman.dialects.wire import Answer
-from dragoman.server.exchange import ABORT
+from dragoman.server.exchange import ABORT, CLOSE
 from dragoman.server.gate import CROWDED
 from dragoman.server.settings import ServerSettings
 from dragoman.server.upgrade import DecliningParser
@@ -83,7 +83,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]
+        self.scope["extensions"] = {ABORT: self.transport.abort, CLOSE: self.transport.close}  # type: ignore[dict-item]
         self._in_head, self._head_bytes = True, 0
 
     def on_headers_complete(self) -> None:
@@ -130,8 +130,12 @@ class Connection(HttpToolsProtocol):
         if self._in_head:
             self._refuse(408, RequestTimeout("The request's headers did not arrive in time."))
         else:
-            self.transport.close()
-            self._expect(self.settings.write_timeout_s, self.transport.abort)
+            self._close_when_read()
+
+    def _close_when_read(self) -> None:
+        """Close behind what was written, which the client has some time to read."""
+        self.transport.close()
+        self._expect(self.settings.write_timeout_s, self.transport.abort)
 
     def _refuse(self, status: int, error: DragomanError) -> None:
         """Answer what is no request, or stopped being one half way, and close. Not into another answer."""
@@ -150,8 +154,7 @@ class Connection(HttpToolsProtocol):
                 cycle.message_event.set()
             self._expect(self.settings.linger_s, self.transport.abort)
         else:
-            self.transport.close()
-            self._expect(self.settings.write_timeout_s, self.transport.abort)
+            self._close_when_read()
 
     # The timer -------------------------------------------------------------------------------------------------------
 

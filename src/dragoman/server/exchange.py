@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
+from time import perf_counter
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.types import Message, Receive, Scope, Send
 
 from dragoman.core.errors import Cancelled
 from dragoman.dialects.field import Reading, Table
-from dragoman.dialects.wire import Answer
+from dragoman.dialects.wire import Answer, StreamCut
 from dragoman.server.body import check_content_type, decode_json, read_body
 from dragoman.server.settings import ServerSettings
 
 Result = TypeVar("Result")
+
+Ready = Callable[[], str]
+"""Empty when requests are taken and answered; otherwise why they are not."""
 
 # Decoding and checking this much takes some milliseconds, during which no stream would move.
 INLINE_BYTES = 64 * 1024
@@ -27,43 +31,109 @@ NONE: Mapping[str, str] = {}
 WARNINGS = "x-dragoman-warnings"
 """The header of an answer that names those of the request's fields which had no effect."""
 
-# In ``scope["extensions"]``, where the connection can be dropped without waiting for the client to read.
+TEXT = "text/plain; charset=utf-8"
+
+# In ``scope["extensions"]``, where the connection can be dropped: at once, or when what was written has been read.
 ABORT = "dragoman.abort"
+CUT = "dragoman.cut"
+
+UNREAD = object()
+# As above, for what is closed behind everything that has been written.
+CLOSE = "dragoman.close"
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Exchange:
-    """Reads one request and answers it once. Whatever it waits for ends when the client leaves."""
+    """Reads one request and answers it once. Whatever it waits for ends when the client leaves.
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, settings: ServerSettings) -> None:
+    ``dialect``: whose limit the body keeps, and whose headers every answer has. It may be set until the answer starts.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        settings: ServerSettings,
+        *,
+        dialect: Dialect | None = None,
+        ready: Ready = lambda: "",
+    ) -> None:
         self.request_id: str = scope["request_id"]
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
         self.headers: Mapping[str, str] = Headers(scope=scope)
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
+        self.tenant = ""
+        self.dialect = dialect
         self.started = False
+        self._began: float = scope.get("began", perf_counter())
+        self._ready = ready
+        self._query: bytes = scope.get("query_string", b"")
         self._warnings = ""
-        self._abort = scope.get("extensions", {}).get(ABORT)
+        extensions = scope.get("extensions", {})
+        self._abort, self._cut = extensions.get(ABORT), extensions.get(CUT)
         self._send, self._limits = send, settings
         self._next_message = receive
+        self._body: bytes | None = None
+        self._json: Any = UNREAD
         self._body_complete = asyncio.Event()
         if "content-length" not in self.headers and "transfer-encoding" not in self.headers:
             self._body_complete.set()
         self._clock = asyncio.get_running_loop().time
         self._writing_since: float | None = None
 
+    @property
+    def query(self) -> Mapping[str, str]:
+        return QueryParams(self._query)
+
+    @property
+    def elapsed_s(self) -> float:
+        return perf_counter() - self._began
+
+    @property
+    def not_ready(self) -> str:
+        return self._ready()
+
     async def read(self, table: Table, *, any_content_type: bool = False) -> Reading:
+        return await self.check(table, await self.read_json(any_content_type=any_content_type))
+
+    async def read_json(self, *, any_content_type: bool = False) -> Any:
         if not any_content_type:
             check_content_type(self.headers)
-        limits = self._limits
-        body = await read_body(
-            self._receive, self.headers, max_bytes=limits.max_body_bytes, timeout_s=limits.body_timeout_s
-        )
-        if len(body) > INLINE_BYTES:
-            reading = await asyncio.to_thread(_checked, table, body, limits.strict)
-        else:
-            reading = _checked(table, body, limits.strict)
+        body = await self.read_body()
+        if self._json is UNREAD:
+            self._json = await self._maybe_in_thread(lambda: decode_json(body))
+        return self._json
+
+    async def check(self, table: Table, body: Any) -> Reading:
+        reading = await self._maybe_in_thread(lambda: table.read(body, strict=self._limits.strict))
         self._warnings = reading.warnings
         return reading
+
+    async def read_body(self) -> bytes:
+        return await self._read_body(body_limit(self.dialect, self._limits))
+
+    async def peek(self, max_bytes: int) -> Any:
+        """The JSON body before it is known whose it is; None where there is none, or it is no JSON."""
+        body = await self._read_body(max_bytes)
+        if self._json is UNREAD and body:
+            with contextlib.suppress(NotJson):
+                self._json = await self._maybe_in_thread(lambda: decode_json(body))
+        return None if self._json is UNREAD else self._json
+
+    async def _read_body(self, max_bytes: int) -> bytes:
+        if self._body is None:
+            timeout_s = self._limits.body_timeout_s
+            self._body = await read_body(self._receive, self.headers, max_bytes=max_bytes, timeout_s=timeout_s)
+        elif len(self._body) > max_bytes:
+            raise too_large(max_bytes)
+        return self._body
+
+    async def _maybe_in_thread(self, work: Callable[[], Result]) -> Result:
+        """What takes milliseconds for a long body must not hold up the streams."""
+        return await asyncio.to_thread(work) if len(self._body or b"") > INLINE_BYTES else work()
 
     async def unless_gone(self, work: Awaitable[Result]) -> Result:
         working = asyncio.ensure_future(work)
@@ -79,11 +149,21 @@ class Exchange:
             raise Cancelled("The client left, or stopped reading, before the answer was complete.")
         return working.result()
 
-    async def reply(self, content: Any, *, status: int = 200, headers: Mapping[str, str] = NONE) -> None:
+    async def reply(
+        self,
+        content: Any,
+        *,
+        status: int = 200,
+        content_type: str = "application/json",
+        headers: Mapping[str, str] = NONE,
+    ) -> None:
         body = content if isinstance(content, bytes) else b"" if content is None else _encode(content)
-        kind = {} if content is None else {"content-type": "application/json"}
+        kind = {} if content is None else {"content-type": content_type}
         head = {**kind, "content-length": str(len(body)), **headers}
         await self.unless_gone(self._write_whole(status, head, body))
+
+    async def reply_text(self, text: str, *, status: int = 200, headers: Mapping[str, str] = NONE) -> None:
+        await self.reply(text.encode(), status=status, content_type=TEXT, headers=headers)
 
     async def answer(self, answer: Answer) -> None:
         """A dialect's error."""
@@ -98,7 +178,10 @@ class Exchange:
     ) -> None:
         # Proxies must neither keep events back nor keep them at all.
         head = {"content-type": content_type, "cache-control": "no-cache", "x-accel-buffering": "no", **headers}
-        await self.unless_gone(self._write_stream(chunks, head))
+        try:
+            await self.unless_gone(self._write_stream(chunks, head))
+        except Abort:
+            await self._break_off()
 
     async def _write_whole(self, status: int, head: Mapping[str, str], body: bytes) -> None:
         await self._start(status, head)
@@ -114,16 +197,39 @@ class Exchange:
     async def _write_stream(self, chunks: AsyncGenerator[bytes, None], head: Mapping[str, str]) -> None:
         async with aclosing(chunks):
             await self._start(200, head)
-            async for chunk in chunks:
-                await self._write(chunk, True)
+            try:
+                async for chunk in chunks:
+                    await self._write(chunk, True)
+            except StreamCut:
+                if self._close is None:
+                    raise
+                self._close()
+                # An answer that returns is a whole one: this one ends with its connection.
+                await asyncio.get_running_loop().create_future()
             await self._write(b"", False)
+
+    async def _break_off(self) -> None:
+        """End the connection where the answer is not ended: after what was written, and before its last chunk."""
+        if self._cut is not None:
+            self._cut()
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
 
     async def _start(self, status: int, head: Mapping[str, str]) -> None:
         self.started = True
-        if self._warnings:
-            head = {**head, WARNINGS: self._warnings}
-        headers = [(name.encode("latin-1"), _header_value(value)) for name, value in head.items()]
+        headers = [(name.encode("latin-1"), _header_value(value)) for name, value in self._complete(head).items()]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    def _complete(self, head: Mapping[str, str]) -> dict[str, str]:
+        """The answer's own headers, with those that its dialect adds to all, and those that tell of its request."""
+        dialect, whole = self.dialect, {name.lower(): value for name, value in head.items()}
+        if self._warnings:
+            whole[WARNINGS] = self._warnings
+        if dialect is not None and dialect.headers is not None:
+            whole = {**dialect.headers(self), **whole}
+        if dialect is not None and dialect.cors is not None:
+            whole |= answer_headers(dialect.cors, self.headers, whole)
+        return whole
 
     async def _write(self, body: bytes, more: bool) -> None:
         self._writing_since = self._clock()
@@ -158,8 +264,10 @@ class Exchange:
             await asyncio.sleep(0)
 
 
-def _checked(table: Table, body: bytes, strict: bool) -> Reading:
-    return table.read(decode_json(body), strict=strict)
+def body_limit(dialect: Dialect | None, settings: ServerSettings) -> int:
+    """Most bytes of a body: as the dialect wants it, or else the server."""
+    own = None if dialect is None else dialect.max_body_bytes
+    return settings.max_body_bytes if own is None else own
 
 
 def _header_value(value: str) -> bytes:
