@@ -22,11 +22,6 @@ class WrongMediaType(BadRequest):
     """The body says that it is something else than JSON."""
 
 
-class StreamCut(Exception):
-    """Raised by the chunks of a stream that failed: the connection ends behind what was sent, without the mark that the
-    answer is whole, for clients that notice nothing else."""
-
-
 class Exchange(Protocol):
     """One HTTP request and its answer. Errors raised by a handler are answered in the words of its dialect.
 

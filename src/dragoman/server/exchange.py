@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from dragoman.core.errors import Cancelled
 from dragoman.dialects.field import Reading, Table
-from dragoman.dialects.wire import Answer, StreamCut
+from dragoman.dialects.wire import Answer
 from dragoman.server.body import check_content_type, decode_json, read_body
 from dragoman.server.settings import ServerSettings
 
@@ -38,8 +38,6 @@ ABORT = "dragoman.abort"
 CUT = "dragoman.cut"
 
 UNREAD = object()
-# As above, for what is closed behind everything that has been written.
-CLOSE = "dragoman.close"
 
 _encode = msgspec.json.Encoder().encode
 
@@ -197,15 +195,8 @@ class Exchange:
     async def _write_stream(self, chunks: AsyncGenerator[bytes, None], head: Mapping[str, str]) -> None:
         async with aclosing(chunks):
             await self._start(200, head)
-            try:
-                async for chunk in chunks:
-                    await self._write(chunk, True)
-            except StreamCut:
-                if self._close is None:
-                    raise
-                self._close()
-                # An answer that returns is a whole one: this one ends with its connection.
-                await asyncio.get_running_loop().create_future()
+            async for chunk in chunks:
+                await self._write(chunk, True)
             await self._write(b"", False)
 
     async def _break_off(self) -> None:
