@@ -31,7 +31,8 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True, tag="token"):
 
     ``index`` is the token's position in the output, from 0: the client of the engine drops what it has already seen.
     ``mirostat``: the state of that sampler behind the token, which does not follow from token ids: whoever makes the
-    sequence go on later has to give it back.
+    sequence go on later has to give it back. ``score``: of the whole sequence, on its last token, where it is a
+    hypothesis of a beam search.
     """
 
     request_id: str
@@ -42,6 +43,7 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True, tag="token"):
     logprob: float | None = None
     top: tuple[TokenLogprob, ...] = ()
     mirostat: float | None = None
+    score: float | None = None
 
 
 class PromptEvent(msgspec.Struct, frozen=True, array_like=True, tag="prompt"):
@@ -137,7 +139,8 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     """New text of one generation; concatenated deltas equal the whole text. The last carries ``finish``.
 
     ``tokens`` are those whose text is released by this delta, in order; over all deltas each generated token appears
-    once. ``stop`` is the stop string or stop token id that ended the generation, where one did.
+    once. ``stop`` is the stop string or stop token id that ended the generation, where one did. ``score``: with the
+    last, of a hypothesis of a beam search.
     """
 
     sequence: int
@@ -146,6 +149,7 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     finish: FinishReason | None = None
     stop: str | int | None = None
     message: str = ""
+    score: float | None = None
 
 
 class GenerationDone(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,7 +163,7 @@ GenerationEvent = PromptReady | TextDelta | GenerationDone
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """One whole generation, for answers that are not streamed."""
+    """One whole generation, for answers that are not streamed. ``score``: where it is a hypothesis of a beam search."""
 
     index: int
     text: str
@@ -167,6 +171,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     finish: FinishReason
     seed: int
     stop: str | int | None = None
+    score: float | None = None
 
 
 class GenerationResult(msgspec.Struct, frozen=True, kw_only=True):

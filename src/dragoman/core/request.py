@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from dragoman.core.constraint import Constraint
-from dragoman.core.sampling import EndingParams, LogprobParams, SamplingParams
+from dragoman.core.sampling import BeamParams, EndingParams, LogprobParams, SamplingParams
 
 
 class TextPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="text"):
@@ -56,6 +56,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         n: generations returned. best_of: generations made (>= n); the best by mean token logprob are returned.
         seeds: None: drawn from the operating system and reported; one seed: generation i uses (seed + i) mod 2**64;
             otherwise one per generation.
+        beams: search for the ``n`` generations together, with the first seed for all; None: each is drawn for itself.
         constraint: what the generated text has to be; checked, or refused, before generation. constraint_param: the
             wire's name for it, for errors.
         shown_tokens: special tokens, as the vocabulary spells them, that have text whatever ``ending`` says.
@@ -71,6 +72,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     best_of: int | None = None
     seeds: tuple[int, ...] | None = None
     sampling: SamplingParams = SamplingParams()
+    beams: BeamParams | None = None
     ending: EndingParams = EndingParams()
     logprobs: LogprobParams | None = None
     constraint: Constraint | None = None

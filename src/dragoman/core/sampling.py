@@ -84,6 +84,34 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.xtc_probability > 0 and self.xtc_threshold > 0
 
 
+MAX_BEAMS = 31
+
+
+class BeamParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Beam search instead of independent sequences: ``n`` of the hypotheses it finds are returned, best first.
+
+    A hypothesis' score is the sum of its tokens' log-probabilities, divided by (number of tokens) ** length_penalty.
+
+    Attributes:
+        num_beams: texts that are followed at a time, and finished hypotheses that are kept.
+        kind: ``deterministic``: always the best continuations. ``sampling``: continuations drawn without replacement by
+            their accumulated probability, of which the best are followed (transformers' ``do_sample``). ``stochastic``:
+            a sample of whole texts without replacement (Kool et al. 2019, Gumbel-top-k); it knows no length penalty.
+        length_penalty: above 0 prefers long hypotheses, below 0 short ones; 0 is the plain sum.
+        early_stopping: True: end when there are ``num_beams`` hypotheses. False: end when the best text that is
+            followed, cut here, would not be among them. "never": end when it could not come among them any more.
+        pre_normalization, post_normalization: whether log-probabilities are normalized before the steps that change
+            them, after these, or both; at least one of them.
+    """
+
+    num_beams: int
+    kind: Literal["deterministic", "sampling", "stochastic"] = "deterministic"
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    pre_normalization: bool = True
+    post_normalization: bool = False
+
+
 def both_spellings(words: tuple[str, ...]) -> tuple[str, ...]:
     """Each word without and with a leading space: to most tokenizers these begin with different tokens."""
     return tuple(
