@@ -30,6 +30,7 @@ from dragoman.server.opening import House, open_house
 from dragoman.server.serving import EngineServing
 from dragoman.server.settings import ServerSettings
 from dragoman.text import ChatTemplate, Tokenizer
+from dragoman.text.template_names import template_names
 from dragoman.text.tool_calls import reasoning_of, tool_calls_of
 
 FOLDER = Path(__file__).parents[2] / "builtin"
@@ -142,15 +143,19 @@ class LocalHouse(msgspec.Struct, frozen=True):
 
 
 def local_model(settings: ServerSettings, stub: StubModel, template: ChatTemplate) -> ServedModel:
+    names = template_names(template.source)
     card = ModelCard(
         name=settings.name or "stub",
         created=1,
         context_tokens=stub.max_context,
         vocab_size=stub.vocab_size,
+        hidden_size=stub.hidden_size,
         precision="float32",
         fingerprint="fingerprint",
         has_chat_template=template.available,
         has_fill_tokens=True,
+        template_variables=names.variables,
+        template_members=names.members,
         tool_calls=tool_calls_of(template, TOKENIZER),
         reasoning=reasoning_of(template, TOKENIZER),
     )

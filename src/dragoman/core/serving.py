@@ -37,6 +37,7 @@ class ReasoningBlocks(msgspec.Struct, frozen=True, kw_only=True):
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """A served model, as clients may know it. ``created`` is a Unix time in seconds.
 
+    ``template_variables``, ``template_members``: the names that its chat template reads, and the attributes and keys.
     ``tool_calls``: None where its chat template knows no tools, or calls them in an unknown format. ``reasoning``: None
     where it is not known to write such blocks.
     """
@@ -45,10 +46,13 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     context_tokens: int
     vocab_size: int
+    hidden_size: int
     precision: str
     fingerprint: str
     has_chat_template: bool
     has_fill_tokens: bool
+    template_variables: frozenset[str] = frozenset()
+    template_members: frozenset[str] = frozenset()
     tool_calls: ToolCalls | None = None
     reasoning: ReasoningBlocks | None = None
 

@@ -21,6 +21,7 @@ from dragoman.server.model import ServedModel
 from dragoman.server.serving import EngineServing
 from dragoman.server.settings import ServerSettings
 from dragoman.text import ChatTemplate, Tokenizer
+from dragoman.text.template_names import template_names
 from dragoman.text.tool_calls import reasoning_of, tool_calls_of
 
 
@@ -95,15 +96,19 @@ def served_model(
 ) -> ServedModel:
     """The engine's model under the names and with the text abilities that it has here."""
     room = min(info.max_context, info.num_blocks * info.block_size)
+    names = template_names(template.source)
     card = ModelCard(
         name=settings.name or info.model.name,
         created=int(time.time()),
         context_tokens=room,
         vocab_size=info.vocab_size,
+        hidden_size=info.model.hidden_size,
         precision=info.model.precision,
         fingerprint=info.model.fingerprint,
         has_chat_template=template.available,
         has_fill_tokens=tokenizer.fill is not None,
+        template_variables=names.variables,
+        template_members=names.members,
         tool_calls=tool_calls_of(template, tokenizer),
         reasoning=reasoning_of(template, tokenizer),
     )

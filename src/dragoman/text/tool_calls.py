@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import secrets
 import string
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
-from jinja2 import Environment, TemplateError
 
 from dragoman.core.errors import BadRequest
 from dragoman.core.request import ChatPrompt
@@ -18,6 +16,7 @@ from dragoman.text.call_formats import HermesCalls, LlamaCalls, MistralCalls, Py
 from dragoman.text.call_parser import CallParser
 from dragoman.text.chat_template import ChatTemplate
 from dragoman.text.reasoning import KNOWN_MARKS, ReasoningMarks
+from dragoman.text.template_names import template_names
 from dragoman.text.tokenizer import Tokenizer
 
 
@@ -92,14 +91,7 @@ CALL_FORMATS: Mapping[str, CallFormat] = {format.name: format for format in _ALL
 
 def takes_tools(template: str) -> bool:
     """Whether a chat template uses the variable ``tools``: one that does not would hide them from the model."""
-    try:
-        tokens = [token for token in Environment().lex(template) if token[1] not in ("whitespace", "comment")]
-    except TemplateError:
-        return False
-    return any(
-        kind == "name" and value == "tools" and before[2] != "."
-        for before, (_, kind, value) in itertools.pairwise(tokens)
-    )
+    return "tools" in template_names(template).variables
 
 
 def find_call_format(template: str) -> CallFormat | None:
