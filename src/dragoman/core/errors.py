@@ -113,6 +113,10 @@ class GenerationFailed(DragomanError):
     """The request was accepted and could not be finished; nothing the sender wrote is at fault."""
 
 
+class GenerationTimeout(GenerationFailed):
+    """The generation did not finish in the time that the request, or the server, gave it."""
+
+
 class Cancelled(DragomanError):
     """The client left, or asked for the end."""
 

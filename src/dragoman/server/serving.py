@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from dragoman.core.errors import BadRequest, ContextOverflow, GenerationFailed, ModelNotFound
+from dragoman.core.errors import BadRequest, ContextOverflow, GenerationFailed, GenerationTimeout, ModelNotFound
 from dragoman.core.events import (
     EngineEvent,
     FinishReason,
@@ -167,7 +167,7 @@ class EngineServing:
                         delta = transcript.push(event)
                     else:
                         if place.waits:
-                            raise GenerationFailed(deadline.words(event.message) or "The generation was cancelled.")
+                            raise deadline.failure(event.message or "The generation was cancelled.")
                         delta = transcript.stop(deadline.reason(event.finish), deadline.words(event.message))
                     if delta.finish is not None:
                         meter.finished(delta.finish)
@@ -282,6 +282,9 @@ class Deadline:
 
     def reason(self, finish: FinishReason) -> FinishReason:
         return FinishReason.TIMEOUT if self._passed and finish is FinishReason.CANCELLED else finish
+
+    def failure(self, message: str) -> GenerationFailed:
+        return GenerationTimeout(self.words(message)) if self._passed else GenerationFailed(message)
 
     def words(self, message: str) -> str:
         return f"The generation did not finish within {self._limit_s:g} seconds." if self._passed else message
