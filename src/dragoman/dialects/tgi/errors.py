@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from dragoman.core.errors import (
+    BadConstraint,
     BadRequest,
     Cancelled,
     ContextOverflow,
@@ -16,7 +17,10 @@ from dragoman.core.errors import (
     Overloaded,
     PayloadTooLarge,
     RequestTimeout,
+    TemplateFailed,
+    TemplateMissing,
     Unauthorized,
+    UnsupportedConstraint,
 )
 from dragoman.dialects.kinds import Violation
 from dragoman.dialects.tgi.shape import reason
@@ -156,6 +160,14 @@ def fault_of(error: DragomanError) -> Fault:
             return Unhealthy()
         case ContextOverflow():
             return InvalidInput(_overflow(error))
+        case BadConstraint():
+            return InvalidInput(f"grammar is not valid: {error.reason}")
+        case UnsupportedConstraint():
+            return InvalidInput(f"cannot compile regex from schema: {error.reason}")
+        case TemplateMissing():
+            return TemplateFault("template not found")
+        case TemplateFailed():
+            return TemplateFault(f"syntax error: {error.reason} (in <string>:1)" if error.raised else error.reason)
         case BadRequest():
             return InvalidInput(error.message)
     return _fault(f"Request failed during generation: Server error: {error.message}", "generation", 424, "generation")
