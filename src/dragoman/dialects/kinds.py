@@ -165,12 +165,16 @@ class Number(msgspec.Struct, frozen=True):
 
 
 class Boolean(msgspec.Struct, frozen=True):
-    """``true`` or ``false``, nothing that resembles them."""
+    """``true`` or ``false``, nothing that resembles them; with ``spelled`` also the strings of these names."""
+
+    spelled: bool = False
 
     def accepts(self, value: Any) -> bool:
-        return type(value) is bool
+        return type(value) is bool or (self.spelled and value in ("true", "false"))
 
     def check(self, value: Any, path: Path) -> bool:
+        if self.spelled and isinstance(value, str) and value in ("true", "false"):
+            return value == "true"
         if type(value) is not bool:
             raise Violation(Rule.TYPE, path, value, kind=self)
         return value
@@ -248,11 +252,15 @@ class ListOf(msgspec.Struct, frozen=True):
 
 
 class MapOf(msgspec.Struct, frozen=True):
-    """An object used as a map from decimal integers, written as strings, to values of one kind."""
+    """An object used as a map from decimal integers, written as strings, to values of one kind.
+
+    ``nulls``: a value may be null, which is the same as its absence.
+    """
 
     value: Kind
     key: Integer = Integer(0)
     maximum: int = 1024
+    nulls: bool = False
 
     def accepts(self, value: Any) -> bool:
         return isinstance(value, dict)
@@ -262,7 +270,11 @@ class MapOf(msgspec.Struct, frozen=True):
             raise Violation(Rule.TYPE, path, value, kind=self)
         if len(value) > self.maximum:
             raise Violation(Rule.LONG, path, value, kind=self, bound=self.maximum)
-        return {self._number(name, path): self.value.check(item, (*path, name)) for name, item in value.items()}
+        return {
+            self._number(name, path): self.value.check(item, (*path, name))
+            for name, item in value.items()
+            if item is not None or not self.nulls or self._number(name, path) is None
+        }
 
     def _number(self, name: str, path: Path) -> int:
         # 20 digits hold every 64-bit number; int() would also take blanks, underscores and other scripts' digits.
