@@ -173,14 +173,13 @@ class Boolean(msgspec.Struct, frozen=True):
         return type(value) is bool or (self.spelled and value in ("true", "false"))
 
     def check(self, value: Any, path: Path) -> bool:
-        if self.spelled and isinstance(value, str) and value in ("true", "false"):
-            return value == "true"
-        if type(value) is not bool:
+        if not self.accepts(value):
             raise Violation(Rule.TYPE, path, value, kind=self)
-        return value
+        return value is True or value == "true"
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "boolean"}
+        spelled = {"type": "string", "enum": ["true", "false"]}
+        return {"anyOf": [{"type": "boolean"}, spelled]} if self.spelled else {"type": "boolean"}
 
     def words(self) -> str:
         return "a boolean"
@@ -270,10 +269,11 @@ class MapOf(msgspec.Struct, frozen=True):
             raise Violation(Rule.TYPE, path, value, kind=self)
         if len(value) > self.maximum:
             raise Violation(Rule.LONG, path, value, kind=self, bound=self.maximum)
+        numbered = [(self._number(name, path), name, item) for name, item in value.items()]
         return {
-            self._number(name, path): self.value.check(item, (*path, name))
-            for name, item in value.items()
-            if item is not None or not self.nulls or self._number(name, path) is None
+            number: self.value.check(item, (*path, name))
+            for number, name, item in numbered
+            if item is not None or not self.nulls
         }
 
     def _number(self, name: str, path: Path) -> int:
@@ -285,7 +285,7 @@ class MapOf(msgspec.Struct, frozen=True):
 
     def schema(self) -> dict[str, Any]:
         names = {"pattern": "^-?[0-9]{1,20}$"}
-        values = self.value.schema()
+        values = {"anyOf": [self.value.schema(), {"type": "null"}]} if self.nulls else self.value.schema()
         return {"type": "object", "propertyNames": names, "additionalProperties": values, "maxProperties": self.maximum}
 
     def words(self) -> str:
