@@ -45,6 +45,7 @@ class InvalidInput(Fault):
 
     def __init__(self, message: str) -> None:
         super().__init__(f"Input validation error: {message}")
+        self.rule = message
 
 
 class TemplateFault(Fault):

@@ -7,16 +7,18 @@ from typing import Any
 from dragoman.dialects.field import Table
 from dragoman.dialects.kinds import Boolean, Integer, Kind, ListOf, MapOf, Number, OneOf, Path, Rule, String, Violation
 
-U32 = Integer(0, 2**32 - 1)
-U64 = Integer(0, 2**64 - 1)
-I32 = Integer(-(2**31), 2**31 - 1)
-F32 = Number(-3.4028234663852886e38, 3.4028234663852886e38)
 
-_INTEGERS = {
-    (0, 2**32 - 1): "u32",
-    (0, 2**64 - 1): "u64",
-    (-(2**31), 2**31 - 1): "i32",
-}
+class Sized(Integer, frozen=True):
+    """An integer of one of the original's types."""
+
+    name: str = ""
+
+
+U32 = Sized(0, 2**32 - 1, name="u32")
+U64 = Sized(0, 2**64 - 1, name="u64")
+USIZE = Sized(0, 2**64 - 1, name="usize")
+I32 = Sized(-(2**31), 2**31 - 1, name="i32")
+F32 = Number(-3.4028234663852886e38, 3.4028234663852886e38)
 
 
 class Untagged(OneOf, frozen=True):
@@ -68,8 +70,10 @@ def _why(error: Violation) -> str:
 def expected(kind: Kind | None) -> str:
     """The kind by its name in the original's language."""
     match kind:
+        case Sized():
+            return kind.name
         case Integer():
-            return _INTEGERS.get((kind.minimum, kind.maximum), "an integer")  # type: ignore[arg-type]
+            return "an integer"
         case Number():
             return "f32"
         case Boolean():

@@ -1,0 +1,92 @@
+"""The rules of a request, in the order in which TGI looks at them: the first that is broken is the one reported.
+
+Everything here raises ``InvalidInput`` with TGI's own message.
+"""
+
+from __future__ import annotations
+
+from dragoman.dialects.tgi.errors import InvalidInput
+from dragoman.dialects.tgi.parameters import Parameters
+from dragoman.dialects.tgi.settings import TgiSettings
+
+SLICE_TOKENS = 1024
+"""TGI 3 looks at no more of ``max_new_tokens`` than this, because it generates in slices of so many."""
+
+
+def check_choice(asked: Parameters, settings: TgiSettings) -> None:
+    """What is looked at even before the server's load: from how many sequences the best may be chosen."""
+    best_of, most = asked.best_of, settings.max_best_of
+    if best_of is None or best_of == 1:
+        return
+    if most == 1:
+        raise InvalidInput("`best_of` != 1 is not allowed for this endpoint")
+    if not 0 < best_of <= most:
+        raise InvalidInput(f"`best_of` must be > 0 and <= {most}. Given: {best_of}")
+
+
+def check_streamable(asked: Parameters) -> None:
+    """What cannot be streamed."""
+    if asked.best_of not in (None, 1):
+        raise InvalidInput("`best_of` != 1 is not supported when streaming tokens")
+    if asked.decoder_input_details:
+        raise InvalidInput("`decoder_input_details` == true is not supported when streaming tokens")
+
+
+def check_parameters(asked: Parameters, inputs: str, settings: TgiSettings, max_input_tokens: int) -> None:
+    """Every rule that needs no tokens."""
+    chooses = asked.sequences > 1
+    if chooses and not asked.sampling:
+        raise InvalidInput("you must use sampling when `best_of` is > 1")
+    if asked.temperature is not None and asked.temperature <= 0:
+        raise InvalidInput("`temperature` must be strictly positive")
+    if asked.repetition_penalty is not None and asked.repetition_penalty <= 0:
+        raise InvalidInput("`repetition_penalty` must be strictly positive")
+    if asked.frequency_penalty is not None and not -2 <= asked.frequency_penalty <= 2:
+        raise InvalidInput("`frequency_penalty` must be >= -2.0 and <= 2.0")
+    one = settings.quirks().one_is_no_probability
+    for name, share in (("top_p", asked.top_p), ("typical_p", asked.typical_p)):
+        if share is not None and not (0 < share < 1 or (share == 1 and not one)):
+            raise InvalidInput(f"`{name}` must be > 0.0 and < 1.0")
+    if asked.top_k is not None and asked.top_k <= 0:
+        raise InvalidInput("`top_k` must be strictly positive")
+    if asked.max_new_tokens == 0:
+        raise InvalidInput("`max_new_tokens` must be strictly positive")
+    if len(asked.stop) > settings.max_stop_sequences:
+        most = settings.max_stop_sequences
+        raise InvalidInput(f"`stop` supports up to {most} stop sequences. Given: {len(asked.stop)}")
+    if asked.seed is not None and chooses:
+        raise InvalidInput("`seed` must not be set when `best_of` > 1")
+    if (asked.top_n_tokens or 0) > settings.max_top_n_tokens:
+        most = settings.max_top_n_tokens
+        raise InvalidInput(f"`top_n_tokens` must be >= 0 and <= {most}. Given: {asked.top_n_tokens}")
+    if not inputs:
+        raise InvalidInput("`inputs` cannot be empty")
+    if asked.truncate is not None and not 0 < asked.truncate <= max_input_tokens:
+        message = f"`truncate` must be strictly positive and less than {max_input_tokens}. Given: {asked.truncate}"
+        raise InvalidInput(message)
+
+
+def token_budget(asked: Parameters, input_tokens: int, settings: TgiSettings, limits: tuple[int, int]) -> int:
+    """How many tokens to generate behind a prompt of so many; ``limits`` are those of ``TgiSettings.limits``."""
+    max_input, max_total = limits
+    room, new = max_total - input_tokens, asked.max_new_tokens
+    if new is not None:
+        seen = min(new, SLICE_TOKENS) if settings.lenient_token_budget else new
+        if seen > room:
+            raise InvalidInput(
+                f"`inputs` tokens + `max_new_tokens` must be <= {max_total}. "
+                f"Given: {input_tokens} `inputs` tokens and {seen} `max_new_tokens`"
+            )
+    if input_tokens > max_input:
+        raise InvalidInput(f"`inputs` must have less than {max_input} tokens. Given: {input_tokens}")
+    if new is None and not asked.fills:
+        new = settings.default_max_new_tokens
+    return room if new is None else min(new, room)
+
+
+def check_grammar(asked: Parameters, settings: TgiSettings) -> None:
+    """What can be said of a grammar before it is compiled."""
+    if asked.grammar_fault:
+        raise InvalidInput(asked.grammar_fault)
+    if asked.constraint is not None and settings.disable_grammar_support:
+        raise InvalidInput("grammar is not supported")
