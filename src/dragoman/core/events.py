@@ -73,6 +73,33 @@ class FinishEvent(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
 EngineEvent = TokenEvent | PromptEvent | FinishEvent
 
 
+class BeamToken(msgspec.Struct, frozen=True, array_like=True):
+    """One more token of a text of a beam search.
+
+    ``parent`` is the place, among the texts that were followed, of the one that it goes on from. ``score`` is the sum of
+    the text's log-probabilities, ``key`` what its continuations compete by. ``finish``: it is followed no further.
+    """
+
+    parent: int
+    token_id: int
+    score: float
+    key: float
+    finish: FinishReason | None = None
+    logprob: float | None = None
+    top: tuple[TokenLogprob, ...] = ()
+
+
+class BeamStep(msgspec.Struct, frozen=True, array_like=True):
+    """A beam search became one token longer, its ``index``-th. Its whole state follows from its steps.
+
+    ``tokens``: first the texts that are followed from now on, in order, then those that ended.
+    """
+
+    request_id: str
+    index: int
+    tokens: tuple[BeamToken, ...]
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Token counts of one request; ``completion_tokens`` over all generations made."""
 

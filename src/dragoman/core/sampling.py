@@ -111,6 +111,21 @@ class BeamParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pre_normalization: bool = True
     post_normalization: bool = False
 
+    def excludes(self, sampling: SamplingParams) -> tuple[str, ...]:
+        """Those sampling parameters that are asked for and do not go together with this search, by name."""
+        draws = self.kind != "deterministic"
+        asked = {
+            "temperature": sampling.temperature == 0 if draws else sampling.temperature not in (0, 1),
+            "top_k": sampling.top_k > 0 and not draws,
+            "top_p": sampling.top_p < 1 and not draws,
+            "min_p": sampling.min_p > 0 and not draws,
+            "typical_p": sampling.typical_p < 1,
+            "xtc_probability": sampling.has_xtc,
+            "mirostat_mode": sampling.mirostat_mode != 0,
+            "forced_tokens": bool(sampling.forced_tokens),
+        }
+        return tuple(name for name, is_on in asked.items() if is_on)
+
 
 def both_spellings(words: tuple[str, ...]) -> tuple[str, ...]:
     """Each word without and with a leading space: to most tokenizers these begin with different tokens."""

@@ -43,6 +43,10 @@ class Follower:
         """Why the sequence can go no further; empty while it can."""
         return self._matcher.error
 
+    def copy(self) -> Follower:
+        """Another one at the same place."""
+        return Follower(self._matcher.copy(), self._ends, self._may_end)
+
     def push(self, token_id: int) -> bool:
         """A token was generated. True: the text is complete, and nothing can follow."""
         return self._matcher.push(token_id)

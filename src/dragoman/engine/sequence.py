@@ -181,15 +181,15 @@ class Sequence:
         """Tokens still to be computed before the next one can be drawn: 1 when decoding."""
         return len(self.token_ids) - self.computed
 
-    def end_reason(self, token_id: int, complete: bool = False) -> FinishReason | None:
+    def end_reason(self, token_id: int, complete: bool = False, *, ahead: int = 0) -> FinishReason | None:
         """Why the sequence ends with ``token_id``, its newest token: end of text, then stop token, then length, unless
         the request wants the length looked at first.
 
         ``complete``: nothing can follow in the grammar, which is an end of text too, whatever the token. Forced tokens
-        end with the last of them.
+        end with the last of them. ``ahead``: 1 where the token may become its newest.
         """
         group = self.group
-        is_last = len(self.token_ids) >= self.max_length
+        is_last = len(self.token_ids) + ahead >= self.max_length
         if self.sampling.forced_tokens and not is_last:
             return None
         if is_last and group.request.length_first:
