@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from dragoman.core.constraint import Constraint
+from dragoman.core.events import BeamStep
 from dragoman.core.sampling import BeamParams, EndingParams, LogprobParams, SamplingParams
 
 
@@ -91,7 +92,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     (crash replay, continuing): generation goes on behind it, with the random numbers of those positions.
     ``mirostat``: the state that the last token of each sequence came with, where that sampler is on.
     ``grammar``: what the text has to follow, as the room ``grammar`` has made and checked it.
-    ``length_first``: as in ``EndingParams``.
+    ``length_first``: as in ``EndingParams``. ``beams``: the sequences are searched for together, with the first seed;
+    ``beam_steps`` says how far that had come before.
     """
 
     request_id: str
@@ -109,3 +111,10 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     finished: tuple[bool, ...] = ()
     mirostat: tuple[float | None, ...] = ()
     grammar: str | None = None
+    beams: BeamParams | None = None
+    beam_steps: tuple[BeamStep, ...] = ()
+
+    @property
+    def num_sequences(self) -> int:
+        """How many are computed at a time, at most."""
+        return len(self.seeds) if self.beams is None else self.beams.num_beams
