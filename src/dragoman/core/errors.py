@@ -85,6 +85,10 @@ class Unauthorized(DragomanError):
     """No credentials, or wrong ones."""
 
 
+class Forbidden(DragomanError):
+    """Known credentials that are not good for this."""
+
+
 class NotFound(DragomanError):
     """An unknown path or object."""
 
@@ -95,6 +99,14 @@ class ModelNotFound(NotFound):
 
 class MethodNotAllowed(DragomanError):
     """A known path with a method it does not take."""
+
+
+class Conflict(DragomanError):
+    """What is asked for cannot be while something else is going on: ask again when that is over."""
+
+
+class LoadFailed(DragomanError):
+    """A model that was asked for cannot be loaded; what was served before is served still."""
 
 
 class Overloaded(DragomanError):

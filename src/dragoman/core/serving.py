@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from dragoman.core.catalog import Catalog
 from dragoman.core.events import GenerationEvent, GenerationResult, PromptToken
 from dragoman.core.request import ChatPrompt, GenerationRequest, Prompt
 
@@ -59,6 +60,10 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
 class Serving(Protocol):
     """One served engine. Every method raises the errors of ``core.errors``; none blocks the event loop."""
+
+    @property
+    def catalog(self) -> Catalog:
+        """Which models there are, and how to change what is served."""
 
     def models(self) -> tuple[ModelCard, ...]:
         """All served models, the default one first."""

@@ -29,6 +29,7 @@ class Exchange(Protocol):
         request_id: the client's own ``X-Request-Id`` where it is short and plain, otherwise a new one.
         path: without the query, as it was asked for: with the dialect's prefix, where there is one.
         query: the query's parameters; of equal names the last one.
+        client: the address of the peer; empty where there is none, as on a Unix socket.
         tenant: a digest of the caller's API key, by which to keep what belongs to callers apart; empty without keys.
         elapsed_s: seconds since the request arrived.
         not_ready: why requests cannot be served now; empty when they can.
@@ -40,6 +41,7 @@ class Exchange(Protocol):
     headers: Mapping[str, str]
     query: Mapping[str, str]
     path_params: Mapping[str, str]
+    client: str
     tenant: str
 
     @property
@@ -71,7 +73,9 @@ class Exchange(Protocol):
     async def unless_gone(self, work: Awaitable[Result]) -> Result:
         """Await the work; when the client leaves first, cancel it and raise ``Cancelled``."""
 
-    async def reply(self, content: Any, *, status: int = 200, headers: Mapping[str, str] = ...) -> None:
+    async def reply(
+        self, content: Any, *, status: int = 200, content_type: str = ..., headers: Mapping[str, str] = ...
+    ) -> None:
         """Answer with JSON (any msgspec value), with ``bytes`` as they are, or with nothing (None)."""
 
     async def reply_text(self, text: str, *, status: int = 200, headers: Mapping[str, str] = ...) -> None:
@@ -83,12 +87,12 @@ class Exchange(Protocol):
         """Answer with the chunks as they come.
 
         The iterator is closed in every case: at the end, when the client leaves, and when it does not read for the
-        server's write timeout. When it raises ``Abort``, the connection is cut instead of ended.
+        server's write timeout. When it raises ``Abort``, the connection is cut behind what was written.
         """
 
 
 class Abort(Exception):
-    """Raised by a stream that cannot be finished, where a client only understands a connection that breaks."""
+    """Raised by a stream that cannot be finished, for clients that notice nothing but a connection that breaks."""
 
 
 Handler = Callable[[Serving, Exchange], Awaitable[None]]
@@ -126,7 +130,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
         path: in Starlette's notation, ``/models/{id:path}``.
         summary: one sentence for the documents.
         table: describes the body, if it has one.
-        open: needs no API key: a health check, or what the dialect's contract leaves open. Never what generates.
+        open: needs no API key, because the dialect's contract leaves it open. Never what generates.
+        probe: a health check, which never needs an API key.
         scope: what a key must be good for.
         claims: on a bare path that several dialects have: whether the call is surely this one's. See ``Call``.
     """
@@ -137,6 +142,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     handler: Handler
     table: Table | None = None
     open: bool = False
+    probe: bool = False
     scope: Literal["infer", "admin"] = "infer"
     claims: Callable[[Call], bool] | None = None
 

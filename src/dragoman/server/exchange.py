@@ -15,8 +15,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from dragoman.core.errors import Cancelled
 from dragoman.dialects.field import Reading, Table
-from dragoman.dialects.wire import Answer
-from dragoman.server.body import check_content_type, decode_json, read_body
+from dragoman.dialects.wire import Abort, Answer, Dialect, NotJson
+from dragoman.server.body import check_content_type, decode_json, read_body, too_large
+from dragoman.server.cors import answer_headers
 from dragoman.server.settings import ServerSettings
 
 Result = TypeVar("Result")
@@ -62,13 +63,14 @@ class Exchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers: Mapping[str, str] = Headers(scope=scope)
+        self.query: Mapping[str, str] = QueryParams(scope.get("query_string", b""))
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
+        self.client: str = (scope.get("client") or ("",))[0]
         self.tenant = ""
         self.dialect = dialect
         self.started = False
         self._began: float = scope.get("began", perf_counter())
         self._ready = ready
-        self._query: bytes = scope.get("query_string", b"")
         self._warnings = ""
         extensions = scope.get("extensions", {})
         self._abort, self._cut = extensions.get(ABORT), extensions.get(CUT)
@@ -81,10 +83,6 @@ class Exchange:
             self._body_complete.set()
         self._clock = asyncio.get_running_loop().time
         self._writing_since: float | None = None
-
-    @property
-    def query(self) -> Mapping[str, str]:
-        return QueryParams(self._query)
 
     @property
     def elapsed_s(self) -> float:
@@ -200,7 +198,7 @@ class Exchange:
             await self._write(b"", False)
 
     async def _break_off(self) -> None:
-        """End the connection where the answer is not ended: after what was written, and before its last chunk."""
+        """End the connection where the answer is not ended: behind what was written, and before its last chunk."""
         if self._cut is not None:
             self._cut()
             while (await self._receive())["type"] != "http.disconnect":

@@ -24,10 +24,11 @@ from dragoman.core.events import (
     TokenEvent,
     Usage,
 )
-from dragoman.core.request import ChatPrompt, EngineRequest, GenerationRequest, Prompt
+from dragoman.core.request import ChatPrompt, EngineRequest, GenerationRequest, Prompt, PromptEmbeddings
 from dragoman.core.sampling import MAX_SEED, EndingParams, LogprobParams
 from dragoman.core.serving import ModelCard
 from dragoman.server.admission import Admission
+from dragoman.server.catalog import FixedCatalog
 from dragoman.server.collect import best, collect
 from dragoman.server.constraints import ConstraintReader
 from dragoman.server.echo import prompt_ready
@@ -72,6 +73,7 @@ class EngineServing:
         timeout_s: float | None = None,
     ) -> None:
         self.admission = Admission(max_waiting)
+        self.catalog = FixedCatalog(model)
         self._engine = engine
         self._model = model
         self._metrics = metrics
@@ -204,6 +206,8 @@ class EngineServing:
             self._check_ids("bad_word_token_ids", phrase)
         self._check_ids("stop_token_ids", ending.stop_token_ids)
         self._check_ids("end_token_ids", ending.end_token_ids or ())
+        if request.embeddings is not None:
+            _check_embeddings(request.embeddings, len(prompt), self._model.card.hidden_size)
         max_tokens = self._max_tokens(request, len(prompt))
         min_tokens = max(ending.min_tokens, ending.min_total_tokens - len(prompt))
         if ending.min_total_tokens and min_tokens > max_tokens:
@@ -223,6 +227,7 @@ class EngineServing:
             stop_token_ids=ending.stop_token_ids,
             logprobs=logprobs,
             priority=request.priority,
+            embeddings=request.embeddings,
         )
 
     def _end_token_ids(self, ending: EndingParams) -> tuple[int, ...]:
@@ -302,6 +307,16 @@ def _check_logprobs(logprobs: LogprobParams, tokens: int, vocab_size: int) -> No
             f"{tokens} tokens with {logprobs.top} alternatives each are more than {MAX_LOGPROBS} log-probabilities."
         )
         raise BadRequest(f"{message} Ask for fewer tokens, sequences or alternatives.", param="logprobs")
+
+
+def _check_embeddings(embeddings: PromptEmbeddings, prompt_tokens: int, hidden_size: int) -> None:
+    last, count = embeddings.token_indices[-1], len(embeddings.token_indices)
+    if last >= prompt_tokens:
+        message = f"'token_index_to_replace' names place {last} of a prompt of {prompt_tokens} tokens."
+        raise BadRequest(message, param="token_index_to_replace")
+    if len(embeddings.values) != 4 * count * hidden_size:
+        message = f"'embedding_to_replace' has {len(embeddings.values) // 4} numbers, not {count} times {hidden_size}."
+        raise BadRequest(message, param="embedding_to_replace")
 
 
 def _with_forced_length(request: GenerationRequest) -> GenerationRequest:

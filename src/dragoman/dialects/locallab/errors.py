@@ -1,0 +1,123 @@
+"""Every error as LocalLab says it: ``{"detail": "..."}`` and its status."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dragoman.core.errors import (
+    BadRequest,
+    Cancelled,
+    ContextOverflow,
+    DragomanError,
+    EngineUnavailable,
+    GenerationFailed,
+    MethodNotAllowed,
+    ModelNotFound,
+    NotFound,
+    Overloaded,
+    PayloadTooLarge,
+    RequestTimeout,
+    Unauthorized,
+)
+from dragoman.dialects.kinds import Number, Rule, Violation, dotted, shown
+from dragoman.dialects.wire import Answer
+
+
+class RateLimited(DragomanError):
+    """The caller asks too often. ``retry_after_s``: when it may ask again; ``headers``: what it has left."""
+
+    def __init__(self, retry_after_s: float, headers: dict[str, str]) -> None:
+        self.retry_after_s = max(1, math.ceil(retry_after_s))
+        self.headers = headers
+        super().__init__(f"rate limit exceeded: retry in {self.retry_after_s} s")
+
+
+# The first class that fits decides.
+STATUSES: tuple[tuple[type[DragomanError], int], ...] = (
+    (ContextOverflow, 413),
+    (BadRequest, 400),
+    (Unauthorized, 401),
+    (NotFound, 404),
+    (MethodNotAllowed, 405),
+    (RequestTimeout, 408),
+    (PayloadTooLarge, 413),
+    (RateLimited, 429),
+    (Cancelled, 499),
+    (Overloaded, 503),
+    (EngineUnavailable, 503),
+    (GenerationFailed, 500),
+    (DragomanError, 500),
+)
+
+
+def render_error(error: DragomanError) -> Answer:
+    """The status, body and headers that tell the client."""
+    status = next(status for cls, status in STATUSES if isinstance(error, cls))
+    body: dict[str, Any] = {"detail": worded(error)}
+    headers = {}
+    match error:
+        case Violation():
+            place = ["body", *error.path]
+            body["errors"] = [{"loc": place, "msg": _rule(error), "type": error.rule.value}]
+        case RateLimited():
+            body |= {"message": "Rate limit exceeded", "retry_after": error.retry_after_s}
+            headers = error.headers | {"retry-after": str(error.retry_after_s)}
+        case Overloaded():
+            headers = {"retry-after": str(math.ceil(error.retry_after_s))}
+        case EngineUnavailable():
+            headers = {"retry-after": "5"}
+    return Answer(status=status, body=body, headers=headers)
+
+
+def worded(error: DragomanError) -> str:
+    """The message. Clients look for some words in it."""
+    match error:
+        case ModelNotFound():
+            return error.message if "model not found" in error.message else f"model not found: {error.message}"
+        case MethodNotAllowed():
+            return "Method Not Allowed"
+        case NotFound() if error.param is None:
+            return "Not Found"
+        case Unauthorized():
+            return "Invalid or missing API key"
+        case Violation():
+            name = dotted(error.path)
+            return f"{name}: {_rule(error)}" if name else _rule(error)
+        case _:
+            return error.message
+
+
+def one_line(error: DragomanError) -> str:
+    """The message in a stream. A client that reads the word timeout sends everything again."""
+    return " ".join(worded(error).split()).replace("timeout", "time limit").replace("Timeout", "Time limit")
+
+
+def _rule(error: Violation) -> str:
+    kind, bound = error.kind, error.bound
+    match error.rule:
+        case Rule.MISSING:
+            return "is required"
+        case Rule.CHOICE:
+            return f"must be one of {', '.join(bound)}"
+        case Rule.BELOW | Rule.ABOVE if getattr(kind, "minimum", None) is not None and _maximum(kind) is not None:
+            return f"must be between {kind.minimum} and {_maximum(kind)}"  # type: ignore[union-attr]
+        case Rule.BELOW:
+            return f"must be {'above' if isinstance(kind, Number) and kind.above == bound else 'at least'} {bound}"
+        case Rule.ABOVE:
+            return f"must be at most {bound}"
+        case Rule.SHORT:
+            return "must not be empty" if bound == 1 else f"must have at least {bound} items"
+        case Rule.LONG:
+            return f"must not be longer than {bound}"
+        case Rule.UNKNOWN:
+            return f"unknown fields: {', '.join(bound)}"
+        case Rule.DEEP:
+            return f"is nested more than {bound} levels deep"
+        case _:
+            wanted = kind.words() if kind is not None else "another value"
+            return f"must be {wanted}, not {shown(error.value)}"
+
+
+def _maximum(kind: Any) -> float | None:
+    return getattr(kind, "maximum", None)

@@ -1,0 +1,158 @@
+"""The generating operations: a prompt, a batch of prompts, a conversation; whole or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from dragoman.core.catalog import ModelState
+from dragoman.core.errors import BadRequest, DragomanError, ModelNotFound
+from dragoman.core.events import FinishReason, GenerationDone, TextDelta
+from dragoman.core.request import GenerationRequest, Prompt
+from dragoman.core.serving import ModelCard, Serving
+from dragoman.dialects.batch import generate_all
+from dragoman.dialects.field import Table
+from dragoman.dialects.locallab import conversation, render
+from dragoman.dialects.locallab.fields import BATCH, CHAT, GENERATE
+from dragoman.dialects.locallab.instructions import Instructions
+from dragoman.dialects.locallab.limiter import Limiter
+from dragoman.dialects.locallab.settings import LocalLabSettings
+from dragoman.dialects.locallab.translate import Asked, StreamFormat, asked, generation_request, stream_format
+from dragoman.dialects.wire import Exchange
+
+
+class NothingLoaded(BadRequest):
+    """There is no model to generate with."""
+
+
+class Generating:
+    """Handlers of the generating paths. ``limiter``: how often one caller may come."""
+
+    def __init__(self, settings: LocalLabSettings, instructions: Instructions, limiter: Limiter) -> None:
+        self._settings, self._instructions, self._limiter = settings, instructions, limiter
+
+    async def generate(self, serving: Serving, exchange: Exchange) -> None:
+        """``POST /generate``."""
+        await self._one(serving, exchange, GENERATE, "sse")
+
+    async def generate_stream(self, serving: Serving, exchange: Exchange) -> None:
+        """``POST /generate/stream``."""
+        await self._one(serving, exchange, GENERATE, "raw", always=True)
+
+    async def chat(self, serving: Serving, exchange: Exchange) -> None:
+        """``POST /chat``."""
+        await self._one(serving, exchange, CHAT, "dual")
+
+    async def chat_stream(self, serving: Serving, exchange: Exchange) -> None:
+        """``POST /chat/stream``."""
+        await self._one(serving, exchange, CHAT, "json", always=True)
+
+    async def batch(self, serving: Serving, exchange: Exchange) -> None:
+        """``POST /generate/batch``."""
+        values = (await exchange.read(BATCH, any_content_type=True)).values
+        headers = self._admit(exchange)
+        ask, card, used = await self._asked(serving, exchange, values)
+        prompts = [await self._prompt(serving, ask, card, {"prompt": prompt}) for prompt in values["prompts"]]
+        requests = [
+            generation_request(ask, prompt, f"{exchange.request_id}-{place}") for place, prompt in enumerate(prompts)
+        ]
+        results = await exchange.unless_gone(generate_all(serving, requests)) if requests else []
+        await exchange.reply(render.batched(results, card.name), headers=headers | used)
+
+    async def _one(
+        self, serving: Serving, exchange: Exchange, table: Table, default: StreamFormat, *, always: bool = False
+    ) -> None:
+        values = (await exchange.read(table, any_content_type=True)).values
+        headers = self._admit(exchange)
+        ask, card, used = await self._asked(serving, exchange, values)
+        request = generation_request(ask, await self._prompt(serving, ask, card, values), exchange.request_id)
+        headers |= used
+        if always or values["stream"]:
+            form = stream_format(values, exchange.headers.get("accept", ""), default)
+            await _stream(serving, exchange, request, render.writer(form, role=table is CHAT), headers)
+            return
+        result = await exchange.unless_gone(serving.generate(request))
+        answer = render.chatted if table is CHAT else render.generated
+        await exchange.reply(answer(result, card.name), headers=headers)
+
+    def _admit(self, exchange: Exchange) -> dict[str, str]:
+        """Count the request, where it is one. Raises RateLimited."""
+        return self._limiter.admit(exchange.tenant or exchange.client)
+
+    async def _asked(
+        self, serving: Serving, exchange: Exchange, values: dict[str, Any]
+    ) -> tuple[Asked, ModelCard, dict[str, str]]:
+        """What is asked for, of which model; and the header that says so where another one was asked for.
+
+        A model that is known and not loaded is loaded, and becomes the current one.
+        """
+        ask = asked(values, self._settings)
+        catalog = serving.catalog
+        if ask.model is not None:
+            entry = catalog.find(ask.model)
+            if entry is None and not self._settings.locallab_lenient_model_id:
+                raise ModelNotFound(f"model not found: {ask.model[:256]}", param="model_id")
+            if entry is not None and entry.state is not ModelState.LOADED:
+                entry = await exchange.unless_gone(catalog.load(entry.id))
+            named = None if entry is None else entry.id
+        else:
+            named = None
+        if catalog.current() is None:
+            raise NothingLoaded("No model is currently loaded. Please load a model first using POST /models/load.")
+        card = serving.model(named)
+        used = {"x-model-used": card.name} if ask.model is not None and named is None else {}
+        system = ask.system
+        if system is None and conversation.uses_template(self._settings.locallab_prompt_mode, card):
+            system = await asyncio.to_thread(self._instructions.of, card.name)
+        return _of(ask, card.name, system or ""), card, used
+
+    async def _prompt(self, serving: Serving, ask: Asked, card: ModelCard, values: dict[str, Any]) -> Prompt:
+        with_template = conversation.uses_template(self._settings.locallab_prompt_mode, card)
+        system = ask.system or ""
+        if "messages" in values:
+            messages = conversation.chat_messages(values["messages"], system, card)
+            if with_template:
+                return await conversation.templated(serving, messages, ask.model)
+            return conversation.flattened(messages)
+        if with_template:
+            return await conversation.templated(
+                serving, conversation.prompt_messages(values["prompt"], system), ask.model
+            )
+        return conversation.raw_prompt(values["prompt"], system)
+
+
+def _of(ask: Asked, model: str, system: str) -> Asked:
+    return Asked(model=model, sampling=ask.sampling, ending=ask.ending, timeout_s=ask.timeout_s, system=system)
+
+
+async def _stream(
+    serving: Serving,
+    exchange: Exchange,
+    request: GenerationRequest,
+    writer: render.Writer,
+    headers: dict[str, str],
+) -> None:
+    """Answer with a stream. What fails before the first event is an ordinary error with its own status."""
+    events = serving.stream(request)
+    async with aclosing(events):
+        await exchange.unless_gone(anext(events))
+
+        async def chunks() -> AsyncGenerator[bytes, None]:
+            finish, message = FinishReason.ERROR, ""
+            try:
+                async for event in events:
+                    match event:
+                        case TextDelta():
+                            if event.finish is not None:
+                                finish, message = event.finish, event.message
+                            for chunk in writer.text(event.text):
+                                yield chunk
+                        case GenerationDone():
+                            for chunk in writer.end(render.finish_reason(finish, message), event.usage):
+                                yield chunk
+            except DragomanError as error:
+                yield writer.fail(error)
+
+        await exchange.stream(chunks(), content_type=writer.content_type, headers=headers)

@@ -1,0 +1,63 @@
+"""The machine and this process, as LocalLab's clients ask for them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+from typing import Any
+
+import psutil
+
+
+def cpu() -> dict[str, Any]:
+    """Cores, threads, load in percent since the last call, and the clock in MHz where it is known."""
+    clock = psutil.cpu_freq()
+    return {
+        "cores": psutil.cpu_count(logical=False) or os.cpu_count() or 1,
+        "threads": os.cpu_count() or 1,
+        "usage": psutil.cpu_percent(interval=None),
+        "frequency": clock.current if clock is not None else None,
+    }
+
+
+def memory() -> dict[str, Any]:
+    """In bytes, and the used share in percent."""
+    held = psutil.virtual_memory()
+    return {"total": held.total, "available": held.available, "used": held.used, "percent": held.percent}
+
+
+def disk(path: str = "/") -> dict[str, Any]:
+    """In bytes, and the used share in percent."""
+    space = shutil.disk_usage(path)
+    return {
+        "total": space.total,
+        "free": space.free,
+        "used": space.used,
+        "percent": round(100.0 * space.used / space.total, 1) if space.total else 0.0,
+    }
+
+
+def name() -> str:
+    """System, release and processor architecture."""
+    return platform.platform()
+
+
+def interfaces() -> dict[str, dict[str, Any]]:
+    """The addresses of each network interface. Nobody outside is asked."""
+    found: dict[str, dict[str, Any]] = {}
+    for interface, addresses in psutil.net_if_addrs().items():
+        entry: dict[str, Any] = {"ip": None, "netmask": None, "broadcast": None, "ipv6": None}
+        for address in addresses:
+            if address.family == socket.AF_INET:
+                entry |= {"ip": address.address, "netmask": address.netmask, "broadcast": address.broadcast}
+            elif address.family == socket.AF_INET6 and entry["ipv6"] is None:
+                entry["ipv6"] = address.address.partition("%")[0]
+        found[interface] = entry
+    return found
+
+
+def host() -> str:
+    """The name of this machine."""
+    return socket.gethostname()
