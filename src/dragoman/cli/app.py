@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated
 
+import msgspec
 import typer
 
 import dragoman
@@ -25,8 +26,10 @@ from dragoman.cli.settings import (
     SamplingSettings,
 )
 from dragoman.cli.structure import StructureSettings
+from dragoman.dialects import REGISTRY
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models.settings import ModelSettings
+from dragoman.server.keys import KeySettings
 from dragoman.server.settings import ServerSettings
 
 cli = CommandLine(
@@ -47,18 +50,22 @@ def root(
         raise typer.Exit
 
 
-@cli.command
 def serve(
     choice: ModelChoice,
     settings: ModelSettings,
     machine: MachineSettings,
     scheduling: SchedulerSettings,
     server: ServerSettings,
+    keys: KeySettings,
+    **dialects: msgspec.Struct,
 ) -> None:
     """Serve a model over HTTP."""
     from dragoman.cli.serve import serve as run
 
-    run(choice, settings, scheduling, machine, server)
+    run(choice, settings, scheduling, machine, server, keys, dialects)
+
+
+cli.command(serve, more={each.name: each.settings_type for each in REGISTRY})
 
 
 @cli.command

@@ -15,6 +15,7 @@ import inspect
 import re
 import types
 import typing
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -105,15 +106,20 @@ class CommandLine:
         self.typer.add_typer(inner.typer, name=name)
         return inner
 
-    def command(self, body: Callable[..., None], *, name: str | None = None) -> Callable[..., None]:
+    def command(
+        self, body: Callable[..., None], *, name: str | None = None, more: Mapping[str, Settings] = MappingProxyType({})
+    ) -> Callable[..., None]:
         """Register the function under its own (or another) name.
 
-        Each of its parameters is a settings struct; its docstring is the help. An exception ends the command with one
-        line and exit code 1, or with its traceback under ``--debug``.
+        Each of its parameters is a settings struct, also those of ``more``, which it takes by keyword; its docstring is
+        the help. An exception ends the command with one line and exit code 1, or with its traceback under ``--debug``.
+
+        Raises ValueError when two of the structs have a field of the same name.
         """
         name = name or body.__name__
-        wanted: dict[str, Settings] = typing.get_type_hints(body)
-        wanted.pop("return", None)
+        signature = inspect.signature(body, eval_str=True).parameters.values()
+        own = {p.name: p.annotation for p in signature if p.kind is not inspect.Parameter.VAR_KEYWORD}
+        wanted: dict[str, Settings] = {**own, **more}
         groups = {
             parameter: (struct, tuple(options_of(struct, self._omitted.get(struct, ()))))
             for parameter, struct in wanted.items()
@@ -132,6 +138,9 @@ class CommandLine:
                 raise typer.Exit(1) from None
 
         options = [option for _, group in groups.values() for option in group]
+        twice = sorted(name for name, count in Counter(option.name for option in options).items() if count > 1)
+        if twice:
+            raise ValueError(f"{name}: two options are called {', '.join(twice)}")
         options.sort(key=lambda option: not option.positional)
         run.__signature__ = inspect.Signature([*map(_parameter, options), *self._universal])  # type: ignore[attr-defined]
         run.__doc__ = body.__doc__

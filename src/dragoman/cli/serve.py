@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import msgspec
 import typer
 from rich.markup import escape
 
 from dragoman.cli import console
 from dragoman.cli.engine import thread_count, worker_settings
 from dragoman.cli.settings import MachineSettings, ModelChoice
+from dragoman.dialects import made_dialects
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models import ModelSettings
 from dragoman.models import plan as plan_memory
+from dragoman.server.keys import KeySettings, keyring_of
 from dragoman.server.lifecycle import serve as serve_until_told
 from dragoman.server.settings import ServerSettings
 
@@ -30,10 +34,13 @@ def serve(
     scheduling: SchedulerSettings,
     machine: MachineSettings,
     server: ServerSettings,
+    keys: KeySettings,
+    dialects: Mapping[str, msgspec.Struct],
 ) -> None:
     """Raises ModelError or DragomanError before the port opens; afterwards typer.Exit with the server's exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     started = time.monotonic()
+    made, keyring = made_dialects(dialects), keyring_of(keys)
     worker, described = worker_settings(choice.model, settings, scheduling, machine)
     per_token = plan_memory(described, settings).kv_bytes_per_token
 
@@ -44,7 +51,8 @@ def serve(
         console.notes().print(f"\nReady after {time.monotonic() - started:.1f} s. Try it:\n")
         console.notes().print(escape(example(house.serving.models()[0], address)) + "\n")
 
-    raise typer.Exit(serve_until_told(server, worker, described.tokenizer_folder, opened=opened))
+    folder = described.tokenizer_folder
+    raise typer.Exit(serve_until_told(server, worker, folder, dialects=made, keys=keyring, opened=opened))
 
 
 def started_plan(house: House, address: str, threads: int, kv_bytes_per_token: int) -> dict[str, str]:

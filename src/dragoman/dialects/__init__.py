@@ -1,8 +1,35 @@
-"""The wire formats, in order of precedence: where two claim the same bare path, the first has it."""
+"""The wire formats, in order of precedence: of those that share a bare path the first has it, others being equal.
+
+Each is made from settings of its own, which are options of ``dragoman serve``.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
 
 from dragoman.dialects import openai
 from dragoman.dialects.wire import Dialect
 
-DIALECTS: tuple[Dialect, ...] = (openai.DIALECT,)
+
+class Registered(msgspec.Struct, frozen=True):
+    """A dialect by its name: how it is made, and the struct of settings that it is made from."""
+
+    name: str
+    make: Callable[[Any], Dialect]
+    settings_type: type[Any]
+
+
+REGISTRY: tuple[Registered, ...] = (Registered("openai", openai.make, openai.OpenAISettings),)
+
+
+def made_dialects(settings: Mapping[str, Any] | None = None) -> tuple[Dialect, ...]:
+    """Every dialect, from the settings under its name or, where there are none, from the defaults."""
+    given = settings or {}
+    return tuple(each.make(given.get(each.name) or each.settings_type()) for each in REGISTRY)
+
+
+DIALECTS: tuple[Dialect, ...] = made_dialects()
+"""All with their default settings: for documents and tests."""

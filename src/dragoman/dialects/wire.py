@@ -28,6 +28,7 @@ class Exchange(Protocol):
     Attributes:
         request_id: the client's own ``X-Request-Id`` where it is short and plain, otherwise a new one.
         path: without the query, as it was asked for: with the dialect's prefix, where there is one.
+        client: the address that the request came from.
         query: the query's parameters; of equal names the last one.
         client: the address of the peer; empty where there is none, as on a Unix socket.
         tenant: a digest of the caller's API key, by which to keep what belongs to callers apart; empty without keys.
@@ -38,6 +39,7 @@ class Exchange(Protocol):
     request_id: str
     method: str
     path: str
+    client: str
     headers: Mapping[str, str]
     query: Mapping[str, str]
     path_params: Mapping[str, str]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from starlette.applications import Starlette
@@ -11,20 +11,21 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import dragoman
-from dragoman.core.errors import Cancelled, DragomanError, GenerationFailed, MethodNotAllowed, NotFound
+from dragoman.core.errors import Cancelled, DragomanError, GenerationFailed, NotFound
 from dragoman.core.serving import Serving
 from dragoman.dialects import DIALECTS
 from dragoman.dialects.openapi import openapi_document
-from dragoman.dialects.wire import Answer, Dialect
-from dragoman.server.exchange import Exchange
+from dragoman.dialects.wire import Answer, Dialect, Exchange, Operation
+from dragoman.server.exchange import Exchange as HttpExchange
+from dragoman.server.exchange import Ready
 from dragoman.server.gate import Gate
-from dragoman.server.health import Ready, health_routes
+from dragoman.server.health import PROBES, scrape
+from dragoman.server.keys import Keyring
 from dragoman.server.metrics import Metrics
-from dragoman.server.routing import routes_of
+from dragoman.server.routing import Hosting, chosen_dialect, in_precedence, routes_of
 from dragoman.server.settings import ServerSettings
 
 
@@ -35,16 +36,25 @@ def create_app(
     metrics: Metrics | None = None,
     ready: Ready = lambda: "",
     dialects: Sequence[Dialect] = DIALECTS,
+    keys: Keyring = Keyring(),  # noqa: B008 (without keys it has no state)
 ) -> Starlette:
-    """Everything behind the port. ``ready`` says why requests cannot be served now, or nothing."""
+    """Everything behind the port. ``ready`` says why requests cannot be served now, or nothing.
+
+    Raises DragomanError when the settings name a dialect that is not among those given.
+    """
     metrics = metrics or Metrics()
-    errors = _Errors(dialects, settings)
+    chosen = chosen_dialect(dialects, settings)
+    own = Dialect(
+        name="server",
+        title="Server",
+        operations=(*PROBES, scrape(metrics), document_of(dialects, "/openapi.json", bare=True)),
+        render_error=chosen.render_error,
+    )
+    whole = [_completed(dialect, metrics) for dialect in dialects]
+    bare = in_precedence(dialects, settings.dialect, own)
+    errors = _Errors(dialects, bare, settings)
     app = Starlette(
-        routes=[
-            *routes_of(dialects, serving, settings),
-            *health_routes(metrics, ready),
-            *_document_routes(dialects),
-        ],
+        routes=list(routes_of(whole, bare, Hosting(serving, settings, keys, ready))),
         middleware=[Middleware(Gate, metrics=metrics, access_log=settings.access_log, refuse=errors.refusal)],
         exception_handlers={HTTPException: errors.unrouted, Exception: errors.failed},
     )
@@ -53,14 +63,33 @@ def create_app(
     return app
 
 
+def document_of(dialects: Sequence[Dialect], path: str, *, bare: bool) -> Operation:
+    """``GET`` of the OpenAPI document of these dialects, with bare paths, or those under the one dialect's prefix."""
+    prefix = "" if bare else f"/{dialects[0].name}"
+    body = msgspec.json.encode(openapi_document(dialects, version=dragoman.__version__, prefix=prefix))
+
+    async def document(serving: Serving, exchange: Exchange) -> None:
+        await exchange.reply(body)
+
+    return Operation(method="GET", path=path, summary="This document.", handler=document, open=True)
+
+
+def _completed(dialect: Dialect, metrics: Metrics) -> Dialect:
+    """With what every dialect has under its prefix, unless it has that already."""
+    more = (scrape(metrics), document_of([dialect], "/openapi.json", bare=False))
+    has = {operation.path for operation in dialect.operations}
+    operations = (*dialect.operations, *(operation for operation in more if operation.path not in has))
+    return msgspec.structs.replace(dialect, operations=operations)
+
+
 class _Errors:
     """Errors outside of any operation, in the words of the dialect that the path's first part belongs to."""
 
-    def __init__(self, dialects: Sequence[Dialect], settings: ServerSettings) -> None:
+    def __init__(self, dialects: Sequence[Dialect], bare: Sequence[Dialect], settings: ServerSettings) -> None:
         self._settings = settings
-        self._first = dialects[0]
         self._by_part = {dialect.name: dialect for dialect in dialects}
-        for dialect in dialects:
+        self._first = chosen_dialect(dialects, settings)
+        for dialect in bare:
             for operation in dialect.operations:
                 self._by_part.setdefault(_first_part(operation.path), dialect)
 
@@ -68,22 +97,18 @@ class _Errors:
         return self._answer("", error, {"connection": "close"})
 
     async def unrouted(self, request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        path, method = request.url.path[:256], request.method
-        if error.status_code == 405:
-            allowed = (error.headers or {}).get("Allow", "")
-            fault: DragomanError = MethodNotAllowed(f"{method} is not allowed on {path}, only {allowed}.")
-            return self._answer(path, fault, {"allow": allowed})
-        return self._answer(path, NotFound(f"Unknown URL: {method} {path}"))
+        path = request.url.path[:256]
+        return self._answer(path, NotFound(f"Unknown URL: {request.method} {path}"))
 
     async def failed(self, request: Request, error: Exception) -> Response:
         return self._answer(request.url.path, GenerationFailed("The server had an internal error."))
 
     def _answer(self, path: str, error: DragomanError, headers: dict[str, str] | None = None) -> _ErrorResponse:
-        dialect = self._by_part.get(_first_part(path), self._first)
+        part = _first_part(path)
+        dialect = self._by_part.get(part, self._first) if part else self._first
         answer = dialect.render_error(error)
         answer = msgspec.structs.replace(answer, headers={**answer.headers, **(headers or {})})
-        return _ErrorResponse(answer, self._settings)
+        return _ErrorResponse(dialect, answer, self._settings)
 
 
 def _first_part(path: str) -> str:
@@ -93,26 +118,13 @@ def _first_part(path: str) -> str:
 class _ErrorResponse(Response):
     """A dialect's error as Starlette's exception handlers return it."""
 
-    def __init__(self, answer: Answer, settings: ServerSettings) -> None:
+    def __init__(self, dialect: Dialect, answer: Answer, settings: ServerSettings) -> None:
         super().__init__(status_code=answer.status)
+        self._dialect = dialect
         self._answer = answer
         self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.suppress(Cancelled):
-            await Exchange(scope, receive, send, self._settings).answer(self._answer)
-
-
-def _document_routes(dialects: Sequence[Dialect]) -> list[Route]:
-    """``/openapi.json`` of all dialects at their bare paths, and one under each prefix."""
-
-    def document_of(of: Sequence[Dialect], prefix: str) -> Callable[[Request], Response]:
-        body = msgspec.json.encode(openapi_document(of, version=dragoman.__version__, prefix=prefix))
-
-        async def document(request: Request) -> Response:
-            return Response(body, media_type="application/json")
-
-        return document  # type: ignore[return-value]
-
-    prefixed = [Route(f"/{d.name}/openapi.json", document_of([d], f"/{d.name}")) for d in dialects]
-    return [Route("/openapi.json", document_of(dialects, "")), *prefixed]
+            exchange = HttpExchange(scope, receive, send, self._settings, dialect=self._dialect)
+            await exchange.answer(self._answer)

@@ -19,7 +19,7 @@ async def read_body(receive: Receive, headers: Mapping[str, str], *, max_bytes: 
     """The whole body. Raises PayloadTooLarge (unread, if its length is announced), RequestTimeout, Cancelled."""
     announced = headers.get("content-length", "0")
     if announced.isdigit() and int(announced[:20]) > max_bytes:
-        raise _too_large(max_bytes)
+        raise too_large(max_bytes)
     chunks: list[bytes] = []
     size = 0
     try:
@@ -31,7 +31,7 @@ async def read_body(receive: Receive, headers: Mapping[str, str], *, max_bytes: 
                 chunk = message.get("body", b"")
                 size += len(chunk)
                 if size > max_bytes:
-                    raise _too_large(max_bytes)
+                    raise too_large(max_bytes)
                 chunks.append(chunk)
                 if not message.get("more_body", False):
                     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
@@ -63,5 +63,6 @@ def check_content_type(headers: Mapping[str, str]) -> None:
         raise WrongMediaType(f"The content type must be application/json, not '{shown}'.")
 
 
-def _too_large(max_bytes: int) -> PayloadTooLarge:
+def too_large(max_bytes: int) -> PayloadTooLarge:
+    """The error of a body beyond the limit."""
     return PayloadTooLarge(f"The request's body is larger than the {max_bytes} bytes that this server accepts.")

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from dragoman.core.errors import BadRequest, DragomanError, PayloadTooLarge, RequestTimeout
 from dragoman.dialects.wire import Answer
-from dragoman.server.exchange import ABORT
+from dragoman.server.exchange import ABORT, CUT
 from dragoman.server.gate import CROWDED
 from dragoman.server.settings import ServerSettings
 from dragoman.server.upgrade import DecliningParser
@@ -83,7 +83,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]
+        self.scope["extensions"] = {ABORT: self.transport.abort, CUT: self._close_when_read}  # type: ignore[dict-item]
         self._in_head, self._head_bytes = True, 0
 
     def on_headers_complete(self) -> None:

@@ -62,6 +62,7 @@ class Exchange:
         self.request_id: str = scope["request_id"]
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.client: str = (scope.get("client") or ("",))[0]
         self.headers: Mapping[str, str] = Headers(scope=scope)
         self.query: Mapping[str, str] = QueryParams(scope.get("query_string", b""))
         self.path_params: Mapping[str, str] = scope.get("path_params", {})

@@ -38,7 +38,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began = time.perf_counter()
+        began = scope["began"] = time.perf_counter()
         request_id = scope["request_id"] = _request_id(scope)
         status = CLIENT_GONE
         id_header = (b"x-request-id", request_id.encode())

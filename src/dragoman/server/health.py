@@ -2,37 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-
+from dragoman.core.serving import Serving
+from dragoman.dialects.wire import Exchange, Operation
 from dragoman.server.metrics import CONTENT_TYPE, Metrics
 
-Ready = Callable[[], str]
-"""Empty when requests are taken and answered; otherwise why they are not."""
+
+async def alive(serving: Serving, exchange: Exchange) -> None:
+    """``GET /livez``: the process answers."""
+    await exchange.reply({"status": "ok"})
 
 
-def health_routes(metrics: Metrics, ready: Ready) -> list[Route]:
-    """``/livez``: the process answers. ``/readyz``, ``/health``, ``/healthcheck``: it can generate. ``/metrics``."""
+async def readiness(serving: Serving, exchange: Exchange) -> None:
+    """``GET /readyz``: requests are taken and answered."""
+    await _reply_readiness(exchange, {"status": "ok"}, {"status": "unavailable"})
 
-    async def alive(request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
 
-    async def readiness(request: Request) -> Response:
-        reason = ready()
-        if reason:
-            return JSONResponse({"status": "unavailable", "reason": reason}, 503, {"retry-after": "1"})
-        return JSONResponse({"status": "ok"})
+async def health(serving: Serving, exchange: Exchange) -> None:
+    """``GET /health``: the same, in words that the clients of every dialect which has this path understand."""
+    unhealthy = {"status": "unhealthy", "error": "unhealthy", "error_type": "healthcheck"}
+    await _reply_readiness(exchange, {"status": "healthy"}, unhealthy)
 
-    async def scrape(request: Request) -> Response:
-        return Response(metrics.render(), media_type=None, headers={"content-type": CONTENT_TYPE})
 
-    return [
-        Route("/livez", alive),
-        Route("/readyz", readiness),
-        Route("/health", readiness),
-        Route("/healthcheck", readiness),
-        Route("/metrics", scrape),
-    ]
+async def _reply_readiness(exchange: Exchange, ready: dict[str, Any], unready: dict[str, Any]) -> None:
+    reason = exchange.not_ready
+    if reason:
+        await exchange.reply({**unready, "reason": reason}, status=503, headers={"retry-after": "1"})
+    else:
+        await exchange.reply(ready)
+
+
+def scrape(metrics: Metrics) -> Operation:
+    """``GET /metrics``."""
+
+    async def scrape(serving: Serving, exchange: Exchange) -> None:
+        await exchange.reply(metrics.render(), content_type=CONTENT_TYPE)
+
+    return Operation(method="GET", path="/metrics", summary="Figures for Prometheus.", handler=scrape, open=True)
+
+
+PROBES = (
+    Operation(method="GET", path="/livez", summary="The process answers.", handler=alive, probe=True),
+    Operation(method="GET", path="/readyz", summary="It can generate.", handler=readiness, probe=True),
+    Operation(method="GET", path="/health", summary="It can generate.", handler=health, probe=True),
+    Operation(method="GET", path="/healthcheck", summary="It can generate.", handler=health, probe=True),
+)

@@ -8,7 +8,7 @@ import gc
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -16,10 +16,13 @@ import uvicorn
 
 from dragoman.core.errors import DragomanError
 from dragoman.dialects import DIALECTS
+from dragoman.dialects.wire import Dialect
 from dragoman.engine.messages import WorkerSettings
 from dragoman.server.app import create_app
 from dragoman.server.connection import connection_class
+from dragoman.server.keys import Keyring
 from dragoman.server.opening import House, open_house
+from dragoman.server.routing import chosen_dialect
 from dragoman.server.settings import ServerSettings
 
 Opened = Callable[[House, str], None]
@@ -29,7 +32,18 @@ GOODBYE_S = 5.0
 """What still runs after the drain is told to end, and has this long to say so to its clients."""
 
 
-def serve(settings: ServerSettings, worker: WorkerSettings, folder: Path, *, opened: Opened | None = None) -> int:
+NO_KEYS = Keyring()
+
+
+def serve(
+    settings: ServerSettings,
+    worker: WorkerSettings,
+    folder: Path,
+    *,
+    dialects: Sequence[Dialect] = DIALECTS,
+    keys: Keyring = NO_KEYS,
+    opened: Opened | None = None,
+) -> int:
     """Serve a model until SIGTERM or SIGINT; then answer what is running for ``drain_s`` seconds. A second signal ends
     it at once. Returns the exit code, 0.
 
@@ -38,26 +52,45 @@ def serve(settings: ServerSettings, worker: WorkerSettings, folder: Path, *, ope
     """
     factory = uvicorn.Config(_nothing, loop="auto").get_loop_factory()
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(run(settings, worker, folder, opened=opened))
+        runner.run(run(settings, worker, folder, dialects=dialects, keys=keys, opened=opened))
     return 0
 
 
-async def run(settings: ServerSettings, worker: WorkerSettings, folder: Path, *, opened: Opened | None = None) -> None:
+async def run(
+    settings: ServerSettings,
+    worker: WorkerSettings,
+    folder: Path,
+    *,
+    dialects: Sequence[Dialect] = DIALECTS,
+    keys: Keyring = NO_KEYS,
+    opened: Opened | None = None,
+) -> None:
     """``serve``, inside a running event loop."""
     # Bound before the engine starts, so that a taken port is known at once; but nobody can connect before it listens.
     with contextlib.closing(_bound(settings)) as listener:
         async with open_house(settings, worker, folder) as house:
-            await Server(settings, house, opened).serve(sockets=[listener])
+            server = Server(settings, house, opened, dialects=dialects, keys=keys)
+            await server.serve(sockets=[listener])
 
 
 class Server(uvicorn.Server):
     """uvicorn with our connections, our end, and our exit code."""
 
-    def __init__(self, settings: ServerSettings, house: House, opened: Opened | None = None) -> None:
-        app = create_app(house.serving, settings, metrics=house.metrics, ready=house.not_ready)
+    def __init__(
+        self,
+        settings: ServerSettings,
+        house: House,
+        opened: Opened | None = None,
+        *,
+        dialects: Sequence[Dialect] = DIALECTS,
+        keys: Keyring = NO_KEYS,
+    ) -> None:
+        app = create_app(
+            house.serving, settings, metrics=house.metrics, ready=house.not_ready, dialects=dialects, keys=keys
+        )
         config = uvicorn.Config(
             app,
-            http=connection_class(settings, DIALECTS[0].render_error),
+            http=connection_class(settings, chosen_dialect(dialects, settings).render_error),
             ws="none",
             lifespan="off",
             log_config=None,

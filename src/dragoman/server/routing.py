@@ -1,62 +1,157 @@
-"""From operations to routes: every dialect under its prefix, and at its bare paths where nobody before claims them."""
+"""From operations to routes: every dialect under its prefix, and bare; and which dialect answers where several could.
+
+One route for each path. Behind it, in order of precedence, the operations of all dialects that have the path; the
+method and, where they differ in that, what the call looks like say which of them answers.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
+import msgspec
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from dragoman.core.errors import Cancelled, DragomanError, GenerationFailed
+from dragoman.core.errors import Cancelled, DragomanError, GenerationFailed, MethodNotAllowed
 from dragoman.core.serving import Serving
-from dragoman.dialects.wire import Dialect, Operation
-from dragoman.server.exchange import Exchange
+from dragoman.dialects.wire import Answer, Call, Dialect, Operation
+from dragoman.server.cors import is_preflight, preflight_headers
+from dragoman.server.exchange import Exchange, Ready, body_limit
+from dragoman.server.keys import Keyring
 from dragoman.server.settings import ServerSettings
 
 log = logging.getLogger("dragoman.server")
 
 
-def routes_of(dialects: Sequence[Dialect], serving: Serving, settings: ServerSettings) -> Iterator[Route]:
-    """All routes of all dialects."""
-    claimed: set[tuple[str, str]] = set()
+class Hosting(NamedTuple):
+    """What all operations share."""
+
+    serving: Serving
+    settings: ServerSettings
+    keys: Keyring
+    ready: Ready
+
+
+class Endpoint(NamedTuple):
+    """An operation, and the dialect that words its errors."""
+
+    dialect: Dialect
+    operation: Operation
+
+
+def chosen_dialect(dialects: Sequence[Dialect], settings: ServerSettings) -> Dialect:
+    """The operator's choice, whose words the server uses where nothing says which dialect the client speaks.
+
+    Raises DragomanError when it is not among these.
+    """
+    if settings.dialect == "auto":
+        return dialects[0]
     for dialect in dialects:
+        if dialect.name == settings.dialect:
+            return dialect
+    raise DragomanError(f"--dialect {settings.dialect}: there is only {', '.join(d.name for d in dialects)}")
+
+
+def in_precedence(dialects: Sequence[Dialect], chosen: str, own: Dialect) -> tuple[Dialect, ...]:
+    """The operator's choice, then what the server has of its own, then the others as they are registered."""
+    first = [dialect for dialect in dialects if dialect.name == chosen]
+    return (*first, own, *(dialect for dialect in dialects if dialect.name != chosen))
+
+
+def routes_of(prefixed: Sequence[Dialect], bare: Sequence[Dialect], hosting: Hosting) -> Iterator[Route]:
+    """All routes. ``prefixed``: those to be found under their name; ``bare``: the same and more, in precedence."""
+    paths: dict[str, list[Endpoint]] = {}
+    for dialect in bare:
         for operation in dialect.operations:
-            endpoint = Endpoint(dialect, operation, serving, settings)
-            yield Route(f"/{dialect.name}{operation.path}", endpoint, methods=[operation.method])
-            if (operation.method, operation.path) not in claimed:
-                claimed.add((operation.method, operation.path))
-                yield Route(operation.path, endpoint, methods=[operation.method])
+            paths.setdefault(operation.path, []).append(Endpoint(dialect, operation))
+    for dialect in prefixed:
+        for operation in dialect.operations:
+            paths.setdefault(f"/{dialect.name}{operation.path}", []).append(Endpoint(dialect, operation))
+    # A path that is spelled out comes before one that would match it too.
+    for path in sorted(paths, key=lambda path: "{" in path):
+        yield Route(path, PathEndpoint(paths[path], hosting))
 
 
-class Endpoint:
-    """An operation as an ASGI application: its errors are answered in the words of its dialect."""
+class PathEndpoint:
+    """All operations of one path as an ASGI application."""
 
-    def __init__(self, dialect: Dialect, operation: Operation, serving: Serving, settings: ServerSettings) -> None:
-        self._dialect, self._operation = dialect, operation
-        self._serving, self._settings = serving, settings
+    def __init__(self, endpoints: Sequence[Endpoint], hosting: Hosting) -> None:
+        self._hosting = hosting
+        self._first = endpoints[0]
+        self._by_method: dict[str, list[Endpoint]] = {}
+        for endpoint in endpoints:
+            self._by_method.setdefault(endpoint.operation.method, []).append(endpoint)
+        self._allowed = ", ".join("GET, HEAD" if method == "GET" else method for method in self._by_method)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        hosting = self._hosting
+        exchange = Exchange(scope, receive, send, hosting.settings, dialect=self._first.dialect, ready=hosting.ready)
+        if is_preflight(exchange.method, exchange.headers) and await self._told_a_browser(exchange):
+            return
+        candidates = self._by_method.get("GET" if exchange.method == "HEAD" else exchange.method)
         # For the log and the metrics: what the client asked for, without what it put into the path.
-        scope["dialect"], scope["operation"] = self._dialect.name, self._operation.path
-        exchange = Exchange(scope, receive, send, self._settings)
+        scope["dialect"], scope["operation"] = self._first.dialect.name, self._first.operation.path
         try:
-            await self._answer(exchange)
+            await self._answer(exchange, candidates, scope)
         except Cancelled:
             scope["gone"] = True
 
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _told_a_browser(self, exchange: Exchange) -> bool:
+        asked = self._by_method.get(exchange.headers["access-control-request-method"], [])
+        dialect = next((endpoint.dialect for endpoint in asked if endpoint.dialect.cors is not None), None)
+        if dialect is None or dialect.cors is None:
+            return False
+        exchange.dialect = msgspec.structs.replace(dialect, cors=None)
+        headers = preflight_headers(dialect.cors, exchange.headers)
+        await exchange.reply_text(dialect.cors.preflight_body, headers=headers)
+        return True
+
+    async def _answer(self, exchange: Exchange, candidates: list[Endpoint] | None, scope: Scope) -> None:
         """Run the handler, and answer what it raises. Raises Cancelled when nobody is there to be answered."""
+        dialect = self._first.dialect
         try:
-            await self._operation.handler(self._serving, exchange)
+            if candidates is None:
+                raise MethodNotAllowed(
+                    f"{exchange.method} is not allowed on {exchange.path[:256]}, only {self._allowed}."
+                )
+            exchange.dialect = dialect = candidates[0].dialect
+            dialect, operation = await self._chosen(exchange, candidates)
+            exchange.dialect = dialect
+            scope["dialect"], scope["operation"] = dialect.name, operation.path
+            self._let_in(exchange, dialect, operation)
+            await operation.handler(self._hosting.serving, exchange)
         except Cancelled:
             raise
         except Exception as error:
             if exchange.started:
                 raise
-            if not isinstance(error, DragomanError):
-                log.exception(
-                    "%s %s failed, request %s", self._operation.method, self._operation.path, exchange.request_id
-                )
-                error = GenerationFailed("The server had an internal error. Its log has more, by this request's id.")
-            await exchange.answer(self._dialect.render_error(error))
+            await exchange.answer(self._worded(error, exchange, dialect))
+
+    async def _chosen(self, exchange: Exchange, candidates: list[Endpoint]) -> Endpoint:
+        """The first that claims the call as its own, or else the first. The body is read for it, if there is one."""
+        if len(candidates) == 1 or not any(endpoint.operation.claims for endpoint in candidates):
+            return candidates[0]
+        settings = self._hosting.settings
+        body = None
+        if exchange.method not in ("GET", "HEAD"):
+            body = await exchange.peek(max(body_limit(endpoint.dialect, settings) for endpoint in candidates))
+        call = Call(headers=exchange.headers, body=body, dialect=settings.dialect)
+        claimed = (each for each in candidates if each.operation.claims is not None and each.operation.claims(call))
+        return next(claimed, candidates[0])
+
+    def _let_in(self, exchange: Exchange, dialect: Dialect, operation: Operation) -> None:
+        """Raises Unauthorized or Forbidden."""
+        keys = self._hosting.keys
+        if keys and not keys.is_open(operation):
+            exchange.tenant = keys.holder(exchange.headers, dialect.key_headers, operation.scope).tenant
+
+    def _worded(self, error: Exception, exchange: Exchange, dialect: Dialect) -> Answer:
+        if not isinstance(error, DragomanError):
+            log.exception("%s %s failed, request %s", exchange.method, exchange.path[:256], exchange.request_id)
+            error = GenerationFailed("The server had an internal error. Its log has more, by this request's id.")
+        answer = dialect.render_error(error)
+        if isinstance(error, MethodNotAllowed):
+            answer = msgspec.structs.replace(answer, headers={**answer.headers, "allow": self._allowed})
+        return answer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -10,6 +10,7 @@ from msgspec import Meta
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
+DialectName = Literal["auto", "openai", "tgi", "friendli", "octoai", "locallab", "alexandria"]
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +20,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         host: address to listen on; 0.0.0.0 is every IPv4 interface.
         port: port to listen on; 0 takes any free one.
         name: name of the served model in answers and in GET /v1/models; by default the model's own.
+        dialect: which dialect has the bare paths that several claim, such as /v1/completions; each always has those
+            under its own prefix. auto: told by what a request looks like where its dialect leaves marks.
         alias: one more name under which the model is served; may be given several times.
         max_connections: open connections; more are answered with status 503.
         max_waiting: requests that wait for their first token; more are answered with status 429.
@@ -40,6 +43,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     port: Port = 8000
+    dialect: DialectName = "openai"
     name: str | None = None
     alias: tuple[str, ...] = ()
     max_connections: Count = 1024

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from dragoman.dialects.openai.errors import render_error
 from dragoman.dialects.openai.routes import OPERATIONS
 from dragoman.dialects.wire import Dialect
 
 DIALECT = Dialect(name="openai", title="OpenAI", operations=OPERATIONS, render_error=render_error)
+
+
+class OpenAISettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Nothing: what its clients can rely on leaves the operator no choice."""
+
+    PANEL = "OpenAI"
+
+
+def make(settings: OpenAISettings) -> Dialect:
+    """The same for everyone."""
+    return DIALECT
