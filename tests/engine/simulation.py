@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from dragoman.core.events import EngineEvent, FinishEvent, FinishReason, PromptEvent, TokenEvent, TokenLogprob
-from dragoman.core.request import EngineRequest
+from dragoman.core.request import EngineRequest, PromptEmbeddings
 from dragoman.core.sampling import LogprobParams, SamplingParams
 from dragoman.engine.engine import Engine
 from dragoman.engine.messages import StubModel
@@ -79,7 +80,7 @@ class Limited:
     def __init__(self, runner: Runner, **limits: int) -> None:
         self.run = runner.run
         self.copy_blocks = runner.copy_blocks
-        for name in ("vocab_size", "block_size", "num_blocks", "max_context", *_STEP_LIMITS):
+        for name in ("vocab_size", "hidden_size", "block_size", "num_blocks", "max_context", *_STEP_LIMITS):
             value = getattr(runner, name)
             setattr(self, name, min(value, limits.get(name, value)))
 
@@ -129,16 +130,28 @@ def random_sampling(rng: random.Random, vocab_size: int) -> SamplingParams:
 
 
 def random_request(
-    rng: random.Random, request_id: str, vocab_size: int, *, prompt: int = 100, output: int = 24, sequences: int = 3
+    rng: random.Random,
+    request_id: str,
+    vocab_size: int,
+    *,
+    prompt: int = 100,
+    output: int = 24,
+    sequences: int = 3,
+    hidden_size: int = 0,
 ) -> EngineRequest:
-    """``prompt``, ``output``, ``sequences``: the largest of each."""
+    """``prompt``, ``output``, ``sequences``: the largest of each. ``hidden_size``: of the embeddings that some give."""
     mode = rng.choice(["raw", "raw", "processed"])
     detailed = LogprobParams(top=rng.randint(1, 5), prompt=rng.random() < 0.5, mode=mode)
     logprobs = rng.choice([None, None, LogprobParams(), detailed])
     ends = tuple(rng.sample(range(vocab_size), rng.choice([0, max(1, vocab_size // 50)])))
+    prompt_ids = random_prompt(rng, vocab_size, prompt)
+    of_its_own = random.Random(repr(prompt_ids))
+    embeddings = None
+    if hidden_size and of_its_own.random() < 0.3:
+        embeddings = random_embeddings(of_its_own, len(prompt_ids), hidden_size)
     return EngineRequest(
         request_id=request_id,
-        prompt=random_prompt(rng, vocab_size, prompt),
+        prompt=prompt_ids,
         seeds=tuple(rng.getrandbits(64) for _ in range(rng.choice([1, 1, 1, rng.randint(1, sequences)]))),
         max_tokens=rng.choice([0, 1, *[rng.randint(1, output)] * 6]),
         sampling=random_sampling(rng, vocab_size),
@@ -147,7 +160,15 @@ def random_request(
         stop_token_ids=tuple(rng.sample(range(vocab_size), rng.choice([0, 0, 2]))),
         logprobs=logprobs,
         priority=rng.choice([0, 0, 0, -1, 2]),
+        embeddings=embeddings,
     )
+
+
+def random_embeddings(rng: random.Random, prompt_tokens: int, hidden_size: int) -> PromptEmbeddings:
+    """For any number of the prompt's tokens, of the same few vectors."""
+    places = sorted(rng.sample(range(prompt_tokens), rng.randint(1, prompt_tokens)))
+    vectors = np.random.default_rng(1).normal(size=(3, hidden_size)).astype(np.float32)
+    return PromptEmbeddings(token_indices=tuple(places), values=vectors[rng.choices(range(3), k=len(places))].tobytes())
 
 
 def finish_event(events: list[EngineEvent]) -> FinishEvent:

@@ -36,9 +36,9 @@ def _draft_rows(case: int) -> tuple[int, ...]:
     return (0, 12) if case % 4 == 0 else (7,) if case % 4 == 1 else (64,)
 
 
-def request_with_everything(rng: random.Random, vocab_size: int) -> EngineRequest:
+def request_with_everything(rng: random.Random, runner: Runner) -> EngineRequest:
     """A request whose every number is looked at."""
-    request = random_request(rng, "ours", vocab_size)
+    request = random_request(rng, "ours", runner.vocab_size, hidden_size=runner.hidden_size)
     return msgspec.structs.replace(
         request,
         max_tokens=rng.randint(8, 40),
@@ -47,17 +47,18 @@ def request_with_everything(rng: random.Random, vocab_size: int) -> EngineReques
     )
 
 
-def others(rng: random.Random, vocab_size: int, count: int) -> list[EngineRequest]:
-    return [random_request(rng, f"other {index}", vocab_size) for index in range(count)]
+def others(rng: random.Random, runner: Runner, count: int) -> list[EngineRequest]:
+    width = runner.hidden_size
+    return [random_request(rng, f"other {index}", runner.vocab_size, hidden_size=width) for index in range(count)]
 
 
 @on_models(stub=16, real=4)
 def test_in_any_company(runner: Runner, case: int, speculation: int) -> None:
     rng = random.Random(case)
-    request = request_with_everything(rng, runner.vocab_size)
+    request = request_with_everything(rng, runner)
     alone = run_alone(runner, request)
     for count in (1, 3, 7, 31):
-        crowd = [request, *others(rng, runner.vocab_size, count)]
+        crowd = [request, *others(rng, runner, count)]
         rng.shuffle(crowd)
         assert run(Engine(runner, SchedulerSettings(speculation=speculation)), crowd)["ours"] == alone
 
@@ -65,12 +66,12 @@ def test_in_any_company(runner: Runner, case: int, speculation: int) -> None:
 @on_models(stub=16, real=4)
 def test_company_that_comes_and_goes(runner: Runner, case: int, speculation: int) -> None:
     rng = random.Random(case)
-    request = request_with_everything(rng, runner.vocab_size)
+    request = request_with_everything(rng, runner)
     alone = run_alone(runner, request)
     engine, transcripts = Engine(runner, SchedulerSettings(speculation=speculation)), {"ours": Transcript()}
-    for other in others(rng, runner.vocab_size, 8):
+    for other in others(rng, runner, 8):
         transcripts[other.request_id] = Transcript()
-    pending = [*others(random.Random(case), runner.vocab_size, 8), request]
+    pending = [*others(random.Random(case), runner, 8), request]
     rng.shuffle(pending)
     while pending or engine.has_work:
         if pending and rng.random() < 0.4:
@@ -85,7 +86,7 @@ def test_company_that_comes_and_goes(runner: Runner, case: int, speculation: int
 @on_models(stub=4, real=1)
 def test_chunked_at_every_size(runner: Runner, case: int, speculation: int) -> None:
     rng = random.Random(case)
-    request = request_with_everything(rng, runner.vocab_size)
+    request = request_with_everything(rng, runner)
     alone = run_alone(runner, request)
     for size in range(1, len(request.prompt) + 1):
         settings = SchedulerSettings(speculation=speculation, step_tokens=size, prefix_cache=False)
@@ -95,9 +96,9 @@ def test_chunked_at_every_size(runner: Runner, case: int, speculation: int) -> N
 @on_models(stub=16, real=4)
 def test_chunked_beside_others(runner: Runner, case: int, speculation: int) -> None:
     rng = random.Random(case)
-    request = request_with_everything(rng, runner.vocab_size)
+    request = request_with_everything(rng, runner)
     alone = run_alone(runner, request)
-    crowd = others(rng, runner.vocab_size, 6)
+    crowd = others(rng, runner, 6)
     for mixed in (1, 7, 33):
         settings = SchedulerSettings(
             speculation=speculation, mixed_prefill_tokens=mixed, step_tokens=rng.randint(10, 64)
@@ -108,8 +109,10 @@ def test_chunked_beside_others(runner: Runner, case: int, speculation: int) -> N
 @on_models(stub=16, real=4)
 def test_with_any_part_of_the_prompt_cached(runner: Runner, case: int, speculation: int) -> None:
     rng = random.Random(case)
-    request = request_with_everything(rng, runner.vocab_size)
-    request = msgspec.structs.replace(request, prompt=request.prompt * 2, logprobs=LogprobParams(top=2))
+    request = request_with_everything(rng, runner)
+    request = msgspec.structs.replace(
+        request, prompt=request.prompt * 2, logprobs=LogprobParams(top=2), embeddings=None
+    )
     alone = run_alone(runner, request)
     engine = Engine(runner, SchedulerSettings(speculation=speculation))
     hits = 0
@@ -125,14 +128,14 @@ def test_with_any_part_of_the_prompt_cached(runner: Runner, case: int, speculati
 @on_models(stub=16, real=4)
 def test_after_preemption(runner: Runner, case: int, speculation: int) -> None:
     rng = random.Random(case)
-    request = request_with_everything(rng, runner.vocab_size)
+    request = request_with_everything(rng, runner)
     request = msgspec.structs.replace(request, max_tokens=80, end_token_ids=(), stop_token_ids=(), priority=-5)
     alone = run_alone(runner, request)
     engine = Engine(Limited(runner, num_blocks=8), SchedulerSettings(speculation=speculation))
     # Each of these needs all of the memory, at a moment when ours has begun.
     intruders = [
-        msgspec.structs.replace(each, prompt=(1,) * 230, max_tokens=5, priority=index)
-        for index, each in enumerate(others(rng, runner.vocab_size, 3))
+        msgspec.structs.replace(each, prompt=(1,) * 230, max_tokens=5, priority=index, embeddings=None)
+        for index, each in enumerate(others(rng, runner, 3))
     ]
     transcripts = {each.request_id: Transcript() for each in [request, *intruders]}
     engine.submit(request)
@@ -147,11 +150,11 @@ def test_after_preemption(runner: Runner, case: int, speculation: int) -> None:
 @on_models(stub=16, real=4)
 def test_a_sequence_of_many_equals_the_one_of_its_seed(runner: Runner, case: int, speculation: int) -> None:
     rng = random.Random(case)
-    request = request_with_everything(rng, runner.vocab_size)
+    request = request_with_everything(rng, runner)
     first = rng.getrandbits(64)
     seeds = tuple((first + index) % 2**64 for index in range(rng.choice([2, 5, 40])))
     engine = Engine(Limited(runner, max_sequences=16), SchedulerSettings(speculation=speculation))
-    forked = run(engine, [msgspec.structs.replace(request, seeds=seeds), *others(rng, runner.vocab_size, 3)])["ours"]
+    forked = run(engine, [msgspec.structs.replace(request, seeds=seeds), *others(rng, runner, 3)])["ours"]
     for index in {0, 1, len(seeds) - 1}:
         single = run_alone(runner, msgspec.structs.replace(request, seeds=(seeds[index],)))
         assert forked.of(index) == single.of(0)
@@ -160,14 +163,14 @@ def test_a_sequence_of_many_equals_the_one_of_its_seed(runner: Runner, case: int
 @on_models(stub=16, real=4)
 def test_after_a_replay_from_any_point(runner: Runner, case: int, speculation: int) -> None:
     rng = random.Random(case)
-    request = request_with_everything(rng, runner.vocab_size)
+    request = request_with_everything(rng, runner)
     request = msgspec.structs.replace(request, seeds=(*request.seeds, 7))
     alone = run_alone(runner, request)
     told, unfinished = Transcript(), Unfinished(request)
     while not unfinished.is_over:
         # Each life of the engine ends after a few steps, with company that differs each time.
         engine = Engine(runner, SchedulerSettings(speculation=speculation, step_tokens=rng.randint(20, 100)))
-        for each in [unfinished.as_replay(), *others(rng, runner.vocab_size, 3)]:
+        for each in [unfinished.as_replay(), *others(rng, runner, 3)]:
             engine.submit(each)
         for _ in range(rng.randint(4, 30)):
             for event in engine.step().events:
@@ -216,7 +219,7 @@ def test_every_sampler(runner: Runner, sampler: str) -> None:
     """In company, in small chunks, as one of many, after preemptions and deaths; and the sampler does something."""
     rng = random.Random(sampler)
     request = msgspec.structs.replace(
-        request_with_everything(rng, runner.vocab_size),
+        request_with_everything(rng, runner),
         prompt=tuple(rng.choices(range(40), k=70)),
         seeds=(3, 4),
         max_tokens=32,
@@ -224,13 +227,14 @@ def test_every_sampler(runner: Runner, sampler: str) -> None:
         stop_token_ids=(),
         min_tokens=0,
         sampling=SAMPLERS[sampler],
+        embeddings=None,
     )
     alone = run_alone(runner, request)
     plain = run_alone(runner, msgspec.structs.replace(request, sampling=SamplingParams()))
     assert alone.ids() != plain.ids(), "a sampler without effect shows nothing here"
     settings = SchedulerSettings(step_tokens=17, mixed_prefill_tokens=5)
     engine = Engine(Limited(runner, num_blocks=12), settings)
-    crowd = [msgspec.structs.replace(each, priority=2) for each in others(rng, runner.vocab_size, 5)]
+    crowd = [msgspec.structs.replace(each, priority=2) for each in others(rng, runner, 5)]
     assert run(engine, [request, *crowd])["ours"] == alone
     single = run_alone(runner, msgspec.structs.replace(request, seeds=(4,)))
     assert alone.of(1)[:2] == single.of(0)[:2]

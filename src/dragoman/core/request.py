@@ -48,6 +48,20 @@ class FillPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="fill"):
 Prompt = TextPrompt | TokenPrompt | ChatPrompt | FillPrompt
 
 
+class PromptEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
+    """Vectors in place of the embedding layer's output at some tokens of the prompt, before positions are added.
+
+    The token ids at those places still count for penalties.
+
+    Attributes:
+        token_indices: places in the prompt from 0, ascending.
+        values: float32 in the machine's byte order, one row of the model's hidden size for each place.
+    """
+
+    token_indices: tuple[int, ...]
+    values: bytes
+
+
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt and everything asked about it: the product of a dialect's ``translate``.
 
@@ -61,6 +75,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         constraint: what the generated text has to be; checked, or refused, before generation. constraint_param: the
             wire's name for it, for errors.
         shown_tokens: special tokens, as the vocabulary spells them, that have text whatever ``ending`` says.
+        embeddings: what some of the prompt's tokens are embedded as.
         truncate: only the last so many tokens of the prompt are kept; None: all.
         echo: the prompt's text precedes the generated text.
         priority: higher runs first. timeout_s: the whole generation's deadline.
@@ -79,6 +94,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     constraint: Constraint | None = None
     constraint_param: str = "constraint"
     shown_tokens: tuple[str, ...] = ()
+    embeddings: PromptEmbeddings | None = None
     truncate: int | None = None
     echo: bool = False
     priority: int = 0
@@ -113,6 +129,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     grammar: str | None = None
     beams: BeamParams | None = None
     beam_steps: tuple[BeamStep, ...] = ()
+    embeddings: PromptEmbeddings | None = None
 
     @property
     def num_sequences(self) -> int:

@@ -6,14 +6,18 @@ came; the dialect's ``errors.py`` words it as its clients know it.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import math
 import re
 from typing import Any, Protocol
 
 import msgspec
+import numpy as np
 
 from dragoman.core.errors import BadRequest
+
+_MOST_FLOAT32 = float(np.finfo(np.float32).max)
 
 Path = tuple[str | int, ...]
 
@@ -248,6 +252,39 @@ class ListOf(msgspec.Struct, frozen=True):
 
     def words(self) -> str:
         return f"an array{_range(self.minimum or None, self.maximum, 'items')}, each {self.item.words()}"
+
+
+class Floats(msgspec.Struct, frozen=True):
+    """An array of numbers, checked to the float32 bytes that they are: arrays of millions take milliseconds."""
+
+    minimum: int = 1
+    maximum: int = 2**26
+
+    def accepts(self, value: Any) -> bool:
+        return isinstance(value, list)
+
+    def check(self, value: Any, path: Path) -> bytes:
+        if not isinstance(value, list):
+            raise Violation(Rule.TYPE, path, value, kind=self)
+        if len(value) < self.minimum:
+            raise Violation(Rule.SHORT, path, value, kind=self, bound=self.minimum)
+        if len(value) > self.maximum:
+            raise Violation(Rule.LONG, path, value, kind=self, bound=self.maximum)
+        if set(map(type, value)) <= {int, float}:
+            with contextlib.suppress(OverflowError), np.errstate(over="ignore"):
+                numbers = np.array(value, np.float32)
+                if np.isfinite(numbers).all():
+                    return numbers.tobytes()
+        item = Number(-_MOST_FLOAT32, _MOST_FLOAT32)
+        for i, each in enumerate(value):
+            item.check(each, (*path, i))
+        raise Violation(Rule.TYPE, path, value, kind=self)
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "array", "items": {"type": "number"}, "minItems": self.minimum, "maxItems": self.maximum}
+
+    def words(self) -> str:
+        return f"an array of {self.minimum} to {self.maximum} numbers"
 
 
 class MapOf(msgspec.Struct, frozen=True):

@@ -7,9 +7,12 @@ again, and one bad number would take down a whole batch.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
+
+import numpy as np
 
 from dragoman.core.errors import BadRequest, ContextOverflow
-from dragoman.core.request import EngineRequest
+from dragoman.core.request import EngineRequest, PromptEmbeddings
 from dragoman.core.sampling import MAX_SEED, SamplingParams
 from dragoman.engine.runner import Runner
 
@@ -39,6 +42,8 @@ def check(request: EngineRequest, runner: Runner) -> None:
     for ids in (request.prompt, *request.generated, request.end_token_ids, *of_sampling):
         if ids and not 0 <= min(ids) <= max(ids) < runner.vocab_size:
             raise BadRequest(f"token ids are from 0 to {runner.vocab_size - 1}")
+    if request.embeddings is not None:
+        _check_embeddings(request.embeddings, len(request.prompt), runner.hidden_size)
     if request.logprobs is not None and not 0 <= request.logprobs.top <= runner.vocab_size:
         raise BadRequest("more alternatives are asked for than there are tokens")
     _check_sampling(sampling)
@@ -50,6 +55,16 @@ def check(request: EngineRequest, runner: Runner) -> None:
         raise BadRequest("forced tokens follow no grammar")
     if sampling.mirostat_mode and sampling.truncations:
         raise BadRequest(f"mirostat takes the place of {sampling.truncations[0]}", param="mirostat_mode")
+
+
+def _check_embeddings(embeddings: PromptEmbeddings, prompt_tokens: int, hidden_size: int) -> None:
+    places = embeddings.token_indices
+    if not places or not all(before < place for before, place in pairwise((-1, *places, prompt_tokens))):
+        raise BadRequest("embeddings belong to places in the prompt, ascending", param="token_index_to_replace")
+    if len(embeddings.values) != len(places) * hidden_size * 4:
+        raise BadRequest(f"an embedding has {hidden_size} numbers", param="embedding_to_replace")
+    if not np.isfinite(np.frombuffer(embeddings.values, np.float32)).all():
+        raise BadRequest("embeddings are finite numbers", param="embedding_to_replace")
 
 
 def _check_sampling(sampling: SamplingParams) -> None:

@@ -25,6 +25,7 @@ class Batch(NamedTuple):
         block_tables: int32 [S, M]; position p of sequence i lives in block ``block_tables[i, p // block_size]``;
             unused entries are -1.
         logit_rows: int32 [R], ascending: the rows whose logits are wanted. May be empty.
+        embedding_rows, embedding_values: int32 [E] and float32 [E, width]: rows whose embedding is given, where any is.
     """
 
     token_ids: Int32
@@ -32,6 +33,8 @@ class Batch(NamedTuple):
     row_starts: Int32
     block_tables: Int32
     logit_rows: Int32
+    embedding_rows: Int32 | None = None
+    embedding_values: Float32 | None = None
 
 
 def build_batch(schedule: Schedule, tables: Int32) -> Batch:
@@ -65,4 +68,21 @@ def build_batch(schedule: Schedule, tables: Int32) -> Batch:
         np.array(row_starts, np.int32),
         tables[:, :width].take(slots, axis=0),
         np.array(logit_rows, np.int32),
+        *_embeddings(schedule, row_starts),
     )
+
+
+def _embeddings(schedule: Schedule, row_starts: list[int]) -> tuple[Int32 | None, Float32 | None]:
+    """The rows of prompt tokens whose embedding is given. The last token of a prompt may stand among the decodes."""
+    lengths = [(sequence, 1) for sequence in schedule.decodes]
+    lengths += [(chunk.sequence, chunk.length) for chunk in schedule.chunks]
+    rows: list[Int32] = []
+    values: list[Float32] = []
+    for (sequence, length), first in zip(lengths, row_starts, strict=False):
+        given = sequence.group.embeddings
+        if given is None or sequence.computed >= sequence.prompt_length:
+            continue
+        places, vectors = given.between(sequence.computed, sequence.computed + length)
+        rows.append(places + np.int32(first))
+        values.append(vectors)
+    return (np.concatenate(rows), np.concatenate(values)) if rows else (None, None)

@@ -26,6 +26,7 @@ class StubModel(msgspec.Struct, frozen=True, kw_only=True, tag="stub"):
     """
 
     vocab_size: int = 512
+    hidden_size: int = 8
     num_blocks: int = 256
     max_context: int = 2048
     max_tokens: int = 256

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dragoman.core.events import FinishReason, TokenLogprob
 from dragoman.core.request import EngineRequest
 from dragoman.engine.batch import Float32
+from dragoman.engine.embeddings import GivenEmbeddings
 from dragoman.engine.grammars import Follower
 from dragoman.engine.speculation import Lookup
 
@@ -32,6 +33,7 @@ class SequenceGroup:
     __slots__ = (
         "arrived_s",
         "cached_tokens",
+        "embeddings",
         "end_token_ids",
         "prompt_done",
         "prompt_logprobs",
@@ -64,7 +66,9 @@ class SequenceGroup:
         self.prompt_logprobs: list[float | None] = [None]
         """Known so far, one per prompt token from the first (which has none)."""
         self.prompt_top: list[tuple[TokenLogprob, ...]] = [()]
-        self.sequences = [Sequence(self, index, arrival, processors()) for index in range(len(request.seeds))]
+        self.embeddings = None if request.embeddings is None else GivenEmbeddings(request.embeddings)
+        salt = b"" if self.embeddings is None else self.embeddings.salt
+        self.sequences = [Sequence(self, index, arrival, processors(), salt) for index in range(len(request.seeds))]
         for sequence, follower in zip(self.sequences, followers, strict=False):
             sequence.follower = follower
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+import zlib
 from collections.abc import Callable
 
 import numpy as np
@@ -44,6 +45,7 @@ class StubRunner:
     ) -> None:
         self.settings = settings = settings or StubModel()
         self.vocab_size = settings.vocab_size
+        self.hidden_size = settings.hidden_size
         self.num_blocks = settings.num_blocks
         self.max_context = settings.max_context
         self.max_tokens = settings.max_tokens
@@ -65,6 +67,7 @@ class StubRunner:
             kv_precision="float32",
             context_tokens=self.max_context,
             vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
             eos_token_ids=(),
             bos_token_id=None,
             parameter_count=0,
@@ -81,10 +84,14 @@ class StubRunner:
             self._sleep(self.settings.step_s)
         logits = np.empty((len(batch.logit_rows), self.vocab_size), np.float32)
         wanted = {int(row): place for place, row in enumerate(batch.logit_rows)}
+        given: dict[int, int] = {}
+        if batch.embedding_rows is not None and batch.embedding_values is not None:
+            for row, vector in zip(batch.embedding_rows.tolist(), batch.embedding_values, strict=True):
+                given[row] = zlib.crc32(vector.tobytes())
         for index, table in enumerate(batch.block_tables):
             for row in range(batch.row_starts[index], batch.row_starts[index + 1]):
                 position = int(batch.positions[row])
-                self._write(table, position, int(batch.token_ids[row]))
+                self._write(table, position, int(batch.token_ids[row]), given.get(row, 0))
                 if row in wanted:
                     self._read(table, position, logits[wanted[row]])
         return logits
@@ -94,12 +101,12 @@ class StubRunner:
             self._cells[target] = self._cells[source]
             self._tokens[target] = self._tokens[source]
 
-    def _write(self, table: Int32, position: int, token_id: int) -> None:
+    def _write(self, table: Int32, position: int, token_id: int, given: int) -> None:
         block, offset = divmod(position, self.block_size)
         before = _EMPTY
         if position:
             before = int(self._cells[table[(position - 1) // self.block_size], (position - 1) % self.block_size])
-        self._cells[table[block], offset] = _mix(before ^ (token_id * _MASK // 3) ^ position)
+        self._cells[table[block], offset] = _mix(before ^ (token_id * _MASK // 3) ^ position ^ (given << 32))
         self._tokens[table[block], offset] = token_id
 
     def _read(self, table: Int32, position: int, logits: Float32) -> None:

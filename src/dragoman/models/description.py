@@ -50,6 +50,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         context_tokens: most tokens of prompt and output together.
+        hidden_size: width of the residual stream, and so of an embedding.
         weight_bytes: the packed weights' size.
         fingerprint: equal for two models exactly when nothing that decides their outputs differs: weights, precision,
             architecture, kernels and their instruction set.
@@ -62,6 +63,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_precision: KVPrecision
     context_tokens: int
     vocab_size: int
+    hidden_size: int
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     parameter_count: int

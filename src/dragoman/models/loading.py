@@ -102,6 +102,7 @@ def _card(described: ModelDescription, planned: MemoryPlan, settings: ModelSetti
         kv_precision=planned.kv_precision,
         context_tokens=planned.context_tokens,
         vocab_size=described.spec.vocab_size,
+        hidden_size=described.spec.width,
         eos_token_ids=described.eos_token_ids,
         bos_token_id=described.bos_token_id,
         parameter_count=described.spec.parameter_count,

@@ -18,7 +18,7 @@ Int32s = NDArray[np.int32]
 
 
 class Batch(Protocol):
-    """One step's flat batch, as ``kernels.Program.run`` takes it; all arrays are int32."""
+    """One step's flat batch, as ``kernels.Program.run`` takes it; arrays of int32, but for the embeddings."""
 
     @property
     def token_ids(self) -> Int32s: ...
@@ -30,6 +30,10 @@ class Batch(Protocol):
     def block_tables(self) -> Int32s: ...
     @property
     def logit_rows(self) -> Int32s: ...
+    @property
+    def embedding_rows(self) -> Int32s | None: ...
+    @property
+    def embedding_values(self) -> NDArray[np.float32] | None: ...
 
 
 class Model:
@@ -63,6 +67,7 @@ class Model:
             plan,
         )
         self.vocab_size = config.vocab_size
+        self.hidden_size = config.width
         self.num_blocks = plan.kv_blocks
         self.max_context = plan.context_tokens
         self.max_tokens = settings.max_tokens
@@ -72,7 +77,13 @@ class Model:
     def run(self, batch: Batch) -> NDArray[np.float32]:
         """Run one step: logits ``[len(batch.logit_rows), vocab_size]``, overwritten by the next step."""
         return self.program.run(
-            batch.token_ids, batch.positions, batch.row_starts, batch.block_tables, batch.logit_rows
+            batch.token_ids,
+            batch.positions,
+            batch.row_starts,
+            batch.block_tables,
+            batch.logit_rows,
+            batch.embedding_rows,
+            batch.embedding_values,
         )
 
     def copy_blocks(self, sources: Int32s, targets: Int32s) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import structs
+
 from dragoman.core.sampling import MAX_SEED
+from dragoman.dialects.embeddings import EMBEDDING_FIELDS
 from dragoman.dialects.field import Field, Table, Treatment
 from dragoman.dialects.kinds import Anything, Boolean, Integer, ListOf, MapOf, Number, OneOf, String
 from dragoman.dialects.openai.sampler_fields import COUNT, SAMPLERS, TOKEN_ID
@@ -237,6 +240,7 @@ COMPLETIONS = Table(
             becomes="prompt",
             note=_extension("Text prompts get the tokenizer's own first and last tokens (BOS)."),
         ),
+        *(structs.replace(field, note=_extension(field.note)) for field in EMBEDDING_FIELDS),
         *STRUCTURED,
     ),
 )

@@ -7,6 +7,7 @@ from typing import Any
 from dragoman.core.errors import BadRequest
 from dragoman.core.request import ChatPrompt, FillPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
 from dragoman.core.sampling import MAX_SEED, LogprobParams
+from dragoman.dialects.embeddings import prompt_embeddings
 from dragoman.dialects.field import Reading
 from dragoman.dialects.openai.fields import CHAT, COMPLETIONS
 from dragoman.dialects.openai.messages import template_messages
@@ -35,6 +36,9 @@ def completion_requests(reading: Reading, request_id: str, seed: int) -> tuple[G
         raise BadRequest("'max_tokens' 0 needs 'echo': there would be no answer.", param="max_tokens")
     if len(prompts) * best_of > MAX_SEQUENCES:
         raise BadRequest(f"Prompts times choices must be at most {MAX_SEQUENCES}.", param="n" if n > 1 else "best_of")
+    embeddings = prompt_embeddings(values)
+    if embeddings is not None and len(prompts) > 1:
+        raise BadRequest("'embedding_to_replace' goes with one prompt.", param="embedding_to_replace")
     constraint, constraint_param = constraint_of(values)
     sampling, ending = choosing_and_ending(COMPLETIONS, values, constraint_param if constraint else "")
     logprobs = None
@@ -53,6 +57,7 @@ def completion_requests(reading: Reading, request_id: str, seed: int) -> tuple[G
             logprobs=logprobs,
             constraint=constraint,
             constraint_param=constraint_param,
+            embeddings=embeddings,
             echo=values["echo"],
             priority=values["priority"],
         )
