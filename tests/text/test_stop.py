@@ -75,10 +75,16 @@ def test_the_earliest_complete_stop_string_wins_and_then_the_longest() -> None:
 
 def test_include_stop_keeps_the_stop_string_and_nothing_behind_it() -> None:
     matcher = StopMatcher(["STOP"], include_stop=True)
-    assert matcher.push("go ST") == ("go ", None)
-    assert matcher.push("OP now") == ("STOP", "STOP")
+    assert matcher.push("go ST") == ("go ST", None)
+    assert matcher.push("OP now") == ("OP", "STOP")
     assert matcher.push("more") == ("", "STOP")
     assert matcher.flush() == ""
+
+
+def test_at_ends_only_a_match_at_the_end_of_a_piece_counts() -> None:
+    matcher = StopMatcher(["STOP"], include_stop=True, at_ends=True)
+    assert matcher.push("STOP it, ST") == ("STOP it, ST", None)
+    assert matcher.push("OP") == ("OP", "STOP")
 
 
 def test_without_stop_strings_nothing_is_held() -> None:

@@ -148,6 +148,7 @@ class EndingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         stop_token_ids: ids that end the sequence (``FinishReason.STOP_TOKEN``).
         stop: strings that end the sequence wherever they appear in the decoded text.
         include_stop: the matched stop string stays in the text.
+        stop_at_token_ends: a stop string counts only where a token ends.
         skip_special_tokens: special tokens (EOS too) have no text.
     """
 
@@ -162,6 +163,7 @@ class EndingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     include_stop: bool = False
+    stop_at_token_ends: bool = False
     skip_special_tokens: bool = True
 
 

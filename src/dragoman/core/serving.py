@@ -71,13 +71,16 @@ class Serving(Protocol):
     def model(self, name: str | None) -> ModelCard:
         """The card of the named (or default) model; ModelNotFound otherwise."""
 
-    async def tokenize(self, prompt: Prompt, model: str | None = None) -> tuple[int, ...]:
-        """The token ids the prompt would be run with."""
+    async def tokenize(self, prompt: Prompt, model: str | None = None, *, bounded: bool = True) -> tuple[int, ...]:
+        """The token ids the prompt would be run with.
+
+        ``bounded`` False: also of a text that is much too long for the context, whatever it takes to tokenize it.
+        """
 
     async def tokenize_text(
-        self, text: str, model: str | None = None, *, add_special_tokens: bool = True
+        self, text: str, model: str | None = None, *, add_special_tokens: bool = True, bounded: bool = True
     ) -> tuple[PromptToken, ...]:
-        """The tokens of a text, each with the bytes of the text that it stands for."""
+        """The tokens of a text, each with the bytes of the text that it stands for. ``bounded``: as above."""
 
     async def detokenize(
         self, token_ids: Sequence[int], model: str | None = None, *, skip_special_tokens: bool = False

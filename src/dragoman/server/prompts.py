@@ -23,7 +23,7 @@ class PromptReader:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
 
-    async def read(self, prompt: Prompt) -> tuple[int, ...]:
+    async def read(self, prompt: Prompt, *, bounded: bool = True) -> tuple[int, ...]:
         """The token ids, never empty. Raises BadRequest, UnsupportedFeature or ContextOverflow with the field's name.
 
         An empty text starts where every text starts: at the BOS token, or at EOS where the model has no BOS.
@@ -31,7 +31,7 @@ class PromptReader:
         match prompt:
             case TextPrompt():
                 text, special = prompt.text, prompt.add_special_tokens
-                ids = await self._maybe_inline(len(text), lambda: self._encoded(text, special), "prompt")
+                ids = await self._maybe_inline(len(text), lambda: self._encoded(text, special, bounded), "prompt")
             case TokenPrompt():
                 ids = self._checked(prompt.token_ids)
             case ChatPrompt():
@@ -42,9 +42,9 @@ class PromptReader:
                 )
         return ids or self._beginning()
 
-    async def tokens(self, text: str, add_special_tokens: bool) -> tuple[PromptToken, ...]:
+    async def tokens(self, text: str, add_special_tokens: bool, *, bounded: bool = True) -> tuple[PromptToken, ...]:
         """The tokens of a text that is only to be looked at. Raises as ``read`` does."""
-        tokenizer, most = self._model.tokenizer, self._model.max_prompt_chars
+        tokenizer, most = self._model.tokenizer, self._model.max_prompt_chars if bounded else None
         return await self._maybe_inline(
             len(text), lambda: tokenizer.encode_with_offsets(text, add_special_tokens, most), "prompt"
         )
@@ -60,8 +60,9 @@ class PromptReader:
         """What the chat template makes of the messages."""
         return await self._in_thread(lambda: self._model.template.render(prompt), "messages")
 
-    def _encoded(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
-        return self._model.tokenizer.encode(text, add_special_tokens, max_chars=self._model.max_prompt_chars)
+    def _encoded(self, text: str, add_special_tokens: bool, bounded: bool = True) -> tuple[int, ...]:
+        most = self._model.max_prompt_chars if bounded else None
+        return self._model.tokenizer.encode(text, add_special_tokens, max_chars=most)
 
     def _rendered(self, prompt: ChatPrompt) -> tuple[int, ...]:
         return self._encoded(self._model.template.render(prompt), False)

@@ -93,15 +93,15 @@ class EngineServing:
             raise ModelNotFound(f"The model '{name[:256]}' does not exist.", param="model")
         return card
 
-    async def tokenize(self, prompt: Prompt, model: str | None = None) -> tuple[int, ...]:
+    async def tokenize(self, prompt: Prompt, model: str | None = None, *, bounded: bool = True) -> tuple[int, ...]:
         self.model(model)
-        return await self._prompts.read(prompt)
+        return await self._prompts.read(prompt, bounded=bounded)
 
     async def tokenize_text(
-        self, text: str, model: str | None = None, *, add_special_tokens: bool = True
+        self, text: str, model: str | None = None, *, add_special_tokens: bool = True, bounded: bool = True
     ) -> tuple[PromptToken, ...]:
         self.model(model)
-        return await self._prompts.tokens(text, add_special_tokens)
+        return await self._prompts.tokens(text, add_special_tokens, bounded=bounded)
 
     async def detokenize(
         self, token_ids: Sequence[int], model: str | None = None, *, skip_special_tokens: bool = False

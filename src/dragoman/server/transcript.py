@@ -25,7 +25,7 @@ def transcripts_of(
     """
     shown_ids = [token_id for token in shown_tokens if (token_id := model.tokenizer.token_id(token)) is not None]
     # The automaton of many long stop strings takes milliseconds to build; copies share it and have their own state.
-    matcher = StopMatcher(ending.stop, ending.include_stop) if ending.stop else None
+    matcher = StopMatcher(ending.stop, ending.include_stop, ending.stop_at_token_ends) if ending.stop else None
     return [Transcript(model, i, prompt_ids, ending, matcher and copy(matcher), shown_ids) for i in range(count)]
 
 
@@ -97,6 +97,8 @@ class Transcript:
         # The token of an end that shows nothing comes after all text, what was still held back included.
         token = self._token(event, before) if before else None
         text, matched = self._flushed(before)
+        if finish is FinishReason.EOS and before and before == self._pieces[event.token_id][0]:
+            matched = None  # by the text of the EOS token itself, and EOS comes first
         self._held.append((self._produced, token or self._token(event, "")))
         if matched is not None and not (self._ending.length_first and finish is FinishReason.LENGTH):
             return self._end(text, FinishReason.STOP_STRING, matched)
@@ -125,8 +127,9 @@ class Transcript:
         return TextDelta(sequence=self.sequence, text=text, tokens=tokens, finish=finish, stop=stop, message=message)
 
     def _due(self) -> tuple[Token, ...]:
-        """Those whose text is out. One that has none, behind the last character, waits: the text may be cut there."""
-        held, due = self._held, []
-        while held and held[0][0] <= self._released and held[0][1].text_offset < self._released:
+        """Those whose text is out. One that has none, behind the last character, waits: the text may be cut there,
+        unless the stop string stays in it."""
+        held, due, kept = self._held, [], self._ending.include_stop
+        while held and held[0][0] <= self._released and (kept or held[0][1].text_offset < self._released):
             due.append(held.popleft()[1])
         return tuple(due)

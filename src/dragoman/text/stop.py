@@ -18,16 +18,18 @@ class StopMatcher:
     how the text was cut into pieces. Time is linear in text and stop strings (Aho and Corasick, "Efficient string
     matching", 1975).
 
-    ``include_stop`` keeps the matched string in the released text. Raises BadRequest for an empty stop string, or for
+    ``include_stop`` keeps the matched string in the released text, so nothing need be held back. ``at_ends``: only a
+    match that ends where a piece ends counts. Raises BadRequest for an empty stop string, or for
     more than ``MAX_STOP_CHARS`` characters in all.
     """
 
-    def __init__(self, stops: Sequence[str], include_stop: bool = False) -> None:
+    def __init__(self, stops: Sequence[str], include_stop: bool = False, at_ends: bool = False) -> None:
         if not all(stops):
             raise BadRequest("a stop string must not be empty", param="stop")
         if sum(map(len, stops)) > MAX_STOP_CHARS:
             raise BadRequest(f"the stop strings have more than {MAX_STOP_CHARS} characters in all", param="stop")
         self._include_stop = include_stop
+        self._at_ends = at_ends
         self._matched: str | None = None
         self._held = ""
         self._state = 0
@@ -52,12 +54,12 @@ class StopMatcher:
                 state = self._fallback[state]
             state = self._next[state].get(char, 0)
             matched = self._match[state]
-            if matched is not None:
+            if matched is not None and not (self._at_ends and position + 1 < len(text)):
                 self._matched, self._held = matched, ""
                 end = position + 1
                 return text[: end if self._include_stop else end - len(matched)], matched
         self._state = state
-        released = len(text) - self._depth[state]
+        released = len(text) - (0 if self._include_stop else self._depth[state])
         self._held = text[released:]
         return text[:released], None
 
