@@ -42,7 +42,7 @@ ONE_LINE = WRITING | {"whitespace_pattern": " "}
 _TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
 _ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly"}
-    | {"$comment", "$schema", "$anchor", "$defs", "definitions"}
+    | {"$comment", "$schema", "$anchor", "$defs", "$functions", "definitions"}
     | {"contentMediaType", "contentEncoding", "contentSchema", "discriminator"}
 )
 _NEUTRAL: dict[str, tuple[Any, ...]] = {

@@ -84,6 +84,8 @@ def expected(kind: Kind | None) -> str:
             return "a sequence"
         case MapOf():
             return "a map"
+        case OneOf():
+            return expected(kind.alternatives[-1])
         case Table():
             return f"struct {kind.name}"
     return "another type"

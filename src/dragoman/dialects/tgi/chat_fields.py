@@ -1,0 +1,192 @@
+"""What every request field of TGI's version of OpenAI's endpoints does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dragoman.dialects.field import Field, Table, Treatment
+from dragoman.dialects.kinds import Anything, Boolean, ListOf, MapOf, OneOf, Path, String
+from dragoman.dialects.tgi.fields import MOST_STOPS
+from dragoman.dialects.tgi.grammar import GRAMMAR
+from dragoman.dialects.tgi.messages import MESSAGES
+from dragoman.dialects.tgi.shape import F32, U32, U64, Custom
+from dragoman.dialects.tgi.tools import TOOLS
+
+REPORTED = Treatment.REPORTED
+
+STREAM_OPTIONS = Table(
+    name="StreamOptions",
+    fields=(
+        Field(
+            name="include_usage",
+            kind=Boolean(),
+            default=False,
+            note="A last event without choices holds the token counts.",
+        ),
+    ),
+)
+
+# In alternatives the last one is the original's, which errors name.
+_STOP = OneOf((String(), ListOf(String(), maximum=MOST_STOPS)))
+_LOGIT_BIAS = OneOf((MapOf(F32), ListOf(F32, maximum=1 << 20)))
+
+
+class _Prompts(ListOf, frozen=True):
+    """At least one prompt; the original has a sentence of its own for none."""
+
+    def check(self, value: Any, path: Path) -> tuple[Any, ...]:
+        if value == []:
+            raise Custom(path, "Empty array detected. Do not use an empty array for the prompt.")
+        return super().check(value, path)
+
+
+MODEL = Field(
+    name="model",
+    kind=String(),
+    becomes="model",
+    note="The name of an adapter, of which there are none yet: whatever it names, the base model answers. A chat's "
+    "answer repeats it, unless it is `tgi`.",
+)
+
+SHARED: tuple[Field, ...] = (
+    Field(
+        name="temperature",
+        kind=F32,
+        becomes="sampling.temperature",
+        note="Logits are divided by it; 0 takes the most likely token. Absent: 1.",
+    ),
+    Field(
+        name="top_p",
+        kind=F32,
+        becomes="sampling.top_p",
+        note="Keeps the smallest set of tokens whose probabilities reach this sum; above 0, at most 1.",
+    ),
+    Field(
+        name="repetition_penalty",
+        kind=F32,
+        becomes="sampling.repetition_penalty",
+        note="Above 0. Divides the positive and multiplies the negative logit of each token of prompt and output.",
+    ),
+    Field(
+        name="frequency_penalty",
+        kind=F32,
+        becomes="sampling.frequency_penalty",
+        note="From -2 to 2. Subtracted from a token's logit as often as the token was generated before.",
+    ),
+    Field(
+        name="presence_penalty",
+        kind=F32,
+        becomes="sampling.presence_penalty",
+        note="From -2 to 2. Subtracted once from the logit of every token that was generated before.",
+    ),
+    Field(
+        name="logit_bias",
+        kind=_LOGIT_BIAS,
+        becomes="sampling.logit_bias",
+        convert=lambda given: given if isinstance(given, dict) else {},
+        note="Token id (as a string) to what is added to its logit. An array, which is what TGI takes, has no effect.",
+    ),
+    Field(
+        name="stop",
+        kind=_STOP,
+        becomes="ending.stop",
+        convert=lambda given: (given,) if isinstance(given, str) else given,
+        note="At most `--max-stop-sequences` strings that end the text and stay in it; special tokens by their "
+        "spelling too. Empty ones count for nothing.",
+    ),
+    Field(
+        name="seed",
+        kind=U64,
+        becomes="seeds",
+        note="Absent: one is drawn.",
+    ),
+    Field(name="stream", kind=Boolean(), default=False, note="Answer with server-sent events, one per token."),
+)
+
+CHAT = Table(
+    name="ChatRequest",
+    fields=(
+        Field(
+            name="messages",
+            kind=MESSAGES,
+            required=True,
+            becomes="prompt",
+            note="The conversation, rendered by the model's own chat template.",
+        ),
+        MODEL,
+        Field(
+            name="max_tokens",
+            kind=U32,
+            becomes="ending.max_tokens",
+            note="Most tokens to generate, at least 1. Absent: as many as there is room for, or "
+            "`--default-max-new-tokens`.",
+        ),
+        Field(
+            name="max_completion_tokens", kind=U32, becomes="ending.max_tokens", note="Another name of `max_tokens`."
+        ),
+        *SHARED,
+        Field(
+            name="stream_options",
+            kind=STREAM_OPTIONS,
+            note="For streams only.",
+        ),
+        Field(name="logprobs", kind=Boolean(), default=False, becomes="logprobs", note="Report log-probabilities."),
+        Field(
+            name="top_logprobs",
+            kind=U32,
+            becomes="logprobs",
+            note="That many alternatives for each token, at most `--max-top-n-tokens`. Shown only with `logprobs`.",
+        ),
+        *TOOLS,
+        Field(
+            name="response_format",
+            kind=GRAMMAR,
+            becomes="constraint",
+            note="What the text has to be, in TGI's forms or OpenAI's. The model is not told. Not with `tools`.",
+        ),
+        Field(name="guideline", kind=String(), becomes="prompt", note="A variable of the chat template."),
+        Field(
+            name="continue_final_message",
+            kind=Boolean(),
+            becomes="prompt",
+            note="The prompt ends with the last message's text. Absent: when that is the assistant's. `false`: never.",
+        ),
+        Field(name="n", kind=U32, treatment=REPORTED, neutral=(1,), note="There is one choice."),
+    ),
+)
+
+COMPLETIONS = Table(
+    name="CompletionRequest",
+    fields=(
+        Field(
+            name="prompt",
+            kind=OneOf((_Prompts(String(), maximum=1 << 16), String())),
+            required=True,
+            becomes="prompt",
+            note="One text, or at most `--max-client-batch-size` of them: one choice for each, all with the same seed.",
+        ),
+        MODEL,
+        Field(
+            name="max_tokens",
+            kind=U32,
+            becomes="ending.max_tokens",
+            note="As for chats, for each prompt.",
+        ),
+        *SHARED,
+        Field(
+            name="stream_options",
+            kind=STREAM_OPTIONS,
+            note="The last event of each prompt has its token counts whatever this says.",
+        ),
+        Field(
+            name="logprobs",
+            kind=U32,
+            becomes="logprobs",
+            note="Log-probabilities of the tokens and of this many alternatives, at most `--max-top-n-tokens`.",
+        ),
+        Field(name="suffix", kind=Anything(), note="An error, whatever it is."),
+        Field(name="echo", kind=Boolean(), treatment=REPORTED, neutral=(False,), note="The prompt is not repeated."),
+        Field(name="n", kind=U32, treatment=REPORTED, neutral=(1,), note="There is one choice for each prompt."),
+        Field(name="best_of", kind=U32, treatment=REPORTED, neutral=(1,), note="There is no choice of the best."),
+    ),
+)

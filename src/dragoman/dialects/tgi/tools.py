@@ -1,0 +1,248 @@
+"""Tools in TGI's own way: one JSON document that names the function, whatever format the model was taught.
+
+The document is ``{"function": {"_name": "<tool>", …its arguments…}}``. A grammar holds the text to it, so that a call
+is valid unless the token budget cuts it. Where the model may also decline, a tool that stands for no call is among
+them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from dragoman.core.constraint import JsonSchema
+from dragoman.dialects.field import Field, Table
+from dragoman.dialects.kinds import Anything, ListOf, OneOf, String
+from dragoman.dialects.tgi.errors import InvalidInput, ToolFault
+
+NO_TOOL = "no_tool"
+"""The name of the tool that stands for no call."""
+
+TOOL_PROMPT = (
+    "\nGiven the functions available, please respond with a JSON for a function call with its proper arguments that "
+    "best answers the given prompt. Respond in the format {name: function name, parameters: dictionary of argument "
+    "name and its value}.Do not use variables.\n"
+)
+
+MAX_TOOLS = 128
+MAX_REFERENCES = 8
+"""That are followed, one to another, to what a tool's parameters are."""
+
+FUNCTION = Table(
+    name="FunctionDefinition",
+    fields=(
+        Field(name="name", kind=String(minimum=1, maximum=256), required=True, note="What the tool is called by."),
+        Field(name="description", kind=String(), note="Shown to the model."),
+        Field(
+            name="parameters",
+            kind=Anything(object_only=True, depth=32),
+            note="The JSON Schema of an object: shown to the model, and enforced. Absent: the function takes none.",
+        ),
+        Field(name="arguments", kind=Anything(object_only=True, depth=32), note="Another name of `parameters`."),
+    ),
+)
+
+TOOL = Table(
+    name="Tool",
+    fields=(
+        Field(name="type", kind=String(), required=True, note="`function`."),
+        Field(name="function", kind=FUNCTION, required=True, note="What may be called."),
+    ),
+)
+
+_NAMED = Table(
+    name="FunctionName",
+    fields=(Field(name="name", kind=String(), required=True, note="The name of one of the tools."),),
+)
+
+TOOL_CHOICE = Table(
+    name="ToolType",
+    fields=(
+        Field(name="type", kind=String(), note="`function`."),
+        Field(name="function", kind=_NAMED, required=True, note="The tool that is called."),
+    ),
+)
+
+TOOLS: tuple[Field, ...] = (
+    Field(
+        name="tools",
+        kind=ListOf(TOOL, maximum=MAX_TOOLS),
+        becomes="prompt, constraint",
+        note="Functions to call, one for each answer. Not together with `response_format`.",
+    ),
+    Field(
+        name="tool_choice",
+        kind=OneOf((String(), TOOL_CHOICE)),
+        default="auto",
+        becomes="prompt, constraint",
+        note="`auto`: the model calls one of the tools or answers freely; `none`: it is not shown them; `required`: it "
+        "calls one; or the name of the tool that it calls, as a string or in an object.",
+    ),
+    Field(
+        name="tool_prompt",
+        kind=String(),
+        becomes="prompt",
+        note="What the model is told about calling, behind the last message. Absent or empty: TGI's own words.",
+    ),
+)
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """The tools that the model gets to choose from.
+
+    Attributes:
+        tools: as the chat template is shown them.
+        constraint: the document of one call.
+        prompt: what stands behind the last message.
+        declinable: the model may choose to call none.
+    """
+
+    tools: tuple[dict[str, Any], ...]
+    constraint: JsonSchema
+    prompt: str = TOOL_PROMPT
+    declinable: bool = False
+
+
+def offer_of(values: Mapping[str, Any]) -> Offer | None:
+    """The offer that a checked chat request makes; None: there is nothing to call. Raises ToolFault, InvalidInput."""
+    given = values["tools"]
+    if given is not None and values["response_format"] is not None:
+        raise ToolFault("Grammar and tools are mutually exclusive")
+    choice = values["tool_choice"]
+    if not given or choice == "none":
+        return None
+    functions = [tool["function"] for tool in given]
+    if choice not in ("auto", "required"):
+        name = choice if isinstance(choice, str) else choice["function"]["name"]
+        functions = [function for function in functions if function["name"] == name][:1]
+        if not functions:
+            raise ToolFault(f"Tool with name {name[:256]} not found")
+    declinable = choice == "auto"
+    tools = [_shown(function) for function in functions] + [_DECLINE] * declinable
+    return Offer(
+        tools=tuple(tools),
+        constraint=_document([tool["function"] for tool in tools]),
+        prompt=values["tool_prompt"] or TOOL_PROMPT,
+        declinable=declinable,
+    )
+
+
+def with_tools(messages: Sequence[dict[str, Any]], offer: Offer, *, template_shows: bool) -> tuple[dict[str, Any], ...]:
+    """The messages with what the model is told behind the text of the last one, if it has text.
+
+    ``template_shows``: the chat template writes out the tools itself.
+    """
+    *before, last = messages
+    if not isinstance(last.get("content"), str):
+        return tuple(messages)
+    tools = "" if template_shows else msgspec.json.encode(offer.tools).decode() + "\n"
+    return (*before, {**last, "content": f"{last['content']}\n---\n{tools}{offer.prompt}"})
+
+
+_DECLINE: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": NO_TOOL,
+        "description": "Open ended response with no specific tool selected",
+        "parameters": {"type": "object"},
+    },
+}
+
+
+def _shown(function: Mapping[str, Any]) -> dict[str, Any]:
+    """With the caller's own schema: TGI shows it as a string, under the name ``arguments``."""
+    shown = {"name": function["name"]}
+    if function["description"] is not None:
+        shown["description"] = function["description"]
+    parameters = function["parameters"] or function["arguments"] or {"type": "object", "properties": {}}
+    return {"type": "function", "function": shown | {"parameters": parameters}}
+
+
+def _document(functions: Sequence[Mapping[str, Any]]) -> JsonSchema:
+    """``function`` is required, which TGI forgets: ``{}`` is no call. Each tool's schema also stands in a place of its
+    own, where references in it find what they mean."""
+    places = [f"#/$functions/{i}" for i in range(len(functions))]
+    calls = [_call(function, place) for function, place in zip(functions, places, strict=True)]
+    document = {
+        "type": "object",
+        "properties": {"function": {"anyOf": calls}},
+        "required": ["function"],
+        "additionalProperties": False,
+        "$functions": [
+            _moved(function["parameters"], place) for function, place in zip(functions, places, strict=True)
+        ],
+    }
+    return JsonSchema(json.dumps(document), one_line=True)
+
+
+def _call(function: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The schema of a call: the tool's own, with the constant ``_name`` before its properties and nothing beside."""
+    name, given = function["name"], _moved(_resolved(function["parameters"]), place)
+    properties, required = given.get("properties", {}), given.get("required", [])
+    fault = None
+    if given.get("type", "object") not in ("object", ["object"]):
+        fault = "they are no object"
+    elif not isinstance(properties, dict):
+        fault = "their 'properties' are no object"
+    elif not isinstance(required, list):
+        fault = "their 'required' is no array"
+    elif not all(isinstance(key, str) and key in properties for key in required):
+        fault = "what is required is not among their 'properties'"
+    elif "_name" in properties:
+        fault = "'_name' is not for a tool to use"
+    elif composed := [word for word in _COMPOSING if word in given]:
+        # Beside ``additionalProperties`` they leave nothing, and the other tools hide that from the grammar's check.
+        fault = f"'{composed[0]}' is supported inside of them only"
+    if fault:
+        raise InvalidInput(f"grammar is not valid: the parameters of the tool '{name}': {fault}")
+    # The name is one property more.
+    counts = {word: given[word] + 1 for word in ("minProperties", "maxProperties") if type(given.get(word)) is int}
+    return {
+        **given,
+        **counts,
+        "type": "object",
+        "properties": {"_name": {"const": name}, **properties},
+        "required": ["_name", *required],
+        "additionalProperties": False,
+    }
+
+
+def _resolved(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema that only refers to a definition of its own, as that definition."""
+    found = schema
+    for _ in range(MAX_REFERENCES):
+        reference = found.get("$ref")
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            break
+        target: Any = schema
+        for part in reference.split("/")[1:]:
+            target = target.get(part) if isinstance(target, dict) else None
+        if not isinstance(target, dict):
+            break
+        found = target
+    return found
+
+
+_COMPOSING = ("$ref", "allOf", "anyOf", "oneOf")
+_NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_PLAIN_VALUES = frozenset({"const", "enum", "default", "examples", "example"})
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema whose references to its root refer to this place instead."""
+    if isinstance(schema, list):
+        return [_moved(each, place) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {}
+    for word, value in schema.items():
+        if word == "$ref" and isinstance(value, str) and value.startswith("#"):
+            made[word] = place + value[1:]
+        elif word in _NAMED_SCHEMAS and isinstance(value, dict):
+            made[word] = {name: _moved(each, place) for name, each in value.items()}
+        else:
+            made[word] = value if word in _PLAIN_VALUES else _moved(value, place)
+    return made
