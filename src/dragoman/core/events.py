@@ -76,8 +76,8 @@ EngineEvent = TokenEvent | PromptEvent | FinishEvent
 class BeamToken(msgspec.Struct, frozen=True, array_like=True):
     """One more token of a text of a beam search.
 
-    ``parent`` is the place, among the texts that were followed, of the one that it goes on from. ``score`` is the sum of
-    the text's log-probabilities, ``key`` what its continuations compete by. ``finish``: it is followed no further.
+    ``parent`` is the place, among the texts that were followed, of the one that it goes on from. ``score`` is the sum
+    of the text's log-probabilities, ``key`` what its continuations compete by. ``finish``: it is followed no further.
     """
 
     parent: int

@@ -13,7 +13,7 @@ import numpy as np
 
 from dragoman.core.errors import BadRequest, ContextOverflow
 from dragoman.core.request import EngineRequest, PromptEmbeddings
-from dragoman.core.sampling import MAX_SEED, SamplingParams
+from dragoman.core.sampling import MAX_BEAMS, MAX_SEED, BeamParams, SamplingParams
 from dragoman.engine.runner import Runner
 
 _MOST_TOP_K = 2**31 - 1
@@ -55,6 +55,8 @@ def check(request: EngineRequest, runner: Runner) -> None:
         raise BadRequest("forced tokens follow no grammar")
     if sampling.mirostat_mode and sampling.truncations:
         raise BadRequest(f"mirostat takes the place of {sampling.truncations[0]}", param="mirostat_mode")
+    if request.beams is not None:
+        _check_beams(request, request.beams)
 
 
 def _check_embeddings(embeddings: PromptEmbeddings, prompt_tokens: int, hidden_size: int) -> None:
@@ -65,6 +67,22 @@ def _check_embeddings(embeddings: PromptEmbeddings, prompt_tokens: int, hidden_s
         raise BadRequest(f"an embedding has {hidden_size} numbers", param="embedding_to_replace")
     if not np.isfinite(np.frombuffer(embeddings.values, np.float32)).all():
         raise BadRequest("embeddings are finite numbers", param="embedding_to_replace")
+
+
+def _check_beams(request: EngineRequest, beams: BeamParams) -> None:
+    excluded = beams.excludes(request.sampling)
+    if excluded:
+        raise BadRequest(f"a {beams.kind} beam search excludes {excluded[0]}", param=excluded[0])
+    if not len(request.seeds) <= beams.num_beams <= MAX_BEAMS:
+        raise BadRequest(f"a beam search has 1 to {MAX_BEAMS} beams, and no more results", param="num_beams")
+    if not math.isfinite(beams.length_penalty):
+        raise BadRequest("the length penalty is a finite number", param="length_penalty")
+    if beams.kind == "stochastic" and (beams.length_penalty != 1 or beams.early_stopping == "never"):
+        raise BadRequest("a sample of texts knows neither length penalties nor hopes", param="length_penalty")
+    if not (beams.pre_normalization or beams.post_normalization):
+        raise BadRequest("log-probabilities are normalized before or after", param="pre_normalization")
+    if len(set(request.generated)) > 1 or request.max_tokens <= len(request.generated[0] if request.generated else ()):
+        raise BadRequest("a beam search goes on from one text, by one token at least")
 
 
 def _check_sampling(sampling: SamplingParams) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple, Self
 
@@ -138,6 +139,8 @@ class EngineClient:
         self._wait_s = FIRST_WAIT_S
         self._stats = EngineStats()
         self._past = EngineStats()
+        self.on_step: Callable[[EngineStats, EngineStats], None] | None = None
+        """Told of every step: what the process had counted before it, and after it."""
 
     # Life ------------------------------------------------------------------------------------------------------------
 
@@ -237,7 +240,7 @@ class EngineClient:
             raise EngineUnavailable(self._message or f"the engine is {self._state}")
         if request.request_id in self._requests:
             raise BadRequest(f"a request {request.request_id!r} is running already")
-        sequences = len(request.seeds) + sum(len(each.open_sequences) for each in self._requests.values())
+        sequences = request.num_sequences + sum(each.num_sequences for each in self._requests.values())
         if sequences > self._info.max_unfinished:
             raise Overloaded("too many requests are waiting; try again later")
         unfinished = Unfinished(request)
@@ -277,8 +280,10 @@ class EngineClient:
     def _heard(self, message: FromEngine) -> None:
         self._silent = 0
         if isinstance(message, StepOutput):
+            if self.on_step is not None:
+                self.on_step(self._stats, message.stats)
             self._stats = message.stats
-            self._take(message.events)
+            self._take(message)
         elif isinstance(message, InBatch):
             self._in_batch = message.request_ids
         elif isinstance(message, Failed):
@@ -296,10 +301,14 @@ class EngineClient:
         else:
             self._gone.set()
 
-    def _take(self, events: list[EngineEvent]) -> None:
+    def _take(self, output: StepOutput) -> None:
         """Sort a step's events by request: one delivery, one waking, per stream."""
         by_request: dict[str, list[EngineEvent]] = {}
-        for event in events:
+        for step in output.beams:
+            by_request[step.request_id] = []
+            if step.request_id in self._requests:
+                self._requests[step.request_id].follow(step)
+        for event in output.events:
             by_request.setdefault(event.request_id, []).append(event)
         if by_request:
             self._wait_s = FIRST_WAIT_S

@@ -8,7 +8,7 @@ import numpy as np
 
 from dragoman import kernels
 from dragoman.core.errors import BadRequest, DragomanError
-from dragoman.core.events import EngineEvent, FinishEvent, FinishReason, PromptEvent, TokenEvent
+from dragoman.core.events import BeamStep, EngineEvent, FinishEvent, FinishReason, PromptEvent, TokenEvent
 from dragoman.core.request import EngineRequest
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.engine import admission
@@ -19,6 +19,7 @@ from dragoman.engine.processors import processors_for
 from dragoman.engine.runner import Runner
 from dragoman.engine.sampler import Sampler, top_logprobs
 from dragoman.engine.scheduler import Chunk, Schedule, Scheduler
+from dragoman.engine.search import results, search
 from dragoman.engine.sequence import Sequence, SequenceGroup, Status
 from dragoman.engine.settings import SchedulerSettings
 
@@ -36,6 +37,7 @@ class Engine:
         self._sampler = Sampler()
         self._grammars = Grammars()
         self._events: list[EngineEvent] = []
+        self._beam_steps: list[BeamStep] = []
         self._step_started = 0.0
         self._arrivals = 0
         self._steps = 0
@@ -68,12 +70,16 @@ class Engine:
         self._arrivals += 1
         group = SequenceGroup(request, self._arrivals, lambda: processors_for(request), prepared.followers)
         group.arrived_s = time.perf_counter()
-        for sequence in group.unfinished:
+        for index in prepared.cancelled:
+            for sequence in group.unwanted(index):
+                sequence.status = Status.FINISHED
+        if group.search is not None and group.search.is_over:
+            self._events += results(group)
+            return
+        for sequence in group.unfinished if group.search is None else ():
             if sequence.num_generated >= request.max_tokens > 0:
                 sequence.status = Status.FINISHED
                 self._events.append(FinishEvent(request.request_id, sequence.index, FinishReason.LENGTH))
-            elif sequence.index in prepared.cancelled:
-                sequence.status = Status.FINISHED
         if group.unfinished:
             self.scheduler.add(group)
 
@@ -85,9 +91,8 @@ class Engine:
         """Forget a request or one of its sequences; unknown ones are no error. Nothing is answered."""
         self._grammars.cancel(request_id, sequence)
         group = self.scheduler.groups.get(request_id)
-        for each in group.unfinished if group is not None else ():
-            if sequence is None or each.index == sequence:
-                self.scheduler.finish(each)
+        for each in group.unwanted(sequence) if group is not None else ():
+            self.scheduler.finish(each)
 
     # The step --------------------------------------------------------------------------------------------------------
 
@@ -127,14 +132,26 @@ class Engine:
     def output(self) -> StepOutput:
         """All events since the last output."""
         events, self._events = self._events, []
-        return StepOutput(events, self._stats())
+        steps, self._beam_steps = self._beam_steps, []
+        return StepOutput(events, self._stats(), steps)
 
     def _postprocess(self, schedule: Schedule, logits: Float32) -> None:
         drawing, rows = self._computed(schedule, logits)
+        if any(sequence.group.search is not None for sequence in drawing):
+            drawing, rows = self._search(drawing, rows, logits)
         place = 0
         while drawing:
             drawing, rows = self._draw(drawing, rows, logits, place)
             place += 1
+
+    def _search(self, drawing: list[Sequence], rows: list[int], logits: Float32) -> tuple[list[Sequence], list[int]]:
+        """Bring beam searches forward. Returns the sequences that draw for themselves, with their rows."""
+        found = search(self.scheduler, drawing, rows, logits)
+        self._beam_steps += found.steps
+        self._events += found.events
+        others = [(sequence, row) for sequence, row in zip(drawing, rows, strict=True) if sequence.group.search is None]
+        self._generated_tokens += len(drawing) - len(others)
+        return [sequence for sequence, _ in others], [row for _, row in others]
 
     def _draw(
         self, drawing: list[Sequence], rows: list[int], logits: Float32, place: int
@@ -199,7 +216,7 @@ class Engine:
                 rows.append(row - 1)
         for sequence, row in list(zip(drawing, rows, strict=True)):
             self._finish_prompt(sequence.group)
-            if sequence.num_generated:
+            if sequence.num_generated or sequence.group.search is not None:
                 continue
             if sequence.group.request.max_tokens == 0:
                 for each in sequence.group.unfinished:

@@ -6,7 +6,7 @@ import struct
 
 import msgspec
 
-from dragoman.core.events import EngineEvent
+from dragoman.core.events import BeamStep, EngineEvent
 from dragoman.core.request import EngineRequest
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.engine.settings import SchedulerSettings
@@ -127,10 +127,11 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
 
 class StepOutput(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """All that one step brought forth."""
+    """All that one step brought forth. ``beams``: how far beam searches have come, for a replay."""
 
     events: list[EngineEvent]
     stats: EngineStats
+    beams: list[BeamStep] = []
 
 
 class InBatch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):

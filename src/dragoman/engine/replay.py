@@ -18,7 +18,7 @@ from collections import deque
 
 import msgspec
 
-from dragoman.core.events import EngineEvent, FinishEvent, FinishReason, PromptEvent, TokenEvent
+from dragoman.core.events import BeamStep, EngineEvent, FinishEvent, FinishReason, PromptEvent, TokenEvent
 from dragoman.core.request import EngineRequest
 
 SUSPECT_DEATHS = 2
@@ -35,6 +35,7 @@ class Unfinished:
         self.generated = [list(ids) for ids in request.generated] or [[] for _ in range(count)]
         self.finished = list(request.finished) or [False] * count
         self.mirostat = list(request.mirostat) or [None] * count
+        self.beam_steps = list(request.beam_steps)
         self.prompt_seen = False
         self.deaths = 0
         self.deaths_alone = 0
@@ -52,6 +53,18 @@ class Unfinished:
     @property
     def open_sequences(self) -> list[int]:
         return [index for index, finished in enumerate(self.finished) if not finished]
+
+    @property
+    def num_sequences(self) -> int:
+        """How many the engine has to take."""
+        return len(self.open_sequences) if self.request.beams is None else self.request.num_sequences
+
+    def follow(self, step: BeamStep) -> None:
+        """Note how far a beam search has come. Its tokens are delivered when it is over, all together."""
+        if step.index == len(self.beam_steps):
+            self.beam_steps.append(step)
+            self._behind.clear()
+            self.deaths = self.deaths_alone = 0
 
     def accept(self, event: EngineEvent) -> bool:
         """Note an event. False: it has been delivered before, or belongs to a sequence that is over.
@@ -94,6 +107,7 @@ class Unfinished:
             generated=tuple(map(tuple, self.generated)),
             finished=tuple(self.finished),
             mirostat=tuple(self.mirostat) if self.request.sampling.mirostat_mode else (),
+            beam_steps=tuple(self.beam_steps),
         )
 
     def failures(self, message: str) -> list[EngineEvent]:

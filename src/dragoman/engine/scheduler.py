@@ -13,6 +13,10 @@ Policy, in order of priority and then arrival:
 
 A sequence whose next block is being computed by another one waits until it can share it: many requests with one new
 prefix compute it once. The sequences of one request (``n``) wait for the first of them and fork from it.
+
+The sequences of a beam search (``beams``) each compute their newest token, in the same step or not, and then wait for
+the others: all of them together decide which go on. While one of them waits for room, those that have done their part
+are the first to make some.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dragoman.core.errors import Overloaded
+from dragoman.core.events import BeamStep
 from dragoman.engine.batch import Int32
 from dragoman.engine.kv_cache import KVCache, block_hash
 from dragoman.engine.runner import Runner
@@ -99,8 +104,8 @@ class Scheduler:
             raise Overloaded(f"{self.unfinished} sequences are waiting or running already; try again later")
         self.unfinished += len(unfinished)
         self.groups[group.request_id] = group
-        for sequence in unfinished:
-            if sequence.num_generated:
+        for sequence in group.beams or unfinished:
+            if sequence.num_generated or group.beams:
                 self._wait(sequence)
         self._choose_leader(group)
 
@@ -119,7 +124,12 @@ class Scheduler:
             self.groups.pop(group.request_id, None)
 
     def _choose_leader(self, group: SequenceGroup) -> None:
-        """One sequence without tokens of its own computes the prompt; the others are held until they can fork."""
+        """One sequence without tokens of its own computes the prompt; the others are held until they can fork.
+
+        The sequences of a beam search fork at every token: see ``branch``.
+        """
+        if group.search is not None:
+            return
         fresh = [s for s in group.unfinished if s.num_generated == 0]
         if fresh and all(s.status is Status.HELD for s in fresh):
             self._wait(fresh[0])
@@ -179,9 +189,12 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence) -> bool:
         while len(self.running) >= self.capacity or not self._fits(sequence):
-            if not self.running or self.running[-1].priority >= sequence.priority:
+            last = self.running[-1] if self.running else None
+            if last is None or last.priority >= sequence.priority:
+                last = next((s for s in reversed(self.running) if _is_stuck(s)), None)
+            if last is None:
                 return False
-            self._preempt(self.running[-1])
+            self._preempt(last)
         return True
 
     def _fits(self, sequence: Sequence) -> bool:
@@ -241,8 +254,13 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.preemptions += 1
+        is_decided = not sequence.remaining
         self._stop(sequence)
-        self._wait(sequence)
+        if is_decided:
+            # What it may go on with is known. It is computed again when it does.
+            sequence.status = Status.HELD
+        else:
+            self._wait(sequence)
 
     def _no_longer_computing(self, hashes: list[bytes]) -> None:
         for name in hashes:
@@ -255,7 +273,8 @@ class Scheduler:
         index = 0
         while index < len(self.running):
             sequence = self.running[index]
-            if sequence.computed == len(sequence.blocks) * size or sequence.shares_last_block:
+            is_full = sequence.computed == len(sequence.blocks) * size
+            if sequence.remaining and (is_full or sequence.shares_last_block):
                 self._give_block(sequence)
             index += 1
 
@@ -311,7 +330,7 @@ class Scheduler:
                 break
             room = -(sequence.computed + 1) % self.cache.block_size
             most = min(-(-rows // (len(sequences) - index)), room, sequence.max_length - len(sequence.token_ids) - 1)
-            if most <= 0:
+            if most <= 0 or sequence.group.search is not None:
                 continue
             if sequence.lookup is None:
                 sequence.lookup = Lookup(sequence.max_length)
@@ -373,6 +392,47 @@ class Scheduler:
             forks.append(sequence)
         return forks
 
+    def branch(self, group: SequenceGroup, step: BeamStep) -> None:
+        """Bring the sequences of a beam search behind a step of it: each text that goes on gets one.
+
+        The first continuation of a text keeps its sequence and its blocks. Those beside it take the sequences that
+        became free, and share the blocks up to the first that either writes to. What was given up is free at once.
+        """
+        going_on = [token for token in step.tokens if token.finish is None]
+        parents = [group.beams[token.parent] for token in going_on]
+        for sequence in group.beams:
+            if sequence not in parents:
+                self._hold(sequence)
+        free = [s for s in group.sequences if s not in parents]
+        beams: list[Sequence] = []
+        for parent in parents:
+            if parent not in beams:
+                beams.append(parent)
+                continue
+            beams.append(free.pop(0))
+            self._fork_beam(parent, beams[-1])
+        for sequence, token in zip(beams, going_on, strict=True):
+            sequence.go_on(token.token_id)
+            if sequence.status is Status.HELD:
+                self._wait(sequence)
+        group.beams = beams
+
+    def _hold(self, sequence: Sequence) -> None:
+        if sequence.status is Status.RUNNING:
+            self._stop(sequence)
+        sequence.status = Status.HELD
+
+    def _fork_beam(self, parent: Sequence, sequence: Sequence) -> None:
+        """Stays held where the parent is not in memory, or there is no row."""
+        sequence.become(parent)
+        if parent.status is not Status.RUNNING or not self._slots:
+            return
+        self.cache.share(parent.blocks)
+        sequence.blocks = list(parent.blocks)
+        sequence.computed = parent.computed
+        sequence.shares_last_block = parent.shares_last_block = True
+        self._run(sequence)
+
     def check_integrity(self) -> None:
         """Every promise about memory and membership, walked. AssertionError names the broken one."""
         self.cache.check_integrity([s.blocks for s in self.running])
@@ -389,6 +449,13 @@ class Scheduler:
             assert group.unfinished, f"{group.request_id} is over and still here"
             for s in group.unfinished:
                 assert (id(s) in listed) is (s.status is not Status.HELD), f"{group.request_id} is lost"
+            if group.search is not None:
+                places = {place for place, s in enumerate(group.beams) if id(s) in listed and s.remaining}
+                undecided = {place for place in range(len(group.beams)) if not group.search.has_offer(place)}
+                assert places == undecided != set(), "a beam search waits for nobody, or for somebody who is not coming"
+                assert len(set(map(id, group.beams))) == len(group.beams) == len(group.search.live), "beams are lost"
+                assert not any(id(s) in listed for s in group.sequences if s not in group.beams), "a beam is left over"
+                continue
             held = [s for s in group.unfinished if s.status is Status.HELD]
             assert not held or any(s.num_generated == 0 and id(s) in listed for s in group.unfinished), (
                 "held for nobody"
@@ -399,3 +466,8 @@ class Scheduler:
             assert s.computed <= len(s.blocks) * self.cache.block_size, "computed beyond its blocks"
             computing.update(s.hashes[s.computed // self.cache.block_size :])
         assert computing == self._computing, "blocks are waited for that nobody computes"
+
+
+def _is_stuck(sequence: Sequence) -> bool:
+    """Whether it has done its part of a step of a beam search, and waits for texts that wait for room."""
+    return not sequence.remaining and any(beam.status is Status.WAITING for beam in sequence.group.beams)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dragoman.core.events import FinishReason, TokenLogprob
 from dragoman.core.request import EngineRequest
 from dragoman.engine.batch import Float32
+from dragoman.engine.beams import BeamSearch
 from dragoman.engine.embeddings import GivenEmbeddings
 from dragoman.engine.grammars import Follower
 from dragoman.engine.speculation import Lookup
@@ -32,15 +33,19 @@ class SequenceGroup:
 
     __slots__ = (
         "arrived_s",
+        "beams",
         "cached_tokens",
+        "cancelled",
         "embeddings",
         "end_token_ids",
+        "new_processors",
         "prompt_done",
         "prompt_logprobs",
         "prompt_top",
         "queue_s",
         "request",
         "request_id",
+        "search",
         "sequences",
         "stop_token_ids",
     )
@@ -68,13 +73,42 @@ class SequenceGroup:
         self.prompt_top: list[tuple[TokenLogprob, ...]] = [()]
         self.embeddings = None if request.embeddings is None else GivenEmbeddings(request.embeddings)
         salt = b"" if self.embeddings is None else self.embeddings.salt
-        self.sequences = [Sequence(self, index, arrival, processors(), salt) for index in range(len(request.seeds))]
+        self.new_processors = processors
+        self.sequences = [Sequence(self, index, arrival, processors(), salt) for index in range(request.num_sequences)]
         for sequence, follower in zip(self.sequences, followers, strict=False):
             sequence.follower = follower
+        self.search: BeamSearch | None = None
+        self.beams: list[Sequence] = []
+        """Of a beam search: the sequences of the texts that are followed, in its order. The others are held."""
+        self.cancelled: set[int] = set()
+        """Hypotheses of a beam search that nobody wants any more."""
+        if request.beams is not None:
+            self._search(BeamSearch(request))
+
+    def _search(self, search: BeamSearch) -> None:
+        """Begin a beam search, or go on with it behind the steps that are known."""
+        self.search = search
+        self.cancelled.update(place for place, finished in enumerate(self.request.finished) if finished)
+        for step in self.request.beam_steps:
+            search.apply(step)
+        self.beams = self.sequences[: len(search.live)]
+        root = self.sequences[0].follower
+        for sequence, beam in zip(self.beams, search.live, strict=True):
+            sequence.follower = root and root.copy()
+            for token_id in beam.token_ids:
+                sequence.go_on(token_id)
 
     @property
     def unfinished(self) -> list[Sequence]:
         return [sequence for sequence in self.sequences if sequence.status is not Status.FINISHED]
+
+    def unwanted(self, index: int | None) -> list[Sequence]:
+        """The sequences that nobody needs when one of the answer's, or all of them (None), is cancelled."""
+        if self.search is None:
+            return [sequence for sequence in self.unfinished if index is None or sequence.index == index]
+        count = len(self.request.seeds)
+        self.cancelled.update(range(count) if index is None else (index,))
+        return self.unfinished if len(self.cancelled) == count else []
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -126,15 +160,16 @@ class Sequence:
         self, group: SequenceGroup, index: int, arrival: int, processors: tuple[Processor, ...], salt: bytes = b""
     ) -> None:
         request = group.request
-        generated = request.generated[index] if request.generated else ()
+        place = index if request.beams is None else 0
+        generated = request.generated[place] if request.generated else ()
         self.group = group
         self.index = index
-        self.seed = request.seeds[index]
+        self.seed = request.seeds[place]
         self.sampling = request.sampling
         self.processors = processors
         self.follower: Follower | None = None
         """Its place in the grammar of the request, where that has one."""
-        before = request.mirostat[index] if request.mirostat else None
+        before = request.mirostat[place] if request.mirostat else None
         self.mirostat = 2.0 * self.sampling.mirostat_tau if before is None else before
         """Largest surprise in bits that mirostat allows the next token: what it has learned from those before."""
         self.top_logprobs = -1 if request.logprobs is None else request.logprobs.top
@@ -147,7 +182,7 @@ class Sequence:
         self.max_length = self.prompt_length + request.max_tokens
         self.salt = salt
         """Root of the block hashes: sequences share blocks only under the same salt (adapter, prompt embeddings)."""
-        finished = bool(request.finished) and request.finished[index]
+        finished = request.beams is None and bool(request.finished) and request.finished[index]
         self.status = Status.FINISHED if finished else Status.HELD
         self.computed = 0
         """Leading tokens whose keys and values are in the blocks."""
@@ -164,6 +199,19 @@ class Sequence:
         """Where drafts come from; made when the first is looked for."""
         self.waits_for: bytes | None = None
         """Hash of the block that another sequence is computing and this one waits to share."""
+
+    def become(self, parent: Sequence) -> None:
+        """Take over the text of another sequence of the group; nothing of it is in this one's blocks."""
+        self.token_ids = list(parent.token_ids)
+        self.hashes = list(parent.hashes)
+        self.processors = self.group.new_processors()
+        self.follower = parent.follower and parent.follower.copy()
+
+    def go_on(self, token_id: int) -> None:
+        """One more token, whose grammar allows it and is not complete with it."""
+        self.token_ids.append(token_id)
+        if self.follower is not None:
+            self.follower.push(token_id)
 
     @property
     def num_generated(self) -> int:
