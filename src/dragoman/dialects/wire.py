@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
+from prometheus_client import CollectorRegistry
 
 from dragoman.core.errors import BadRequest, DragomanError
-from dragoman.core.serving import Serving
+from dragoman.core.observer import Observer
+from dragoman.core.serving import ModelCard, Serving
 from dragoman.dialects.field import Reading, Table
 
 Result = TypeVar("Result")
@@ -30,8 +32,8 @@ class Exchange(Protocol):
         path: without the query, as it was asked for: with the dialect's prefix, where there is one.
         client: the address that the request came from.
         query: the query's parameters; of equal names the last one.
-        client: the address of the peer; empty where there is none, as on a Unix socket.
         tenant: a digest of the caller's API key, by which to keep what belongs to callers apart; empty without keys.
+        fault: set by a handler that answers an error in its own words inside of a stream, for the metrics.
         elapsed_s: seconds since the request arrived.
         not_ready: why requests cannot be served now; empty when they can.
     """
@@ -43,8 +45,8 @@ class Exchange(Protocol):
     headers: Mapping[str, str]
     query: Mapping[str, str]
     path_params: Mapping[str, str]
-    client: str
     tenant: str
+    fault: DragomanError | None
 
     @property
     def elapsed_s(self) -> float: ...
@@ -173,6 +175,18 @@ class Cors(msgspec.Struct, frozen=True, kw_only=True):
     preflight_body: str = ""
 
 
+class Instruments(NamedTuple):
+    """What an observer is made with: metrics that it registers are served by ``GET /metrics``.
+
+    ``state()``: by name, the gauges and counters of the server and its engine, as they are now (those of ``/metrics``,
+    without ``dragoman_``). ``models()``: the served models.
+    """
+
+    registry: CollectorRegistry
+    state: Callable[[], Mapping[str, float]]
+    models: Callable[[], tuple[ModelCard, ...]]
+
+
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """A wire format: its operations, and its one table of errors.
 
@@ -184,6 +198,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         headers: of every answer, errors included; those that the answer itself names come before them.
         max_body_bytes: largest body; None: as large as the server's ``--max-body-bytes`` allows.
         key_headers: where an API key may be, beside ``Authorization: Bearer``.
+        observer: makes what fills the dialect's own metrics from all that happens, whoever asked for it.
         document_paths: where the dialect's clients look for its OpenAPI document, beside ``/openapi.json``.
     """
 
@@ -195,4 +210,5 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     headers: Callable[[Exchange], Mapping[str, str]] | None = None
     max_body_bytes: int | None = None
     key_headers: tuple[str, ...] = ()
+    observer: Callable[[Instruments], Observer] | None = None
     document_paths: tuple[str, ...] = ()

@@ -44,6 +44,9 @@ def create_app(
     """
     metrics = metrics or Metrics()
     chosen = chosen_dialect(dialects, settings)
+    for dialect in dialects:
+        if dialect.observer is not None:
+            metrics.admit(dialect.name, dialect.observer, serving.models)
     own = Dialect(
         name="server",
         title="Server",
@@ -54,7 +57,7 @@ def create_app(
     bare = in_precedence(dialects, settings.dialect, own)
     errors = _Errors(dialects, bare, settings)
     app = Starlette(
-        routes=list(routes_of(whole, bare, Hosting(serving, settings, keys, ready))),
+        routes=list(routes_of(whole, bare, Hosting(serving, settings, keys, ready, metrics.observers))),
         middleware=[Middleware(Gate, metrics=metrics, access_log=settings.access_log, refuse=errors.refusal)],
         exception_handlers={HTTPException: errors.unrouted, Exception: errors.failed},
     )

@@ -13,7 +13,7 @@ import msgspec
 from starlette.datastructures import Headers, QueryParams
 from starlette.types import Message, Receive, Scope, Send
 
-from dragoman.core.errors import Cancelled
+from dragoman.core.errors import Cancelled, DragomanError
 from dragoman.dialects.field import Reading, Table
 from dragoman.dialects.wire import Abort, Answer, Dialect, NotJson
 from dragoman.server.body import check_content_type, decode_json, read_body, too_large
@@ -46,7 +46,8 @@ _encode = msgspec.json.Encoder().encode
 class Exchange:
     """Reads one request and answers it once. Whatever it waits for ends when the client leaves.
 
-    ``dialect``: whose limit the body keeps, and whose headers every answer has. It may be set until the answer starts.
+    ``dialect``: whose limit the body keeps, and whose headers every answer has. It may be set until the answer starts,
+    as may ``more_headers``. ``status``: of the answer, once it has started.
     """
 
     def __init__(
@@ -66,8 +67,10 @@ class Exchange:
         self.headers: Mapping[str, str] = Headers(scope=scope)
         self.query: Mapping[str, str] = QueryParams(scope.get("query_string", b""))
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
-        self.client: str = (scope.get("client") or ("",))[0]
         self.tenant = ""
+        self.fault: DragomanError | None = None
+        self.status = 0
+        self.more_headers: Mapping[str, str] = NONE
         self.dialect = dialect
         self.started = False
         self._began: float = scope.get("began", perf_counter())
@@ -206,7 +209,7 @@ class Exchange:
                 pass
 
     async def _start(self, status: int, head: Mapping[str, str]) -> None:
-        self.started = True
+        self.started, self.status = True, status
         headers = [(name.encode("latin-1"), _header_value(value)) for name, value in self._complete(head).items()]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
@@ -217,6 +220,7 @@ class Exchange:
             whole[WARNINGS] = self._warnings
         if dialect is not None and dialect.headers is not None:
             whole = {**dialect.headers(self), **whole}
+        whole |= self.more_headers
         if dialect is not None and dialect.cors is not None:
             whole |= answer_headers(dialect.cors, self.headers, whole)
         return whole

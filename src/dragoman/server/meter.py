@@ -1,41 +1,66 @@
-"""What one request contributes to the metrics."""
+"""What one generation tells the observers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import perf_counter
 
 from dragoman.core.events import FinishReason
-from dragoman.server.metrics import Metrics
+from dragoman.core.observer import ObservedGeneration, ObservedRequest, Observer, current_request
+from dragoman.core.request import EngineRequest, GenerationRequest
+
+NOBODY = ObservedRequest()
+"""Whom a generation is for that nobody asked for over HTTP. It gathers nothing."""
 
 
 class Meter:
     """Made when the request arrives. The event loop's own clock is too coarse for it: a millisecond, in uvloop."""
 
-    def __init__(self, metrics: Metrics, sequences: int) -> None:
-        self._metrics = metrics
-        self.arrived = perf_counter()
+    def __init__(self, observers: Sequence[Observer], asked: GenerationRequest, sequences: int) -> None:
+        self._observers = observers
+        self._seen = ObservedGeneration(current_request.get(NOBODY), asked, sequences)
         self._last = [0.0] * sequences
-        self._generated = 0
-        self._first = True
+        self._submitted = 0.0
+        self.arrived = perf_counter()
 
-    def prompt(self, prompt_tokens: int, cached_tokens: int) -> None:
-        self._metrics.prompt_tokens.inc(prompt_tokens)
-        self._metrics.cached_tokens.inc(cached_tokens)
+    def submit(self, submitted: EngineRequest) -> None:
+        """The request is handed to the engine now."""
+        seen = self._seen
+        self._submitted = perf_counter()
+        seen.prompt_tokens, seen.max_tokens, seen.seeds = len(submitted.prompt), submitted.max_tokens, submitted.seeds
+        seen.validation_s = self._submitted - self.arrived
+        if seen.request is not NOBODY:
+            seen.request.generations.append(seen)
+        for observer in self._observers:
+            observer.submitted(seen)
+
+    def prompt(self, cached_tokens: int, queue_s: float) -> None:
+        """The prompt is computed."""
+        self._seen.cached_tokens, self._seen.queue_s = cached_tokens, queue_s
+        for observer in self._observers:
+            observer.prompted(self._seen)
 
     def token(self, sequence: int) -> None:
-        now = perf_counter()
-        self._generated += 1
-        if self._last[sequence]:
-            self._metrics.between_tokens_s.observe(now - self._last[sequence])
-        elif self._first:
-            self._first = False
-            self._metrics.first_token_s.observe(now - self.arrived)
-        self._last[sequence] = now
+        """One more token of a sequence."""
+        now, seen = perf_counter(), self._seen
+        seen.tokens += 1
+        before, self._last[sequence] = self._last[sequence], now
+        if before:
+            for observer in self._observers:
+                observer.next_token(seen, now - before)
+        elif not seen.first_token_s:
+            seen.first_token_s = now - self.arrived
+            for observer in self._observers:
+                observer.first_token(seen)
 
-    def finished(self, reason: FinishReason) -> None:
-        self._metrics.finished.labels(reason.value).inc()
+    def finish(self, reason: FinishReason) -> None:
+        """One of the sequences ended."""
+        self._seen.finishes.append(reason)
 
-    def leave(self) -> None:
-        """The request is over, however it ended."""
-        self._metrics.generated_tokens.inc(self._generated)
-        self._metrics.whole_s.observe(perf_counter() - self.arrived)
+    def leave(self) -> ObservedGeneration:
+        """The generation is over, however it ended."""
+        seen = self._seen
+        seen.inference_s = max(0.0, perf_counter() - self._submitted - seen.queue_s)
+        for observer in self._observers:
+            observer.finished(seen)
+        return seen

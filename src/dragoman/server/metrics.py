@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import CollectorRegistry, Counter, disable_created_metrics, generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -16,17 +16,31 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from dragoman.core.observer import ObservedGeneration, ObservedStep, Observer
+from dragoman.core.serving import ModelCard
+from dragoman.dialects.wire import Instruments
+
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 BETWEEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class Metrics:
-    """One server's instruments, in a registry of their own. ``state`` is asked for the gauges at each scrape."""
+# One more line for each series, of which no dashboard makes anything.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class Metrics(Observer):
+    """One server's instruments, in a registry of their own.
+
+    ``observers``: itself, and those of the dialects, which register names of their own.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.observers: list[Observer] = [self]
+        self._states: list[_State] = []
+        self._known: set[str] = set()
         self.requests = Counter(
             "dragoman_http_requests", "HTTP requests answered.", ("dialect", "route", "status"), registry=self.registry
         )
@@ -35,7 +49,7 @@ class Metrics:
         self.cached_tokens = Counter(
             "dragoman_cached_prompt_tokens", "Prompt tokens taken from the prefix cache.", registry=self.registry
         )
-        self.finished = Counter(
+        self.finished_sequences = Counter(
             "dragoman_sequences_finished",
             "Generated sequences by the reason of their end.",
             ("reason",),
@@ -52,7 +66,41 @@ class Metrics:
 
     def watch(self, gauges: Callable[[], dict[str, float]], counters: Callable[[], dict[str, float]]) -> None:
         """Report these at every scrape, by name; the sentences are in ``STATE``."""
-        self.registry.register(_State(gauges, counters))
+        self._states.append(_State(gauges, counters))
+        self.registry.register(self._states[-1])
+
+    def state(self) -> dict[str, float]:
+        """Everything that is watched, as it is now."""
+        return {name: value for state in self._states for name, value in state.values().items()}
+
+    def admit(
+        self, name: str, make: Callable[[Instruments], Observer], models: Callable[[], tuple[ModelCard, ...]]
+    ) -> None:
+        """Let one more observer be told, unless one of that name is."""
+        if name not in self._known:
+            self._known.add(name)
+            self.observers.append(make(Instruments(self.registry, self.state, models)))
+
+    def tell(self, step: ObservedStep) -> None:
+        """One more step of the engine."""
+        for observer in self.observers:
+            observer.step(step)
+
+    def prompted(self, generation: ObservedGeneration) -> None:
+        self.prompt_tokens.inc(generation.prompt_tokens)
+        self.cached_tokens.inc(generation.cached_tokens)
+
+    def first_token(self, generation: ObservedGeneration) -> None:
+        self.first_token_s.observe(generation.first_token_s)
+
+    def next_token(self, generation: ObservedGeneration, seconds: float) -> None:
+        self.between_tokens_s.observe(seconds)
+
+    def finished(self, generation: ObservedGeneration) -> None:
+        for reason in generation.finishes:
+            self.finished_sequences.labels(reason.value).inc()
+        self.generated_tokens.inc(generation.tokens)
+        self.whole_s.observe(generation.validation_s + generation.queue_s + generation.inference_s)
 
     def render(self) -> bytes:
         """The text format of Prometheus."""
@@ -100,6 +148,9 @@ STATE = {
 class _State(Collector):
     def __init__(self, gauges: Callable[[], dict[str, float]], counters: Callable[[], dict[str, float]]) -> None:
         self._gauges, self._counters = gauges, counters
+
+    def values(self) -> dict[str, float]:
+        return self._gauges() | self._counters()
 
     def collect(self) -> Iterable[Metric]:
         for name, value in self._gauges().items():

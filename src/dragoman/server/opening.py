@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from dragoman.core.observer import ObservedStep
 from dragoman.core.serving import ModelCard
 from dragoman.engine.client import EngineClient, State
-from dragoman.engine.messages import EngineInfo, WorkerSettings
+from dragoman.engine.messages import EngineInfo, EngineStats, WorkerSettings
 from dragoman.server.metrics import Metrics
 from dragoman.server.model import ServedModel
 from dragoman.server.serving import EngineServing
@@ -70,6 +71,7 @@ async def open_house(settings: ServerSettings, worker: WorkerSettings, folder: P
             engine.teach(model.vocabulary)
             house = House(engine, info, serving, metrics)
             metrics.watch(lambda: _gauges(house), lambda: _counters(house))
+            engine.on_step = lambda before, after: metrics.tell(_step(before, after))
             yield house
         finally:
             starting.cancel()
@@ -138,6 +140,19 @@ def _gauges(house: House) -> dict[str, float]:
         "kv_blocks_used": stats.blocks - stats.free_blocks,
         "kv_blocks_cached": stats.cached_blocks,
     }
+
+
+def _step(before: EngineStats, after: EngineStats) -> ObservedStep:
+    """What happened between two counts."""
+    return ObservedStep(
+        seconds=after.busy_s - before.busy_s,
+        running=after.running,
+        waiting=after.waiting,
+        prompt_tokens=after.prompt_tokens - before.prompt_tokens,
+        generated_tokens=after.generated_tokens - before.generated_tokens,
+        drafted_tokens=after.drafted_tokens - before.drafted_tokens,
+        accepted_tokens=after.accepted_tokens - before.accepted_tokens,
+    )
 
 
 def _counters(house: House) -> dict[str, float]:

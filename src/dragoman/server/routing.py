@@ -15,6 +15,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from dragoman.core.errors import Cancelled, DragomanError, GenerationFailed, MethodNotAllowed
+from dragoman.core.observer import ObservedRequest, Observer, RequestEnd, current_request
 from dragoman.core.serving import Serving
 from dragoman.dialects.wire import Answer, Call, Dialect, Operation
 from dragoman.server.cors import is_preflight, preflight_headers
@@ -24,6 +25,9 @@ from dragoman.server.settings import ServerSettings
 
 log = logging.getLogger("dragoman.server")
 
+CLIENT_GONE = 499
+"""Of a request whose client left before its answer began, as nginx's log has it."""
+
 
 class Hosting(NamedTuple):
     """What all operations share."""
@@ -32,6 +36,7 @@ class Hosting(NamedTuple):
     settings: ServerSettings
     keys: Keyring
     ready: Ready
+    observers: Sequence[Observer]
 
 
 class Endpoint(NamedTuple):
@@ -111,23 +116,27 @@ class PathEndpoint:
     async def _answer(self, exchange: Exchange, candidates: list[Endpoint] | None, scope: Scope) -> None:
         """Run the handler, and answer what it raises. Raises Cancelled when nobody is there to be answered."""
         dialect = self._first.dialect
+        seen: ObservedRequest | None = None
+        fault: Exception | None = None
         try:
             if candidates is None:
-                raise MethodNotAllowed(
-                    f"{exchange.method} is not allowed on {exchange.path[:256]}, only {self._allowed}."
-                )
+                where = f"{exchange.method} is not allowed on {exchange.path[:256]}"
+                raise MethodNotAllowed(f"{where}, only {self._allowed}.")
             exchange.dialect = dialect = candidates[0].dialect
             dialect, operation = await self._chosen(exchange, candidates)
             exchange.dialect = dialect
             scope["dialect"], scope["operation"] = dialect.name, operation.path
             self._let_in(exchange, dialect, operation)
+            seen = self._arrived(exchange, dialect, operation)
             await operation.handler(self._hosting.serving, exchange)
-        except Cancelled:
-            raise
         except Exception as error:
-            if exchange.started:
+            fault = error
+            if exchange.started or isinstance(error, Cancelled):
                 raise
             await exchange.answer(self._worded(error, exchange, dialect))
+        finally:
+            if seen is not None:
+                self._ended(exchange, seen, fault)
 
     async def _chosen(self, exchange: Exchange, candidates: list[Endpoint]) -> Endpoint:
         """The first that claims the call as its own, or else the first. The body is read for it, if there is one."""
@@ -146,6 +155,22 @@ class PathEndpoint:
         keys = self._hosting.keys
         if keys and not keys.is_open(operation):
             exchange.tenant = keys.holder(exchange.headers, dialect.key_headers, operation.scope).tenant
+
+    def _arrived(self, exchange: Exchange, dialect: Dialect, operation: Operation) -> ObservedRequest:
+        seen = ObservedRequest(dialect.name, operation.path, exchange.request_id, exchange.headers)
+        for observer in self._hosting.observers:
+            observer.arrived(seen)
+        exchange.more_headers = seen.answer_headers
+        # Whatever tasks the handler starts have it too, and nobody in between needs to know.
+        current_request.set(seen)
+        return seen
+
+    def _ended(self, exchange: Exchange, seen: ObservedRequest, fault: Exception | None) -> None:
+        gone = exchange.status == 0 or isinstance(fault, Cancelled)
+        error = Cancelled("The client left.") if gone else exchange.fault or fault
+        end = RequestEnd(status=exchange.status or CLIENT_GONE, seconds=exchange.elapsed_s, error=error)
+        for observer in self._hosting.observers:
+            observer.ended(seen, end)
 
     def _worded(self, error: Exception, exchange: Exchange, dialect: Dialect) -> Answer:
         if not isinstance(error, DragomanError):

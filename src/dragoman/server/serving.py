@@ -6,7 +6,6 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from time import perf_counter
 from typing import Protocol
 
 import msgspec
@@ -76,7 +75,7 @@ class EngineServing:
         self.catalog = FixedCatalog(model)
         self._engine = engine
         self._model = model
-        self._metrics = metrics
+        self._observers = metrics.observers
         self._prompts = PromptReader(model)
         self._phrases = PhraseReader(model)
         self._constraints = ConstraintReader(model)
@@ -136,7 +135,7 @@ class EngineServing:
     ) -> AsyncGenerator[GenerationEvent, None]:
         """The events of ``count`` sequences."""
         arrived = asyncio.get_running_loop().time()
-        meter = Meter(self._metrics, count)
+        meter = Meter(self._observers, request, count)
         self.model(request.model)
         request = _with_forced_length(request)
         with self.admission.enter() as place:
@@ -148,16 +147,16 @@ class EngineServing:
             grammar = await self._constraints.read(request.constraint, request.constraint_param)
             submitted = msgspec.structs.replace(submitted, grammar=grammar)
             transcripts = transcripts_of(self._model, count, prompt, request.ending, request.shown_tokens)
-            cached_tokens, running, queue_s = 0, count, 0.0
-            submitted_at = perf_counter()
+            cached_tokens, running = 0, count
             events = self._engine.submit(submitted)
+            meter.submit(submitted)
             deadline = Deadline(arrived, self._limit(request), lambda: self._engine.cancel(request.request_id))
             try:
                 async for event in events:
                     if isinstance(event, PromptEvent):
                         place.run()
-                        cached_tokens, queue_s = event.cached_tokens, event.queue_s
-                        meter.prompt(len(prompt), cached_tokens)
+                        cached_tokens = event.cached_tokens
+                        meter.prompt(cached_tokens, event.queue_s)
                         yield prompt_ready(self._model, request, submitted, event)
                         continue
                     transcript = transcripts[event.sequence]
@@ -172,7 +171,7 @@ class EngineServing:
                             raise deadline.failure(event.message or "The generation was cancelled.")
                         delta = transcript.stop(deadline.reason(event.finish), deadline.words(event.message))
                     if delta.finish is not None:
-                        meter.finished(delta.finish)
+                        meter.finish(delta.finish)
                         running -= 1
                         if running and delta.finish is FinishReason.STOP_STRING:
                             self._engine.cancel(request.request_id, event.sequence)
@@ -182,14 +181,12 @@ class EngineServing:
             finally:
                 deadline.lift()
                 await events.aclose()
-                meter.leave()
+                seen = meter.leave()
             made = sum(transcript.num_tokens for transcript in transcripts)
             yield GenerationDone(
                 usage=Usage(prompt_tokens=len(prompt), completion_tokens=made, cached_tokens=cached_tokens),
                 timings=Timings(
-                    validation_s=submitted_at - meter.arrived,
-                    queue_s=queue_s,
-                    inference_s=max(0.0, perf_counter() - submitted_at - queue_s),
+                    validation_s=seen.validation_s, queue_s=seen.queue_s, inference_s=seen.inference_s
                 ),
             )
 
