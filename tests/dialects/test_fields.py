@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dragoman.core.errors import UnsupportedFeature
@@ -19,6 +20,7 @@ from dragoman.dialects.field import Field, Table, Treatment
 from dragoman.dialects.kinds import (
     Anything,
     Boolean,
+    Floats,
     Integer,
     Kind,
     ListOf,
@@ -61,6 +63,8 @@ def example(kind: Kind) -> Any:
             return kind.choices[-1] if kind.choices else "x" * max(kind.minimum, 1)
         case ListOf():
             return [example(kind.item)] * max(kind.minimum, 1)
+        case Floats():
+            return [1.0] * kind.minimum
         case MapOf():
             return {"5": example(kind.value)}
         case OneOf():
@@ -277,6 +281,18 @@ def test_deep_values_are_refused() -> None:
         Anything().check(value, ("metadata",))
     assert raised.value.rule is Rule.DEEP
     assert Anything(depth=66).check(value, ()) is value
+
+
+def test_floats_are_checked_to_float32() -> None:
+    numbers = [0, -1, 0.1, 3.4e38, 1e-46]
+    assert Floats().check(numbers, ()) == np.array(numbers, np.float32).tobytes()
+    for wrong, rule in (("1", "type"), (True, "type"), (None, "type"), (3.5e38, "above"), (-(10**400), "below")):
+        with pytest.raises(Violation) as raised:
+            Floats().check([1.0, wrong], ("vectors",))
+        assert (raised.value.rule, raised.value.param) == (rule, "vectors[1]")
+    for short_or_long in ([], [0.0] * 5):
+        with pytest.raises(Violation):
+            Floats(maximum=4).check(short_or_long, ())
 
 
 def test_long_lists_of_ids_name_the_wrong_one() -> None:

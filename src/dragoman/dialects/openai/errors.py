@@ -23,6 +23,7 @@ from dragoman.core.errors import (
 )
 from dragoman.dialects.kinds import (
     Boolean,
+    Floats,
     Integer,
     Kind,
     ListOf,
@@ -119,7 +120,7 @@ def _noun(kind: Kind | None) -> str:
             return "boolean"
         case String():
             return "string"
-        case ListOf():
+        case ListOf() | Floats():
             return "array"
         case _:
             return "object"
