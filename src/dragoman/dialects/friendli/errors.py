@@ -1,0 +1,87 @@
+"""Every error as Friendli's clients can read it.
+
+The vendor documents no body, and each client looks at another part of it: OpenAI's package at ``error``, the Vercel
+provider at ``message``, the vendor's command line at ``detail``. So one body has all three.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dragoman.core.errors import (
+    BadRequest,
+    Cancelled,
+    Conflict,
+    DragomanError,
+    EngineUnavailable,
+    Forbidden,
+    GenerationFailed,
+    GenerationTimeout,
+    MethodNotAllowed,
+    NotFound,
+    Overloaded,
+    PayloadTooLarge,
+    RequestTimeout,
+    Unauthorized,
+)
+from dragoman.dialects.kinds import Violation
+from dragoman.dialects.wire import Answer
+
+INVALID = "invalid_request_error"
+AGAIN_S = 1
+
+# The first class that fits decides: error class, status, type, code. The SDK repeats 429, 500, 502, 503 and 504 for up
+# to an hour: nothing that will not pass has one of these.
+TABLE: tuple[tuple[type[DragomanError], int, str, str], ...] = (
+    (BadRequest, 422, INVALID, "validation_error"),
+    (Unauthorized, 401, "authentication_error", "invalid_token"),
+    (Forbidden, 403, "permission_error", "forbidden"),
+    (NotFound, 404, "not_found_error", "model_not_found"),
+    (MethodNotAllowed, 405, INVALID, "method_not_allowed"),
+    (RequestTimeout, 408, INVALID, "request_timeout"),
+    (Conflict, 409, INVALID, "conflict"),
+    (PayloadTooLarge, 413, INVALID, "request_too_large"),
+    (Overloaded, 429, "rate_limit_error", "rate_limit_exceeded"),
+    (GenerationTimeout, 429, "rate_limit_error", "request_timeout"),
+    (Cancelled, 499, INVALID, "client_closed_request"),
+    (EngineUnavailable, 503, "server_error", "unavailable"),
+    (GenerationFailed, 500, "server_error", "internal_error"),
+    (DragomanError, 500, "server_error", "internal_error"),
+)
+
+
+def render_error(error: DragomanError) -> Answer:
+    """The status, body and headers that tell the client."""
+    status, kind, code = _row(error)
+    detail: Any = error.message
+    if status == 422:
+        rule = f"value_error.{error.rule}" if isinstance(error, Violation) else "value_error"
+        detail = [{"loc": ["body", *_place(error)], "msg": error.message, "type": rule}]
+    body = {"error": _object(error, kind, code), "message": error.message, "detail": detail}
+    return Answer(status=status, body=body, headers=_headers(error, status))
+
+
+def error_event(error: DragomanError) -> dict[str, Any]:
+    """What the stream of a generation that failed says last."""
+    _, kind, code = _row(error)
+    return {"error": {"message": error.message, "type": kind, "code": code}}
+
+
+def _row(error: DragomanError) -> tuple[int, str, str]:
+    return next((status, kind, code) for cls, status, kind, code in TABLE if isinstance(error, cls))
+
+
+def _object(error: DragomanError, kind: str, code: str) -> dict[str, Any]:
+    return {"message": error.message, "type": kind, "param": error.param, "code": code}
+
+
+def _place(error: DragomanError) -> tuple[str | int, ...]:
+    if isinstance(error, Violation):
+        return error.path
+    return (error.param,) if error.param else ()
+
+
+def _headers(error: DragomanError, status: int) -> dict[str, str]:
+    if isinstance(error, Overloaded):
+        return {"retry-after": str(max(AGAIN_S, round(error.retry_after_s)))}
+    return {"retry-after": str(AGAIN_S)} if status in (429, 503) else {}

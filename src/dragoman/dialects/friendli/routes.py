@@ -1,0 +1,170 @@
+"""The operations of the Friendli dialect, the same on each of its surfaces: read, translate, generate, render."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any
+
+from dragoman.core.errors import BadRequest
+from dragoman.core.request import GenerationRequest, TextPrompt
+from dragoman.core.serving import Serving
+from dragoman.dialects.answers import encoded, sse, stream_answer
+from dragoman.dialects.batch import generate_all
+from dragoman.dialects.field import Reading
+from dragoman.dialects.friendli import chat_fields
+from dragoman.dialects.friendli.chats import ChatStream, Shown, chat_completion
+from dragoman.dialects.friendli.clients import claims, reads_events
+from dragoman.dialects.friendli.completions import CompletionStream, Wanted, completion, stream_end
+from dragoman.dialects.friendli.errors import error_event
+from dragoman.dialects.friendli.events import EventStream, complete
+from dragoman.dialects.friendli.fields import completions_table
+from dragoman.dialects.friendli.head import Head
+from dragoman.dialects.friendli.models import model
+from dragoman.dialects.friendli.settings import FriendliSettings
+from dragoman.dialects.friendli.surface import Surface, Target, check_team, target
+from dragoman.dialects.friendli.translate import chat_prompt, chat_request, completion_requests, functions_of
+from dragoman.dialects.tools import tool_choice, tool_plan
+from dragoman.dialects.wire import Exchange, Operation
+
+
+class SurfaceApi:
+    """The operations of one surface. Handlers are its methods: they need the operator's settings."""
+
+    def __init__(self, surface: Surface, settings: FriendliSettings) -> None:
+        self._surface, self._settings = surface, settings
+        required, max_n = surface is not Surface.CONTAINER, settings.friendli_max_n
+        self._completions = completions_table(model_required=required, max_n=max_n)
+        self._chat = chat_fields.chat_table(model_required=required, max_n=max_n)
+        self._tokenize = chat_fields.tokenize_table(model_required=required)
+        self._detokenize = chat_fields.detokenize_table(model_required=required)
+        self._render = chat_fields.render_table(model_required=required)
+
+    def operations(self) -> tuple[Operation, ...]:
+        """All of them."""
+        where = f"Friendli, {self._surface.name.lower()}"
+        posts = (
+            ("completions", f"Continue one prompt or several ({where}).", self.completions, self._completions),
+            ("chat/completions", f"Answer a conversation ({where}).", self.chat_completions, self._chat),
+            ("tokenize", f"The tokens of a text ({where}).", self.tokenize, self._tokenize),
+            ("detokenize", f"The text of tokens ({where}).", self.detokenize, self._detokenize),
+            ("chat/render", f"The prompt that a conversation becomes ({where}).", self.render, self._render),
+        )
+        prefix = self._surface.value
+        return (
+            *(
+                Operation(
+                    method="POST", path=f"{prefix}/{path}", summary=summary, handler=handler, table=table, claims=claims
+                )
+                for path, summary, handler, table in posts
+            ),
+            Operation(
+                method="GET",
+                path=f"{prefix}/models",
+                summary=f"List the served models ({where}).",
+                handler=self.models,
+                claims=claims,
+            ),
+        )
+
+    async def completions(self, serving: Serving, exchange: Exchange) -> None:
+        """``POST {surface}/completions``, answered in the way that the client reads streams."""
+        body = await exchange.read_json(any_content_type=True)
+        values, found = self._let_in(await exchange.check(self._completions, body), serving, exchange)
+        head = _head(values, found, "cmpl-")
+        requests = completion_requests(self._completions, values, head.id, found.card, elapsed_s=exchange.elapsed_s)
+        await _check_empty(serving, requests)
+        wanted = Wanted(rich=values["logprobs"] is not None, flat=values["include_output_logprobs"])
+        if not values["stream"]:
+            results = await exchange.unless_gone(generate_all(serving, requests))
+            in_thread = wanted.rich or wanted.flat
+            await exchange.reply(await encoded(lambda: completion(head, results, wanted), in_thread=in_thread))
+            return
+        n = values["n"]
+        if reads_events(exchange.headers, body):
+            streams = [EventStream(j * n, n, wanted) for j in range(len(requests))]
+            await stream_answer(
+                serving, exchange, requests, streams, end=lambda counts: complete(streams, counts), fault=_fault
+            )
+        else:
+            chunks = [CompletionStream(head, j * n, n, wanted) for j in range(len(requests))]
+            await stream_answer(
+                serving, exchange, requests, chunks, end=lambda counts: stream_end(head, counts), fault=_fault
+            )
+
+    async def chat_completions(self, serving: Serving, exchange: Exchange) -> None:
+        """``POST {surface}/chat/completions``."""
+        reading = await exchange.read(self._chat, any_content_type=True)
+        values, found = self._let_in(reading, serving, exchange)
+        head = _head(values, found, "chatcmpl-")
+        parse = values["parse_reasoning"]
+        functions = functions_of(values["tools"])
+        plan = tool_plan(
+            functions,
+            tool_choice(values["tool_choice"], [function["name"] for function in functions]),
+            found.card,
+            parallel=values["parallel_tool_calls"],
+            separate_reasoning=self._settings.friendli_parse_reasoning if parse is None else parse,
+        )
+        request = chat_request(self._chat, values, head.id, found.card, plan, elapsed_s=exchange.elapsed_s)
+        shown = Shown(plan.shape, values["logprobs"], values["include_reasoning"])
+        if values["stream"]:
+            streams = [ChatStream(head, request.n, shown)]
+            await stream_answer(
+                serving, exchange, [request], streams, end=lambda counts: stream_end(head, counts), fault=_fault
+            )
+        else:
+            result = await exchange.unless_gone(serving.generate(request))
+            in_thread = shown.logprobs or plan.shape.format is not None
+            await exchange.reply(await encoded(lambda: chat_completion(head, result, shown), in_thread=in_thread))
+
+    async def tokenize(self, serving: Serving, exchange: Exchange) -> None:
+        """``POST {surface}/tokenize``."""
+        reading = await exchange.read(self._tokenize, any_content_type=True)
+        values, found = self._let_in(reading, serving, exchange)
+        tokens = await serving.tokenize_text(values["prompt"], found.card.name)
+        await exchange.reply({"tokens": [token.token_id for token in tokens]})
+
+    async def detokenize(self, serving: Serving, exchange: Exchange) -> None:
+        """``POST {surface}/detokenize``."""
+        reading = await exchange.read(self._detokenize, any_content_type=True)
+        values, found = self._let_in(reading, serving, exchange)
+        text = await serving.detokenize(values["tokens"], found.card.name, skip_special_tokens=True)
+        await exchange.reply({"text": text})
+
+    async def render(self, serving: Serving, exchange: Exchange) -> None:
+        """``POST {surface}/chat/render``: what ``chat_completions`` would run."""
+        reading = await exchange.read(self._render, any_content_type=True)
+        values, found = self._let_in(reading, serving, exchange)
+        functions = functions_of(values["tools"])
+        plan = tool_plan(functions, tool_choice(None, [function["name"] for function in functions]), found.card)
+        await exchange.reply({"text": await serving.render(chat_prompt(values, plan.tools), found.card.name)})
+
+    async def models(self, serving: Serving, exchange: Exchange) -> None:
+        """``GET {surface}/models``."""
+        check_team(self._surface, exchange.headers.get("x-friendli-team"), self._settings.friendli_team)
+        await exchange.reply({"object": "list", "data": [model(card) for card in serving.models()]})
+
+    def _let_in(self, reading: Reading, serving: Serving, exchange: Exchange) -> tuple[dict[str, Any], Target]:
+        check_team(self._surface, exchange.headers.get("x-friendli-team"), self._settings.friendli_team)
+        return reading.values, target(self._surface, reading.values["model"], serving)
+
+
+async def _check_empty(serving: Serving, requests: tuple[GenerationRequest, ...]) -> None:
+    """Text without any token is an error, where other dialects begin with the model's first token."""
+    for request in requests:
+        prompt = request.prompt
+        if not isinstance(prompt, TextPrompt) or prompt.text.strip():
+            continue
+        if not await serving.tokenize_text(prompt.text, request.model):
+            raise BadRequest("The prompt has no tokens.", param="prompt")
+
+
+def _head(values: dict[str, Any], found: Target, prefix: str) -> Head:
+    options = values["stream_options"]
+    counted = bool(options and options["include_usage"])
+    return Head(prefix + secrets.token_hex(16), found.shown, int(time.time()), counted)
+
+
+def _fault(error: Any) -> tuple[bytes, ...]:
+    return (sse(error_event(error)),)

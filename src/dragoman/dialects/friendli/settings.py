@@ -1,0 +1,25 @@
+"""What an operator decides about the Friendli dialect."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+
+class FriendliSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Its teams and its limits.
+
+    Attributes:
+        friendli_team: a team that requests under /serverless and /dedicated may name in X-Friendli-Team; may be given
+            several times. Without any, every name is accepted and none has an effect.
+        friendli_max_n: most choices that a request may ask for with n.
+        friendli_parse_reasoning: keep reasoning out of a message's content where a request does not say.
+    """
+
+    PANEL = "Friendli"
+
+    friendli_team: tuple[str, ...] = ()
+    friendli_max_n: Annotated[int, Meta(ge=1, le=2048)] = 128
+    friendli_parse_reasoning: bool = False
