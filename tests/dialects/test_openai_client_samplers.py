@@ -8,7 +8,7 @@ from typing import Any
 
 import openai
 import pytest
-from stub_house import TOKENIZER
+from stub_house import STUB, TOKENIZER
 from witness import BOTH, chat, complete, text
 
 from dragoman import kernels
@@ -119,6 +119,34 @@ def test_min_total_tokens_counts_the_prompt(client: openai.OpenAI) -> None:
     assert answer.usage.completion_tokens == 5
     body = {"min_total_tokens": 4, "ignore_eos": False}
     assert complete(client, prompt, **options, logit_bias=eos, extra_body=body).usage.completion_tokens == 1
+
+
+def test_lengths_may_count_the_prompt_or_bend_to_the_context(client: openai.OpenAI) -> None:
+    prompt = [300] * 10
+    counted = complete(client, prompt, max_tokens=None, extra_body={"max_total_tokens": 14})
+    assert (counted.usage.completion_tokens, counted.choices[0].finish_reason) == (4, "length")
+    bent = complete(client, prompt, max_tokens=10_000, extra_body={"clamp_to_context": True})
+    assert bent.usage.total_tokens == STUB.max_context
+    cut = complete(client, prompt, extra_body={"truncate_prompt_tokens": 3})
+    assert cut.usage.prompt_tokens == 3
+
+
+def test_which_tokens_end_a_text_and_which_end_counts(client: openai.OpenAI) -> None:
+    forced: dict[str, Any] = {"temperature": 0, "max_tokens": 1, "logit_bias": {"300": 100}}
+    ends = {"ignore_eos": False, "end_token_ids": [300]}
+    assert complete(client, **forced, extra_body=ends).choices[0].finish_reason == "stop"
+    assert complete(client, **forced, extra_body={"ignore_eos": False}).choices[0].finish_reason == "length"
+    first = complete(client, **forced, extra_body=ends | {"length_first": True})
+    assert first.choices[0].finish_reason == "length"
+
+
+def test_a_stop_string_may_count_at_the_end_of_a_token_only(client: openai.OpenAI) -> None:
+    word = TOKENIZER.encode(" the", add_special_tokens=False)
+    assert len(word) == 1
+    forced: dict[str, Any] = {"temperature": 0, "max_tokens": 2, "logit_bias": {str(word[0]): 100}, "stop": "th"}
+    assert complete(client, **forced).choices[0].finish_reason == "stop"
+    within = complete(client, **forced, extra_body={"stop_at_token_ends": True})
+    assert (text(within), within.choices[0].finish_reason) == (" the the", "length")
 
 
 def test_forced_output_tokens_are_scored(client: openai.OpenAI) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Self
@@ -18,6 +18,8 @@ import uvicorn
 from dragoman.core.events import EngineEvent, FinishEvent, FinishReason
 from dragoman.core.request import EngineRequest
 from dragoman.core.serving import ModelCard
+from dragoman.dialects import DIALECTS
+from dragoman.dialects.wire import Dialect
 from dragoman.engine.engine import Engine
 from dragoman.engine.messages import LoadModel, StubModel, WorkerSettings
 from dragoman.engine.settings import SchedulerSettings
@@ -172,7 +174,11 @@ def local_model(settings: ServerSettings, stub: StubModel, template: ChatTemplat
 
 @asynccontextmanager
 async def local_house(
-    template: ChatTemplate, settings: ServerSettings = QUICK, stub: StubModel = STUB
+    template: ChatTemplate,
+    settings: ServerSettings = QUICK,
+    stub: StubModel = STUB,
+    *,
+    dialects: Sequence[Dialect] = DIALECTS,
 ) -> AsyncIterator[LocalHouse]:
     engine, metrics = LocalEngine(stub), Metrics()
     model = local_model(settings, stub, template)
@@ -184,7 +190,7 @@ async def local_house(
         max_waiting=settings.max_waiting,
         timeout_s=settings.generation_timeout_s,
     )
-    app = create_app(serving, settings, metrics=metrics)
+    app = create_app(serving, settings, metrics=metrics, dialects=dialects)
     stepping = asyncio.create_task(engine.run())
     transport = httpx.ASGITransport(app, raise_app_exceptions=True)
     async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=20) as client:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from dragoman.dialects import openai
+from dragoman.dialects import friendli, locallab, openai
 from dragoman.dialects.wire import Dialect
 
 
@@ -22,7 +22,11 @@ class Registered(msgspec.Struct, frozen=True):
     settings_type: type[Any]
 
 
-REGISTRY: tuple[Registered, ...] = (Registered("openai", openai.make, openai.OpenAISettings),)
+REGISTRY: tuple[Registered, ...] = (
+    Registered("openai", openai.make, openai.OpenAISettings),
+    Registered("friendli", friendli.make, friendli.FriendliSettings),
+    Registered("locallab", locallab.make, locallab.LocalLabSettings),
+)
 
 
 def made_dialects(settings: Mapping[str, Any] | None = None) -> tuple[Dialect, ...]:

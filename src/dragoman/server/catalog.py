@@ -53,9 +53,14 @@ class FixedCatalog:
 
 def find(entries: tuple[CatalogEntry, ...], name: str) -> CatalogEntry | None:
     """By id or alias, or by the last part of an id where only one fits, whatever the case of its letters."""
+    names = {entry.id: (entry.id, *entry.aliases) for entry in entries}
     for entry in entries:
-        if name == entry.id or name in entry.aliases:
+        if name in names[entry.id]:
             return entry
     short = name.lower()
-    close = [entry for entry in entries if short in (entry.id.lower(), entry.id.lower().rsplit("/", 1)[-1])]
+    close = [
+        entry
+        for entry in entries
+        if any(short in (known.lower(), known.lower().rpartition("/")[2]) for known in names[entry.id])
+    ]
     return close[0] if len(close) == 1 else None

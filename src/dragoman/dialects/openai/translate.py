@@ -59,6 +59,7 @@ def completion_requests(reading: Reading, request_id: str, seed: int) -> tuple[G
             constraint_param=constraint_param,
             embeddings=embeddings,
             echo=values["echo"],
+            truncate=values["truncate_prompt_tokens"],
             priority=values["priority"],
         )
         for j, prompt in enumerate(prompts)
@@ -105,6 +106,7 @@ def chat_request(reading: Reading, request_id: str, seed: int, plan: ToolPlan = 
         constraint=constraint,
         constraint_param=constraint_param,
         shown_tokens=plan.shown_tokens,
+        truncate=values["truncate_prompt_tokens"],
         priority=values["priority"],
     )
 

@@ -1,0 +1,501 @@
+"""LocalLab's paths over the stub engine: answers, streams, refusals, and what its manual promises."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from stub_house import QUICK, STUB, TOKENIZER, LocalHouse, local_house
+
+from dragoman.core.events import FinishEvent, FinishReason
+from dragoman.core.request import EngineRequest
+from dragoman.dialects import locallab
+from dragoman.text import ChatTemplate
+
+pytestmark = pytest.mark.anyio
+
+HERE = msgspec.structs.replace(QUICK, dialect="locallab")
+BODY: dict[str, Any] = {"prompt": "Once upon a time", "max_length": 12, "do_sample": False}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_length": 12, "do_sample": False}
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> locallab.LocalLabSettings:
+    return locallab.LocalLabSettings(locallab_rate_limit=0, locallab_burst=0, locallab_folder=str(tmp_path))
+
+
+@pytest.fixture
+async def house(
+    anyio_backend: str, template: ChatTemplate, settings: locallab.LocalLabSettings
+) -> AsyncIterator[LocalHouse]:
+    async with local_house(template, HERE, dialects=(locallab.make(settings),)) as house:
+        yield house
+
+
+@pytest.fixture
+def client(house: LocalHouse) -> httpx.AsyncClient:
+    return house.client
+
+
+def last(house: LocalHouse) -> EngineRequest:
+    return house.engine.requests[-1]
+
+
+def prompt_text(house: LocalHouse) -> str:
+    return TOKENIZER.decode(last(house).prompt, skip_special_tokens=False)
+
+
+# Whole answers -------------------------------------------------------------------------------------------------------
+
+
+async def test_generate_answers_callers_of_both_generations(client: httpx.AsyncClient) -> None:
+    answer = (await client.post("/generate", json=BODY)).json()
+    assert answer["response"] == answer["text"] != ""
+    assert answer["model"] == answer["model_id"] == answer["modelId"] == "stub"
+    counts = answer["usage"]
+    assert counts["total_tokens"] == counts["prompt_tokens"] + counts["completion_tokens"]
+    assert (counts["completion_tokens"], counts["completionTokens"], counts["totalTokens"]) == (
+        12,
+        12,
+        counts["total_tokens"],
+    )
+    assert answer["finish_reason"] == "length"
+
+
+async def test_prefix_and_bare_path_are_the_same(client: httpx.AsyncClient) -> None:
+    bare = await client.post("/generate", json=BODY)
+    prefixed = await client.post("/locallab/generate", json=BODY)
+    assert prefixed.json() == bare.json()
+
+
+async def test_chat_has_one_choice(client: httpx.AsyncClient) -> None:
+    answer = (await client.post("/chat", json=CHAT)).json()
+    (choice,) = answer["choices"]
+    assert choice["message"]["role"] == "assistant"
+    assert choice["message"]["content"]
+    assert choice["index"] == 0
+    assert choice["finish_reason"] == choice["finishReason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 12
+    assert answer["model"] == "stub"
+
+
+async def test_batch_keeps_the_order_of_the_prompts(client: httpx.AsyncClient) -> None:
+    prompts = ["one", "two two", "three three three"]
+    answer = (await client.post("/generate/batch", json=BODY | {"prompts": prompts})).json()
+    singles = [(await client.post("/generate", json=BODY | {"prompt": prompt})).json() for prompt in prompts]
+    assert answer["responses"] == [single["response"] for single in singles]
+    assert answer["usage"]["completion_tokens"] == 36
+    assert answer["usage"]["prompt_tokens"] == sum(single["usage"]["prompt_tokens"] for single in singles)
+    empty = (await client.post("/generate/batch", json={"prompts": []})).json()
+    assert empty["responses"] == []
+    assert empty["usage"]["total_tokens"] == 0
+
+
+async def test_json_is_read_whatever_the_header_says(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/generate", content=json.dumps(BODY), headers={"content-type": "text/plain"})
+    assert answer.status_code == 200
+
+
+async def test_every_answer_is_timed_and_counted(client: httpx.AsyncClient) -> None:
+    first = await client.post("/generate", json=BODY)
+    await client.get("/health")
+    refused = await client.post("/generate", json={})
+    assert float(first.headers["x-process-time"]) > 0
+    assert int(refused.headers["x-request-count"]) == int(first.headers["x-request-count"]) + 1
+
+
+# What is asked of the engine -----------------------------------------------------------------------------------------
+
+
+async def test_defaults_are_those_of_the_manual(house: LocalHouse) -> None:
+    await house.client.post("/generate", json={"prompt": "x", "max_length": 4})
+    sampling = last(house).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.7, 0.9, 80)
+    assert sampling.repetition_penalty == 1.15
+
+
+async def test_a_default_length_never_fails_on_a_small_context(house: LocalHouse) -> None:
+    answer = await house.client.post("/generate", json={"prompt": "x", "temperature": 0})
+    assert answer.status_code == 200
+    counts = answer.json()["usage"]
+    assert counts["total_tokens"] <= 256
+
+
+@pytest.mark.parametrize("name", ["max_length", "max_tokens", "max_new_tokens", "maxLength"])
+async def test_the_length_has_four_names(house: LocalHouse, name: str) -> None:
+    await house.client.post("/generate", json={"prompt": "x", name: 3, "top_p": None})
+    assert last(house).max_tokens == 3
+
+
+async def test_of_several_names_the_first_with_a_value_counts(house: LocalHouse) -> None:
+    body = {"prompt": "x", "max_length": None, "max_tokens": 5, "maxLength": 9, "topK": 7, "repetitionPenalty": 1.5}
+    await house.client.post("/generate", json=body)
+    assert last(house).max_tokens == 5
+    assert last(house).sampling.top_k == 7
+    assert last(house).sampling.repetition_penalty == 1.5
+
+
+@pytest.mark.parametrize("greedy", [{"temperature": 0}, {"do_sample": False}, {"doSample": False}])
+async def test_greedy_in_two_ways(house: LocalHouse, greedy: dict[str, Any]) -> None:
+    await house.client.post("/generate", json={"prompt": "x", "max_length": 2} | greedy)
+    assert last(house).sampling.temperature == 0
+
+
+async def test_a_prompt_goes_through_the_chat_template(house: LocalHouse) -> None:
+    await house.client.post("/generate", json=BODY | {"system_prompt": "Be brief."})
+    assert "Be brief." in prompt_text(house)
+    assert "Once upon a time" in prompt_text(house)
+    assert prompt_text(house).endswith("assistant\n")
+
+
+async def test_a_raw_prompt_stays_as_it_is(
+    anyio_backend: str, template: ChatTemplate, settings: locallab.LocalLabSettings
+) -> None:
+    raw = msgspec.structs.replace(settings, locallab_prompt_mode="raw")
+    async with local_house(template, HERE, dialects=(locallab.make(raw),)) as house:
+        await house.client.post("/generate", json=BODY)
+        assert prompt_text(house) == "Once upon a time"
+        await house.client.post("/generate", json=BODY | {"system_prompt": "Be brief."})
+        assert prompt_text(house) == "Be brief.\n\nOnce upon a time"
+
+
+async def test_without_a_template_a_chat_is_laid_out_as_text(
+    anyio_backend: str, settings: locallab.LocalLabSettings
+) -> None:
+    async with local_house(ChatTemplate({}), HERE, dialects=(locallab.make(settings),)) as house:
+        messages = [
+            {"role": "System", "content": "Be brief."},
+            {"role": "user", "content": "hello"},
+            {"role": "narrator", "content": "It rains."},
+        ]
+        await house.client.post("/chat", json=CHAT | {"messages": messages})
+        expected = "# System Instruction\nBe brief.\n\n\nUser: hello\n\nUser: Narrator: It rains.\n\nAssistant:"
+        assert prompt_text(house) == expected
+        await house.client.post("/generate", json=BODY)
+        assert prompt_text(house) == "Once upon a time"
+
+
+async def test_a_template_without_a_system_role_gets_it_with_the_first_question(
+    anyio_backend: str, settings: locallab.LocalLabSettings
+) -> None:
+    strict = ChatTemplate(
+        {
+            "default": "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+            "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('take turns') }}{% endif %}"
+            "<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+        }
+    )
+    try:
+        async with local_house(strict, HERE, dialects=(locallab.make(settings),)) as house:
+            messages = [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "one"},
+                {"role": "user", "content": "two"},
+                {"role": "assistant", "content": "yes"},
+                {"role": "user", "content": "three"},
+            ]
+            answer = await house.client.post("/chat", json=CHAT | {"messages": messages})
+            assert answer.status_code == 200
+            assert prompt_text(house) == "<user>Be brief.\n\none\n\ntwo<assistant>yes<user>three<assistant>"
+            begun = [{"role": "assistant", "content": "I begin."}]
+            answer = await house.client.post("/chat", json=CHAT | {"messages": begun})
+            assert answer.status_code == 400
+            assert answer.json()["detail"] == "take turns"
+    finally:
+        strict.close()
+
+
+# Streams -------------------------------------------------------------------------------------------------------------
+
+
+def spelled(text: str) -> str:
+    return text.replace("\n", "\\n")
+
+
+async def test_a_stream_is_the_whole_answer_in_lines(client: httpx.AsyncClient) -> None:
+    whole = (await client.post("/generate", json=BODY | {"max_length": 100})).json()["response"]
+    answer = await client.post("/generate", json=BODY | {"max_length": 100, "stream": True})
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    *events, end, nothing = answer.text.split("\n\n")
+    assert (end, nothing) == ("data: [DONE]", "")
+    assert all(event.startswith("data: ") and "\n" not in event for event in events)
+    assert "".join(event[6:] for event in events) == spelled(whole).rstrip()
+
+
+async def test_a_chat_stream_has_two_lines_for_each_piece(client: httpx.AsyncClient) -> None:
+    whole = (await client.post("/chat", json=CHAT)).json()["choices"][0]["message"]["content"]
+    answer = await client.post("/chat", json=CHAT | {"stream": True})
+    *events, last_event, end, _ = answer.text.split("\n\n")
+    assert end == "data: [DONE]"
+    said = ""
+    for event in events:
+        *lines, json_line = event.split("\n")
+        value = json.loads(json_line)
+        assert value["role"] == "assistant"
+        assert value["choices"][0]["delta"]["content"] == value["content"]
+        assert lines in ([], ["data: " + spelled(value["content"])])
+        said += value["content"]
+    assert said == whole
+    final = json.loads(last_event)
+    assert (final["content"], final["choices"][0]["finish_reason"]) == ("", "length")
+    assert final["usage"]["completion_tokens"] == 12
+
+
+async def test_generate_stream_is_plain_text(client: httpx.AsyncClient) -> None:
+    whole = (await client.post("/generate", json=BODY)).json()["response"]
+    answer = await client.post("/generate/stream", json=BODY)
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert answer.text == whole
+
+
+async def test_chat_stream_is_json_with_a_role(client: httpx.AsyncClient) -> None:
+    whole = (await client.post("/chat", json=CHAT)).json()["choices"][0]["message"]["content"]
+    *events, end, _ = (await client.post("/chat/stream", json=CHAT)).text.split("\n\n")
+    values = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert end == "data: [DONE]"
+    assert all(value["role"] == "assistant" for value in values)
+    assert "".join(value["content"] for value in values) == whole
+    assert values[-1]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("extra", "headers", "kind"),
+    [
+        ({"stream_format": "raw"}, {}, "text/plain; charset=utf-8"),
+        ({}, {"accept": "text/plain"}, "text/plain; charset=utf-8"),
+        ({"stream_format": "json"}, {"accept": "text/plain"}, "text/event-stream; charset=utf-8"),
+    ],
+)
+async def test_a_client_may_choose_the_form(
+    client: httpx.AsyncClient, extra: dict[str, Any], headers: dict[str, str], kind: str
+) -> None:
+    answer = await client.post("/generate", json=BODY | {"stream": True} | extra, headers=headers)
+    assert answer.headers["content-type"] == kind
+
+
+@pytest.mark.parametrize(
+    ("path", "form", "said"),
+    [
+        ("/generate", {"stream": True}, b"data: Error: the model broke down\n\n"),
+        ("/chat", {"stream": True}, b'data: Error: the model broke down\n{"error":"the model broke down"}\n\n'),
+        ("/chat/stream", {}, b'data: {"error":"the model broke down"}\n\n'),
+        ("/generate/stream", {}, b"\nError: the model broke down"),
+    ],
+)
+async def test_a_fault_in_a_stream_is_said_and_not_done(
+    house: LocalHouse, path: str, form: dict[str, Any], said: bytes
+) -> None:
+    asking = asyncio.create_task(
+        house.client.post(path, json=(CHAT if "chat" in path else BODY) | form | {"max_length": 200})
+    )
+    while not house.engine.streams or not house.engine.requests:
+        await asyncio.sleep(0)
+    (request_id,) = house.engine.streams
+    await asyncio.sleep(0.01)
+    house.engine.deliver(FinishEvent(request_id, 0, FinishReason.ERROR, "the model broke down"))
+    answer = await asking
+    assert answer.status_code == 200
+    assert answer.content.endswith(said)
+    assert b"[DONE]" not in answer.content
+
+
+# Refusals ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        ({}, "prompt: is required"),
+        ({"prompt": 3}, "prompt: must be a string, not 3"),
+        ({"prompt": "x", "temperature": 2.5}, "temperature: must be between 0 and 2"),
+        ({"prompt": "x", "top_k": 1001}, "top_k: must be between 0 and 1000"),
+        ({"prompt": "x", "max_tokens": 0}, "max_tokens: must be between 1 and 32000"),
+        ({"prompt": "x", "repetition_penalty": 0.5}, "repetition_penalty: must be between 1 and 2"),
+        ({"prompt": "x", "stream_format": "xml"}, "stream_format: must be one of sse, json, raw, dual"),
+    ],
+)
+async def test_a_wrong_value_is_named(client: httpx.AsyncClient, body: dict[str, Any], detail: str) -> None:
+    answer = await client.post("/generate", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["detail"] == detail
+    assert answer.json()["errors"][0]["loc"] == ["body", detail.partition(":")[0]]
+
+
+async def test_faults_of_a_body_come_before_a_stream(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/generate", json=BODY | {"stream": True, "model_id": "nobody"})
+    assert answer.status_code == 404
+    assert "model not found" in answer.json()["detail"]
+
+
+async def test_a_prompt_that_fills_the_context_is_too_large(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/generate", json={"prompt": "many words " * 200})
+    assert answer.status_code == 413
+    assert "256" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("messages", [[], "hello", [{"role": "user"}]])
+async def test_a_chat_needs_messages(client: httpx.AsyncClient, messages: Any) -> None:
+    answer = await client.post("/chat", json={"messages": messages})
+    assert answer.status_code == 400
+    assert answer.json()["detail"].startswith("messages")
+
+
+async def test_unknown_fields_are_reported(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/generate", json=BODY | {"mystery": 1})
+    assert answer.status_code == 200
+    assert "mystery" in answer.headers["x-dragoman-warnings"]
+
+
+async def test_an_unknown_model_can_be_let_pass(
+    anyio_backend: str, template: ChatTemplate, settings: locallab.LocalLabSettings
+) -> None:
+    lenient = msgspec.structs.replace(settings, locallab_lenient_model_id=True)
+    async with local_house(template, HERE, dialects=(locallab.make(lenient),)) as house:
+        answer = await house.client.post("/generate", json=BODY | {"model_id": "nobody"})
+        assert answer.status_code == 200
+        assert answer.headers["x-model-used"] == "stub"
+
+
+@pytest.mark.parametrize("name", [None, "", "stub", "org/name", "NAME", "other"])
+async def test_a_model_has_several_names(client: httpx.AsyncClient, name: str | None) -> None:
+    answer = await client.post("/generate", json=BODY | {"model_id": name})
+    assert answer.status_code == 200
+
+
+async def test_too_many_requests(
+    anyio_backend: str, template: ChatTemplate, settings: locallab.LocalLabSettings
+) -> None:
+    strict = msgspec.structs.replace(settings, locallab_rate_limit=3, locallab_burst=0)
+    async with local_house(template, HERE, dialects=(locallab.make(strict),)) as house:
+        answers = [await house.client.post("/chat", json=CHAT) for _ in range(4)]
+        assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
+        assert answers[0].headers["x-ratelimit-remaining"] == "2"
+        assert int(answers[3].headers["retry-after"]) > 0
+        assert "rate limit" in answers[3].json()["detail"]
+        assert (await house.client.get("/system/info")).status_code == 200
+
+
+# Time ----------------------------------------------------------------------------------------------------------------
+
+
+async def test_what_there_is_when_the_time_is_over_is_the_answer(
+    anyio_backend: str, template: ChatTemplate, settings: locallab.LocalLabSettings
+) -> None:
+    slow = msgspec.structs.replace(STUB, step_s=0.01)
+    async with local_house(template, HERE, slow, dialects=(locallab.make(settings),)) as house:
+        answer = await house.client.post("/generate", json=BODY | {"max_time": 0.2, "max_length": 200})
+        assert answer.status_code == 200
+        assert answer.json()["finish_reason"] == "length"
+        assert 0 < answer.json()["usage"]["completion_tokens"] < 200
+
+
+# Models and system ---------------------------------------------------------------------------------------------------
+
+
+async def test_models(client: httpx.AsyncClient) -> None:
+    for path in ("/models/available", "/models/list"):
+        listed = (await client.get(path)).json()
+        assert listed["current_model"] == "stub"
+        assert [(one["id"], one["is_loaded"], one["can_load"]) for one in listed["models"]] == [("stub", True, True)]
+    union = (await client.get("/models")).json()
+    assert union["object"] == "list"
+    assert union["data"][0]["id"] == "stub"
+    assert union["stub"]["maxLength"] == 256
+    current = (await client.get("/models/current")).json()
+    assert (current["id"], current["model_id"], current["name"], current["is_loaded"]) == ("stub", "stub", "stub", True)
+    status = (await client.get("/models/status/org/name")).json()
+    assert (status["id"], status["is_loaded"], status["loading_progress"]) == ("stub", True, 1.0)
+    status = (await client.get("/models/status/no/body")).json()
+    assert (status["id"], status["is_loaded"], status["loading_progress"]) == ("no/body", False, 0.0)
+
+
+async def test_loading_and_unloading_where_one_model_is_served_always(client: httpx.AsyncClient) -> None:
+    loaded = await client.post("/models/load", json={"model_id": "stub"})
+    assert loaded.json() == {"status": "success", "message": "Model stub is already loaded"}
+    unknown = await client.post("/models/load", json={"model_id": "nobody/knows"})
+    assert unknown.status_code == 404
+    assert "model not found" in unknown.json()["detail"]
+    assert (await client.post("/models/load", json={})).status_code == 400
+    begun = await client.post("/models/load/org/name")
+    assert begun.json()["status"] == "loading"
+    refused = await client.post("/models/unload")
+    assert refused.status_code == 403
+    assert refused.json()["detail"]
+
+
+async def test_system(client: httpx.AsyncClient) -> None:
+    info = (await client.get("/system/info")).json()
+    assert info["active_model"] == info["activeModel"] == "stub"
+    assert info["gpu_info"] is None
+    assert 0 <= info["memory_usage"] <= 100
+    assert info["cpu"]["threads"] >= 1
+    assert info["memory"]["total"] > info["memory"]["available"] > 0
+    resources = (await client.get("/resources")).json()
+    assert resources.keys() == (await client.get("/system/resources")).json().keys()
+    assert resources["disk"]["total"] > 0
+    root = (await client.get("/locallab/")).json()
+    assert (root["name"], root["status"], root["model"]) == ("LocalLab", "running", "stub")
+    started = (await client.get("/startup-status")).json()
+    assert started | {"uptime": 0} == {
+        "server_ready": True,
+        "model_loading": False,
+        "current_model": "stub",
+        "uptime": 0,
+    }
+    health = await client.get("/locallab/health")
+    assert (health.status_code, health.json()) == (200, {"status": "healthy"})
+
+
+async def test_the_network_is_shown_to_nobody_elsewhere(client: httpx.AsyncClient) -> None:
+    near = (await client.get("/network")).json()
+    assert near["public_ip"] == "Unknown"
+    assert "127.0.0.1" in [entry["ip"] for entry in near["interfaces"].values()]
+
+
+async def test_instructions_are_stored_used_and_forgotten(house: LocalHouse, tmp_path: Path) -> None:
+    client = house.client
+    assert (await client.get("/system/instructions")).json() == {"instructions": "", "model_id": "global"}
+    stored = await client.post("/system/instructions", json={"instructions": "Speak like a pirate."})
+    assert stored.json() == {"message": "Updated global system instructions"}
+    await client.post("/generate", json=BODY)
+    assert "Speak like a pirate." in prompt_text(house)
+    one = {"instructions": "Speak like a king.", "model_id": "stub"}
+    assert (await client.post("/system/instructions", json=one)).json() == {
+        "message": "Updated system instructions for model stub"
+    }
+    await client.post("/chat", json=CHAT)
+    assert "Speak like a king." in prompt_text(house)
+    await client.post("/chat", json=CHAT | {"messages": [{"role": "system", "content": "Quiet."}, *CHAT["messages"]]})
+    assert "Quiet." in prompt_text(house)
+    assert "king" not in prompt_text(house)
+    kept = json.loads((tmp_path / "system_instructions.json").read_text())
+    assert kept == {"global": "Speak like a pirate.", "models": {"stub": "Speak like a king."}}
+    reset = await client.post("/system/instructions/reset?model_id=stub")
+    assert reset.json() == {"message": "Reset system instructions for model stub"}
+    assert (await client.get("/system/instructions?model_id=stub")).json()["instructions"] == "Speak like a pirate."
+    await client.post("/system/instructions/reset")
+    assert (await client.get("/system/instructions")).json()["instructions"] == ""
+
+
+async def test_a_page_of_another_origin_may_call(client: httpx.AsyncClient) -> None:
+    asked = {"origin": "http://page", "access-control-request-method": "POST", "access-control-request-headers": "x"}
+    preflight = await client.options("/chat", headers=asked)
+    assert (preflight.status_code, preflight.text) == (200, "OK")
+    assert preflight.headers["access-control-allow-origin"] == "http://page"
+    assert preflight.headers["access-control-allow-credentials"] == "true"
+    assert preflight.headers["access-control-max-age"] == "600"
+    answer = await client.post("/chat", json=CHAT, headers={"origin": "http://page"})
+    assert answer.headers["access-control-allow-origin"] == "http://page"
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/chat", 405), ("POST", "/chats", 404)])
+async def test_other_paths_and_methods(client: httpx.AsyncClient, method: str, path: str, status: int) -> None:
+    answer = await client.request(method, "/locallab" + path)
+    assert answer.status_code == status
+    assert answer.json() == {"detail": "Method Not Allowed" if status == 405 else "Not Found"}
