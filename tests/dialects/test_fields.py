@@ -187,7 +187,7 @@ def test_map_keys_are_token_ids(table: Table, field: Field, key: str) -> None:
 
 @pytest.mark.parametrize(("table", "field"), fields(treatment=Treatment.REFUSED))
 def test_refused_fields_are_refused_by_name(table: Table, field: Field) -> None:
-    for value in ({"a": 1}, [1], 1, "something", False, 0):
+    for value in filter(field.asks, ({"a": 1}, [1], 1, "something", False, 0)):
         with pytest.raises(UnsupportedFeature) as raised:
             table.read(body(table, **{field.name: value}))
         assert raised.value.param == field.name
@@ -334,9 +334,9 @@ def test_the_page_of_fields_is_current() -> None:
 
 
 def test_the_openapi_document_names_every_field() -> None:
-    document = json.loads(json.dumps(openapi_document(DIALECTS, version="1")))
-    assert document["openapi"] == "3.1.0"
     for dialect in DIALECTS:
+        document = json.loads(json.dumps(openapi_document([dialect], version="1")))
+        assert document["openapi"] == "3.1.0"
         for operation in dialect.operations:
             path = operation.path.replace(":path", "")
             described = document["paths"][path][operation.method.lower()]
