@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dragoman.dialects.tgi import generate
 from dragoman.dialects.tgi.errors import render_error
 from dragoman.dialects.tgi.service import Service
 from dragoman.dialects.tgi.settings import TgiSettings
@@ -16,4 +17,4 @@ def make(settings: TgiSettings) -> Dialect:
 
 def operations(service: Service) -> tuple[Operation, ...]:
     """Every operation: each module of routes lists its own."""
-    return ()
+    return (*generate.operations(service),)

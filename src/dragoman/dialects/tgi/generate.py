@@ -1,0 +1,138 @@
+"""The generate family: ``POST /``, ``/generate`` and ``/generate_stream``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from dragoman.core.errors import DragomanError
+from dragoman.core.request import TextPrompt
+from dragoman.core.serving import Serving
+from dragoman.dialects.kinds import Violation
+from dragoman.dialects.tgi import render
+from dragoman.dialects.tgi.body import checked, read_json, shape_fault
+from dragoman.dialects.tgi.errors import Incomplete, IncompleteStream
+from dragoman.dialects.tgi.events import EVENT_STREAM, kept_alive
+from dragoman.dialects.tgi.fields import COMPAT_GENERATE, GENERATE
+from dragoman.dialects.tgi.headers import stream_headers, whole_headers
+from dragoman.dialects.tgi.parameters import Parameters
+from dragoman.dialects.tgi.run import Run
+from dragoman.dialects.tgi.service import Service
+from dragoman.dialects.tgi.translate import parameters_of
+from dragoman.dialects.tgi.validation import check_choice, check_streamable
+from dragoman.dialects.wire import Call, Exchange, Operation
+
+
+class Generate:
+    """The handlers, with what they share."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def compat_generate(self, serving: Serving, exchange: Exchange) -> None:
+        """``POST /``: an array of one answer, or a stream."""
+        await self.answer_compat(serving, exchange, await read_json(exchange))
+
+    async def generate(self, serving: Serving, exchange: Exchange) -> None:
+        """``POST /generate``: one answer."""
+        inputs, asked, _ = await self._read(exchange, await read_json(exchange), compat=False)
+        await self._whole(serving, exchange, inputs, asked, in_array=False)
+
+    async def generate_stream(self, serving: Serving, exchange: Exchange) -> None:
+        """``POST /generate_stream``."""
+        inputs, asked, _ = await self._read(exchange, await read_json(exchange), compat=False)
+        await self._stream(serving, exchange, inputs, asked)
+
+    async def answer_compat(self, serving: Serving, exchange: Exchange, body: Any) -> None:
+        """``POST /`` with a body that has been read."""
+        inputs, asked, streamed = await self._read(exchange, body, compat=True)
+        if streamed:
+            await self._stream(serving, exchange, inputs, asked)
+        else:
+            await self._whole(serving, exchange, inputs, asked, in_array=True)
+
+    async def _read(self, exchange: Exchange, body: Any, *, compat: bool) -> tuple[str, Parameters, bool]:
+        """The inputs, the parameters, and whether a stream is asked for."""
+        reading = await checked(exchange, COMPAT_GENERATE if compat else GENERATE, body)
+        values = reading.values
+        fills = values["parameters"] is not None and "max_new_tokens" in body["parameters"]
+        try:
+            asked = parameters_of(values["parameters"], full_text=compat, fills=fills)
+        except Violation as error:
+            raise await shape_fault(exchange, error) from None
+        return values["inputs"], asked, values.get("stream", False)
+
+    async def _whole(
+        self, serving: Serving, exchange: Exchange, inputs: str, asked: Parameters, *, in_array: bool
+    ) -> None:
+        service = self._service
+        check_choice(asked, service.settings)
+        with service.permits.take(asked.sequences):
+            run = Run(service, serving, exchange, asked, TextPrompt(text=inputs))
+            await exchange.unless_gone(run.whole())
+            answer = render.whole(run.passages, run.best, run.prefill, asked, inputs)
+            headers = whole_headers(service.settings.compute_type, run, exchange.elapsed_s)
+            await exchange.reply([answer] if in_array else answer, headers=headers)
+
+    async def _stream(self, serving: Serving, exchange: Exchange, inputs: str, asked: Parameters) -> None:
+        headers = stream_headers(self._service.settings.compute_type, len(inputs))
+        events = kept_alive(self._events(serving, exchange, inputs, asked))
+        await exchange.stream(events, content_type=EVENT_STREAM, headers=headers)
+
+    async def _events(
+        self, serving: Serving, exchange: Exchange, inputs: str, asked: Parameters
+    ) -> AsyncGenerator[bytes, None]:
+        """One event for each token. Whatever goes wrong is the last event."""
+        service = self._service
+        try:
+            check_streamable(asked)
+            with service.permits.take():
+                run = Run(service, serving, exchange, asked, TextPrompt(text=inputs))
+                async with aclosing(run.steps()) as steps:
+                    index = 0
+                    async for step in steps:
+                        index += 1
+                        if step.is_last:
+                            last = (index, step.piece, step.passage, run.input_tokens, asked, inputs)
+                            yield render.sse(render.last_event(*last))
+                        else:
+                            yield render.sse(render.token_event(index, step.piece, asked))
+        except DragomanError as error:
+            exchange.fault = IncompleteStream() if isinstance(error, Incomplete) else error
+            yield render.sse_error(exchange.fault)
+
+
+def operations(service: Service) -> tuple[Operation, ...]:
+    """The generate family."""
+    routes = Generate(service)
+    return (
+        Operation(
+            method="POST",
+            path="/",
+            summary="Continue a text, whole or streamed.",
+            handler=routes.compat_generate,
+            table=COMPAT_GENERATE,
+            claims=_claims,
+        ),
+        Operation(
+            method="POST",
+            path="/generate",
+            summary="Continue a text.",
+            handler=routes.generate,
+            table=GENERATE,
+            claims=_claims,
+        ),
+        Operation(
+            method="POST",
+            path="/generate_stream",
+            summary="Continue a text, token by token.",
+            handler=routes.generate_stream,
+            table=GENERATE,
+            claims=_claims,
+        ),
+    )
+
+
+def _claims(call: Call) -> bool:
+    return call.has("inputs")

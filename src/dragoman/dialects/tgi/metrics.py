@@ -1,0 +1,119 @@
+"""TGI's figures for Prometheus, under its names, for the dashboards that ask for them.
+
+Written without the client library, which adds ``_total`` to the names of counters.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+
+Labels = tuple[tuple[str, str], ...]
+
+DURATION_BOUNDS = tuple(0.0001 * 1.5**k for k in range(1, 36))
+BATCH_BOUNDS = tuple(float(k) for k in range(1, 1025))
+
+HELP = {
+    "tgi_request_count": "Total number of requests",
+    "tgi_request_success": "Number of successful requests",
+    "tgi_request_failure": "Number of failed requests",
+    "tgi_request_duration": "Total time spent processing the request",
+    "tgi_request_validation_duration": "Time spent validating the request",
+    "tgi_request_queue_duration": "Time spent in the queue per request",
+    "tgi_request_inference_duration": "Request inference duration",
+    "tgi_request_mean_time_per_token_duration": "Mean time per token per request",
+    "tgi_request_generated_tokens": "Generated tokens per request",
+    "tgi_request_input_length": "Input token length per request",
+    "tgi_request_max_new_tokens": "Maximum new tokens per request",
+    "tgi_request_skipped_tokens": "Speculated tokens per request",
+    "tgi_queue_size": "Current queue size",
+    "tgi_batch_current_size": "Current batch size",
+    "tgi_batch_current_max_tokens": "Maximum tokens for the current batch",
+    "tgi_batch_max_total_tokens": "Maximum tokens that all batches can hold",
+    "tgi_batch_next_size": "Batch size of the next batch",
+    "tgi_batch_inference_count": "Inference calls per method",
+    "tgi_batch_inference_success": "Number of successful inference calls per method",
+    "tgi_batch_inference_failure": "Number of failed inference calls per method",
+    "tgi_batch_inference_duration": "Batch inference duration",
+    "tgi_batch_forward_duration": "Batch forward duration per method",
+    "tgi_batch_decode_duration": "Batch decode duration per method",
+    "tgi_batch_filter_duration": "Time spent filtering batches and sending generated tokens per method",
+    "tgi_batch_concat": "Number of times a batch was concatenated",
+    "tgi_batch_concat_duration": "Time of concatenating a batch",
+}
+
+
+class Histogram:
+    """Counts of values below each bound, for one series."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self.bounds, value)] += 1
+        self._sum += value
+
+    def lines(self, name: str, labels: Labels) -> Iterator[str]:
+        bounds = [*map(_number, self.bounds), "+Inf"]
+        for bound, count in zip(bounds, accumulate(self._counts), strict=True):
+            yield f"{name}_bucket{_braces((*labels, ('le', bound)))} {count}"
+        yield f"{name}_sum{_braces(labels)} {_number(self._sum)}"
+        yield f"{name}_count{_braces(labels)} {sum(self._counts)}"
+
+
+class Series:
+    """All series; one appears with its first value."""
+
+    def __init__(self) -> None:
+        self._counters: dict[str, dict[Labels, float]] = {}
+        self._histograms: dict[str, dict[Labels, Histogram]] = {}
+
+    def count(self, name: str, amount: float = 1, **labels: str) -> None:
+        series = self._counters.setdefault(name, {})
+        key = tuple(labels.items())
+        series[key] = series.get(key, 0) + amount
+
+    def observe(self, name: str, value: float, bounds: Sequence[float] = DURATION_BOUNDS, **labels: str) -> None:
+        series = self._histograms.setdefault(name, {})
+        key = tuple(labels.items())
+        if key not in series:
+            series[key] = Histogram(bounds)
+        series[key].observe(value)
+
+    def text(self, gauges: Mapping[str, float]) -> str:
+        """The text format of Prometheus; ``gauges`` are known only now."""
+        return "".join(f"{line}\n" for line in self._lines(gauges))
+
+    def _lines(self, gauges: Mapping[str, float]) -> Iterator[str]:
+        for name, counts in self._counters.items():
+            yield from _head(name, "counter")
+            for labels, value in counts.items():
+                yield f"{name}{_braces(labels)} {_number(value)}"
+        for name, value in gauges.items():
+            yield from _head(name, "gauge")
+            yield f"{name} {_number(value)}"
+        for name, series in self._histograms.items():
+            yield from _head(name, "histogram")
+            for labels, histogram in series.items():
+                yield from histogram.lines(name, labels)
+
+
+def steps_to(most: int) -> tuple[float, ...]:
+    """100 equal steps."""
+    return tuple(most / 100 * (k + 1) for k in range(100))
+
+
+def _head(name: str, kind: str) -> Iterator[str]:
+    yield f"# HELP {name} {HELP[name]}"
+    yield f"# TYPE {name} {kind}"
+
+
+def _braces(labels: Labels) -> str:
+    return "{" + ",".join(f'{name}="{value}"' for name, value in labels) + "}" if labels else ""
+
+
+def _number(value: float) -> str:
+    return repr(float(value)).removesuffix(".0")

@@ -1,0 +1,183 @@
+"""Core to wire, as pure functions and structs: answers of the native endpoints, keys in the order of the original."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, UnsetType
+
+from dragoman.core.errors import DragomanError
+from dragoman.core.events import FinishReason, Token
+from dragoman.dialects.tgi.errors import error_body
+from dragoman.dialects.tgi.parameters import Parameters
+from dragoman.dialects.tgi.passage import Passage, Piece
+
+FINISH = {
+    FinishReason.LENGTH: "length",
+    FinishReason.EOS: "eos_token",
+    FinishReason.STOP_TOKEN: "eos_token",
+    FinishReason.STOP_STRING: "stop_sequence",
+}
+
+encode = msgspec.json.Encoder().encode
+
+
+class PrefillToken(msgspec.Struct):
+    """A token of the prompt; the first has no log-probability."""
+
+    id: int
+    text: str
+    logprob: float | None
+
+
+class WireToken(msgspec.Struct):
+    """A generated token, or an alternative to one."""
+
+    id: int
+    text: str
+    logprob: float | None
+    special: bool
+
+
+class BestOfSequence(msgspec.Struct):
+    """One of the sequences that were not the best."""
+
+    generated_text: str
+    finish_reason: str
+    generated_tokens: int
+    seed: int | None
+    prefill: list[PrefillToken]
+    tokens: list[WireToken]
+    top_tokens: list[list[WireToken]] | UnsetType = UNSET
+
+
+class Details(msgspec.Struct):
+    """How the text came about."""
+
+    finish_reason: str
+    generated_tokens: int
+    seed: int | None
+    prefill: list[PrefillToken]
+    tokens: list[WireToken]
+    best_of_sequences: list[BestOfSequence] | UnsetType = UNSET
+    top_tokens: list[list[WireToken]] | UnsetType = UNSET
+
+
+class GenerateResponse(msgspec.Struct):
+    """A whole answer."""
+
+    generated_text: str
+    details: Details | UnsetType = UNSET
+
+
+class StreamDetails(msgspec.Struct):
+    """How a streamed text came about."""
+
+    finish_reason: str
+    generated_tokens: int
+    seed: int | None
+    input_length: int
+
+
+class StreamResponse(msgspec.Struct):
+    """One event: a token, and with the last one the whole text."""
+
+    index: int
+    token: WireToken
+    top_tokens: list[WireToken] | UnsetType = UNSET
+    generated_text: str | None = None
+    details: StreamDetails | None = None
+
+
+def sse(value: object) -> bytes:
+    """One server-sent event."""
+    return b"data: " + encode(value) + b"\n\n"
+
+
+def sse_error(error: DragomanError) -> bytes:
+    """The event that ends a stream of the native endpoints that cannot go on."""
+    return sse(error_body(error))
+
+
+def whole(
+    passages: Sequence[Passage], best: int, prefill: Sequence[Token], asked: Parameters, inputs: str
+) -> GenerateResponse:
+    """The answer that is not streamed; ``passages[best]`` is its text."""
+    chosen = passages[best]
+    text = inputs + chosen.text if asked.return_full_text else chosen.text
+    if not asked.details:
+        return GenerateResponse(text)
+    shown = [PrefillToken(token.token_id, token.text, float32(token.logprob)) for token in prefill]
+    others: list[BestOfSequence] | UnsetType = UNSET
+    if len(passages) > 1:
+        others = [_loser(passage, shown, asked, inputs) for i, passage in enumerate(passages) if i != best]
+    details = Details(
+        finish_reason=finish_reason(chosen),
+        generated_tokens=len(chosen.pieces),
+        seed=chosen.seed if asked.sampling else None,
+        prefill=shown,
+        tokens=[wire_token(piece) for piece in chosen.pieces],
+        best_of_sequences=others,
+        top_tokens=_all_top_tokens(chosen, asked),
+    )
+    return GenerateResponse(text, details)
+
+
+def token_event(index: int, piece: Piece, asked: Parameters) -> StreamResponse:
+    """The event of one token, the ``index``-th, counted from 1."""
+    top = top_tokens(piece.token) if asked.top_n_tokens else []
+    return StreamResponse(index, wire_token(piece), top or UNSET)
+
+
+def last_event(
+    index: int, piece: Piece, passage: Passage, input_tokens: int, asked: Parameters, inputs: str
+) -> StreamResponse:
+    """The event of the last token, with the whole text."""
+    event = token_event(index, piece, asked)
+    event.generated_text = inputs + passage.text if asked.return_full_text else passage.text
+    if asked.details:
+        seed = passage.seed if asked.sampling else None
+        event.details = StreamDetails(finish_reason(passage), len(passage.pieces), seed, input_tokens)
+    return event
+
+
+def finish_reason(passage: Passage) -> str:
+    """TGI's word for the end of a finished passage."""
+    assert passage.finish is not None
+    return FINISH[passage.finish]
+
+
+def wire_token(piece: Piece) -> WireToken:
+    token = piece.token
+    return WireToken(token.token_id, piece.text, float32(token.logprob), token.special)
+
+
+def top_tokens(token: Token) -> list[WireToken]:
+    """The alternatives to a token, most likely first."""
+    return [WireToken(other.token_id, other.text, float32(other.logprob), other.special) for other in token.top]
+
+
+def float32(value: float | None) -> float | None:
+    """The number whose shortest decimal is that of the nearest float32; None where JSON has no number for it."""
+    if value is None or not math.isfinite(value):
+        return None
+    return float(str(np.float32(value)))
+
+
+def _loser(passage: Passage, prefill: list[PrefillToken], asked: Parameters, inputs: str) -> BestOfSequence:
+    return BestOfSequence(
+        generated_text=inputs + passage.text if asked.return_full_text else passage.text,
+        finish_reason=finish_reason(passage),
+        generated_tokens=len(passage.pieces),
+        seed=passage.seed,
+        prefill=prefill,
+        tokens=[wire_token(piece) for piece in passage.pieces],
+        top_tokens=_all_top_tokens(passage, asked),
+    )
+
+
+def _all_top_tokens(passage: Passage, asked: Parameters) -> list[list[WireToken]] | UnsetType:
+    return [top_tokens(piece.token) for piece in passage.pieces] if asked.top_n_tokens else UNSET
