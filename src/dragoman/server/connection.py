@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from dragoman.core.errors import BadRequest, DragomanError, PayloadTooLarge, RequestTimeout
 from dragoman.dialects.wire import Answer
-from dragoman.server.exchange import ABORT, CUT
+from dragoman.server.exchange import ABORT, BODY, CUT
 from dragoman.server.gate import CROWDED
 from dragoman.server.settings import ServerSettings
 from dragoman.server.upgrade import DecliningParser
@@ -96,6 +96,7 @@ class Connection(HttpToolsProtocol):
         self._in_head, self._in_body = False, True
         self._expect_nothing()
         super().on_headers_complete()
+        self.scope["extensions"][BODY] = self.cycle.send  # type: ignore[assignment]
         self._unanswered.append(self.cycle)
 
     def on_message_complete(self) -> None:

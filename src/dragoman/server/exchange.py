@@ -37,6 +37,8 @@ TEXT = "text/plain; charset=utf-8"
 # In ``scope["extensions"]``, where the connection can be dropped: at once, or when what was written has been read.
 ABORT = "dragoman.abort"
 CUT = "dragoman.cut"
+# Also there: how uvicorn takes the parts of a body. The layers between only look at the head, at a cost for every token.
+BODY = "dragoman.body"
 
 UNREAD = object()
 
@@ -79,6 +81,7 @@ class Exchange:
         extensions = scope.get("extensions", {})
         self._abort, self._cut = extensions.get(ABORT), extensions.get(CUT)
         self._send, self._limits = send, settings
+        self._send_part: Send = extensions.get(BODY, send)
         self._next_message = receive
         self._body: bytes | None = None
         self._json: Any = UNREAD
@@ -227,7 +230,7 @@ class Exchange:
 
     async def _write(self, body: bytes, more: bool) -> None:
         self._writing_since = self._clock()
-        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        await self._send_part({"type": "http.response.body", "body": body, "more_body": more})
         self._writing_since = None
 
     async def _receive(self) -> Message:
