@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dragoman.dialects.field import Field, Table
-from dragoman.dialects.friendli.fields import BOOLEAN, SHARED, TEXT, TOKEN_ID, model_field, n_field
+from dragoman.dialects.friendli.fields import BOOLEAN, SHARED, TEXT, TOKEN_ID, model_field, n_field, table_name
 from dragoman.dialects.kinds import Anything, Integer, ListOf, MapOf, Number, OneOf, String
 
 MAX_TOOLS = 128
@@ -179,7 +179,7 @@ _CHAT: tuple[Field, ...] = (
 
 def chat_table(*, model_required: bool, max_n: int) -> Table:
     """The fields of a chat completion; ``max_n`` is the operator's bound of ``n``."""
-    name = "chat completions" if model_required else "container chat completions"
+    name = table_name("chat completions", model_required)
     return Table(name=name, fields=(model_field(required=model_required), MESSAGES, n_field(max_n), *SHARED, *_CHAT))
 
 
@@ -187,18 +187,20 @@ def tokenize_table(*, model_required: bool) -> Table:
     prompt = Field(
         name="prompt", kind=TEXT, required=True, note="The text; the tokenizer's own special tokens are added."
     )
-    return Table(name="tokenization", fields=(model_field(required=model_required), prompt))
+    return Table(name=table_name("tokenization", model_required), fields=(model_field(required=model_required), prompt))
 
 
 def detokenize_table(*, model_required: bool) -> Table:
     tokens = Field(
         name="tokens", kind=ListOf(TOKEN_ID, maximum=2**20), required=True, note="Token ids; special ones have no text."
     )
-    return Table(name="detokenization", fields=(model_field(required=model_required), tokens))
+    return Table(
+        name=table_name("detokenization", model_required), fields=(model_field(required=model_required), tokens)
+    )
 
 
 def render_table(*, model_required: bool) -> Table:
     return Table(
-        name="chat rendering",
+        name=table_name("chat rendering", model_required),
         fields=(model_field(required=model_required), MESSAGES, TOOLS, TEMPLATE_KWARGS, EFFORT),
     )

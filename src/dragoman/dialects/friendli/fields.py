@@ -56,6 +56,11 @@ def model_field(*, required: bool) -> Field:
     )
 
 
+def table_name(what: str, model_required: bool) -> str:
+    """The tables of the container have names of their own."""
+    return what if model_required else f"container {what}"
+
+
 def n_field(max_n: int) -> Field:
     return Field(
         name="n",
@@ -347,5 +352,5 @@ _REST: tuple[Field, ...] = (
 
 def completions_table(*, model_required: bool, max_n: int) -> Table:
     """The fields of a completion; ``max_n`` is the operator's bound of ``n``."""
-    name = "completions" if model_required else "container completions"
+    name = table_name("completions", model_required)
     return Table(name=name, fields=(model_field(required=model_required), *_INPUT, n_field(max_n), *SHARED, *_REST))
