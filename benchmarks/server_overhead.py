@@ -174,7 +174,7 @@ def processor_s(process: psutil.Process) -> float:
     """Processor time of a process. In nanoseconds from the scheduler: ``cpu_times`` counts hundredths of a second."""
     return (
         sum(
-            int(open(f"/proc/{process.pid}/task/{thread}/schedstat").read().split()[0])  # noqa: SIM115
+            int(open(f"/proc/{process.pid}/task/{thread}/schedstat").read().split()[0])
             for thread in os.listdir(f"/proc/{process.pid}/task")
         )
         / 1e9

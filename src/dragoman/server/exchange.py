@@ -37,7 +37,7 @@ TEXT = "text/plain; charset=utf-8"
 # In ``scope["extensions"]``, where the connection can be dropped: at once, or when what was written has been read.
 ABORT = "dragoman.abort"
 CUT = "dragoman.cut"
-# Also there: how uvicorn takes the parts of a body. The layers between only look at the head, at a cost for every token.
+# Also there: where uvicorn takes the parts of a body. The layers between look at heads only, at a cost for every token.
 BODY = "dragoman.body"
 
 UNREAD = object()
