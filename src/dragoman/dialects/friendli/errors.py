@@ -24,7 +24,7 @@ from dragoman.core.errors import (
     RequestTimeout,
     Unauthorized,
 )
-from dragoman.dialects.kinds import Violation
+from dragoman.dialects.detail import detail, sentence
 from dragoman.dialects.wire import Answer
 
 INVALID = "invalid_request_error"
@@ -53,11 +53,12 @@ TABLE: tuple[tuple[type[DragomanError], int, str, str], ...] = (
 def render_error(error: DragomanError) -> Answer:
     """The status, body and headers that tell the client."""
     status, kind, code = _row(error)
-    detail: Any = error.message
-    if status == 422:
-        rule = f"value_error.{error.rule}" if isinstance(error, Violation) else "value_error"
-        detail = [{"loc": ["body", *_place(error)], "msg": error.message, "type": rule}]
-    body = {"error": _object(error, kind, code), "message": error.message, "detail": detail}
+    message = sentence(error) if isinstance(error, BadRequest) else error.message
+    body = {
+        "error": {"message": message, "type": kind, "param": error.param, "code": code},
+        "message": message,
+        "detail": detail(error) if isinstance(error, BadRequest) else message,
+    }
     return Answer(status=status, body=body, headers=_headers(error, status))
 
 
@@ -69,16 +70,6 @@ def error_event(error: DragomanError) -> dict[str, Any]:
 
 def _row(error: DragomanError) -> tuple[int, str, str]:
     return next((status, kind, code) for cls, status, kind, code in TABLE if isinstance(error, cls))
-
-
-def _object(error: DragomanError, kind: str, code: str) -> dict[str, Any]:
-    return {"message": error.message, "type": kind, "param": error.param, "code": code}
-
-
-def _place(error: DragomanError) -> tuple[str | int, ...]:
-    if isinstance(error, Violation):
-        return error.path
-    return (error.param,) if error.param else ()
 
 
 def _headers(error: DragomanError, status: int) -> dict[str, str]:
