@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from dragoman.dialects import friendli, locallab, openai
+from dragoman.dialects import friendli, locallab, openai, tgi
 from dragoman.dialects.wire import Dialect
 
 
@@ -24,6 +24,7 @@ class Registered(msgspec.Struct, frozen=True):
 
 REGISTRY: tuple[Registered, ...] = (
     Registered("openai", openai.make, openai.OpenAISettings),
+    Registered("tgi", tgi.make, tgi.TgiSettings),
     Registered("friendli", friendli.make, friendli.FriendliSettings),
     Registered("locallab", locallab.make, locallab.LocalLabSettings),
 )

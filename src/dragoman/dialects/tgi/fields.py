@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dragoman.dialects.field import Field, Table
+from dragoman.dialects.field import Field, Table, Treatment
 from dragoman.dialects.kinds import Boolean, ListOf, String
 from dragoman.dialects.tgi.grammar import GRAMMAR
 from dragoman.dialects.tgi.shape import F32, I32, U32, U64, USIZE
@@ -148,4 +148,15 @@ COMPAT_GENERATE = Table(
     ),
 )
 
-TOKENIZE = Table(name="TokenizeRequest", fields=(INPUTS, *GENERATE.fields[1:]))
+TOKENIZE = Table(
+    name="TokenizeRequest",
+    fields=(
+        INPUTS,
+        Field(
+            name="parameters",
+            kind=PARAMETERS,
+            treatment=Treatment.REPORTED,
+            note="Of no effect: `truncate` too.",
+        ),
+    ),
+)

@@ -79,7 +79,7 @@ class Run:
         """
         settings, asked = self._service.settings, self.asked
         limits = settings.limits(self._serving.model(None).context_tokens)
-        check_parameters(asked, self.text, settings, limits[0])
+        check_parameters(asked, self.text, settings, self._service.quirks, limits[0])
         prompt = await self._serving.tokenize(self._prompt, bounded=False)
         prompt = prompt if asked.truncate is None else prompt[-asked.truncate :]
         self.input_tokens = len(prompt)
@@ -87,7 +87,7 @@ class Run:
         check_grammar(asked, settings)
         seed = secrets.randbits(64) if asked.seed is None else asked.seed
         request_id = f"tgi-{secrets.token_hex(12)}"
-        request = generation_request(request_id, prompt, asked, self.budget, seed, settings)
+        request = generation_request(request_id, prompt, asked, self.budget, seed, settings, self._service.quirks)
         before_s = self._exchange.elapsed_s
         try:
             async with aclosing(self._serving.stream(request)) as events:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -11,20 +11,6 @@ from dragoman.core.errors import DragomanError
 
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
-
-Quirk = Literal[
-    "empty-ids",
-    "tool-finish-stop",
-    "unfinished-tool-streams",
-    "presence-as-repetition",
-    "frequency-as-share",
-    "one-is-no-probability",
-    "stream-errors-in-band",
-    "stop-at-token-ends",
-    "stop-sequence-finish",
-    "eos-token-finish",
-    "special-text",
-]
 
 
 class Quirks(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,8 +64,9 @@ class TgiSettings(msgspec.Struct, frozen=True, kw_only=True):
         watermark_gamma: share of the vocabulary that a watermark favours.
         watermark_delta: what a watermark adds to the logits of those tokens.
         compute_type: value of the header x-compute-type.
+        docker_label: of the image that this runs in, for /info and the system_fingerprint of chats.
         tgi_strict: follow the original in everything, its bugs included: all of tgi_quirk.
-        tgi_quirk: one thing in which to follow the original; may be given several times.
+        tgi_quirk: one thing in which to follow the original, by its name in docs/tgi.md; may be given several times.
     """
 
     PANEL = "Text Generation Inference"
@@ -101,14 +88,19 @@ class TgiSettings(msgspec.Struct, frozen=True, kw_only=True):
     watermark_gamma: Annotated[float, Meta(gt=0, lt=1)] = 0.5
     watermark_delta: float = 2.0
     compute_type: str = "gpu+optimized"
+    docker_label: str | None = None
     tgi_strict: bool = False
-    tgi_quirk: tuple[Quirk, ...] = ()
+    tgi_quirk: tuple[str, ...] = ()
 
     def quirks(self) -> Quirks:
-        """Those that are on."""
+        """Those that are on. Raises DragomanError for a name that is none."""
         names = Quirks.__struct_fields__
-        chosen = names if self.tgi_strict else [quirk.replace("-", "_") for quirk in self.tgi_quirk]
-        return Quirks(**dict.fromkeys(chosen, True))
+        asked = [quirk.replace("-", "_") for quirk in self.tgi_quirk]
+        for quirk in asked:
+            if quirk not in names:
+                known = ", ".join(name.replace("_", "-") for name in names)
+                raise DragomanError(f"--tgi-quirk {quirk.replace('_', '-')}: there is only {known}")
+        return Quirks(**dict.fromkeys(names if self.tgi_strict else asked, True))
 
     def check(self) -> None:
         """Raises DragomanError where two settings contradict each other."""

@@ -10,7 +10,7 @@ from dragoman.core.sampling import EndingParams, LogprobParams, SamplingParams
 from dragoman.dialects.tgi.errors import InvalidInput
 from dragoman.dialects.tgi.grammar import PARAM, constraint_of
 from dragoman.dialects.tgi.parameters import Parameters
-from dragoman.dialects.tgi.settings import TgiSettings
+from dragoman.dialects.tgi.settings import Quirks, TgiSettings
 
 _DRAWS = ("temperature", "top_k", "top_p", "typical_p")
 
@@ -40,7 +40,13 @@ def parameters_of(values: dict[str, Any] | None, *, full_text: bool = False, fil
 
 
 def generation_request(
-    request_id: str, prompt: tuple[int, ...], asked: Parameters, budget: int, seed: int, settings: TgiSettings
+    request_id: str,
+    prompt: tuple[int, ...],
+    asked: Parameters,
+    budget: int,
+    seed: int,
+    settings: TgiSettings,
+    quirks: Quirks,
 ) -> GenerationRequest:
     """What is generated: ``budget`` tokens at most behind these.
 
@@ -52,12 +58,13 @@ def generation_request(
         prompt=TokenPrompt(token_ids=prompt),
         n=asked.sequences,
         seeds=(seed,),
-        sampling=_sampling(asked, settings),
+        sampling=_sampling(asked, settings, quirks),
         ending=EndingParams(
             max_tokens=budget,
             length_first=True,
             stop=tuple(stop for stop in asked.stop if stop),
             include_stop=True,
+            stop_at_token_ends=quirks.stop_at_token_ends,
             skip_special_tokens=False,
         ),
         logprobs=LogprobParams(top=asked.top_n_tokens or 0, ties=True, prompt=prefill, mode="processed"),
@@ -73,8 +80,7 @@ def _grammar(values: dict[str, Any] | None) -> tuple[Constraint | None, str]:
         return None, error.rule
 
 
-def _sampling(asked: Parameters, settings: TgiSettings) -> SamplingParams:
-    quirks = settings.quirks()
+def _sampling(asked: Parameters, settings: TgiSettings, quirks: Quirks) -> SamplingParams:
     repetition, presence = asked.repetition_penalty, asked.presence_penalty or 0.0
     if quirks.presence_as_repetition and asked.presence_penalty is not None:
         repetition, presence = presence + 2, 0.0

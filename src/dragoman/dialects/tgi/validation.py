@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dragoman.dialects.tgi.errors import InvalidInput
 from dragoman.dialects.tgi.parameters import Parameters
-from dragoman.dialects.tgi.settings import TgiSettings
+from dragoman.dialects.tgi.settings import Quirks, TgiSettings
 
 SLICE_TOKENS = 1024
 """TGI 3 looks at no more of ``max_new_tokens`` than this, because it generates in slices of so many."""
@@ -32,7 +32,9 @@ def check_streamable(asked: Parameters) -> None:
         raise InvalidInput("`decoder_input_details` == true is not supported when streaming tokens")
 
 
-def check_parameters(asked: Parameters, inputs: str, settings: TgiSettings, max_input_tokens: int) -> None:
+def check_parameters(
+    asked: Parameters, inputs: str, settings: TgiSettings, quirks: Quirks, max_input_tokens: int
+) -> None:
     """Every rule that needs no tokens."""
     chooses = asked.sequences > 1
     if chooses and not asked.sampling:
@@ -43,9 +45,8 @@ def check_parameters(asked: Parameters, inputs: str, settings: TgiSettings, max_
         raise InvalidInput("`repetition_penalty` must be strictly positive")
     if asked.frequency_penalty is not None and not -2 <= asked.frequency_penalty <= 2:
         raise InvalidInput("`frequency_penalty` must be >= -2.0 and <= 2.0")
-    one = settings.quirks().one_is_no_probability
     for name, share in (("top_p", asked.top_p), ("typical_p", asked.typical_p)):
-        if share is not None and not (0 < share < 1 or (share == 1 and not one)):
+        if share is not None and not (0 < share < 1 or (share == 1 and not quirks.one_is_no_probability)):
             raise InvalidInput(f"`{name}` must be > 0.0 and < 1.0")
     if asked.top_k is not None and asked.top_k <= 0:
         raise InvalidInput("`top_k` must be strictly positive")
