@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dragoman.dialects.tgi import generate, introspect
+from dragoman.dialects.tgi import chat, completions, generate, introspect
 from dragoman.dialects.tgi.errors import render_error
 from dragoman.dialects.tgi.observer import TgiObserver
 from dragoman.dialects.tgi.service import Service
@@ -48,4 +48,9 @@ def make(settings: TgiSettings) -> Dialect:
 
 def operations(service: Service) -> tuple[Operation, ...]:
     """Every operation: each module of routes lists its own."""
-    return (*introspect.operations(service), *generate.operations(service))
+    return (
+        *introspect.operations(service),
+        *generate.operations(service),
+        *chat.operations(service),
+        *completions.operations(service),
+    )

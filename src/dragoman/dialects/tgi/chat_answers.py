@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from dragoman.dialects.tgi.introspect import SimpleToken
+
 
 class Usage(msgspec.Struct, frozen=True):
     """Token counts."""
@@ -186,6 +188,13 @@ class ModelsInfo(msgspec.Struct, frozen=True):
 
     object: Literal["list"]
     data: list[ModelInfo]
+
+
+class ChatTokenizeResponse(msgspec.Struct, frozen=True):
+    """``POST /chat_tokenize``."""
+
+    tokenize_response: list[SimpleToken]
+    templated_text: str
 
 
 class StreamFault(msgspec.Struct, frozen=True):

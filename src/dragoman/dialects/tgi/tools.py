@@ -237,7 +237,7 @@ def _moved(schema: Any, place: str) -> Any:
         return [_moved(each, place) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {}
+    made: dict[str, Any] = {}
     for word, value in schema.items():
         if word == "$ref" and isinstance(value, str) and value.startswith("#"):
             made[word] = place + value[1:]

@@ -58,7 +58,7 @@ def generation_request(
         prompt=TokenPrompt(token_ids=prompt),
         n=asked.sequences,
         seeds=(seed,),
-        sampling=_sampling(asked, settings, quirks),
+        sampling=_sampling(asked, settings),
         ending=EndingParams(
             max_tokens=budget,
             length_first=True,
@@ -80,10 +80,7 @@ def _grammar(values: dict[str, Any] | None) -> tuple[Constraint | None, str]:
         return None, error.rule
 
 
-def _sampling(asked: Parameters, settings: TgiSettings, quirks: Quirks) -> SamplingParams:
-    repetition, presence = asked.repetition_penalty, asked.presence_penalty or 0.0
-    if quirks.presence_as_repetition and asked.presence_penalty is not None:
-        repetition, presence = presence + 2, 0.0
+def _sampling(asked: Parameters, settings: TgiSettings) -> SamplingParams:
     drawn = {
         "temperature": 1.0 if asked.temperature is None else asked.temperature,
         "top_k": asked.top_k or 0,
@@ -92,9 +89,9 @@ def _sampling(asked: Parameters, settings: TgiSettings, quirks: Quirks) -> Sampl
     }
     return SamplingParams(
         **(drawn if asked.sampling else {"temperature": 0.0}),  # type: ignore[arg-type]
-        repetition_penalty=1.0 if repetition is None else repetition,
+        repetition_penalty=1.0 if asked.repetition_penalty is None else asked.repetition_penalty,
         frequency_penalty=asked.frequency_penalty or 0.0,
-        presence_penalty=presence,
+        presence_penalty=asked.presence_penalty or 0.0,
         logit_bias=asked.logit_bias,
         watermark=asked.watermark,
         watermark_gamma=settings.watermark_gamma,

@@ -45,6 +45,8 @@ def check_parameters(
         raise InvalidInput("`repetition_penalty` must be strictly positive")
     if asked.frequency_penalty is not None and not -2 <= asked.frequency_penalty <= 2:
         raise InvalidInput("`frequency_penalty` must be >= -2.0 and <= 2.0")
+    if asked.presence_penalty is not None and not -2 <= asked.presence_penalty <= 2:
+        raise InvalidInput("`presence_penalty` must be >= -2.0 and <= 2.0")
     for name, share in (("top_p", asked.top_p), ("typical_p", asked.typical_p)):
         if share is not None and not (0 < share < 1 or (share == 1 and not quirks.one_is_no_probability)):
             raise InvalidInput(f"`{name}` must be > 0.0 and < 1.0")

@@ -1,0 +1,101 @@
+"""``/v1/chat/completions`` and ``/chat_tokenize``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from dragoman.core.serving import Serving
+from dragoman.dialects.tgi.body import checked, read_json
+from dragoman.dialects.tgi.chat_answers import ChatTokenizeResponse, TextMessage
+from dragoman.dialects.tgi.chat_fields import CHAT
+from dragoman.dialects.tgi.chat_translate import chat_text
+from dragoman.dialects.tgi.conversation import Conversation
+from dragoman.dialects.tgi.headers import stream_headers, whole_headers
+from dragoman.dialects.tgi.introspect import SimpleToken
+from dragoman.dialects.tgi.service import Service
+from dragoman.dialects.tgi.tools import offer_of
+from dragoman.dialects.tgi.v1_events import READY, send
+from dragoman.dialects.wire import Exchange, Operation
+
+
+class Chat:
+    """The handlers, with what they share."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def chat_completions(self, serving: Serving, exchange: Exchange) -> None:
+        """``POST /v1/chat/completions``."""
+        await self.answer(serving, exchange, await read_json(exchange))
+
+    async def answer(self, serving: Serving, exchange: Exchange, body: Any) -> None:
+        """The same with a body that has been read."""
+        values = (await checked(exchange, CHAT, body)).values
+        conversation = Conversation(self._service, serving, exchange, values)
+        if values["stream"]:
+            await self._stream(exchange, conversation)
+        else:
+            await self._whole(exchange, conversation)
+
+    async def predicted(self, serving: Serving, exchange: Exchange, values: Mapping[str, Any]) -> str:
+        """The answer to checked values as one text, for those who have no place for a message: a call is the JSON of
+        its arguments. Neither counted nor given a permit here."""
+        conversation = Conversation(self._service, serving, exchange, values)
+        await conversation.prepare()
+        message = (await conversation.whole()).choices[0].message
+        return message.content if isinstance(message, TextMessage) else message.tool_calls[0].function.arguments
+
+    async def get_chat_tokenize(self, serving: Serving, exchange: Exchange) -> None:
+        """``POST /chat_tokenize``: the prompt that a chat comes to, and its tokens."""
+        values = (await checked(exchange, CHAT, await read_json(exchange))).values
+        text = await chat_text(serving, values, offer_of(values))
+        tokens = await serving.tokenize_text(text, add_special_tokens=False, bounded=False)
+        simple = [SimpleToken(token.token_id, token.text, token.start, token.stop) for token in tokens]
+        await exchange.reply(ChatTokenizeResponse(simple, text))
+
+    async def _whole(self, exchange: Exchange, conversation: Conversation) -> None:
+        service = self._service
+        await conversation.prepare()
+        with service.permits.take():
+            answer = await exchange.unless_gone(conversation.whole())
+            headers = whole_headers(service.settings.compute_type, conversation.run, exchange.elapsed_s)
+            await exchange.reply(answer, headers=headers)
+
+    async def _stream(self, exchange: Exchange, conversation: Conversation) -> None:
+        await send(
+            exchange,
+            self._chunks(conversation),
+            lambda: stream_headers(self._service.settings.compute_type, len(conversation.run.text)),
+            in_band=self._service.quirks.stream_errors_in_band,
+        )
+
+    async def _chunks(self, conversation: Conversation) -> AsyncGenerator[bytes, None]:
+        await conversation.prepare()
+        yield READY
+        with self._service.permits.take():
+            async with aclosing(conversation.chunks()) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+
+def operations(service: Service) -> tuple[Operation, ...]:
+    """Chats, and how one is tokenized."""
+    routes = Chat(service)
+    return (
+        Operation(
+            method="POST",
+            path="/v1/chat/completions",
+            summary="Answer a conversation.",
+            handler=routes.chat_completions,
+            table=CHAT,
+        ),
+        Operation(
+            method="POST",
+            path="/chat_tokenize",
+            summary="The prompt of a conversation, and its tokens.",
+            handler=routes.get_chat_tokenize,
+            table=CHAT,
+        ),
+    )

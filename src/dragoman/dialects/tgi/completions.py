@@ -1,0 +1,190 @@
+"""``/v1/completions``: each prompt is a choice, and a stream shows them in turn; and ``/v1/models``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from dragoman.core.errors import DragomanError
+from dragoman.core.request import TextPrompt
+from dragoman.core.serving import Serving
+from dragoman.dialects.tgi import chat_render as render
+from dragoman.dialects.tgi.body import checked, read_json
+from dragoman.dialects.tgi.chat_answers import CompletionComplete, CompletionFinal, ModelInfo, ModelsInfo
+from dragoman.dialects.tgi.chat_fields import COMPLETIONS
+from dragoman.dialects.tgi.chat_translate import completion_parameters
+from dragoman.dialects.tgi.conversation import answer_head
+from dragoman.dialects.tgi.errors import BatchFault, Incomplete, SuffixFault
+from dragoman.dialects.tgi.headers import batch_headers, stream_headers
+from dragoman.dialects.tgi.render import sse
+from dragoman.dialects.tgi.run import Run, Step
+from dragoman.dialects.tgi.service import Service
+from dragoman.dialects.tgi.v1_events import READY, send
+from dragoman.dialects.wire import Exchange, Operation
+
+AHEAD = 16
+"""Tokens that a prompt may be ahead of the slowest one; then it waits for its turn."""
+
+
+class Completions:
+    """The handlers, with what they share."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def completions(self, serving: Serving, exchange: Exchange) -> None:
+        """``POST /v1/completions``."""
+        await self.answer(serving, exchange, await read_json(exchange))
+
+    async def answer(self, serving: Serving, exchange: Exchange, body: Any) -> None:
+        """The same with a body that has been read."""
+        service = self._service
+        values = (await checked(exchange, COMPLETIONS, body)).values
+        prompt = values["prompt"]
+        prompts = (prompt,) if isinstance(prompt, str) else prompt
+        if values["suffix"] is not None:
+            raise SuffixFault
+        if len(prompts) > service.settings.max_client_batch_size:
+            raise BatchFault(service.settings.max_client_batch_size)
+        asked = completion_parameters(values, service.quirks)
+        runs = [Run(service, serving, exchange, asked, TextPrompt(text=text)) for text in prompts]
+        batch = Batch(service, runs, serving.model(None).name, logprobs=values["logprobs"] is not None)
+        if values["stream"]:
+            characters = sum(len(text) for text in prompts)
+            await send(
+                exchange,
+                self._chunks(batch),
+                lambda: stream_headers(service.settings.compute_type, characters),
+                in_band=service.quirks.stream_errors_in_band,
+            )
+            return
+        with service.permits.take(len(runs)):
+            answer = await exchange.unless_gone(batch.whole())
+            await exchange.reply(answer, headers=batch_headers(service.settings.compute_type, runs))
+
+    async def openai_get_model_info(self, serving: Serving, exchange: Exchange) -> None:
+        """``GET /v1/models``."""
+        name = serving.model(None).name
+        await exchange.reply(ModelsInfo("list", [ModelInfo(name, "model", 0, name)]))
+
+    async def _chunks(self, batch: Batch) -> AsyncGenerator[bytes, None]:
+        yield READY
+        with self._service.permits.take(len(batch.runs)):
+            async with aclosing(batch.chunks()) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+
+class Batch:
+    """The prompts of one request, and their answer. Await ``whole``, or iterate ``chunks``, once."""
+
+    def __init__(self, service: Service, runs: Sequence[Run], model: str, *, logprobs: bool) -> None:
+        self.runs = runs
+        self._quirks = service.quirks
+        self._head = answer_head(service, "cmpl-", model)
+        self._logprobs = logprobs
+        self._shown = [0] * len(runs)
+
+    async def whole(self) -> CompletionFinal:
+        """Every prompt's choice, in the order of the prompts. The first error ends them all."""
+        tasks = [asyncio.create_task(run.whole()) for run in self.runs]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            await _end(tasks)
+        choices = []
+        for i, run in enumerate(self.runs):
+            passage = run.chosen
+            logprobs = render.completion_logprobs(passage.pieces) if self._logprobs else None
+            finish = render.finish_reason(passage, self._quirks)
+            choices.append(CompletionComplete(i, passage.text, logprobs, finish))
+        used = render.usage(sum(run.input_tokens for run in self.runs), sum(run.generated_tokens for run in self.runs))
+        return render.completion(self._head, choices, used)
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The events of all prompts, one of each that is not finished in turn.
+
+        A prompt that fails has an event that says so, and the others go on; raises when all fail before any event.
+        """
+        coming: list[asyncio.Queue[Step | Exception]] = [asyncio.Queue(AHEAD) for _ in self.runs]
+        tasks = [asyncio.create_task(_advance(*each)) for each in zip(self.runs, coming, strict=True)]
+        running, faults, begun = list(range(len(self.runs))), list[DragomanError](), False
+        try:
+            while running:
+                for i in tuple(running):
+                    found = await coming[i].get()
+                    match found:
+                        case Step():
+                            begun = True
+                        case DragomanError():
+                            faults.append(found)
+                        case _:
+                            raise found
+                    if begun:
+                        for fault in faults:
+                            yield render.sse_fault(fault)
+                        faults.clear()
+                    if isinstance(found, Step):
+                        yield self._chunk(i, found)
+                    if not isinstance(found, Step) or found.is_last:
+                        running.remove(i)
+            if faults:
+                raise faults[0]
+            await asyncio.gather(*tasks)
+        finally:
+            await _end(tasks)
+
+    def _chunk(self, i: int, step: Step) -> bytes:
+        piece, quirks = step.piece, self._quirks
+        text = piece.text if quirks.special_text else piece.shown
+        logprobs = render.completion_logprobs([piece], self._shown[i]) if self._logprobs else None
+        self._shown[i] += len(text)
+        if not step.is_last:
+            return render.completion_chunk(self._head, CompletionComplete(i, text, logprobs, ""))
+        finish = render.streamed_finish_reason(step.passage, quirks)
+        run = self.runs[i]
+        used = render.usage(run.input_tokens, run.generated_tokens)
+        return sse(render.completion(self._head, [CompletionComplete(i, text, logprobs, finish)], used))
+
+
+async def _advance(run: Run, coming: asyncio.Queue[Step | Exception]) -> None:
+    """Every step of one prompt, the last one or an error at the end."""
+    is_last = False
+    try:
+        async with aclosing(run.steps()) as steps:
+            async for step in steps:
+                is_last = step.is_last
+                await coming.put(step)
+        if not is_last:
+            raise Incomplete
+    except Exception as error:
+        await coming.put(error)
+
+
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def operations(service: Service) -> tuple[Operation, ...]:
+    """Completions, and the list of models."""
+    routes = Completions(service)
+    return (
+        Operation(
+            method="POST",
+            path="/v1/completions",
+            summary="Continue one text or several.",
+            handler=routes.completions,
+            table=COMPLETIONS,
+        ),
+        Operation(
+            method="GET",
+            path="/v1/models",
+            summary="The model.",
+            handler=routes.openai_get_model_info,
+            open=True,
+        ),
+    )

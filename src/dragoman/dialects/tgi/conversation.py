@@ -1,0 +1,168 @@
+"""One chat from its messages to its answer: at once, or in two generations where the model may decline to call."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+import dragoman
+from dragoman.core.request import TextPrompt
+from dragoman.core.serving import Serving
+from dragoman.dialects.kinds import Violation
+from dragoman.dialects.tgi import chat_render as render
+from dragoman.dialects.tgi.body import shape_fault
+from dragoman.dialects.tgi.call_text import CallText, next_call_id
+from dragoman.dialects.tgi.chat_answers import ChatCompletion, ChatCompletionLogprobs, ToolCallDelta, Usage
+from dragoman.dialects.tgi.chat_translate import chat_parameters, chat_text
+from dragoman.dialects.tgi.parameters import Parameters
+from dragoman.dialects.tgi.passage import Piece
+from dragoman.dialects.tgi.run import Run
+from dragoman.dialects.tgi.service import Service
+from dragoman.dialects.tgi.tools import NO_TOOL, Offer, offer_of
+from dragoman.dialects.wire import Exchange
+
+
+def answer_head(service: Service, prefix: str, model: str) -> render.Head:
+    """The head of a new answer."""
+    id = "" if service.quirks.empty_ids else prefix + secrets.token_hex(12)
+    fingerprint = f"{dragoman.__version__}-{service.settings.docker_label or 'native'}"
+    return render.Head(id, int(time.time()), model, fingerprint)
+
+
+class Conversation:
+    """Await ``prepare``, then ``whole`` or iterate ``chunks``, once.
+
+    Attributes:
+        run: the generation that is the answer; another one after the model has declined to call a tool.
+    """
+
+    run: Run
+
+    def __init__(self, service: Service, serving: Serving, exchange: Exchange, values: Mapping[str, Any]) -> None:
+        self._service, self._serving, self._exchange, self._values = service, serving, exchange, values
+        self._offer: Offer | None = None
+        self._asked = Parameters()
+        named, served = values["model"], serving.model(None).name
+        self._head = answer_head(service, "chatcmpl-", served if named in (None, "tgi") else named)
+
+    @property
+    def usage(self) -> Usage:
+        """Of the generation that is the answer."""
+        return render.usage(self.run.input_tokens, self.run.generated_tokens)
+
+    async def prepare(self) -> None:
+        """Everything before the first generation. Raises Fault."""
+        self._offer = offer_of(self._values)
+        try:
+            self._asked = chat_parameters(self._values, self._offer, self._service.quirks)
+        except Violation as error:
+            raise await shape_fault(self._exchange, error) from None
+        await self._begin()
+
+    async def whole(self) -> ChatCompletion:
+        """The whole answer. Raises ToolFault for a call that was cut."""
+        if self._offer is not None:
+            call = await self._call(self._offer)
+            if call is not None:
+                arguments = call.compact()
+                finish = "stop" if self._service.quirks.tool_finish_stop else "tool_calls"
+                called = render.call_message(call.name or "", arguments)
+                return render.chat_completion(self._head, called, self._all_logprobs(), finish, self.usage)
+        await self.run.whole()
+        passage = self.run.chosen
+        finish = render.finish_reason(passage, self._service.quirks)
+        message = render.text_message(passage.text)
+        return render.chat_completion(self._head, message, self._all_logprobs(), finish, self.usage)
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The events of the answer, up to its counts where they are asked for."""
+        if self._offer is not None:
+            async with aclosing(self._call_chunks(self._offer)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        if self._offer is None:
+            async with aclosing(self.run.steps()) as steps:
+                async for step in steps:
+                    message = render.text_message(step.piece.shown)
+                    finish = render.finish_reason(step.passage, self._service.quirks) if step.is_last else None
+                    yield render.chat_chunk(self._head, message, self._logprobs([step.piece]), finish)
+        options = self._values["stream_options"]
+        if options is not None and options["include_usage"]:
+            yield render.usage_chunk(self._head, self.usage)
+
+    async def _begin(self) -> None:
+        text = await chat_text(self._serving, self._values, self._offer)
+        prompt = TextPrompt(text=text, add_special_tokens=False)
+        self.run = Run(self._service, self._serving, self._exchange, self._asked, prompt)
+
+    async def _decline(self) -> None:
+        """Begin again without tools: the model has chosen to answer freely."""
+        self._offer = None
+        self._asked = msgspec.structs.replace(self._asked, constraint=None)
+        await self._begin()
+
+    async def _call(self, offer: Offer) -> CallText | None:
+        """The whole text of a call; None when the model has declined, as soon as it says so."""
+        call = CallText()
+        async with aclosing(self.run.steps()) as steps:
+            async for step in steps:
+                call.push(step.piece.shown)
+                if offer.declinable and call.name == NO_TOOL:
+                    break
+            else:
+                return call
+        await self._decline()
+        return None
+
+    async def _call_chunks(self, offer: Offer) -> AsyncGenerator[bytes, None]:
+        """The events of a call; none when the model has declined.
+
+        One is always held back, so that the last one can carry the finish reason: nothing that shows follows it.
+        """
+        call, id = CallText(), next_call_id(self._values["messages"])
+        held: ToolCallDelta | None = None
+        shown, coming = list[Piece](), list[Piece]()
+        async with aclosing(self.run.steps()) as steps:
+            async for step in steps:
+                coming.append(step.piece)
+                added = call.push(step.piece.shown)
+                if offer.declinable and call.name == NO_TOOL:
+                    break
+                # The brace comes alone, with the name.
+                named = [("{", call.name)] if held is None and added else []
+                for arguments, name in [*named, (added[len(named) :], None)]:
+                    if not arguments:
+                        continue
+                    if held is not None:
+                        yield render.chat_chunk(self._head, held, self._logprobs(shown))
+                    held = render.call_delta(id, name, arguments)
+                    shown, coming = coming, []
+            else:
+                if held is not None:
+                    finish = self._call_finish(call)
+                    yield render.chat_chunk(self._head, held, self._logprobs(shown + coming), finish)
+                elif not self._service.quirks.stream_errors_in_band:
+                    call.compact()
+                return
+        await self._decline()
+
+    def _call_finish(self, call: CallText) -> str | None:
+        quirks = self._service.quirks
+        if quirks.unfinished_tool_streams:
+            return None
+        if not call.complete:
+            return "length"
+        return "stop" if quirks.tool_finish_stop else "tool_calls"
+
+    def _all_logprobs(self) -> ChatCompletionLogprobs | None:
+        return self._logprobs(self.run.chosen.pieces)
+
+    def _logprobs(self, pieces: Sequence[Piece]) -> ChatCompletionLogprobs | None:
+        if not self._values["logprobs"]:
+            return None
+        return render.chat_logprobs(pieces, top=bool(self._values["top_logprobs"]))
