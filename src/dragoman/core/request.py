@@ -68,7 +68,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         request_id: unique among running requests; also the id the dialect shows.
         model: the served model's name, or None for the default.
-        n: generations returned. best_of: generations made (>= n); the best by mean token logprob are returned.
+        n: generations returned. best_of: generations made (>= n); the best by mean token logprob are returned, best
+            first. None: as many as are returned, in order.
         seeds: None: drawn from the operating system and reported; one seed: generation i uses (seed + i) mod 2**64;
             otherwise one per generation.
         beams: search for the ``n`` generations together, with the first seed for all; None: each is drawn for itself.

@@ -52,6 +52,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     has_chat_template: bool
     has_fill_tokens: bool
+    has_bos: bool = True
     template_variables: frozenset[str] = frozenset()
     template_members: frozenset[str] = frozenset()
     tool_calls: ToolCalls | None = None

@@ -109,6 +109,7 @@ def served_model(
         fingerprint=info.model.fingerprint,
         has_chat_template=template.available,
         has_fill_tokens=tokenizer.fill is not None,
+        has_bos=tokenizer.bos_id is not None,
         template_variables=names.variables,
         template_members=names.members,
         tool_calls=tool_calls_of(template, tokenizer),

@@ -123,7 +123,7 @@ class EngineServing:
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         count = request.best_of or request.n
-        choosing = count > request.n
+        choosing = request.best_of is not None and count > 1
         # The choice is by log-probability, whether or not the client wants to see any.
         logprobs = request.logprobs or (LogprobParams() if choosing else None)
         async with aclosing(self._generate(request, count, logprobs)) as events:
