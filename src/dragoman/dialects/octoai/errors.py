@@ -1,0 +1,80 @@
+"""Every error as OctoAI says it: what a request broke as a list, everything else as one flat object.
+
+The SDK of the last generation reads ``detail`` of status 422 and ``message`` and ``type`` of status 500, and fails with
+an error of its own where these are missing. ``error`` repeats the object for OpenAI's packages.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dragoman.core.errors import (
+    BadRequest,
+    Cancelled,
+    Conflict,
+    ContextOverflow,
+    DragomanError,
+    EngineUnavailable,
+    Forbidden,
+    GenerationFailed,
+    MethodNotAllowed,
+    ModelNotFound,
+    NotFound,
+    Overloaded,
+    PayloadTooLarge,
+    RequestTimeout,
+    Unauthorized,
+)
+from dragoman.dialects.detail import detail, sentence
+from dragoman.dialects.wire import Answer
+
+INVALID = "invalid_request_error"
+
+# The first class that fits decides: error class, status, type, code.
+TABLE: tuple[tuple[type[DragomanError], int, str, str | None], ...] = (
+    (ContextOverflow, 400, INVALID, "context_length_exceeded"),
+    (BadRequest, 422, INVALID, "validation_error"),
+    (Unauthorized, 401, "authentication_error", "invalid_token"),
+    (Forbidden, 403, "permission_error", "forbidden"),
+    (ModelNotFound, 404, "not_found_error", "model_not_found"),
+    (NotFound, 404, "not_found_error", "not_found"),
+    (MethodNotAllowed, 405, INVALID, "method_not_allowed"),
+    (RequestTimeout, 408, INVALID, "request_timeout"),
+    (Conflict, 409, INVALID, "conflict"),
+    (PayloadTooLarge, 413, INVALID, "request_too_large"),
+    (Overloaded, 429, "rate_limit_error", "rate_limit_exceeded"),
+    (Cancelled, 499, INVALID, "client_closed_request"),
+    (EngineUnavailable, 503, "service_unavailable", "unavailable"),
+    (GenerationFailed, 500, "internal_error", None),
+    (DragomanError, 500, "internal_error", None),
+)
+
+
+def render_error(error: DragomanError) -> Answer:
+    """The status, body and headers that tell the client."""
+    status, kind, code = _row(error)
+    headers = {}
+    if isinstance(error, Overloaded):
+        headers = {"retry-after": str(max(1, round(error.retry_after_s)))}
+    elif status == 503:
+        headers = {"retry-after": "1"}
+    if status == 422:
+        assert isinstance(error, BadRequest)
+        message = sentence(error)
+        shape = {"message": message, "type": kind, "param": error.param, "code": code}
+        body: dict[str, Any] = {"detail": detail(error), "object": "error", "message": message, "type": kind}
+        return Answer(status=status, body=body | {"error": shape}, headers=headers)
+    shape = {"message": error.message, "type": kind, "param": error.param, "code": code}
+    body = {"object": "error", **shape, "validation_errors": None, "error": shape}
+    return Answer(status=status, body=body, headers=headers)
+
+
+def error_event(error: DragomanError) -> dict[str, Any]:
+    """What the stream of a generation that failed says last."""
+    _, kind, _ = _row(error)
+    shape = {"message": error.message, "type": kind}
+    return {"error": shape, **shape, "object": "error"}
+
+
+def _row(error: DragomanError) -> tuple[int, str, str | None]:
+    return next((status, kind, code) for cls, status, kind, code in TABLE if isinstance(error, cls))

@@ -1,0 +1,135 @@
+"""The operations of the OctoAI dialect: read, translate, generate, render."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from dragoman.core.errors import DragomanError, EngineUnavailable
+from dragoman.core.serving import ModelCard, Serving
+from dragoman.dialects.answers import encoded, sse, stream_answer
+from dragoman.dialects.batch import generate_all
+from dragoman.dialects.octoai import chats, completions
+from dragoman.dialects.octoai.chat_fields import CHAT
+from dragoman.dialects.octoai.clients import claims
+from dragoman.dialects.octoai.errors import error_event
+from dragoman.dialects.octoai.fields import COMPLETIONS
+from dragoman.dialects.octoai.head import Ends, Head
+from dragoman.dialects.octoai.logprobs import Wanted
+from dragoman.dialects.octoai.prompt_log import PromptLog
+from dragoman.dialects.octoai.settings import OctoAISettings
+from dragoman.dialects.octoai.tools import octoai_plan
+from dragoman.dialects.octoai.translate import chat_request, completion_requests
+from dragoman.dialects.wire import Abort, Exchange, Operation
+
+
+class Api:
+    """All operations. Handlers are its methods: they need the operator's settings."""
+
+    def __init__(self, settings: OctoAISettings) -> None:
+        self._prompt_log = PromptLog(settings.octoai_prompt_log, settings.octoai_prompt_log_bytes)
+
+    def operations(self) -> tuple[Operation, ...]:
+        """What the published API had, and a list of models."""
+        return (
+            Operation(
+                method="POST",
+                path="/v1/completions",
+                summary="Continue one prompt or several.",
+                handler=self.completions,
+                table=COMPLETIONS,
+                claims=claims,
+            ),
+            Operation(
+                method="POST",
+                path="/v1/chat/completions",
+                summary="Answer a conversation.",
+                handler=self.chat_completions,
+                table=CHAT,
+                claims=claims,
+            ),
+            Operation(
+                method="GET", path="/v1/models", summary="List the served models.", handler=self.models, claims=claims
+            ),
+            Operation(
+                method="GET",
+                path="/healthcheck",
+                summary="Whether requests can be served.",
+                handler=self.healthcheck,
+                probe=True,
+            ),
+        )
+
+    async def completions(self, serving: Serving, exchange: Exchange) -> None:
+        """``POST /v1/completions``."""
+        values = (await exchange.read(COMPLETIONS, any_content_type=True)).values
+        card = serving.model(values["model"])
+        head = _head(card)
+        requests = completion_requests(values, head.id, card)
+        await self._prompt_log.add(head.id, "completions", values)
+        wanted = Wanted(prompt=values["loglikelihood"], generated=values["logprobs"] is not None)
+        shown = completions.Shown(values["echo"], wanted)
+        if values["stream"]:
+            n = values["n"]
+            ends = Ends(n * len(requests), counted=_counted(values))
+            streams = [
+                completions.CompletionStream(head, request, j * n, shown, ends) for j, request in enumerate(requests)
+            ]
+            await stream_answer(serving, exchange, requests, streams, end=ends.end, fault=_fault)
+        else:
+            results = await exchange.unless_gone(generate_all(serving, requests))
+            answer = await encoded(
+                lambda: completions.completion(head, requests, results, shown),
+                in_thread=wanted.prompt or wanted.generated,
+            )
+            await exchange.reply(answer)
+
+    async def chat_completions(self, serving: Serving, exchange: Exchange) -> None:
+        """``POST /v1/chat/completions``."""
+        values = (await exchange.read(CHAT, any_content_type=True)).values
+        card = serving.model(values["model"])
+        head = _head(card)
+        plan = octoai_plan(values, card)
+        request = chat_request(values, head.id, card, plan)
+        await self._prompt_log.add(head.id, "chat completions", values)
+        wanted = Wanted(prompt=values["loglikelihood"], generated=bool(values["logprobs"]), arrays=False)
+        shown = chats.Shown(plan.shape, wanted)
+        if values["stream"]:
+            ends = Ends(request.n, counted=_counted(values))
+            streams = [chats.ChatStream(head, request.n, shown, ends)]
+            await stream_answer(serving, exchange, [request], streams, end=ends.end, fault=_fault)
+        else:
+            result = await exchange.unless_gone(serving.generate(request))
+            in_thread = wanted.prompt or wanted.generated or plan.shape.format is not None
+            await exchange.reply(await encoded(lambda: chats.chat_completion(head, result, shown), in_thread=in_thread))
+
+    async def models(self, serving: Serving, exchange: Exchange) -> None:
+        """``GET /v1/models``."""
+        listed = [
+            {"id": card.name, "object": "model", "created": card.created, "owned_by": "dragoman"}
+            for card in serving.models()
+        ]
+        await exchange.reply({"object": "list", "data": listed})
+
+    async def healthcheck(self, serving: Serving, exchange: Exchange) -> None:
+        """``GET /healthcheck``."""
+        if reason := exchange.not_ready:
+            raise EngineUnavailable(reason)
+        await exchange.reply({"status": "ok"})
+
+
+def _head(card: ModelCard) -> Head:
+    return Head(f"cmpl-{secrets.token_hex(16)}", int(time.time()), card.name, card.fingerprint)
+
+
+def _counted(values: dict[str, Any]) -> bool:
+    options = values["stream_options"]
+    return bool(options and options["include_usage"])
+
+
+def _fault(error: DragomanError) -> Iterable[bytes]:
+    """The error, for clients that read it; and for those that drop what they do not know, a connection that breaks."""
+    yield sse(error_event(error))
+    raise Abort

@@ -1,0 +1,148 @@
+"""Wire to core, as pure functions: a checked body becomes one GenerationRequest for each prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from dragoman.core.errors import BadRequest, ModelNotFound, UnsupportedFeature
+from dragoman.core.request import ChatPrompt, FillPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
+from dragoman.core.sampling import EndingParams, LogprobParams
+from dragoman.core.serving import ModelCard
+from dragoman.dialects.field import Table, ending_of, sampling_of
+from dragoman.dialects.octoai.chat_fields import CHAT
+from dragoman.dialects.octoai.fields import COMPLETIONS, adapter_of
+from dragoman.dialects.octoai.messages import template_messages
+from dragoman.dialects.tools import ToolPlan
+
+MAX_SEQUENCES = 2048
+"""Sequences of one HTTP request: prompts times generations of each."""
+
+
+def completion_requests(values: dict[str, Any], request_id: str, card: ModelCard) -> tuple[GenerationRequest, ...]:
+    """One request for each prompt of a completion.
+
+    Raises BadRequest for fields that contradict each other, and for tokens that the model does not have; ModelNotFound
+    for adapters.
+    """
+    _check_adapter(values)
+    prompts = _prompts(values, card)
+    n, best_of = values["n"], values["best_of"]
+    _check_best_of(n, best_of, "best_of", stream=values["stream"])
+    if len(prompts) * (best_of or n) > MAX_SEQUENCES:
+        raise BadRequest(f"Prompts times choices must be at most {MAX_SEQUENCES}.", param="n")
+    shared = GenerationRequest(
+        request_id=request_id,
+        prompt=prompts[0],
+        model=card.name,
+        n=n,
+        best_of=best_of,
+        seeds=_seeds(values, COMPLETIONS),
+        sampling=sampling_of(COMPLETIONS, values),
+        ending=_ending(values, COMPLETIONS),
+        logprobs=_logprobs(values["logprobs"], values["loglikelihood"]),
+        # Filling a gap shows what is before it, but the core would show the whole prompt; so render does that.
+        echo=(values["echo"] or values["loglikelihood"]) and not values["suffix"],
+    )
+    _check_ids(card, "logit_bias", shared.sampling.logit_bias)
+    return tuple(
+        msgspec.structs.replace(
+            shared, prompt=prompt, request_id=request_id if len(prompts) == 1 else f"{request_id}-{j}"
+        )
+        for j, prompt in enumerate(prompts)
+    )
+
+
+def chat_request(values: dict[str, Any], request_id: str, card: ModelCard, plan: ToolPlan) -> GenerationRequest:
+    """The request of a chat completion, under the plan's constraint. Raises as ``completion_requests`` does."""
+    _check_adapter(values)
+    engine = (values["octoai"] or {}).get("vllm") or {}
+    best_of = engine.get("best_of")
+    _check_best_of(values["n"], best_of, "octoai.vllm.best_of", stream=values["stream"])
+    if values["top_logprobs"] and not values["logprobs"]:
+        raise BadRequest("'top_logprobs' is only allowed together with 'logprobs'.", param="top_logprobs")
+    sampling, ending = sampling_of(CHAT, values), _ending(values, CHAT)
+    if engine:
+        sampling = msgspec.structs.replace(sampling, top_k=max(engine["top_k"], 0))
+        ending = msgspec.structs.replace(
+            ending,
+            ignore_eos=ending.ignore_eos or engine["ignore_eos"],
+            stop_token_ids=engine["stop_token_ids"] or (),
+            skip_special_tokens=engine["skip_special_tokens"],
+        )
+    _check_ids(card, "logit_bias", sampling.logit_bias)
+    _check_ids(card, "octoai.vllm.stop_token_ids", ending.stop_token_ids)
+    return GenerationRequest(
+        request_id=request_id,
+        prompt=ChatPrompt(messages=template_messages(values["messages"]), tools=plan.tools),
+        model=card.name,
+        n=values["n"],
+        best_of=best_of,
+        seeds=_seeds(values, CHAT),
+        sampling=sampling,
+        ending=ending,
+        logprobs=_logprobs(values["top_logprobs"] if values["logprobs"] else None, values["loglikelihood"]),
+        constraint=plan.constraint,
+        constraint_param="response_format" if values["response_format"] else "tools",
+        shown_tokens=plan.shown_tokens,
+    )
+
+
+def _prompts(values: dict[str, Any], card: ModelCard) -> tuple[Prompt, ...]:
+    prompt, suffix = values["prompt"], values["suffix"]
+    if not prompt and not suffix:
+        if not card.has_bos:
+            message = f"The prompt is empty, and the model '{card.name}' has no token to begin with."
+            raise BadRequest(message, param="prompt")
+        return (TextPrompt(text=""),)
+    batch = (prompt or "",) if prompt is None or isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
+    if suffix:
+        if not all(isinstance(one, str) for one in batch):
+            raise BadRequest("'suffix' goes with prompts given as text.", param="suffix")
+        if not card.has_fill_tokens:
+            message = f"'suffix' is not supported: the model '{card.name}' has no fill-in-the-middle tokens."
+            raise UnsupportedFeature(message, param="suffix")
+        return tuple(FillPrompt(prefix=one, suffix=suffix) for one in batch)
+    for one in batch:
+        if not isinstance(one, str):
+            _check_ids(card, "prompt", one)
+    return tuple(TextPrompt(text=one) if isinstance(one, str) else TokenPrompt(token_ids=one) for one in batch)
+
+
+def _check_best_of(n: int, best_of: int | None, param: str, *, stream: bool) -> None:
+    if best_of is None:
+        return
+    if best_of < n:
+        raise BadRequest(f"'best_of' ({best_of}) must be at least 'n' ({n}).", param=param)
+    if best_of > n and stream:
+        raise BadRequest("Results cannot be streamed when 'best_of' is greater than 'n'.", param=param)
+
+
+def _ending(values: dict[str, Any], table: Table) -> EndingParams:
+    """Asking for more than the context holds is no error here: the text ends where the context does."""
+    return msgspec.structs.replace(ending_of(table, values), clamp_to_context=True)
+
+
+def _seeds(values: dict[str, Any], table: Table) -> tuple[int, ...] | None:
+    field = next(field for field in table.fields if field.name == "seed")
+    assert field.convert is not None
+    return None if values["seed"] is None else (field.convert(values["seed"]),)
+
+
+def _logprobs(top: int | None, prompt: bool) -> LogprobParams | None:
+    return LogprobParams(top=top or 0, prompt=prompt) if top is not None or prompt else None
+
+
+def _check_adapter(values: dict[str, Any]) -> None:
+    name = adapter_of(values)
+    if name is not None:
+        raise ModelNotFound(f"The adapter `{name[:256]}` does not exist", param="peft")
+
+
+def _check_ids(card: ModelCard, param: str, ids: Iterable[int]) -> None:
+    highest = max(ids, default=0)
+    if highest >= card.vocab_size:
+        message = f"'{param}': there is no token {highest}, only 0 to {card.vocab_size - 1}."
+        raise BadRequest(message, param=param)
