@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from dragoman.dialects import friendli, locallab, openai, tgi
+from dragoman.dialects import friendli, locallab, octoai, openai, tgi
 from dragoman.dialects.wire import Dialect
 
 
@@ -26,6 +26,7 @@ REGISTRY: tuple[Registered, ...] = (
     Registered("openai", openai.make, openai.OpenAISettings),
     Registered("tgi", tgi.make, tgi.TgiSettings),
     Registered("friendli", friendli.make, friendli.FriendliSettings),
+    Registered("octoai", octoai.make, octoai.OctoAISettings),
     Registered("locallab", locallab.make, locallab.LocalLabSettings),
 )
 
