@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -72,6 +72,38 @@ def run_alone(runner: Runner, request: EngineRequest) -> Transcript:
     """The reference: nothing beside it, no cache, no drafts, the whole prompt in as few steps as the runner allows."""
     engine = Engine(runner, SchedulerSettings(prefix_cache=False, speculation=0))
     return run(engine, [request])[request.request_id]
+
+
+class Hypothesis(NamedTuple):
+    """What a beam search found."""
+
+    token_ids: tuple[int, ...]
+    finish: FinishReason
+    score: float | None
+
+
+def hypotheses(events: Iterable[EngineEvent], request: EngineRequest) -> list[Hypothesis]:
+    """In the order of the answer."""
+    tokens: list[list[int]] = [[] for _ in request.seeds]
+    ends: dict[int, Hypothesis] = {}
+    for event in events:
+        if isinstance(event, TokenEvent):
+            tokens[event.sequence].append(event.token_id)
+        if not isinstance(event, PromptEvent) and event.finish is not None:
+            score = event.score if isinstance(event, TokenEvent) else None
+            ends[event.sequence] = Hypothesis(tuple(tokens[event.sequence]), event.finish, score)
+    return [ends[index] for index in range(len(request.seeds))]
+
+
+def run_beams(runner: Runner, request: EngineRequest) -> list[EngineEvent]:
+    """All events of one search, run alone, the engine's books checked after each step."""
+    engine, events = Engine(runner), list[EngineEvent]()
+    engine.submit(request)
+    while engine.has_work:
+        events += engine.step().events
+        engine.scheduler.check_integrity()
+    assert engine.scheduler.cache.available == engine.scheduler.cache.num_blocks
+    return events
 
 
 class Limited:

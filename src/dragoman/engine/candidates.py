@@ -48,7 +48,7 @@ def candidates(
     if beams.kind != "deterministic":
         # As transformers: enough tokens stay for a text to go on beside all of its ends.
         ends = len({*request.end_token_ids, *request.stop_token_ids})
-        _narrow(logits, sequence.sampling, 1 + ends if beams.kind == "sampling" else 1)
+        _narrow(logits, sequence.sampling, max(2, 1 + ends) if beams.kind == "sampling" else 1)
     if beams.post_normalization:
         _normalize(logits)
     if beams.kind == "deterministic":
