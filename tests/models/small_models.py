@@ -139,6 +139,8 @@ class Batch:
     row_starts: NDArray[np.int32]
     block_tables: NDArray[np.int32]
     logit_rows: NDArray[np.int32]
+    embedding_rows: NDArray[np.int32] | None = None
+    embedding_values: NDArray[np.float32] | None = None
 
 
 def run_rows(

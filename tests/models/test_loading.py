@@ -58,6 +58,15 @@ def test_card_tells_what_other_rooms_need(folder: Path) -> None:
     assert models.load(folder).card.name == folder.name
 
 
+def test_loading_tells_how_far_it_is(folder: Path) -> None:
+    told: list[tuple[str, float]] = []
+    models.load(folder, progress=lambda stage, share: told.append((stage, share)))
+    shares = [share for _, share in told]
+    assert shares == sorted(shares)
+    assert 0 < shares[0] < shares[-1] < 1
+    assert sum(stage == "packing" for stage, _ in told) > 5
+
+
 def test_tied_tables_are_one_packed_matrix(folder: Path) -> None:
     assert "head.weight" not in models.load(folder).weights
 

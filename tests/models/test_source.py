@@ -23,7 +23,10 @@ from dragoman.models.source import find_weights
 revision, token, weights = (argument or None for argument in sys.argv[1:])
 try:
     described = describe("owner/model", revision=revision, token=token)
-    source = find_weights(described.source, token=token) if weights else described.source
+    told = []
+    progress = lambda stage, share: told.append((stage, share))
+    source = find_weights(described.source, token=token, progress=progress) if weights else described.source
+    print(*told, file=sys.stderr)
     print(source.name, source.revision, *sorted(path.name for path in source.folder.iterdir()))
 except ModelError as error:
     print("ModelError:", error)
@@ -40,6 +43,8 @@ def find(
     command = [sys.executable, "-c", FIND, revision, token, "weights" if weights else ""]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+    # Downloaded or not: what is said of it ends with all of it.
+    assert "downloading" not in done.stderr or "('downloading', 1.0)" in done.stderr
     return done.stdout.strip()
 
 

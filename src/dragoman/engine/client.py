@@ -22,6 +22,7 @@ from dragoman.engine.messages import (
     Failed,
     FromEngine,
     InBatch,
+    Loading,
     Ready,
     StepOutput,
     Submit,
@@ -141,6 +142,8 @@ class EngineClient:
         self._past = EngineStats()
         self.on_step: Callable[[EngineStats, EngineStats], None] | None = None
         """Told of every step: what the process had counted before it, and after it."""
+        self.on_loading: Callable[[str, float], None] | None = None
+        """Told while a process loads its model: what it is doing, and which share of all of it is done."""
 
     # Life ------------------------------------------------------------------------------------------------------------
 
@@ -288,6 +291,9 @@ class EngineClient:
             self._in_batch = message.request_ids
         elif isinstance(message, Failed):
             self._last_words = message.message
+        elif isinstance(message, Loading):
+            if self.on_loading is not None:
+                self.on_loading(message.stage, message.share)
         elif isinstance(message, Ready) and self._ready is not None and not self._ready.done():
             self._ready.set_result(message.info)
 

@@ -126,6 +126,13 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     info: EngineInfo
 
 
+class Loading(msgspec.Struct, frozen=True, array_like=True, tag="loading"):
+    """Before ``Ready``: what is being done, and the share of all of it that is done, from 0 to 1."""
+
+    stage: str
+    share: float
+
+
 class StepOutput(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     """All that one step brought forth. ``beams``: how far beam searches have come, for a replay."""
 
@@ -149,7 +156,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     message: str
 
 
-FromEngine = Ready | StepOutput | InBatch | Failed
+FromEngine = Ready | Loading | StepOutput | InBatch | Failed
 
 _encode = msgspec.msgpack.Encoder().encode
 

@@ -27,6 +27,7 @@ from dragoman.engine.messages import (
     Failed,
     FrameReader,
     InBatch,
+    Loading,
     LoadModel,
     Ready,
     Shutdown,
@@ -40,6 +41,7 @@ from dragoman.engine.runner import Runner
 from dragoman.engine.scheduler import Schedule
 from dragoman.engine.stub import StubRunner
 from dragoman.models import ModelInfo
+from dragoman.models.progress import Progress, nobody
 
 log = logging.getLogger("dragoman.engine")
 
@@ -95,12 +97,26 @@ class Worker:
             self._connection.sendall(frame(InBatch(in_batch)))
 
 
-def load(settings: WorkerSettings) -> tuple[Runner, ModelInfo]:
+class Telling:
+    """Tells the server how far the loading is: whenever another stage begins, and at each hundredth."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._told = ("", -1.0)
+
+    def __call__(self, stage: str, share: float) -> None:
+        before, last = self._told
+        if stage != before or share >= last + 0.01:
+            self._told = (stage, share)
+            self._connection.sendall(frame(Loading(stage, share)))
+
+
+def load(settings: WorkerSettings, progress: Progress = nobody) -> tuple[Runner, ModelInfo]:
     """The model that the settings name, ready to run. ModelError where it cannot be loaded."""
     if isinstance(settings.model, LoadModel):
         from dragoman import models
 
-        loaded = models.load(settings.model.source, settings.model.settings)
+        loaded = models.load(settings.model.source, settings.model.settings, progress)
         return loaded, loaded.card
     stub = StubRunner(settings.model)
     return stub, stub.card
@@ -143,7 +159,7 @@ def run(connection: socket.socket) -> None:
     settings = msgspec.msgpack.decode(first, type=WorkerSettings)
     if settings.threads is not None:
         kernels.set_threads(settings.threads)
-    runner, model = load(settings)
+    runner, model = load(settings, Telling(connection))
     engine = Engine(runner, settings.scheduler)
     # What lives now lives for ever: the collector need not look at it again and again between steps.
     gc.collect()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from dragoman.models.description import ModelDescription, ModelInfo, describe
 from dragoman.models.memory import MemoryPlan, plan
+from dragoman.models.progress import Progress, nobody
 from dragoman.models.settings import ModelSettings
 from dragoman.models.source import embedded_path
 
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["MemoryPlan", "ModelDescription", "ModelInfo", "ModelSettings", "describe", "embedded_path", "load", "plan"]
 
 
-def load(source: str | Path | None = None, settings: ModelSettings | None = None) -> Model:
+def load(
+    source: str | Path | None = None, settings: ModelSettings | None = None, progress: Progress = nobody
+) -> Model:
     """Load a model: a folder, a hub id, or None for the embedded one. Raises ModelError; see ``models.loading``."""
     from dragoman.models import loading  # here: only the engine process needs the native kernels
 
-    return loading.load(source, settings)
+    return loading.load(source, settings, progress)

@@ -18,6 +18,7 @@ from dragoman.models.memory import MemoryPlan, plan
 from dragoman.models.model import Model
 from dragoman.models.packed_cache import Packed, PackedCache, cache_key, default_cache_folder
 from dragoman.models.packing import Weights, entry_checksums, pack_checkpoint
+from dragoman.models.progress import READING, Progress, nobody, part
 from dragoman.models.settings import ModelSettings
 from dragoman.models.source import find_source, find_weights
 from dragoman.models.spec import DecoderSpec
@@ -26,9 +27,13 @@ from dragoman.models.weights import Checkpoint
 # Smaller models are packed anew at each start: that takes less than the tenth of a second a user would notice.
 _SMALLEST_CACHED_BYTES = 64 << 20
 
+# Of all that loading does: for those who watch it.
+_DOWNLOAD_SHARE = 0.5
+_PACKED_SHARE = 0.95
 
-def load(source: str | Path | None = None, settings: ModelSettings | None = None) -> Model:
-    """Load a model: a folder, a hub id, or None for the embedded one.
+
+def load(source: str | Path | None = None, settings: ModelSettings | None = None, progress: Progress = nobody) -> Model:
+    """Load a model: a folder, a hub id, or None for the embedded one. ``progress`` is told how far it is.
 
     Raises ModelError when it is missing, of an unknown kind, unsafe, corrupt or too large for this machine; what can be
     told from the config is told before weights are fetched, and everything before memory is taken.
@@ -36,7 +41,9 @@ def load(source: str | Path | None = None, settings: ModelSettings | None = None
     settings = settings or ModelSettings()
     described = describe_source(find_source(source, revision=settings.revision, token=settings.token))
     plan(described, settings).require_fit()
-    described = describe_source(find_weights(described.source, token=settings.token))
+    fetching = part(progress, 0.0, _DOWNLOAD_SHARE)
+    described = describe_source(find_weights(described.source, token=settings.token, progress=fetching))
+    progress(READING, _DOWNLOAD_SHARE)
     family = FAMILIES[described.spec.architecture]
     checkpoint = Checkpoint(described.source.folder, described.source.weight_files, family, described.spec)
     described = replace(described, spec=checkpoint.spec)
@@ -44,7 +51,9 @@ def load(source: str | Path | None = None, settings: ModelSettings | None = None
     planned.require_fit()
 
     layout = plan_layout(described.spec, planned.precision)
-    packed, checksums = _packed(checkpoint, layout, described.source.folder, settings)
+    packing = part(progress, _DOWNLOAD_SHARE, _PACKED_SHARE)
+    packed, checksums = _packed(checkpoint, layout, described.source.folder, settings, packing)
+    progress(READING, _PACKED_SHARE)
     weights = Weights(layout, packed)
     try:
         kv = kernels.KVPool(
@@ -79,7 +88,9 @@ def fingerprint(spec: DecoderSpec, planned: MemoryPlan, layout: Layout, checksum
     return f"fp_{digest.hexdigest()}"
 
 
-def _packed(checkpoint: Checkpoint, layout: Layout, folder: Path, settings: ModelSettings) -> Packed:
+def _packed(
+    checkpoint: Checkpoint, layout: Layout, folder: Path, settings: ModelSettings, progress: Progress
+) -> Packed:
     """Packed weights from the cache, or packed now and kept for the next start."""
     cached = settings.cache_bytes > 0 and layout.nbytes >= _SMALLEST_CACHED_BYTES
     cache_folder = Path(settings.cache_folder).expanduser() if settings.cache_folder else default_cache_folder()
@@ -87,7 +98,7 @@ def _packed(checkpoint: Checkpoint, layout: Layout, folder: Path, settings: Mode
     key = cache_key(checkpoint, layout, folder) if cached else ""
     if cached and (found := cache.read(key, layout, settings.weights_memory)) is not None:
         return found
-    packed = pack_checkpoint(checkpoint, layout)
+    packed = pack_checkpoint(checkpoint, layout, progress)
     checksums = entry_checksums(packed)
     if cached:
         cache.write(key, layout, packed, checksums)

@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from dragoman import kernels
 from dragoman.models.layout import Entry, Layout
+from dragoman.models.progress import PACKING, Progress, nobody
 from dragoman.models.weights import Checkpoint
 
 PackedBytes = Sequence[NDArray[np.uint8]]
 """The bytes of each entry of a layout, in its order."""
 
 
-def pack_checkpoint(checkpoint: Checkpoint, layout: Layout) -> PackedBytes:
+def pack_checkpoint(checkpoint: Checkpoint, layout: Layout, progress: Progress = nobody) -> PackedBytes:
     """Read and pack every parameter. While one is packed the next is read, so a cold disk is waited for only once."""
 
     def pack(entry: Entry, tensor: NDArray[Any]) -> NDArray[np.uint8]:
@@ -33,6 +34,7 @@ def pack_checkpoint(checkpoint: Checkpoint, layout: Layout) -> PackedBytes:
             if number + 1 < len(layout.entries):
                 coming.append(reader.submit(checkpoint.read, layout.entries[number + 1].parameter))
             packed.append(pack(entry, tensor))
+            progress(PACKING, (entry.offset + entry.nbytes) / layout.nbytes)
     return packed
 
 

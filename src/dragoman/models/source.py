@@ -7,9 +7,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import read_json
+from dragoman.models.progress import DOWNLOADING, Progress, nobody
 from dragoman.models.weights import INDEX_NAME, choose_weight_files
 
 EMBEDDED = "embedded"
@@ -70,7 +72,7 @@ def find_source(source: str | Path | None, *, revision: str | None = None, token
     return Source(repository, found, repository, found.name)
 
 
-def find_weights(source: Source, *, token: str | None = None) -> Source:
+def find_weights(source: Source, *, token: str | None = None, progress: Progress = nobody) -> Source:
     """The same source with its weight files present, downloading what is missing with a progress bar."""
 
     def choose(names: Iterable[str]) -> tuple[str, ...]:
@@ -82,21 +84,45 @@ def find_weights(source: Source, *, token: str | None = None) -> Source:
         if source.repository is None:
             raise
     names = choose(_list_files(source, token))
-    _download(source.repository, source.revision, token, names)
+    _download(source.repository, source.revision, token, names, progress)
     if missing := [name for name in names if not (source.folder / name).is_file()]:
         raise ModelError(f"{source.repository}: {missing[0]} could not be downloaded")
     return replace(source, weight_files=names)
 
 
-def _download(repository: str, revision: str | None, token: str | None, patterns: Iterable[str]) -> Path:
-    from huggingface_hub import (
-        snapshot_download,
-    )  # here, not above: a quarter of a second that local models need not wait
+def _download(
+    repository: str,
+    revision: str | None,
+    token: str | None,
+    patterns: Iterable[str],
+    progress: Progress = nobody,
+) -> Path:
+    # Here, not above: a quarter of a second that local models need not wait.
+    from huggingface_hub import snapshot_download
 
+    bar = _telling(progress)
     try:
-        return Path(snapshot_download(repository, revision=revision, token=token, allow_patterns=list(patterns)))
+        return Path(
+            snapshot_download(repository, revision=revision, token=token, allow_patterns=list(patterns), tqdm_class=bar)
+        )
     except Exception as error:
         raise _hub_error(repository, revision, error) from error
+
+
+def _telling(progress: Progress) -> type[Any] | None:
+    """The hub's progress bar, which also tells of itself; None where nobody is told."""
+    if progress is nobody:
+        return None
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class Bar(tqdm):
+        def update(self, n: float | None = 1) -> bool | None:
+            shown: bool | None = super().update(n)
+            if self.total:
+                progress(DOWNLOADING, min(1.0, self.n / self.total))
+            return shown
+
+    return Bar
 
 
 def _list_files(source: Source, token: str | None) -> list[str]:
