@@ -102,6 +102,41 @@ class Abort(Exception):
 Handler = Callable[[Serving, Exchange], Awaitable[None]]
 
 
+class Socket(Protocol):
+    """An open WebSocket; the attributes are those of ``Exchange``.
+
+    One task must always be in ``receive``: by it the end is noticed. Nothing that was begun is ended for it. The socket
+    closes when the handler returns or raises.
+    """
+
+    request_id: str
+    path: str
+    client: str
+    headers: Mapping[str, str]
+    query: Mapping[str, str]
+    path_params: Mapping[str, str]
+    tenant: str
+
+    @property
+    def not_ready(self) -> str: ...
+
+    async def receive(self) -> str | bytes:
+        """The next message, text or binary, of bounded size.
+
+        Raises Cancelled when the client has left, EngineUnavailable when the server is told to stop: what runs may then
+        still be answered.
+        """
+
+    async def send(self, data: str | bytes) -> None:
+        """Send a message, when the client has read enough of those before. Raises Cancelled when it has left."""
+
+    async def close(self, code: int = ..., reason: str = ...) -> None:
+        """Close for a reason of the dialect's own (RFC 6455, section 7.4)."""
+
+
+SocketHandler = Callable[[Serving, Socket], Awaitable[None]]
+
+
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """An error as a dialect says it; ``body`` None is an empty body, ``bytes`` are sent as they are."""
 
@@ -151,6 +186,20 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     claims: Callable[[Call], bool] | None = None
 
 
+class SocketOperation(msgspec.Struct, frozen=True, kw_only=True):
+    """A path of a dialect where a WebSocket may be opened; the attributes are those of ``Operation``.
+
+    ``claims``: on a bare path that several dialects have, by the first message. Who has none is to be quiet: its
+    handler runs until another dialect claims the socket, which ends it.
+    """
+
+    path: str
+    summary: str
+    handler: SocketHandler
+    scope: Literal["infer", "admin"] = "infer"
+    claims: Callable[[Call], bool] | None = None
+
+
 class Cors(msgspec.Struct, frozen=True, kw_only=True):
     """What pages of other origins may do, as browsers ask for it (the Fetch standard, "CORS protocol").
 
@@ -179,12 +228,14 @@ class Instruments(NamedTuple):
     """What an observer is made with: metrics that it registers are served by ``GET /metrics``.
 
     ``state()``: by name, the gauges and counters of the server and its engine, as they are now (those of ``/metrics``,
-    without ``dragoman_``). ``models()``: the served models.
+    without ``dragoman_``). ``models()``: the served models. ``write(text)``: what ``text()`` returns is served behind
+    the registry's metrics, for names that the client library does not allow.
     """
 
     registry: CollectorRegistry
     state: Callable[[], Mapping[str, float]]
     models: Callable[[], tuple[ModelCard, ...]]
+    write: Callable[[Callable[[], str]], None]
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,6 +257,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     operations: tuple[Operation, ...]
     render_error: Callable[[DragomanError], Answer]
+    sockets: tuple[SocketOperation, ...] = ()
     cors: Cors | None = None
     headers: Callable[[Exchange], Mapping[str, str]] | None = None
     max_body_bytes: int | None = None

@@ -41,6 +41,7 @@ class Metrics(Observer):
         self.observers: list[Observer] = [self]
         self._states: list[_State] = []
         self._known: set[str] = set()
+        self._texts: list[Callable[[], str]] = []
         self.requests = Counter(
             "dragoman_http_requests", "HTTP requests answered.", ("dialect", "route", "status"), registry=self.registry
         )
@@ -79,7 +80,7 @@ class Metrics(Observer):
         """Let one more observer be told, unless one of that name is."""
         if name not in self._known:
             self._known.add(name)
-            self.observers.append(make(Instruments(self.registry, self.state, models)))
+            self.observers.append(make(Instruments(self.registry, self.state, models, self._texts.append)))
 
     def tell(self, step: ObservedStep) -> None:
         """One more step of the engine."""
@@ -104,7 +105,7 @@ class Metrics(Observer):
 
     def render(self) -> bytes:
         """The text format of Prometheus."""
-        return generate_latest(self.registry)
+        return generate_latest(self.registry) + "".join([text() for text in self._texts]).encode()
 
 
 class Durations(Collector):
@@ -133,6 +134,7 @@ STATE = {
     "sequences_running": "Sequences in the engine's batch.",
     "sequences_waiting": "Sequences that the engine has not begun, or has set back.",
     "kv_blocks": "Blocks of the key-value cache.",
+    "kv_tokens": "Tokens that all blocks can hold.",
     "kv_blocks_free": "Blocks that no sequence owns, cached ones included.",
     "kv_blocks_used": "Blocks that sequences own.",
     "kv_blocks_cached": "Blocks kept for their prefix.",
@@ -142,6 +144,13 @@ STATE = {
     "preemptions": "Sequences set back for want of blocks.",
     "drafted_tokens": "Tokens that lookup speculation guessed.",
     "accepted_tokens": "Tokens that it guessed rightly.",
+    "continue_keys": "Cut generations that are kept to be gone on with.",
+    "continue_tokens": "Their tokens.",
+    "continue_hits": "Requests that went on with a cut generation.",
+    "continue_misses": "Requests whose key had none.",
+    "continue_expired": "Cut generations forgotten for their age.",
+    "continue_evicted": "Cut generations forgotten for want of room.",
+    "continue_waits": "Requests that waited for another one of their key.",
 }
 
 

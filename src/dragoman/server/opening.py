@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -17,6 +17,7 @@ from dragoman.core.observer import ObservedStep
 from dragoman.core.serving import ModelCard
 from dragoman.engine.client import EngineClient, State
 from dragoman.engine.messages import EngineInfo, EngineStats, WorkerSettings
+from dragoman.server.continuing import IN_MEMORY, ContinueSettings, SqliteContinueStore
 from dragoman.server.metrics import Metrics
 from dragoman.server.model import ServedModel
 from dragoman.server.serving import EngineServing
@@ -43,19 +44,24 @@ class House(NamedTuple):
 
 
 @asynccontextmanager
-async def open_house(settings: ServerSettings, worker: WorkerSettings, folder: Path) -> AsyncIterator[House]:
+async def open_house(
+    settings: ServerSettings, worker: WorkerSettings, folder: Path, *, continuing: ContinueSettings = IN_MEMORY
+) -> AsyncIterator[House]:
     """Start the engine and wait until it can generate. ``folder`` holds the tokenizer's and the chat template's files.
 
-    Leaving ends the engine; what is unfinished then fails. Raises ModelError.
+    Leaving ends the engine; what is unfinished then fails. Raises ModelError, and DragomanError where what was kept of
+    cut generations cannot be used.
     """
     engine = EngineClient(worker)
     metrics = Metrics()
+    kept = SqliteContinueStore(continuing)
     with _threads(settings.text_threads):
         # The process loads weights for as long as the tokenizer takes, or longer.
         starting = asyncio.create_task(engine.start())
         template: ChatTemplate | None = None
         serving: EngineServing | None = None
         try:
+            await kept.open()
             tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
             template = await asyncio.to_thread(ChatTemplate.load, folder, tokenizer.special_tokens)
             await asyncio.to_thread(lambda: tokenizer.token_table)
@@ -67,16 +73,19 @@ async def open_house(settings: ServerSettings, worker: WorkerSettings, folder: P
                 metrics,
                 max_waiting=settings.max_waiting,
                 timeout_s=settings.generation_timeout_s,
+                continuing=kept,
             )
             engine.teach(model.vocabulary)
             house = House(engine, info, serving, metrics)
             metrics.watch(lambda: _gauges(house), lambda: _counters(house))
+            metrics.watch(*kept_counts(kept))
             engine.on_step = lambda before, after: metrics.tell(_step(before, after))
             yield house
         finally:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
             await engine.close()
+            await kept.close()
             if serving is not None:
                 serving.close()
             if template is not None:
@@ -137,10 +146,23 @@ def _gauges(house: House) -> dict[str, float]:
         "sequences_running": stats.running,
         "sequences_waiting": stats.waiting,
         "kv_blocks": stats.blocks,
+        "kv_tokens": stats.blocks * house.info.block_size,
         "kv_blocks_free": stats.free_blocks,
         "kv_blocks_used": stats.blocks - stats.free_blocks,
         "kv_blocks_cached": stats.cached_blocks,
     }
+
+
+def kept_counts(kept: SqliteContinueStore) -> tuple[Callable[[], dict[str, float]], Callable[[], dict[str, float]]]:
+    """Gauges and counters of the cut generations that are kept."""
+
+    def gauges() -> dict[str, float]:
+        return {"continue_keys": kept.keys, "continue_tokens": kept.tokens}
+
+    def counters() -> dict[str, float]:
+        return {f"continue_{name}": getattr(kept, name) for name in ("hits", "misses", "expired", "evicted", "waits")}
+
+    return gauges, counters
 
 
 def _step(before: EngineStats, after: EngineStats) -> ObservedStep:

@@ -45,6 +45,7 @@ class TgiObserver(Observer):
         self._validated: dict[ObservedGeneration, float] = {}
         self._max_tokens = 0
         self._new = 0
+        instruments.write(self.text)
 
     def text(self) -> str:
         """The series in the text format of Prometheus."""
