@@ -66,11 +66,12 @@ class Left(contextlib.AbstractContextManager[None]):
     """What is there at the beginning must be there at the end, and no more: blocks, requests, tasks, threads, sockets,
     open files."""
 
-    def __init__(self, server: RunningServer) -> None:
+    def __init__(self, server: RunningServer, serves: Callable[[RunningServer], None] | None = serves) -> None:
         self.server = server
+        self.serves = serves or (lambda _: None)
 
     def __enter__(self) -> None:
-        serves(self.server)
+        self.serves(self.server)
         state = self.server.server.server_state
         until(lambda: not state.connections and not state.tasks)
         self.before = self.state()
@@ -81,7 +82,7 @@ class Left(contextlib.AbstractContextManager[None]):
                 until(lambda: self.state() == self.before)
             except AssertionError:
                 assert self.state() == self.before
-            serves(self.server)
+            self.serves(self.server)
 
     def state(self) -> dict[str, int]:
         house = self.server.house

@@ -25,7 +25,8 @@ from dragoman.engine.messages import LoadModel, StubModel, WorkerSettings
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.stub import StubRunner
 from dragoman.server.app import create_app
-from dragoman.server.lifecycle import Server
+from dragoman.server.keys import Keyring
+from dragoman.server.lifecycle import NO_KEYS, Server
 from dragoman.server.metrics import Metrics
 from dragoman.server.model import ServedModel
 from dragoman.server.opening import House, open_house
@@ -225,7 +226,12 @@ class RunningServer:
 
 @contextmanager
 def running_server(
-    settings: ServerSettings = QUICK, stub: StubModel | LoadModel = STUB, folder: Path = FOLDER
+    settings: ServerSettings = QUICK,
+    stub: StubModel | LoadModel = STUB,
+    folder: Path = FOLDER,
+    *,
+    dialects: Sequence[Dialect] = DIALECTS,
+    keys: Keyring = NO_KEYS,
 ) -> Iterator[RunningServer]:
     opened = threading.Event()
     box: list[RunningServer] = []
@@ -235,7 +241,7 @@ def running_server(
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             async with open_house(settings, WorkerSettings(model=stub), folder) as house:
-                server = Server(settings, house, lambda *_: opened.set())
+                server = Server(settings, house, lambda *_: opened.set(), dialects=dialects, keys=keys)
                 box.append(RunningServer(house, server, asyncio.get_running_loop(), listener.getsockname()[1]))
                 await server.serve(sockets=[listener])
 

@@ -25,13 +25,21 @@ class ObservedRequest:
         headers: the request's, by names in lower case.
         answer_headers: what observers add to the headers of its answer.
         generations: those that it made so far; one for each prompt.
+        gathers: False: ``generations`` stays empty, for a socket may live long.
     """
 
-    __slots__ = ("answer_headers", "dialect", "generations", "headers", "operation", "request_id")
+    __slots__ = ("answer_headers", "dialect", "gathers", "generations", "headers", "operation", "request_id")
 
     def __init__(
-        self, dialect: str = "", operation: str = "", request_id: str = "", headers: Mapping[str, str] = NOTHING
+        self,
+        dialect: str = "",
+        operation: str = "",
+        request_id: str = "",
+        headers: Mapping[str, str] = NOTHING,
+        *,
+        gathers: bool = True,
     ) -> None:
+        self.gathers = gathers
         self.dialect = dialect
         self.operation = operation
         self.request_id = request_id

@@ -23,9 +23,10 @@ from dragoman.server.exchange import Exchange as HttpExchange
 from dragoman.server.exchange import Ready
 from dragoman.server.gate import Gate
 from dragoman.server.health import PROBES, scrape
+from dragoman.server.hosting import Hosting, chosen_dialect, in_precedence
 from dragoman.server.keys import Keyring
 from dragoman.server.metrics import Metrics
-from dragoman.server.routing import Hosting, chosen_dialect, in_precedence, routes_of
+from dragoman.server.routing import routes_of
 from dragoman.server.settings import ServerSettings
 
 

@@ -8,7 +8,7 @@ sends is read for a moment only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from http import HTTPStatus
 from typing import Any
 
@@ -25,9 +25,14 @@ from dragoman.server.upgrade import DecliningParser
 HEAD_TOO_LARGE = "The request's line and headers are too large."
 
 
-def connection_class(settings: ServerSettings, render_error: Callable[[DragomanError], Answer]) -> type[Connection]:
-    """The class as uvicorn wants it: complete, and made without arguments of ours."""
-    members = {"settings": settings, "render_error": staticmethod(render_error)}
+def connection_class(
+    settings: ServerSettings, render_error: Callable[[DragomanError], Answer], socket_paths: Container[bytes] = ()
+) -> type[Connection]:
+    """The class as uvicorn wants it: complete, and made without arguments of ours.
+
+    ``socket_paths``: where WebSockets may be opened.
+    """
+    members = {"settings": settings, "render_error": staticmethod(render_error), "socket_paths": socket_paths}
     return type("LimitedConnection", (Connection,), members)
 
 
@@ -36,10 +41,11 @@ class Connection(HttpToolsProtocol):
 
     settings: ServerSettings
     render_error: Callable[[DragomanError], Answer]
+    socket_paths: Container[bytes]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.parser: DecliningParser = DecliningParser(self)  # type: ignore[assignment]
+        self.parser: DecliningParser = DecliningParser(self, self.socket_paths)  # type: ignore[assignment]
         self._timer: asyncio.TimerHandle | None = None
         self._in_head = self._in_body = False
         self._deaf = False
@@ -72,6 +78,9 @@ class Connection(HttpToolsProtocol):
         if self._in_head:
             self._head_bytes += len(data)
         super().data_received(data)
+        if self.transport.get_protocol() is not self:  # a WebSocket now
+            self._expect_nothing()
+            return
         if self._deaf or self.transport.is_closing():
             return
         if self._in_head and self._head_bytes > self.settings.max_header_bytes:
@@ -92,6 +101,11 @@ class Connection(HttpToolsProtocol):
         if self._head_bytes > self.settings.max_header_bytes:
             raise PayloadTooLarge(HEAD_TOO_LARGE)  # the parser stops, and uvicorn calls send_400_response
         if self.parser.declines:
+            return
+        if self.parser.opens_socket:
+            if self._unanswered:
+                raise BadRequest("a WebSocket cannot be opened behind a request")  # uvicorn calls send_400_response
+            super().on_headers_complete()
             return
         self._in_head, self._in_body = False, True
         self._expect_nothing()

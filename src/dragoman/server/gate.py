@@ -22,6 +22,10 @@ CROWDED = "dragoman.crowded"
 _ACCEPTABLE_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
 CLIENT_GONE = 499
 
+# How the answer to a request begins, and to one that asks for a WebSocket: with its opening, or with a refusal.
+STARTS = {"http": ("http.response.start",), "websocket": ("websocket.accept", "websocket.http.response.start")}
+SWITCHING = 101
+
 
 class Gate:
     """Wraps the application; ``refuse`` answers with an error outside of any route."""
@@ -35,7 +39,7 @@ class Gate:
         self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in STARTS:
             await self._app(scope, receive, send)
             return
         began = scope["began"] = time.perf_counter()
@@ -45,13 +49,16 @@ class Gate:
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
+            if message["type"] in STARTS[scope["type"]]:
+                status = message.get("status", SWITCHING)
                 message["headers"] = [*message["headers"], id_header]
             await send(message)
 
         try:
-            if scope.get("state", {}).get(CROWDED):
+            if scope.get("state", {}).get(CROWDED) and scope["type"] == "websocket":
+                await send_with_id({"type": "websocket.http.response.start", "status": 503, "headers": []})
+                await send_with_id({"type": "websocket.http.response.body", "body": b""})
+            elif scope.get("state", {}).get(CROWDED):
                 refusal = self._refuse(EngineUnavailable("The server has as many connections as it can serve."))
                 await refusal(scope, receive, send_with_id)
             else:
@@ -69,7 +76,15 @@ class Gate:
         client = scope.get("client") or ("-", 0)
         log.info(
             'client=%s:%d method=%s path="%s" status=%d seconds=%.3f id=%s',
-            *(client[0], client[1], scope["method"], path or scope["path"][:256], status, seconds, request_id),
+            *(
+                client[0],
+                client[1],
+                scope.get("method", "GET"),
+                path or scope["path"][:256],
+                status,
+                seconds,
+                request_id,
+            ),
         )
 
 

@@ -20,10 +20,12 @@ from dragoman.dialects.wire import Dialect
 from dragoman.engine.messages import WorkerSettings
 from dragoman.server.app import create_app
 from dragoman.server.connection import connection_class
+from dragoman.server.continuing import IN_MEMORY, ContinueSettings
+from dragoman.server.hosting import chosen_dialect
 from dragoman.server.keys import Keyring
 from dragoman.server.opening import House, open_house
-from dragoman.server.routing import chosen_dialect
 from dragoman.server.settings import ServerSettings
+from dragoman.server.sockets import SocketConnection, socket_paths
 
 Opened = Callable[[House, str], None]
 """Called once the port is open, with what serves and its address, ``http://host:port``."""
@@ -42,6 +44,7 @@ def serve(
     *,
     dialects: Sequence[Dialect] = DIALECTS,
     keys: Keyring = NO_KEYS,
+    continuing: ContinueSettings = IN_MEMORY,
     opened: Opened | None = None,
 ) -> int:
     """Serve a model until SIGTERM or SIGINT; then answer what is running for ``drain_s`` seconds. A second signal ends
@@ -52,7 +55,7 @@ def serve(
     """
     factory = uvicorn.Config(_nothing, loop="auto").get_loop_factory()
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(run(settings, worker, folder, dialects=dialects, keys=keys, opened=opened))
+        runner.run(run(settings, worker, folder, dialects=dialects, keys=keys, continuing=continuing, opened=opened))
     return 0
 
 
@@ -63,12 +66,13 @@ async def run(
     *,
     dialects: Sequence[Dialect] = DIALECTS,
     keys: Keyring = NO_KEYS,
+    continuing: ContinueSettings = IN_MEMORY,
     opened: Opened | None = None,
 ) -> None:
     """``serve``, inside a running event loop."""
     # Bound before the engine starts, so that a taken port is known at once; but nobody can connect before it listens.
     with contextlib.closing(_bound(settings)) as listener:
-        async with open_house(settings, worker, folder) as house:
+        async with open_house(settings, worker, folder, continuing=continuing) as house:
             server = Server(settings, house, opened, dialects=dialects, keys=keys)
             await server.serve(sockets=[listener])
 
@@ -90,8 +94,9 @@ class Server(uvicorn.Server):
         )
         config = uvicorn.Config(
             app,
-            http=connection_class(settings, chosen_dialect(dialects, settings).render_error),
-            ws="none",
+            http=connection_class(settings, chosen_dialect(dialects, settings).render_error, socket_paths(dialects)),
+            ws=SocketConnection,
+            ws_max_size=settings.max_message_bytes,
             lifespan="off",
             log_config=None,
             log_level="warning",

@@ -9,8 +9,8 @@ from dragoman.core.events import FinishReason
 from dragoman.core.observer import ObservedGeneration, ObservedRequest, Observer, current_request
 from dragoman.core.request import EngineRequest, GenerationRequest
 
-NOBODY = ObservedRequest()
-"""Whom a generation is for that nobody asked for over HTTP. It gathers nothing."""
+NOBODY = ObservedRequest(gathers=False)
+"""Whom a generation is for that nobody asked for over HTTP."""
 
 
 class Meter:
@@ -29,7 +29,7 @@ class Meter:
         self._submitted = perf_counter()
         seen.prompt_tokens, seen.max_tokens, seen.seeds = len(submitted.prompt), submitted.max_tokens, submitted.seeds
         seen.validation_s = self._submitted - self.arrived
-        if seen.request is not NOBODY:
+        if seen.request.gathers:
             seen.request.generations.append(seen)
         for observer in self._observers:
             observer.submitted(seen)

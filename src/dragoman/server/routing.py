@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import msgspec
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
 from dragoman.core.errors import Cancelled, DragomanError, GenerationFailed, MethodNotAllowed
-from dragoman.core.observer import ObservedRequest, Observer, RequestEnd, current_request
-from dragoman.core.serving import Serving
+from dragoman.core.observer import ObservedRequest, RequestEnd, current_request
 from dragoman.dialects.wire import Answer, Call, Dialect, Operation
 from dragoman.server.cors import is_preflight, preflight_headers
-from dragoman.server.exchange import Exchange, Ready, body_limit
-from dragoman.server.keys import Keyring
-from dragoman.server.settings import ServerSettings
+from dragoman.server.exchange import Exchange, body_limit
+from dragoman.server.hosting import Endpoint, Hosting, SocketPlace
+from dragoman.server.sockets import SocketEndpoint
 
 log = logging.getLogger("dragoman.server")
 
@@ -29,51 +27,17 @@ CLIENT_GONE = 499
 """Of a request whose client left before its answer began, as nginx's log has it."""
 
 
-class Hosting(NamedTuple):
-    """What all operations share."""
-
-    serving: Serving
-    settings: ServerSettings
-    keys: Keyring
-    ready: Ready
-    observers: Sequence[Observer]
-
-
-class Endpoint(NamedTuple):
-    """An operation, and the dialect that words its errors."""
-
-    dialect: Dialect
-    operation: Operation
-
-
-def chosen_dialect(dialects: Sequence[Dialect], settings: ServerSettings) -> Dialect:
-    """The operator's choice, whose words the server uses where nothing says which dialect the client speaks.
-
-    Raises DragomanError when it is not among these.
-    """
-    if settings.dialect == "auto":
-        return dialects[0]
-    for dialect in dialects:
-        if dialect.name == settings.dialect:
-            return dialect
-    raise DragomanError(f"--dialect {settings.dialect}: there is only {', '.join(d.name for d in dialects)}")
-
-
-def in_precedence(dialects: Sequence[Dialect], chosen: str, own: Dialect) -> tuple[Dialect, ...]:
-    """The operator's choice, then what the server has of its own, then the others as they are registered."""
-    first = [dialect for dialect in dialects if dialect.name == chosen]
-    return (*first, own, *(dialect for dialect in dialects if dialect.name != chosen))
-
-
-def routes_of(prefixed: Sequence[Dialect], bare: Sequence[Dialect], hosting: Hosting) -> Iterator[Route]:
+def routes_of(prefixed: Sequence[Dialect], bare: Sequence[Dialect], hosting: Hosting) -> Iterator[BaseRoute]:
     """All routes. ``prefixed``: those to be found under their name; ``bare``: the same and more, in precedence."""
     paths: dict[str, list[Endpoint]] = {}
-    for dialect in bare:
+    sockets: dict[str, list[SocketPlace]] = {}
+    for dialect, prefix in [*((each, "") for each in bare), *((each, f"/{each.name}") for each in prefixed)]:
         for operation in dialect.operations:
-            paths.setdefault(operation.path, []).append(Endpoint(dialect, operation))
-    for dialect in prefixed:
-        for operation in dialect.operations:
-            paths.setdefault(f"/{dialect.name}{operation.path}", []).append(Endpoint(dialect, operation))
+            paths.setdefault(prefix + operation.path, []).append(Endpoint(dialect, operation))
+        for opening in dialect.sockets:
+            sockets.setdefault(prefix + opening.path, []).append(SocketPlace(dialect, opening))
+    for path, places in sockets.items():
+        yield WebSocketRoute(path, SocketEndpoint(places, hosting))
     # A path that is spelled out comes before one that would match it too.
     for path in sorted(paths, key=lambda path: "{" in path):
         yield Route(path, PathEndpoint(paths[path], hosting))

@@ -26,6 +26,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_connections: open connections; more are answered with status 503.
         max_waiting: requests that wait for their first token; more are answered with status 429.
         max_body_bytes: largest body of a request; larger ones are answered with status 413.
+        max_message_bytes: largest message on a WebSocket; a larger one closes it.
         max_header_bytes: largest request line and headers together; larger ones are answered with status 431.
         header_timeout_s: seconds for a request's headers to arrive.
         body_timeout_s: seconds for a request's body to arrive; then status 408.
@@ -49,6 +50,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: Count = 1024
     max_waiting: Count = 256
     max_body_bytes: Count = 16 * 1024 * 1024
+    max_message_bytes: Count = 4 * 1024 * 1024
     max_header_bytes: Count = 64 * 1024
     header_timeout_s: Seconds = 20.0
     body_timeout_s: Seconds = 60.0

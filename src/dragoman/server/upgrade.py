@@ -1,8 +1,11 @@
-"""Offers of another protocol (``Upgrade: h2c``, as Java's HTTP client makes with its first request) are declined."""
+"""Offers of another protocol (``Upgrade: h2c``, as Java's HTTP client makes with its first request) are declined, but
+for WebSockets where there are any.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Container
 from typing import Any
 
 import httptools
@@ -18,19 +21,30 @@ class DecliningParser:
     RFC 9110, section 7.8: a server may ignore ``Upgrade``. The library cannot: it takes whatever follows the headers,
     the body too, for the other protocol. So the head is parsed once more, without the offer, before the rest. The
     protocol is told of the head twice: between ``declines`` turning true and false, it should do nothing about it.
+
+    ``socket_paths``: where an offer of a WebSocket is taken up.
     """
 
-    def __init__(self, protocol: Any) -> None:
+    def __init__(self, protocol: Any, socket_paths: Container[bytes] = ()) -> None:
         self._protocol = protocol
+        self._socket_paths = socket_paths
         self._parser = self._new_parser()
 
     @property
     def declines(self) -> bool:
         """Inside a callback: whether this head will come again."""
-        return bool(self._parser.should_upgrade()) and self._parser.get_method() != CONNECT
+        return bool(self._parser.should_upgrade()) and self._parser.get_method() != CONNECT and not self.opens_socket
+
+    @property
+    def opens_socket(self) -> bool:
+        """Inside a callback, or behind one: whether this head asks for a WebSocket, where there is one."""
+        if not self._parser.should_upgrade() or self._parser.get_method() != b"GET":
+            return False
+        upgrade = next((value for name, value in self._protocol.headers if name.lower() == b"upgrade"), b"")
+        return upgrade.lower() == b"websocket" and self._protocol.url.partition(b"?")[0] in self._socket_paths
 
     def feed_data(self, data: bytes) -> None:
-        """As the library's; HttpParserUpgrade only for CONNECT."""
+        """As the library's; HttpParserUpgrade only for CONNECT and WebSockets."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:

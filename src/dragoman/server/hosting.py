@@ -1,0 +1,57 @@
+"""What the operations of all dialects share, and which dialect comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dragoman.core.errors import DragomanError
+from dragoman.core.observer import Observer
+from dragoman.core.serving import Serving
+from dragoman.dialects.wire import Dialect, Operation, SocketOperation
+from dragoman.server.exchange import Ready
+from dragoman.server.keys import Keyring
+from dragoman.server.settings import ServerSettings
+
+
+class Hosting(NamedTuple):
+    """What all operations share."""
+
+    serving: Serving
+    settings: ServerSettings
+    keys: Keyring
+    ready: Ready
+    observers: Sequence[Observer]
+
+
+class Endpoint(NamedTuple):
+    """An operation, and the dialect that words its errors."""
+
+    dialect: Dialect
+    operation: Operation
+
+
+class SocketPlace(NamedTuple):
+    """The same for a WebSocket."""
+
+    dialect: Dialect
+    operation: SocketOperation
+
+
+def chosen_dialect(dialects: Sequence[Dialect], settings: ServerSettings) -> Dialect:
+    """The operator's choice, whose words the server uses where nothing says which dialect the client speaks.
+
+    Raises DragomanError when it is not among these.
+    """
+    if settings.dialect == "auto":
+        return dialects[0]
+    for dialect in dialects:
+        if dialect.name == settings.dialect:
+            return dialect
+    raise DragomanError(f"--dialect {settings.dialect}: there is only {', '.join(d.name for d in dialects)}")
+
+
+def in_precedence(dialects: Sequence[Dialect], chosen: str, own: Dialect) -> tuple[Dialect, ...]:
+    """The operator's choice, then what the server has of its own, then the others as they are registered."""
+    first = [dialect for dialect in dialects if dialect.name == chosen]
+    return (*first, own, *(dialect for dialect in dialects if dialect.name != chosen))

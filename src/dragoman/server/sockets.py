@@ -1,0 +1,239 @@
+"""WebSockets: a dialect's end of one, and the connection beneath it with our limits and our end.
+
+A socket ends when its handler returns, when the client leaves, or when the server is told to stop: then ``receive``
+says so, what was asked for before is still answered, and the socket closes when the handler has returned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from copy import copy
+from typing import Any
+
+import msgspec
+from starlette.datastructures import Headers, QueryParams
+from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from dragoman.core.errors import Cancelled, DragomanError, EngineUnavailable
+from dragoman.core.observer import ObservedRequest, current_request
+from dragoman.dialects.wire import Answer, Call, Dialect, NotJson
+from dragoman.server.body import decode_json
+from dragoman.server.exchange import Ready
+from dragoman.server.hosting import Hosting, SocketPlace
+
+log = logging.getLogger("dragoman.server")
+
+# In ``scope["state"]``: an event that is set when the server is told to stop.
+STOPPING = "dragoman.stopping"
+
+INTERNAL_ERROR, RESTARTING = 1011, 1012
+
+
+def socket_paths(dialects: Sequence[Dialect]) -> frozenset[bytes]:
+    """Where WebSockets may be opened, bare and prefixed."""
+    paths = [f"{prefix}{each.path}" for d in dialects for each in d.sockets for prefix in ("", f"/{d.name}")]
+    return frozenset(path.encode() for path in paths)
+
+
+class SocketConnection(WebSocketsSansIOProtocol):
+    """uvicorn's, which the server's end does not cut off, and which no client that has stopped reading keeps open."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._stopping = asyncio.Event()
+
+    def handle_connect(self, event: Any) -> None:
+        super().handle_connect(event)
+        if self.response.status_code == 101:
+            self.scope["state"][STOPPING] = self._stopping
+
+    def shutdown(self) -> None:
+        if self.handshake_complete and not self.close_sent:
+            self._stopping.set()
+        else:
+            super().shutdown()
+
+    def keepalive_timeout(self) -> None:
+        super().keepalive_timeout()
+        self.transport.abort()
+
+
+class SocketEndpoint:
+    """The sockets of one path as an ASGI application.
+
+    Where several dialects have the path, the one that only speaks until it is asked something has the socket at first;
+    a first message that another claims hands it over.
+    """
+
+    def __init__(self, places: Sequence[SocketPlace], hosting: Hosting) -> None:
+        self._hosting = hosting
+        self._places = places
+        self._quiet = next((place for place in places if place.operation.claims is None), places[0])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        socket = Socket(scope, receive, send, self._hosting.ready)
+        dialect, operation = self._quiet
+        scope["dialect"], scope["operation"] = dialect.name, operation.path
+        try:
+            keys = self._hosting.keys
+            if keys:
+                names = [name for place in self._places for name in place.dialect.key_headers]
+                socket.tenant = keys.holder(socket.headers, names, operation.scope).tenant
+        except DragomanError as error:
+            await socket.refuse(dialect.render_error(error))
+            return
+        try:
+            await socket.accept()
+            if len(self._places) == 1:
+                await self._run(self._quiet, socket)
+            else:
+                await self._run_whichever(socket, scope)
+        except Cancelled:
+            pass
+        except EngineUnavailable:  # told to stop
+            await socket.close(RESTARTING)
+        except Exception:
+            log.exception("the socket %s failed, request %s", operation.path, socket.request_id)
+            await socket.close(INTERNAL_ERROR)
+        else:
+            await socket.close(RESTARTING if socket.stopping else 1000)
+
+    async def _run(self, place: SocketPlace, socket: Socket) -> None:
+        current_request.set(ObservedRequest(place.dialect.name, place.operation.path, socket.request_id, gathers=False))
+        await place.operation.handler(self._hosting.serving, socket)
+
+    async def _run_whichever(self, socket: Socket, scope: Scope) -> None:
+        """The quiet one, until a first message says whose socket it is."""
+        heard = asyncio.ensure_future(socket.peek())
+        quiet = asyncio.ensure_future(self._run(self._quiet, socket.behind(heard)))
+        try:
+            await asyncio.wait((heard, quiet), return_when=asyncio.FIRST_COMPLETED)
+            place = self._quiet if quiet.done() else self._claiming(socket, heard.result())
+            if place is self._quiet:
+                await quiet
+                return
+        finally:
+            for task in (heard, quiet):
+                task.cancel()
+            await asyncio.gather(heard, quiet, return_exceptions=True)
+        scope["dialect"] = place.dialect.name
+        await self._run(place, socket)
+
+    def _claiming(self, socket: Socket, message: str | bytes) -> SocketPlace:
+        body = None
+        with contextlib.suppress(NotJson):
+            body = decode_json(message.encode() if isinstance(message, str) else message)
+        call = Call(headers=socket.headers, body=body, dialect=self._hosting.settings.dialect)
+        claims = (
+            place for place in self._places if place.operation.claims is not None and place.operation.claims(call)
+        )
+        return next(claims, self._quiet)
+
+
+class Socket:
+    """The server's side of ``dialects.wire.Socket``."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, ready: Ready) -> None:
+        self.request_id: str = scope["request_id"]
+        self.path: str = scope["path"]
+        self.client: str = (scope.get("client") or ("",))[0]
+        self.headers: Mapping[str, str] = Headers(scope=scope)
+        self.query: Mapping[str, str] = QueryParams(scope.get("query_string", b""))
+        self.path_params: Mapping[str, str] = scope.get("path_params", {})
+        self.tenant = ""
+        self._gone = False
+        self._ready = ready
+        self._hear, self._send = receive, send
+        self._pending: deque[str | bytes] = deque()
+        self._behind: asyncio.Future[Any] | None = None
+        self._stopping: asyncio.Event = scope.get("state", {}).get(STOPPING) or asyncio.Event()
+
+    @property
+    def not_ready(self) -> str:
+        return self._ready()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the server was told to stop."""
+        return self._stopping.is_set()
+
+    async def receive(self) -> str | bytes:
+        if self._behind is not None:
+            await asyncio.wait((self._behind,))
+            self._behind = None
+        if self._pending:
+            return self._pending.popleft()
+        return await self._next()
+
+    async def peek(self) -> str | bytes:
+        """The next message, which ``receive`` will give again."""
+        message = await self._next()
+        self._pending.append(message)
+        return message
+
+    def behind(self, heard: asyncio.Future[Any]) -> Socket:
+        """The same socket, that gives no message before ``heard`` is done."""
+        other = copy(self)
+        other._behind = heard
+        return other
+
+    async def _next(self) -> str | bytes:
+        if self._gone:
+            raise Cancelled("The client has left.")
+        hearing = asyncio.ensure_future(self._hear())
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait((hearing, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not hearing.done():
+                raise EngineUnavailable("Server is shutting down.")
+            message = hearing.result()
+        finally:
+            hearing.cancel()
+            stopping.cancel()
+            await asyncio.gather(hearing, stopping, return_exceptions=True)
+        return self._content(message)
+
+    async def send(self, data: str | bytes) -> None:
+        content = {"text": data} if isinstance(data, str) else {"bytes": data}
+        await self._tell({"type": "websocket.send", **content})
+
+    async def close(self, code: int = 1000, reason: str = "") -> None:
+        if not self._gone:
+            await self._tell({"type": "websocket.close", "code": code, "reason": reason[:100]})
+            self._gone = True
+
+    async def accept(self) -> None:
+        """Let the client in."""
+        await self._hear()  # websocket.connect
+        await self._tell({"type": "websocket.accept", "headers": []})
+
+    async def refuse(self, answer: Answer) -> None:
+        """Answer as to any other request, instead of opening the socket."""
+        body = answer.body
+        content = body if isinstance(body, bytes) else b"" if body is None else msgspec.json.encode(body)
+        head = {"content-type": "application/json", **answer.headers} if content else answer.headers
+        headers = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in head.items()]
+        await self._tell({"type": "websocket.http.response.start", "status": answer.status, "headers": headers})
+        await self._tell({"type": "websocket.http.response.body", "body": content})
+
+    async def _tell(self, message: Message) -> None:
+        if self._gone:
+            raise Cancelled("The client has left.")
+        try:
+            await self._send(message)
+        except Exception as error:  # uvicorn's own, when the connection is lost
+            self._gone = True
+            raise Cancelled("The client has left.") from error
+
+    def _content(self, message: Message) -> str | bytes:
+        if message["type"] == "websocket.disconnect":
+            self._gone = True
+            raise Cancelled("The client has left.")
+        text = message.get("text")
+        content: str | bytes = message["bytes"] if text is None else text
+        return content

@@ -1,0 +1,157 @@
+"""WebSockets: opened where a dialect has one, bounded, drained at the end, and handed to whose they are."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+
+import httpx
+import msgspec
+import pytest
+from sockets import Left, until
+from stub_house import QUICK, STUB, RunningServer, running_server
+from toy_dialect import toy
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from dragoman.server.keys import Keyring, hashed
+
+DIALECTS = (toy("north"), toy("south", field="words"))
+AUTO = msgspec.structs.replace(QUICK, dialect="auto")
+KEY = "a-key-of-enough-characters"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    settings = msgspec.structs.replace(AUTO, max_message_bytes=10_000)
+    with running_server(settings, dialects=DIALECTS) as server:
+        yield server
+
+
+def opened(server: RunningServer, path: str, **more: object) -> ClientConnection:
+    return connect(f"ws://127.0.0.1:{server.port}{path}", close_timeout=5, **more)
+
+
+def answer_to(socket: ClientConnection, message: str | bytes) -> list[str | bytes]:
+    socket.send(message)
+    pieces = []
+    while (piece := socket.recv(timeout=10)) != "":
+        pieces.append(piece)
+    return pieces
+
+
+@pytest.mark.parametrize("path", ["/north-talk", "/north/north-talk"])
+def test_messages_are_answered_in_pieces_of_their_kind(server: RunningServer, path: str) -> None:
+    with opened(server, path) as socket:
+        text = "".join(answer_to(socket, "Once upon a time"))
+        assert text
+        assert b"".join(answer_to(socket, b"Once upon a time")).decode() == text
+        assert socket.response.headers["x-request-id"].startswith("req-")
+
+
+def test_other_paths_answer_as_if_nobody_had_offered(server: RunningServer) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        opened(server, "/who")
+    assert refused.value.response.status_code == 200
+    with pytest.raises(InvalidStatus) as missing:
+        opened(server, "/nowhere")
+    assert missing.value.response.status_code == 404
+
+
+def test_a_message_that_is_too_large_closes_the_socket(server: RunningServer) -> None:
+    with opened(server, "/north-talk") as socket:
+        socket.send("x" * 10_001)
+        with pytest.raises(ConnectionClosed) as closed:
+            socket.recv(timeout=10)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1009
+
+
+def test_leaving_ends_the_generation(server: RunningServer) -> None:
+    with opened(server, "/north-talk") as socket:
+        socket.send("Once upon a time")
+        socket.recv(timeout=10)
+    until(lambda: server.house.serving.admission.running == 0)
+    until(lambda: not server.server.server_state.tasks)
+
+
+def test_a_fault_closes_this_socket_alone(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
+    with opened(server, "/north-talk") as other, opened(server, "/north-talk") as socket:
+        socket.send("fail")
+        with pytest.raises(ConnectionClosed) as closed:
+            socket.recv(timeout=10)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1011
+        assert answer_to(other, "Once")
+    assert "as asked" in caplog.text
+
+
+def test_a_shared_path_is_the_quiet_ones_until_another_claims_it(server: RunningServer) -> None:
+    with opened(server, "/shared") as socket:
+        assert socket.recv(timeout=10) == "south listens"
+        socket.send("anything")
+        assert socket.recv(timeout=10) == "south heard 1"
+        socket.send('{"text": "too late"}')
+        assert socket.recv(timeout=10) == "south heard 2"
+    with opened(server, "/shared") as socket:
+        assert socket.recv(timeout=10) == "south listens"
+        assert answer_to(socket, '{"text": "Once upon a time"}')
+        assert answer_to(socket, "and then")
+
+
+def test_sockets_are_counted_and_logged(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "dragoman.access")
+    with opened(server, "/south/south-talk?key=secret"):
+        pass
+    until(lambda: "/south/south-talk" in caplog.text)
+    assert "status=101" in caplog.text
+    assert "secret" not in caplog.text
+    figures = httpx.get(f"{server.url}/metrics").text
+    assert 'dragoman_http_requests_total{dialect="south",route="/south-talk",status="101"} 1.0' in figures
+
+
+def test_nothing_is_left_of_many(server: RunningServer) -> None:
+    def visit() -> None:
+        with opened(server, "/north-talk") as socket:
+            answer_to(socket, "Once")
+
+    with Left(server, serves=None):
+        crowd = [threading.Thread(target=visit) for _ in range(12)]
+        for each in crowd:
+            each.start()
+        for each in crowd:
+            each.join()
+
+
+def test_what_runs_is_answered_before_the_server_ends() -> None:
+    settings = msgspec.structs.replace(AUTO, drain_s=10.0)
+    slow = msgspec.structs.replace(STUB, step_s=0.01)
+    with (
+        running_server(settings, slow, dialects=DIALECTS) as server,
+        opened(server, "/north-talk") as socket,
+        opened(server, "/north-talk") as idle,
+    ):
+        whole = "".join(answer_to(socket, "Once upon a time"))
+        socket.send("Once upon a time")
+        begun = socket.recv(timeout=10)
+        server.server.should_exit = True
+        rest = begun
+        while (piece := socket.recv(timeout=10)) != "":
+            rest += piece
+        assert rest == whole
+        for each in (socket, idle):
+            with pytest.raises(ConnectionClosed) as closed:
+                each.recv(timeout=10)
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1012
+
+
+def test_a_key_is_asked_for_before_the_socket_opens() -> None:
+    with running_server(AUTO, dialects=DIALECTS, keys=Keyring([hashed(KEY, "ann")])) as server:
+        with pytest.raises(InvalidStatus) as refused:
+            opened(server, "/north-talk")
+        assert refused.value.response.status_code == 401
+        assert json.loads(refused.value.response.body or b"") == {"north": "Unauthorized"}
+        with opened(server, "/north-talk", additional_headers={"authorization": f"Bearer {KEY}"}) as socket:
+            assert answer_to(socket, "Once")
