@@ -42,6 +42,6 @@ class PhraseReader:
 
     def _encoded(self, text: str, param: str) -> tuple[int, ...]:
         try:
-            return self._model.tokenizer.encode(text, add_special_tokens=False, parse_special=False)
+            return self._model.tokenizer.encode_inside(text)
         except BadRequest as error:
             raise BadRequest(f"'{param}': {error.message}", param=param) from None

@@ -321,7 +321,9 @@ def _with_forced_length(request: GenerationRequest) -> GenerationRequest:
     forced, ending = request.sampling.forced_tokens, request.ending
     if not forced:
         return request
-    shown = EndingParams(max_tokens=len(forced), skip_special_tokens=ending.skip_special_tokens)
+    shown = EndingParams(
+        max_tokens=len(forced), end_token_ids=ending.end_token_ids, skip_special_tokens=ending.skip_special_tokens
+    )
     return msgspec.structs.replace(request, ending=shown)
 
 

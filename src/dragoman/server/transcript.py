@@ -90,8 +90,13 @@ class Transcript:
         return self._end(text, FinishReason.STOP_STRING if matched else finish, matched, message)
 
     def _push_last(self, event: TokenEvent, finish: FinishReason) -> TextDelta:
-        """The token with which the engine ended the sequence. A stop token has no text, unless it is to be included."""
-        hidden = finish is FinishReason.STOP_TOKEN and not self._ending.include_stop
+        """The token with which the engine ended the sequence. A stop token has no text, unless it is to be included;
+        nor has an ordinary token that the request takes for an EOS token, unless those are shown."""
+        hidden = (finish is FinishReason.STOP_TOKEN and not self._ending.include_stop) or (
+            finish is FinishReason.EOS
+            and self._ending.skip_special_tokens
+            and event.token_id in (self._ending.end_token_ids or ())
+        )
         before = "" if hidden else self._detokenizer.push(event.token_id)
         self._produced += len(before)
         # The token of an end that shows nothing comes after all text, what was still held back included.

@@ -130,12 +130,15 @@ class Tokenizer:
         if max_chars is not None and (size := len(prefix) + len(suffix)) > max_chars:
             raise ContextOverflow(f"prefix and suffix have {size} characters; this model takes at most {max_chars}")
         before = self.encode(prefix, add_special_tokens=False, parse_special=False)
-        behind = self._encode_inside(suffix)
+        behind = self.encode_inside(suffix)
         bos = (self.bos_id,) if self.bos_id is not None and self.bos_id in self.encode("") else ()
         return (*bos, *self.fill.arrange(before, behind))
 
-    def _encode_inside(self, text: str) -> tuple[int, ...]:
-        """Encode text that does not begin a text: without the space that SentencePiece puts in front."""
+    def encode_inside(self, text: str) -> tuple[int, ...]:
+        """The token ids of text that does not begin a text: without the space that SentencePiece puts in front.
+
+        Special tokens spelled in it are ordinary text. BadRequest for text that is not Unicode.
+        """
         ids = self.encode(text, add_special_tokens=False, parse_special=False)
         if not self._adds_space:
             return ids
