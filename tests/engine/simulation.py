@@ -12,7 +12,7 @@ import numpy as np
 
 from dragoman.core.events import EngineEvent, FinishEvent, FinishReason, PromptEvent, TokenEvent, TokenLogprob
 from dragoman.core.request import EngineRequest, PromptEmbeddings
-from dragoman.core.sampling import LogprobParams, SamplingParams
+from dragoman.core.sampling import BeamParams, LogprobParams, SamplingParams
 from dragoman.engine.engine import Engine
 from dragoman.engine.messages import StubModel
 from dragoman.engine.runner import Runner
@@ -26,6 +26,7 @@ class Transcript:
 
     tokens: dict[int, list[tuple[int, float | None, tuple[TokenLogprob, ...]]]] = field(default_factory=dict)
     finish: dict[int, FinishReason] = field(default_factory=dict)
+    scores: dict[int, float] = field(default_factory=dict)
     prompt_logprobs: tuple[float | None, ...] = ()
     prompt_top: tuple[tuple[TokenLogprob, ...], ...] = ()
 
@@ -39,6 +40,8 @@ class Transcript:
             tokens = self.tokens.setdefault(event.sequence, [])
             assert event.index == len(tokens), "tokens come in order, each once"
             tokens.append((event.token_id, event.logprob, event.top))
+            if event.score is not None:
+                self.scores[event.sequence] = event.score
         if event.finish is not None:
             self.finish[event.sequence] = event.finish
 
@@ -201,6 +204,29 @@ def random_embeddings(rng: random.Random, prompt_tokens: int, hidden_size: int) 
     places = sorted(rng.sample(range(prompt_tokens), rng.randint(1, prompt_tokens)))
     vectors = np.random.default_rng(1).normal(size=(3, hidden_size)).astype(np.float32)
     return PromptEmbeddings(token_indices=tuple(places), values=vectors[rng.choices(range(3), k=len(places))].tobytes())
+
+
+def with_beams(rng: random.Random, request: EngineRequest) -> EngineRequest:
+    """The request as a beam search of any kind, which takes some of its parameters away."""
+    kind = rng.choice(["deterministic", "sampling", "stochastic"])
+    num_beams = rng.randint(1, 6)
+    sampling = msgspec.structs.replace(request.sampling, typical_p=1.0, xtc_probability=0.0, mirostat_mode=0)
+    if kind == "deterministic":
+        sampling = msgspec.structs.replace(sampling, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+    elif sampling.temperature == 0:
+        sampling = msgspec.structs.replace(sampling, temperature=0.7)
+    normalization = rng.choice([(True, False), (False, True), (True, True)])
+    beams = BeamParams(
+        num_beams=num_beams,
+        kind=kind,
+        length_penalty=1.0 if kind == "stochastic" else rng.choice([1.0, 0.0, -1.0, 2.0]),
+        early_stopping=rng.choice([False, True] if kind == "stochastic" else [False, True, "never"]),
+        pre_normalization=normalization[0],
+        post_normalization=normalization[1],
+    )
+    seeds = request.seeds[:1] * rng.randint(1, num_beams)
+    changes = {"beams": beams, "sampling": sampling, "seeds": seeds, "max_tokens": max(1, request.max_tokens)}
+    return msgspec.structs.replace(request, **changes)
 
 
 def finish_event(events: list[EngineEvent]) -> FinishEvent:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from simulation import Transcript, random_request, run_alone, stub
+from simulation import Transcript, random_request, run_alone, stub, with_beams
 
 from dragoman.core.events import FinishReason
 from dragoman.core.request import EngineRequest
@@ -48,10 +48,17 @@ class Traffic(RuleBasedStateMachine):
         self.cancelled: dict[str, set[int]] = {}
         self.prefixes = [tuple(random.Random(seed).choices(range(VOCAB), k=70)) for seed in range(2)]
 
-    @rule(seed=st.integers(0, 2**32), shared=st.booleans(), longest=st.sampled_from([8, 40, 150, 600]))
-    def arrive(self, seed: int, shared: bool, longest: int) -> None:
+    @rule(
+        seed=st.integers(0, 2**32),
+        shared=st.booleans(),
+        longest=st.sampled_from([8, 40, 150, 600]),
+        beams=st.booleans(),
+    )
+    def arrive(self, seed: int, shared: bool, longest: int, beams: bool) -> None:
         rng = random.Random(seed)
         request = random_request(rng, f"r{len(self.requests)}", VOCAB, prompt=longest, output=40, sequences=8)
+        if beams:
+            request = with_beams(rng, request)
         if shared:
             prefix = rng.choice(self.prefixes)[: rng.randint(1, 70)]
             request = msgspec.structs.replace(request, prompt=(prefix + request.prompt)[:600])
@@ -86,7 +93,12 @@ class Traffic(RuleBasedStateMachine):
             return
         # Preemption may cost a sequence its work again and again, but the first in order always gets on: by that, the
         # steps left are at most those of running one sequence after the other.
-        bound = sum(len(r.seeds) * (len(r.prompt) + r.max_tokens + 2) + len(r.prompt) for r in self.requests.values())
+        # A beam search that has no room for all of its texts may compute each of them anew for every token.
+        bound = sum(
+            r.num_sequences * (len(r.prompt) + r.max_tokens + 2) * (1 if r.beams is None else r.max_tokens)
+            + len(r.prompt)
+            for r in self.requests.values()
+        )
         for _ in range(bound):
             if not self.engine.has_work:
                 break
@@ -143,7 +155,8 @@ def test_a_busy_day(seed: int) -> None:
     for _ in range(60):
         chance = rng.random()
         if chance < 0.4:
-            day.arrive(seed=rng.getrandbits(32), shared=rng.random() < 0.6, longest=rng.choice([8, 40, 150, 600]))
+            longest = rng.choice([8, 40, 150, 600])
+            day.arrive(rng.getrandbits(32), shared=rng.random() < 0.6, longest=longest, beams=rng.random() < 0.3)
         elif chance < 0.55 and day.requests:
             day.cancel(pick=rng.randrange(10**6), whole=rng.random() < 0.5)
         else:
