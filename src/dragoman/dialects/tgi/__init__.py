@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dragoman.dialects.tgi import chat, completions, generate, introspect
+from dragoman.dialects.tgi import chat, clouds, completions, generate, introspect, kserve
 from dragoman.dialects.tgi.errors import render_error
 from dragoman.dialects.tgi.observer import TgiObserver
 from dragoman.dialects.tgi.service import Service
@@ -53,4 +53,6 @@ def operations(service: Service) -> tuple[Operation, ...]:
         *generate.operations(service),
         *chat.operations(service),
         *completions.operations(service),
+        *clouds.operations(service),
+        *kserve.operations(service),
     )

@@ -64,6 +64,8 @@ class TgiSettings(msgspec.Struct, frozen=True, kw_only=True):
         watermark_gamma: share of the vocabulary that a watermark favours.
         watermark_delta: what a watermark adds to the logits of those tokens.
         compute_type: value of the header x-compute-type.
+        aip_predict_route: one more path for POST /vertex, as Vertex AI gives its containers; open to everyone.
+        aip_health_route: one more path for GET /health.
         docker_label: of the image that this runs in, for /info and the system_fingerprint of chats.
         tgi_strict: follow the original in everything, its bugs included: all of tgi_quirk.
         tgi_quirk: one thing in which to follow the original, by its name in docs/tgi.md; may be given several times.
@@ -89,6 +91,8 @@ class TgiSettings(msgspec.Struct, frozen=True, kw_only=True):
     watermark_delta: float = 2.0
     compute_type: str = "gpu+optimized"
     docker_label: str | None = None
+    aip_predict_route: str | None = None
+    aip_health_route: str | None = None
     tgi_strict: bool = False
     tgi_quirk: tuple[str, ...] = ()
 
@@ -107,6 +111,9 @@ class TgiSettings(msgspec.Struct, frozen=True, kw_only=True):
         given, total = self.max_input_tokens, self.max_total_tokens
         if given is not None and total is not None and given >= total:
             raise DragomanError(f"`max_input_tokens`({given}) must be < `max_total_tokens`({total})")
+        for name, route in (("predict", self.aip_predict_route), ("health", self.aip_health_route)):
+            if route and not (route.startswith("/") and "{" not in route):
+                raise DragomanError(f"--aip-{name}-route {route}: a path begins with /")
 
     def limits(self, context_tokens: int) -> tuple[int, int]:
         """``(max_input_tokens, max_total_tokens)`` for a model with such a context."""
