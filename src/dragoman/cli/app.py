@@ -29,6 +29,7 @@ from dragoman.cli.structure import StructureSettings
 from dragoman.dialects import REGISTRY
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models.settings import ModelSettings
+from dragoman.server.continuing import ContinueSettings
 from dragoman.server.keys import KeySettings
 from dragoman.server.settings import ServerSettings
 
@@ -57,12 +58,13 @@ def serve(
     scheduling: SchedulerSettings,
     server: ServerSettings,
     keys: KeySettings,
+    continuing: ContinueSettings,
     **dialects: msgspec.Struct,
 ) -> None:
     """Serve a model over HTTP."""
     from dragoman.cli.serve import serve as run
 
-    run(choice, settings, scheduling, machine, server, keys, dialects)
+    run(choice, settings, scheduling, machine, server, keys, continuing, dialects)
 
 
 cli.command(serve, more={each.name: each.settings_type for each in REGISTRY})

@@ -19,6 +19,7 @@ from dragoman.dialects import made_dialects
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models import ModelSettings
 from dragoman.models import plan as plan_memory
+from dragoman.server.continuing import ContinueSettings
 from dragoman.server.keys import KeySettings, keyring_of
 from dragoman.server.lifecycle import serve as serve_until_told
 from dragoman.server.settings import ServerSettings
@@ -35,6 +36,7 @@ def serve(
     machine: MachineSettings,
     server: ServerSettings,
     keys: KeySettings,
+    continuing: ContinueSettings,
     dialects: Mapping[str, msgspec.Struct],
 ) -> None:
     """Raises ModelError or DragomanError before the port opens; afterwards typer.Exit with the server's exit code."""
@@ -52,7 +54,10 @@ def serve(
         console.notes().print(escape(example(house.serving.models()[0], address)) + "\n")
 
     folder = described.tokenizer_folder
-    raise typer.Exit(serve_until_told(server, worker, folder, dialects=made, keys=keyring, opened=opened))
+    exit_code = serve_until_told(
+        server, worker, folder, dialects=made, keys=keyring, continuing=continuing, opened=opened
+    )
+    raise typer.Exit(exit_code)
 
 
 def started_plan(house: House, address: str, threads: int, kv_bytes_per_token: int) -> dict[str, str]:

@@ -152,7 +152,10 @@ class Token(msgspec.Struct, frozen=True):
 
 class PromptReady(msgspec.Struct, frozen=True, kw_only=True):
     """First event of a request: the prompt as it was understood. ``tokens`` is filled only when echo, or prompt
-    logprobs, were asked for. ``reasoning_begun``: it ends with the mark that opens a reasoning block."""
+    logprobs, were asked for. ``reasoning_begun``: it ends with the mark that opens a reasoning block.
+
+    Of a request that is ``resumable``: the ``prompt_ids``, and the text that earlier calls have delivered.
+    """
 
     prompt_tokens: int
     cached_tokens: int
@@ -160,6 +163,8 @@ class PromptReady(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[Token, ...] = ()
     text: str = ""
     reasoning_begun: bool = False
+    prompt_ids: tuple[int, ...] = ()
+    earlier_text: str = ""
 
 
 class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,7 +172,8 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
 
     ``tokens`` are those whose text is released by this delta, in order; over all deltas each generated token appears
     once. ``stop`` is the stop string or stop token id that ended the generation, where one did. ``score``: with the
-    last, of a hypothesis of a beam search.
+    last, of a hypothesis of a beam search. ``token_ids``: of a request that is ``resumable``, those that were generated
+    for this delta, whether or not it has their text; ``mirostat`` is that sampler's state behind them.
     """
 
     sequence: int
@@ -177,6 +183,8 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     stop: str | int | None = None
     message: str = ""
     score: float | None = None
+    token_ids: tuple[int, ...] = ()
+    mirostat: float | None = None
 
 
 class GenerationDone(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,7 +198,10 @@ GenerationEvent = PromptReady | TextDelta | GenerationDone
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """One whole generation, for answers that are not streamed. ``score``: where it is a hypothesis of a beam search."""
+    """One whole generation, for answers that are not streamed. ``score``: where it is a hypothesis of a beam search.
+
+    ``token_ids`` and ``mirostat``: as in ``TextDelta``.
+    """
 
     index: int
     text: str
@@ -199,6 +210,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     stop: str | int | None = None
     score: float | None = None
+    token_ids: tuple[int, ...] = ()
+    mirostat: float | None = None
 
 
 class GenerationResult(msgspec.Struct, frozen=True, kw_only=True):

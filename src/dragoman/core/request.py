@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from dragoman.core.constraint import Constraint
+from dragoman.core.continuing import CutSequence
 from dragoman.core.events import BeamStep
 from dragoman.core.sampling import BeamParams, EndingParams, LogprobParams, SamplingParams
 
@@ -79,6 +80,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         embeddings: what some of the prompt's tokens are embedded as.
         truncate: only the last so many tokens of the prompt are kept; None: all.
         echo: the prompt's text precedes the generated text.
+        resumable: should the one generation be cut, a later request goes on with it: its events carry token ids, and
+            what is held back then (the beginning of a stop string, or of a character) is the later request's to show.
+        resumed: what to go on with; the prompt is then not looked at, and lengths are of what is generated now.
         priority: higher runs first. timeout_s: the whole generation's deadline.
     """
 
@@ -98,6 +102,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     embeddings: PromptEmbeddings | None = None
     truncate: int | None = None
     echo: bool = False
+    resumable: bool = False
+    resumed: CutSequence | None = None
     priority: int = 0
     timeout_s: float | None = None
 

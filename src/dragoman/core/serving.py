@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 
 from dragoman.core.catalog import Catalog
+from dragoman.core.continuing import ContinueStore
 from dragoman.core.events import GenerationEvent, GenerationResult, PromptToken
 from dragoman.core.request import ChatPrompt, GenerationRequest, Prompt
 
@@ -60,7 +61,13 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Serving(Protocol):
-    """One served engine. Every method raises the errors of ``core.errors``; none blocks the event loop."""
+    """One served engine. Every method raises the errors of ``core.errors``; none blocks the event loop.
+
+    ``continuing``: where cut generations wait for the request that goes on with them.
+    """
+
+    @property
+    def continuing(self) -> ContinueStore: ...
 
     @property
     def catalog(self) -> Catalog:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Protocol
 
 from dragoman.core.errors import Overloaded
 from dragoman.core.events import GenerationEvent, GenerationResult
 from dragoman.core.request import GenerationRequest
-from dragoman.core.serving import Serving
 
 IN_FLIGHT = 32
 """Prompts of one batch that generate at the same time, so that a long batch leaves room for others."""
@@ -17,7 +17,15 @@ IN_FLIGHT = 32
 RETRY_S = 0.05
 
 
-async def generate_all(serving: Serving, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
+class Generating(Protocol):
+    """The part of ``Serving`` that a batch needs."""
+
+    def stream(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]: ...
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult: ...
+
+
+async def generate_all(serving: Generating, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
     """All results in the order of the requests. When one fails the others are cancelled, and its error is raised."""
     if len(requests) == 1:
         return [await serving.generate(requests[0])]
@@ -42,7 +50,7 @@ async def generate_all(serving: Serving, requests: Sequence[GenerationRequest]) 
 
 
 async def stream_all(
-    serving: Serving, requests: Sequence[GenerationRequest]
+    serving: Generating, requests: Sequence[GenerationRequest]
 ) -> AsyncGenerator[tuple[int, GenerationEvent], None]:
     """The events of all requests as they come, each with the number of its request. The first error ends it all."""
     if len(requests) == 1:

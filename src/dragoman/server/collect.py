@@ -25,12 +25,17 @@ async def collect(events: AsyncIterator[GenerationEvent]) -> GenerationResult:
     done: GenerationDone | None = None
     parts: list[list[str]] = []
     tokens: list[list[Token]] = []
+    ids: list[list[int]] = []
+    mirostat: list[float | None] = []
     ends: list[TextDelta | None] = []
     async for event in events:
         match event:
             case TextDelta():
                 parts[event.sequence].append(event.text)
                 tokens[event.sequence].extend(event.tokens)
+                if event.token_ids:
+                    ids[event.sequence].extend(event.token_ids)
+                    mirostat[event.sequence] = event.mirostat
                 if event.finish is FinishReason.ERROR:
                     raise GenerationFailed(event.message or "The generation failed.")
                 if event.finish is not None:
@@ -39,7 +44,7 @@ async def collect(events: AsyncIterator[GenerationEvent]) -> GenerationResult:
                 prompt = event
                 count = len(event.seeds)
                 parts, tokens = [[] for _ in range(count)], [[] for _ in range(count)]
-                ends = [None] * count
+                ids, mirostat, ends = [[] for _ in range(count)], [None] * count, [None] * count
             case GenerationDone():
                 done = event
     if prompt is None or done is None:
@@ -52,6 +57,8 @@ async def collect(events: AsyncIterator[GenerationEvent]) -> GenerationResult:
             finish=FinishReason.CANCELLED if (end := ends[i]) is None or end.finish is None else end.finish,
             seed=prompt.seeds[i],
             stop=None if end is None else end.stop,
+            token_ids=tuple(ids[i]),
+            mirostat=mirostat[i],
         )
         for i in range(len(prompt.seeds))
     )

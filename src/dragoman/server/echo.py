@@ -9,7 +9,11 @@ from dragoman.text import Detokenizer
 
 
 def prompt_ready(
-    model: ServedModel, request: GenerationRequest, submitted: EngineRequest, event: PromptEvent
+    model: ServedModel,
+    request: GenerationRequest,
+    submitted: EngineRequest,
+    event: PromptEvent,
+    earlier_text: str = "",
 ) -> PromptReady:
     """The first event of a request: with the prompt's text where it is echoed, and its tokens where either the echo or
     the prompt's log-probabilities are asked for."""
@@ -21,12 +25,14 @@ def prompt_ready(
             # A text prompt comes back as it was sent: a tokenizer may normalize what it reads.
             text = request.prompt.text if isinstance(request.prompt, TextPrompt) else decoded
     return PromptReady(
-        prompt_tokens=len(submitted.prompt),
+        prompt_tokens=len(submitted.prompt) + sum(map(len, submitted.generated)),
         cached_tokens=event.cached_tokens,
         seeds=submitted.seeds,
         tokens=tokens,
         text=text,
         reasoning_begun=isinstance(request.prompt, ChatPrompt) and _begins_reasoning(model, submitted.prompt),
+        prompt_ids=submitted.prompt if request.resumable else (),
+        earlier_text=earlier_text,
     )
 
 

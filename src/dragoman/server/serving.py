@@ -30,6 +30,7 @@ from dragoman.server.admission import Admission
 from dragoman.server.catalog import FixedCatalog
 from dragoman.server.collect import best, collect
 from dragoman.server.constraints import ConstraintReader
+from dragoman.server.continuing import SqliteContinueStore
 from dragoman.server.echo import prompt_ready
 from dragoman.server.meter import Meter
 from dragoman.server.metrics import Metrics
@@ -60,7 +61,10 @@ class Engine(Protocol):
 
 
 class EngineServing:
-    """Serves one model. ``timeout_s`` bounds every generation, whatever a request asks."""
+    """Serves one model. ``timeout_s`` bounds every generation, whatever a request asks.
+
+    ``continuing``: where cut generations are kept; by default in memory, and not for long.
+    """
 
     def __init__(
         self,
@@ -70,7 +74,9 @@ class EngineServing:
         *,
         max_waiting: int = 256,
         timeout_s: float | None = None,
+        continuing: SqliteContinueStore | None = None,
     ) -> None:
+        self.continuing = continuing or SqliteContinueStore()
         self.admission = Admission(max_waiting)
         self.catalog = FixedCatalog(model)
         self._engine = engine
@@ -139,14 +145,17 @@ class EngineServing:
         self.model(request.model)
         request = _with_forced_length(request)
         with self.admission.enter() as place:
-            prompt = await self._prompts.read(request.prompt)
-            if request.truncate is not None:
-                prompt = prompt[-request.truncate :]
+            prompt = await self._prompt(request)
             request = msgspec.structs.replace(request, sampling=await self._phrases.read(request.sampling))
             submitted = self._engine_request(request, prompt, count, logprobs)
             grammar = await self._constraints.read(request.constraint, request.constraint_param)
             submitted = msgspec.structs.replace(submitted, grammar=grammar)
-            transcripts = transcripts_of(self._model, count, prompt, request.ending, request.shown_tokens)
+            transcripts = transcripts_of(
+                self._model, count, prompt, request.ending, request.shown_tokens, resumable=request.resumable
+            )
+            earlier_text = ""
+            if request.resumed is not None:
+                earlier_text = await asyncio.to_thread(transcripts[0].resume, request.resumed.output)
             cached_tokens, running = 0, count
             events = self._engine.submit(submitted)
             meter.submit(submitted)
@@ -157,7 +166,7 @@ class EngineServing:
                         place.run()
                         cached_tokens = event.cached_tokens
                         meter.prompt(cached_tokens, event.queue_s)
-                        yield prompt_ready(self._model, request, submitted, event)
+                        yield prompt_ready(self._model, request, submitted, event, earlier_text)
                         continue
                     transcript = transcripts[event.sequence]
                     if transcript.finish is not None:
@@ -166,6 +175,9 @@ class EngineServing:
                     if isinstance(event, TokenEvent):
                         meter.token(event.sequence)
                         delta = transcript.push(event)
+                        if request.resumable:
+                            ids = (event.token_id,)
+                            delta = msgspec.structs.replace(delta, token_ids=ids, mirostat=event.mirostat)
                     else:
                         if place.waits:
                             raise deadline.failure(event.message or "The generation was cancelled.")
@@ -184,11 +196,17 @@ class EngineServing:
                 seen = meter.leave()
             made = sum(transcript.num_tokens for transcript in transcripts)
             yield GenerationDone(
-                usage=Usage(prompt_tokens=len(prompt), completion_tokens=made, cached_tokens=cached_tokens),
-                timings=Timings(
-                    validation_s=seen.validation_s, queue_s=seen.queue_s, inference_s=seen.inference_s
+                usage=Usage(
+                    prompt_tokens=_before(request, prompt), completion_tokens=made, cached_tokens=cached_tokens
                 ),
+                timings=Timings(validation_s=seen.validation_s, queue_s=seen.queue_s, inference_s=seen.inference_s),
             )
+
+    async def _prompt(self, request: GenerationRequest) -> tuple[int, ...]:
+        if request.resumed is not None:
+            return request.resumed.prompt
+        prompt = await self._prompts.read(request.prompt)
+        return prompt if request.truncate is None else prompt[-request.truncate :]
 
     def _engine_request(
         self, request: GenerationRequest, prompt: tuple[int, ...], count: int, logprobs: LogprobParams | None
@@ -205,9 +223,11 @@ class EngineServing:
         self._check_ids("end_token_ids", ending.end_token_ids or ())
         if request.embeddings is not None:
             _check_embeddings(request.embeddings, len(prompt), self._model.card.hidden_size)
-        max_tokens = self._max_tokens(request, len(prompt))
+        resumed, before = request.resumed, _before(request, prompt)
+        earlier = before - len(prompt)
+        max_tokens = self._max_tokens(request, before)
         min_tokens = max(ending.min_tokens, ending.min_total_tokens - len(prompt))
-        if ending.min_total_tokens and min_tokens > max_tokens:
+        if ending.min_total_tokens and min_tokens > max_tokens and not request.resumable:
             message = f"'min_total_tokens' ({ending.min_total_tokens}) is more than {len(prompt)} in the prompt and "
             raise BadRequest(f"{message}{max_tokens} to generate.", param="min_total_tokens")
         if logprobs is not None:
@@ -216,7 +236,9 @@ class EngineServing:
             request_id=request.request_id,
             prompt=prompt,
             seeds=_seeds(request.seeds, count),
-            max_tokens=max_tokens,
+            max_tokens=earlier + max_tokens,
+            generated=(resumed.output,) if resumed else (),
+            mirostat=(resumed.mirostat,) if resumed and sampling.mirostat_mode else (),
             sampling=sampling,
             min_tokens=min_tokens,
             length_first=ending.length_first,
@@ -294,6 +316,11 @@ class Deadline:
     def _pass(self) -> None:
         self._passed = True
         self._cancel()
+
+
+def _before(request: GenerationRequest, prompt: tuple[int, ...]) -> int:
+    """Tokens that are there before the first new one: the prompt's, and those of earlier calls."""
+    return len(prompt) + (len(request.resumed.output) if request.resumed else 0)
 
 
 def _check_logprobs(logprobs: LogprobParams, tokens: int, vocab_size: int) -> None:

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from copy import copy
 
+import msgspec
+
 from dragoman.core.events import FinishEvent, FinishReason, TextDelta, Token, TokenEvent
 from dragoman.core.sampling import EndingParams
 from dragoman.server.model import ServedModel
@@ -18,15 +20,20 @@ def transcripts_of(
     prompt_ids: tuple[int, ...],
     ending: EndingParams,
     shown_tokens: Sequence[str] = (),
+    *,
+    resumable: bool = False,
 ) -> list[Transcript]:
-    """One for each sequence. ``shown_tokens`` have text although they are special.
+    """One for each sequence. ``shown_tokens`` have text although they are special. ``resumable``: as in the request.
 
     Raises BadRequest for stop strings that cannot be matched.
     """
     shown_ids = [token_id for token in shown_tokens if (token_id := model.tokenizer.token_id(token)) is not None]
     # The automaton of many long stop strings takes milliseconds to build; copies share it and have their own state.
     matcher = StopMatcher(ending.stop, ending.include_stop, ending.stop_at_token_ends) if ending.stop else None
-    return [Transcript(model, i, prompt_ids, ending, matcher and copy(matcher), shown_ids) for i in range(count)]
+    return [
+        Transcript(model, i, prompt_ids, ending, matcher and copy(matcher), shown_ids, resumable=resumable)
+        for i in range(count)
+    ]
 
 
 class Transcript:
@@ -48,11 +55,14 @@ class Transcript:
         ending: EndingParams,
         matcher: StopMatcher | None,
         shown_ids: Sequence[int] = (),
+        *,
+        resumable: bool = False,
     ) -> None:
         self.sequence = sequence
         self.num_tokens = 0
         self.finish: FinishReason | None = None
         self._ending = ending
+        self._resumable = resumable
         self._pieces = model.pieces
         self._detokenizer = Detokenizer(
             model.tokenizer, prompt_ids, skip_special_tokens=ending.skip_special_tokens, shown_ids=shown_ids
@@ -60,13 +70,45 @@ class Transcript:
         self._matcher = matcher
         self._produced = 0
         self._released = 0
+        self._earlier = 0
+        """Characters that earlier calls have delivered."""
         self._held: deque[tuple[int, Token]] = deque()
+
+    def resume(self, token_ids: Sequence[int]) -> str:
+        """Stand where a cut sequence of these tokens stood. Returns the text that it had released."""
+        parts = []
+        for token_id in token_ids:
+            text = self._detokenizer.push(token_id)
+            self._produced += len(text)
+            if self._matcher is not None:
+                text, _ = self._matcher.push(text)
+            parts.append(text)
+        earlier = "".join(parts)
+        self._released = self._earlier = len(earlier)
+        return earlier
 
     def push(self, event: TokenEvent) -> TextDelta:
         """One more token. The delta may be empty, while text is held back."""
         self.num_tokens += 1
-        if event.finish is not None:
-            return self._push_last(event, event.finish)
+        if event.finish is None:
+            return self._push(event)
+        if event.finish is FinishReason.LENGTH and self._resumable:
+            delta = self._push(event)
+            return delta if delta.finish else self._cut(FinishReason.LENGTH, before=delta)
+        return self._push_last(event, event.finish)
+
+    def end(self, event: FinishEvent) -> TextDelta:
+        """The engine ended the sequence without a token."""
+        return self.stop(event.finish, event.message)
+
+    def stop(self, finish: FinishReason, message: str = "") -> TextDelta:
+        """End the sequence here: what was held back is released, unless a later request goes on with it."""
+        if self._resumable and finish is not FinishReason.ERROR:
+            return self._cut(finish)
+        text, matched = self._flushed("")
+        return self._end(text, FinishReason.STOP_STRING if matched else finish, matched, message)
+
+    def _push(self, event: TokenEvent) -> TextDelta:
         text = self._detokenizer.push(event.token_id)
         self._produced += len(text)
         token = self._token(event, text)
@@ -80,14 +122,13 @@ class Transcript:
         self._released += len(text)
         return TextDelta(sequence=self.sequence, text=text, tokens=self._due())
 
-    def end(self, event: FinishEvent) -> TextDelta:
-        """The engine ended the sequence without a token."""
-        return self.stop(event.finish, event.message)
-
-    def stop(self, finish: FinishReason, message: str = "") -> TextDelta:
-        """End the sequence here: what was held back is released."""
-        text, matched = self._flushed("")
-        return self._end(text, FinishReason.STOP_STRING if matched else finish, matched, message)
+    def _cut(self, finish: FinishReason, before: TextDelta | None = None) -> TextDelta:
+        """End the sequence here, with ``before`` as its last text. All its tokens are delivered, also those whose text
+        is held back: the later request has none of these."""
+        end = self._end("", finish, None)
+        if before is None:
+            return end
+        return msgspec.structs.replace(end, text=before.text, tokens=before.tokens + end.tokens)
 
     def _push_last(self, event: TokenEvent, finish: FinishReason) -> TextDelta:
         """The token with which the engine ended the sequence. A stop token has no text, unless it is to be included;
@@ -114,7 +155,7 @@ class Transcript:
         back, and turned out to be no character, came out before it."""
         own = self._pieces[event.token_id][0]
         length = len(own) if text.endswith(own) else len(text)
-        return self._pieces.token(event.token_id, event.logprob, event.top, self._produced - length)
+        return self._pieces.token(event.token_id, event.logprob, event.top, self._produced - self._earlier - length)
 
     def _flushed(self, text: str) -> tuple[str, str | None]:
         """The text and all that was held back, cut at a stop string that is complete only now."""
@@ -135,6 +176,8 @@ class Transcript:
         """Those whose text is out. One that has none, behind the last character, waits: the text may be cut there,
         unless the stop string stays in it."""
         held, due, kept = self._held, [], self._ending.include_stop
-        while held and held[0][0] <= self._released and (kept or held[0][1].text_offset < self._released):
+        while (
+            held and held[0][0] <= self._released and (kept or held[0][1].text_offset + self._earlier < self._released)
+        ):
             due.append(held.popleft()[1])
         return tuple(due)

@@ -55,11 +55,17 @@ def deltas(parts: Iterable[Part]) -> list[ChatDelta]:
     return shown
 
 
-def message(text: str, shape: MessageShape, *, reasoning_begun: bool) -> dict[str, Any]:
-    """The whole message. ``content`` is null when there are calls only; ``tool_calls`` is there when there are any."""
+def message(
+    text: str, shape: MessageShape, *, reasoning_begun: bool, earlier_text: str = "", is_cut: bool = False
+) -> dict[str, Any]:
+    """The whole message. ``content`` is null when there are calls only; ``tool_calls`` is there when there are any.
+
+    ``earlier_text``: what earlier calls have delivered of it; ``is_cut``: a later call goes on with it.
+    """
     reader = shape.reader(reasoning_begun=reasoning_begun)
+    reader.push(earlier_text)
     content, reasoning, calls = "", "", list[dict[str, Any]]()
-    for part in reader.push(text) + reader.flush():
+    for part in reader.push(text) + ([] if is_cut else reader.flush()):
         match part:
             case Content(text):
                 content += text

@@ -136,11 +136,19 @@ def completion(head: Head, results: list[GenerationResult], *, logprobs: bool) -
     return head.body("text_completion", choices, usage([result.usage for result in results]))
 
 
-def chat_completion(head: Head, result: GenerationResult, *, logprobs: bool, shape: MessageShape = PLAIN) -> Body:
-    """A whole chat completion."""
+def chat_completion(
+    head: Head, result: GenerationResult, *, logprobs: bool, shape: MessageShape = PLAIN, resumable: bool = False
+) -> Body:
+    """A whole chat completion. ``resumable``: as in the request."""
     choices = []
     for generation in result.generations:
-        made = message(generation.text, shape, reasoning_begun=result.prompt.reasoning_begun)
+        made = message(
+            generation.text,
+            shape,
+            reasoning_begun=result.prompt.reasoning_begun,
+            earlier_text=result.prompt.earlier_text,
+            is_cut=resumable and generation.finish is FinishReason.LENGTH,
+        )
         listed = None
         if logprobs:
             listed = chat_logprobs(shown_tokens(generation.tokens, len(generation.text), generation.finish))
@@ -187,12 +195,17 @@ class CompletionStream:
 
 
 class ChatStream:
-    """The chunks of a chat completion: role, what the message is made of, and a last one with the finish reason."""
+    """The chunks of a chat completion: role, what the message is made of, and a last one with the finish reason.
+
+    ``resumable``: as in the request.
+    """
 
     KIND = "chat.completion.chunk"
 
-    def __init__(self, head: Head, n: int, *, logprobs: bool, shape: MessageShape = PLAIN) -> None:
-        self.head, self.n, self.logprobs, self.shape = head, n, logprobs, shape
+    def __init__(
+        self, head: Head, n: int, *, logprobs: bool, shape: MessageShape = PLAIN, resumable: bool = False
+    ) -> None:
+        self.head, self.n, self.logprobs, self.shape, self.resumable = head, n, logprobs, shape, resumable
         self.length = [0] * n
         self.calls = [0] * n
         self.readers: list[MessageReader] = []
@@ -200,6 +213,8 @@ class ChatStream:
     def prompt(self, event: PromptReady) -> Iterable[bytes]:
         """The opening chunk of each choice. Where there may be calls only, content is null until there is some."""
         self.readers = [self.shape.reader(reasoning_begun=event.reasoning_begun) for _ in range(self.n)]
+        for reader in self.readers:
+            reader.push(event.earlier_text)
         for i in range(self.n):
             opening = ChatDelta("assistant", None if self.shape.format else "", None)
             yield self.head.chunk(self.KIND, ChatChunkChoice(i, opening))
@@ -213,7 +228,7 @@ class ChatStream:
             shown = shown_tokens(event.tokens, self.length[index], event.finish)
             listed = chat_logprobs(shown) if shown else None
         parts = self.readers[index].push(event.text)
-        if event.finish is not None:
+        if event.finish is not None and not (self.resumable and event.finish is FinishReason.LENGTH):
             parts += self.readers[index].flush()
         self.calls[index] += sum(isinstance(part, CallStart) for part in parts)
         # Log-probabilities go with the first delta, or with one that adds nothing: their text may be held back.

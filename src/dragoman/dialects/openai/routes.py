@@ -8,13 +8,14 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 
-from dragoman.core.errors import DragomanError
+from dragoman.core.errors import BadRequest, DragomanError
 from dragoman.core.events import GenerationDone, PromptReady, TextDelta, Usage
 from dragoman.core.request import GenerationRequest
 from dragoman.core.serving import Serving
-from dragoman.dialects.batch import generate_all, stream_all
+from dragoman.dialects.batch import Generating, generate_all, stream_all
 from dragoman.dialects.field import Reading
 from dragoman.dialects.openai import render
+from dragoman.dialects.openai.continuing import Continuation, continuation
 from dragoman.dialects.openai.fields import CHAT, COMPLETIONS
 from dragoman.dialects.openai.tools import openai_plan
 from dragoman.dialects.openai.translate import chat_request, completion_requests
@@ -25,44 +26,52 @@ SSE = "text/event-stream; charset=utf-8"
 
 async def completions(serving: Serving, exchange: Exchange) -> None:
     """``POST /v1/completions``."""
-    reading = await exchange.read(COMPLETIONS)
-    values = reading.values
-    seed = _seed(reading)
-    head = _head(serving, reading, "cmpl-")
-    requests = completion_requests(reading, head.id, seed)
-    headers = {"x-dragoman-seed": str(seed)}
-    logprobs = values["logprobs"] is not None
-    if values["stream"]:
-        streams = [
-            render.CompletionStream(head, j * request.n, request.n, logprobs=logprobs)
-            for j, request in enumerate(requests)
-        ]
-        await _stream(serving, exchange, head, "text_completion", requests, streams, headers)
-    else:
-        results = await exchange.unless_gone(generate_all(serving, requests))
-        answer = await _encoded(lambda: render.completion(head, results, logprobs=logprobs), logprobs)
-        await exchange.reply(answer, headers=headers)
+    async with continuation(serving, exchange, COMPLETIONS) as (reading, call):
+        values = reading.values
+        seed = _seed(reading, call)
+        head = _head(serving, reading, "cmpl-")
+        requests = completion_requests(reading, head.id, seed, resumable=call is not None)
+        if call is not None and len(requests) > 1:
+            raise BadRequest("'X-Request-Continue' goes with one prompt.", param="prompt")
+        headers = {"x-dragoman-seed": str(seed)} | (call.headers if call else {})
+        logprobs = values["logprobs"] is not None
+        if values["stream"]:
+            streams = [
+                render.CompletionStream(head, j * request.n, request.n, logprobs=logprobs)
+                for j, request in enumerate(requests)
+            ]
+            await _stream(call or serving, exchange, head, "text_completion", requests, streams, headers)
+        else:
+            results = await exchange.unless_gone(generate_all(call or serving, requests))
+            answer = await _encoded(lambda: render.completion(head, results, logprobs=logprobs), logprobs)
+            await exchange.reply(answer, headers=headers)
 
 
 async def chat_completions(serving: Serving, exchange: Exchange) -> None:
     """``POST /v1/chat/completions``."""
-    reading = await exchange.read(CHAT)
-    seed = _seed(reading)
-    head = _head(serving, reading, "chatcmpl-")
-    plan = openai_plan(reading.values, serving.model(reading.values["model"]))
-    request = chat_request(reading, head.id, seed, plan)
-    headers = {"x-dragoman-seed": str(seed)}
-    logprobs = reading.values["logprobs"]
-    if reading.values["stream"]:
-        streams = [render.ChatStream(head, request.n, logprobs=logprobs, shape=plan.shape)]
-        await _stream(serving, exchange, head, render.ChatStream.KIND, [request], streams, headers)
-    else:
-        result = await exchange.unless_gone(serving.generate(request))
-        answer = await _encoded(
-            lambda: render.chat_completion(head, result, logprobs=logprobs, shape=plan.shape),
-            logprobs or plan.shape.format is not None,
-        )
-        await exchange.reply(answer, headers=headers)
+    async with continuation(serving, exchange, CHAT) as (reading, call):
+        seed = _seed(reading, call)
+        head = _head(serving, reading, "chatcmpl-")
+        plan = openai_plan(reading.values, serving.model(reading.values["model"]))
+        if call is not None and plan.shape.format is not None:
+            raise BadRequest("'X-Request-Continue' goes with no tools that may be called.", param="tools")
+        request = chat_request(reading, head.id, seed, plan, resumable=call is not None)
+        headers = {"x-dragoman-seed": str(seed)} | (call.headers if call else {})
+        logprobs = reading.values["logprobs"]
+        if reading.values["stream"]:
+            streams = [
+                render.ChatStream(head, request.n, logprobs=logprobs, shape=plan.shape, resumable=call is not None)
+            ]
+            await _stream(call or serving, exchange, head, render.ChatStream.KIND, [request], streams, headers)
+        else:
+            result = await exchange.unless_gone((call or serving).generate(request))
+            answer = await _encoded(
+                lambda: render.chat_completion(
+                    head, result, logprobs=logprobs, shape=plan.shape, resumable=call is not None
+                ),
+                logprobs or plan.shape.format is not None,
+            )
+            await exchange.reply(answer, headers=headers)
 
 
 async def models(serving: Serving, exchange: Exchange) -> None:
@@ -76,7 +85,7 @@ async def model(serving: Serving, exchange: Exchange) -> None:
 
 
 async def _stream(
-    serving: Serving,
+    serving: Generating,
     exchange: Exchange,
     head: render.Head,
     kind: str,
@@ -131,10 +140,12 @@ def _head(serving: Serving, reading: Reading, prefix: str) -> render.Head:
     return render.Head(prefix + secrets.token_hex(12), int(time.time()), name or card.name, card.fingerprint, counted)
 
 
-def _seed(reading: Reading) -> int:
+def _seed(reading: Reading, call: Continuation | None) -> int:
     """The given seed, or one from the operating system that a client can send back in ``seed``."""
     given = reading.values["seed"]
-    return secrets.randbits(63) if given is None else int(given)
+    if given is not None:
+        return int(given)
+    return secrets.randbits(63) if call is None or call.seed is None else call.seed
 
 
 OPERATIONS = (

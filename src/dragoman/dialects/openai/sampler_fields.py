@@ -212,11 +212,12 @@ SAMPLERS: tuple[Field, ...] = (
 
 
 def choosing_and_ending(
-    table: Table, values: dict[str, Any], constraint_param: str
+    table: Table, values: dict[str, Any], constraint_param: str, *, resumable: bool = False
 ) -> tuple[SamplingParams, EndingParams]:
     """What the values say of both. Raises BadRequest for fields that contradict each other.
 
-    ``constraint_param``: the field that constrains the text; empty where none does.
+    ``constraint_param``: the field that constrains the text; empty where none does. ``resumable``: the lengths asked
+    for are those of one call among several.
     """
     sampling, ending = sampling_of(table, values), ending_of(table, values)
     if sampling.mirostat_mode and sampling.truncations:
@@ -227,7 +228,7 @@ def choosing_and_ending(
         raise BadRequest(message, param="forced_output_tokens")
     if ending.min_tokens and ending.min_total_tokens:
         raise BadRequest("'min_tokens' and 'min_total_tokens' exclude each other.", param="min_total_tokens")
-    if ending.max_tokens is not None and ending.min_tokens > ending.max_tokens:
+    if ending.max_tokens is not None and ending.min_tokens > ending.max_tokens and not resumable:
         message = f"'min_tokens' ({ending.min_tokens}) is more than 'max_tokens' ({ending.max_tokens})."
         raise BadRequest(message, param="min_tokens")
     return sampling, ending

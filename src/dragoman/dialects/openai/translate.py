@@ -19,10 +19,13 @@ MAX_SEQUENCES = 2048
 """Sequences of one HTTP request: prompts times generations of each."""
 
 
-def completion_requests(reading: Reading, request_id: str, seed: int) -> tuple[GenerationRequest, ...]:
+def completion_requests(
+    reading: Reading, request_id: str, seed: int, *, resumable: bool = False
+) -> tuple[GenerationRequest, ...]:
     """``POST /v1/completions``: one request for each prompt, choices prompt by prompt.
 
-    ``seed`` is what the body gives, or what was drawn for it; choice k of all uses seed + k.
+    ``seed`` is what the body gives, or what was drawn for it; choice k of all uses seed + k. ``resumable``: this is one
+    call of a generation that may be made of several.
     """
     values = reading.values
     prompts = _prompts(values)
@@ -40,7 +43,9 @@ def completion_requests(reading: Reading, request_id: str, seed: int) -> tuple[G
     if embeddings is not None and len(prompts) > 1:
         raise BadRequest("'embedding_to_replace' goes with one prompt.", param="embedding_to_replace")
     constraint, constraint_param = constraint_of(values)
-    sampling, ending = choosing_and_ending(COMPLETIONS, values, constraint_param if constraint else "")
+    sampling, ending = choosing_and_ending(
+        COMPLETIONS, values, constraint_param if constraint else "", resumable=resumable
+    )
     logprobs = None
     if values["logprobs"] is not None:
         logprobs = LogprobParams(top=values["logprobs"], prompt=values["echo"], mode=values["logprobs_mode"])
@@ -66,8 +71,10 @@ def completion_requests(reading: Reading, request_id: str, seed: int) -> tuple[G
     )
 
 
-def chat_request(reading: Reading, request_id: str, seed: int, plan: ToolPlan = WITHOUT_TOOLS) -> GenerationRequest:
-    """``POST /v1/chat/completions``."""
+def chat_request(
+    reading: Reading, request_id: str, seed: int, plan: ToolPlan = WITHOUT_TOOLS, *, resumable: bool = False
+) -> GenerationRequest:
+    """``POST /v1/chat/completions``. ``resumable``: as above."""
     values = reading.values
     _check_shared(values)
     if values["max_tokens"] is not None and values["max_completion_tokens"] is not None:
@@ -84,7 +91,7 @@ def chat_request(reading: Reading, request_id: str, seed: int, plan: ToolPlan = 
         message = f"'{constraint_param}' and 'tools' exclude each other, unless 'tool_choice' is 'none'."
         raise BadRequest(message, param=constraint_param)
     constraint, constraint_param = plan.constraint or constraint, constraint_param or "tools"
-    sampling, ending = choosing_and_ending(CHAT, values, constraint_param if constraint else "")
+    sampling, ending = choosing_and_ending(CHAT, values, constraint_param if constraint else "", resumable=resumable)
     logprobs = None
     if values["logprobs"]:
         logprobs = LogprobParams(top=values["top_logprobs"] or 0, mode=values["logprobs_mode"])

@@ -1,0 +1,204 @@
+"""Continuing a cut generation: the header ``X-Request-Continue`` of completions and chat completions.
+
+The first call with a key starts from its prompt. While the generation is cut (by its length, its deadline, or because
+the client left), the next call with the key goes on from there, whatever its prompt is; when it has come to its end the
+key is free again. What a later call leaves out is as in the call before; what shapes the text cannot change.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from dragoman.core.continuing import ContinueKey, CutGeneration, CutSequence, Held, Progress
+from dragoman.core.errors import BadRequest, Cancelled
+from dragoman.core.events import FinishReason, GenerationDone, GenerationEvent, GenerationResult, TextDelta
+from dragoman.core.request import GenerationRequest
+from dragoman.core.serving import Serving
+from dragoman.dialects.field import Reading, Table, Treatment
+from dragoman.dialects.kinds import Rule, Violation
+from dragoman.dialects.wire import Exchange
+
+HEADER = "x-request-continue"
+REPORT = "x-dragoman-continued"
+"""The header of the answer: how many tokens there were before it."""
+
+_KEY = re.compile(r"[!-~]{1,256}")
+
+_PROMPT = frozenset(
+    {
+        "prompt",
+        "suffix",
+        "add_special_tokens",
+        "truncate_prompt_tokens",
+        "messages",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template_kwargs",
+    }
+)
+_OF_ONE_CALL = frozenset(
+    {
+        "model",
+        "max_tokens",
+        "max_completion_tokens",
+        "stream",
+        "stream_options",
+        "logprobs",
+        "top_logprobs",
+        "logprobs_mode",
+        "priority",
+    }
+)
+_SHAPING = frozenset(
+    {
+        "stop",
+        "include_stop_str_in_output",
+        "skip_special_tokens",
+        "stop_at_token_ends",
+        "response_format",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "structured_outputs",
+        "separate_reasoning",
+    }
+)
+
+
+class Continuation:
+    """One call of a generation that may be made of several; generates as ``Serving`` does.
+
+    ``seed``: that of the calls before. ``headers``: for the answer.
+    """
+
+    def __init__(self, serving: Serving, held: Held, config: dict[str, Any]) -> None:
+        self._serving, self._held, self._config = serving, held, config
+        self._before = held.saved
+        self._resumed: CutSequence | None = held.saved.sequences[0] if held.saved else None
+        self._progress = Progress(self._resumed)
+        self._settled = False
+        self.seed = self._resumed.seed if self._resumed else None
+        self.headers = {REPORT: str(len(self._resumed.output) if self._resumed else 0)}
+
+    async def stream(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        """As ``Serving.stream``. What the reader has come back from is delivered, and kept when it comes no more."""
+        async with aclosing(self._serving.stream(self._resumable(request))) as events:
+            async for event in events:
+                if isinstance(event, GenerationDone):
+                    await self._settle()
+                yield _as_cut(event)
+                self._progress.note(event)
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        """As ``Serving.generate``."""
+        result = await self._serving.generate(self._resumable(request))
+        self._progress.note_result(result)
+        await self._settle()
+        (generation,) = result.generations
+        if generation.finish in _CUT:
+            generation = msgspec.structs.replace(generation, finish=FinishReason.LENGTH)
+        return msgspec.structs.replace(result, generations=(generation,))
+
+    async def gone(self, *, streamed: bool) -> None:
+        """The client left. What it has of a stream is kept; an answer that it has nothing of is given again."""
+        if streamed:
+            if not self._settled:
+                await self._settle()
+        elif self._settled:
+            await (self._held.forget() if self._before is None else self._held.save(self._before))
+
+    async def _settle(self) -> None:
+        """Keep what is cut and free the key of what is finished. A failure leaves it as it was before the call."""
+        progress, self._settled = self._progress, True
+        if progress.came_to_its_end:
+            await self._held.forget()
+        elif progress.new_tokens:
+            await self._held.save(CutGeneration(sequences=(progress.sequence,), config=self._config))
+
+    def _resumable(self, request: GenerationRequest) -> GenerationRequest:
+        """The request, told where to go on. Raises BadRequest for what cannot be made of several calls."""
+        for param, asks, what in (
+            ("n", request.n > 1 or (request.best_of or 1) > 1, "one generation"),
+            ("num_beams", request.beams is not None, "no beam search"),
+            ("echo", request.echo, "no 'echo'"),
+            ("max_tokens", request.ending.max_tokens == 0, "a 'max_tokens' of at least 1"),
+            ("forced_output_tokens", bool(request.sampling.forced_tokens), "no forced tokens"),
+            ("embedding_to_replace", request.embeddings is not None, "no given embeddings"),
+        ):
+            if asks:
+                raise BadRequest(f"'X-Request-Continue' goes with {what}.", param=param)
+        return msgspec.structs.replace(request, resumable=True, resumed=self._resumed)
+
+
+_CUT = (FinishReason.TIMEOUT, FinishReason.CANCELLED)
+
+
+def _as_cut(event: GenerationEvent) -> GenerationEvent:
+    """A generation that ran out of time, or was told to end, is cut as one that ran out of its length."""
+    if isinstance(event, TextDelta) and event.finish in _CUT:
+        return msgspec.structs.replace(event, finish=FinishReason.LENGTH)
+    return event
+
+
+@asynccontextmanager
+async def continuation(
+    serving: Serving, exchange: Exchange, table: Table
+) -> AsyncIterator[tuple[Reading, Continuation | None]]:
+    """The body, checked; and, where the header is given, the call of the generation that it is a part of.
+
+    The key is the call's own until the context ends. Raises what ``Exchange.read`` does, and BadRequest.
+    """
+    if HEADER not in exchange.headers:
+        yield await exchange.read(table), None
+        return
+    body = await exchange.read_json()
+    async with AsyncExitStack() as stack:
+        key = _key(serving, exchange, table, body)
+        held = await exchange.unless_gone(stack.enter_async_context(serving.continuing.hold(key)))
+        config = dict(held.saved.config) if held.saved else {}
+        reading = await exchange.check(table, _merged(body, config, table) if held.saved else body)
+        if held.saved:
+            _check_shape(reading.values, table.read(_merged({}, config, table)).values)
+        call = Continuation(serving, held, _kept(table, config, body))
+        try:
+            yield reading, call
+        except Cancelled:
+            await call.gone(streamed=bool(reading.values["stream"]))
+            raise
+
+
+def _key(serving: Serving, exchange: Exchange, table: Table, body: Any) -> ContinueKey:
+    key = exchange.headers[HEADER]
+    if not _KEY.fullmatch(key):
+        raise BadRequest("'X-Request-Continue' is 1 to 256 visible ASCII characters.", param="X-Request-Continue")
+    if not isinstance(body, dict):
+        raise Violation(Rule.TYPE, (), body, kind=table)
+    name = body.get("model")
+    card = serving.model(name if isinstance(name, str) else None)
+    return ContinueKey(f"openai {table.name}", exchange.tenant, card.fingerprint, (key,))
+
+
+def _merged(body: Mapping[str, Any], config: Mapping[str, Any], table: Table) -> dict[str, Any]:
+    """The call's body over what was asked before, and in place of its prompt one that nobody will look at."""
+    given = {name: value for name, value in body.items() if value is not None and name not in _PROMPT}
+    prompt = {} if table.name == "completions" else {"messages": [{"role": "user", "content": ""}]}
+    return {**config, **given, **prompt}
+
+
+def _kept(table: Table, config: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
+    """What the next call will find of what this one asks for."""
+    lasting = {field.name for field in table.fields if field.treatment is Treatment.HONOURED} - _PROMPT - _OF_ONE_CALL
+    given = {name: value for name, value in body.items() if value is not None and name in lasting}
+    return {**config, **given}
+
+
+def _check_shape(now: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    for name in sorted(_SHAPING & now.keys()):
+        if now[name] != before[name]:
+            raise BadRequest(f"'{name}' cannot change while a generation is continued.", param=name)

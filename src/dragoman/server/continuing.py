@@ -1,0 +1,295 @@
+"""Where cut generations wait to be gone on with: an SQLite file, or memory; for some time, and not more than fit.
+
+All of SQLite happens in one thread of the store's own. The file is made when the first generation is kept. One that is
+there at the start is looked at then: where another process has locked it, or it cannot be read, the server does not
+start; where it is damaged, or of another version, it is set aside with a warning, and an empty one takes its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from dragoman.core.continuing import ContinueKey, CutGeneration
+from dragoman.core.errors import DragomanError, GenerationFailed
+
+log = logging.getLogger("dragoman.server")
+
+Result = TypeVar("Result")
+
+VERSION = 1
+"""Of the tables and of what is in them, as SQLite's ``user_version``."""
+
+LOCKED_S = 5.0
+"""How long another process may keep the file to itself."""
+
+_SCHEMA = f"""
+BEGIN IMMEDIATE;
+CREATE TABLE IF NOT EXISTS generations (
+    key BLOB PRIMARY KEY, saved_s REAL NOT NULL, used_ns INTEGER NOT NULL,
+    bytes INTEGER NOT NULL, tokens INTEGER NOT NULL, state BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS by_age ON generations (saved_s);
+CREATE INDEX IF NOT EXISTS by_use ON generations (used_ns, bytes, tokens);
+PRAGMA user_version = {VERSION};
+COMMIT;
+"""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(CutGeneration).decode
+
+
+class ContinueSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Generations that were cut, and wait to be gone on with.
+
+    Attributes:
+        state_dir: folder of what outlives the server; by default $XDG_STATE_HOME/dragoman or ~/.local/state/dragoman.
+        continue_store: disk: a file in that folder, so that they outlive the server. memory: nothing is written.
+        continue_ttl_s: seconds that each is kept after it was cut; 0: none is kept.
+        continue_max_entries: how many are kept; beyond that the least recently used are forgotten.
+        continue_max_bytes: bytes that all of them may take; beyond that the least recently used are forgotten.
+    """
+
+    PANEL = "Continuing"
+
+    state_dir: str | None = None
+    continue_store: Literal["disk", "memory"] = "disk"
+    continue_ttl_s: Annotated[float, Meta(ge=0)] = 3600.0
+    continue_max_entries: Annotated[int, Meta(ge=1)] = 16384
+    continue_max_bytes: Annotated[int, Meta(ge=1)] = 256 * 1024 * 1024
+
+    @property
+    def file(self) -> Path | None:
+        """The database; None where it is in memory."""
+        if self.continue_store == "memory":
+            return None
+        home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+        folder = Path(self.state_dir) if self.state_dir else Path(home) / "dragoman"
+        return folder.expanduser() / "continue.sqlite3"
+
+
+IN_MEMORY = ContinueSettings(continue_store="memory")
+
+
+class HeldGeneration:
+    """What is kept under one key, while nobody else uses that."""
+
+    def __init__(self, store: SqliteContinueStore, name: bytes, saved: CutGeneration | None) -> None:
+        self._store, self._name = store, name
+        self.saved = saved
+
+    async def save(self, generation: CutGeneration) -> None:
+        await self._store._run(self._store._save, self._name, generation)
+        self.saved = generation
+
+    async def forget(self) -> None:
+        await self._store._run(self._store._forget, self._name)
+        self.saved = None
+
+
+class _Turn:
+    """Who has a key, and how many have it or wait for it."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.users = 0
+
+
+class SqliteContinueStore:
+    """``core.continuing.ContinueStore``.
+
+    Counts, since it was opened: ``hits``, ``misses`` (nothing was there), ``expired``, ``evicted`` (for want of room),
+    ``waits`` (a key was in use). ``keys`` and ``tokens``: what it holds.
+    """
+
+    def __init__(self, settings: ContinueSettings = IN_MEMORY, *, clock: Callable[[], float] = time.time) -> None:
+        self._settings = settings
+        self._file = settings.file
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="dragoman-continue")
+        self._database: sqlite3.Connection | None = None
+        self._turns: dict[bytes, _Turn] = {}
+        self.hits = self.misses = self.expired = self.evicted = self.waits = 0
+        self.keys = self.tokens = self._bytes = 0
+
+    async def open(self) -> None:
+        """Look at the file, if there is one. Raises DragomanError where it cannot be used."""
+        if self._file is None or not self._settings.continue_ttl_s or not await asyncio.to_thread(self._file.exists):
+            return
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._connected)
+
+    async def close(self) -> None:
+        """Let go of the file. Nothing may be held any more."""
+        with contextlib.suppress(RuntimeError):  # closed before
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._disconnect)
+        self._thread.shutdown(wait=False)
+
+    @asynccontextmanager
+    async def hold(self, key: ContinueKey) -> AsyncIterator[HeldGeneration]:
+        """Wait for the key, and have it. Raises GenerationFailed where the store cannot be read."""
+        name = hashlib.blake2b(msgspec.json.encode(key), digest_size=32).digest()
+        turn = self._turns.setdefault(name, _Turn())
+        turn.users += 1
+        try:
+            self.waits += turn.lock.locked()
+            async with turn.lock:
+                saved = await self._run(self._find, name) if self._settings.continue_ttl_s else None
+                yield HeldGeneration(self, name, saved)
+        finally:
+            turn.users -= 1
+            if not turn.users:
+                del self._turns[name]
+
+    async def _run(self, work: Callable[..., Result], *arguments: object) -> Result:
+        """Do it in the store's thread."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+        except (sqlite3.Error, OSError, DragomanError) as error:
+            log.error("the store of cut generations fails: %s", error)
+            raise GenerationFailed("What is kept of cut generations cannot be reached: see the server's log.") from None
+
+    # In the store's thread -------------------------------------------------------------------------------------------
+
+    def _find(self, name: bytes) -> CutGeneration | None:
+        if self._database is None and self._file is not None and not self._file.exists():
+            self.misses += 1
+            return None
+        with self._transaction() as database:
+            self._forget_old(database)
+            row = database.execute("SELECT state FROM generations WHERE key = ?", (name,)).fetchone()
+            saved = None
+            if row is not None:
+                try:
+                    saved = _decode(row[0])
+                    database.execute("UPDATE generations SET used_ns = ? WHERE key = ?", (time.time_ns(), name))
+                except msgspec.DecodeError as error:
+                    log.warning("a cut generation cannot be read and is forgotten: %s", error)
+                    database.execute("DELETE FROM generations WHERE key = ?", (name,))
+            self._count(database)
+        self.hits += saved is not None
+        self.misses += saved is None
+        return saved
+
+    def _save(self, name: bytes, generation: CutGeneration) -> None:
+        state = _encode(generation)
+        if not self._settings.continue_ttl_s:
+            return
+        with self._transaction() as database:
+            self._forget_old(database)
+            tokens = sum(len(each.prompt) + len(each.output) for each in generation.sequences)
+            values = (name, self._clock(), time.time_ns(), len(state), tokens, state)
+            database.execute("INSERT OR REPLACE INTO generations VALUES (?, ?, ?, ?, ?, ?)", values)
+            self._count(database)
+            self._make_room(database)
+
+    def _forget(self, name: bytes) -> None:
+        if self._database is None and self._file is not None and not self._file.exists():
+            return
+        with self._transaction() as database:
+            database.execute("DELETE FROM generations WHERE key = ?", (name,))
+            self._count(database)
+
+    def _forget_old(self, database: sqlite3.Connection) -> None:
+        oldest = self._clock() - self._settings.continue_ttl_s
+        self.expired += database.execute("DELETE FROM generations WHERE saved_s <= ?", (oldest,)).rowcount
+
+    def _make_room(self, database: sqlite3.Connection) -> None:
+        """Forget the least recently used, which is never the newest unless that alone is too large."""
+        while self.keys > self._settings.continue_max_entries or self._bytes > self._settings.continue_max_bytes:
+            oldest = "SELECT key FROM generations ORDER BY used_ns LIMIT 1"
+            self.evicted += database.execute(f"DELETE FROM generations WHERE key = ({oldest})").rowcount
+            self._count(database)
+
+    def _count(self, database: sqlite3.Connection) -> None:
+        sums = "SELECT count(*), coalesce(sum(bytes), 0), coalesce(sum(tokens), 0) FROM generations INDEXED BY by_use"
+        self.keys, self._bytes, self.tokens = database.execute(sums).fetchone()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        database = self._connected()
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            yield database
+            database.execute("COMMIT")
+        except BaseException:
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+            raise
+
+    def _connected(self) -> sqlite3.Connection:
+        if self._database is None:
+            if self._file is None:
+                self._database = _opened(Path(":memory:"))
+            else:
+                self._database = opened_file(self._file)
+        return self._database
+
+    def _disconnect(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+
+def opened_file(file: Path) -> sqlite3.Connection:
+    """The database in that file, which is made with its folder where it is missing.
+
+    A damaged one, or one of another version, is set aside. Raises DragomanError where it cannot be opened.
+    """
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.touch(mode=0o600)  # what people had written for them is in it
+        try:
+            return _opened(file)
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError as error:
+            aside = _set_aside(file)
+            log.warning("%s cannot be used (%s): it is now %s, and an empty one takes its place", file, error, aside)
+            return _opened(file)
+    except (sqlite3.Error, OSError) as error:
+        hint = "choose another folder with --state-dir, or keep cut generations in memory with --continue-store memory"
+        raise DragomanError(f"{file} cannot be opened: {error}; {hint}") from None
+
+
+def _opened(file: Path) -> sqlite3.Connection:
+    """Raises sqlite3.DatabaseError for what is damaged, its subclass OperationalError for what is locked."""
+    database = sqlite3.connect(file, timeout=LOCKED_S, isolation_level=None, check_same_thread=False)
+    try:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = NORMAL")
+        (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)
+        database.execute("BEGIN IMMEDIATE")
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        empty = not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        database.execute("COMMIT")
+        if empty:
+            database.executescript(_SCHEMA)
+        elif version != VERSION:
+            raise sqlite3.DatabaseError(f"it is of version {version}, not {VERSION}")
+        return database
+    except BaseException:
+        database.close()
+        raise
+
+
+def _set_aside(file: Path) -> Path:
+    aside = file.with_name(f"{file.name}.{time.strftime('%Y%m%dT%H%M%S')}")
+    file.rename(aside)
+    for suffix in ("-wal", "-shm"):
+        file.with_name(file.name + suffix).unlink(missing_ok=True)
+    return aside
