@@ -18,9 +18,9 @@ from tiny_model import make_tiny_llama
 from dragoman import models
 from dragoman.core.events import EngineEvent, FinishEvent, FinishReason, TokenEvent
 from dragoman.core.request import EngineRequest
-from dragoman.core.sampling import LogprobParams, SamplingParams
+from dragoman.core.sampling import BeamParams, LogprobParams, SamplingParams
 from dragoman.engine.client import EngineClient, State
-from dragoman.engine.messages import LoadModel, StubModel, WorkerSettings
+from dragoman.engine.messages import EngineStats, LoadModel, StubModel, WorkerSettings
 from dragoman.models.settings import Precision
 
 POISON = 0
@@ -82,6 +82,28 @@ def test_mirostat_knows_what_it_had_learned_before_the_process_was_killed() -> N
             return transcript
 
     assert asyncio.run(main()) == run_alone(stub(vocab_size=STUB.vocab_size), request)
+
+
+@pytest.mark.parametrize("kind", ["deterministic", "sampling", "stochastic"])
+def test_a_beam_search_goes_on_where_it_was(kind: str) -> None:
+    """Nothing of it is delivered before its end; yet no death costs more than the step in which it came."""
+    beams = BeamParams(num_beams=4, kind=kind)
+    request = EngineRequest(request_id="ours", prompt=(5, 6), seeds=(1, 1), max_tokens=60, beams=beams)
+
+    async def main() -> tuple[Transcript, EngineStats]:
+        async with started() as client:
+            reading = asyncio.create_task(read(client, request))
+            for goal in (60, 120):
+                while client.stats().generated_tokens < goal:
+                    await asyncio.sleep(0.001)
+                assert kill(client)
+            transcript = await asyncio.wait_for(reading, 30)
+            return transcript, client.stats()
+
+    transcript, stats = asyncio.run(main())
+    assert transcript == run_alone(stub(vocab_size=STUB.vocab_size), request)
+    assert stats.restarts == 2
+    assert stats.generated_tokens < 4 * 60 + 2 * 4 * 10
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dragoman.core.events import FinishEvent, FinishReason, PromptEvent, TokenEvent
+from dragoman.core.events import BeamStep, BeamToken, FinishEvent, FinishReason, PromptEvent, TokenEvent
 from dragoman.core.request import EngineRequest
-from dragoman.core.sampling import LogprobParams
+from dragoman.core.sampling import BeamParams, LogprobParams
 from dragoman.engine.replay import Quarantine, Unfinished
 
 
@@ -51,6 +51,21 @@ def test_what_comes_again_is_dropped() -> None:
 def test_a_gap_is_no_working_engine() -> None:
     with pytest.raises(ValueError, match="token 1"):
         unfinished().accept(token(0, 1))
+
+
+def test_a_step_of_a_beam_search_is_progress() -> None:
+    """It clears of blame as a token does, and goes back with the replay; once, and only in order."""
+    request = EngineRequest(request_id="r", prompt=(1, 2), seeds=(3, 3), max_tokens=9, beams=BeamParams(num_beams=4))
+    state = Unfinished(request)
+    steps = [BeamStep("r", index, (BeamToken(0, 7, -1.0, -1.0),)) for index in range(3)]
+    state.blame(alone=True)
+    state.follow(steps[1])
+    assert state.deaths == 1
+    for each in (steps[0], steps[0], steps[1]):
+        state.follow(each)
+    assert (state.deaths, state.deaths_alone) == (0, 0)
+    assert state.as_replay().beam_steps == (steps[0], steps[1])
+    assert state.num_sequences == 4
 
 
 def test_company_of_a_culprit_is_tried_alone_and_cleared() -> None:
