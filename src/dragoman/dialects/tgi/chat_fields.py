@@ -101,6 +101,7 @@ SHARED: tuple[Field, ...] = (
         note="Absent: one is drawn.",
     ),
     Field(name="stream", kind=Boolean(), default=False, note="Answer with server-sent events, one per token."),
+    Field(name="user", kind=String(), treatment=REPORTED, note="Nothing is done for single end users."),
 )
 
 CHAT = Table(
