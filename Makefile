@@ -46,9 +46,8 @@ lint: $(DEV) ## Check style and types.
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --strict src
 
-bench: $(BUILT) ## Measure start-up and throughput of the embedded model (or MODEL=...), in a short form.
-	$(BIN)/python benchmarks/startup.py --repeat 3
-	$(BIN)/dragoman bench $(MODEL) $(ARGS)
+bench: $(BUILT) ## Measure speed beside what the machine allows: half an hour; ARGS=--short takes minutes.
+	$(BIN)/python -m benchmarks.bench $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 docs: $(BUILT) ## Write the pages that come from the sources: docs/configuration.md and docs/fields.md.
 	$(BIN)/python -m dragoman.cli.documentation > docs/configuration.md

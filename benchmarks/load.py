@@ -21,7 +21,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,10 @@ came himself way work long come might life being without make same house through
 WORDS = COMMON.split()
 
 
+Prompt = str | list[int]
+NOTHING: Mapping[str, Any] = {}
+
+
 class Prompts:
     """Random words, cut to an exact number of the tokenizer's tokens."""
 
@@ -64,6 +68,10 @@ class Prompts:
             if self.length(text) == tokens:
                 return str(text)
 
+    def ids(self, tokens: int) -> list[int]:
+        """``make``, in token ids."""
+        return list(self._tokenizer.encode(self.make(tokens), add_special_tokens=False).ids)
+
     def with_shared_prefix(self, prefix: int, own: int, count: int) -> list[str]:
         """``count`` prompts with the same ``prefix`` tokens, then ``own`` different ones (give or take the seam)."""
         start = self.make(prefix)
@@ -73,20 +81,22 @@ class Prompts:
 class Load:
     """One server under test and the way to ask it."""
 
-    def __init__(self, options: argparse.Namespace, address: Address, model: str) -> None:
+    def __init__(self, address: Address, model: str, *, timeout_s: float, extra: Mapping[str, Any] = NOTHING) -> None:
         self._address = address
-        self._timeout_s: float = options.timeout
-        self._body = {"model": model, **options.extra}
+        self._timeout_s = timeout_s
+        self._body = {"model": model, **extra}
 
-    async def run(self, prompts: Sequence[str], tokens: int, streams: int) -> tuple[list[StreamRecord], float]:
+    async def run(self, prompts: Sequence[Prompt], tokens: int, streams: int) -> tuple[list[StreamRecord], float]:
         """All prompts, ``streams`` at a time, each asking for ``tokens``; the records, and the seconds in all."""
-        return await run_streams((partial(self._time, prompt, tokens) for prompt in prompts), streams)
+        return await run_streams((partial(self.time, prompt, tokens) for prompt in prompts), streams)
 
-    async def _time(self, prompt: str, tokens: int) -> StreamRecord:
+    async def time(self, prompt: Prompt, tokens: int, **more: Any) -> StreamRecord:
+        """One request; ``more`` are further fields of its body."""
+        body = {**self._body, "prompt": prompt, "max_tokens": tokens, **more}
         start = time.perf_counter()
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await time_completion(self._address, {**self._body, "prompt": prompt, "max_tokens": tokens})
+                return await time_completion(self._address, body)
         except TimeoutError:
             return StreamRecord(start_s=start, error=f"no answer within {self._timeout_s:g} s")
 
@@ -94,7 +104,8 @@ class Load:
 async def results(options: argparse.Namespace) -> AsyncIterator[dict[str, Any]]:
     """Run the mode that was asked for; each result comes as soon as it is there."""
     address = Address.parse(options.url)
-    load = Load(options, address, options.model or (await fetch_json(address, "/v1/models"))["data"][0]["id"])
+    model = options.model or (await fetch_json(address, "/v1/models"))["data"][0]["id"]
+    load = Load(address, model, timeout_s=options.timeout, extra=options.extra)
     prompts = Prompts(options.tokenizer, f"{options.seed} {options.mode} {options.streams}")
     if options.warmup:
         await load.run([prompts.make(64) for _ in range(options.warmup)], 8, options.warmup)

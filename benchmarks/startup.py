@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dragoman.cli.remote import Address, fetch_json, stream_json
@@ -45,7 +45,7 @@ def help_s(command: Path) -> float:
     return time.perf_counter() - start
 
 
-def first_token_s(command: Path, arguments: list[str]) -> float:
+def first_token_s(command: Path, arguments: list[str], environment: Mapping[str, str] = os.environ) -> float:
     """From starting ``dragoman serve`` to the first text of its first answer. The server is stopped afterwards."""
     port = free_port()
     start = time.perf_counter()
@@ -53,7 +53,7 @@ def first_token_s(command: Path, arguments: list[str]) -> float:
         [command, "serve", *arguments, "--host", "127.0.0.1", "--port", str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "DRAGOMAN_CONFIG": os.devnull},
+        env={**environment, "DRAGOMAN_CONFIG": os.devnull},
     )
     try:
         asyncio.run(_first_text(server, Address.parse(f"127.0.0.1:{port}")))

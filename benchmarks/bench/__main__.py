@@ -1,0 +1,3 @@
+from benchmarks.bench.command import main
+
+main()

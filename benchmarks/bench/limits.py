@@ -1,0 +1,121 @@
+"""What the machine allows a model: the time to read its weights, or to multiply by them, whichever is longer.
+
+Steps that decode read every weight once, whatever the number of their rows. A prompt's tokens are multiplied by all
+weights but the output projection, and their attention by the multiply rate of bfloat16, in which keys and values are
+kept. What a server also has to do (norms, choosing tokens, HTTP) counts as nothing here.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+
+from dragoman.models import ModelSettings, describe, plan
+from dragoman.models.settings import Precision
+from dragoman.models.spec import DecoderSpec, parameters
+
+MULTIPLIED_AS: dict[Precision, Precision] = {
+    "float32": "float32",
+    "bfloat16": "bfloat16",
+    "int8": "int8",
+    "int4": "int8",  # opened to eight bits on the way
+}
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """All threads together: bytes read from memory, and multiplications and additions by precision, per second."""
+
+    bytes_per_s: float
+    operations_per_s: dict[str, float]
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """A model at a precision, in what it costs.
+
+    Attributes:
+        step_bytes: weights read by a step that decodes.
+        resident_bytes: weights in memory.
+        prompt_operations: for a token of a prompt, whose logits nobody needs.
+        decode_operations: for a token that the next is drawn from.
+        pair_operations: attention of one position to one before it, in all layers.
+        kv_bytes: keys and values of one token.
+    """
+
+    precision: Precision
+    step_bytes: int
+    resident_bytes: int
+    prompt_operations: int
+    decode_operations: int
+    pair_operations: int
+    kv_bytes: int
+
+
+def shape_of(folder: Path, precision: Precision) -> Shape:
+    """Read from the folder's ``config.json`` alone."""
+    described = describe(folder)
+    spec, planned = described.spec, plan(described, ModelSettings(precision=precision))
+    inside = 2 * sum(math.prod(p.shape) for p in parameters(spec) if p.matrix and p.module not in ("embedding", "head"))
+    return Shape(
+        precision=precision,
+        step_bytes=planned.bytes_per_decoded_token,
+        resident_bytes=planned.weight_bytes,
+        prompt_operations=inside,
+        decode_operations=inside + 2 * spec.vocab_size * spec.width,
+        pair_operations=_pair_operations(spec),
+        kv_bytes=planned.kv_bytes_per_token,
+    )
+
+
+def _pair_operations(spec: DecoderSpec) -> int:
+    """Query times key and weight times value, a multiplication and an addition for each element."""
+    return 4 * spec.query_width * spec.layers
+
+
+class Limits:
+    """The least seconds, and the most tokens per second, of a shape on a machine."""
+
+    def __init__(self, shape: Shape, machine: Machine) -> None:
+        self._shape, self._machine = shape, machine
+        self._peak = machine.operations_per_s[MULTIPLIED_AS[shape.precision]]
+        self._attention_peak = machine.operations_per_s["bfloat16"]
+
+    def read_s(self) -> float:
+        """All weights, once."""
+        return self._shape.step_bytes / self._machine.bytes_per_s
+
+    def step_s(self, rows: int) -> float:
+        """One step that decodes a token of each of ``rows`` sequences."""
+        return max(self.read_s(), rows * self._shape.decode_operations / self._peak)
+
+    def prompts_s(self, count: int, tokens: int, cached: int = 0) -> float:
+        """``count`` prompts of ``tokens`` tokens behind ``cached`` ones that are computed already."""
+        products = count * tokens * self._shape.prompt_operations / self._peak
+        pairs = count * tokens * (cached + tokens / 2)
+        return max(self.read_s(), products + pairs * self._shape.pair_operations / self._attention_peak)
+
+    def first_token_s(self, tokens: int) -> float:
+        """Of a prompt that shares nothing with another."""
+        return self.prompts_s(1, tokens)
+
+    def streams_s(self, streams: int, prompt: int, output: int) -> float:
+        """``streams`` requests at once: their prompts, then steps for all tokens but the first of each."""
+        return self.prompts_s(streams, prompt) + (output - 1) * self.step_s(streams)
+
+    def tokens_per_s(self, streams: int, prompt: int, output: int) -> float:
+        """Output tokens of ``streams`` requests at once, their prompts' time included."""
+        return streams * output / self.streams_s(streams, prompt, output)
+
+    def decode_tokens_per_s(self) -> float:
+        """One stream behind its first token."""
+        return 1 / self.step_s(1)
+
+    def shared_prefix_s(self, requests: int, streams: int, shared: int, own: int, output: int) -> float:
+        """``requests``, so many at a time, whose first ``shared`` tokens are the same and computed once."""
+        prompts = self.prompts_s(1, shared) + self.prompts_s(requests, own, shared)
+        return prompts + requests / streams * (output - 1) * self.step_s(streams)
+
+    def memory_bytes(self, tokens: int) -> int:
+        """Weights, and keys and values of ``tokens`` tokens."""
+        return self._shape.resident_bytes + tokens * self._shape.kv_bytes

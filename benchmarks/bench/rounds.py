@@ -1,0 +1,166 @@
+"""Doing all of it in turn: rounds, precisions, servers, rows; and looking at the machine before and after each."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.bench import machine
+from benchmarks.bench.bars import bar
+from benchmarks.bench.limits import Limits, Shape, shape_of
+from benchmarks.bench.report import OURS, Sample
+from benchmarks.bench.servers import Ours, Running, started
+from benchmarks.bench.workloads import Effort, Failed, Unit, Workload
+from benchmarks.load import Prompts
+from dragoman.models import describe
+from dragoman.models.settings import Precision
+
+START_ROW = "start"
+GREATEST_DRIFT = 1.15
+"""A row is measured anew, once, when the memory's bandwidth has changed by more beside it."""
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be measured of one model."""
+
+    model: Path
+    precisions: tuple[Precision, ...]
+    rows: tuple[Workload, ...]
+    start: bool = False
+
+
+class Rounds:
+    """Measures cases, round by round. ``until`` is on the clock of ``time.monotonic``: nothing is begun after it.
+
+    ``seen`` is called with every sample as soon as it is there.
+    """
+
+    def __init__(
+        self, ours: Ours, others: Sequence[Running], effort: Effort, until: float, seen: Callable[[Sample], None]
+    ) -> None:
+        self._ours, self._others, self._effort = ours, others, effort
+        self._until, self._seen = until, seen
+        self.left_out = 0
+        """Rows that time was too short for."""
+
+    def run(self, cases: Sequence[Case], rounds: int) -> None:
+        for number in range(rounds):
+            for case in cases:
+                for precision in case.precisions:
+                    self._one(case, precision, number)
+
+    def _one(self, case: Case, precision: Precision, number: int) -> None:
+        shape = shape_of(case.model, precision)
+        for options, rows in _by_options(_fitting(case)):
+            if self._late(len(rows)):
+                continue
+            with started(self._ours, case.model, precision, options) as server:
+                servers = [server, *self._others]
+                for each in servers:
+                    asyncio.run(each.load.run([_prompts(case.model, "warm", number).make(64)], 8, 1))
+                for row in rows:
+                    if self._late(1):
+                        continue
+                    # Who goes first changes from round to round.
+                    for each in servers[:: 1 if number % 2 == 0 else -1]:
+                        if each is server or row.peers:
+                            self._seen(self._sample(case, row, shape, each, number))
+        # Last: by now the packed weights are in the cache.
+        if case.start and not self._late(1):
+            self._seen(self._start(case, precision, number))
+
+    def _late(self, rows: int) -> bool:
+        late = time.monotonic() > self._until
+        self.left_out += rows if late else 0
+        return late
+
+    def _sample(self, case: Case, row: Workload, shape: Shape, server: Running, number: int) -> Sample:
+        """The row, and once more where the memory drifted beside it; what is kept is where it drifted less."""
+        first = self._once(case, row, shape, server, number, "")
+        if first[1] <= GREATEST_DRIFT or first[0].failure:
+            return first[0]
+        second = self._once(case, row, shape, server, number, "again")
+        return min(first, second, key=lambda found: found[1])[0]
+
+    def _once(
+        self, case: Case, row: Workload, shape: Shape, server: Running, number: int, again: str
+    ) -> tuple[Sample, float]:
+        foreign, before = machine.foreign_cores(), machine.measured()
+        values: list[float] = []
+        failure = ""
+        try:
+            values = asyncio.run(row.measure(server.load, _prompts(case.model, row.name + again, number), self._effort))
+            if row.unit is Unit.SIZE and server.pid is not None:
+                values = [machine.memory_bytes(server.pid) / 1e9]
+        except Failed as error:
+            failure = str(error)
+        after = machine.measured()
+        drift = max(before.bytes_per_s, after.bytes_per_s) / min(before.bytes_per_s, after.bytes_per_s)
+        beside = machine.between(before, after)
+        limit = row.limit(Limits(shape, beside))
+        sample = Sample(
+            model=case.model.name,
+            precision=shape.precision,
+            row=row.name,
+            title=row.title,
+            unit=row.unit,
+            server=server.name,
+            round=number,
+            values=tuple(values),
+            machine=beside,
+            limit=limit,
+            bar=bar(case.model.name, row.name, shape.precision, row.unit, limit) if server.name == OURS else None,
+            foreign_cores=foreign,
+            failure=failure,
+        )
+        return sample, drift
+
+    def _start(self, case: Case, precision: Precision, number: int) -> Sample:
+        foreign, beside = machine.foreign_cores(), machine.measured()
+        values = [self._ours.start_s(case.model, precision) for _ in range(self._effort.starts)]
+        return Sample(
+            model=case.model.name,
+            precision=precision,
+            row=START_ROW,
+            title="start to first token, packed weights cached",
+            unit=Unit.TIME,
+            server=OURS,
+            round=number,
+            values=tuple(values),
+            machine=beside,
+            bar=bar(case.model.name, START_ROW, precision, Unit.TIME, None),
+            foreign_cores=foreign,
+        )
+
+
+def _by_options(rows: Sequence[Workload]) -> Iterator[tuple[tuple[str, ...], list[Workload]]]:
+    """Rows that are asked of the same server, in order."""
+    for options, group in itertools.groupby(rows, key=lambda row: row.options):
+        yield options, list(group)
+
+
+def _fitting(case: Case) -> list[Workload]:
+    """Those whose requests fit the model's context."""
+    context = describe(case.model).spec.context
+    return [row for row in case.rows if row.tokens <= context]
+
+
+def _prompts(model: Path, row: str, number: int) -> Prompts:
+    """The same for every server of a round, and for none of another: a prefix cache must not know them."""
+    return Prompts(model, f"{row} {number}")
+
+
+def line(sample: Sample) -> str:
+    """A sample for whoever watches."""
+    who = f"{sample.model} {sample.precision} {sample.row} ({sample.server}, round {sample.round + 1})"
+    if sample.failure:
+        return f"{who}: failed: {sample.failure}"
+    values = " ".join(f"{value:.4g}" for value in sample.values)
+    part = "" if sample.limit is None else f", limit {sample.limit:.4g}, {100 * (sample.fraction or 0):.0f} %"
+    beside = f"{sample.machine.bytes_per_s / 1e9:.0f} GB/s, {sample.foreign_cores:.1f} cores busy"
+    return f"{who}: {values} {sample.unit}{part} ({beside})"

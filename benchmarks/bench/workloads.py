@@ -1,0 +1,212 @@
+"""The rows of the table: what each asks of a server, and what the machine would allow it.
+
+All requests are greedy and take their full length. Rows are measured with drafts turned off, but for the one that is
+about them: random weights soon repeat themselves, and drafts then tell nothing of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from enum import StrEnum
+
+import msgspec
+
+from benchmarks.bench.limits import Limits
+from benchmarks.load import Load, Prompts
+from dragoman.cli.measurement import StreamRecord
+
+PLAIN = ("--speculation", "0")
+DRAFTING: tuple[str, ...] = ()
+
+
+class Unit(StrEnum):
+    """More tokens are better, seconds and bytes are better when less."""
+
+    RATE = "tokens/s"
+    TIME = "s"
+    SIZE = "GB"
+
+
+class Failed(Exception):
+    """A server did not do what was asked; the message says which request, and what it answered."""
+
+
+class Effort(msgspec.Struct, frozen=True, kw_only=True):
+    """How often each is asked within one round. ``waves``: requests of each stream, where there are many."""
+
+    singles: int = 5
+    firsts: int = 5
+    long_firsts: int = 3
+    waves: int = 2
+    starts: int = 3
+    prefixed: int = 64
+
+
+SHORT = Effort(singles=1, firsts=1, long_firsts=1, waves=1, starts=1, prefixed=16)
+
+
+Measure = Callable[[Load, Prompts, Effort], Coroutine[None, None, list[float]]]
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """``measure`` gives one value for each time that it was done, in ``unit``.
+
+    Attributes:
+        name: for ``--only``.
+        options: of the server that it is asked of.
+        peers: whether other servers can do the same.
+        tokens: most tokens of prompt and output that one request has.
+    """
+
+    name: str
+    title: str
+    unit: Unit
+    limit: Callable[[Limits], float]
+    measure: Measure
+    options: tuple[str, ...] = PLAIN
+    peers: bool = True
+    tokens: int = 256
+
+
+def fraction(unit: Unit, value: float, limit: float) -> float:
+    """Which part of the limit a value reaches: 1 is all that the machine allows."""
+    return value / limit if unit is Unit.RATE else limit / value
+
+
+def checked(records: list[StreamRecord]) -> list[StreamRecord]:
+    for record in records:
+        if not record.succeeded:
+            raise Failed(record.error or "no text arrived")
+    return records
+
+
+async def _one_stream(load: Load, prompts: Prompts, effort: Effort) -> list[float]:
+    found = []
+    for _ in range(effort.singles):
+        [record] = checked([await load.time(prompts.make(128), 128)])
+        rate = record.decode_tokens_per_s
+        assert rate is not None, "a stream of 128 tokens takes time"
+        found.append(rate)
+    return found
+
+
+EDITED, EVERY = 384, 12
+"""Tokens of the text that is edited, and how far apart its changed ones are."""
+
+
+async def _edit(load: Load, prompts: Prompts, effort: Effort) -> list[float]:
+    """The output is given, token by token: random weights would quote nothing. Every draft is computed and compared as
+    if the model had chosen what follows."""
+    found = []
+    for _ in range(effort.singles):
+        prompt = prompts.ids(EDITED)
+        others = prompts.ids(EDITED)
+        edited = [others[i] if i % EVERY == EVERY - 1 else token for i, token in enumerate(prompt)]
+        [record] = checked([await load.time(prompt, len(edited), forced_output_tokens=edited)])
+        rate = record.decode_tokens_per_s
+        assert rate is not None, "a stream of hundreds of tokens takes time"
+        found.append(rate)
+    return found
+
+
+def _first_token(tokens: int, times: Callable[[Effort], int]) -> Measure:
+    async def measure(load: Load, prompts: Prompts, effort: Effort) -> list[float]:
+        return [checked([await load.time(prompts.make(tokens), 2)])[0].first_token_s for _ in range(times(effort))]
+
+    return measure
+
+
+def _streams(streams: int) -> Measure:
+    async def measure(load: Load, prompts: Prompts, effort: Effort) -> list[float]:
+        texts = [prompts.make(128) for _ in range(effort.waves * streams)]
+        records, wall_s = await load.run(texts, 128, streams)
+        return [sum(record.tokens for record in checked(records)) / wall_s]
+
+    return measure
+
+
+SHARED, OWN, AT_ONCE = 1024, 32, 8
+
+
+async def _shared_prefix(load: Load, prompts: Prompts, effort: Effort) -> list[float]:
+    texts = prompts.with_shared_prefix(SHARED, OWN, effort.prefixed)
+    records, wall_s = await load.run(texts, 16, AT_ONCE)
+    checked(records)
+    return [wall_s]
+
+
+async def _eight_long(load: Load, prompts: Prompts, effort: Effort) -> list[float]:
+    """Asked for their memory, which the caller looks at."""
+    records, _ = await load.run([prompts.make(896) for _ in range(8)], 128, 8)
+    checked(records)
+    return []
+
+
+def workloads(effort: Effort) -> tuple[Workload, ...]:
+    """All rows that are asked of a running server, in the order of the table."""
+    return (
+        Workload(
+            name="memory",
+            title="memory, 8 streams of 1,024 tokens",
+            unit=Unit.SIZE,
+            limit=lambda limits: limits.memory_bytes(8 * 1024) / 1e9,
+            measure=_eight_long,
+            peers=False,
+            tokens=1024,
+        ),
+        Workload(
+            name="one-stream",
+            title="one stream",
+            unit=Unit.RATE,
+            limit=Limits.decode_tokens_per_s,
+            measure=_one_stream,
+        ),
+        Workload(
+            name="first-512",
+            title="first token after 512 tokens",
+            unit=Unit.TIME,
+            limit=lambda limits: limits.first_token_s(512),
+            measure=_first_token(512, lambda effort: effort.firsts),
+            tokens=514,
+        ),
+        Workload(
+            name="first-2048",
+            title="first token after 2,048 tokens",
+            unit=Unit.TIME,
+            limit=lambda limits: limits.first_token_s(2048),
+            measure=_first_token(2048, lambda effort: effort.long_firsts),
+            tokens=2050,
+        ),
+        Workload(
+            name="8-streams",
+            title="8 streams, 128 + 128 tokens",
+            unit=Unit.RATE,
+            limit=lambda limits: limits.tokens_per_s(8, 128, 128),
+            measure=_streams(8),
+        ),
+        Workload(
+            name="32-streams",
+            title="32 streams, 128 + 128 tokens",
+            unit=Unit.RATE,
+            limit=lambda limits: limits.tokens_per_s(32, 128, 128),
+            measure=_streams(32),
+        ),
+        Workload(
+            name="prefix",
+            title=f"{effort.prefixed} requests, {SHARED:,} shared + {OWN} own tokens, 16 out, {AT_ONCE} at a time",
+            unit=Unit.TIME,
+            limit=lambda limits: limits.shared_prefix_s(effort.prefixed, AT_ONCE, SHARED, OWN, 16),
+            measure=_shared_prefix,
+            tokens=1100,
+        ),
+        Workload(
+            name="repeating",
+            title="one stream that repeats its prompt but for every 12th token",
+            unit=Unit.RATE,
+            limit=Limits.decode_tokens_per_s,
+            measure=_edit,
+            options=DRAFTING,
+            peers=False,
+            tokens=2 * EDITED,
+        ),
+    )
