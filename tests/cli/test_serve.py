@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -150,6 +151,42 @@ def test_interrupt_ends_it_cleanly() -> None:
     _, rest = server.communicate(timeout=60)
     assert server.returncode == 0
     assert "Traceback" not in rest
+
+
+def test_a_first_start_that_others_can_reach_makes_a_key(tmp_path: Path) -> None:
+    options = ("--host", "0.0.0.0", "--max-context", "256", "--no-access-log")
+    key = ""
+    for attempt in range(2):
+        server = start(*options, XDG_STATE_HOME=str(tmp_path))
+        said = said_when_ready(server)
+        url = re.search(r"http://0.0.0.0:\d+", said)
+        assert url is not None
+        found = re.search(r"API key, shown this once: (\S+)", said)
+        assert (found is not None) == (attempt == 0)
+        key = found[1] if found else key
+        models = url[0].replace("0.0.0.0", "127.0.0.1") + "/v1/models"
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(models, timeout=20)
+        request = urllib.request.Request(models, headers={"Authorization": f"Bearer {key}"})
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            assert json.load(answer)["data"]
+        server.send_signal(signal.SIGINT)
+        rest = "".join(server.communicate(timeout=60))
+        assert key not in rest
+    assert key not in (tmp_path / "dragoman" / "api-key").read_text()
+
+
+def test_a_key_is_shown_nowhere() -> None:
+    key = "a-key-that-nobody-may-read"
+    told = subprocess.run(
+        [sys.executable, "-m", "dragoman", "serve", "--help"],
+        env={**os.environ, "DRAGOMAN_API_KEY": key, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "--api-key" in told.stdout
+    assert key not in told.stdout + told.stderr
 
 
 def fail(*arguments: str, **variables: str) -> str:

@@ -11,6 +11,7 @@ import typer
 
 import dragoman
 from dragoman.cli import models
+from dragoman.cli.keys import keys
 from dragoman.cli.options import CommandLine
 from dragoman.cli.plan import plan
 from dragoman.cli.session import LocalSession, RemoteSession, remote_session
@@ -83,7 +84,7 @@ def chat(
     from dragoman.cli.background import background
     from dragoman.cli.chat import converse
 
-    with background() as loop, loop.hold(_session(choice.model, remote.url, settings, machine)) as session:
+    with background() as loop, loop.hold(_session(choice.model, remote, settings, machine)) as session:
         converse(session, sampling, conversation, loop)
 
 
@@ -102,7 +103,7 @@ def generate(
     from dragoman.cli.generate import continue_text, read_prompt
 
     text, constraint = read_prompt(prompt.prompt), structure.constraint()
-    with background() as loop, loop.hold(_session(choice.model, remote.url, settings, machine)) as session:
+    with background() as loop, loop.hold(_session(choice.model, remote, settings, machine)) as session:
         continue_text(session, text, sampling, loop, constraint)
 
 
@@ -121,13 +122,14 @@ def bench(
     from dragoman.cli.bench import print_measurements, target_of
 
     async def run() -> None:
-        async with _session(choice.model, remote.url, settings, machine, scheduling) as session:
+        async with _session(choice.model, remote, settings, machine, scheduling) as session:
             await print_measurements(target_of(session), load)
 
     asyncio.run(run())
 
 
 cli.command(plan)
+cli.command(keys)
 
 _models = cli.group("models", "List, download and delete models.")
 _models.command(models.list_models, name="list")
@@ -138,14 +140,14 @@ _models.command(models.remove)
 @asynccontextmanager
 async def _session(
     model: str | None,
-    url: str | None,
+    asked: RemoteSettings,
     settings: ModelSettings,
     machine: MachineSettings,
     scheduling: SchedulerSettings = SchedulerSettings(),  # noqa: B008 (frozen)
 ) -> AsyncIterator[LocalSession | RemoteSession]:
-    """The server at ``url``; without one, an engine of the command's own."""
-    if url is not None:
-        async with remote_session(url, model) as remote:
+    """The server that is asked; without one, an engine of the command's own."""
+    if asked.url is not None:
+        async with remote_session(asked.url, model, next(iter(asked.api_key), "")) as remote:
             yield remote
         return
     from dragoman.cli.engine import own_engine

@@ -21,15 +21,16 @@ _ANSWER_LIMIT = 1 << 26
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a server listens, and the path its API begins with (without a slash at the end)."""
+    """Where a server listens, the path its API begins with (without a slash at the end), and the key it asks for."""
 
     host: str
     port: int
     path: str
     secure: bool
+    key: str = ""
 
     @classmethod
-    def parse(cls, url: str) -> Address:
+    def parse(cls, url: str, key: str = "") -> Address:
         """``http://host:port/prefix``; the scheme may be left out. Raises DragomanError for what is no such address."""
         parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -41,12 +42,15 @@ class Address(msgspec.Struct, frozen=True):
             raise DragomanError(f"{url} names an impossible port") from None
         # Clients of OpenAI are told a base that ends in /v1; the paths below bring their own.
         path = parts.path.rstrip("/").removesuffix("/v1")
-        return cls(parts.hostname, port, path, secure)
+        return cls(parts.hostname, port, path, secure, key)
 
     @property
     def authority(self) -> str:
         """As the ``Host`` header names it."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
         return f"{'https' if self.secure else 'http'}://{self.authority}{self.path}"
@@ -90,7 +94,9 @@ async def _exchange(address: Address, path: str, body: dict[str, Any] | None) ->
     data = b"" if body is None else msgspec.json.encode(body)
     head = (
         f"{'GET' if body is None else 'POST'} {address.path}{path} HTTP/1.1\r\nHost: {address.authority}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\nConnection: close\r\n"
+        + (f"Authorization: Bearer {address.key}\r\n" if address.key else "")
+        + "\r\n"
     )
     context = ssl.create_default_context() if address.secure else None
     try:

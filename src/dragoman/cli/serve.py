@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,7 +21,7 @@ from dragoman.engine.settings import SchedulerSettings
 from dragoman.models import ModelSettings
 from dragoman.models import plan as plan_memory
 from dragoman.server.continuing import ContinueSettings
-from dragoman.server.keys import KeySettings, keyring_of
+from dragoman.server.keys import Keyring, KeySettings, first_key, keyring_of, reaches_others
 from dragoman.server.lifecycle import serve as serve_until_told
 from dragoman.server.settings import ServerSettings
 
@@ -42,16 +43,18 @@ def serve(
     """Raises ModelError or DragomanError before the port opens; afterwards typer.Exit with the server's exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     started = time.monotonic()
-    made, keyring = made_dialects(dialects), keyring_of(keys)
+    made, keyring = made_dialects(dialects), open_keyring(keys, server.host, continuing.folder)
     worker, described = worker_settings(choice.model, settings, scheduling, machine)
     per_token = plan_memory(described, settings).kv_bytes_per_token
 
     def opened(house: House, address: str) -> None:
         rows = started_plan(house, address, thread_count(machine), per_token)
+        if keyring:
+            rows["API keys"] = str(len(keyring))
         for name, text in rows.items():
             console.notes().print(f"[bold]{name:>10}[/]  {escape(text)}")
         console.notes().print(f"\nReady after {time.monotonic() - started:.1f} s. Try it:\n")
-        console.notes().print(escape(example(house.serving.models()[0], address)) + "\n")
+        console.notes().print(escape(example(house.serving.models()[0], address, bool(keyring))) + "\n")
 
     folder = described.tokenizer_folder
     exit_code = serve_until_told(
@@ -76,7 +79,20 @@ def started_plan(house: House, address: str, threads: int, kv_bytes_per_token: i
     }
 
 
-def example(card: ModelCard, address: str) -> str:
+def open_keyring(keys: KeySettings, host: str, folder: Path) -> Keyring:
+    """The keys that callers must have. A first start that others can reach, and that was given none, makes one and says
+    it: at once, for what comes later may fail. ``folder``: where its digest is kept."""
+    keyring = keyring_of(keys)
+    if keyring or keys.insecure or not reaches_others(host):
+        return keyring
+    keyring, key = first_key(folder / "api-key")
+    if key is not None:
+        text = f"API key, shown this once: {key}\n(--api-key sets another one, --insecure does without; see {folder})\n"
+        console.notes().print(text, markup=False)
+    return keyring
+
+
+def example(card: ModelCard, address: str, with_key: bool) -> str:
     """One request to paste into a terminal."""
     if card.has_chat_template:
         path = "chat/completions"
@@ -85,4 +101,5 @@ def example(card: ModelCard, address: str) -> str:
     else:
         path = "completions"
         body = json.dumps({"model": card.name, "prompt": "Once upon a time", "max_tokens": 64})
-    return f"curl {address}/v1/{path} -H 'Content-Type: application/json' -d '{body}'"
+    key = ' -H "Authorization: Bearer $DRAGOMAN_API_KEY"' if with_key else ""
+    return f"curl {address}/v1/{path}{key} -H 'Content-Type: application/json' -d '{body}'"

@@ -117,9 +117,9 @@ class LocalSession:
 
 
 @asynccontextmanager
-async def remote_session(url: str, model: str | None) -> AsyncIterator[RemoteSession]:
-    """The server at ``url`` and the model named, or the first that it serves."""
-    address = Address.parse(url)
+async def remote_session(url: str, model: str | None, key: str = "") -> AsyncIterator[RemoteSession]:
+    """The server at ``url``, which may ask for a key, and the model named, or the first that it serves."""
+    address = Address.parse(url, key)
     served = [entry["id"] for entry in (await fetch_json(address, "/v1/models"))["data"]]
     if model is not None and model not in served:
         raise NotFound(f"{address} serves {', '.join(served)}, not {model}")

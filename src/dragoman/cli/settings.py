@@ -60,11 +60,16 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         url: address of a running server to ask instead of loading a model here.
+        api_key: the key that this server asks for.
     """
 
     PANEL = "Model"
 
     url: str | None = None
+    api_key: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"RemoteSettings(url={self.url!r}, api_key=<{len(self.api_key)}>)"
 
 
 class ChatSettings(msgspec.Struct, frozen=True, kw_only=True):

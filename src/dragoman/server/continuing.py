@@ -76,9 +76,14 @@ class ContinueSettings(msgspec.Struct, frozen=True, kw_only=True):
         """The database; None where it is in memory."""
         if self.continue_store == "memory":
             return None
+        return self.folder / "continue.sqlite3"
+
+    @property
+    def folder(self) -> Path:
+        """What outlives the server is kept here."""
         home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
         folder = Path(self.state_dir) if self.state_dir else Path(home) / "dragoman"
-        return folder.expanduser() / "continue.sqlite3"
+        return folder.expanduser()
 
 
 IN_MEMORY = ContinueSettings(continue_store="memory")

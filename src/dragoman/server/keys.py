@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
+import logging
+import os
 import re
 import secrets
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -19,6 +23,8 @@ from msgspec import Meta
 
 from dragoman.core.errors import DragomanError, Forbidden, Unauthorized
 from dragoman.dialects.wire import Operation
+
+log = logging.getLogger("dragoman.server")
 
 Scope = Literal["infer", "admin"]
 SCOPES: tuple[Scope, ...] = ("infer", "admin")
@@ -115,6 +121,36 @@ class Keyring:
         if scope not in found.scopes:
             raise Forbidden(f"The API key is not good for this: its scopes are {', '.join(found.scopes)}.")
         return found
+
+
+def first_key(path: Path) -> tuple[Keyring, str | None]:
+    """The keyring of a server that was given no key: the one of its first start, of which the file keeps the digest.
+
+    Gives the key itself too when it is made now. Where no file can be kept it lasts as long as the process. Raises
+    DragomanError for a file that is there and cannot be used.
+    """
+    if path.exists():
+        return Keyring(keys_of_file(path)), None
+    key = new_key()
+    kept = hashed(key, "first-start")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(kept.line + "\n")
+    except OSError as error:
+        if path.is_file():  # two first starts at once
+            return Keyring(keys_of_file(path)), None
+        log.warning("the API key is not kept for the next start: %s: %s", path, error.strerror)
+    return Keyring([kept]), key
+
+
+def reaches_others(host: str) -> bool:
+    """Whether other machines can reach a server that listens on the host."""
+    try:
+        found = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError:
+        return True  # it will not start either
+    return not all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
 
 
 def keyring_of(settings: KeySettings) -> Keyring:
