@@ -7,7 +7,9 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
-from dragoman.core.errors import Overloaded
+import msgspec
+
+from dragoman.core.errors import GenerationTimeout, Overloaded
 from dragoman.core.events import GenerationEvent, GenerationResult
 from dragoman.core.request import GenerationRequest
 
@@ -29,13 +31,13 @@ async def generate_all(serving: Generating, requests: Sequence[GenerationRequest
     """All results in the order of the requests. When one fails the others are cancelled, and its error is raised."""
     if len(requests) == 1:
         return [await serving.generate(requests[0])]
-    slots = asyncio.Semaphore(IN_FLIGHT)
+    slots, clock = asyncio.Semaphore(IN_FLIGHT), _Clock()
 
     async def generate(request: GenerationRequest) -> GenerationResult:
         async with slots:
             while True:
                 try:
-                    return await serving.generate(request)
+                    return await serving.generate(clock.left(request))
                 except Overloaded:
                     if request is requests[0]:
                         raise
@@ -58,7 +60,7 @@ async def stream_all(
             async for event in events:
                 yield 0, event
         return
-    slots = asyncio.Semaphore(IN_FLIGHT)
+    slots, clock = asyncio.Semaphore(IN_FLIGHT), _Clock()
     # Bounded: a reader that waits holds every producer at its next event.
     ready: asyncio.Queue[tuple[int, GenerationEvent | Exception | None]] = asyncio.Queue(IN_FLIGHT)
 
@@ -67,7 +69,7 @@ async def stream_all(
             try:
                 while True:
                     try:
-                        async with aclosing(serving.stream(request)) as events:
+                        async with aclosing(serving.stream(clock.left(request))) as events:
                             async for event in events:
                                 await ready.put((j, event))
                         break
@@ -93,6 +95,23 @@ async def stream_all(
                 yield j, item
     finally:
         await _end(tasks)
+
+
+class _Clock:
+    """A request's time begins with its batch, however long it waits for its turn in it."""
+
+    def __init__(self) -> None:
+        self._now = asyncio.get_running_loop().time
+        self._began = self._now()
+
+    def left(self, request: GenerationRequest) -> GenerationRequest:
+        """The request with what is left of its time. Raises GenerationTimeout where nothing is."""
+        if request.timeout_s is None:
+            return request
+        left = request.timeout_s - (self._now() - self._began)
+        if left <= 0:
+            raise GenerationTimeout(f"The generation did not finish within {request.timeout_s:g} seconds.")
+        return msgspec.structs.replace(request, timeout_s=left)
 
 
 async def _end(tasks: Sequence[asyncio.Task[object]]) -> None:

@@ -227,9 +227,10 @@ class EngineServing:
         earlier = before - len(prompt)
         max_tokens = self._max_tokens(request, before)
         min_tokens = max(ending.min_tokens, ending.min_total_tokens - len(prompt))
-        if ending.min_total_tokens and min_tokens > max_tokens and not request.resumable:
-            message = f"'min_total_tokens' ({ending.min_total_tokens}) is more than {len(prompt)} in the prompt and "
-            raise BadRequest(f"{message}{max_tokens} to generate.", param="min_total_tokens")
+        if min_tokens > max_tokens and not request.resumable:
+            name = "min_total_tokens" if ending.min_total_tokens else "min_tokens"
+            message = f"'{name}' ({ending.min_total_tokens or ending.min_tokens}) is more than there is room for: "
+            raise BadRequest(f"{message}{len(prompt)} in the prompt and {max_tokens} to generate.", param=name)
         if logprobs is not None:
             _check_logprobs(logprobs, count * max_tokens, vocab_size)
         return EngineRequest(
