@@ -8,11 +8,10 @@ kept. What a server also has to do (norms, choosing tokens, HTTP) counts as noth
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import msgspec
 
-from dragoman.models import ModelSettings, describe, plan
+from dragoman.models import ModelDescription, ModelSettings, plan
 from dragoman.models.settings import Precision
 from dragoman.models.spec import DecoderSpec, parameters
 
@@ -52,9 +51,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes: int
 
 
-def shape_of(folder: Path, precision: Precision) -> Shape:
-    """Read from the folder's ``config.json`` alone."""
-    described = describe(folder)
+def shape_of(described: ModelDescription, precision: Precision) -> Shape:
+    """What follows from a model's description, without loading it."""
     spec, planned = described.spec, plan(described, ModelSettings(precision=precision))
     inside = 2 * sum(math.prod(p.shape) for p in parameters(spec) if p.matrix and p.module not in ("embedding", "head"))
     return Shape(

@@ -55,7 +55,7 @@ class Rounds:
                     self._one(case, precision, number)
 
     def _one(self, case: Case, precision: Precision, number: int) -> None:
-        shape = shape_of(case.model, precision)
+        shape = shape_of(describe(case.model), precision)
         for options, rows in _by_options(_fitting(case)):
             if self._late(len(rows)):
                 continue

@@ -1,0 +1,60 @@
+"""``make bench`` in its short form, on the embedded model: a server is started, asked, and held against the machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.bench.command import OF_SHAPES, arguments, cases_of
+from benchmarks.bench.workloads import SHORT, workloads
+from benchmarks.make_models import SHAPES
+from dragoman.core.errors import DragomanError
+from dragoman.models import embedded_path
+
+ROOT = Path(__file__).parents[2]
+
+
+def bench(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.bench", *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+def test_the_short_form_measures_limits_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    file, folder = tmp_path / "results.json", tmp_path / "folder"
+    rows = ["one-stream", "repeating", "memory", "start"]
+    done = bench(
+        "--short", "--model", str(embedded_path()), "--precision", "int8", "--only", *rows, "--folder", str(folder),
+        "--json", str(file),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = {each["row"]: each for each in map(json.loads, file.read_text().splitlines())}
+    assert found.keys() == set(rows)
+    assert all(each["values"] and not each["failure"] for each in found.values())
+    assert found["one-stream"]["limit"] > 0
+    assert found["one-stream"]["fraction"] > 0
+    assert found["memory"]["values"][0] > found["memory"]["limit"]
+    for row in ("one stream, tokens/s", "memory, 8 streams of 1,024 tokens, GB", "start to first token"):
+        assert row in done.stdout
+    assert list(folder.iterdir()) == []
+
+
+def test_what_time_is_too_short_for_is_said_and_is_no_success(tmp_path: Path) -> None:
+    done = bench("--minutes", "0.000001", "--model", str(embedded_path()), "--folder", str(tmp_path))
+    assert done.returncode == 1
+    assert "Time was too short" in done.stdout
+
+
+def test_a_row_that_does_not_exist_is_named() -> None:
+    with pytest.raises(DragomanError, match="no row 'two-streams'"):
+        cases_of(arguments().parse_args(["--only", "two-streams"]), SHORT)
+
+
+def test_rows_have_names_of_their_own_and_shapes_are_made_here() -> None:
+    names = [row.name for row in workloads(SHORT)]
+    assert len(set(names)) == len(names)
+    assert OF_SHAPES.keys() <= SHAPES.keys()
+    assert all(set(rows) <= set(names) for _, rows in OF_SHAPES.values())
