@@ -13,6 +13,7 @@ import msgspec
 from scripted import ScriptedEngine, ScriptedEvents
 from stub_house import QUICK, STUB, TOKENIZER, local_model
 
+from dragoman.core.events import EngineEvent
 from dragoman.core.request import EngineRequest
 from dragoman.dialects import tgi
 from dragoman.dialects.tgi.settings import TgiSettings
@@ -35,19 +36,34 @@ TOOL: dict[str, Any] = {
 }
 
 
+class WatchedEvents(ScriptedEvents):
+    """``taken``: how many were. ``closed``: no more will be."""
+
+    taken = 0
+    closed = False
+
+    async def __anext__(self) -> EngineEvent:
+        event = await super().__anext__()
+        self.taken += 1
+        return event
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        self.closed = True
+
+
 class TurnEngine(ScriptedEngine):
     """Says one of ``turns`` to each request, the last one from then on."""
 
     def __init__(self) -> None:
         super().__init__()
         self.turns = ["Sure."]
-        self.left: list[ScriptedEvents] = []
+        self.left: list[WatchedEvents] = []
 
-    def submit(self, request: EngineRequest) -> ScriptedEvents:
+    def submit(self, request: EngineRequest) -> WatchedEvents:
         self.texts = [self.turns.pop(0) if len(self.turns) > 1 else self.turns[0]]
-        events = super().submit(request)
-        self.left.append(events)
-        return events
+        self.left.append(WatchedEvents([*super().submit(request)._events]))
+        return self.left[-1]
 
     def prompts(self) -> list[str]:
         """Every prompt, special tokens and all."""
