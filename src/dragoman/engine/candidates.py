@@ -74,7 +74,8 @@ def gumbel_noise(seed: int, position: int, rank: int, count: int) -> Float64:
     -log(-log u), where u is the middle of the interval that the leading 53 bits name: those of word v mod 4 of
     Philox4x64-10 with key (seed, 0) and counter (1 + v // 4, rank, purpose, position) for token v.
     """
-    generator = np.random.Philox(key=[seed, 0], counter=[0, rank, DRAW_BEAMS, position])
+    key, counter = np.array([seed, 0], np.uint64), np.array([0, rank, DRAW_BEAMS, position], np.uint64)
+    generator = np.random.Philox(key=key, counter=counter)
     uniform = ((generator.random_raw(count) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     noise: Float64 = -np.log(-np.log(uniform))
     return noise
