@@ -24,6 +24,7 @@ from dragoman.engine.engine import Engine
 from dragoman.engine.messages import LoadModel, StubModel, WorkerSettings
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.stub import StubRunner
+from dragoman.server.admission import Admission
 from dragoman.server.app import create_app
 from dragoman.server.keys import Keyring
 from dragoman.server.lifecycle import NO_KEYS, Server
@@ -188,7 +189,7 @@ async def local_house(
         engine,
         model,
         metrics,
-        max_waiting=settings.max_waiting,
+        admission=Admission(settings.max_waiting),
         timeout_s=settings.generation_timeout_s,
     )
     app = create_app(serving, settings, metrics=metrics, dialects=dialects)

@@ -31,6 +31,7 @@ from dragoman.dialects import REGISTRY
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models.settings import ModelSettings
 from dragoman.server.continuing import ContinueSettings
+from dragoman.server.shelf import CatalogSettings
 from dragoman.server.keys import KeySettings
 from dragoman.server.settings import ServerSettings
 
@@ -59,13 +60,14 @@ def serve(
     scheduling: SchedulerSettings,
     server: ServerSettings,
     keys: KeySettings,
+    catalog: CatalogSettings,
     continuing: ContinueSettings,
     **dialects: msgspec.Struct,
 ) -> None:
     """Serve a model over HTTP."""
     from dragoman.cli.serve import serve as run
 
-    run(choice, settings, scheduling, machine, server, keys, continuing, dialects)
+    run(choice, settings, scheduling, machine, server, keys, catalog, continuing, dialects)
 
 
 cli.command(serve, more={each.name: each.settings_type for each in REGISTRY})

@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from dragoman.cli import console
 from dragoman.cli.engine import thread_count, worker_settings
+from dragoman.cli.loading_bar import LoadingBar
 from dragoman.cli.settings import MachineSettings, ModelChoice
 from dragoman.dialects import made_dialects
 from dragoman.engine.settings import SchedulerSettings
@@ -24,6 +25,7 @@ from dragoman.server.continuing import ContinueSettings
 from dragoman.server.keys import Keyring, KeySettings, first_key, keyring_of, reaches_others
 from dragoman.server.lifecycle import serve as serve_until_told
 from dragoman.server.settings import ServerSettings
+from dragoman.server.shelf import CatalogSettings
 
 if TYPE_CHECKING:
     from dragoman.core.serving import ModelCard
@@ -37,6 +39,7 @@ def serve(
     machine: MachineSettings,
     server: ServerSettings,
     keys: KeySettings,
+    catalog: CatalogSettings,
     continuing: ContinueSettings,
     dialects: Mapping[str, msgspec.Struct],
 ) -> None:
@@ -47,7 +50,10 @@ def serve(
     worker, described = worker_settings(choice.model, settings, scheduling, machine)
     per_token = plan_memory(described, settings).kv_bytes_per_token
 
+    bar = LoadingBar()
+
     def opened(house: House, address: str) -> None:
+        bar.close()
         rows = started_plan(house, address, thread_count(machine), per_token)
         if keyring:
             rows["API keys"] = str(len(keyring))
@@ -57,9 +63,20 @@ def serve(
         console.notes().print(escape(example(house.serving.models()[0], address, bool(keyring))) + "\n")
 
     folder = described.tokenizer_folder
-    exit_code = serve_until_told(
-        server, worker, folder, dialects=made, keys=keyring, continuing=continuing, opened=opened
-    )
+    try:
+        exit_code = serve_until_told(
+            server,
+            worker,
+            folder,
+            dialects=made,
+            keys=keyring,
+            catalog=catalog,
+            continuing=continuing,
+            progress=bar,
+            opened=opened,
+        )
+    finally:
+        bar.close()
     raise typer.Exit(exit_code)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 import msgspec
@@ -72,6 +73,12 @@ class Serving(Protocol):
     @property
     def catalog(self) -> Catalog:
         """Which models there are, and how to change what is served."""
+
+    def held(self) -> AbstractAsyncContextManager[None]:
+        """For the time of one request: whatever model is loaded meanwhile, this task and those it starts keep the one
+        that they began with. HTTP requests are held by the server; the messages of a WebSocket are each held by its
+        handler. Waits while a model takes the place of another; raises Overloaded where too many wait.
+        """
 
     def models(self) -> tuple[ModelCard, ...]:
         """All served models, the default one first."""

@@ -38,6 +38,14 @@ class Source:
     weight_files: tuple[str, ...] = ()
 
 
+def source_name(source: str | Path | None) -> str:
+    """What users call a source: the folder's name, the hub id, or ``embedded``. Nothing is looked for."""
+    if source is None or source == EMBEDDED:
+        return EMBEDDED
+    folder = Path(source).expanduser()
+    return folder.resolve().name if folder.is_dir() else str(source)
+
+
 def embedded_path() -> Path:
     """The folder of the embedded model, in an installed package or in a checkout. Raises ModelError without one."""
     installed = Path(str(importlib.resources.files("dragoman"))) / "builtin"

@@ -23,8 +23,10 @@ from dragoman.server.connection import connection_class
 from dragoman.server.continuing import IN_MEMORY, ContinueSettings
 from dragoman.server.hosting import chosen_dialect
 from dragoman.server.keys import Keyring
-from dragoman.server.opening import House, open_house
+from dragoman.server.opening import ONE_MODEL, House, open_house
+from dragoman.server.rotation import Progress
 from dragoman.server.settings import ServerSettings
+from dragoman.server.shelf import CatalogSettings
 from dragoman.server.sockets import SocketConnection, socket_paths
 
 Opened = Callable[[House, str], None]
@@ -44,18 +46,33 @@ def serve(
     *,
     dialects: Sequence[Dialect] = DIALECTS,
     keys: Keyring = NO_KEYS,
+    catalog: CatalogSettings = ONE_MODEL,
     continuing: ContinueSettings = IN_MEMORY,
+    progress: Progress = lambda stage, share: None,
     opened: Opened | None = None,
 ) -> int:
     """Serve a model until SIGTERM or SIGINT; then answer what is running for ``drain_s`` seconds. A second signal ends
     it at once. Returns the exit code, 0.
 
     ``worker`` says what the engine loads, ``folder`` holds the tokenizer and the chat template. Raises ModelError when
-    the model cannot be loaded, DragomanError when the address cannot be listened on.
+    the model cannot be loaded, DragomanError when the address cannot be listened on. ``catalog`` says what else may be
+    loaded later; ``progress`` is told how far the loading of the first model is.
     """
     factory = uvicorn.Config(_nothing, loop="auto").get_loop_factory()
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(run(settings, worker, folder, dialects=dialects, keys=keys, continuing=continuing, opened=opened))
+        runner.run(
+            run(
+                settings,
+                worker,
+                folder,
+                dialects=dialects,
+                keys=keys,
+                catalog=catalog,
+                continuing=continuing,
+                progress=progress,
+                opened=opened,
+            )
+        )
     return 0
 
 
@@ -66,13 +83,17 @@ async def run(
     *,
     dialects: Sequence[Dialect] = DIALECTS,
     keys: Keyring = NO_KEYS,
+    catalog: CatalogSettings = ONE_MODEL,
     continuing: ContinueSettings = IN_MEMORY,
+    progress: Progress = lambda stage, share: None,
     opened: Opened | None = None,
 ) -> None:
     """``serve``, inside a running event loop."""
     # Bound before the engine starts, so that a taken port is known at once; but nobody can connect before it listens.
     with contextlib.closing(_bound(settings)) as listener:
-        async with open_house(settings, worker, folder, continuing=continuing) as house:
+        async with open_house(
+            settings, worker, folder, catalog=catalog, continuing=continuing, progress=progress
+        ) as house:
             server = Server(settings, house, opened, dialects=dialects, keys=keys)
             await server.serve(sockets=[listener])
 
@@ -131,7 +152,7 @@ class Server(uvicorn.Server):
     async def _end_after(self, drain_s: float) -> None:
         """Time is up: without the engine every unfinished answer ends with an error."""
         await asyncio.sleep(drain_s)
-        await self._house.engine.close()
+        await self._house.end()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.should_exit

@@ -1,95 +1,116 @@
-"""From settings to something that serves: the engine's process, the text side, and the two joined."""
+"""From settings to something that serves: the first model, and the rotation that others may take its place in."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
-import msgspec
-
+from dragoman.core.errors import EngineUnavailable
 from dragoman.core.observer import ObservedStep
-from dragoman.core.serving import ModelCard
-from dragoman.engine.client import EngineClient, State
-from dragoman.engine.messages import EngineInfo, EngineStats, WorkerSettings
+from dragoman.engine.client import EngineClient
+from dragoman.engine.messages import EngineInfo, EngineStats, LoadModel, WorkerSettings
+from dragoman.models.source import source_name
+from dragoman.server.admission import Admission
 from dragoman.server.continuing import IN_MEMORY, ContinueSettings, SqliteContinueStore
+from dragoman.server.current import CurrentServing
 from dragoman.server.metrics import Metrics
-from dragoman.server.model import ServedModel
-from dragoman.server.serving import EngineServing
+from dragoman.server.resident import ModelOpening, ModelResident
+from dragoman.server.rotation import Progress, Rotation
 from dragoman.server.settings import ServerSettings
-from dragoman.text import ChatTemplate, Tokenizer
-from dragoman.text.template_names import template_names
-from dragoman.text.tool_calls import reasoning_of, tool_calls_of
+from dragoman.server.shelf import CatalogSettings, Offer, Shelf, offer_of
+
+ONE_MODEL = CatalogSettings(fixed_model=True)
 
 
-class House(NamedTuple):
-    """A started engine and what serves on it."""
+class House:
+    """What serves, and on what.
 
-    engine: EngineClient
-    info: EngineInfo
-    serving: EngineServing
-    metrics: Metrics
+    Attributes:
+        serving: for everybody who asks. metrics: what is counted meanwhile.
+    """
+
+    def __init__(self, rotation: Rotation[ModelResident], serving: CurrentServing, metrics: Metrics) -> None:
+        self.serving = serving
+        self.metrics = metrics
+        self._rotation = rotation
+
+    @property
+    def engine(self) -> EngineClient:
+        """The engine of the current model. Raises EngineUnavailable where there is none."""
+        return self._rotation.resident().engine
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine of the current model runs. Raises EngineUnavailable where there is none."""
+        return self._rotation.resident().info
 
     def not_ready(self) -> str:
         """Why requests cannot be served now; empty when they can."""
         if not self.serving.admission.is_open:
             return "the server is shutting down"
-        health = self.engine.health()
-        return "" if health.state is State.READY else health.message or f"the engine is {health.state}"
+        try:
+            return self._rotation.resident().not_ready()
+        except EngineUnavailable as error:
+            return error.message
+
+    async def end(self) -> None:
+        """End all engines. Every unfinished answer ends with an error."""
+        await self._rotation.close()
 
 
 @asynccontextmanager
 async def open_house(
-    settings: ServerSettings, worker: WorkerSettings, folder: Path, *, continuing: ContinueSettings = IN_MEMORY
+    settings: ServerSettings,
+    worker: WorkerSettings,
+    folder: Path,
+    *,
+    catalog: CatalogSettings = ONE_MODEL,
+    continuing: ContinueSettings = IN_MEMORY,
+    progress: Progress = lambda stage, share: None,
 ) -> AsyncIterator[House]:
-    """Start the engine and wait until it can generate. ``folder`` holds the tokenizer's and the chat template's files.
+    """Load the first model and wait until it can generate. ``worker`` says what its engine loads, ``folder`` holds the
+    tokenizer's and the chat template's files; ``progress`` is told how far it is.
 
-    Leaving ends the engine; what is unfinished then fails. Raises ModelError, and DragomanError where what was kept of
-    cut generations cannot be used.
+    Leaving ends every engine; what is unfinished then fails. Raises ModelError, and DragomanError where what was kept
+    of cut generations cannot be used.
     """
-    engine = EngineClient(worker)
     metrics = Metrics()
+    admission = Admission(settings.max_waiting)
     kept = SqliteContinueStore(continuing)
+    first = _first_offer(settings, worker)
+    opening = ModelOpening(
+        settings,
+        worker,
+        folder,
+        metrics,
+        admission,
+        kept,
+        on_step=lambda before, after: metrics.tell(_step(before, after)),
+    )
+    rotation = Rotation(Shelf(catalog, first), opening, max_waiting=settings.max_waiting)
     with _threads(settings.text_threads):
-        # The process loads weights for as long as the tokenizer takes, or longer.
-        starting = asyncio.create_task(engine.start())
-        template: ChatTemplate | None = None
-        serving: EngineServing | None = None
         try:
             await kept.open()
-            tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
-            template = await asyncio.to_thread(ChatTemplate.load, folder, tokenizer.special_tokens)
-            await asyncio.to_thread(lambda: tokenizer.token_table)
-            info = await starting
-            model = served_model(settings, info, tokenizer, template)
-            serving = EngineServing(
-                engine,
-                model,
-                metrics,
-                max_waiting=settings.max_waiting,
-                timeout_s=settings.generation_timeout_s,
-                continuing=kept,
-            )
-            engine.teach(model.vocabulary)
-            house = House(engine, info, serving, metrics)
-            metrics.watch(lambda: _gauges(house), lambda: _counters(house))
+            await rotation.begin(first, progress)
+            house = House(rotation, CurrentServing(rotation, admission, kept), metrics)
+            metrics.watch(lambda: _gauges(house, rotation), lambda: _counters(rotation, opening))
             metrics.watch(*kept_counts(kept))
-            engine.on_step = lambda before, after: metrics.tell(_step(before, after))
             yield house
         finally:
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
-            await engine.close()
+            await rotation.close()
             await kept.close()
-            if serving is not None:
-                serving.close()
-            if template is not None:
-                template.close()
+
+
+def _first_offer(settings: ServerSettings, worker: WorkerSettings) -> Offer:
+    """The model that the server starts with, under the name and the aliases that the operator gives it."""
+    if isinstance(worker.model, LoadModel):
+        source = worker.model.source
+        return offer_of(settings.name or source_name(source), source, settings.alias)
+    return Offer(name=settings.name or "stub", source=None, aliases=settings.alias)
 
 
 @contextmanager
@@ -102,55 +123,31 @@ def _threads(count: int) -> Iterator[None]:
         yield
 
 
-def served_model(
-    settings: ServerSettings, info: EngineInfo, tokenizer: Tokenizer, template: ChatTemplate
-) -> ServedModel:
-    """The engine's model under the names and with the text abilities that it has here."""
-    room = min(info.max_context, info.num_blocks * info.block_size)
-    names = template_names(template.source)
-    card = ModelCard(
-        name=settings.name or info.model.name,
-        created=int(time.time()),
-        context_tokens=room,
-        vocab_size=info.vocab_size,
-        hidden_size=info.model.hidden_size,
-        precision=info.model.precision,
-        fingerprint=info.model.fingerprint,
-        has_chat_template=template.available,
-        has_fill_tokens=tokenizer.fill is not None,
-        has_bos=tokenizer.bos_id is not None,
-        template_variables=names.variables,
-        template_members=names.members,
-        tool_calls=tool_calls_of(template, tokenizer),
-        reasoning=reasoning_of(template, tokenizer),
-    )
-    return ServedModel(
-        card=card,
-        tokenizer=tokenizer,
-        template=template,
-        context_tokens=room,
-        vocab_size=info.vocab_size,
-        eos_ids=tuple(dict.fromkeys((*tokenizer.eos_ids, *info.model.eos_token_ids))),
-        aliases=settings.alias,
-    )
-
-
-def _gauges(house: House) -> dict[str, float]:
-    stats, admission = house.engine.stats(), house.serving.admission
-    if not stats.blocks:  # before the first step of a process
-        stats = msgspec.structs.replace(stats, blocks=house.info.num_blocks, free_blocks=house.info.num_blocks)
-    return {
+def _gauges(house: House, rotation: Rotation[ModelResident]) -> dict[str, float]:
+    """Of all models in memory together."""
+    sums: dict[str, float] = {}
+    for resident in rotation.residents:
+        _add(sums, resident.gauges())
+    admission = house.serving.admission
+    own = {
         "requests_waiting": admission.waiting,
         "requests_running": admission.running,
         "engine_ready": not house.not_ready(),
-        "sequences_running": stats.running,
-        "sequences_waiting": stats.waiting,
-        "kv_blocks": stats.blocks,
-        "kv_tokens": stats.blocks * house.info.block_size,
-        "kv_blocks_free": stats.free_blocks,
-        "kv_blocks_used": stats.blocks - stats.free_blocks,
-        "kv_blocks_cached": stats.cached_blocks,
     }
+    return own | sums
+
+
+def _counters(rotation: Rotation[ModelResident], opening: ModelOpening) -> dict[str, float]:
+    """Of all models that are or were in memory."""
+    sums = dict(opening.past)
+    for resident in rotation.residents:
+        _add(sums, resident.counters())
+    return sums
+
+
+def _add(sums: dict[str, float], values: Mapping[str, float]) -> None:
+    for name, value in values.items():
+        sums[name] = sums.get(name, 0) + value
 
 
 def kept_counts(kept: SqliteContinueStore) -> tuple[Callable[[], dict[str, float]], Callable[[], dict[str, float]]]:
@@ -176,15 +173,3 @@ def _step(before: EngineStats, after: EngineStats) -> ObservedStep:
         drafted_tokens=after.drafted_tokens - before.drafted_tokens,
         accepted_tokens=after.accepted_tokens - before.accepted_tokens,
     )
-
-
-def _counters(house: House) -> dict[str, float]:
-    stats = house.engine.stats()
-    return {
-        "engine_restarts": stats.restarts,
-        "engine_steps": stats.steps,
-        "engine_busy_seconds": stats.busy_s,
-        "preemptions": stats.preemptions,
-        "drafted_tokens": stats.drafted_tokens,
-        "accepted_tokens": stats.accepted_tokens,
-    }

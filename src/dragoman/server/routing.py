@@ -92,7 +92,11 @@ class PathEndpoint:
             scope["dialect"], scope["operation"] = dialect.name, operation.path
             self._let_in(exchange, dialect, operation)
             seen = self._arrived(exchange, dialect, operation)
-            await operation.handler(self._hosting.serving, exchange)
+            if exchange.method == "POST" and operation.scope == "infer":
+                async with self._hosting.serving.held():
+                    await operation.handler(self._hosting.serving, exchange)
+            else:
+                await operation.handler(self._hosting.serving, exchange)
         except Exception as error:
             fault = error
             if exchange.started or isinstance(error, Cancelled):

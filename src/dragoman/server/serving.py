@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import Protocol
 
 import msgspec
@@ -27,6 +27,7 @@ from dragoman.core.request import ChatPrompt, EngineRequest, GenerationRequest, 
 from dragoman.core.sampling import MAX_SEED, EndingParams, LogprobParams
 from dragoman.core.serving import ModelCard
 from dragoman.server.admission import Admission
+from dragoman.server.beams import check_beams
 from dragoman.server.catalog import FixedCatalog
 from dragoman.server.collect import best, collect
 from dragoman.server.constraints import ConstraintReader
@@ -41,6 +42,8 @@ from dragoman.server.transcript import transcripts_of
 
 MAX_LOGPROBS = 2**22
 """Of one prompt's whole answer. They are held in memory until it is complete: some hundred megabytes at most."""
+
+DEFAULT_MAX_WAITING = 256
 
 
 class Events(Protocol):
@@ -63,7 +66,8 @@ class Engine(Protocol):
 class EngineServing:
     """Serves one model. ``timeout_s`` bounds every generation, whatever a request asks.
 
-    ``continuing``: where cut generations are kept; by default in memory, and not for long.
+    ``admission``: who may come in; several servings may share one. ``continuing``: where cut generations are kept; by
+    default in memory, and not for long.
     """
 
     def __init__(
@@ -72,12 +76,12 @@ class EngineServing:
         model: ServedModel,
         metrics: Metrics,
         *,
-        max_waiting: int = 256,
+        admission: Admission | None = None,
         timeout_s: float | None = None,
         continuing: SqliteContinueStore | None = None,
     ) -> None:
         self.continuing = continuing or SqliteContinueStore()
-        self.admission = Admission(max_waiting)
+        self.admission = admission or Admission(DEFAULT_MAX_WAITING)
         self.catalog = FixedCatalog(model)
         self._engine = engine
         self._model = model
@@ -86,6 +90,10 @@ class EngineServing:
         self._phrases = PhraseReader(model)
         self._constraints = ConstraintReader(model)
         self._timeout_s = timeout_s
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        yield
 
     def models(self) -> tuple[ModelCard, ...]:
         return tuple(self._model.cards.values())
@@ -143,6 +151,7 @@ class EngineServing:
         arrived = asyncio.get_running_loop().time()
         meter = Meter(self._observers, request, count)
         self.model(request.model)
+        check_beams(request)
         request = _with_forced_length(request)
         with self.admission.enter() as place:
             prompt = await self._prompt(request)
@@ -178,6 +187,8 @@ class EngineServing:
                         if request.resumable:
                             ids = (event.token_id,)
                             delta = msgspec.structs.replace(delta, token_ids=ids, mirostat=event.mirostat)
+                        if event.score is not None:
+                            delta = msgspec.structs.replace(delta, score=event.score)
                     else:
                         if place.waits:
                             raise deadline.failure(event.message or "The generation was cancelled.")
@@ -232,11 +243,13 @@ class EngineServing:
             message = f"'{name}' ({ending.min_total_tokens or ending.min_tokens}) is more than there is room for: "
             raise BadRequest(f"{message}{len(prompt)} in the prompt and {max_tokens} to generate.", param=name)
         if logprobs is not None:
-            _check_logprobs(logprobs, count * max_tokens, vocab_size)
+            # A step of a beam search follows up to num_beams texts, and ends as many.
+            computed = count if request.beams is None else 2 * request.beams.num_beams
+            _check_logprobs(logprobs, computed * max_tokens, vocab_size)
         return EngineRequest(
             request_id=request.request_id,
             prompt=prompt,
-            seeds=_seeds(request.seeds, count),
+            seeds=_seeds(request.seeds, count) if request.beams is None else _seeds(request.seeds, 1) * count,
             max_tokens=earlier + max_tokens,
             generated=(resumed.output,) if resumed else (),
             mirostat=(resumed.mirostat,) if resumed and sampling.mirostat_mode else (),
@@ -248,6 +261,7 @@ class EngineServing:
             logprobs=logprobs,
             priority=request.priority,
             embeddings=request.embeddings,
+            beams=request.beams,
         )
 
     def _end_token_ids(self, ending: EndingParams) -> tuple[int, ...]:

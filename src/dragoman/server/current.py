@@ -1,0 +1,65 @@
+"""``core.serving.Serving`` over whichever model is served now."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager
+
+from dragoman.core.errors import EngineUnavailable
+from dragoman.core.events import GenerationEvent, GenerationResult, PromptToken
+from dragoman.core.request import ChatPrompt, GenerationRequest, Prompt
+from dragoman.core.serving import ModelCard
+from dragoman.server.admission import Admission
+from dragoman.server.continuing import SqliteContinueStore
+from dragoman.server.resident import ModelResident
+from dragoman.server.rotation import Rotation
+from dragoman.server.serving import EngineServing
+
+
+class CurrentServing:
+    """Passes everything on to the model that the running request began with, or else to the current one."""
+
+    def __init__(
+        self, rotation: Rotation[ModelResident], admission: Admission, continuing: SqliteContinueStore
+    ) -> None:
+        self.catalog = rotation
+        self.admission = admission
+        self.continuing = continuing
+
+    def held(self) -> AbstractAsyncContextManager[None]:
+        return self.catalog.held()
+
+    def models(self) -> tuple[ModelCard, ...]:
+        try:
+            return self._serving.models()
+        except EngineUnavailable:
+            return ()
+
+    def model(self, name: str | None) -> ModelCard:
+        return self._serving.model(name)
+
+    async def tokenize(self, prompt: Prompt, model: str | None = None, *, bounded: bool = True) -> tuple[int, ...]:
+        return await self._serving.tokenize(prompt, model, bounded=bounded)
+
+    async def tokenize_text(
+        self, text: str, model: str | None = None, *, add_special_tokens: bool = True, bounded: bool = True
+    ) -> tuple[PromptToken, ...]:
+        return await self._serving.tokenize_text(text, model, add_special_tokens=add_special_tokens, bounded=bounded)
+
+    async def detokenize(
+        self, token_ids: Sequence[int], model: str | None = None, *, skip_special_tokens: bool = False
+    ) -> str:
+        return await self._serving.detokenize(token_ids, model, skip_special_tokens=skip_special_tokens)
+
+    async def render(self, prompt: ChatPrompt, model: str | None = None) -> str:
+        return await self._serving.render(prompt, model)
+
+    def stream(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        return self._serving.stream(request)
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        return await self._serving.generate(request)
+
+    @property
+    def _serving(self) -> EngineServing:
+        return self.catalog.resident().serving

@@ -1,0 +1,212 @@
+"""A model in memory: its engine's process, its text side, and what serves on both."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from dragoman.core.catalog import CatalogEntry, ModelState
+from dragoman.core.serving import ModelCard
+from dragoman.engine.client import EngineClient, State
+from dragoman.engine.messages import EngineInfo, EngineStats, LoadModel, WorkerSettings
+from dragoman.models import describe, plan
+from dragoman.models.memory import available_memory
+from dragoman.server.admission import Admission
+from dragoman.server.continuing import SqliteContinueStore
+from dragoman.server.metrics import Metrics
+from dragoman.server.model import ServedModel
+from dragoman.server.rotation import Progress
+from dragoman.server.serving import EngineServing
+from dragoman.server.settings import ServerSettings
+from dragoman.server.shelf import Offer
+from dragoman.text import ChatTemplate, Tokenizer
+from dragoman.text.template_names import template_names
+from dragoman.text.tool_calls import reasoning_of, tool_calls_of
+
+Step = Callable[[EngineStats, EngineStats], None]
+"""Told of every step of an engine: what it had counted before, and after it."""
+
+
+class ModelResident:
+    """An engine that can generate, and its serving. ``past`` gets what the engine has counted, when it goes."""
+
+    def __init__(
+        self,
+        offer: Offer,
+        engine: EngineClient,
+        info: EngineInfo,
+        template: ChatTemplate,
+        serving: EngineServing,
+        past: dict[str, float],
+    ) -> None:
+        self.engine = engine
+        self.info = info
+        self.serving = serving
+        self._template = template
+        self._past = past
+        card = serving.model(None)
+        self._entry = CatalogEntry(
+            id=offer.name,
+            aliases=tuple(dict.fromkeys((*offer.aliases, *(each.name for each in serving.models())))),
+            title=card.name,
+            state=ModelState.LOADED,
+            progress=1.0,
+            architecture=info.model.architecture,
+            precision=info.model.precision,
+            parameters=info.model.parameter_count,
+            context_tokens=card.context_tokens,
+            size_bytes=offer.size_bytes,
+            memory_bytes=info.model.weight_bytes,
+        )
+
+    @property
+    def entry(self) -> CatalogEntry:
+        return self._entry
+
+    def not_ready(self) -> str:
+        """Why the engine cannot run requests now; empty when it can."""
+        health = self.engine.health()
+        return "" if health.state is State.READY else health.message or f"the engine is {health.state}"
+
+    def gauges(self) -> dict[str, float]:
+        """The state of its engine, by the names of the metrics."""
+        stats = self.engine.stats()
+        if not stats.blocks:  # before the first step of a process
+            stats = msgspec.structs.replace(stats, blocks=self.info.num_blocks, free_blocks=self.info.num_blocks)
+        return {
+            "sequences_running": stats.running,
+            "sequences_waiting": stats.waiting,
+            "kv_blocks": stats.blocks,
+            "kv_tokens": stats.blocks * self.info.block_size,
+            "kv_blocks_free": stats.free_blocks,
+            "kv_blocks_used": stats.blocks - stats.free_blocks,
+            "kv_blocks_cached": stats.cached_blocks,
+        }
+
+    def counters(self) -> dict[str, float]:
+        """What its engine has counted, by the names of the metrics."""
+        stats = self.engine.stats()
+        return {
+            "engine_restarts": stats.restarts,
+            "engine_steps": stats.steps,
+            "engine_busy_seconds": stats.busy_s,
+            "preemptions": stats.preemptions,
+            "drafted_tokens": stats.drafted_tokens,
+            "accepted_tokens": stats.accepted_tokens,
+        }
+
+    async def close(self) -> None:
+        for name, count in self.counters().items():
+            self._past[name] = self._past.get(name, 0.0) + count
+        await self.engine.close()
+        self.serving.close()
+        self._template.close()
+
+
+class ModelOpening:
+    """Opens models, all with the settings of the first: ``worker``, with its tokenizer's files in ``folder``."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        worker: WorkerSettings,
+        folder: Path,
+        metrics: Metrics,
+        admission: Admission,
+        continuing: SqliteContinueStore,
+        on_step: Step,
+    ) -> None:
+        self._settings, self._worker, self._folder = settings, worker, folder
+        self._metrics, self._admission, self._continuing = metrics, admission, continuing
+        self._on_step = on_step
+        self._past: dict[str, float] = {}
+
+    @property
+    def past(self) -> Mapping[str, float]:
+        """What engines that are gone had counted, by the names of the metrics."""
+        return self._past
+
+    def fits_beside(self, offer: Offer, current: ModelResident) -> bool:
+        """Whether memory holds both, each with as many keys and values as it would have alone."""
+        model = self._worker.model
+        if not isinstance(model, LoadModel):
+            return True
+        described = describe(offer.source, token=model.settings.token)
+        held = current.info.model.weight_bytes
+        alone = plan(described, model.settings, available_bytes=available_memory() + held)
+        alone.require_fit()
+        return alone.total_bytes + alone.loading_bytes <= available_memory()
+
+    async def open(self, offer: Offer, progress: Progress) -> ModelResident:
+        """Load a model. Raises ModelError, EngineUnavailable."""
+        worker, folder, model = self._worker, self._folder, self._worker.model
+        if isinstance(model, LoadModel) and model.source != offer.source:
+            # A revision is the first model's.
+            settings = msgspec.structs.replace(model.settings, name=None, revision=None)
+            worker = msgspec.structs.replace(worker, model=LoadModel(source=offer.source, settings=settings))
+            described = await asyncio.to_thread(describe, offer.source, token=settings.token)
+            folder = described.tokenizer_folder
+        engine = EngineClient(worker)
+        engine.on_loading = progress
+        # The process loads weights for as long as the tokenizer takes, or longer.
+        starting = asyncio.create_task(engine.start())
+        template: ChatTemplate | None = None
+        try:
+            tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
+            template = await asyncio.to_thread(ChatTemplate.load, folder, tokenizer.special_tokens)
+            await asyncio.to_thread(lambda: tokenizer.token_table)
+            info = await starting
+        except BaseException:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            await engine.close()
+            if template is not None:
+                template.close()
+            raise
+        served = served_model(offer, info, tokenizer, template)
+        serving = EngineServing(
+            engine,
+            served,
+            self._metrics,
+            admission=self._admission,
+            timeout_s=self._settings.generation_timeout_s,
+            continuing=self._continuing,
+        )
+        engine.teach(served.vocabulary)
+        engine.on_step = self._on_step
+        return ModelResident(offer, engine, info, template, serving, self._past)
+
+
+def served_model(offer: Offer, info: EngineInfo, tokenizer: Tokenizer, template: ChatTemplate) -> ServedModel:
+    """The engine's model under the names and with the text abilities that it has here."""
+    room = min(info.max_context, info.num_blocks * info.block_size)
+    names = template_names(template.source)
+    card = ModelCard(
+        name=offer.name,
+        created=int(time.time()),
+        context_tokens=room,
+        vocab_size=info.vocab_size,
+        hidden_size=info.model.hidden_size,
+        precision=info.model.precision,
+        fingerprint=info.model.fingerprint,
+        has_chat_template=template.available,
+        has_fill_tokens=tokenizer.fill is not None,
+        has_bos=tokenizer.bos_id is not None,
+        template_variables=names.variables,
+        template_members=names.members,
+        tool_calls=tool_calls_of(template, tokenizer),
+        reasoning=reasoning_of(template, tokenizer),
+    )
+    return ServedModel(
+        card=card,
+        tokenizer=tokenizer,
+        template=template,
+        context_tokens=room,
+        vocab_size=info.vocab_size,
+        eos_ids=tuple(dict.fromkeys((*tokenizer.eos_ids, *info.model.eos_token_ids))),
+        aliases=offer.aliases,
+    )

@@ -1,0 +1,382 @@
+"""Which model is served now, and how another one takes its place without a request being lost.
+
+Where memory holds both, the new model is loaded beside the old one; the old one then answers what it has begun, and
+goes. Otherwise the old one finishes first, while those who come wait in order. A load that fails leaves the old model
+serving, or brings it back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import Any, Generic, Protocol, TypeVar
+
+from dragoman.core.catalog import CatalogEntry, ModelState
+from dragoman.core.errors import (
+    Conflict,
+    DragomanError,
+    EngineUnavailable,
+    Forbidden,
+    LoadFailed,
+    ModelNotFound,
+    Overloaded,
+)
+from dragoman.server.catalog import find
+from dragoman.server.shelf import Offer, Shelf
+
+log = logging.getLogger("dragoman.server")
+
+MAX_WATCHERS = 256
+WATCH_LENGTH = 64
+"""Changes that a watcher may be behind before the oldest are dropped."""
+
+Progress = Callable[[str, float], None]
+
+
+class Resident(Protocol):
+    """A model in memory, with its engine. ``entry`` describes it."""
+
+    @property
+    def entry(self) -> CatalogEntry: ...
+
+    async def close(self) -> None:
+        """End the engine. What is unfinished then fails."""
+
+
+ResidentT = TypeVar("ResidentT", bound=Resident)
+
+
+class Opening(Protocol[ResidentT]):
+    """How models come into memory."""
+
+    def fits_beside(self, offer: Offer, current: ResidentT) -> bool:
+        """Whether memory holds both. Reads small files, downloads them where need be. Raises ModelError."""
+
+    async def open(self, offer: Offer, progress: Progress) -> ResidentT:
+        """Load a model; returns when it can generate. Raises ModelError, EngineUnavailable."""
+
+
+class _Stay(Generic[ResidentT]):
+    """A resident and the requests that count on it."""
+
+    def __init__(self, offer: Offer, resident: ResidentT) -> None:
+        self.offer = offer
+        self.resident = resident
+        self.users = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def enter(self) -> None:
+        self.users += 1
+        self.idle.clear()
+
+    def leave(self) -> None:
+        self.users -= 1
+        if not self.users:
+            self.idle.set()
+
+
+class _Hold:
+    """One request's claim on the model that it began with. It moves along when the request itself asks for another."""
+
+    def __init__(self, stay: _Stay[Any] | None) -> None:
+        self.stay = stay
+
+
+_hold: ContextVar[_Hold] = ContextVar("hold")
+
+
+class _Load:
+    """A load that is under way."""
+
+    def __init__(self, offer: Offer) -> None:
+        self.offer = offer
+        self.stage, self.progress = "", 0.0
+        self.task: asyncio.Task[None]
+
+
+class Rotation(Generic[ResidentT]):
+    """The catalog of a server that can change its model. All methods belong to one event loop.
+
+    ``max_waiting``: requests that may wait for a model to take its place.
+    """
+
+    def __init__(self, shelf: Shelf, opening: Opening[ResidentT], *, max_waiting: int) -> None:
+        self._shelf, self._opening = shelf, opening
+        self._max_waiting = max_waiting
+        self._stay: _Stay[ResidentT] | None = None
+        self._leaving: list[_Stay[ResidentT]] = []
+        self._load: _Load | None = None
+        self._errors: dict[str, str] = {}
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._watchers: list[asyncio.Queue[CatalogEntry]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    # What is served --------------------------------------------------------------------------------------------------
+
+    @property
+    def residents(self) -> tuple[ResidentT, ...]:
+        """The current model, then those that still finish what they have begun."""
+        stays = ([self._stay] if self._stay is not None else []) + self._leaving
+        return tuple(stay.resident for stay in stays)
+
+    def resident(self) -> ResidentT:
+        """The model of the running request, or else the current one.
+
+        Raises EngineUnavailable where there is none.
+        """
+        held = _hold.get(None)
+        stay = (held.stay if held is not None else None) or self._stay
+        if stay is None:
+            raise EngineUnavailable("a model is being loaded" if self._load else "no model is loaded")
+        return stay.resident
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """For the time of a request: whatever becomes current, the request keeps the model that it began with.
+
+        Waits while there is no model because another one is to take its place. Raises Overloaded when too many wait.
+        """
+        await self._settled()
+        hold = _Hold(self._stay)
+        if hold.stay is not None:
+            hold.stay.enter()
+        token = _hold.set(hold)
+        try:
+            yield
+        finally:
+            _hold.reset(token)
+            if hold.stay is not None:
+                hold.stay.leave()
+
+    async def begin(self, offer: Offer, progress: Progress) -> ResidentT:
+        """Load the model that the server starts with. Raises ModelError, EngineUnavailable."""
+        resident = await self._opening.open(offer, progress)
+        self._stay = _Stay(offer, resident)
+        return resident
+
+    async def close(self) -> None:
+        """End everything."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._wake()
+        stays = ([self._stay] if self._stay is not None else []) + self._leaving
+        self._stay, self._leaving = None, []
+        await asyncio.gather(*(stay.resident.close() for stay in stays))
+
+    # The catalog -----------------------------------------------------------------------------------------------------
+
+    def entries(self) -> tuple[CatalogEntry, ...]:
+        now = self.current()
+        entries = [] if now is None else [now]
+        for offer in self._shelf.offers():
+            if now is None or offer.name != now.id:
+                entries.append(self._entry(offer))
+        if self._load is not None and self._load.offer.name not in {entry.id for entry in entries}:
+            entries.append(self._entry(self._load.offer))
+        return tuple(entries)
+
+    def current(self) -> CatalogEntry | None:
+        return None if self._stay is None else self._stay.resident.entry
+
+    def find(self, name: str) -> CatalogEntry | None:
+        entry = find(self.entries(), name)
+        if entry is not None:
+            return entry
+        try:
+            return self._entry(self._shelf.find(name))
+        except ModelNotFound:
+            return None
+
+    async def load(self, name: str) -> CatalogEntry:
+        offer = self._shelf.find(name)
+        under_way = self._begin(offer)
+        if under_way is not None:
+            with self._stepped_aside():
+                # The load is everybody's: one who no longer waits for it does not end it.
+                await asyncio.wait((under_way.task,))
+            if under_way.task.cancelled():
+                raise EngineUnavailable("The server is shutting down.")
+            under_way.task.result()
+        now = self.current()
+        if now is None or now.id != offer.name:
+            raise Conflict("Another model has taken its place meanwhile.")
+        return now
+
+    def begin_loading(self, name: str) -> CatalogEntry:
+        offer = self._shelf.find(name)
+        self._begin(offer)
+        return self._entry(offer)
+
+    async def unload(self) -> CatalogEntry | None:
+        if self._shelf.is_fixed:
+            raise Forbidden("This server always serves the model it was started with.")
+        if self._load is not None:
+            raise Conflict("A model is being loaded.")
+        stay, self._stay = self._stay, None
+        if stay is None:
+            return None
+        log.info("the model %s is unloaded", stay.offer.name)
+        with self._stepped_aside():
+            await asyncio.shield(self._retiring(stay))
+        entry = self._entry(stay.offer)
+        self._tell(entry)
+        return entry
+
+    async def watch(self) -> AsyncGenerator[CatalogEntry, None]:
+        if len(self._watchers) >= MAX_WATCHERS:
+            raise Overloaded(f"{MAX_WATCHERS} clients watch the models already.")
+        queue: asyncio.Queue[CatalogEntry] = asyncio.Queue(WATCH_LENGTH)
+        self._watchers.append(queue)
+        try:
+            while True:
+                yield await queue.get()
+        finally:
+            self._watchers.remove(queue)
+
+    # Changing places -------------------------------------------------------------------------------------------------
+
+    def _begin(self, offer: Offer) -> _Load | None:
+        """The load of this model: the one under way, or a new one; None where the model is current already."""
+        if self._closed:
+            raise EngineUnavailable("The server is shutting down.")
+        if self._load is not None:
+            if self._load.offer.name != offer.name:
+                raise Conflict("Another model is currently loading")
+            return self._load
+        if self._stay is not None and self._stay.resident.entry.id == offer.name:
+            return None
+        self._errors.pop(offer.name, None)
+        self._load = load = _Load(offer)
+        load.task = self._started(self._change(load))
+        load.task.add_done_callback(_looked_at)
+        self._tell(self._entry(offer))
+        return load
+
+    async def _change(self, load: _Load) -> None:
+        log.info("loading the model %s", load.offer.name)
+        try:
+            await self._take_over(load)
+        except DragomanError as error:
+            log.error("the model %s cannot be loaded: %s", load.offer.name, error.message)
+            self._errors[load.offer.name] = error.message
+            raise LoadFailed(error.message) from error
+        finally:
+            self._load = None
+            self._wake()
+            self._tell(self._entry(load.offer))
+        log.info("the model %s is served now", load.offer.name)
+
+    async def _take_over(self, load: _Load) -> None:
+        old = self._stay
+        beside = old is None or await asyncio.to_thread(self._opening.fits_beside, load.offer, old.resident)
+        if old is None or beside:
+            self._stay = _Stay(load.offer, await self._open(load))
+            if old is not None:
+                self._retiring(old)
+            return
+        log.info("memory does not hold both models: %s finishes first", old.resident.entry.id)
+        self._stay = None
+        await asyncio.shield(self._retiring(old))
+        try:
+            self._stay = _Stay(load.offer, await self._open(load))
+        except BaseException:
+            if not self._closed:
+                log.info("the model %s comes back", old.offer.name)
+                self._stay = _Stay(old.offer, await self._opening.open(old.offer, lambda stage, share: None))
+            raise
+
+    async def _open(self, load: _Load) -> ResidentT:
+        def progress(stage: str, share: float) -> None:
+            if (stage, share // 0.1) != (load.stage, load.progress // 0.1):
+                log.info("loading the model %s: %s, %.0f %%", load.offer.name, stage, 100 * share)
+            load.stage, load.progress = stage, share
+            self._tell(self._entry(load.offer))
+
+        return await self._opening.open(load.offer, progress)
+
+    def _retiring(self, stay: _Stay[ResidentT]) -> asyncio.Task[None]:
+        """Let a model finish what it has begun, and free it."""
+
+        async def retire() -> None:
+            await stay.idle.wait()
+            await stay.resident.close()
+            self._leaving.remove(stay)
+
+        self._leaving.append(stay)
+        return self._started(retire())
+
+    @contextlib.contextmanager
+    def _stepped_aside(self) -> Iterator[None]:
+        """The running request counts on no model while it waits for a change; afterwards on the current one."""
+        hold = _hold.get(None)
+        if hold is None:
+            yield
+            return
+        if hold.stay is not None:
+            hold.stay.leave()
+            hold.stay = None
+        try:
+            yield
+        finally:
+            hold.stay = self._stay
+            if hold.stay is not None:
+                hold.stay.enter()
+
+    async def _settled(self) -> None:
+        while self._stay is None and self._load is not None:
+            if len(self._waiting) >= self._max_waiting:
+                raise Overloaded(f"{len(self._waiting)} requests are waiting for a model already. Try again later.")
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            try:
+                await turn
+            finally:
+                with contextlib.suppress(ValueError):
+                    self._waiting.remove(turn)
+
+    def _wake(self) -> None:
+        for turn in self._waiting:
+            if not turn.done():
+                turn.set_result(None)
+
+    def _started(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _entry(self, offer: Offer) -> CatalogEntry:
+        if self._stay is not None and self._stay.offer.name == offer.name:
+            return self._stay.resident.entry
+        loading = self._load if self._load is not None and self._load.offer.name == offer.name else None
+        return CatalogEntry(
+            id=offer.name,
+            aliases=offer.aliases,
+            title=offer.name,
+            state=ModelState.AVAILABLE if loading is None else ModelState.LOADING,
+            progress=0.0 if loading is None else loading.progress,
+            error=self._errors.get(offer.name, ""),
+            architecture=offer.architecture,
+            size_bytes=offer.size_bytes,
+        )
+
+    def _tell(self, entry: CatalogEntry) -> None:
+        for queue in self._watchers:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(entry)
+
+
+def _looked_at(task: asyncio.Task[None]) -> None:
+    """Nobody may ever wait for the task; what went wrong is in the log and in the entry."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,179 @@
+"""The models that this server may be told to load, by the names that clients use for them.
+
+A name is only ever looked up here: it never becomes a path. What is here is what the operator named, what lies in a
+folder that the operator named, what the hub's cache on this machine holds, and the embedded model.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+
+from dragoman.core.errors import DragomanError, ModelError, ModelNotFound
+from dragoman.models.config import read_json
+from dragoman.models.source import EMBEDDED, embedded_path, source_name
+
+MAX_MODELS = 1024
+"""In a folder, and in the hub's cache."""
+
+_FRESH_S = 10.0
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+
+
+class CatalogSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Which models may be loaded while the server runs.
+
+    Attributes:
+        offer: another model that may be loaded, as NAME=SOURCE or SOURCE, a folder or a hub id; may be given several
+            times.
+        models_folder: each folder in it that holds a model is offered under its own name.
+        offer_cached: offer the models in the hub's cache on this machine.
+        offer_downloads: let clients name any repository of the hub, which is then downloaded.
+        fixed_model: always serve the model that the server starts with; nothing else is offered.
+    """
+
+    PANEL: ClassVar[str] = "Models"
+
+    offer: tuple[str, ...] = ()
+    models_folder: str | None = None
+    offer_cached: bool = True
+    offer_downloads: bool = False
+    fixed_model: bool = False
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that may be loaded.
+
+    ``source``: a folder, or a hub id where it has to be downloaded; None is the embedded model. ``size_bytes`` of its
+    weight files, where they are here.
+    """
+
+    name: str
+    source: str | None
+    aliases: tuple[str, ...] = ()
+    architecture: str = ""
+    size_bytes: int | None = None
+
+
+class Shelf:
+    """All offers; folders are looked through again when some seconds have passed. Its methods read small files."""
+
+    def __init__(self, settings: CatalogSettings, first: Offer, clock: Callable[[], float] = time.monotonic) -> None:
+        """``first``: the model that the server starts with. Raises DragomanError for an ``offer`` that is none."""
+        self._settings = settings
+        self._named = [first, *(_named(text) for text in settings.offer)]
+        self._clock = clock
+        self._found: tuple[Offer, ...] = ()
+        self._looked: float | None = None
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether there is one model, for ever."""
+        return self._settings.fixed_model
+
+    def offers(self) -> tuple[Offer, ...]:
+        """Every model once: a name that several places have is the first one's."""
+        if self._settings.fixed_model:
+            return (self._named[0],)
+        now = self._clock()
+        if self._looked is None or now - self._looked > _FRESH_S:
+            self._looked, self._found = now, tuple(self._search())
+        return self._found
+
+    def find(self, name: str) -> Offer:
+        """By name or alias, or by the last part of a name where only one fits, whatever the case of its letters.
+
+        Raises ModelNotFound.
+        """
+        offers = self.offers()
+        for offer in offers:
+            if name in (offer.name, *offer.aliases):
+                return offer
+        short = name.lower()
+        close = [offer for offer in offers if short in _short_names(offer)]
+        if len(close) == 1:
+            return close[0]
+        if self._settings.offer_downloads and not self._settings.fixed_model and _HUB_ID.fullmatch(name):
+            return Offer(name=name, source=name)
+        raise ModelNotFound(f"model not found: {name[:256]}", param="model_id")
+
+    def _search(self) -> Iterator[Offer]:
+        seen: set[str] = set()
+        for offer in (*self._named, *self._in_folder(), *self._in_cache(), *_embedded()):
+            if offer.name not in seen and not seen.intersection(offer.aliases):
+                seen.add(offer.name)
+                yield offer
+
+    def _in_folder(self) -> Iterator[Offer]:
+        if self._settings.models_folder is None:
+            return
+        folder = Path(self._settings.models_folder).expanduser()
+        try:
+            inside = sorted(path for path in folder.iterdir() if (path / "config.json").is_file())
+        except OSError:
+            return
+        for path in inside[:MAX_MODELS]:
+            yield _described(path.name, str(path), path)
+
+    def _in_cache(self) -> Iterator[Offer]:
+        if not self._settings.offer_cached:
+            return
+        # Here, not above: a quarter of a second that a server of one model need not wait.
+        from huggingface_hub import CacheNotFound, scan_cache_dir
+
+        try:
+            repositories = sorted(scan_cache_dir().repos, key=lambda each: each.repo_id)
+        except (CacheNotFound, OSError):
+            return
+        for repository in [each for each in repositories if each.repo_type == "model"][:MAX_MODELS]:
+            newest = max(repository.revisions, key=lambda each: each.last_modified, default=None)
+            if newest is not None and (newest.snapshot_path / "config.json").is_file():
+                yield _described(repository.repo_id, str(newest.snapshot_path), newest.snapshot_path)
+
+
+def offer_of(name: str, source: str | None, aliases: tuple[str, ...] = ()) -> Offer:
+    """A model that an operator named. What is in a folder here is looked at."""
+    folder = embedded_path() if source is None else Path(source).expanduser()
+    if not folder.is_dir():
+        return Offer(name=name, source=source, aliases=aliases)
+    return msgspec.structs.replace(_described(name, source, folder), aliases=aliases)
+
+
+def _named(text: str) -> Offer:
+    name, equals, source = text.partition("=")
+    if not equals:
+        name, source = source_name(name), name
+    if not name or not source:
+        raise DragomanError(f"--offer {text}: it is NAME=SOURCE, where the source is a folder or a hub id")
+    return offer_of(name, source)
+
+
+def _described(name: str, source: str | None, folder: Path) -> Offer:
+    """What its config says; nothing where that cannot be read: loading it will say why."""
+    try:
+        architectures = read_json(folder / "config.json").get("architectures")
+    except ModelError:
+        architectures = None
+    known = architectures[0] if isinstance(architectures, list) and architectures else ""
+    try:
+        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    except OSError:
+        size = 0
+    return Offer(name=name, source=source, architecture=str(known)[:128], size_bytes=size or None)
+
+
+def _embedded() -> Iterator[Offer]:
+    try:
+        yield _described(EMBEDDED, None, embedded_path())
+    except ModelError:
+        return
+
+
+def _short_names(offer: Offer) -> set[str]:
+    names = [name.lower() for name in (offer.name, *offer.aliases)]
+    return {*names, *(name.rpartition("/")[2] for name in names)}
