@@ -59,6 +59,7 @@ async def collect(events: AsyncIterator[GenerationEvent]) -> GenerationResult:
             stop=None if end is None else end.stop,
             token_ids=tuple(ids[i]),
             mirostat=mirostat[i],
+            score=None if end is None else end.score,
         )
         for i in range(len(prompt.seeds))
     )
