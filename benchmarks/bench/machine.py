@@ -15,7 +15,7 @@ PEAKS: tuple[kernels.Precision, ...] = ("bfloat16", "int8")
 
 def measured() -> Machine:
     """Half a second of measuring, with as many threads as the kernels use."""
-    peaks = {each: max(kernels.multiply_peak(each) for _ in range(TRIES)) for each in PEAKS}
+    peaks: dict[str, float] = {each: max(kernels.multiply_peak(each) for _ in range(TRIES)) for each in PEAKS}
     return Machine(kernels.memory_bandwidth(BANDWIDTH_S), peaks)
 
 
