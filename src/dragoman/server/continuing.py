@@ -273,8 +273,6 @@ def _opened(file: Path) -> sqlite3.Connection:
     """Raises sqlite3.DatabaseError for what is damaged, its subclass OperationalError for what is locked."""
     database = sqlite3.connect(file, timeout=LOCKED_S, isolation_level=None, check_same_thread=False)
     try:
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = NORMAL")
         (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok":
             raise sqlite3.DatabaseError(found)
@@ -282,10 +280,12 @@ def _opened(file: Path) -> sqlite3.Connection:
         (version,) = database.execute("PRAGMA user_version").fetchone()
         empty = not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         database.execute("COMMIT")
+        if not empty and version != VERSION:
+            raise sqlite3.DatabaseError(f"it is of version {version}, not {VERSION}")
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = NORMAL")
         if empty:
             database.executescript(_SCHEMA)
-        elif version != VERSION:
-            raise sqlite3.DatabaseError(f"it is of version {version}, not {VERSION}")
         return database
     except BaseException:
         database.close()

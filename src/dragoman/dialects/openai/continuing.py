@@ -87,13 +87,13 @@ class Continuation:
         self.headers = {REPORT: str(len(self._resumed.output) if self._resumed else 0)}
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
-        """As ``Serving.stream``. What the reader has come back from is delivered, and kept when it comes no more."""
+        """As ``Serving.stream``. What is yielded counts as delivered: nothing waits between that and the transport."""
         async with aclosing(self._serving.stream(self._resumable(request))) as events:
             async for event in events:
                 if isinstance(event, GenerationDone):
                     await self._settle()
-                yield _as_cut(event)
                 self._progress.note(event)
+                yield _as_cut(event)
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """As ``Serving.generate``."""

@@ -1,0 +1,412 @@
+"""``X-Request-Continue``: a generation cut into calls is the generation of one call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from stub_house import QUICK, STUB, TOKENIZER, LocalHouse, local_house
+
+from dragoman.core.events import FinishReason
+from dragoman.server.app import create_app
+from dragoman.server.keys import Keyring, hashed
+from dragoman.text import ChatTemplate
+
+pytestmark = pytest.mark.anyio
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+PROMPT = "Once upon a time there was a"
+NAMES = iter(range(10**9))
+PROPERTY = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One answer."""
+
+    text: str
+    finish: str
+    headers: dict[str, str]
+    logprobs: dict[str, Any] | None = None
+
+
+async def ask(
+    client: httpx.AsyncClient, key: str | None = None, *, path: str = COMPLETIONS, stream: bool = False, **fields: Any
+) -> Part:
+    prompt = {"prompt": PROMPT} if path == COMPLETIONS else {"messages": [{"role": "user", "content": PROMPT}]}
+    headers = {} if key is None else {"x-request-continue": key}
+    answer = await client.post(path, json={**prompt, "stream": stream, **fields}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return read(answer, path, stream)
+
+
+def read(answer: httpx.Response, path: str, stream: object) -> Part:
+    if not stream:
+        (choice,) = answer.json()["choices"]
+        text = choice["text"] if path == COMPLETIONS else choice["message"]["content"]
+        return Part(text, choice["finish_reason"], dict(answer.headers), choice.get("logprobs"))
+    text, finish = "", ""
+    for line in answer.text.split("\n\n"):
+        if line and line != "data: [DONE]":
+            (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+            text += choice["text"] if path == COMPLETIONS else choice["delta"].get("content") or ""
+            finish = choice["finish_reason"] or finish
+    return Part(text, finish, dict(answer.headers))
+
+
+async def in_calls(client: httpx.AsyncClient, lengths: list[int], **fields: Any) -> list[Part]:
+    """The answers to calls of one key, until the generation has come to its end."""
+    key, parts = f"key-{next(NAMES)}", list[Part]()
+    for number, length in enumerate(lengths):
+        parts.append(await ask(client, key, **fields, max_tokens=length, stream=number % 2 == 1))
+        if parts[-1].finish != "length":
+            break
+    return parts
+
+
+SAMPLINGS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "plain": {},
+    "truncated": {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
+    "typical": {"typical_p": 0.7},
+    "xtc": {"xtc_probability": 0.5, "xtc_threshold": 0.001},
+    "mirostat 1": {"mirostat_mode": 1, "mirostat_tau": 4.0, "mirostat_eta": 0.4},
+    "mirostat 2": {"mirostat_mode": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.4},
+    "penalties": {"repetition_penalty": 1.4, "frequency_penalty": 0.9, "presence_penalty": 0.5, "temperature": 0.3},
+    "no repetition": {"no_repeat_ngram_size": 1, "temperature": 0.2},
+    "dry": {"dry_multiplier": 2.0, "dry_allowed_length": 1, "temperature": 0.2},
+    "watermark": {"watermark": True, "watermark_delta": 4.0},
+    "minimum length": {"min_tokens": 30, "logit_bias": {str(TOKENIZER.eos_ids[0]): 8}},
+    "ends early": {"logit_bias": {str(TOKENIZER.eos_ids[0]): 9}},
+    "grammar": {"guided_regex": "[a-z]{1,4}( [a-z]{1,4}){5,9}!"},
+    "stop string": {"stop": ["e", "th"]},
+    "kept stop string": {"stop": ["ing", "ed"], "include_stop_str_in_output": True},
+}
+LENGTHS = st.lists(st.integers(1, 20), min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@given(lengths=LENGTHS, seed=st.integers(0, 2**64 - 1))
+@PROPERTY
+async def test_calls_of_any_lengths_give_the_text_of_one(
+    house: LocalHouse, sampling: str, lengths: list[int], seed: int
+) -> None:
+    asked = SAMPLINGS[sampling] | {"seed": seed}
+    parts = await in_calls(house.client, lengths, **asked)
+    (one,) = await in_calls(house.client, [sum(lengths)], **asked)
+    assert "".join(part.text for part in parts) == one.text
+    assert parts[-1].finish == one.finish
+    # Without a key, what is held back at the end is shown.
+    plain = await ask(house.client, max_tokens=max(sum(lengths), asked.get("min_tokens", 0)), **asked)
+    assert plain.text == one.text if one.finish == "stop" else plain.text.startswith(one.text)
+    house.engine.engine.scheduler.check_integrity()
+
+
+@given(lengths=LENGTHS, begin=st.integers(0, 60), length=st.integers(1, 12), seed=st.integers(0, 99))
+@PROPERTY
+async def test_a_stop_string_across_a_cut_is_found(
+    house: LocalHouse, lengths: list[int], begin: int, length: int, seed: int
+) -> None:
+    whole = (await ask(house.client, max_tokens=60, seed=seed)).text
+    stop = whole[begin : begin + length]
+    if not stop:
+        return
+    plain = await ask(house.client, max_tokens=sum(lengths), seed=seed, stop=stop)
+    parts = await in_calls(house.client, lengths, seed=seed, stop=stop)
+    text = "".join(part.text for part in parts)
+    assert text == plain.text if plain.finish == "stop" else plain.text.startswith(text)
+    assert parts[-1].finish == plain.finish
+
+
+async def test_a_cut_inside_of_a_stop_string_shows_none_of_it(house: LocalHouse) -> None:
+    whole = (await ask(house.client, "whole", max_tokens=12, seed=5)).text
+    first = (await ask(house.client, "first", max_tokens=6, seed=5)).text
+    stop = whole[len(first) - 2 : len(first) + 2]
+    cut = await ask(house.client, "cut", max_tokens=6, seed=5, stop=stop)
+    assert (cut.text, cut.finish) == (first[:-2], "length")
+    rest = await ask(house.client, "cut", max_tokens=6)
+    assert (rest.text, rest.finish) == ("", "stop")
+
+
+@given(lengths=LENGTHS, seed=st.integers(0, 2**32))
+@PROPERTY
+async def test_characters_are_never_split_between_calls(house: LocalHouse, lengths: list[int], seed: int) -> None:
+    """A model that says little else than pieces of characters."""
+    pieces = [i for i, piece in enumerate(TOKENIZER.token_table) if piece and not _is_text(piece)][:8]
+    pieces += TOKENIZER.encode("\N{GRINNING FACE}é", add_special_tokens=False)
+    asked = {"seed": seed, "logit_bias": {str(piece): 60 for piece in pieces}}
+    parts = await in_calls(house.client, lengths, **asked)
+    plain = await ask(house.client, max_tokens=sum(lengths), **asked)
+    text = "".join(part.text for part in parts)
+    assert plain.text == text if plain.finish == "stop" else plain.text.startswith(text)
+    assert len(plain.text) - len(text) <= 3
+
+
+def _is_text(piece: bytes) -> bool:
+    try:
+        piece.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_chats_are_continued_too(house: LocalHouse, stream: bool) -> None:
+    asked = {"path": CHAT, "seed": 3, "stream": stream}
+    one = await ask(house.client, "one", max_tokens=24, **asked)
+    parts = [await ask(house.client, "cut", max_tokens=8, **asked) for _ in range(3)]
+    assert "".join(part.text for part in parts) == one.text
+    assert [part.headers["x-dragoman-continued"] for part in parts] == ["0", "8", "16"]
+
+
+async def test_a_later_call_says_only_what_it_wants_changed(house: LocalHouse) -> None:
+    asked = {"seed": 11, "temperature": 0.7, "repetition_penalty": 1.3}
+    one = await ask(house.client, "one", max_tokens=20, **asked)
+    first = await ask(house.client, "cut", max_tokens=10, **asked)
+    answer = await house.client.post(COMPLETIONS, json={"max_tokens": 5}, headers={"x-request-continue": "cut"})
+    assert answer.headers["x-dragoman-seed"] == "11"
+    second = answer.json()["choices"][0]["text"]
+    third = (await ask(house.client, "cut", prompt="Something else entirely", max_tokens=5)).text
+    assert first.text + second + third == one.text
+    changed = await ask(house.client, "cut", max_tokens=20, temperature=0)
+    assert changed.text != (await ask(house.client, "one", max_tokens=20)).text
+
+
+async def test_a_chat_may_leave_its_messages_out_once_it_goes_on(house: LocalHouse) -> None:
+    missing = await house.client.post(CHAT, json={"max_tokens": 5}, headers={"x-request-continue": "new"})
+    assert missing.json()["error"]["param"] == "messages"
+    await ask(house.client, "new", path=CHAT, max_tokens=5)
+    for messages in ({}, {"messages": []}, {"messages": "anything"}):
+        body = {"max_tokens": 5, **messages}
+        answer = await house.client.post(CHAT, json=body, headers={"x-request-continue": "new"})
+        assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(
+    "end", [{"logit_bias": {str(TOKENIZER.eos_ids[0]): 100}}, {"stop_token_ids": list(range(STUB.vocab_size))[:256]}]
+)
+async def test_a_finished_generation_frees_its_key(house: LocalHouse, end: dict[str, Any]) -> None:
+    for _ in range(2):
+        part = await ask(house.client, "key", max_tokens=100, seed=2, **end)
+        assert (part.finish, part.headers["x-dragoman-continued"]) == ("stop", "0")
+    await ask(house.client, "key", max_tokens=2, seed=2)
+    part = await ask(house.client, "key", max_tokens=100, **end)
+    assert (part.finish, part.headers["x-dragoman-continued"]) == ("stop", "2")
+    assert (await ask(house.client, "key", max_tokens=2)).headers["x-dragoman-continued"] == "0"
+
+
+async def test_calls_of_one_key_follow_each_other(house: LocalHouse) -> None:
+    one = await ask(house.client, "one", max_tokens=25, seed=9)
+    parts = await asyncio.gather(*(ask(house.client, "same", max_tokens=5, seed=9) for _ in range(5)))
+    in_order = sorted(parts, key=lambda part: int(part.headers["x-dragoman-continued"]))
+    assert "".join(part.text for part in in_order) == one.text
+
+
+async def test_log_probabilities_are_those_of_the_calls_own_tokens(house: LocalHouse) -> None:
+    asked = {"seed": 4, "logprobs": 1, "stop": ["zzz", "\N{SNOWMAN}"]}
+    one = await ask(house.client, "one", max_tokens=12, **asked)
+    parts = [await ask(house.client, "cut", max_tokens=4, **asked) for _ in range(3)]
+    assert one.logprobs is not None
+    shift = 0
+    for name in ("tokens", "token_logprobs"):
+        assert [value for part in parts for value in part.logprobs[name]] == one.logprobs[name]  # type: ignore[index]
+    offsets = list[int]()
+    for part in parts:
+        offsets += [shift + offset for offset in part.logprobs["text_offset"]]  # type: ignore[index]
+        shift += len(part.text)
+    assert offsets == one.logprobs["text_offset"]
+
+
+async def test_a_generation_that_runs_out_of_time_is_cut(template: ChatTemplate) -> None:
+    slow = msgspec.structs.replace(STUB, step_s=0.01)
+    async with local_house(template, stub=slow) as house:
+        one = await ask(house.client, "one", max_tokens=40, seed=6)
+        house.serving._timeout_s = 0.2
+        text, calls = "", 0
+        while not text.startswith(one.text) and calls < 50:
+            body = {"prompt": PROMPT, "max_tokens": 100, "seed": 6, "stream": calls % 2 == 1}
+            answer = await house.client.post(COMPLETIONS, json=body, headers={"x-request-continue": "cut"})
+            if answer.status_code == 200:  # not so when not even the prompt was computed
+                part = read(answer, COMPLETIONS, body["stream"])
+                assert part.finish == "length"
+                text += part.text
+            calls += 1
+        assert text.startswith(one.text)
+        assert calls > 1
+
+
+# Clients that leave ------------------------------------------------------------------------------------------------
+
+
+class Listener:
+    """A client that reads a stream's first chunks and leaves."""
+
+    def __init__(self, body: dict[str, Any], key: str, chunks: int) -> None:
+        self.text, self._left = "", chunks
+        self._body: list[bytes] = [json.dumps(body).encode()]
+        self._gone = asyncio.Event()
+        headers = [(b"content-type", b"application/json"), (b"x-request-continue", key.encode())]
+        self.scope = {
+            "type": "http",
+            "method": "POST",
+            "path": COMPLETIONS,
+            "raw_path": COMPLETIONS.encode(),
+            "query_string": b"",
+            "headers": [*headers, (b"content-length", str(len(self._body[0])).encode())],
+        }
+
+    async def receive(self) -> dict[str, Any]:
+        if self._body:
+            return {"type": "http.request", "body": self._body.pop(), "more_body": False}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: dict[str, Any]) -> None:
+        if self._gone.is_set():
+            raise OSError("nobody is there")
+        for line in message.get("body", b"").decode().split("\n\n"):
+            if line.startswith("data: {"):
+                self.text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+                self._left -= 1
+        if self._left <= 0 and message["type"] == "http.response.body":
+            self._gone.set()
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def app(house: LocalHouse) -> Any:
+    return create_app(house.serving, QUICK)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 7])
+async def test_what_a_client_has_seen_of_a_stream_is_kept_when_it_leaves(
+    house: LocalHouse, app: Any, chunks: int
+) -> None:
+    one = await ask(house.client, "one", max_tokens=40, seed=8)
+    body = {"prompt": PROMPT, "max_tokens": 100, "seed": 8, "stream": True}
+    listener = Listener(body, "left", chunks)
+    await app(listener.scope, listener.receive, listener.send)
+    assert listener.text
+    rest = await ask(house.client, "left", max_tokens=40)
+    assert (listener.text + rest.text).startswith(one.text)
+    house.engine.engine.scheduler.check_integrity()
+
+
+async def test_an_answer_that_nobody_took_is_given_again(house: LocalHouse, app: Any) -> None:
+    first = await ask(house.client, "left", max_tokens=5, seed=8)
+    house.engine.free.clear()
+    listener = Listener({"prompt": PROMPT, "max_tokens": 5}, "left", 1)
+    calling = asyncio.create_task(app(listener.scope, listener.receive, listener.send))
+    while len(house.engine.requests) < 2:
+        await asyncio.sleep(0.001)
+    listener._gone.set()
+    await calling
+    house.engine.free.set()
+    rest = await ask(house.client, "left", max_tokens=5)
+    assert rest.headers["x-dragoman-continued"] == "5"
+    assert first.text + rest.text == (await ask(house.client, "one", max_tokens=10, seed=8)).text
+
+
+async def test_a_failure_leaves_the_key_as_it_was(house: LocalHouse) -> None:
+    first = await ask(house.client, "key", max_tokens=5, seed=8)
+    house.engine.free.clear()
+    calling = asyncio.create_task(
+        house.client.post(COMPLETIONS, json={"max_tokens": 9}, headers={"x-request-continue": "key"})
+    )
+    while len(house.engine.requests) < 2:
+        await asyncio.sleep(0.001)
+    submitted = house.engine.requests[-1]
+    house.engine.cancel(submitted.request_id)
+    assert (await calling).status_code == 500
+    house.engine.free.set()
+    rest = await ask(house.client, "key", max_tokens=5)
+    assert first.text + rest.text == (await ask(house.client, "one", max_tokens=10, seed=8)).text
+
+
+# Whose it is, and what it does not go with -------------------------------------------------------------------------
+
+
+async def test_every_tenant_has_keys_of_its_own(house: LocalHouse) -> None:
+    holders = {name: f"a long enough key of {name}" for name in ("ann", "bob")}
+    keys = Keyring([hashed(key, name, ("infer",)) for name, key in holders.items()])
+    app = create_app(house.serving, QUICK, keys=keys)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        before = {}
+        for name in ("ann", "bob", "ann", "bob"):
+            client.headers["authorization"] = f"Bearer {holders[name]}"
+            part = await ask(client, "same", max_tokens=3, prompt=f"{name} says")
+            before.setdefault(name, []).append(part.headers["x-dragoman-continued"])
+        assert before == {"ann": ["0", "3"], "bob": ["0", "3"]}
+
+
+async def test_completions_and_chats_have_keys_of_their_own(house: LocalHouse) -> None:
+    for path in (COMPLETIONS, CHAT):
+        assert (await ask(house.client, "same", path=path, max_tokens=3)).headers["x-dragoman-continued"] == "0"
+
+
+async def test_a_full_context_is_an_error_and_not_an_endless_series(house: LocalHouse) -> None:
+    part = await ask(house.client, "key", path=CHAT, ignore_eos=True, seed=1)
+    assert part.finish == "length"
+    answer = await house.client.post(CHAT, json={}, headers={"x-request-continue": "key"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (COMPLETIONS, {"n": 2}, "n"),
+        (COMPLETIONS, {"best_of": 2}, "n"),
+        (COMPLETIONS, {"prompt": ["a", "b"]}, "prompt"),
+        (COMPLETIONS, {"echo": True}, "echo"),
+        (COMPLETIONS, {"forced_output_tokens": [1, 2]}, "forced_output_tokens"),
+        (
+            COMPLETIONS,
+            {"token_index_to_replace": [0], "embedding_to_replace": [0.0] * STUB.hidden_size},
+            "embedding_to_replace",
+        ),
+        (CHAT, {"n": 3}, "n"),
+        (CHAT, {"tools": [TOOL]}, "tools"),
+    ],
+)
+async def test_what_cannot_be_made_of_several_calls_is_refused(
+    house: LocalHouse, path: str, fields: dict[str, Any], param: str
+) -> None:
+    prompt = {"prompt": PROMPT} if path == COMPLETIONS else {"messages": [{"role": "user", "content": PROMPT}]}
+    answer = await house.client.post(path, json=prompt | fields, headers={"x-request-continue": "key"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert "X-Request-Continue" in answer.json()["error"]["message"]
+    assert not house.engine.requests
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("stop", ["x"]), ("guided_regex", "a*"), ("skip_special_tokens", False), ("include_stop_str_in_output", True)],
+)
+async def test_what_shapes_the_text_cannot_change_on_the_way(house: LocalHouse, field: str, value: Any) -> None:
+    await ask(house.client, "key", max_tokens=3, stop=["zzz"])
+    body = {"max_tokens": 3, field: value}
+    answer = await house.client.post(COMPLETIONS, json=body, headers={"x-request-continue": "key"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+    assert (await ask(house.client, "key", max_tokens=3, stop=["zzz"])).headers["x-dragoman-continued"] == "3"
+
+
+@pytest.mark.parametrize("key", ["", "x" * 257, "two words", "t\tab"])
+async def test_keys_are_short_and_plain(house: LocalHouse, key: str) -> None:
+    answer = await house.client.post(COMPLETIONS, json={"prompt": "a"}, headers={"x-request-continue": key})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "X-Request-Continue")
+
+
+async def test_other_finish_reasons_are_as_ever(house: LocalHouse) -> None:
+    """Nothing changes for those who do not ask."""
+    part = await ask(house.client, max_tokens=3)
+    assert part.finish == FinishReason.LENGTH
+    assert "x-dragoman-continued" not in part.headers
+    assert house.serving.continuing.misses == 0
