@@ -11,7 +11,7 @@ from itertools import accumulate
 
 Labels = tuple[tuple[str, str], ...]
 
-DURATION_BOUNDS = tuple(0.0001 * 1.5**k for k in range(1, 36))
+DURATION_BOUNDS = tuple(float(f"{0.0001 * 1.5**k:.12g}") for k in range(1, 36))
 BATCH_BOUNDS = tuple(float(k) for k in range(1, 1025))
 
 HELP = {
@@ -103,7 +103,7 @@ class Series:
 
 def steps_to(most: int) -> tuple[float, ...]:
     """100 equal steps."""
-    return tuple(most / 100 * (k + 1) for k in range(100))
+    return tuple(most * (k + 1) / 100 for k in range(100))
 
 
 def _head(name: str, kind: str) -> Iterator[str]:

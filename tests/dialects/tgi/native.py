@@ -1,0 +1,46 @@
+"""Short ways to ask the native endpoints of an application without a socket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import msgspec
+from chat_house import JSON
+from stub_house import QUICK, STUB, LocalHouse, local_house
+
+from dragoman.dialects import tgi
+from dragoman.dialects.tgi.settings import TgiSettings
+from dragoman.engine.messages import StubModel
+from dragoman.text import ChatTemplate
+
+CONTEXT = 256
+"""Of the stub model: ``max_total_tokens``; ``max_input_tokens`` is one less."""
+
+
+@asynccontextmanager
+async def native_house(template: ChatTemplate, stub: StubModel = STUB, **settings: Any) -> AsyncIterator[LocalHouse]:
+    """The stub engine behind the TGI dialect with these settings."""
+    served = msgspec.structs.replace(QUICK, dialect="tgi")
+    async with local_house(template, served, stub, dialects=(tgi.make(TgiSettings(**settings)),)) as house:
+        yield house
+
+
+async def ask(client: httpx.AsyncClient, path: str, body: Any) -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body)
+    return await client.post(path, content=content, headers=JSON)
+
+
+async def generate(client: httpx.AsyncClient, inputs: str = "Once upon a time", **parameters: Any) -> httpx.Response:
+    return await ask(client, "/generate", {"inputs": inputs, "parameters": parameters})
+
+
+def events_of(text: str) -> list[Any]:
+    """The events of a native stream, which has no mark at its end."""
+    *found, rest = text.split("\n\n")
+    assert rest == ""
+    assert all(event.startswith("data: ") and "\n" not in event for event in found)
+    return [json.loads(event.removeprefix("data: ")) for event in found]
