@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dragoman.dialects.tgi import chat, clouds, completions, generate, introspect, kserve
+from dragoman.dialects.tgi import chat, clouds, completions, generate, introspect, kserve, pages
 from dragoman.dialects.tgi.errors import render_error
 from dragoman.dialects.tgi.observer import TgiObserver
 from dragoman.dialects.tgi.service import Service
@@ -42,7 +42,6 @@ def make(settings: TgiSettings) -> Dialect:
         ),
         max_body_bytes=settings.payload_limit,
         observer=lambda instruments: TgiObserver(settings, instruments),
-        document_paths=("/api-doc/openapi.json",),
     )
 
 
@@ -55,4 +54,5 @@ def operations(service: Service) -> tuple[Operation, ...]:
         *completions.operations(service),
         *clouds.operations(service),
         *kserve.operations(service),
+        *pages.operations(service.settings),
     )

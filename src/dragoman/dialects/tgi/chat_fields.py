@@ -40,6 +40,8 @@ class _Prompts(ListOf, frozen=True):
         return super().check(value, path)
 
 
+PROMPT = OneOf((_Prompts(String(), maximum=1 << 16), String()))
+
 MODEL = Field(
     name="model",
     kind=String(),
@@ -161,7 +163,7 @@ COMPLETIONS = Table(
     fields=(
         Field(
             name="prompt",
-            kind=OneOf((_Prompts(String(), maximum=1 << 16), String())),
+            kind=PROMPT,
             required=True,
             becomes="prompt",
             note="One text, or at most `--max-client-batch-size` of them: one choice for each, all with the same seed.",

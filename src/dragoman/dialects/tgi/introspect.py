@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
 
 import msgspec
 
@@ -30,6 +29,27 @@ class SimpleToken(msgspec.Struct):
     text: str
     start: int
     stop: int
+
+
+class Info(msgspec.Struct, kw_only=True):
+    """``GET /info``; the last two keys are those of older versions."""
+
+    model_id: str
+    model_sha: str | None
+    model_pipeline_tag: str | None
+    max_concurrent_requests: int
+    max_best_of: int
+    max_stop_sequences: int
+    max_input_tokens: int
+    max_total_tokens: int
+    validation_workers: int
+    max_client_batch_size: int
+    router: str
+    version: str
+    sha: str | None
+    docker_label: str | None
+    model_dtype: str
+    model_device_type: str
 
 
 class Introspection:
@@ -61,27 +81,27 @@ class Introspection:
         await exchange.reply([SimpleToken(token.token_id, token.text, token.start, token.stop) for token in tokens])
 
 
-def info(card: ModelCard, settings: TgiSettings) -> dict[str, Any]:
+def info(card: ModelCard, settings: TgiSettings) -> Info:
     """What is served, and its limits."""
     max_input, max_total = settings.limits(card.context_tokens)
-    return {
-        "model_id": card.name,
-        "model_sha": None,
-        "model_pipeline_tag": None,
-        "max_concurrent_requests": settings.max_concurrent_requests,
-        "max_best_of": settings.max_best_of,
-        "max_stop_sequences": settings.max_stop_sequences,
-        "max_input_tokens": max_input,
-        "max_total_tokens": max_total,
-        "validation_workers": settings.validation_workers,
-        "max_client_batch_size": settings.max_client_batch_size,
-        "router": ROUTER,
-        "version": dragoman.__version__,
-        "sha": None,
-        "docker_label": settings.docker_label,
-        "model_dtype": card.precision,
-        "model_device_type": "cpu",
-    }
+    return Info(
+        model_id=card.name,
+        model_sha=None,
+        model_pipeline_tag=None,
+        max_concurrent_requests=settings.max_concurrent_requests,
+        max_best_of=settings.max_best_of,
+        max_stop_sequences=settings.max_stop_sequences,
+        max_input_tokens=max_input,
+        max_total_tokens=max_total,
+        validation_workers=settings.validation_workers,
+        max_client_batch_size=settings.max_client_batch_size,
+        router=ROUTER,
+        version=dragoman.__version__,
+        sha=None,
+        docker_label=settings.docker_label,
+        model_dtype=card.precision,
+        model_device_type="cpu",
+    )
 
 
 def _probe() -> GenerationRequest:

@@ -80,13 +80,15 @@ def _neither(path: Path) -> Custom:
     return Custom(path, "data did not match any variant of untagged enum MessageBody")
 
 
+CONTENT = OneOf((_TEXT, ListOf(MESSAGE_CHUNK, maximum=4096)))
+
 MESSAGE = _Message(
     name="Message",
     fields=(
         Field(name="role", kind=_TEXT, required=True, note="Given to the chat template, which decides about it."),
         Field(
             name="content",
-            kind=OneOf((_TEXT, ListOf(MESSAGE_CHUNK, maximum=4096))),
+            kind=CONTENT,
             note="Text, or parts of it. Only messages with `tool_calls` may do without.",
         ),
         Field(name="name", kind=_TEXT, note="Given to the chat template."),

@@ -58,13 +58,15 @@ _NAMED = Table(
     fields=(Field(name="name", kind=String(), required=True, note="The name of one of the tools."),),
 )
 
-TOOL_CHOICE = Table(
+TOOL_TYPE = Table(
     name="ToolType",
     fields=(
         Field(name="type", kind=String(), note="`function`."),
         Field(name="function", kind=_NAMED, required=True, note="The tool that is called."),
     ),
 )
+
+TOOL_CHOICE = OneOf((String(), TOOL_TYPE))
 
 TOOLS: tuple[Field, ...] = (
     Field(
@@ -75,7 +77,7 @@ TOOLS: tuple[Field, ...] = (
     ),
     Field(
         name="tool_choice",
-        kind=OneOf((String(), TOOL_CHOICE)),
+        kind=TOOL_CHOICE,
         default="auto",
         becomes="prompt, constraint",
         note="`auto`: the model calls one of the tools or answers freely; `none`: it is not shown them; `required`: it "

@@ -1,0 +1,294 @@
+"""TGI's OpenAPI document, made from the tables and structs that requests are read and answers written with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import dragoman
+from dragoman.dialects.tgi import chat_answers as answers
+from dragoman.dialects.tgi import render
+from dragoman.dialects.tgi.chat_fields import CHAT, COMPLETIONS, PROMPT
+from dragoman.dialects.tgi.errors import ErrorBody
+from dragoman.dialects.tgi.fields import COMPAT_GENERATE, GENERATE, TOKENIZE
+from dragoman.dialects.tgi.introspect import Info, SimpleToken
+from dragoman.dialects.tgi.messages import CONTENT
+from dragoman.dialects.tgi.schemas import Bounds, Schema, Schemas
+from dragoman.dialects.tgi.settings import TgiSettings
+from dragoman.dialects.tgi.tools import TOOL_CHOICE
+
+TITLE = "Text Generation Inference"
+
+JSON, SSE, TEXT = "application/json", "text/event-stream", "text/plain"
+
+_POSITIVE: Schema = {"minimum": 0, "exclusiveMinimum": True}
+
+
+class Documented(NamedTuple):
+    """An operation of the document: ``answers`` are components by media type, of status 200."""
+
+    path: str
+    id: str
+    summary: str
+    answers: Mapping[str, str]
+    request: str = ""
+    errors: Sequence[int] = ()
+
+
+_BODY = (400, 413, 415, 422)
+_GENERATING = (*_BODY, 424, 429, 500)
+
+DOCUMENTED = (
+    Documented(
+        "/",
+        "compat_generate",
+        "Continue a text, whole or streamed.",
+        {JSON: "CompatGenerateResponse", SSE: "StreamResponse"},
+        "CompatGenerateRequest",
+        _GENERATING,
+    ),
+    Documented("/generate", "generate", "Continue a text.", {JSON: "GenerateResponse"}, "GenerateRequest", _GENERATING),
+    Documented(
+        "/generate_stream",
+        "generate_stream",
+        "Continue a text, token by token.",
+        {SSE: "StreamResponse"},
+        "GenerateRequest",
+        _GENERATING,
+    ),
+    Documented(
+        "/tokenize", "tokenize", "The tokens of a text.", {JSON: "TokenizeResponse"}, "TokenizeRequest", (*_BODY, 404)
+    ),
+    Documented(
+        "/chat_tokenize",
+        "get_chat_tokenize",
+        "The prompt of a conversation, and its tokens.",
+        {JSON: "ChatTokenizeResponse"},
+        "ChatRequest",
+        (*_BODY, 404),
+    ),
+    Documented("/health", "health", "It can generate.", {}, errors=(503,)),
+    Documented("/info", "get_model_info", "The model and its limits.", {JSON: "Info"}),
+    Documented("/metrics", "metrics", "What Prometheus scrapes.", {TEXT: ""}),
+    Documented(
+        "/v1/chat/completions",
+        "chat_completions",
+        "Answer a conversation.",
+        {JSON: "ChatCompletion", SSE: "ChatCompletionChunk"},
+        "ChatRequest",
+        _GENERATING,
+    ),
+    Documented(
+        "/v1/completions",
+        "completions",
+        "Continue one text or several.",
+        {JSON: "CompletionFinal", SSE: "Chunk"},
+        "CompletionRequest",
+        _GENERATING,
+    ),
+    Documented("/v1/models", "openai_get_model_info", "The model.", {JSON: "ModelsInfo"}, errors=(404,)),
+    Documented(
+        "/invocations",
+        "sagemaker_compatibility",
+        "Continue a text, answer a chat or complete prompts, whichever the body asks for.",
+        {JSON: "SagemakerResponse", SSE: "SagemakerStreamResponse"},
+        "SagemakerRequest",
+        _GENERATING,
+    ),
+)
+
+_STATUSES = {
+    400: "The body is not JSON.",
+    404: "Not answered: every model has what it takes.",
+    413: "The body is too large.",
+    415: "The body does not say that it is JSON.",
+    422: "A field is of the wrong type, or breaks a rule.",
+    424: "The generation failed.",
+    429: "The server is overloaded.",
+    500: "The generation is incomplete.",
+    503: "It cannot generate.",
+}
+_PLAIN = (400, 413, 415)
+
+
+def document(settings: TgiSettings, prefix: str = "") -> dict[str, Any]:
+    """The document of a server with these settings, whose paths are found behind the prefix."""
+    schemas = _schemas(settings)
+    made: dict[str, Any] = {
+        "openapi": "3.0.3",
+        "info": {
+            "title": TITLE,
+            "description": "Text generation, as Hugging Face's Text Generation Inference has it.",
+            "license": {"name": "Apache 2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
+            "version": dragoman.__version__,
+        },
+        "paths": {each.path: {"post" if each.request else "get": _operation(each)} for each in DOCUMENTED},
+        "components": {"schemas": dict(sorted(schemas.items()))},
+        "tags": [{"name": TITLE, "description": "The API of this server."}],
+    }
+    return {**made, "servers": [{"url": prefix}]} if prefix else made
+
+
+def _operation(operation: Documented) -> dict[str, Any]:
+    ok: dict[str, Any] = {"description": "The answer."}
+    if operation.answers:
+        ok["content"] = {media: {"schema": _reference(name)} for media, name in operation.answers.items()}
+    made: dict[str, Any] = {"tags": [TITLE], "summary": operation.summary, "operationId": operation.id}
+    if operation.request:
+        made["requestBody"] = {"required": True, "content": {JSON: {"schema": _reference(operation.request)}}}
+    streams = list(operation.answers) == [SSE]
+    errors = {str(status): _error(status, streams) for status in sorted(operation.errors)}
+    return {**made, "responses": {"200": ok, **errors}}
+
+
+def _error(status: int, streams: bool) -> dict[str, Any]:
+    text = {TEXT: {"schema": {"type": "string"}}}
+    content = {SSE if streams else JSON: {"schema": _reference("ErrorResponse")}}
+    if status in _PLAIN:
+        content = text
+    elif status == 422:
+        content |= text
+    return {"description": _STATUSES[status], "content": content}
+
+
+def _reference(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"} if name else {"type": "string"}
+
+
+def _schemas(settings: TgiSettings) -> dict[str, Schema]:
+    """Every component. Those of requests come first: an answer's of the same name is the narrower one."""
+    names = (
+        (CONTENT, "MessageContent"),
+        (TOOL_CHOICE, "ToolChoice"),
+        (PROMPT, "Prompt"),
+        (render.WireToken, "Token"),
+        (ErrorBody, "ErrorResponse"),
+    )
+    schemas = Schemas(names)
+    native, chat = _native_bounds(settings), _chat_bounds(settings)
+    for table in (COMPAT_GENERATE, GENERATE, TOKENIZE):
+        schemas.table(table, native)
+    schemas.table(CHAT, chat)
+    schemas.table(COMPLETIONS, chat | {"logprobs": {"maximum": settings.max_top_n_tokens}})
+    for struct in (
+        render.GenerateResponse,
+        render.StreamResponse,
+        ErrorBody,
+        Info,
+        SimpleToken,
+        answers.ChatCompletion,
+        answers.ChatCompletionChunk,
+        answers.ChatTokenizeResponse,
+        answers.CompletionFinal,
+        answers.Chunk,
+        answers.ModelsInfo,
+    ):
+        schemas.hint(struct)
+    made = schemas.components
+    made |= {
+        "FinishReason": {"type": "string", "enum": ["length", "eos_token", "stop_sequence"]},
+        "ChatCompletionDelta": _any("TextMessage", "ToolCallDelta"),
+        "OutputMessage": _any("TextMessage", "ToolCallMessage"),
+        "Completion": _any("Chunk", "CompletionFinal"),
+        "CompatGenerateResponse": {"type": "array", "items": _reference("GenerateResponse")},
+        "TokenizeResponse": {"type": "array", "items": _reference("SimpleToken")},
+        "SagemakerRequest": _any("CompatGenerateRequest", "ChatRequest", "CompletionRequest"),
+        "SagemakerResponse": _any("CompatGenerateResponse", "ChatCompletion", "CompletionFinal"),
+        "SagemakerStreamResponse": _any("StreamResponse", "ChatCompletionChunk", "Chunk"),
+        "GrammarType": _grammar(made["GrammarType"]),
+        **_message(made["Message"]),
+    }
+    for name in ("Details", "BestOfSequence", "StreamDetails"):
+        made[name]["properties"]["finish_reason"] = _reference("FinishReason")
+    made["ChatCompletionChoice"]["properties"]["delta"] = _reference("ChatCompletionDelta")
+    made["ChatCompletionComplete"]["properties"]["message"] = _reference("OutputMessage")
+    return made
+
+
+def _any(*names: str) -> Schema:
+    return {"anyOf": [_reference(name) for name in names]}
+
+
+def _message(whole: Schema) -> dict[str, Schema]:
+    """A message has content or calls, which a table does not say."""
+    fields = dict(whole["properties"])
+    content, calls = fields.pop("content"), fields.pop("tool_calls")
+    bodies = [
+        {"required": ["content"], "properties": {"content": _reference("MessageContent"), "tool_calls": calls}},
+        {"required": ["tool_calls"], "properties": {"tool_calls": _present(calls, 1), "content": content}},
+    ]
+    return {
+        "MessageBody": {"anyOf": [{"type": "object", **body} for body in bodies]},
+        "Message": {"allOf": [_reference("MessageBody"), whole | {"properties": fields}]},
+    }
+
+
+def _present(schema: Schema, items: int) -> Schema:
+    return {key: value for key, value in schema.items() if key != "nullable"} | {"minItems": items}
+
+
+def _grammar(whole: Schema) -> Schema:
+    """What ``value`` is depends on ``type``, which a table does not say."""
+    config, nothing = _reference("JsonSchemaConfig"), {"nullable": True, **_either("string", "object")}
+    values: tuple[tuple[list[str], list[str], Schema], ...] = (
+        (["json"], ["value"], {"value": _either("string", "object")}),
+        (["json_object"], [], {"value": nothing}),
+        (["regex"], ["value"], {"value": {"type": "string"}}),
+        (["json_schema"], ["value"], {"value": config}),
+        (["json_schema"], ["json_schema"], {"json_schema": config}),
+        (["text"], [], {}),
+    )
+    variants = [
+        {
+            "type": "object",
+            "required": ["type", *required],
+            "properties": {"type": {"type": "string", "enum": types}, **more},
+        }
+        for types, required, more in values
+    ]
+    return {"anyOf": variants, "description": whole["properties"]["type"]["description"]}
+
+
+def _either(*types: str) -> Schema:
+    return {"anyOf": [{"type": each} for each in types]}
+
+
+def _shared_bounds(settings: TgiSettings) -> Bounds:
+    share = _POSITIVE | {"maximum": 1}
+    if settings.quirks().one_is_no_probability:
+        share["exclusiveMaximum"] = True
+    stops: Schema = {"maxItems": settings.max_stop_sequences}
+    return {
+        "repetition_penalty": _POSITIVE,
+        "frequency_penalty": {"minimum": -2, "maximum": 2},
+        "top_p": share,
+        "typical_p": share,
+        "stop": stops,
+        "stop_sequences": stops,
+    }
+
+
+def _native_bounds(settings: TgiSettings) -> Bounds:
+    return {
+        **_shared_bounds(settings),
+        "temperature": _POSITIVE,
+        "top_k": _POSITIVE,
+        "best_of": _POSITIVE | {"maximum": settings.max_best_of},
+        "max_new_tokens": _POSITIVE,
+        "truncate": _POSITIVE,
+        "top_n_tokens": {"maximum": settings.max_top_n_tokens},
+    }
+
+
+def _chat_bounds(settings: TgiSettings) -> dict[str, Schema]:
+    presence: Schema = {"minimum": -2, "maximum": 2}
+    if settings.quirks().presence_as_repetition:
+        presence = {"minimum": -2, "exclusiveMinimum": True}
+    return {
+        **_shared_bounds(settings),
+        "temperature": {"minimum": 0},
+        "presence_penalty": presence,
+        "max_tokens": _POSITIVE,
+        "max_completion_tokens": _POSITIVE,
+        "top_logprobs": {"maximum": settings.max_top_n_tokens},
+    }

@@ -1,0 +1,134 @@
+"""The OpenAPI document at its address, and at ``/docs/`` a page that shows it: plain HTML that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+from typing import Any
+
+import msgspec
+
+from dragoman.core.serving import Serving
+from dragoman.dialects.tgi.documents import document
+from dragoman.dialects.tgi.settings import TgiSettings
+from dragoman.dialects.wire import Exchange, Operation
+
+PREFIX = "/tgi"
+"""Where the dialect is found whatever other dialects have of its bare paths."""
+
+_HEAD = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }}
+code {{ background: #f3f3f3; padding: 0 .2em }}
+h3 {{ border-top: 1px solid #ddd; padding-top: 1rem }}
+table {{ border-collapse: collapse }}
+td {{ border-bottom: 1px solid #eee; padding: .2rem 1rem .2rem 0; vertical-align: top }}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+<p>{description} Everything below is in the <a href="../api-doc/openapi.json">OpenAPI document</a>.</p>
+"""
+
+
+class Pages:
+    """The handlers, with what they show."""
+
+    def __init__(self, settings: TgiSettings) -> None:
+        made = document(settings, PREFIX)
+        self._document = msgspec.json.encode(made)
+        self._page = "\n".join(_page(made)).encode()
+
+    async def openapi(self, serving: Serving, exchange: Exchange) -> None:
+        """``GET /api-doc/openapi.json``."""
+        await exchange.reply(self._document)
+
+    async def docs(self, serving: Serving, exchange: Exchange) -> None:
+        """``GET /docs``: the page's address, relative to this one so that any prefix stays."""
+        await exchange.reply(None, status=303, headers={"location": "docs/"})
+
+    async def page(self, serving: Serving, exchange: Exchange) -> None:
+        """``GET /docs/``."""
+        await exchange.reply(self._page, content_type="text/html; charset=utf-8")
+
+
+def _page(made: dict[str, Any]) -> Iterator[str]:
+    yield _HEAD.format(title=escape(made["info"]["title"]), description=escape(made["info"]["description"]))
+    yield "<h2>Operations</h2>"
+    for path, methods in made["paths"].items():
+        for method, operation in methods.items():
+            yield from _operation(method, path, operation)
+    yield "<h2>Schemas</h2>"
+    for name, schema in made["components"]["schemas"].items():
+        yield from _schema(name, schema)
+    yield "</body>\n</html>\n"
+
+
+def _operation(method: str, path: str, operation: dict[str, Any]) -> Iterator[str]:
+    yield f"<h3 id='{operation['operationId']}'><code>{method.upper()} {escape(path)}</code></h3>"
+    yield f"<p>{escape(operation['summary'])}</p>"
+    body = operation.get("requestBody")
+    yield "<table>"
+    if body:
+        yield from _contents("Body", "", body["content"])
+    for status, response in operation["responses"].items():
+        yield from _contents(status, response["description"], response.get("content", {"": {"schema": {}}}))
+    yield "</table>"
+
+
+def _contents(what: str, description: str, content: dict[str, Any]) -> Iterator[str]:
+    for media, each in content.items():
+        cells = (escape(what), escape(description), escape(media), _type(each["schema"]))
+        yield f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+
+
+def _schema(name: str, schema: dict[str, Any]) -> Iterator[str]:
+    yield f"<h3 id='{name}'>{name}</h3>"
+    properties = schema.get("properties")
+    if not properties:
+        yield f"<p>{_type(schema)}</p>"
+        return
+    yield "<table>"
+    for field, each in properties.items():
+        required = "required" if field in schema.get("required", ()) else ""
+        cells = (f"<code>{escape(field)}</code>", required, _type(each), escape(each.get("description", "")))
+        yield f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    yield "</table>"
+
+
+def _type(schema: dict[str, Any]) -> str:
+    """A schema in a few words."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"<a href='#{name}'>{name}</a>"
+    for word, between in (("anyOf", " or "), ("allOf", " and ")):
+        if word in schema:
+            return between.join(map(_type, schema[word]))
+    if "enum" in schema:
+        return " or ".join(f"<code>{escape(each)}</code>" for each in schema["enum"])
+    if schema.get("type") == "array":
+        return f"array of {_type(schema['items'])}"
+    if "properties" in schema:
+        members = ", ".join(
+            f"<code>{escape(name)}</code>: {_type(each)}" for name, each in schema["properties"].items()
+        )
+        return f"object ({members})"
+    return str(schema.get("type", "anything" if schema else ""))
+
+
+def operations(settings: TgiSettings) -> tuple[Operation, ...]:
+    """The document and its page."""
+    pages = Pages(settings)
+    return tuple(
+        Operation(method="GET", path=path, summary=summary, handler=handler, open=True)
+        for path, summary, handler in (
+            ("/api-doc/openapi.json", "The OpenAPI document of this dialect.", pages.openapi),
+            ("/docs", "Where the page is that shows it.", pages.docs),
+            ("/docs/", "The page.", pages.page),
+        )
+    )
