@@ -1,49 +1,195 @@
-"""The OpenAPI 3.1 document of the dialects, made from their tables."""
+"""The OpenAPI 3.1 document of the dialects, made from their operations, their tables and their words for errors."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from http import HTTPStatus
+from typing import Any, NamedTuple
 
-from dragoman.dialects.wire import Dialect, Operation
+from dragoman.core.errors import (
+    BadRequest,
+    ContextOverflow,
+    DragomanError,
+    EngineUnavailable,
+    Forbidden,
+    GenerationFailed,
+    MethodNotAllowed,
+    ModelNotFound,
+    NotFound,
+    Overloaded,
+    PayloadTooLarge,
+    RequestTimeout,
+    Unauthorized,
+    UnsupportedFeature,
+)
+from dragoman.dialects.kinds import Rule, Violation
+from dragoman.dialects.wire import Answer, Dialect, NotJson, Operation, WrongMediaType
+
+ALWAYS: tuple[DragomanError, ...] = (
+    Unauthorized("No API key was given."),
+    Forbidden("The API key is not good for this."),
+    NotFound("There is no such thing."),
+    MethodNotAllowed("This method is not allowed here."),
+    EngineUnavailable("The server is shutting down."),
+    GenerationFailed("The generation failed."),
+)
+WITH_BODY: tuple[DragomanError, ...] = (
+    BadRequest("The request cannot be served as it is.", param="field"),
+    Violation(Rule.MISSING, ("field",), bound="field"),
+    UnsupportedFeature("The field is not supported.", param="field"),
+    ContextOverflow("The prompt is too long."),
+    NotJson("The body is not JSON."),
+    WrongMediaType("The body says that it is something else."),
+    ModelNotFound("There is no such model.", param="model"),
+    RequestTimeout("The body did not arrive in time."),
+    PayloadTooLarge("The body is too large."),
+    Overloaded("Too many requests are waiting."),
+)
+"""One error of each kind, so that every dialect can show how it words them."""
 
 
-def openapi_document(dialects: Sequence[Dialect], *, version: str, prefix: str = "") -> dict[str, Any]:
-    """Every operation of the dialects; where two share a path and method, the first one's, as it is served."""
-    paths: dict[str, dict[str, Any]] = {}
-    schemas: dict[str, Any] = {}
+class Place(NamedTuple):
+    """An operation and its dialect."""
+
+    dialect: Dialect
+    operation: Operation
+
+
+def openapi_document(
+    dialects: Sequence[Dialect], *, version: str, prefix: str = "", secured: bool = False
+) -> dict[str, Any]:
+    """Every operation of the dialects, the first of those that share path and method described with the bodies of all.
+
+    ``secured``: the server asks for API keys.
+    """
+    places: dict[tuple[str, str], list[Place]] = {}
     for dialect in dialects:
         for operation in dialect.operations:
-            methods = paths.setdefault(_path(prefix + operation.path), {})
-            if operation.method.lower() not in methods:
-                methods[operation.method.lower()] = _described(dialect, operation, schemas)
+            key = (_path(prefix + operation.path), operation.method.lower())
+            places.setdefault(key, []).append(Place(dialect, operation))
+    paths: dict[str, dict[str, Any]] = {}
+    schemas: dict[str, Any] = {}
+    for (path, method), sharing in places.items():
+        described = _described(path, sharing, schemas)
+        if secured and not all(place.operation.open or place.operation.probe for place in sharing):
+            described["security"] = [{"key": []}]
+        paths.setdefault(path, {})[method] = described
+    components: dict[str, Any] = {"schemas": schemas}
+    if secured:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     return {
         "openapi": "3.1.0",
         "info": {"title": f"Dragoman: {', '.join(dialect.title for dialect in dialects)}", "version": version},
         "paths": paths,
-        "components": {"schemas": schemas},
+        "components": components,
     }
 
 
-def _described(dialect: Dialect, operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
+def _described(path: str, sharing: Sequence[Place], schemas: dict[str, Any]) -> dict[str, Any]:
+    dialect, operation = sharing[0]
+    summaries = dict.fromkeys(place.operation.summary for place in sharing)
     described: dict[str, Any] = {
-        "tags": [dialect.title],
-        "summary": operation.summary,
-        "operationId": f"{dialect.name}_{operation.handler.__name__}",
-        "responses": {"200": {"description": "The answer."}, "default": {"description": "An error of the dialect."}},
+        "tags": list(dict.fromkeys(place.dialect.title for place in sharing)),
+        "summary": " ".join(summaries),
+        "operationId": operation.name or _identifier(dialect.name, operation.method, operation.path),
+        "responses": _responses(sharing, schemas),
     }
-    names = re.findall(r"{(\w+)", operation.path)
+    names = re.findall(r"{(\w+)", path)
     if names:
         described["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+            for name in names
         ]
-    if operation.table is not None:
-        name = f"{dialect.name}.{operation.table.name.replace(' ', '_')}"
-        schemas[name] = operation.table.schema()
-        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
-        described["requestBody"] = {"required": True, "content": content}
+    bodies = [_body(place, schemas) for place in sharing if place.operation.table is not None]
+    if bodies:
+        schema = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
+        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     return described
+
+
+def _body(place: Place, schemas: dict[str, Any]) -> dict[str, Any]:
+    """A reference to the schema of its table."""
+    assert place.operation.table is not None
+    name = f"{place.dialect.name}.{re.sub(r'[^A-Za-z0-9_.-]', '_', place.operation.table.name)}"
+    schemas.setdefault(name, place.operation.table.schema())
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _responses(sharing: Sequence[Place], schemas: dict[str, Any]) -> dict[str, Any]:
+    """By status: what is answered when all goes well, and each dialect's words for when it does not."""
+    responses: dict[str, Any] = {}
+    for place in sharing:
+        for status in place.operation.statuses:
+            kinds: dict[str, Any] = {kind.partition(";")[0]: {} for kind in _media(place.operation)}
+            _merge(responses, status, "The answer.", kinds)
+    for dialect, operation in sharing:
+        errors = (*ALWAYS, *WITH_BODY) if operation.method == "POST" else ALWAYS
+        answers: dict[tuple[int, str], list[Any]] = {}
+        for answer in map(dialect.render_error, errors):
+            answers.setdefault((answer.status, _content_type(answer)), []).append(answer.body)
+        for (status, kind), bodies in answers.items():
+            name = f"{dialect.name}.error_{status}" + ("" if operation.method == "POST" else "_without_body")
+            if kind == "application/json":
+                schemas.setdefault(name, {"anyOf": _distinct(map(_shape, bodies))})
+            schema = {"$ref": f"#/components/schemas/{name}"} if kind == "application/json" else {"type": "string"}
+            _merge(responses, status, HTTPStatus(status).phrase, {kind: schema} if kind else {})
+    return dict(sorted(responses.items()))
+
+
+def _merge(responses: dict[str, Any], status: int, description: str, kinds: dict[str, Any]) -> None:
+    """One more dialect's answer of this status, its schemas by content type, beside those that are there."""
+    found = responses.setdefault(str(status), {"description": description})
+    for kind, schema in kinds.items():
+        media = found.setdefault("content", {}).setdefault(kind, {"schema": schema})
+        if media["schema"] != schema:
+            known = media["schema"].get("anyOf", [media["schema"]])
+            media["schema"] = {"anyOf": _distinct([*known, schema])}
+
+
+def _media(operation: Operation) -> tuple[str, ...]:
+    if operation.media is not None:
+        return operation.media
+    streams = operation.table is not None and any(field.name == "stream" for field in operation.table.fields)
+    return ("application/json", "text/event-stream") if streams else ("application/json",)
+
+
+def _content_type(answer: Answer) -> str:
+    given = next((value for name, value in answer.headers.items() if name.lower() == "content-type"), "")
+    if answer.body is None:
+        return ""
+    return given.partition(";")[0].strip() or "application/json"
+
+
+def _shape(value: Any) -> dict[str, Any]:
+    """The schema that a body of the same form follows: its keys, and the types of what is not null."""
+    match value:
+        case dict():
+            properties = {name: _shape(inner) for name, inner in value.items()}
+            return {"type": "object", "properties": properties, "required": list(value)}
+        case list() | tuple():
+            return {"type": "array"}
+        case bool():
+            return {"type": "boolean"}
+        case int():
+            return {"type": "integer"}
+        case str():
+            return {"type": "string"}
+    return {}
+
+
+def _distinct(shapes: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that differ, in their order."""
+    found: list[dict[str, Any]] = []
+    for shape in shapes:
+        if shape not in found:
+            found.append(shape)
+    return found
+
+
+def _identifier(dialect: str, method: str, path: str) -> str:
+    words = re.findall(r"\w+", re.sub(r":\w+}", "}", path)) or ["root"]
+    return "_".join([dialect, method.lower(), *words])
 
 
 def _path(template: str) -> str:

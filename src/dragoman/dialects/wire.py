@@ -172,6 +172,9 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
         open: needs no API key, because the dialect's contract leaves it open. Never what generates.
         probe: a health check, which never needs an API key.
         scope: what a key must be good for.
+        media: content types of its answer, for the documents; None: JSON, and events where its table has ``stream``.
+        statuses: of its answer, when all goes well.
+        name: how clients made from the documents call it; empty: by method and path.
         claims: on a bare path that several dialects have: whether the call is surely this one's. See ``Call``.
     """
 
@@ -183,6 +186,9 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     open: bool = False
     probe: bool = False
     scope: Literal["infer", "admin"] = "infer"
+    media: tuple[str, ...] | None = None
+    statuses: tuple[int, ...] = (200,)
+    name: str = ""
     claims: Callable[[Call], bool] | None = None
 
 
@@ -251,6 +257,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         key_headers: where an API key may be, beside ``Authorization: Bearer``.
         observer: makes what fills the dialect's own metrics from all that happens, whoever asked for it.
         document_paths: where the dialect's clients look for its OpenAPI document, beside ``/openapi.json``.
+        page_paths: where its users look for a page of it, beside ``/docs``.
     """
 
     name: str
@@ -264,3 +271,4 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     key_headers: tuple[str, ...] = ()
     observer: Callable[[Instruments], Observer] | None = None
     document_paths: tuple[str, ...] = ()
+    page_paths: tuple[str, ...] = ()

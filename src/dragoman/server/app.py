@@ -13,14 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-import dragoman
 from dragoman.core.errors import Cancelled, DragomanError, GenerationFailed, NotFound
 from dragoman.core.serving import Serving
 from dragoman.dialects import DIALECTS
-from dragoman.dialects.openapi import openapi_document
-from dragoman.dialects.wire import Answer, Dialect, Exchange, Operation
-from dragoman.server.exchange import Exchange as HttpExchange
-from dragoman.server.exchange import Ready
+from dragoman.dialects.wire import Answer, Dialect
+from dragoman.server.documents import with_documents
+from dragoman.server.exchange import Exchange, Ready
 from dragoman.server.gate import Gate
 from dragoman.server.health import PROBES, scrape
 from dragoman.server.hosting import Hosting, chosen_dialect, in_precedence
@@ -49,16 +47,17 @@ def create_app(
         if dialect.observer is not None:
             metrics.admit(dialect.name, dialect.observer, serving.models)
     own = Dialect(
-        name="server",
-        title="Server",
-        operations=(*PROBES, scrape(metrics), document_of(dialects, "/openapi.json", bare=True)),
-        render_error=chosen.render_error,
+        name="server", title="Server", operations=(*PROBES, scrape(metrics)), render_error=chosen.render_error
     )
-    whole = [_completed(dialect, metrics) for dialect in dialects]
-    bare = in_precedence(dialects, settings.dialect, own)
+    bare, prefixed = with_documents(
+        in_precedence(dialects, settings.dialect, own),
+        [_with_figures(dialect, metrics) for dialect in dialects],
+        own,
+        secured=bool(keys),
+    )
     errors = _Errors(dialects, bare, settings)
     app = Starlette(
-        routes=list(routes_of(whole, bare, Hosting(serving, settings, keys, ready, metrics.observers))),
+        routes=list(routes_of(prefixed, bare, Hosting(serving, settings, keys, ready, metrics.observers))),
         middleware=[Middleware(Gate, metrics=metrics, access_log=settings.access_log, refuse=errors.refusal)],
         exception_handlers={HTTPException: errors.unrouted, Exception: errors.failed},
     )
@@ -67,23 +66,11 @@ def create_app(
     return app
 
 
-def document_of(dialects: Sequence[Dialect], path: str, *, bare: bool) -> Operation:
-    """``GET`` of the OpenAPI document of these dialects, with bare paths, or those under the one dialect's prefix."""
-    prefix = "" if bare else f"/{dialects[0].name}"
-    body = msgspec.json.encode(openapi_document(dialects, version=dragoman.__version__, prefix=prefix))
-
-    async def document(serving: Serving, exchange: Exchange) -> None:
-        await exchange.reply(body)
-
-    return Operation(method="GET", path=path, summary="This document.", handler=document, open=True)
-
-
-def _completed(dialect: Dialect, metrics: Metrics) -> Dialect:
-    """With what every dialect has under its prefix, unless it has that already."""
-    more = (scrape(metrics), document_of([dialect], "/openapi.json", bare=False))
-    has = {operation.path for operation in dialect.operations}
-    operations = (*dialect.operations, *(operation for operation in more if operation.path not in has))
-    return msgspec.structs.replace(dialect, operations=operations)
+def _with_figures(dialect: Dialect, metrics: Metrics) -> Dialect:
+    """With the metrics under its prefix, unless it has them already."""
+    if any(operation.path == "/metrics" for operation in dialect.operations):
+        return dialect
+    return msgspec.structs.replace(dialect, operations=(*dialect.operations, scrape(metrics)))
 
 
 class _Errors:
@@ -130,5 +117,5 @@ class _ErrorResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.suppress(Cancelled):
-            exchange = HttpExchange(scope, receive, send, self._settings, dialect=self._dialect)
+            exchange = Exchange(scope, receive, send, self._settings, dialect=self._dialect)
             await exchange.answer(self._answer)

@@ -39,7 +39,14 @@ def scrape(metrics: Metrics) -> Operation:
     async def scrape(serving: Serving, exchange: Exchange) -> None:
         await exchange.reply(metrics.render(), content_type=CONTENT_TYPE)
 
-    return Operation(method="GET", path="/metrics", summary="Figures for Prometheus.", handler=scrape, open=True)
+    return Operation(
+        method="GET",
+        path="/metrics",
+        summary="Figures for Prometheus.",
+        handler=scrape,
+        open=True,
+        media=(CONTENT_TYPE,),
+    )
 
 
 PROBES = (

@@ -1,0 +1,252 @@
+"""Several dialects on one server: which answers, and what each keeps of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from stub_house import QUICK, LocalHouse
+from toy_dialect import ECHOING, OPEN_TO_ALL, toy
+
+from dragoman.core.errors import DragomanError
+from dragoman.dialects import DIALECTS, made_dialects
+from dragoman.dialects.wire import Dialect, Exchange
+from dragoman.server.app import create_app
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def asked(
+    house: LocalHouse, *dialects: Dialect, chosen: str = "auto", **more: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    settings = msgspec.structs.replace(QUICK, dialect=chosen, linger_s=0.02, **more)
+    app = create_app(house.serving, settings, dialects=dialects)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        yield client
+
+
+# Which answers -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "answered_by"),
+    [
+        ({"text": 1}, "north"),
+        ({"words": 1}, "south"),
+        ({"text": 1, "words": 2}, "north"),
+        ({"text": None, "words": None}, "north"),
+        ({}, "north"),
+        ([], "north"),
+        ("text", "north"),
+        (7, "north"),
+    ],
+)
+async def test_a_shared_path_goes_to_whom_the_body_belongs(house: LocalHouse, body: Any, answered_by: str) -> None:
+    async with asked(house, toy("north"), toy("south", "words")) as client:
+        answer = await client.post("/echo", json=body)
+        assert list(answer.json()) == [answered_by]
+        for name in ("north", "south"):
+            assert list((await client.post(f"/{name}/echo", json=body)).json()) == [name]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000, b'{"words": 1} x'])
+async def test_what_is_no_json_goes_to_the_first(house: LocalHouse, body: bytes) -> None:
+    async with asked(house, toy("north"), toy("south", "words")) as client:
+        answer = await client.post("/echo", content=body, headers={"content-type": "application/json"})
+        assert (answer.status_code, answer.json()) == (400, {"north": "NotJson"})
+
+
+async def test_a_body_is_read_as_far_as_any_of_them_takes_and_then_by_the_limit_of_one(house: LocalHouse) -> None:
+    small, large = toy("north", max_body_bytes=100), toy("south", "words", max_body_bytes=1000)
+    async with asked(house, small, large, max_body_bytes=10**6) as client:
+        for size, field, status, name in (
+            (100, "text", 200, "north"),
+            (101, "text", 413, "north"),
+            (1000, "words", 200, "south"),
+            (1001, "words", 413, "north"),
+            (1001, "text", 413, "north"),
+        ):
+            body = json.dumps({field: 1}).encode().ljust(size)
+            answer = await client.post("/echo", content=body, headers={"content-type": "application/json"})
+            assert (answer.status_code, list(answer.json())) == (status, [name]), (size, field)
+            own = await client.post(f"/{name}/echo", content=body, headers={"content-type": "application/json"})
+            assert own.status_code == status
+
+
+async def test_the_operators_choice_comes_first_and_then_the_servers_own(house: LocalHouse) -> None:
+    everyone = made_dialects()
+    bodies = {}
+    for chosen in ("openai", "tgi", "locallab", "auto"):
+        async with asked(house, *everyone, chosen=chosen) as client:
+            bodies[chosen] = (await client.get("/health")).content
+    assert bodies["openai"] == bodies["auto"] == b'{"status":"healthy"}'
+    assert bodies["tgi"] == b""
+    assert json.loads(bodies["locallab"])["status"] == "healthy"
+
+
+async def test_a_choice_that_is_not_there_is_an_error(house: LocalHouse) -> None:
+    with pytest.raises(DragomanError, match="there is only north"):
+        create_app(house.serving, QUICK, dialects=[toy("north")])
+
+
+HELLO = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+
+
+def shape(body: Any) -> str:
+    """Whose answer it is, by what only that one has."""
+    match body:
+        case {"generated_text": _}:
+            return "tgi"
+        case {"response": _, "text": _}:
+            return "locallab"
+        case {"choices": [{"seed": _, "tokens": _}]}:
+            return "friendli"
+        case {"object": "text_completion", "choices": [_], "system_fingerprint": str(mark)}:
+            return "tgi" if mark.endswith("-native") else "octoai" if mark.startswith("fp_") else "openai"
+        case {"error": str(), "error_type": _}:
+            return "tgi"
+        case {"detail": str()}:
+            return "locallab"
+    return "openai"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "path", "body", "headers", "answered_by"),
+    [
+        ("openai", "/generate", {"inputs": "a"}, {}, "tgi"),
+        ("openai", "/generate", {"prompt": "a", "max_tokens": 2}, {}, "locallab"),
+        ("openai", "/generate", {"inputs": "a", "prompt": "a"}, {}, "tgi"),
+        ("locallab", "/generate", {"inputs": "a"}, {}, "tgi"),
+        ("locallab", "/generate", {"neither": 1}, {}, "locallab"),
+        ("openai", "/v1/completions", {"prompt": "a", "tokens": [5]}, {}, "openai"),
+        ("auto", "/v1/completions", {"tokens": [5, 6], "max_tokens": 2}, {}, "friendli"),
+        ("auto", "/v1/completions", {"prompt": "a", "max_tokens": 2}, {}, "openai"),
+        ("friendli", "/v1/completions", {"prompt": "a", "max_tokens": 2}, {}, "friendli"),
+        ("tgi", "/v1/completions", {"prompt": "a", "max_tokens": 2}, {}, "tgi"),
+        ("openai", "/tgi/generate", {"inputs": "a"}, {}, "tgi"),
+        ("openai", "/locallab/generate", {"prompt": "a", "max_tokens": 2}, {}, "locallab"),
+    ],
+)
+async def test_calls_on_the_real_shared_paths(
+    house: LocalHouse, chosen: str, path: str, body: dict[str, Any], headers: dict[str, str], answered_by: str
+) -> None:
+    async with asked(house, *made_dialects(), chosen=chosen) as client:
+        answer = await client.post(path, json=body, headers=headers)
+        assert shape(answer.json()) == answered_by, answer.text
+
+
+@pytest.mark.parametrize(
+    "headers", [{"x-fern-sdk-name": "octoai"}, {"user-agent": "octoai-0.10.1"}, {"user-agent": "python-httpx"}]
+)
+@pytest.mark.parametrize("chosen", ["auto", "openai"])
+async def test_marks_of_an_sdk_count_only_when_the_choice_is_auto(
+    house: LocalHouse, headers: dict[str, str], chosen: str
+) -> None:
+    # Without a field that is required, the error says whose words it is in.
+    async with asked(house, *made_dialects(), chosen=chosen) as client:
+        answer = await client.post("/v1/chat/completions", json={}, headers=headers)
+    marked = chosen == "auto" and "httpx" not in headers.get("user-agent", "")
+    assert answer.status_code == (422 if marked else 400)
+    assert ("detail" in answer.json()) is marked
+
+
+# What each keeps of its own ------------------------------------------------------------------------------------------
+
+
+async def test_every_answer_has_the_dialects_headers(house: LocalHouse) -> None:
+    seen = []
+
+    def headers(exchange: Exchange) -> dict[str, str]:
+        seen.append(exchange.path)
+        return {"x-count": str(len(seen)), "x-time": f"{exchange.elapsed_s:.4f}", "content-type": "never/wins"}
+
+    async with asked(house, toy("north", headers=headers), toy("south", "words")) as client:
+        paths = [("GET", "/north/who"), ("GET", "/north/nothing"), ("PUT", "/north/who"), ("POST", "/north/echo")]
+        for count, (method, path) in enumerate(paths, 1):
+            answer = await client.request(method, path)
+            assert answer.headers["x-count"] == str(count)
+            assert 0 <= float(answer.headers["x-time"]) < 10
+            assert answer.headers["content-type"] == "application/json"
+        assert "x-count" not in (await client.get("/south/who")).headers
+        assert "x-count" not in (await client.get("/livez")).headers
+
+
+PAGE = {"origin": "https://page.example"}
+ASKING = {**PAGE, "access-control-request-method": "POST", "access-control-request-headers": "x-mine"}
+
+
+async def test_any_origin_may_be_allowed(house: LocalHouse) -> None:
+    async with asked(house, toy("north", cors=OPEN_TO_ALL)) as client:
+        asked_for = await client.options("/echo", headers=ASKING)
+        assert (asked_for.status_code, asked_for.content) == (200, b"")
+        assert asked_for.headers["access-control-allow-origin"] == "*"
+        assert asked_for.headers["access-control-allow-methods"] == "GET,POST"
+        assert asked_for.headers["access-control-allow-headers"] == "content-type,authorization"
+        for headers in ({}, PAGE):
+            for path in ("/who", "/north/nothing"):
+                answer = await client.get(path, headers=headers)
+                assert answer.headers["access-control-allow-origin"] == "*"
+                assert answer.headers["vary"] == "origin, x-asked"
+                assert "access-control-allow-credentials" not in answer.headers
+
+
+async def test_an_origin_may_be_echoed_with_credentials(house: LocalHouse) -> None:
+    async with asked(house, toy("north", cors=ECHOING)) as client:
+        asked_for = await client.options("/echo", headers=ASKING)
+        assert (asked_for.status_code, asked_for.text) == (200, "OK")
+        assert asked_for.headers["access-control-allow-origin"] == PAGE["origin"]
+        assert asked_for.headers["access-control-allow-credentials"] == "true"
+        assert asked_for.headers["access-control-allow-methods"] == "POST"
+        assert asked_for.headers["access-control-allow-headers"] == "x-mine"
+        assert asked_for.headers["access-control-max-age"] == "600"
+        answer = await client.get("/who", headers=PAGE)
+        assert answer.headers["access-control-allow-origin"] == PAGE["origin"]
+        assert "content-type" in answer.headers["access-control-expose-headers"]
+        assert "access-control-allow-origin" not in (await client.get("/who")).headers
+
+
+async def test_other_origins_than_those_listed_get_nothing(house: LocalHouse) -> None:
+    cors = msgspec.structs.replace(OPEN_TO_ALL, origins=("https://friend.example",))
+    async with asked(house, toy("north", cors=cors)) as client:
+        for origin, allowed in (("https://friend.example", True), ("https://page.example", False)):
+            for answer in (
+                await client.get("/who", headers={"origin": origin}),
+                await client.options("/echo", headers={**ASKING, "origin": origin}),
+            ):
+                assert answer.headers.get("access-control-allow-origin") == (origin if allowed else None)
+
+
+async def test_without_cors_nothing_is_said(house: LocalHouse) -> None:
+    async with asked(house, toy("north")) as client:
+        refused = await client.options("/echo", headers=ASKING)
+        assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+        assert not [name for name in (await client.get("/who", headers=PAGE)).headers if name.startswith("access-")]
+
+
+async def test_head_is_answered_where_get_is(house: LocalHouse) -> None:
+    async with asked(house, toy("north")) as client:
+        assert (await client.head("/who")).status_code == 200
+        refused = await client.head("/echo")
+        assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+        both = await client.put("/who")
+        assert (both.status_code, both.headers["allow"]) == (405, "GET, HEAD")
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
+async def test_a_prefix_has_figures_and_documents(house: LocalHouse, dialect: Dialect) -> None:
+    async with asked(house, *DIALECTS) as client:
+        assert "dragoman_" in (await client.get(f"/{dialect.name}/metrics")).text
+        document = (await client.get(f"/{dialect.name}/openapi.json")).json()
+        assert {path.split("/")[1] for path in document["paths"]} == {dialect.name}
+        for path in dialect.document_paths:
+            assert (await client.get(f"/{dialect.name}{path}")).json() == document
+            assert (await client.get(path)).json()["info"] == document["info"]
+        page = await client.get(f"/{dialect.name}/docs")
+        assert page.headers["content-type"] == "text/html; charset=utf-8"
+        assert f'"/{dialect.name}/openapi.json"' in page.text
