@@ -10,6 +10,7 @@ from dragoman.core.sampling import MAX_SEED
 from dragoman.dialects.embeddings import EMBEDDING_FIELDS
 from dragoman.dialects.field import Field, Table, Treatment
 from dragoman.dialects.kinds import Anything, Boolean, Integer, ListOf, MapOf, Number, OneOf, String
+from dragoman.dialects.openai.beam_fields import BEAMS
 from dragoman.dialects.openai.sampler_fields import COUNT, SAMPLERS, TOKEN_ID
 from dragoman.dialects.openai.sampler_fields import extension as _extension
 from dragoman.dialects.openai.structured import STRUCTURED
@@ -185,6 +186,7 @@ SHARED: tuple[Field, ...] = (
         note=_extension("Higher runs first."),
     ),
     *SAMPLERS,
+    *BEAMS,
 )
 
 COMPLETIONS = Table(
@@ -223,7 +225,8 @@ COMPLETIONS = Table(
             name="best_of",
             kind=Integer(1, MAX_CHOICES),
             becomes="best_of",
-            note="Makes that many and returns the `n` with the highest mean token log-probability. Not streamed.",
+            note="Makes that many and returns the `n` with the highest mean token log-probability. Streamed only of a "
+            "beam search, which has that many beams.",
         ),
         Field(name="echo", kind=Boolean(), default=False, becomes="echo", note="The prompt precedes the answer."),
         Field(

@@ -23,12 +23,13 @@ encode = msgspec.json.Encoder().encode
 
 
 class CompletionChoice(msgspec.Struct):
-    """A choice of a completion: the same whole and streamed."""
+    """A choice of a completion: the same whole and streamed. ``score``: where it is a hypothesis of a beam search."""
 
     text: str
     index: int
     logprobs: dict[str, Any] | None = None
     finish_reason: str | None = None
+    score: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -38,6 +39,7 @@ class ChatChoice(msgspec.Struct):
     message: dict[str, Any]
     logprobs: dict[str, Any] | None = None
     finish_reason: str | None = None
+    score: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunkChoice(msgspec.Struct):
@@ -47,6 +49,7 @@ class ChatChunkChoice(msgspec.Struct):
     delta: ChatDelta
     logprobs: dict[str, Any] | None = None
     finish_reason: str | None = None
+    score: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class Body(msgspec.Struct):
@@ -132,7 +135,8 @@ def completion(head: Head, results: list[GenerationResult], *, logprobs: bool) -
                 tokens = shown_tokens(generation.tokens, len(text), generation.finish)
                 shape = _echoed_logprobs(prompt, tokens)
             reason = finish_reason(generation.finish)
-            choices.append(CompletionChoice(prompt.text + generation.text, len(choices), shape, reason))
+            text = prompt.text + generation.text
+            choices.append(CompletionChoice(text, len(choices), shape, reason, _shown(generation.score)))
     return head.body("text_completion", choices, usage([result.usage for result in results]))
 
 
@@ -153,8 +157,12 @@ def chat_completion(
         if logprobs:
             listed = chat_logprobs(shown_tokens(generation.tokens, len(generation.text), generation.finish))
         reason = shape.finish_reason(finish_reason(generation.finish), len(made.get("tool_calls", ())))
-        choices.append(ChatChoice(generation.index, made, listed, reason))
+        choices.append(ChatChoice(generation.index, made, listed, reason, _shown(generation.score)))
     return head.body("chat.completion", choices, usage([result.usage]))
+
+
+def _shown(score: float | None) -> float | msgspec.UnsetType:
+    return msgspec.UNSET if score is None else score
 
 
 def _echoed_logprobs(prompt: PromptReady, tokens: list[Token]) -> dict[str, Any]:
@@ -190,7 +198,8 @@ class CompletionStream:
             shown = shown_tokens(event.tokens, self.length[event.sequence], event.finish)
             shape = completion_logprobs(shown, self.shift)
         if event.text or reason or (self.logprobs and event.tokens):
-            choice = CompletionChoice(event.text, self.first_index + event.sequence, shape, reason)
+            index = self.first_index + event.sequence
+            choice = CompletionChoice(event.text, index, shape, reason, _shown(event.score))
             yield self.head.chunk("text_completion", choice)
 
 
@@ -237,7 +246,8 @@ class ChatStream:
             listed = None
         if reason:
             reason = self.shape.finish_reason(reason, self.calls[index])
-            yield self.head.chunk(self.KIND, ChatChunkChoice(index, ChatDelta(), None, reason))
+            last = ChatChunkChoice(index, ChatDelta(), None, reason, _shown(event.score))
+            yield self.head.chunk(self.KIND, last)
 
 
 def model(card: ModelCard) -> dict[str, Any]:

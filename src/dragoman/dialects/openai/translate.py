@@ -9,6 +9,7 @@ from dragoman.core.request import ChatPrompt, FillPrompt, GenerationRequest, Pro
 from dragoman.core.sampling import MAX_SEED, LogprobParams
 from dragoman.dialects.embeddings import prompt_embeddings
 from dragoman.dialects.field import Reading
+from dragoman.dialects.openai.beam_fields import beams_of
 from dragoman.dialects.openai.fields import CHAT, COMPLETIONS
 from dragoman.dialects.openai.messages import template_messages
 from dragoman.dialects.openai.sampler_fields import choosing_and_ending
@@ -29,15 +30,16 @@ def completion_requests(
     """
     values = reading.values
     prompts = _prompts(values)
-    n, best_of = values["n"], values["best_of"] or values["n"]
     _check_shared(values)
+    beams = beams_of(values)
+    n, best_of = values["n"], (values["best_of"] if beams is None else None) or values["n"]
     if best_of < n:
         raise BadRequest(f"'best_of' ({best_of}) must be at least 'n' ({n}).", param="best_of")
     if best_of > n and values["stream"]:
         raise BadRequest("Results cannot be streamed when 'best_of' is greater than 'n'.", param="best_of")
     if values["max_tokens"] == 0 and not values["echo"]:
         raise BadRequest("'max_tokens' 0 needs 'echo': there would be no answer.", param="max_tokens")
-    if len(prompts) * best_of > MAX_SEQUENCES:
+    if len(prompts) * max(best_of, beams.num_beams if beams else 0) > MAX_SEQUENCES:
         raise BadRequest(f"Prompts times choices must be at most {MAX_SEQUENCES}.", param="n" if n > 1 else "best_of")
     embeddings = prompt_embeddings(values)
     if embeddings is not None and len(prompts) > 1:
@@ -58,6 +60,7 @@ def completion_requests(
             best_of=best_of if best_of > n else None,
             seeds=((seed + j * best_of) & MAX_SEED,),
             sampling=sampling,
+            beams=beams,
             ending=ending,
             logprobs=logprobs,
             constraint=constraint,
@@ -108,6 +111,7 @@ def chat_request(
         n=values["n"],
         seeds=(seed & MAX_SEED,),
         sampling=sampling,
+        beams=beams_of(values),
         ending=ending,
         logprobs=logprobs,
         constraint=constraint,
