@@ -30,9 +30,10 @@ from dragoman.server.keys import Keyring
 from dragoman.server.lifecycle import NO_KEYS, Server
 from dragoman.server.metrics import Metrics
 from dragoman.server.model import ServedModel
-from dragoman.server.opening import House, open_house
+from dragoman.server.opening import ONE_MODEL, House, open_house
 from dragoman.server.serving import EngineServing
 from dragoman.server.settings import ServerSettings
+from dragoman.server.shelf import CatalogSettings
 from dragoman.text import ChatTemplate, Tokenizer
 from dragoman.text.template_names import template_names
 from dragoman.text.tool_calls import reasoning_of, tool_calls_of
@@ -233,6 +234,7 @@ def running_server(
     *,
     dialects: Sequence[Dialect] = DIALECTS,
     keys: Keyring = NO_KEYS,
+    catalog: CatalogSettings = ONE_MODEL,
 ) -> Iterator[RunningServer]:
     opened = threading.Event()
     box: list[RunningServer] = []
@@ -241,7 +243,7 @@ def running_server(
     async def live() -> None:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
-            async with open_house(settings, WorkerSettings(model=stub), folder) as house:
+            async with open_house(settings, WorkerSettings(model=stub), folder, catalog=catalog) as house:
                 server = Server(settings, house, lambda *_: opened.set(), dialects=dialects, keys=keys)
                 box.append(RunningServer(house, server, asyncio.get_running_loop(), listener.getsockname()[1]))
                 await server.serve(sockets=[listener])

@@ -78,7 +78,7 @@ class Shelf:
 
     def offers(self) -> tuple[Offer, ...]:
         """Every model once: a name that several places have is the first one's."""
-        if self._settings.fixed_model:
+        if self.is_fixed:
             return (self._named[0],)
         now = self._clock()
         if self._looked is None or now - self._looked > _FRESH_S:
@@ -98,7 +98,8 @@ class Shelf:
         close = [offer for offer in offers if short in _short_names(offer)]
         if len(close) == 1:
             return close[0]
-        if self._settings.offer_downloads and not self._settings.fixed_model and _HUB_ID.fullmatch(name):
+        # A folder below the working directory may have the form of a hub id, and is nobody's to name.
+        if self._settings.offer_downloads and not self.is_fixed and _HUB_ID.fullmatch(name) and not Path(name).exists():
             return Offer(name=name, source=name)
         raise ModelNotFound(f"model not found: {name[:256]}", param="model_id")
 

@@ -1,0 +1,100 @@
+"""Which models may be loaded, and that a name never becomes a path."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dragoman.core.errors import DragomanError, ModelNotFound
+from dragoman.server.shelf import CatalogSettings, Offer, Shelf
+
+FIRST = Offer(name="first", source="/somewhere/first", aliases=("org/alias",))
+ALONE = CatalogSettings(offer_cached=False)
+
+
+def model_folder(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    (folder / "model.safetensors").write_bytes(b"x" * 1000)
+    return folder
+
+
+def names(shelf: Shelf) -> list[str]:
+    return [offer.name for offer in shelf.offers()]
+
+
+def test_the_first_model_and_the_embedded_one_are_always_there() -> None:
+    assert names(Shelf(ALONE, FIRST)) == ["first", "embedded"]
+    assert Shelf(ALONE, FIRST).find("embedded").source is None
+
+
+def test_what_an_operator_offers(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "Some-Model")
+    shelf = Shelf(CatalogSettings(offer=(f"mine={folder}", str(folder), "org/hub"), offer_cached=False), FIRST)
+    assert names(shelf) == ["first", "mine", "Some-Model", "org/hub", "embedded"]
+    found = shelf.find("mine")
+    assert (found.source, found.architecture, found.size_bytes) == (str(folder), "LlamaForCausalLM", 1000)
+    assert shelf.find("org/hub") == Offer(name="org/hub", source="org/hub")
+
+
+@pytest.mark.parametrize("wrong", ["", "=x", "x="])
+def test_an_offer_has_a_name_and_a_source(wrong: str) -> None:
+    with pytest.raises(DragomanError, match="--offer"):
+        Shelf(CatalogSettings(offer=(wrong,)), FIRST)
+
+
+def test_a_folder_of_models_is_looked_through_again(tmp_path: Path) -> None:
+    now = 0.0
+    model_folder(tmp_path / "one")
+    (tmp_path / "no-model").mkdir()
+    settings = CatalogSettings(models_folder=str(tmp_path), offer_cached=False)
+    shelf = Shelf(settings, FIRST, clock=lambda: now)
+    assert names(shelf) == ["first", "one", "embedded"]
+    model_folder(tmp_path / "two")
+    assert "two" not in names(shelf)
+    now = 60.0
+    assert names(shelf) == ["first", "one", "two", "embedded"]
+
+
+def test_the_hubs_cache_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("models--org--tiny", "datasets--org--data"):
+        folder = model_folder(tmp_path / kind / "snapshots" / ("0" * 40))
+        (folder.parents[1] / "refs").mkdir()
+        (folder.parents[1] / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(tmp_path))
+    shelf = Shelf(CatalogSettings(), FIRST)
+    assert names(shelf) == ["first", "org/tiny", "embedded"]
+    assert shelf.find("tiny").source == str(tmp_path / "models--org--tiny" / "snapshots" / ("0" * 40))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["/etc", "../models", "~/models", "one/../..", "/somewhere/first", ".", "", "a/b/c", "org/../x", "\x00", "nobody"],
+)
+@pytest.mark.parametrize("downloads", [False, True])
+def test_a_name_never_becomes_a_path(tmp_path: Path, name: str, downloads: bool) -> None:
+    model_folder(tmp_path / "one")
+    settings = CatalogSettings(models_folder=str(tmp_path), offer_cached=False, offer_downloads=downloads)
+    with pytest.raises(ModelNotFound, match="model not found"):
+        Shelf(settings, FIRST).find(name)
+
+
+def test_a_download_goes_to_the_hub_only_when_that_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelNotFound):
+        Shelf(ALONE, FIRST).find("org/unheard-of")
+    allowed = CatalogSettings(offer_cached=False, offer_downloads=True)
+    assert Shelf(allowed, FIRST).find("org/unheard-of").source == "org/unheard-of"
+    monkeypatch.chdir(tmp_path)
+    model_folder(tmp_path / "org" / "unheard-of")
+    with pytest.raises(ModelNotFound):
+        Shelf(allowed, FIRST).find("org/unheard-of")
+
+
+def test_short_names_are_taken_where_only_one_fits(tmp_path: Path) -> None:
+    shelf = Shelf(CatalogSettings(offer=("a/phi-2=x", "b/qwen=y", "c/qwen=z"), offer_cached=False), FIRST)
+    assert shelf.find("Phi-2").name == "a/phi-2"
+    assert shelf.find("alias").name == "first"
+    with pytest.raises(ModelNotFound):
+        shelf.find("qwen")
