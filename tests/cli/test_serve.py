@@ -243,3 +243,39 @@ def test_impossible_option_is_a_usage_error() -> None:
     said = "".join(server.communicate(timeout=60))
     assert server.returncode == 2
     assert "precision" in said
+
+
+def test_a_state_folder_that_cannot_be_used_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "continue.sqlite3").mkdir()
+    said = fail("--state-dir", str(tmp_path))
+    assert said.startswith("error: ")
+    assert "--state-dir" in said
+    assert len(said.splitlines()) == 1
+
+
+def story(address: str, tokens: int, **headers: str) -> tuple[str, str | None]:
+    """So much more of it, and how many tokens the answer says there were before."""
+    body = {"prompt": "The sea was", "max_tokens": tokens, "temperature": 0.9, "seed": 77, "ignore_eos": True}
+    headers["content-type"] = "application/json"
+    request = urllib.request.Request(f"{address}/v1/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)["choices"][0]["text"], answer.headers["x-dragoman-continued"]
+
+
+def test_a_cut_generation_goes_on_after_the_server_was_killed(tmp_path: Path) -> None:
+    texts, before = [], []
+    for _ in range(2):
+        server = start("--max-context", "256", "--state-dir", str(tmp_path))
+        try:
+            address = re.search(r"http://127\.0\.0\.1:\d+", said_when_ready(server))[0]
+            text, continued = story(address, 8, **{"x-request-continue": "mine"})
+            texts.append(text)
+            before.append(continued)
+            whole, _ = story(address, 24)
+            with urllib.request.urlopen(f"{address}/metrics", timeout=10) as answer:
+                assert "dragoman_continue_keys 1.0" in answer.read().decode()
+        finally:
+            server.kill()
+            server.communicate(timeout=60)
+    assert before == ["0", "8"]
+    assert whole.startswith("".join(texts))
