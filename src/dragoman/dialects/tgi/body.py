@@ -95,7 +95,9 @@ def place(raw: bytes, path: Path) -> tuple[int, int]:
 
 def _end_of(raw: bytes, path: Path) -> int | None:
     """Where the value at ``path`` ends; None where it is not found. Walks over the text's tokens once."""
-    wanted = [part if isinstance(part, int) else part.encode() for part in path]
+    wanted: list[Any] = []
+    for part in path:  # a part may be dotted, where a field's name stood for all of them
+        wanted += [part] if isinstance(part, int) else part.encode().split(b".")
     at: list[Any] = []  # for each open container the key or index of what is being read
     key: bytes | None = None
     for match in _TOKEN.finditer(raw):

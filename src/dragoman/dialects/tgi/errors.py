@@ -212,6 +212,12 @@ def render_error(error: DragomanError) -> Answer:
     return Answer(status=fault.status, body=ErrorBody(fault.message, fault.error_type), headers=headers)
 
 
+def visible(error: DragomanError) -> str:
+    """What the client reads of an error."""
+    body = render_error(error).body
+    return body.error if isinstance(body, ErrorBody) else error.message if body is None else body.decode()
+
+
 def failure_label(error: BaseException) -> str:
     """Under which ``err`` the metric ``tgi_request_failure`` counts it."""
     if isinstance(error, Cancelled) or not isinstance(error, Exception):

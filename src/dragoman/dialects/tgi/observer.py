@@ -8,7 +8,7 @@ from time import perf_counter
 from dragoman.core.errors import DragomanError
 from dragoman.core.events import FinishReason
 from dragoman.core.observer import ObservedGeneration, ObservedRequest, ObservedStep, Observer, RequestEnd
-from dragoman.dialects.tgi.errors import failure_label, fault_of
+from dragoman.dialects.tgi.errors import failure_label, visible
 from dragoman.dialects.tgi.metrics import BATCH_BOUNDS, Series, steps_to
 from dragoman.dialects.tgi.settings import TgiSettings
 from dragoman.dialects.wire import Instruments
@@ -104,7 +104,7 @@ class TgiObserver(Observer):
         label = failure_label(end.error)
         self.series.count("tgi_request_failure", err=label)
         if label != "dropped" and request.dialect == "tgi" and isinstance(end.error, DragomanError):
-            log.error("%s", fault_of(end.error).message)
+            log.error("%s", visible(end.error))
 
     def step(self, step: ObservedStep) -> None:
         method = "prefill" if step.prompt_tokens else "decode"

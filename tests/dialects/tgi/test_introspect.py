@@ -1,0 +1,139 @@
+"""What is asked about the server: health, information, how a text is tokenized, figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+from chat_house import chat_house
+from native import ask, generate, native_house
+from stub_house import QUICK, STUB, TOKENIZER, LocalHouse
+
+import dragoman
+from dragoman.core.errors import GenerationFailed
+from dragoman.dialects.tgi.metrics import DURATION_BOUNDS, steps_to
+from dragoman.text import ChatTemplate
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def native(anyio_backend: str, template: ChatTemplate) -> AsyncIterator[LocalHouse]:
+    async with native_house(template) as house:
+        yield house
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/ping", "/tgi/", "/tgi/health"])
+async def test_health_is_an_empty_200(native: LocalHouse, path: str) -> None:
+    for method in ("GET", "HEAD"):
+        answer = await native.client.request(method, path)
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert "content-type" not in answer.headers
+
+
+async def test_info(native: LocalHouse) -> None:
+    answer = await native.client.get("/info")
+    assert answer.text.startswith(
+        '{"model_id":"stub","model_sha":null,"model_pipeline_tag":null,"max_concurrent_requests":128,"max_best_of":2,'
+        '"max_stop_sequences":4,"max_input_tokens":255,"max_total_tokens":256,"validation_workers":2,'
+        f'"max_client_batch_size":4,"router":"text-generation-router","version":"{dragoman.__version__}","sha":null,'
+        '"docker_label":null'
+    )
+
+
+async def test_tokens_have_byte_offsets(native: LocalHouse) -> None:
+    text = "Hé 👋"
+    tokens = (await ask(native.client, "/tokenize", {"inputs": text})).json()
+    assert [token["id"] for token in tokens] == list(TOKENIZER.encode(text))
+    raw = text.encode()
+    for token in tokens:
+        assert list(token) == ["id", "text", "start", "stop"]
+        assert raw[token["start"] : token["stop"]].decode("utf-8", "replace") == token["text"]
+    assert tokens[-1]["stop"] == len(raw)
+
+
+async def test_tokens_of_texts_that_no_context_holds(native: LocalHouse) -> None:
+    answer = await ask(native.client, "/tokenize", {"inputs": "a b " * 50_000, "parameters": {"truncate": 1}})
+    assert len(answer.json()) > 100_000
+    assert (await ask(native.client, "/tokenize", {"inputs": ""})).json() == []
+
+
+async def test_a_failure_makes_the_probe_generate(template: ChatTemplate) -> None:
+    async with chat_house(template) as house:
+        submit, count = house.engine.submit, 0
+
+        def fail(request: object) -> object:
+            raise GenerationFailed("the engine is gone")
+
+        house.engine.submit = fail  # type: ignore[method-assign,assignment]
+        answer = await house.post("/generate", {"inputs": "Hi"})
+        assert answer.status_code == 424
+        reason = "Request failed during generation: Server error: the engine is gone"
+        assert answer.text == json.dumps({"error": reason, "error_type": "generation"}, separators=(",", ":"))
+        sick = await house.client.get("/health")
+        assert (sick.status_code, sick.text) == (503, '{"error":"unhealthy","error_type":"healthcheck"}')
+        house.engine.submit = submit  # type: ignore[method-assign]
+        count = len(house.engine.requests)
+        assert (await house.client.get("/health")).status_code == 200
+        assert len(house.engine.requests) == count + 1
+        assert house.engine.requests[-1].max_tokens == 1
+        assert (await house.client.get("/health")).status_code == 200
+        assert len(house.engine.requests) == count + 1
+
+
+async def test_metrics_have_the_originals_names(native: LocalHouse) -> None:
+    assert (await generate(native.client, max_new_tokens=3)).status_code == 200
+    assert (await generate(native.client, top_k=0)).status_code == 422
+    await ask(native.client, "/generate_stream", {"inputs": "x", "parameters": {"max_new_tokens": 2}})
+    await ask(native.client, "/generate_stream", {"inputs": ""})
+    answer = await native.client.get("/metrics")
+    lines = answer.text.splitlines()
+    assert "# TYPE tgi_request_count counter" in lines
+    assert "# HELP tgi_request_count Total number of requests" in lines
+    assert "tgi_request_count 4" in lines
+    assert "tgi_request_success 2" in lines
+    assert 'tgi_request_failure{err="validation"} 2' in lines
+    for name in ("duration", "validation_duration", "queue_duration", "inference_duration", "input_length"):
+        assert f"tgi_request_{name}_count 2" in lines
+    assert "tgi_request_generated_tokens_sum 5" in lines
+    assert "tgi_request_max_new_tokens_sum 5" in lines
+    assert 'tgi_request_duration_bucket{le="0.00015"} 0' in lines
+    assert 'tgi_request_generated_tokens_bucket{le="2.56"} 1' in lines
+    assert "tgi_queue_size 0" in lines
+    # A series appears with its first value, and the house's own metrics stay.
+    assert "tgi_request_skipped_tokens" not in answer.text
+    assert "dragoman_generated_tokens_total 5.0" in lines
+
+
+async def test_requests_of_other_dialects_count_too(template: ChatTemplate) -> None:
+    from stub_house import local_house
+
+    async with local_house(template, QUICK, STUB) as house:
+        await house.client.post("/openai/v1/completions", json={"prompt": "a", "max_tokens": 2})
+        lines = (await house.client.get("/metrics")).text.splitlines()
+        assert "tgi_request_count 1" in lines
+        assert "tgi_request_generated_tokens_sum 2" in lines
+
+
+def test_buckets() -> None:
+    assert len(DURATION_BOUNDS) == 35
+    assert DURATION_BOUNDS[:2] == (0.00015, 0.000225)
+    assert 145 < DURATION_BOUNDS[-1] < 146
+    assert steps_to(1000)[0] == 10
+    assert steps_to(1000)[-1] == 1000
+
+
+async def test_pages_of_other_origins(native: LocalHouse, template: ChatTemplate) -> None:
+    asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    answer = await native.client.options("/generate", headers=asked)
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == "*"
+    assert answer.headers["access-control-allow-methods"] == "GET,POST"
+    assert answer.headers["access-control-allow-headers"] == "content-type,authorization"
+    async with native_house(template, cors_allow_origin=("https://a.example",)) as house:
+        allowed = await house.client.get("/info", headers={"origin": "https://a.example"})
+        assert allowed.headers["access-control-allow-origin"] == "https://a.example"
+        other = await house.client.get("/info", headers={"origin": "https://b.example"})
+        assert "access-control-allow-origin" not in other.headers
+        assert other.headers["vary"] == "origin, access-control-request-method, access-control-request-headers"
