@@ -59,12 +59,22 @@ def test_text_takes_the_form_that_is_asked_for(tmp_path: Path) -> None:
     assert re.fullmatch("<[a-z]{2}>\n", generate("Hello", "--grammar", str(grammar)).stdout)
 
 
+def test_the_best_of_a_beam_search_is_shown() -> None:
+    options = ("--max-new-tokens", "12", "--num-beams", "4")
+    best = generate("Once upon a time", *options).stdout
+    assert best == generate("Once upon a time", *options, "--seed", "3").stdout
+    drawn = ("--beam-search-type", "stochastic", "--seed", "1")
+    assert generate("Once upon a time", *options, *drawn).stdout not in ("\n", best)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (("--regex", "(?=a)"), "look-around"),
         (("--json-schema", "missing.json"), "missing.json cannot be read"),
         (("--regex", "a", "--choice", "b"), "exclude each other"),
+        (("--num-beams", "4", "--temperature", "0.5"), "exclude each other"),
+        (("--length-penalty", "2"), "needs --num-beams"),
     ],
 )
 def test_form_that_cannot_be_is_one_clear_line(options: tuple[str, ...], words: str) -> None:

@@ -136,6 +136,8 @@ def test_generate_asks_a_running_server(served) -> None:
     text = ask(said, *options)
     assert len(text) > 4
     assert ask(said, *options) == text
+    search = ("--num-beams", "3", "--early-stopping", "never", "--length-penalty", "0.5")
+    assert len(ask(said, *options, *search)) > 4
 
 
 def test_bench_measures_a_running_server(served) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from dragoman.cli.remote import Address, fetch_json, stream_json
-from dragoman.cli.settings import SamplingSettings
+from dragoman.cli.settings import STOPPING, SamplingSettings
 from dragoman.cli.structure import structured_outputs
 from dragoman.core.constraint import Constraint
 from dragoman.core.errors import GenerationFailed, NotFound
@@ -65,6 +65,8 @@ class RemoteSession:
         # Only what was asked for: a server that lacks one of our extensions need not hear of it.
         asked = {k: v for k, v in msgspec.to_builtins(options).items() if v != getattr(SamplingSettings(), k)}
         asked.pop("max_new_tokens", None)
+        if "early_stopping" in asked:
+            asked["early_stopping"] = STOPPING[options.early_stopping]
         body = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, **body, **asked}
         body = {key: value for key, value in body.items() if value is not None}
         async with aclosing(stream_json(self.address, path, body)) as events:
@@ -103,6 +105,7 @@ class LocalSession:
             prompt=prompt,
             seeds=None if options.seed is None else (options.seed,),
             sampling=options.sampling(),
+            beams=options.beams(),
             ending=options.ending(),
             constraint=constraint,
         )

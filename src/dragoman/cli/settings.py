@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from dragoman.core.sampling import EndingParams, SamplingParams, both_spellings
+from dragoman.core.errors import BadRequest
+from dragoman.core.sampling import MAX_BEAMS, BeamParams, EndingParams, SamplingParams, both_spellings
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models.settings import ModelSettings
 
@@ -16,6 +17,9 @@ GIVEN = {"positional": True, "configurable": False}
 
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]  # msgspec knows no larger bound
 Count = Annotated[int, Meta(ge=1)]
+
+STOPPING: dict[str, bool | Literal["never"]] = {"false": False, "true": True, "never": "never"}
+"""When a beam search ends, by its name on the command line."""
 
 OMITTED: dict[type[msgspec.Struct], dict[str, str]] = {
     ModelSettings: {
@@ -152,6 +156,10 @@ class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True):
         dry_allowed_length: shorter repetitions cost nothing.
         dry_penalty_last_n: the newest tokens in which repetitions are looked for; -1 is all.
         bad_words: text that is not generated; may be given several times.
+        num_beams: texts that a beam search follows at a time, to show the best; 1 is none.
+        beam_search_type: how it chooses; deterministic goes with no temperature nor truncation.
+        length_penalty: above 0 a beam search prefers long texts, below 0 short ones.
+        early_stopping: when a beam search ends: with num_beams texts (true), or when no better is to be expected.
         seed: the same seed gives the same text; by default a new one each time.
         stop: text that ends the answer; may be given several times.
     """
@@ -178,6 +186,10 @@ class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True):
     dry_allowed_length: Annotated[int, Meta(ge=1)] = 2
     dry_penalty_last_n: Annotated[int, Meta(ge=-1)] = -1
     bad_words: tuple[str, ...] = ()
+    num_beams: Annotated[int, Meta(ge=1, le=MAX_BEAMS)] = 1
+    beam_search_type: Literal["deterministic", "sampling", "stochastic"] = "deterministic"
+    length_penalty: float = 1.0
+    early_stopping: Literal["false", "true", "never"] = "false"
     seed: Seed | None = None
     stop: tuple[str, ...] = ()
 
@@ -185,6 +197,23 @@ class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True):
         """As the engine is told."""
         given = msgspec.structs.asdict(self) | {"bad_words": both_spellings(self.bad_words)}
         return SamplingParams(**{name: given[name] for name in SamplingParams.__struct_fields__ if name in given})
+
+    def beams(self) -> BeamParams | None:
+        """As serving is told. Raises BadRequest where a search is described and none asked for."""
+        if self.num_beams > 1:
+            stochastic = self.beam_search_type == "stochastic"
+            return BeamParams(
+                num_beams=self.num_beams,
+                kind=self.beam_search_type,
+                length_penalty=self.length_penalty,
+                early_stopping=STOPPING[self.early_stopping],
+                pre_normalization=not stochastic,
+                post_normalization=stochastic,
+            )
+        for name in ("beam_search_type", "length_penalty", "early_stopping"):
+            if getattr(self, name) != getattr(SamplingSettings(), name):
+                raise BadRequest(f"--{name.replace('_', '-')} needs --num-beams above 1", param=name)
+        return None
 
     def ending(self) -> EndingParams:
         """As serving is told."""
