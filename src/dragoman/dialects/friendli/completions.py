@@ -76,28 +76,36 @@ class Sampled(NamedTuple):
 
 
 class TokenReader:
-    """One sequence's deltas, token by token. A token that ends the text without being part of it is left out."""
+    """One sequence's deltas, token by token. A token that ends the text without being part of it is left out.
+
+    Text that comes before its token, because the rest of that token is held back, waits for it.
+    """
 
     def __init__(self) -> None:
         self._length = 0
+        self._waiting = ""
 
     def read(self, delta: TextDelta) -> tuple[list[Sampled], str]:
-        """The tokens of a delta, and the rest of its text, which belongs to none of them."""
-        start, self._length = self._length, self._length + len(delta.text)
-        tokens = list(delta.tokens)
+        """The tokens of a delta, and at the end the rest of the text, which belongs to none of them."""
+        self._length += len(delta.text)
+        text, tokens = self._waiting + delta.text, list(delta.tokens)
+        start = self._length - len(text)
         ending = delta.finish in (FinishReason.EOS, FinishReason.STOP_TOKEN)
         if ending and tokens and tokens[-1].text_offset >= self._length:
             tokens.pop()
-        end = len(delta.text) if tokens else 0
+        if not tokens:
+            self._waiting = "" if delta.finish else text
+            return [], text if delta.finish else ""
+        self._waiting = ""
         # A token's text reaches to where the next one's begins.
-        places = [min(max(token.text_offset - start, 0), end) for token in tokens[1:]]
-        cuts = zip([0, *places], [*places, end], strict=False)
+        places = [min(max(token.text_offset - start, 0), len(text)) for token in tokens[1:]]
+        cuts = zip([0, *places], [*places, len(text)], strict=True)
         shown = {id(token) for token in shown_tokens(tokens, self._length, delta.finish)}
         sampled = [
-            Sampled(token, delta.text[begin:stop], id(token) in shown)
-            for token, (begin, stop) in zip(tokens, cuts, strict=False)
+            Sampled(token, text[begin:stop], id(token) in shown)
+            for token, (begin, stop) in zip(tokens, cuts, strict=True)
         ]
-        return sampled, delta.text[end:]
+        return sampled, ""
 
 
 class CompletionStream:
@@ -126,10 +134,10 @@ class CompletionStream:
         return sse(self._head.body(KIND, [choice]))
 
 
-def stream_end(head: Head, counts: Sequence[Usage]) -> Iterable[bytes]:
+def stream_end(head: Head, kind: str, counts: Sequence[Usage]) -> Iterable[bytes]:
     """The counts, where they were asked for, and the mark of the end."""
     if head.counted:
-        yield sse(head.body(KIND, [], usage=usage(counts)))
+        yield sse(head.body(kind, [], usage=usage(counts)))
     yield DONE
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import time
 from typing import Any
@@ -12,7 +13,7 @@ from dragoman.core.serving import Serving
 from dragoman.dialects.answers import encoded, sse, stream_answer
 from dragoman.dialects.batch import generate_all
 from dragoman.dialects.field import Reading
-from dragoman.dialects.friendli import chat_fields
+from dragoman.dialects.friendli import chat_fields, chats, completions
 from dragoman.dialects.friendli.chats import ChatStream, Shown, chat_completion
 from dragoman.dialects.friendli.clients import claims, reads_events
 from dragoman.dialects.friendli.completions import CompletionStream, Wanted, completion, stream_end
@@ -82,15 +83,13 @@ class SurfaceApi:
             return
         n = values["n"]
         if reads_events(exchange.headers, body):
-            streams = [EventStream(j * n, n, wanted) for j in range(len(requests))]
-            await stream_answer(
-                serving, exchange, requests, streams, end=lambda counts: complete(streams, counts), fault=_fault
-            )
+            events = [EventStream(j * n, n, wanted) for j in range(len(requests))]
+            end = functools.partial(complete, events)
+            await stream_answer(serving, exchange, requests, events, end=end, fault=_fault)
         else:
             chunks = [CompletionStream(head, j * n, n, wanted) for j in range(len(requests))]
-            await stream_answer(
-                serving, exchange, requests, chunks, end=lambda counts: stream_end(head, counts), fault=_fault
-            )
+            end = functools.partial(stream_end, head, completions.KIND)
+            await stream_answer(serving, exchange, requests, chunks, end=end, fault=_fault)
 
     async def chat_completions(self, serving: Serving, exchange: Exchange) -> None:
         """``POST {surface}/chat/completions``."""
@@ -110,9 +109,8 @@ class SurfaceApi:
         shown = Shown(plan.shape, values["logprobs"], values["include_reasoning"])
         if values["stream"]:
             streams = [ChatStream(head, request.n, shown)]
-            await stream_answer(
-                serving, exchange, [request], streams, end=lambda counts: stream_end(head, counts), fault=_fault
-            )
+            end = functools.partial(stream_end, head, chats.KIND)
+            await stream_answer(serving, exchange, [request], streams, end=end, fault=_fault)
         else:
             result = await exchange.unless_gone(serving.generate(request))
             in_thread = shown.logprobs or plan.shape.format is not None
