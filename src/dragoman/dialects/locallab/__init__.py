@@ -63,6 +63,7 @@ def _generating(handlers: Generating) -> tuple[Operation, ...]:
             summary="Answer a prompt as plain text while it is written.",
             handler=handlers.generate_stream,
             table=GENERATE,
+            media=("text/plain",),
         ),
         Operation(
             method="POST",

@@ -129,6 +129,7 @@ def operations(service: Service) -> tuple[Operation, ...]:
             summary="Continue a text, token by token.",
             handler=routes.generate_stream,
             table=GENERATE,
+            media=("text/event-stream",),
             claims=_claims,
         ),
     )
