@@ -34,6 +34,9 @@ def routes_of(prefixed: Sequence[Dialect], bare: Sequence[Dialect], hosting: Hos
     for dialect, prefix in [*((each, "") for each in bare), *((each, f"/{each.name}") for each in prefixed)]:
         for operation in dialect.operations:
             paths.setdefault(prefix + operation.path, []).append(Endpoint(dialect, operation))
+            if prefix and operation.path == "/":
+                # A client whose base is the prefix asks for it as it is.
+                paths.setdefault(prefix, []).append(Endpoint(dialect, operation))
         for opening in dialect.sockets:
             sockets.setdefault(prefix + opening.path, []).append(SocketPlace(dialect, opening))
     for path, places in sockets.items():

@@ -15,6 +15,7 @@ from stub_house import QUICK, STUB, LocalHouse, local_house
 from dragoman.dialects import tgi
 from dragoman.dialects.tgi.settings import TgiSettings
 from dragoman.engine.messages import StubModel
+from dragoman.server.settings import ServerSettings
 from dragoman.text import ChatTemplate
 
 CONTEXT = 256
@@ -44,3 +45,8 @@ def events_of(text: str) -> list[Any]:
     assert rest == ""
     assert all(event.startswith("data: ") and "\n" not in event for event in found)
     return [json.loads(event.removeprefix("data: ")) for event in found]
+
+
+def tgi_served() -> ServerSettings:
+    """The settings of a real server on which this dialect has the bare paths."""
+    return msgspec.structs.replace(QUICK, dialect="tgi")
