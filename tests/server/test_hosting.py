@@ -247,6 +247,6 @@ async def test_a_prefix_has_figures_and_documents(house: LocalHouse, dialect: Di
         for path in dialect.document_paths:
             assert (await client.get(f"/{dialect.name}{path}")).json() == document
             assert (await client.get(path)).json()["info"] == document["info"]
-        page = await client.get(f"/{dialect.name}/docs")
+        page = await client.get(f"/{dialect.name}/docs", follow_redirects=True)
         assert page.headers["content-type"] == "text/html; charset=utf-8"
-        assert f'"/{dialect.name}/openapi.json"' in page.text
+        assert "openapi.json" in page.text

@@ -125,10 +125,10 @@ def operations(settings: TgiSettings) -> tuple[Operation, ...]:
     """The document and its page."""
     pages = Pages(settings)
     return tuple(
-        Operation(method="GET", path=path, summary=summary, handler=handler, open=True)
-        for path, summary, handler in (
-            ("/api-doc/openapi.json", "The OpenAPI document of this dialect.", pages.openapi),
-            ("/docs", "Where the page is that shows it.", pages.docs),
-            ("/docs/", "The page.", pages.page),
+        Operation(method="GET", path=path, summary=summary, handler=handler, open=True, statuses=(status,), media=media)
+        for path, summary, handler, status, media in (
+            ("/api-doc/openapi.json", "The OpenAPI document of this dialect.", pages.openapi, 200, None),
+            ("/docs", "Where the page is that shows it.", pages.docs, 303, ()),
+            ("/docs/", "The page.", pages.page, 200, ("text/html",)),
         )
     )

@@ -1,0 +1,80 @@
+"""The OpenAPI documents tell the truth: requests made from them, good and bad, are answered as they say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode, checks
+from stub_house import QUICK, RunningServer, running_server
+
+from dragoman.dialects import DIALECTS
+
+EXAMPLES = 10
+LIMITS = msgspec.structs.replace(QUICK, access_log=False, header_timeout_s=10.0, body_timeout_s=10.0)
+
+# A document has no word for what fields mean together, so that some of what it allows is refused.
+NOT_SAID = [checks.positive_data_acceptance]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_server(LIMITS) as server:
+        yield server
+
+
+def operations() -> list[Any]:
+    return [
+        pytest.param(dialect.name, index, id=f"{operation.method} /{dialect.name}{operation.path}")
+        for dialect in DIALECTS
+        for index, operation in enumerate(dialect.operations)
+    ]
+
+
+@pytest.fixture(scope="module")
+def schemas(server: RunningServer) -> dict[str, list[Any]]:
+    """By dialect, its operations in the order of its document."""
+    found = {}
+    for dialect in DIALECTS:
+        schema = schemathesis.openapi.from_url(f"{server.url}/{dialect.name}/openapi.json")
+        by_label = {each.ok().label: each.ok() for each in schema.get_all_operations()}
+        found[dialect.name] = [by_label[label(dialect.name, operation)] for operation in dialect.operations]
+    return found
+
+
+def label(name: str, operation: Any) -> str:
+    return f"{operation.method} /{name}{operation.path.replace(':path', '')}"
+
+
+@pytest.mark.parametrize(("name", "index"), operations())
+def test_requests_made_from_the_document_are_answered_as_it_says(
+    server: RunningServer, schemas: dict[str, list[Any]], name: str, index: int
+) -> None:
+    operation = schemas[name][index]
+    cases = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
+    if operation.body:
+        cases |= operation.as_strategy(generation_mode=GenerationMode.NEGATIVE)
+
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=cases)
+    def ask(case: Any) -> None:
+        case.call_and_validate(base_url=server.url, timeout=30, excluded_checks=NOT_SAID)
+
+    ask()
+
+
+def test_nothing_is_left_of_it(server: RunningServer) -> None:
+    assert httpx.get(f"{server.url}/readyz").status_code == 200
+    assert server.house.serving.admission.running == 0
