@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dragoman.core.request import EngineRequest
-from dragoman.core.sampling import LogprobParams, SamplingParams
+from dragoman.core.sampling import MAX_TIES, LogprobParams, SamplingParams
 from dragoman.engine.processors import processors_for
 from dragoman.engine.sampler import DRAW_TOKEN, Sampled, Sampler, top_logprobs
 from dragoman.engine.sequence import Sequence, SequenceGroup
@@ -226,8 +226,37 @@ def test_logprobs_are_of_the_models_own_logits() -> None:
 def test_alternatives_are_sorted_and_ties_go_by_id() -> None:
     logits = np.zeros((1, VOCAB), np.float32)
     logits[0, [30, 20]] = 1.0
-    ((first, second, third),) = top_logprobs(logits, [0], [3]).values()
+    ((first, second, third),) = top_logprobs(logits, [0], [3], [False]).values()
     assert [first.token_id, second.token_id, third.token_id] == [20, 30, 0]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.integers(0, 4), min_size=VOCAB, max_size=VOCAB),
+    st.integers(1, VOCAB),
+    st.sampled_from(["raw", "processed"]),
+)
+def test_ties_are_kept_where_they_are_asked_for(levels: list[int], count: int, mode: Any) -> None:
+    """Every token that is as likely as the last of the alternatives; those that cannot be drawn are like nothing."""
+    logits = np.array(levels, np.float32)[None]
+    asked = LogprobParams(top=count, ties=True, mode=mode)
+    top_k = 5 if mode == "processed" else 0
+    sequences = [
+        make_sequence(logprobs=asked, top_k=top_k),
+        make_sequence(logprobs=LogprobParams(top=count, mode=mode)),
+    ]
+    top = Sampler().sample(np.tile(logits, (2, 1)), sequences).top
+    order = sorted(range(VOCAB), key=lambda token: (-levels[token], token))
+    possible = [token for token in order if not top_k or levels[token] >= levels[order[top_k - 1]]]
+    ties = [token for token in possible[count:] if levels[token] == levels[order[count - 1]]]
+    assert [each.token_id for each in top[0]][: len(possible)] == [*possible[:count], *ties]
+    assert len(top[0]) == count + len(ties)
+    assert len(top[1]) == count
+
+
+def test_no_more_ties_than_are_bounded() -> None:
+    (top,) = top_logprobs(np.zeros((1, 1000), np.float32), [0], [2], [True]).values()
+    assert [each.token_id for each in top] == list(range(2 + MAX_TIES))
 
 
 def test_a_row_that_is_no_distribution_has_no_token() -> None:

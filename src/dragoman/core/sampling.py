@@ -167,6 +167,9 @@ class EndingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     skip_special_tokens: bool = True
 
 
+MAX_TIES = 64
+
+
 class LogprobParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Which log-probabilities to report.
 
@@ -174,7 +177,7 @@ class LogprobParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         mode: ``raw``: log-softmax of the model's own logits; ``processed``: of what the token was drawn from, after all
             steps that ran. Those of the prompt are always raw.
         top: how many alternatives beside the chosen token.
-        ties: alternatives as likely as the last of them are reported too.
+        ties: alternatives as likely as the last of them are reported too, at most ``MAX_TIES``, the lowest ids.
         prompt: report the prompt's tokens too (the first has none).
     """
 
@@ -182,3 +185,8 @@ class LogprobParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     ties: bool = False
     prompt: bool = False
     mode: Literal["raw", "processed"] = "raw"
+
+    @property
+    def most(self) -> int:
+        """Alternatives that one token may have."""
+        return self.top + (MAX_TIES if self.ties and self.top else 0)

@@ -64,7 +64,7 @@ def candidates(
         places = _largest(perturbed, count)
         best, keys = kept[places].astype(np.int32), perturbed[places]
     reported = None if mode is None else kernels.log_softmax_at(own[None], [0] * len(best), best)
-    top = top_logprobs(own[None], [0], [max(0, sequence.top_logprobs)]).get(0, ())
+    top = top_logprobs(own[None], [0], [sequence.top_logprobs], [sequence.keeps_ties]).get(0, ())
     return Candidates(best, logits[best], keys, reported, top)
 
 

@@ -260,7 +260,8 @@ class Engine:
             return
         rows = list(range(row + known, row + count))
         values = kernels.log_softmax_at(logits, rows, sequence.token_ids[first + known : first + count])
-        top = top_logprobs(logits, rows, [sequence.top_logprobs] * len(rows))
+        count = len(rows)
+        top = top_logprobs(logits, rows, [sequence.top_logprobs] * count, [sequence.keeps_ties] * count)
         group.prompt_logprobs.extend(values.tolist())
         group.prompt_top.extend(top.get(each, ()) for each in rows)
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dragoman import kernels
 from dragoman.core.events import TokenLogprob
-from dragoman.core.sampling import SamplingParams
+from dragoman.core.sampling import MAX_TIES, SamplingParams
 from dragoman.engine.batch import Float32, Int32
 from dragoman.engine.grammars import Follower
 from dragoman.engine.sequence import Sequence
@@ -196,22 +196,34 @@ def _add_logprobs(
     valid = [(row, place) for row, place in zip(rows, places, strict=True) if drawn[place] >= 0]
     rows = [row for row, _ in valid]
     values = kernels.log_softmax_at(logits, rows, [drawn[place] for _, place in valid]).tolist()
-    top = top_logprobs(logits, rows, [sequences[place].top_logprobs for _, place in valid])
+    asking = [sequences[place] for _, place in valid]
+    top = top_logprobs(logits, rows, [s.top_logprobs for s in asking], [s.keeps_ties for s in asking])
     sampled.logprobs.update({place: value for (_, place), value in zip(valid, values, strict=True)})
     sampled.top.update({place: top[row] for row, place in valid if row in top})
 
 
-def top_logprobs(logits: Float32, rows: list[int], counts: list[int]) -> dict[int, TopLogprobs]:
+def top_logprobs(logits: Float32, rows: list[int], counts: list[int], ties: list[bool]) -> dict[int, TopLogprobs]:
     """The ``counts[i]`` likeliest tokens of row ``rows[i]``, best first, ties by token id; none for a count of 0.
 
-    Log-probabilities are the log-softmax of ``logits``, float32 [any, vocabulary].
+    Where ``ties[i]``, those that are as likely as the last of them too, ``MAX_TIES`` at most; not those of probability
+    0. Log-probabilities are the log-softmax of ``logits``, float32 [any, vocabulary].
     """
-    at = [(row, count) for row, count in zip(rows, counts, strict=True) if count > 0]
+    at = [(row, count, tied) for row, count, tied in zip(rows, counts, ties, strict=True) if count > 0]
     if not at:
         return {}
-    most = max(count for _, count in at)
-    ids, values = kernels.top_logprobs(logits, [row for row, _ in at], most)
+    most = min(max(count + MAX_TIES * tied for _, count, tied in at), logits.shape[1])
+    ids, values = kernels.top_logprobs(logits, [row for row, _, _ in at], most)
     return {
-        row: tuple(map(TokenLogprob, row_ids[:count], row_values[:count]))
-        for (row, count), row_ids, row_values in zip(at, ids.tolist(), values.tolist(), strict=True)
+        row: tuple(map(TokenLogprob, row_ids[:end], row_values[:end]))
+        for (row, count, tied), row_ids, row_values in zip(at, ids.tolist(), values.tolist(), strict=True)
+        for end in (_end_of_ties(row_values, count) if tied else count,)
     }
+
+
+def _end_of_ties(values: list[float], count: int) -> int:
+    """How many of the descending ``values`` are no less than number ``count``, the last that is asked for."""
+    last = values[min(count, len(values)) - 1]
+    end = count
+    while end < min(len(values), count + MAX_TIES) and values[end] == last > -np.inf:
+        end += 1
+    return end

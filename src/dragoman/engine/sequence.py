@@ -138,6 +138,7 @@ class Sequence:
         "group",
         "hashes",
         "index",
+        "keeps_ties",
         "lookup",
         "max_length",
         "mirostat",
@@ -174,6 +175,7 @@ class Sequence:
         """Largest surprise in bits that mirostat allows the next token: what it has learned from those before."""
         self.top_logprobs = -1 if request.logprobs is None else request.logprobs.top
         """Alternatives to report with each token; -1: not even the token's own log-probability."""
+        self.keeps_ties = request.logprobs is not None and request.logprobs.ties
         self.priority = request.priority
         self.order = (-request.priority, arrival, index)
         """Ascending: who runs first. The last in this order is the first to be preempted."""

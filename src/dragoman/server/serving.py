@@ -341,9 +341,9 @@ def _before(request: GenerationRequest, prompt: tuple[int, ...]) -> int:
 def _check_logprobs(logprobs: LogprobParams, tokens: int, vocab_size: int) -> None:
     if logprobs.top > vocab_size:
         raise BadRequest(f"The model has only {vocab_size} tokens.", param="logprobs")
-    if tokens * (logprobs.top + 1) > MAX_LOGPROBS:
+    if tokens * (logprobs.most + 1) > MAX_LOGPROBS:
         message = (
-            f"{tokens} tokens with {logprobs.top} alternatives each are more than {MAX_LOGPROBS} log-probabilities."
+            f"{tokens} tokens with {logprobs.most} alternatives each are more than {MAX_LOGPROBS} log-probabilities."
         )
         raise BadRequest(f"{message} Ask for fewer tokens, sequences or alternatives.", param="logprobs")
 
