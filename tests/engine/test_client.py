@@ -16,12 +16,15 @@ import psutil
 import pytest
 from simulation import Transcript, random_request, run_alone, stub
 
+from dragoman.core.constraint import Choice
 from dragoman.core.errors import BadRequest, EngineUnavailable, ModelError, Overloaded
 from dragoman.core.events import FinishEvent, FinishReason, TokenEvent
 from dragoman.core.request import EngineRequest
+from dragoman.core.vocabulary import Vocabulary
 from dragoman.engine.client import EngineClient, State
 from dragoman.engine.messages import LoadModel, StubModel, WorkerSettings
 from dragoman.engine.settings import SchedulerSettings
+from dragoman.grammar.lark import grammar_of
 
 STUB = StubModel(vocab_size=199, num_blocks=64, max_context=600, step_s=0.002)
 
@@ -270,4 +273,40 @@ def test_a_row_that_is_no_distribution_fails_its_sequence_only() -> None:
             assert ends == [None, None, FinishReason.LENGTH]
             assert client.stats().restarts == 0
 
+    asyncio.run(play())
+
+
+def test_each_life_learns_the_vocabulary_before_its_first_grammar() -> None:
+    vocabulary = Vocabulary(tokens=(*(bytes([byte]) for byte in range(256)), b""), special_ids=(256,), end_ids=(256,))
+    asked: list[int | None] = []
+
+    async def answer(client: EngineClient, name: str, grammar: str | None) -> bytes:
+        request = EngineRequest(
+            request_id=name, prompt=(1, 2), seeds=(1,), max_tokens=8, end_token_ids=(256,), grammar=grammar
+        )
+        tokens = [event.token_id async for event in client.submit(request) if isinstance(event, TokenEvent)]
+        return b"".join(vocabulary.tokens[token] for token in tokens)
+
+    def learn() -> Vocabulary:
+        asked.append(client.health().pid)
+        return vocabulary
+
+    async def play() -> None:
+        client.teach(learn)
+        await client.start()
+        try:
+            await answer(client, "free", None)
+            assert asked == []
+            grammar = grammar_of(Choice(("yes", "no")))
+            for life in (1, 2):
+                assert await answer(client, f"first {life}", grammar) in (b"yes", b"no")
+                assert await answer(client, f"second {life}", grammar) in (b"yes", b"no")
+                assert (len(asked), asked[-1]) == (life, client.health().pid)
+                os.kill(client.health().pid or 0, signal.SIGKILL)
+                while client.health().state is State.READY:
+                    await asyncio.sleep(0.005)
+        finally:
+            await client.close()
+
+    client = EngineClient(WorkerSettings(model=msgspec.structs.replace(STUB, vocab_size=257)))
     asyncio.run(play())

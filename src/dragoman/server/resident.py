@@ -158,7 +158,6 @@ class ModelOpening:
         try:
             tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
             template = await asyncio.to_thread(ChatTemplate.load, folder, tokenizer.special_tokens)
-            await asyncio.to_thread(lambda: tokenizer.token_table)
             info = await starting
         except BaseException:
             starting.cancel()
@@ -176,7 +175,7 @@ class ModelOpening:
             timeout_s=self._settings.generation_timeout_s,
             continuing=self._continuing,
         )
-        engine.teach(served.vocabulary)
+        engine.teach(lambda: served.vocabulary)
         engine.on_step = self._on_step
         return ModelResident(offer, engine, info, template, serving, self._past)
 
