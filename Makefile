@@ -3,6 +3,7 @@
 PORT ?= 8000
 MODEL ?=
 ARGS ?=
+ROUNDS ?= 100
 VENV ?= .venv
 
 # The first Python that is new enough; PYTHON=... names another. An environment of a different version is made anew.
@@ -31,7 +32,7 @@ TEST := $(VENV)/.extra-test
 DEV := $(VENV)/.extra-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help build serve test lint bench docs clean
+.PHONY: help build serve test soak lint bench docs clean
 
 help: ## Say what each target does.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
@@ -44,6 +45,9 @@ serve: $(BUILT) ## Serve the embedded model (or MODEL=...) on port 8000 (or PORT
 
 test: $(TEST) ## Install what the tests need, and run them.
 	$(BIN)/python -m pytest $(ARGS)
+
+soak: $(TEST) ## Send crowds of clients round after round (ROUNDS=100) and look for what is left of them.
+	$(BIN)/python tests/dialects/tgi/crowd.py $(ROUNDS)
 
 lint: $(DEV) ## Check style and types.
 	$(BIN)/ruff check

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx
 import msgspec
 from chat_house import JSON
-from stub_house import QUICK, STUB, LocalHouse, local_house
+from crowd import CLIENTS
+from stub_house import QUICK, STUB, LocalHouse, RunningServer, local_house, running_server
 
 from dragoman.dialects import tgi
 from dragoman.dialects.tgi.settings import TgiSettings
@@ -50,3 +51,13 @@ def events_of(text: str) -> list[Any]:
 def tgi_served() -> ServerSettings:
     """The settings of a real server on which this dialect has the bare paths."""
     return msgspec.structs.replace(QUICK, dialect="tgi")
+
+
+@contextmanager
+def soaked() -> Iterator[RunningServer]:
+    """A real server with TGI's own number of permits, for a crowd."""
+    limits = {"header_timeout_s": 10.0, "body_timeout_s": 10.0, "write_timeout_s": 5.0, "max_waiting": CLIENTS}
+    settings = msgspec.structs.replace(tgi_served(), **limits)
+    stub = msgspec.structs.replace(STUB, num_blocks=1024)
+    with running_server(settings, stub, dialects=(tgi.make(TgiSettings()),)) as server:
+        yield server
