@@ -45,8 +45,8 @@ SLOW = msgspec.structs.replace(STUB, step_s=0.01)
 class Process:
     """``serve`` in a process of its own."""
 
-    def __init__(self, drain_s: float, step_s: float) -> None:
-        settings = msgspec.structs.replace(QUICK, drain_s=drain_s)
+    def __init__(self, drain_s: float, step_s: float, metrics_port: int | None = None) -> None:
+        settings = msgspec.structs.replace(QUICK, drain_s=drain_s, metrics_port=metrics_port)
         stub = msgspec.structs.replace(STUB, step_s=step_s)
         arguments = [msgspec.json.encode(settings), msgspec.json.encode(stub), str(FOLDER)]
         command = [sys.executable, "-c", PROGRAM, *arguments]
@@ -81,8 +81,8 @@ class Process:
 
 
 @contextmanager
-def process(drain_s: float = 10.0, step_s: float = 0.01) -> Iterator[Process]:
-    running = Process(drain_s, step_s)
+def process(drain_s: float = 10.0, step_s: float = 0.01, metrics_port: int | None = None) -> Iterator[Process]:
+    running = Process(drain_s, step_s, metrics_port)
     try:
         yield running
     finally:
@@ -116,6 +116,25 @@ def test_what_does_not_finish_in_time_is_told_so() -> None:
         reading.join()
         assert json.loads(server.events[-1])["error"]["type"] == "server_error"
         assert "Traceback" not in server.errors
+
+
+def test_a_whole_answer_that_does_not_finish_in_time_may_be_asked_for_elsewhere() -> None:
+    with process(drain_s=0.3, step_s=0.05) as server:
+        answers: list[httpx.Response] = []
+        body = {**PROMPT, "max_tokens": 250}
+
+        def ask() -> None:
+            answers.append(httpx.post(f"{server.url}/v1/completions", json=body, timeout=30))
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        while "requests_running 1.0" not in httpx.get(f"{server.url}/metrics").text:
+            assert thread.is_alive()
+        server.signal(signal.SIGTERM)
+        thread.join()
+        assert server.exit_code() == 0
+        assert answers[0].status_code == 503
+        assert answers[0].json()["error"]["message"] == "The server is shutting down."
 
 
 def test_a_second_signal_ends_at_once() -> None:
@@ -193,6 +212,36 @@ def test_a_model_that_is_not_there_is_an_error(tmp_path: Any) -> None:
         lifecycle.serve(QUICK, worker, FOLDER)
     with pytest.raises(ModelError):
         lifecycle.serve(QUICK, WorkerSettings(model=STUB), tmp_path)
+
+
+# A port for the metrics ----------------------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def test_metrics_may_have_a_port_of_their_own() -> None:
+    port = free_port()
+    with process(metrics_port=port) as server:
+        url = f"http://127.0.0.1:{port}"
+        httpx.post(f"{server.url}/v1/completions", json={**PROMPT, "max_tokens": 2}).raise_for_status()
+        assert "dragoman_generated_tokens_total 2.0" in httpx.get(f"{url}/metrics").text
+        for path in ("/v1/models", "/health", "/"):
+            assert httpx.get(url + path).status_code == 404
+        assert httpx.post(f"{url}/metrics").status_code == 405
+        server.signal(signal.SIGTERM)
+        assert server.exit_code() == 0
+        assert "Traceback" not in server.errors
+
+
+def test_a_metrics_port_that_is_taken_does_not_keep_the_server_from_serving() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, process(metrics_port=taken.getsockname()[1]) as server:
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert httpx.get(f"{server.url}/metrics").status_code == 200
 
 
 # The engine's death --------------------------------------------------------------------------------------------------

@@ -256,6 +256,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         max_body_bytes: largest body; None: as large as the server's ``--max-body-bytes`` allows.
         key_headers: where an API key may be, beside ``Authorization: Bearer``.
         observer: makes what fills the dialect's own metrics from all that happens, whoever asked for it.
+        metrics_port: a port of their own on which its users look for the metrics, when it is the operator's choice.
         document_paths: where the dialect's clients look for its OpenAPI document, beside ``/openapi.json``.
         page_paths: where its users look for a page of it, beside ``/docs``.
     """
@@ -270,5 +271,6 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: int | None = None
     key_headers: tuple[str, ...] = ()
     observer: Callable[[Instruments], Observer] | None = None
+    metrics_port: int | None = None
     document_paths: tuple[str, ...] = ()
     page_paths: tuple[str, ...] = ()

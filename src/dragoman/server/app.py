@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from starlette.applications import Starlette
@@ -34,10 +34,14 @@ def create_app(
     *,
     metrics: Metrics | None = None,
     ready: Ready = lambda: "",
+    ended: Callable[[], bool] = lambda: False,
     dialects: Sequence[Dialect] = DIALECTS,
     keys: Keyring = Keyring(),  # noqa: B008 (without keys it has no state)
 ) -> Starlette:
-    """Everything behind the port. ``ready`` says why requests cannot be served now, or nothing.
+    """Everything behind the port.
+
+    ``ready`` says why requests cannot be served now, or nothing; ``ended``, whether what still ran was given up because
+    the server ends.
 
     Raises DragomanError when the settings name a dialect that is not among those given.
     """
@@ -55,9 +59,27 @@ def create_app(
         own,
         secured=bool(keys),
     )
-    errors = _Errors(dialects, bare, settings)
+    hosting = Hosting(serving, settings, keys, ready, ended, metrics.observers)
+    return _assembled(prefixed, bare, chosen, hosting, metrics)
+
+
+def create_figures_app(
+    serving: Serving, settings: ServerSettings, metrics: Metrics, render_error: Callable[[DragomanError], Answer]
+) -> Starlette:
+    """What is behind a port for the metrics alone."""
+    own = Dialect(name="server", title="Server", operations=(scrape(metrics),), render_error=render_error)
+    hosting = Hosting(serving, settings, Keyring(), lambda: "", lambda: False, ())
+    return _assembled((), (own,), own, hosting, metrics)
+
+
+def _assembled(
+    prefixed: Sequence[Dialect], bare: Sequence[Dialect], first: Dialect, hosting: Hosting, metrics: Metrics
+) -> Starlette:
+    """Routes, and what is around them. ``first``: whose words are used where nothing says which dialect is spoken."""
+    settings = hosting.settings
+    errors = _Errors(prefixed, bare, first, settings)
     app = Starlette(
-        routes=list(routes_of(prefixed, bare, Hosting(serving, settings, keys, ready, metrics.observers))),
+        routes=list(routes_of(prefixed, bare, hosting)),
         middleware=[Middleware(Gate, metrics=metrics, access_log=settings.access_log, refuse=errors.refusal)],
         exception_handlers={HTTPException: errors.unrouted, Exception: errors.failed},
     )
@@ -76,10 +98,12 @@ def _with_figures(dialect: Dialect, metrics: Metrics) -> Dialect:
 class _Errors:
     """Errors outside of any operation, in the words of the dialect that the path's first part belongs to."""
 
-    def __init__(self, dialects: Sequence[Dialect], bare: Sequence[Dialect], settings: ServerSettings) -> None:
+    def __init__(
+        self, prefixed: Sequence[Dialect], bare: Sequence[Dialect], first: Dialect, settings: ServerSettings
+    ) -> None:
         self._settings = settings
-        self._by_part = {dialect.name: dialect for dialect in dialects}
-        self._first = chosen_dialect(dialects, settings)
+        self._by_part = {dialect.name: dialect for dialect in prefixed}
+        self._first = first
         for dialect in bare:
             for operation in dialect.operations:
                 self._by_part.setdefault(_first_part(operation.path), dialect)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from dragoman.core.errors import DragomanError
@@ -21,6 +21,7 @@ class Hosting(NamedTuple):
     settings: ServerSettings
     keys: Keyring
     ready: Ready
+    ended: Callable[[], bool]
     observers: Sequence[Observer]
 
 

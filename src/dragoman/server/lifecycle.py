@@ -14,13 +14,14 @@ from types import FrameType
 
 import uvicorn
 
-from dragoman.core.errors import DragomanError
 from dragoman.dialects import DIALECTS
 from dragoman.dialects.wire import Dialect
 from dragoman.engine.messages import WorkerSettings
+from dragoman.server.address import address_of, bound
 from dragoman.server.app import create_app
 from dragoman.server.connection import connection_class
 from dragoman.server.continuing import IN_MEMORY, ContinueSettings
+from dragoman.server.figures import figures_listener, serve_figures
 from dragoman.server.hosting import chosen_dialect
 from dragoman.server.keys import Keyring
 from dragoman.server.opening import ONE_MODEL, House, open_house
@@ -90,12 +91,14 @@ async def run(
 ) -> None:
     """``serve``, inside a running event loop."""
     # Bound before the engine starts, so that a taken port is known at once; but nobody can connect before it listens.
-    with contextlib.closing(_bound(settings)) as listener:
+    with contextlib.closing(bound(settings.host, settings.port)) as listener:
+        figures = figures_listener(settings, dialects)
         async with open_house(
             settings, worker, folder, catalog=catalog, continuing=continuing, progress=progress
         ) as house:
             server = Server(settings, house, opened, dialects=dialects, keys=keys)
-            await server.serve(sockets=[listener])
+            async with serve_figures(figures, house, settings):
+                await server.serve(sockets=[listener])
 
 
 class Server(uvicorn.Server):
@@ -111,7 +114,13 @@ class Server(uvicorn.Server):
         keys: Keyring = NO_KEYS,
     ) -> None:
         app = create_app(
-            house.serving, settings, metrics=house.metrics, ready=house.not_ready, dialects=dialects, keys=keys
+            house.serving,
+            settings,
+            metrics=house.metrics,
+            ready=house.not_ready,
+            ended=lambda: self._ended,
+            dialects=dialects,
+            keys=keys,
         )
         config = uvicorn.Config(
             app,
@@ -131,6 +140,7 @@ class Server(uvicorn.Server):
         self._settings = settings
         self._house = house
         self._opened = opened
+        self._ended = False
         house.metrics.watch(lambda: {"connections": len(self.server_state.connections)}, dict)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -152,6 +162,7 @@ class Server(uvicorn.Server):
     async def _end_after(self, drain_s: float) -> None:
         """Time is up: without the engine every unfinished answer ends with an error."""
         await asyncio.sleep(drain_s)
+        self._ended = True
         await self._house.end()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -170,30 +181,6 @@ class Server(uvicorn.Server):
         finally:
             for sig, handler in before.items():
                 signal.signal(sig, handler)
-
-
-def address_of(listener: socket.socket) -> str:
-    """The URL of a bound socket; one that listens everywhere is reached at the loopback address too."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _bound(settings: ServerSettings) -> socket.socket:
-    try:
-        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        # `localhost` is two addresses, and most clients try this one.
-        family, kind, protocol, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-        except OSError:
-            listener.close()
-            raise
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise DragomanError(f"cannot listen on {settings.host}, port {settings.port}: {reason}") from error
-    return listener
 
 
 async def _nothing(scope: object, receive: object, send: object) -> None:

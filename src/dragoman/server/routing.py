@@ -13,7 +13,7 @@ import msgspec
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
-from dragoman.core.errors import Cancelled, DragomanError, GenerationFailed, MethodNotAllowed
+from dragoman.core.errors import Cancelled, DragomanError, EngineUnavailable, GenerationFailed, MethodNotAllowed
 from dragoman.core.observer import ObservedRequest, RequestEnd, current_request
 from dragoman.dialects.wire import Answer, Call, Dialect, Operation
 from dragoman.server.cors import is_preflight, preflight_headers
@@ -147,6 +147,9 @@ class PathEndpoint:
         if not isinstance(error, DragomanError):
             log.exception("%s %s failed, request %s", exchange.method, exchange.path[:256], exchange.request_id)
             error = GenerationFailed("The server had an internal error. Its log has more, by this request's id.")
+        elif isinstance(error, GenerationFailed) and self._hosting.ended():
+            # Nothing is wrong with the request: another server, or the next one here, will answer it.
+            error = EngineUnavailable("The server is shutting down.")
         answer = dialect.render_error(error)
         if isinstance(error, MethodNotAllowed):
             answer = msgspec.structs.replace(answer, headers={**answer.headers, "allow": self._allowed})

@@ -19,6 +19,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         host: address to listen on; 0.0.0.0 is every IPv4 interface.
         port: port to listen on; 0 takes any free one.
+        metrics_port: one more port, for GET /metrics alone; without it the one that the clients of --dialect expect, if
+            any. A port that cannot be had is no error.
         name: name of the served model in answers and in GET /v1/models; by default the model's own.
         dialect: which dialect has the bare paths that several claim, such as /v1/completions; each always has those
             under its own prefix. auto: told by what a request looks like where its dialect leaves marks.
@@ -44,6 +46,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     port: Port = 8000
+    metrics_port: Port | None = None
     dialect: DialectName = "openai"
     name: str | None = None
     alias: tuple[str, ...] = ()

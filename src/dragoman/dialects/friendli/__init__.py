@@ -21,4 +21,5 @@ def make(settings: FriendliSettings) -> Dialect:
         operations=operations,
         render_error=render_error,
         observer=FriendliObserver,
+        metrics_port=8281,
     )

@@ -1,0 +1,75 @@
+"""A second port that answers ``GET /metrics`` and nothing else, for who must not reach the first."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import uvicorn
+
+from dragoman.core.errors import DragomanError, MethodNotAllowed, NotFound
+from dragoman.dialects.wire import Answer, Dialect
+from dragoman.server.address import address_of, bound
+from dragoman.server.app import create_figures_app
+from dragoman.server.connection import connection_class
+from dragoman.server.hosting import chosen_dialect
+from dragoman.server.opening import House
+from dragoman.server.settings import ServerSettings
+
+log = logging.getLogger("dragoman.server")
+
+
+def figures_listener(settings: ServerSettings, dialects: Sequence[Dialect]) -> socket.socket | None:
+    """The socket for ``--metrics-port``, or for the port where clients of the operator's dialect look for figures.
+
+    None where there is no such port, or it cannot be had: nobody is refused an answer because nobody can count it.
+    """
+    port = settings.metrics_port
+    if port is None and settings.dialect != "auto":
+        port = chosen_dialect(dialects, settings).metrics_port
+    if port is None:
+        return None
+    try:
+        return bound(settings.host, port)
+    except DragomanError as error:
+        log.warning("no metrics on a port of their own: %s; they are at /metrics", error.message)
+        return None
+
+
+@asynccontextmanager
+async def serve_figures(listener: socket.socket | None, house: House, settings: ServerSettings) -> AsyncIterator[None]:
+    """Answer there for the duration."""
+    if listener is None:
+        yield
+        return
+    config = uvicorn.Config(
+        create_figures_app(house.serving, settings, house.metrics, _render_error),
+        http=connection_class(settings, _render_error),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        date_header=False,  # it is uvicorn's main loop that keeps it true
+        proxy_headers=False,
+        timeout_graceful_shutdown=1,
+    )
+    config.load()
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    with contextlib.closing(listener):
+        await server.startup(sockets=[listener])
+        log.info("metrics at %s/metrics", address_of(listener))
+        try:
+            yield
+        finally:
+            await server.shutdown(sockets=[listener])
+
+
+def _render_error(error: DragomanError) -> Answer:
+    status = 404 if isinstance(error, NotFound) else 405 if isinstance(error, MethodNotAllowed) else 400
+    return Answer(status=status, body={"error": error.message})
