@@ -1,0 +1,63 @@
+"""Client packages in environments of their own: several share an import name, and none may decide our versions.
+
+A script of checks runs in such an environment against a server of ours; each of its functions is a test here.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / ".venv-witness"
+INSTALL_S = 300
+CHECKS_S = 120
+
+
+def python_with(requirement: str) -> Path:
+    """The interpreter of an environment with this package, made now unless it is there. The test fails without it."""
+    folder = FOLDER / requirement.partition(",")[0].replace(">=", "-").replace("==", "-")
+    python, stamp = folder / "bin" / "python", folder / "requirement.txt"
+    wanted = f"{requirement}\npython {sys.version_info[0]}.{sys.version_info[1]}\n"
+    if stamp.is_file() and stamp.read_text() == wanted and python.exists():
+        return python
+    shutil.rmtree(folder, ignore_errors=True)
+    _run([sys.executable, "-m", "venv", "--without-pip", str(folder)])
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--disable-pip-version-check"]
+    _run([*install, "--quiet", requirement])
+    stamp.write_text(wanted)
+    return python
+
+
+def names_of_checks(script: Path) -> list[str]:
+    """The checks of a script, in its order."""
+    tree = ast.parse(script.read_text(encoding="utf-8"))
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [function.name for function in functions if function.name.startswith("check_")]
+
+
+def outcomes_of(script: Path, python: Path, url: str) -> dict[str, str]:
+    """What each check of the script found wrong with the server; empty where nothing."""
+    done = subprocess.run(
+        [str(python), str(script), url],
+        capture_output=True,
+        text=True,
+        timeout=CHECKS_S,
+        cwd=script.parent,
+        env={"PATH": "", "PYTHONPATH": str(Path(__file__).parent), "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    if done.returncode:
+        pytest.fail(f"{script.name} ended with {done.returncode}:\n{done.stderr[-4000:]}")
+    outcomes: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return outcomes
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S)
+    if done.returncode:
+        pytest.fail(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
