@@ -142,11 +142,11 @@ class Transcript:
         self._produced += len(before)
         # The token of an end that shows nothing comes after all text, what was still held back included.
         token = self._token(event, before) if before else None
-        text, matched = self._flushed(before)
-        if finish is FinishReason.EOS and before and before == self._pieces[event.token_id][0]:
-            matched = None  # by the text of the EOS token itself, and EOS comes first
+        # Ends that come first are ends also where their token's text completes a stop string, and nothing is cut.
+        is_first = finish is not FinishReason.LENGTH or self._ending.length_first
+        text, matched = self._flushed(before, look=not is_first)
         self._held.append((self._produced, token or self._token(event, "")))
-        if matched is not None and not (self._ending.length_first and finish is FinishReason.LENGTH):
+        if matched is not None:
             return self._end(text, FinishReason.STOP_STRING, matched)
         return self._end(text, finish, event.token_id if finish is FinishReason.STOP_TOKEN else None)
 
@@ -157,12 +157,14 @@ class Transcript:
         length = len(own) if text.endswith(own) else len(text)
         return self._pieces.token(event.token_id, event.logprob, event.top, self._produced - self._earlier - length)
 
-    def _flushed(self, text: str) -> tuple[str, str | None]:
-        """The text and all that was held back, cut at a stop string that is complete only now."""
+    def _flushed(self, text: str, *, look: bool = True) -> tuple[str, str | None]:
+        """The text and all that was held back, cut at a stop string that is complete only now; unless nobody looks."""
         rest = self._detokenizer.flush()
         self._produced += len(rest)
         if self._matcher is None:
             return text + rest, None
+        if not look:
+            return self._matcher.flush() + text + rest, None
         text, matched = self._matcher.push(text + rest)
         return (text, matched) if matched is not None else (text + self._matcher.flush(), None)
 
