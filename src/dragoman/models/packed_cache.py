@@ -35,6 +35,7 @@ _LOG = logging.getLogger("dragoman.models")
 _FORMAT = 1  # of the file; how the kernels pack is part of the key by itself
 _MAGIC = b"DRGMPACK"
 _PAGE = 4096
+_PROBE_BYTES = 16 << 20
 _LARGEST_HEADER_BYTES = 64 << 20
 _FREE_DISK_BYTES = 1 << 30  # never fill the last gigabyte of a disk
 _ABANDONED_AFTER_S = 3600.0
@@ -91,7 +92,9 @@ class PackedCache:
         try:
             with path.open("rb") as stream:
                 checksums, start = _read_header(stream.fileno(), layout)
-                packed = None if memory == "copy" else _map(stream.fileno(), start, layout, checksums)
+                packed = None
+                if memory == "map" or (memory == "auto" and _may_be_huge(stream.fileno())):
+                    packed = _map(stream.fileno(), start, layout, checksums)
                 if packed is None or (memory == "auto" and not _in_huge_pages(packed[0].ctypes.data, layout.nbytes)):
                     packed = _copy(stream.fileno(), start, layout, checksums)
             with contextlib.suppress(OSError):  # a cache that may only be read
@@ -197,6 +200,18 @@ def _map(file: int, start: int, layout: Layout, checksums: Sequence[int]) -> Pac
         if found != expected:
             raise _DamagedError(f"checksum of {entry.parameter.name}")
     return packed
+
+
+def _may_be_huge(file: int) -> bool:
+    """Whether the beginning of a file comes in huge pages. Mapping all of it, only to copy it then, takes 0.1 s for each
+    GB."""
+    mapped = mmap.mmap(file, min(os.fstat(file).st_size, _PROBE_BYTES), access=mmap.ACCESS_READ)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+    beginning = np.frombuffer(mapped, np.uint8)
+    kernels.checksum(beginning)  # touches every page
+    return _in_huge_pages(beginning.ctypes.data, len(beginning))
 
 
 def _in_huge_pages(address: int, nbytes: int) -> bool:
