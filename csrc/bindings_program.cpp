@@ -182,13 +182,15 @@ void bind_program(nb::module_& m) {
       .def("logits", &OwningProgram::logits)
       .def("run", &run, nb::arg("token_ids"), nb::arg("positions"), nb::arg("row_starts"), nb::arg("block_tables"),
            nb::arg("logit_rows"), nb::arg("embedding_rows").none(), nb::arg("embedding_values").none())
-      .def("profile", [](OwningProgram& p) {
-        nb::dict seconds;
-        for (const Program::Timing& timing : p.profile()) {
-          if (timing.calls > 0) seconds[timing.operation.c_str()] = timing.seconds;
-        }
-        return seconds;
-      });
+      .def("profile",
+           [](OwningProgram& p, bool by_shape) {
+             nb::dict seconds;
+             for (const Program::Timing& timing : p.profile(by_shape)) {
+               if (timing.calls > 0) seconds[timing.operation.c_str()] = timing.seconds;
+             }
+             return seconds;
+           },
+           nb::arg("by_shape"));
 }
 
 }  // namespace dragoman

@@ -1,4 +1,4 @@
-// Packed matrix products: register tiles over panels of a few column blocks.
+// Packed matrix products: register tiles of a few rows over one block of columns.
 //
 // Every element of y is one chain over k: for quantized weights an exact integer sum per group, folded into the float32
 // sum of its span of four groups in ascending order, and the spans' sums in ascending order; otherwise one fused
@@ -12,84 +12,56 @@
 
 namespace dragoman::DRAGOMAN_ISA {
 
-// Rows and column blocks of a tile.
-struct Shape {
-  int rows, blocks;
-};
+constexpr int kVectors = kBlock / kWidth;  // of a row of a tile
 
-// Few rows: all of them in one tile, and the weights are read in the order of memory. Many rows: enough chains to cover
-// the latency of the multiplier (about 12), in a shape that loads least, and no more than the registers hold; a quantized
-// chain takes two (integer and float).
+// Most rows of a tile: enough chains to cover the latency of the multiplier (about 12), in a shape that loads least, and
+// no more than the registers hold. A quantized chain takes two, integer and float. And how many vectors of a tile take
+// their group's products side by side.
 #if defined(DRAGOMAN_AVX512)
-constexpr Shape kFewQuantized{8, 1}, kManyQuantized{6, 2};
-constexpr Shape kFewFloat{8, 2}, kManyFloat{6, 4};
+constexpr int kQuantizedRows = 7, kFloatRows = 8, kTogether = 2;
 #elif defined(DRAGOMAN_AVX2)
-constexpr Shape kFewQuantized{2, 1}, kManyQuantized{2, 1};
-constexpr Shape kFewFloat{4, 1}, kManyFloat{4, 1};
+constexpr int kQuantizedRows = 4, kFloatRows = 4, kTogether = 1;
 #else
-constexpr Shape kFewQuantized{1, 1}, kManyQuantized{1, 1};
-constexpr Shape kFewFloat{1, 1}, kManyFloat{1, 1};
+constexpr int kQuantizedRows = 1, kFloatRows = 1, kTogether = 1;
 #endif
 constexpr int kMaxRows = 8;
-
-// How far ahead quantized weights are fetched that are read but once. Beside several rows of arithmetic the processor's
-// own prefetcher reaches two thirds of the bandwidth. Beside one row it follows the numbers of int8, though not their
-// scales, and does not keep up with the half as long rows of int4: there, other distances and pairings lose 5 to 20 %.
-constexpr long kFetchAhead = 32768, kNumbersAhead = 4096, kScalesAhead = 512;
 #if defined(DRAGOMAN_AVX512)
 constexpr bool kOneRowIsLight = true;
 #else
 constexpr bool kOneRowIsLight = false;  // its arithmetic is as heavy as that of several rows above
 #endif
 
-// Some column blocks of a matrix, as a tile reads them.
-struct Panel {
-  const std::uint8_t* numbers;  // of the first block
-  const std::uint8_t* scales;   // of the first block
-  long stride;                  // bytes from one block to the next
-  long minimums_offset;         // bytes from the scales to the minimums
-  long groups;
-};
-
-// Lines to fetch into the cache while a tile runs. Without `next`, one row reads a stream from memory.
+// Lines to fetch into the second-level cache while a tile runs.
 struct Prefetch {
   const std::uint8_t* next;
   long lines_per_group;
 };
 
 DRAGOMAN_INLINE void fetch(Prefetch& prefetch) {
-  for (long i = 0; i < prefetch.lines_per_group; ++i, prefetch.next += 64) __builtin_prefetch(prefetch.next, 0, 3);
+  for (long i = 0; i < prefetch.lines_per_group; ++i, prefetch.next += 64) __builtin_prefetch(prefetch.next, 0, 2);
 }
 
-template <bool nibbles>
-DRAGOMAN_INLINE void fetch_for_one_row(const std::uint8_t* numbers, const std::uint8_t* scales) {
-  if constexpr (nibbles) {
-    for (long i = 0; i < 256; i += 64) __builtin_prefetch(numbers + kNumbersAhead + i, 0, 3);
-  } else {
-    __builtin_prefetch(scales + kScalesAhead, 0, 3);
-  }
-}
-
-// The integer sums of one group: acc[i][j] = Σ q · (w − bias).
-template <int M, int NB, bool nibbles, class Span>
-DRAGOMAN_INLINE void multiply_group(const std::uint8_t* w, long stride, Span span, long g, Ints (&acc)[M][NB]) {
+// The integer sums of one group over V vectors of columns: acc[i][j] = Σ q · (w − bias).
+template <int M, int V, bool nibbles, class Span>
+DRAGOMAN_INLINE void multiply_group(const std::uint8_t* w, Span span, long g, Ints (&acc)[M][V]) {
+  constexpr long kRow = kBlock * 4;  // bytes of a quad of each column
 #pragma GCC unroll 8
   for (int i = 0; i < M; ++i) {
     const Ints start = broadcast_int(kBytesAreSigned && !nibbles ? 0 : span(i).start[g]);
-#pragma GCC unroll 4
-    for (int j = 0; j < NB; ++j) acc[i][j] = start;
+#pragma GCC unroll 2
+    for (int j = 0; j < V; ++j) acc[i][j] = start;
   }
   if constexpr (nibbles) {
 #pragma GCC unroll 4
     for (int q = 0; q < 8; q += 2) {
-      Bytes both[NB];
-#pragma GCC unroll 4
-      for (int j = 0; j < NB; ++j) both[j] = load_bytes(w + j * stride + q * 32);
+      Bytes both[V];
+#pragma GCC unroll 2
+      for (int j = 0; j < V; ++j) both[j] = load_bytes(w + q / 2 * kRow + j * 64);
 #pragma GCC unroll 8
       for (int i = 0; i < M; ++i) {
         const std::uint32_t first = load_u32(span(i).q[g] + q * 4), second = load_u32(span(i).q[g] + q * 4 + 4);
-#pragma GCC unroll 4
-        for (int j = 0; j < NB; ++j) {
+#pragma GCC unroll 2
+        for (int j = 0; j < V; ++j) {
           acc[i][j] = dot_nibbles(acc[i][j], low_nibbles(both[j]), first);
           acc[i][j] = dot_nibbles(acc[i][j], high_nibbles(both[j]), second);
         }
@@ -98,119 +70,113 @@ DRAGOMAN_INLINE void multiply_group(const std::uint8_t* w, long stride, Span spa
   } else {
 #pragma GCC unroll 8
     for (int q = 0; q < 8; ++q) {
-      Bytes quads[NB];
-#pragma GCC unroll 4
-      for (int j = 0; j < NB; ++j) quads[j] = load_bytes(w + j * stride + q * 64);
+      Bytes quads[V];
+#pragma GCC unroll 2
+      for (int j = 0; j < V; ++j) quads[j] = load_bytes(w + q * kRow + j * 64);
 #pragma GCC unroll 8
       for (int i = 0; i < M; ++i) {
         const std::uint32_t quad = load_u32(span(i).q[g] + q * 4);
-#pragma GCC unroll 4
-        for (int j = 0; j < NB; ++j) acc[i][j] = dot_bytes(acc[i][j], quads[j], quad);
+#pragma GCC unroll 2
+        for (int j = 0; j < V; ++j) acc[i][j] = dot_bytes(acc[i][j], quads[j], quad);
       }
     }
   }
 }
 
-template <int M, int NB, bool nibbles, bool minimum>
-DRAGOMAN_INLINE void quantized_tile(const Panel& panel, const std::uint8_t* x, long stride, Prefetch prefetch,
-                                    Vec (&sum)[M][NB]) {
+template <int M, bool nibbles, bool minimum>
+DRAGOMAN_INLINE void quantized_tile(const std::uint8_t* w, long groups, const std::uint8_t* x, long stride,
+                                    Prefetch prefetch, Vec (&sum)[M][kVectors]) {
+  constexpr Precision kPrecision = nibbles ? Precision::int4 : Precision::int8;
   for (int i = 0; i < M; ++i) {
-    for (int j = 0; j < NB; ++j) sum[i][j] = zero();
+    for (int j = 0; j < kVectors; ++j) sum[i][j] = zero();
   }
-  const std::uint8_t* w = panel.numbers;
-  const std::uint8_t* s = panel.scales;
-  for (long left = panel.groups; left > 0; left -= QuantizedSpan::kGroups) {
+  for (long left = groups; left > 0; left -= QuantizedSpan::kGroups) {
     const auto span = [=](int i) -> const QuantizedSpan& {
       return *reinterpret_cast<const QuantizedSpan*>(x + i * stride);
     };
-    Vec part[M][NB];
+    Vec part[M][kVectors];
     for (int i = 0; i < M; ++i) {
-      for (int j = 0; j < NB; ++j) part[i][j] = zero();
+      for (int j = 0; j < kVectors; ++j) part[i][j] = zero();
     }
-    const long groups = left < QuantizedSpan::kGroups ? left : QuantizedSpan::kGroups;
+    const long count = left < QuantizedSpan::kGroups ? left : QuantizedSpan::kGroups;
 #pragma GCC unroll 1
-    for (long g = 0; g < groups; ++g) {
-      if (kOneRowIsLight && M == 1 && prefetch.next == nullptr) {
-        fetch_for_one_row<nibbles>(w, s);
-      } else {
-        fetch(prefetch);
-      }
-      Ints acc[M][NB];
-      multiply_group<M, NB, nibbles>(w, panel.stride, span, g, acc);
-#pragma GCC unroll 4
-      for (int j = 0; j < NB; ++j) {
-        const std::uint8_t* const scales = s + j * panel.stride;
-        const Vec scale = load_fp16(reinterpret_cast<const std::uint16_t*>(scales));
+    for (long g = 0; g < count; ++g) {
+      fetch(prefetch);
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; v += kTogether) {
+        Ints acc[M][kTogether];
+        multiply_group<M, kTogether, nibbles>(w + v * 64, span, g, acc);
+#pragma GCC unroll 2
+        for (int j = 0; j < kTogether; ++j) {
+          const auto* const scales = reinterpret_cast<const std::uint16_t*>(w + numbers_bytes(kPrecision));
+          const Vec scale = load_fp16(scales + (v + j) * kWidth);
 #pragma GCC unroll 8
-        for (int i = 0; i < M; ++i) part[i][j] = fma(to_float(acc[i][j]), scale, part[i][j]);
-        if constexpr (minimum) {
-          const Vec least = load_fp16(reinterpret_cast<const std::uint16_t*>(scales + panel.minimums_offset));
+          for (int i = 0; i < M; ++i) part[i][v + j] = fma(to_float(acc[i][j]), scale, part[i][v + j]);
+          if constexpr (minimum) {
+            const Vec least = load_fp16(scales + kBlock + (v + j) * kWidth);
 #pragma GCC unroll 8
-          for (int i = 0; i < M; ++i) part[i][j] = fma(least, broadcast(span(i).sum[g]), part[i][j]);
+            for (int i = 0; i < M; ++i) part[i][v + j] = fma(least, broadcast(span(i).sum[g]), part[i][v + j]);
+          }
         }
       }
-      w += nibbles ? 256 : 512;
-      s += kBlock * 2;
+      w += group_bytes(kPrecision, minimum);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < M; ++i) {
       const Vec scale = broadcast(span(i).scale);
-#pragma GCC unroll 4
-      for (int j = 0; j < NB; ++j) sum[i][j] = fma(part[i][j], scale, sum[i][j]);
+#pragma GCC unroll 2
+      for (int j = 0; j < kVectors; ++j) sum[i][j] = fma(part[i][j], scale, sum[i][j]);
     }
     x += sizeof(QuantizedSpan);
   }
 }
 
-template <int M, int NB>
-DRAGOMAN_INLINE void bfloat16_tile(const Panel& panel, const std::uint8_t* x, long stride, Prefetch prefetch,
-                                   Vec (&sum)[M][NB]) {
-  for (int i = 0; i < M; ++i) {
-    for (int j = 0; j < NB; ++j) sum[i][j] = zero();
-  }
-  const std::uint8_t* w = panel.numbers;
-  for (long g = 0; g < panel.groups; ++g) {
-    fetch(prefetch);
-#pragma GCC unroll 2
-    for (int p = 0; p < kGroup / 2; ++p) {
-      Pairs pairs[NB];
-#pragma GCC unroll 4
-      for (int j = 0; j < NB; ++j) pairs[j] = load_pairs(w + j * panel.stride);
-#pragma GCC unroll 8
-      for (int i = 0; i < M; ++i) {
-        const std::uint32_t pair = load_u32(x + i * stride);
-#pragma GCC unroll 4
-        for (int j = 0; j < NB; ++j) sum[i][j] = dot_pairs(sum[i][j], pairs[j], pair);
-      }
-      x += 4;
-      w += 64;
-    }
-  }
-}
+// One step of a float chain: the next number of each column times the row's, or the next pair of each.
+struct Float32Step {
+  using Numbers = Vec;
+  static constexpr int kSteps = kGroup;  // of a group
+  DRAGOMAN_INLINE Numbers load_numbers(const std::uint8_t* w) { return load(reinterpret_cast<const float*>(w)); }
+  DRAGOMAN_INLINE Vec multiply(Vec sum, Numbers w, std::uint32_t x) { return fma(w, broadcast(bits_to_float(x)), sum); }
+};
+struct BFloat16Step {
+  using Numbers = Pairs;
+  static constexpr int kSteps = kGroup / 2;
+  DRAGOMAN_INLINE Numbers load_numbers(const std::uint8_t* w) { return load_pairs(w); }
+  DRAGOMAN_INLINE Vec multiply(Vec sum, Numbers w, std::uint32_t x) { return dot_pairs(sum, w, x); }
+};
 
-template <int M, int NB>
-DRAGOMAN_INLINE void float32_tile(const Panel& panel, const std::uint8_t* x, long stride, Prefetch prefetch,
-                                  Vec (&sum)[M][NB]) {
+template <class Step, int M>
+DRAGOMAN_INLINE void float_tile(const std::uint8_t* w, long groups, const std::uint8_t* x, long stride,
+                                Prefetch prefetch, Vec (&sum)[M][kVectors]) {
   for (int i = 0; i < M; ++i) {
-    for (int j = 0; j < NB; ++j) sum[i][j] = zero();
+    for (int j = 0; j < kVectors; ++j) sum[i][j] = zero();
   }
-  const std::uint8_t* w = panel.numbers;
-  for (long g = 0; g < panel.groups; ++g) {
+  for (long g = 0; g < groups; ++g) {
     fetch(prefetch);
 #pragma GCC unroll 2
-    for (int k = 0; k < kGroup; ++k) {
-      Vec column[NB];
-#pragma GCC unroll 4
-      for (int j = 0; j < NB; ++j) column[j] = load(reinterpret_cast<const float*>(w + j * panel.stride));
-#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; v += kTogether) {
+      Vec part[M][kTogether];
       for (int i = 0; i < M; ++i) {
-        const Vec value = broadcast(bits_to_float(load_u32(x + i * stride)));
-#pragma GCC unroll 4
-        for (int j = 0; j < NB; ++j) sum[i][j] = fma(column[j], value, sum[i][j]);
+        for (int j = 0; j < kTogether; ++j) part[i][j] = sum[i][v + j];
       }
-      x += 4;
-      w += 64;
+#pragma GCC unroll 2
+      for (int s = 0; s < Step::kSteps; ++s) {
+        typename Step::Numbers numbers[kTogether];
+#pragma GCC unroll 2
+        for (int j = 0; j < kTogether; ++j) numbers[j] = Step::load_numbers(w + s * kBlock * 4 + (v + j) * 64);
+#pragma GCC unroll 8
+        for (int i = 0; i < M; ++i) {
+          const std::uint32_t value = load_u32(x + i * stride + s * 4);
+#pragma GCC unroll 2
+          for (int j = 0; j < kTogether; ++j) part[i][j] = Step::multiply(part[i][j], numbers[j], value);
+        }
+      }
+      for (int i = 0; i < M; ++i) {
+        for (int j = 0; j < kTogether; ++j) sum[i][v + j] = part[i][j];
+      }
     }
+    x += Step::kSteps * 4;
+    w += Step::kSteps * kBlock * 4;
   }
 }
 
@@ -223,15 +189,16 @@ struct Output {
   bool accumulate;
 };
 
-template <int M, int NB>
-DRAGOMAN_INLINE void finish(const Output& out, long row, long block, const Vec (&sum)[M][NB]) {
-  for (int j = 0; j < NB; ++j) {
-    const long column = (block + j) * kBlock;
+template <int M>
+DRAGOMAN_INLINE void finish(const Output& out, long row, long block, const Vec (&sum)[M][kVectors]) {
+  for (int j = 0; j < kVectors; ++j) {
+    const long column = block * kBlock + j * kWidth;
     const long width = out.n - column;
+    if (width <= 0) return;
     for (int i = 0; i < M; ++i) {
       float* const y = out.y + (row + i) * out.ldy + column;
       Vec value = sum[i][j];
-      if (width >= kBlock) {
+      if (width >= kWidth) {
         if (out.bias != nullptr) value = value + load(out.bias + column);
         if (out.accumulate) value = value + load(y);
         store(y, value);
@@ -246,86 +213,85 @@ DRAGOMAN_INLINE void finish(const Output& out, long row, long block, const Vec (
 
 enum class Kind { float32, bfloat16, int8, int4, int4_minimum };
 
-template <Kind kind, int M, int NB>
-void run_tile(const Panel& panel, const Activations& a, long row, Prefetch prefetch, const Output& out, long block) {
-  Vec sum[M][NB];
-  const std::uint8_t* const x = a.values + row * a.stride;
-  if constexpr (kind == Kind::float32) {
-    float32_tile<M, NB>(panel, x, a.stride, prefetch, sum);
-  } else if constexpr (kind == Kind::bfloat16) {
-    bfloat16_tile<M, NB>(panel, x, a.stride, prefetch, sum);
-  } else {
-    quantized_tile<M, NB, kind != Kind::int8, kind == Kind::int4_minimum>(panel, x, a.stride, prefetch, sum);
+template <Kind kind, int M>
+void run_tile(const Matrix& w, const Activations& a, long row, Prefetch prefetch, const Output& out, long block) {
+  // The lines of y are far away: written only after they were asked for, a tile of 6 × 2048 took a tenth longer.
+  for (int i = 0; i < M; ++i) {
+    float* const y = out.y + (row + i) * out.ldy + block * kBlock;
+    for (int j = 0; j < kVectors; ++j) __builtin_prefetch(y + j * kWidth, 1, 3);
   }
-  finish<M, NB>(out, row, block, sum);
+  const std::uint8_t* const x = a.values + row * a.stride;
+  const std::uint8_t* const weights = w.block(block);
+  Vec sum[M][kVectors];
+  if constexpr (kind == Kind::float32) {
+    float_tile<Float32Step>(weights, w.groups(), x, a.stride, prefetch, sum);
+  } else if constexpr (kind == Kind::bfloat16) {
+    float_tile<BFloat16Step>(weights, w.groups(), x, a.stride, prefetch, sum);
+  } else {
+    quantized_tile<M, kind != Kind::int8, kind == Kind::int4_minimum>(weights, w.groups(), x, a.stride, prefetch, sum);
+  }
+  finish(out, row, block, sum);
 }
 
-// All rows times one panel of NB blocks, in tiles of at most R rows and as equal as can be. The tiles share the fetching
-// of the next panel; `next_bytes` is 0 after the last one.
-template <Kind kind, int R, int NB>
-void multiply_panel(const Panel& panel, const Activations& a, const std::uint8_t* next, long next_bytes,
-                    const Output& out, long block) {
-  using Tile = void (*)(const Panel&, const Activations&, long, Prefetch, const Output&, long);
+// How far ahead weights are fetched that one tile reads from memory, and beside how many rows: beside fewer, and with
+// float weights, the processor's own prefetcher does better alone.
+struct FetchAhead {
+  long rows, bytes;
+};
+constexpr FetchAhead fetch_ahead(Kind kind) {
+  if (kind == Kind::float32 || kind == Kind::bfloat16) return {kMaxRows + 1, 0};
+  const bool nibbles = kind != Kind::int8;
+  return {kOneRowIsLight ? (nibbles ? 2 : 5) : 1, nibbles ? 32768 : 16384};
+}
+
+// All rows times one block, in tiles of at most R rows and as equal as can be. The tiles share the fetching of the next
+// block, if there is one.
+template <Kind kind, int R>
+void multiply_block(const Matrix& w, const Activations& a, long block, bool another, const Output& out) {
+  using Tile = void (*)(const Matrix&, const Activations&, long, Prefetch, const Output&, long);
   static_assert(R <= kMaxRows);
   static constexpr Tile tiles[kMaxRows] = {
-      run_tile<kind, 1, NB>,
-      run_tile<kind, R >= 2 ? 2 : 1, NB>,
-      run_tile<kind, R >= 3 ? 3 : 1, NB>,
-      run_tile<kind, R >= 4 ? 4 : 1, NB>,
-      run_tile<kind, R >= 5 ? 5 : 1, NB>,
-      run_tile<kind, R >= 6 ? 6 : 1, NB>,
-      run_tile<kind, R >= 7 ? 7 : 1, NB>,
-      run_tile<kind, R >= 8 ? 8 : 1, NB>,
+      run_tile<kind, 1>,
+      run_tile<kind, R >= 2 ? 2 : 1>,
+      run_tile<kind, R >= 3 ? 3 : 1>,
+      run_tile<kind, R >= 4 ? 4 : 1>,
+      run_tile<kind, R >= 5 ? 5 : 1>,
+      run_tile<kind, R >= 6 ? 6 : 1>,
+      run_tile<kind, R >= 7 ? 7 : 1>,
+      run_tile<kind, R >= 8 ? 8 : 1>,
   };
   const long count = (a.rows + R - 1) / R;
-  const long share = (next_bytes / 64 + count - 1) / count;  // lines
-  const long lines = (share + panel.groups - 1) / panel.groups;
+  const long groups = count * w.groups();
+  constexpr FetchAhead ahead = fetch_ahead(kind);
+  const bool wanted = another && (count > 1 || a.rows >= ahead.rows);
+  const long lines = wanted ? (w.block_bytes() / 64 + groups - 1) / groups : 0;
+  const std::uint8_t* next = w.block(block) + (count > 1 ? w.block_bytes() : ahead.bytes);
   long row = 0;
   for (long t = 0; t < count; ++t) {
     const long rows = a.rows / count + (t < a.rows % count ? 1 : 0);
-    tiles[rows - 1](panel, a, row, Prefetch{next == nullptr ? nullptr : next + t * share * 64, lines}, out, block);
+    tiles[rows - 1](w, a, row, Prefetch{next, lines}, out, block);
+    next += lines * 64 * w.groups();
     row += rows;
   }
 }
 
-template <Kind kind, Shape shape>
+// Many rows: where a few blocks fit the second-level cache beside a part of the rows, part after part.
+constexpr long kRowsBytes = 400 << 10, kBlocksBytes = 450 << 10;
+
+template <Kind kind, int R>
 void multiply_blocks(const Matrix& w, const Activations& a, long begin, long end, const Output& out) {
-  constexpr int R = shape.rows, NB = shape.blocks;
-  // One tile per panel: the weights are one stream, fetched at a fixed distance. (Of float weights the processor's own
-  // prefetcher makes as much.)
-  const bool stream = a.rows <= R;
-  const auto multiply_at = [&]<int Count>(long block) {
-    const std::uint8_t* const start = w.block(block);
-    const Panel panel{start, start + w.scales_offset(), w.block_bytes(), w.scales_bytes(), w.groups()};
-    const long following = end - block - Count < Count ? end - block - Count : Count;
-    const bool light = kOneRowIsLight && a.rows == 1;
-    const std::uint8_t* const next = !stream ? w.block(block + Count) : light ? nullptr : start + kFetchAhead;
-    const long next_bytes = !stream ? following * w.block_bytes() : w.quantized() ? Count * w.block_bytes() : 0;
-    multiply_panel<kind, R, Count>(panel, a, next, next_bytes, out, block);
-  };
-  long block = begin;
-  for (; block + NB <= end; block += NB) multiply_at.template operator()<NB>(block);
-  for (; block < end; ++block) multiply_at.template operator()<1>(block);
-}
-
-// Many rows: where a few panels fit the second-level cache beside a part of the rows, part after part.
-constexpr long kRowsBytes = 400 << 10, kPanelsBytes = 450 << 10;
-
-template <Kind kind, Shape few, Shape many>
-void multiply_rows(const Matrix& w, const Activations& a, long begin, long end, const Output& out) {
-  if (a.rows <= few.rows) return multiply_blocks<kind, few>(w, a, begin, end, out);
   const long parts = (a.rows * a.stride + kRowsBytes - 1) / kRowsBytes;
-  const long blocks = kPanelsBytes / w.block_bytes() / many.blocks * many.blocks;
-  if (parts == 1 || blocks == 0) return multiply_blocks<kind, many>(w, a, begin, end, out);
-  const long step = ((a.rows + parts - 1) / parts + many.rows - 1) / many.rows * many.rows;
-  for (long block = begin; block < end; block += blocks) {
+  const long blocks = parts == 1 ? end - begin : std::max(1L, kBlocksBytes / w.block_bytes());
+  const long step = ((a.rows + parts - 1) / parts + R - 1) / R * R;
+  for (long first = begin; first < end; first += blocks) {
+    const long last = end - first < blocks ? end : first + blocks;
     for (long row = 0; row < a.rows; row += step) {
       Activations part = a;
       part.values += row * a.stride;
       part.rows = a.rows - row < step ? a.rows - row : step;
       Output there = out;
       there.y += row * out.ldy;
-      multiply_blocks<kind, many>(w, part, block, end - block < blocks ? end : block + blocks, there);
+      for (long block = first; block < last; ++block) multiply_block<kind, R>(w, part, block, block + 1 < end, there);
     }
   }
 }
@@ -333,15 +299,14 @@ void multiply_rows(const Matrix& w, const Activations& a, long begin, long end, 
 inline void multiply_matrix(const Matrix& w, const Activations& a, long begin, long end, float* y, long ldy,
                             const float* bias, bool accumulate) {
   const Output out{y, ldy, w.n, bias, accumulate};
-  constexpr Shape few = kFewQuantized, many = kManyQuantized;
   switch (w.precision) {
-    case Precision::float32: return multiply_rows<Kind::float32, kFewFloat, kManyFloat>(w, a, begin, end, out);
-    case Precision::bfloat16: return multiply_rows<Kind::bfloat16, kFewFloat, kManyFloat>(w, a, begin, end, out);
-    case Precision::int8: return multiply_rows<Kind::int8, few, many>(w, a, begin, end, out);
+    case Precision::float32: return multiply_blocks<Kind::float32, kFloatRows>(w, a, begin, end, out);
+    case Precision::bfloat16: return multiply_blocks<Kind::bfloat16, kFloatRows>(w, a, begin, end, out);
+    case Precision::int8: return multiply_blocks<Kind::int8, kQuantizedRows>(w, a, begin, end, out);
     case Precision::int4:
       // Splitting the codes again in every tile costs less than reading them as bytes from the second-level cache.
-      return w.minimum ? multiply_rows<Kind::int4_minimum, few, many>(w, a, begin, end, out)
-                       : multiply_rows<Kind::int4, few, many>(w, a, begin, end, out);
+      return w.minimum ? multiply_blocks<Kind::int4_minimum, kQuantizedRows>(w, a, begin, end, out)
+                       : multiply_blocks<Kind::int4, kQuantizedRows>(w, a, begin, end, out);
   }
 }
 

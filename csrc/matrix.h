@@ -1,16 +1,19 @@
 // A packed weight matrix W[n, k] for y = x · Wᵀ: the layout of its bytes.
 //
-// Columns of y (rows of W) are padded to blocks of 16 and k to groups of 32 with zeros. Blocks follow each other; each
-// starts at a multiple of 64 bytes and holds, with K = padded k, G = K / 32:
+// Columns of y (rows of W) are padded to blocks of 32 and k to groups of 32 with zeros. Blocks follow each other; a block
+// is its groups one after the other, and a group holds, in the order in which a product reads it:
 //
-//   float32    [K][16] float32
-//   bfloat16   [K / 2][16][2] bfloat16: pairs along k, as VDPBF16PS wants
-//   int8       [G][8][16][4] uint8: the number + 128, quads along k, as VPDPBUSD wants; then [G][16] fp16 scales
-//   int4       [G][4][16][4] uint8: the number + 8 of quad 2i in the low and of quad 2i + 1 in the high half of byte row i;
-//              then [G][16] fp16 scales; with minimum, the codes are 0 … 15 and [G][16] fp16 minimums follow
+//   float32    [32][32] float32: for each k the block's columns
+//   bfloat16   [16][32][2] bfloat16: pairs along k, as VDPBF16PS wants
+//   int8       [8][32][4] uint8: the number + 128, quads along k, as VPDPBUSD wants; then [32] fp16 scales
+//   int4       [4][32][4] uint8: the number + 8 of quad 2i in the low and of quad 2i + 1 in the high half of byte row i;
+//              then [32] fp16 scales; with minimum, the codes are 0 … 15 and [32] fp16 minimums follow
 //
-// (the fp16 parts rounded up to 64 bytes). int8 numbers are those of GGUF's Q8_0: w ≈ scale · q. int4 those of Q4_0,
-// w ≈ scale · (code − 8), or with minimum of Q4_1, w ≈ scale · code + minimum.
+// So a matrix is one stream of bytes, and the processor's prefetcher has an easy task: scales apart from their numbers, or
+// columns side by side that lie a page apart, cost a quarter of the bandwidth with one row and half of it with eight.
+//
+// int8 numbers are those of GGUF's Q8_0: w ≈ scale · q. int4 those of Q4_0, w ≈ scale · (code − 8), or with minimum of
+// Q4_1, w ≈ scale · code + minimum.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +23,25 @@ namespace dragoman {
 
 enum class Precision : std::uint8_t { float32, bfloat16, int8, int4 };
 
-constexpr long kBlock = 16;  // output columns of a block: one vector of float32
+constexpr long kBlock = 32;  // output columns of a block: two vectors of float32
 constexpr long kGroup = 32;  // inputs that share a scale
+
+// Bytes of the numbers of one group of one block.
+constexpr long numbers_bytes(Precision precision) {
+  switch (precision) {
+    case Precision::float32: return kGroup * kBlock * 4;
+    case Precision::bfloat16: return kGroup * kBlock * 2;
+    case Precision::int8: return kGroup * kBlock;
+    case Precision::int4: return kGroup * kBlock / 2;
+  }
+  return 0;
+}
+
+// Bytes of all of it: numbers, scales, minimums.
+constexpr long group_bytes(Precision precision, bool minimum) {
+  const long parts = precision < Precision::int8 ? 0 : minimum ? 2 : 1;
+  return numbers_bytes(precision) + parts * kBlock * 2;
+}
 
 struct Matrix {
   std::uint8_t* data = nullptr;
@@ -33,29 +53,15 @@ struct Matrix {
   long blocks() const { return (n + kBlock - 1) / kBlock; }
   long groups() const { return (k + kGroup - 1) / kGroup; }
   long k_padded() const { return groups() * kGroup; }
-  bool quantized() const { return precision >= Precision::int8; }
-
-  // Bytes of the numbers of one group of one block.
-  long group_bytes() const {
-    switch (precision) {
-      case Precision::float32: return kGroup * kBlock * 4;
-      case Precision::bfloat16: return kGroup * kBlock * 2;
-      case Precision::int8: return kGroup * kBlock;
-      case Precision::int4: return kGroup * kBlock / 2;
-    }
-    return 0;
-  }
-  // Where in a block its numbers end and its scales begin, and the length of those.
-  long scales_offset() const { return groups() * group_bytes(); }
-  long scales_bytes() const { return quantized() ? (groups() * kBlock * 2 + 63) / 64 * 64 : 0; }
-  long block_bytes() const { return scales_offset() + scales_bytes() * (minimum ? 2 : 1); }
+  long block_bytes() const { return groups() * group_bytes(precision, minimum); }
   std::size_t bytes() const { return static_cast<std::size_t>(blocks()) * static_cast<std::size_t>(block_bytes()); }
 
   std::uint8_t* block(long b) const { return data + b * block_bytes(); }
-  std::uint16_t* scales(long b) const { return reinterpret_cast<std::uint16_t*>(block(b) + scales_offset()); }
-  std::uint16_t* minimums(long b) const {
-    return reinterpret_cast<std::uint16_t*>(block(b) + scales_offset() + scales_bytes());
+  std::uint8_t* group(long b, long g) const { return block(b) + g * group_bytes(precision, minimum); }
+  std::uint16_t* scales(long b, long g) const {
+    return reinterpret_cast<std::uint16_t*>(group(b, g) + numbers_bytes(precision));
   }
+  std::uint16_t* minimums(long b, long g) const { return scales(b, g) + kBlock; }
 };
 
 }  // namespace dragoman

@@ -69,9 +69,9 @@ DRAGOMAN_INLINE void quantize_weights(const Matrix& w, const float* values, std:
   }
 }
 
-// 16 rows × 32 weights of one group into the block's bytes.
+// 32 rows × 32 weights of one group into the block's bytes.
 DRAGOMAN_INLINE void pack_group(const Matrix& w, long block, long g, const float (&tile)[kBlock][kGroup]) {
-  std::uint8_t* const target = w.block(block) + g * w.group_bytes();
+  std::uint8_t* const target = w.group(block, g);
   if (w.precision == Precision::float32) {
     auto* out = reinterpret_cast<float*>(target);
     for (int k = 0; k < kGroup; ++k) {
@@ -93,8 +93,10 @@ DRAGOMAN_INLINE void pack_group(const Matrix& w, long block, long g, const float
   std::uint8_t codes[kBlock][kGroup];
   float scales[kBlock], minimums[kBlock] = {};
   for (int c = 0; c < kBlock; ++c) quantize_weights(w, tile[c], codes[c], &scales[c], &minimums[c]);
-  store_fp16(w.scales(block) + g * kBlock, load(scales));
-  if (w.minimum) store_fp16(w.minimums(block) + g * kBlock, load(minimums));
+  for (int c = 0; c < kBlock; c += kWidth) {
+    store_fp16(w.scales(block, g) + c, load(scales + c));
+    if (w.minimum) store_fp16(w.minimums(block, g) + c, load(minimums + c));
+  }
   if (w.precision == Precision::int8) {
     for (int q = 0; q < 8; ++q) {
       for (int c = 0; c < kBlock; ++c) std::memcpy(target + (q * kBlock + c) * 4, &codes[c][q * 4], 4);
@@ -111,9 +113,8 @@ DRAGOMAN_INLINE void pack_group(const Matrix& w, long block, long g, const float
 }
 
 inline void pack_blocks(const Matrix& w, const void* source, SourceType type, long begin, long end) {
-  const long groups = w.groups();
   for (long block = begin; block < end; ++block) {
-    for (long g = 0; g < groups; ++g) {
+    for (long g = 0; g < w.groups(); ++g) {
       alignas(64) float tile[kBlock][kGroup];
       for (long c = 0; c < kBlock; ++c) {
         const long row = block * kBlock + c, left = row < w.n ? w.k - g * kGroup : 0;
@@ -123,18 +124,12 @@ inline void pack_blocks(const Matrix& w, const void* source, SourceType type, lo
       }
       pack_group(w, block, g, tile);
     }
-    // The rounding of the fp16 parts to 64 bytes: packed bytes are checksummed, so no garbage in between.
-    const long used = groups * kBlock * 2;
-    for (long part = 0; part < (w.quantized() ? (w.minimum ? 2 : 1) : 0); ++part) {
-      std::uint8_t* const start = w.block(block) + w.scales_offset() + part * w.scales_bytes();
-      std::memset(start + used, 0, static_cast<std::size_t>(w.scales_bytes() - used));
-    }
   }
 }
 
 // Group g of one row of w as 32 floats.
 DRAGOMAN_INLINE void unpack_group(const Matrix& w, long block, long column, long g, float* out) {
-  const std::uint8_t* const source = w.block(block) + g * w.group_bytes();
+  const std::uint8_t* const source = w.group(block, g);
   if (w.precision == Precision::float32) {
     for (int k = 0; k < kGroup; ++k) std::memcpy(out + k, source + (k * kBlock + column) * 4, 4);
     return;
@@ -159,12 +154,13 @@ DRAGOMAN_INLINE void unpack_group(const Matrix& w, long block, long column, long
       std::memcpy(codes + q * 8 + 4, &high, 4);
     }
   }
-  float scale[kBlock], minimum[kBlock] = {};
-  store(scale, load_fp16(w.scales(block) + g * kBlock));
-  if (w.minimum) store(minimum, load_fp16(w.minimums(block) + g * kBlock));
+  const long vector = column / kWidth * kWidth;
+  float scale[kWidth], minimum[kWidth] = {};
+  store(scale, load_fp16(w.scales(block, g) + vector));
+  if (w.minimum) store(minimum, load_fp16(w.minimums(block, g) + vector));
   const int bias = w.precision == Precision::int8 ? 128 : w.minimum ? 0 : 8;
   for (int k = 0; k < kGroup; ++k) {
-    out[k] = scale[column] * static_cast<float>(codes[k] - bias) + minimum[column];
+    out[k] = scale[column - vector] * static_cast<float>(codes[k] - bias) + minimum[column - vector];
   }
 }
 

@@ -37,9 +37,7 @@ Program::Program(long max_tokens, long max_sequences, long max_logit_rows, std::
       max_sequences_(in_range(max_sequences, 1 << 20, "max_sequences")),
       max_logit_rows_(in_range(max_logit_rows, 1 << 20, "max_logit_rows")),
       kv_(std::move(kv)),
-      block_written_(static_cast<std::size_t>(kv_->blocks())),
-      timings_{{{"embed", 0, 0}, {"norm", 0, 0}, {"linear", 0, 0}, {"rotate", 0, 0}, {"write_kv", 0, 0},
-                {"attend", 0, 0}, {"activation", 0, 0}, {"add", 0, 0}, {"select_rows", 0, 0}}} {}
+      block_written_(static_cast<std::size_t>(kv_->blocks())) {}
 
 int Program::buffer(long width) {
   in_range(width, 1 << 24, "width");
@@ -126,12 +124,12 @@ void Program::linear(int out, int x, const Matrix& w, const float* bias, bool ac
   const Rows domain = from.rows;
   require(!accumulate || read(out).rows == domain, "linear: cannot accumulate into rows of another kind");
   Buffer& to = write(out, domain);
-  push(kLinear, [=, this, &from, &to, &w](const Batch& batch) {
+  const auto run = [=, this, &from, &to, &w](const Batch& batch) {
     const long count = rows(domain, batch);
     if (count == 0) return;
-    dragoman::linear(w, from.data(), from.stride, count, to.data(), to.stride, bias, accumulate,
-                     scratch_);
-  });
+    dragoman::linear(w, from.data(), from.stride, count, to.data(), to.stride, bias, accumulate, scratch_);
+  };
+  push(kLinear, run, std::to_string(w.n) + " x " + std::to_string(w.k));
 }
 
 void Program::head_norm(int x, long offset, long heads, long head_dim, const float* weight, float eps) {

@@ -1,7 +1,6 @@
 // A decoder as a list of operations over float32 buffers: recorded once, run once per step.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -77,8 +76,8 @@ class Program {
     long calls;
     double seconds;
   };
-  // Time spent since the last call, by kind of operation.
-  std::vector<Timing> profile();
+  // Time spent since the last call by kind of operation, matrix products also by shape ("linear 3072 x 2048") if wanted.
+  std::vector<Timing> profile(bool by_shape);
 
  private:
   enum class Rows : std::uint8_t { unwritten, tokens, logits };
@@ -96,7 +95,10 @@ class Program {
 
   struct Operation {
     Kind kind;
+    std::string shape;  // of a matrix, else empty
     std::function<void(const Batch&)> run;
+    long calls = 0;
+    double seconds = 0;
   };
 
   const Buffer& at(int x) const;
@@ -104,7 +106,9 @@ class Program {
   Buffer& write(int x, Rows rows);
   void require_tokens(const Buffer& x, const char* operation) const;
   long rows(Rows kind, const Batch& batch) const { return kind == Rows::tokens ? batch.tokens : batch.logits; }
-  void push(Kind kind, std::function<void(const Batch&)> run) { operations_.push_back({kind, std::move(run)}); }
+  void push(Kind kind, std::function<void(const Batch&)> run, std::string shape = {}) {
+    operations_.push_back({kind, std::move(shape), std::move(run)});
+  }
   void check(const Batch& batch);
   void check_sequence(const Batch& batch, long sequence);
 
@@ -124,7 +128,6 @@ class Program {
   std::vector<Attention::Sequence> sequences_;
   std::vector<std::uint64_t> block_written_;  // by block: the last step that wrote it
   std::uint64_t step_ = 0;
-  std::array<Timing, kKinds> timings_;
 };
 
 }  // namespace dragoman

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <stdexcept>
+#include <utility>
 
 #include "program.h"
 
@@ -96,22 +97,30 @@ Logits Program::run(const Batch& batch) {
   check(batch);
   using Clock = std::chrono::steady_clock;
   Clock::time_point before = Clock::now();
-  for (const Operation& operation : operations_) {
+  for (Operation& operation : operations_) {
     operation.run(batch);
     const Clock::time_point after = Clock::now();
-    Timing& timing = timings_[operation.kind];
-    ++timing.calls;
-    timing.seconds += std::chrono::duration<double>(after - before).count();
+    ++operation.calls;
+    operation.seconds += std::chrono::duration<double>(after - before).count();
     before = after;
   }
   const Buffer& result = at(logits_);
   return {result.data(), batch.logits, result.width, result.stride};
 }
 
-std::vector<Program::Timing> Program::profile() {
+std::vector<Program::Timing> Program::profile(bool by_shape) {
+  static constexpr const char* names[kKinds] = {"embed",  "norm",       "linear", "rotate",     "write_kv",
+                                                "attend", "activation", "add",    "select_rows"};
   const std::lock_guard lock(running_);
-  std::vector<Timing> taken(timings_.begin(), timings_.end());
-  for (Timing& timing : timings_) timing.calls = 0, timing.seconds = 0;
+  std::vector<Timing> taken;
+  for (Operation& operation : operations_) {
+    std::string name = names[operation.kind];
+    if (by_shape && !operation.shape.empty()) name += " " + operation.shape;
+    auto timing = std::find_if(taken.begin(), taken.end(), [&](const Timing& t) { return t.operation == name; });
+    if (timing == taken.end()) timing = taken.insert(taken.end(), {std::move(name), 0, 0.0});
+    timing->calls += std::exchange(operation.calls, 0);
+    timing->seconds += std::exchange(operation.seconds, 0.0);
+  }
   return taken;
 }
 

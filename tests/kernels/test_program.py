@@ -194,6 +194,9 @@ def test_profile_names_what_ran(decoder: Decoder) -> None:
     assert {"embed", "norm", "linear", "rotate", "write_kv", "attend", "activation", "select_rows"} == set(profile)
     assert all(seconds > 0 for seconds in profile.values())
     assert program.profile() == {}
+    program.run(**one(np.array([1, 2], np.int32)))
+    shapes = {name for name in program.profile(by_shape=True) if name.startswith("linear ")}
+    assert f"linear {VOCAB} x {WIDTH}" in shapes
 
 
 TOKENS = np.arange(40, dtype=np.int32)

@@ -180,9 +180,9 @@ class Program:
             _float32_or_none(embedding_values),
         )
 
-    def profile(self) -> dict[str, float]:
-        """Seconds spent by kind of operation since the last call."""
-        return self._native.profile()
+    def profile(self, *, by_shape: bool = False) -> dict[str, float]:
+        """Seconds spent by kind of operation since the last call; ``by_shape`` tells matrix products apart."""
+        return self._native.profile(by_shape)
 
 
 def _int32(values: ArrayLike) -> NDArray[np.int32]:

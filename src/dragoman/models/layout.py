@@ -9,13 +9,14 @@ from dragoman.models.settings import Precision
 from dragoman.models.spec import DecoderSpec, Parameter, parameters
 
 _ALIGNMENT = 64  # a cache line: the kernels read whole ones
-# A packed matrix is a row of blocks of 16 outputs; each holds its groups of 32 inputs, then their fp16 scales if any.
-_BLOCK, _GROUP = 16, 32
+# A packed matrix is a row of blocks of 32 outputs, each a row of groups of 32 inputs. A quantized group has float16
+# scales for its outputs.
+_BLOCK, _GROUP = 32, 32
 _GROUP_BYTES: dict[Precision, int] = {
     "float32": 4 * _BLOCK * _GROUP,
     "bfloat16": 2 * _BLOCK * _GROUP,
-    "int8": _BLOCK * _GROUP,
-    "int4": _BLOCK * _GROUP // 2,
+    "int8": _BLOCK * _GROUP + 2 * _BLOCK,
+    "int4": _BLOCK * _GROUP // 2 + 2 * _BLOCK,
 }
 
 
@@ -49,8 +50,7 @@ def matrix_precision(parameter: Parameter, precision: Precision) -> Precision:
 def packed_bytes(outputs: int, inputs: int, precision: Precision) -> int:
     """Size of a packed matrix ``[outputs, inputs]``."""
     blocks, groups = -(-outputs // _BLOCK), -(-inputs // _GROUP)
-    scales = _aligned(2 * _BLOCK * groups) if precision in ("int8", "int4") else 0
-    return blocks * (groups * _GROUP_BYTES[precision] + scales)
+    return blocks * groups * _GROUP_BYTES[precision]
 
 
 def plan_layout(spec: DecoderSpec, precision: Precision) -> Layout:
