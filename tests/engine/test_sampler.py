@@ -98,6 +98,14 @@ def test_logit_bias_bans_and_forces() -> None:
     assert likeliest not in drawn
 
 
+@pytest.mark.parametrize("penalty", [1e-320, 1e-45, 1e-38, 3e38, 1e308])
+@pytest.mark.parametrize("bias", [1e308, 3e38, -3e38, -1e308])
+def test_extremes_leave_a_distribution(penalty: float, bias: float) -> None:
+    row = np.array([50, -50, 0, 5], np.float32)
+    sequence = make_sequence((0, 1), repetition_penalty=penalty, logit_bias={0: bias, 1: bias})
+    assert np.isfinite(processed(row, sequence)).all()
+
+
 def test_no_end_of_text_before_min_tokens() -> None:
     row = np.zeros((1, VOCAB), np.float32)
     row[0, [4, 5]] = 50.0

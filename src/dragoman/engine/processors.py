@@ -18,6 +18,10 @@ from dragoman.engine.batch import Float32, Int32
 from dragoman.engine.phrases import banned_phrases, dry, no_repeat_ngram
 from dragoman.engine.sequence import Processor, Sequence
 
+EXTREME = 1e20
+"""Larger repetition penalties and biases, and penalties smaller than its inverse, choose the same tokens, and would
+take logits out of float32."""
+
 
 def minimum_length(request: EngineRequest) -> Processor | None:
     """While fewer than ``min_tokens`` tokens exist, every end-of-text id is -inf."""
@@ -40,7 +44,7 @@ def penalties(request: EngineRequest) -> Processor | None:
     """
     sampling = request.sampling
     repetition, frequency, presence = (
-        sampling.repetition_penalty,
+        min(max(sampling.repetition_penalty, 1 / EXTREME), EXTREME),
         sampling.frequency_penalty,
         sampling.presence_penalty,
     )
@@ -61,7 +65,7 @@ def logit_bias(request: EngineRequest) -> Processor | None:
     if not bias:
         return None
     ids = np.array(list(bias), np.int32)
-    values = np.array(list(bias.values()), np.float32)
+    values = np.clip(list(bias.values()), -EXTREME, EXTREME).astype(np.float32)
 
     def process(logits: Float32, sequence: Sequence) -> None:
         kernels.add_bias(logits, ids, values)

@@ -253,6 +253,7 @@ async def test_other_bodies(house: ChatHouse) -> None:
         ({"max_tokens": 0}, "`max_new_tokens` must be strictly positive"),
         ({"presence_penalty": 3}, "`presence_penalty` must be >= -2.0 and <= 2.0"),
         ({"repetition_penalty": 0}, "`repetition_penalty` must be strictly positive"),
+        ({"repetition_penalty": 1e-320}, "`repetition_penalty` must be strictly positive"),
         ({"stop": ["a", "b", "c", "d", "e"]}, "`stop` supports up to 4 stop sequences. Given: 5"),
         (
             {

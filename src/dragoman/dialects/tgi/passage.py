@@ -44,7 +44,7 @@ class Passage:
         """The new tokens, in order."""
         begins = [token.text_offset - self._length for token in delta.tokens]
         # What came out before the first token's own text belongs to it: bytes that turned out to be no character.
-        ends = [*begins[1:], len(delta.text)]
+        ends = [*begins[1:], *[len(delta.text)] * bool(begins)]
         begins[:1] = [0] * bool(begins)
         pieces = [
             Piece(token, delta.text[begin:end]) for token, begin, end in zip(delta.tokens, begins, ends, strict=True)

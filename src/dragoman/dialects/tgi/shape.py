@@ -7,6 +7,8 @@ from typing import Any
 from dragoman.dialects.field import Table
 from dragoman.dialects.kinds import Boolean, Integer, Kind, ListOf, MapOf, Number, OneOf, Path, Rule, String, Violation
 
+SMALLEST_F32 = 2.0**-149
+
 
 class Sized(Integer, frozen=True):
     """An integer of one of the original's types."""
@@ -14,11 +16,19 @@ class Sized(Integer, frozen=True):
     name: str = ""
 
 
+class Float32(Number, frozen=True):
+    """A number as the original's type holds it: one too small for it is 0."""
+
+    def check(self, value: Any, path: Path) -> float:
+        number = super().check(value, path)
+        return number if abs(number) > SMALLEST_F32 / 2 else 0.0
+
+
 U32 = Sized(0, 2**32 - 1, name="u32")
 U64 = Sized(0, 2**64 - 1, name="u64")
 USIZE = Sized(0, 2**64 - 1, name="usize")
 I32 = Sized(-(2**31), 2**31 - 1, name="i32")
-F32 = Number(-3.4028234663852886e38, 3.4028234663852886e38)
+F32 = Float32(-3.4028234663852886e38, 3.4028234663852886e38)
 
 
 class Untagged(OneOf, frozen=True):
