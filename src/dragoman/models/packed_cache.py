@@ -203,8 +203,8 @@ def _map(file: int, start: int, layout: Layout, checksums: Sequence[int]) -> Pac
 
 
 def _may_be_huge(file: int) -> bool:
-    """Whether the beginning of a file comes in huge pages. Mapping all of one that does not, only to copy it then, takes
-    0.1 s for each GB."""
+    """Whether the beginning of a file comes in huge pages. Mapping all of one that does not, and then copying it, takes
+    0.1 s more for each GB."""
     mapped = mmap.mmap(file, min(os.fstat(file).st_size, _PROBE_BYTES), access=mmap.ACCESS_READ)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):
