@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
 import dragoman
-from dragoman.cli import models
+from dragoman.cli import console, models
 from dragoman.cli.keys import keys
+from dragoman.cli.logs import LogSettings
 from dragoman.cli.options import CommandLine
 from dragoman.cli.plan import plan
 from dragoman.cli.session import LocalSession, RemoteSession, remote_session
@@ -27,16 +29,26 @@ from dragoman.cli.settings import (
     SamplingSettings,
 )
 from dragoman.cli.structure import StructureSettings
+from dragoman.cli.tgi_launcher import LauncherSettings, Start, launched
+from dragoman.cli.tgi_launcher import variables as tgi_variables
 from dragoman.dialects import REGISTRY
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models.settings import ModelSettings
 from dragoman.server.continuing import ContinueSettings
-from dragoman.server.shelf import CatalogSettings
 from dragoman.server.keys import KeySettings
 from dragoman.server.settings import ServerSettings
+from dragoman.server.shelf import CatalogSettings
+from dragoman.server.tracing import TracingSettings
+
+
+def _borrowed(settled: Mapping[str, Any]) -> Mapping[str, str]:
+    return tgi_variables(os.environ) if settled.get("dialect") == "tgi" else {}
+
 
 cli = CommandLine(
-    "Text from a language model: a server that speaks OpenAI's dialect, on an engine of its own.", omitted=OMITTED
+    "Text from a language model: a server that speaks OpenAI's dialect, on an engine of its own.",
+    omitted=OMITTED,
+    borrowed=_borrowed,
 )
 
 
@@ -62,12 +74,18 @@ def serve(
     keys: KeySettings,
     catalog: CatalogSettings,
     continuing: ContinueSettings,
+    logs: LogSettings,
+    traces: TracingSettings,
+    launcher: LauncherSettings,
     **dialects: msgspec.Struct,
 ) -> None:
     """Serve a model over HTTP."""
     from dragoman.cli.serve import serve as run
 
-    run(choice, settings, scheduling, machine, server, keys, catalog, continuing, dialects)
+    start, notes = launched(launcher, Start(choice, settings, machine, scheduling, server, keys, dialects))
+    console.remarks(notes)
+    choice, settings, machine, scheduling, server, keys, launched_dialects = start
+    run(choice, settings, scheduling, machine, server, keys, catalog, continuing, logs, traces, launched_dialects)
 
 
 cli.command(serve, more={each.name: each.settings_type for each in REGISTRY})

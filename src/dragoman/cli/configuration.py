@@ -58,16 +58,23 @@ def from_environment(known: Mapping[str, Configurable]) -> dict[str, Any]:
 
     Several values are separated by spaces. Raises DragomanError naming the variable whose value is of another type.
     """
+    found = {name: os.environ.get(option.variable, "") for name, option in known.items()}
+    return from_texts({name: text for name, text in found.items() if text}, known, by_variable=True)
+
+
+def from_texts(
+    texts: Mapping[str, str], known: Mapping[str, Configurable], *, by_variable: bool = False
+) -> dict[str, Any]:
+    """The values that texts stand for, by option. Raises DragomanError as ``from_environment`` does."""
     values: dict[str, Any] = {}
-    for name, option in known.items():
-        text = os.environ.get(option.variable)
-        if not text:
-            continue
+    for name, text in texts.items():
+        option = known[name]
         several = typing.get_origin(option.annotation) is tuple
         try:
             values[name] = msgspec.convert(text.split() if several else text, option.annotation, strict=False)
         except msgspec.ValidationError as error:
-            raise DragomanError(f"{option.variable}: {error}, got {text!r}") from None
+            variable = option.variable if by_variable else name.upper()
+            raise DragomanError(f"{variable}: {error}, got {text!r}") from None
     return values
 
 

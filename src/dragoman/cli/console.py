@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,12 @@ def error(message: str) -> None:
     from rich.markup import escape
 
     notes().print(f"[bold red]error:[/] {escape(message)}")
+
+
+def remarks(sentences: Iterable[str]) -> None:
+    """What a user should know, and need not do anything about."""
+    for sentence in sentences:
+        notes().print(f"note: {sentence}", markup=False)
 
 
 def size(count: float) -> str:

@@ -38,7 +38,7 @@ def worker_settings(
     Raises ModelError for a model that is missing, of a kind that cannot be served, or too large for this machine.
     """
     _check_kernels()
-    described = describe(model, revision=settings.revision, token=settings.token)
+    described = describe(model, revision=settings.revision, token=settings.token, rope=settings.rope)
     chosen = completed(settings, scheduling)
     plan(described, chosen).require_fit()
     load = LoadModel(source=model, settings=chosen)

@@ -11,6 +11,7 @@ default.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 import types
@@ -24,6 +25,7 @@ from typing import Annotated, Any
 import msgspec
 import msgspec.inspect
 import typer
+import typer.core
 
 from dragoman.cli import configuration, console
 from dragoman.core.errors import DragomanError
@@ -47,6 +49,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     panel: str
     positional: bool = False
     configurable: bool = True
+    short: str | None = None
 
     @property
     def flag(self) -> str:
@@ -64,8 +67,8 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 def options_of(settings: Settings, omitted: Container[str] = ()) -> Iterator[Option]:
     """The options that the struct's (or dataclass's) fields are, in their order.
 
-    Those ``omitted`` keep their defaults. ``Meta(extra=...)`` may hold ``positional`` (an argument, not an option) and
-    ``configurable`` (False: only on the command line).
+    Those ``omitted`` keep their defaults. ``Meta(extra=...)`` may hold ``positional`` (an argument, not an option),
+    ``configurable`` (False: only on the command line) and ``short`` (``-p``).
     """
     hints = typing.get_type_hints(settings, include_extras=True)
     described = _documented_attributes(settings, hints)
@@ -83,25 +86,46 @@ def options_of(settings: Settings, omitted: Container[str] = ()) -> Iterator[Opt
             panel=panel,
             positional=bool(extra.get("positional")),
             configurable=bool(extra.get("configurable", True)),
+            short=extra.get("short"),
         )
+
+
+_GIVEN = "dragoman.given"
+
+
+class _Command(typer.core.TyperCommand):
+    """Notes what the command line gives before any of it is looked at: what else is read may depend on it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            with contextlib.suppress(Exception):  # what is wrong with it is said below
+                ctx.meta[_GIVEN] = self.make_parser(ctx).parse_args(args=list(args))[0]
+        return super().parse_args(ctx, args)
 
 
 class CommandLine:
     """A typer application whose commands are functions of settings structs.
 
     ``commands`` lists every command with its options, those of sub-groups included: what a configuration file may name
-    and what the documentation is written from. ``omitted``: by struct, the fields that are no options.
+    and what the documentation is written from. ``omitted``: by struct, the fields that are no options. ``borrowed``: of
+    what is set otherwise, the texts that variables with names of others hold, by option.
     """
 
-    def __init__(self, help: str, *, omitted: Mapping[Settings, Container[str]] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        help: str,
+        *,
+        omitted: Mapping[Settings, Container[str]] = MappingProxyType({}),
+        borrowed: Callable[[Mapping[str, Any]], Mapping[str, str]] = lambda settled: {},
+    ) -> None:
         self.typer = typer.Typer(help=help, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
         self.commands: dict[str, tuple[Option, ...]] = {}
-        self._omitted = omitted
+        self._omitted, self._borrowed = omitted, borrowed
         self._above = ""
 
     def group(self, name: str, help: str) -> CommandLine:
         """A command that has commands of its own."""
-        inner = CommandLine(help, omitted=self._omitted)
+        inner = CommandLine(help, omitted=self._omitted, borrowed=self._borrowed)
         inner.commands, inner._above = self.commands, f"{self._above}{name} "
         self.typer.add_typer(inner.typer, name=name)
         return inner
@@ -145,7 +169,7 @@ class CommandLine:
         run.__signature__ = inspect.Signature([*map(_parameter, options), *self._universal])  # type: ignore[attr-defined]
         run.__doc__ = body.__doc__
         self.commands[self._above + name] = tuple(options)
-        self.typer.command(name, epilog=EPILOG if options else None)(run)
+        self.typer.command(name, cls=_Command, epilog=EPILOG if options else None)(run)
         return body
 
     def configurable(self) -> dict[str, Option]:
@@ -161,7 +185,12 @@ class CommandLine:
             if not context.resilient_parsing:
                 try:
                     known = self.configurable()
-                    context.default_map = {**configuration.load(path, known), **configuration.from_environment(known)}
+                    written, set_by_us = configuration.load(path, known), configuration.from_environment(known)
+                    own = {parameter.name for parameter in context.command.params}
+                    settled = {**written, **set_by_us, **context.meta.get(_GIVEN, {})}
+                    texts = self._borrowed({name: value for name, value in settled.items() if name in own})
+                    found = configuration.from_texts(texts, known)
+                    context.default_map = {**written, **found, **set_by_us}
                 except DragomanError as error:
                     raise typer.BadParameter(error.message, param_hint="the configuration") from None
             return path
@@ -199,8 +228,12 @@ def _parameter(option: Option) -> inspect.Parameter:
     if option.positional:
         info: Any = typer.Argument(**common, metavar=option.flag)
     else:
-        flag = f"{option.flag}/--no-{option.flag[2:]}" if annotation is bool else option.flag
-        info = typer.Option(flag, **common, metavar=_metavar(annotation), show_default=option.default not in (None, ()))
+        flags = [f"{option.flag}/--no-{option.flag[2:]}" if annotation is bool else option.flag]
+        if option.short is not None:
+            flags.insert(0, f"{option.short}/" if annotation is bool else option.short)
+        info = typer.Option(
+            *flags, **common, metavar=_metavar(annotation), show_default=option.default not in (None, ())
+        )
     default = list(option.default) if isinstance(option.default, tuple) else option.default
     return inspect.Parameter(
         option.name,

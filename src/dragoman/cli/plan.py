@@ -18,7 +18,7 @@ def plan(choice: ModelChoice, settings: ModelSettings, machine: MachineSettings)
 
     With --precision auto, the stored precision and every lower one stand side by side.
     """
-    described = describe(choice.model, revision=settings.revision, token=settings.token)
+    described = describe(choice.model, revision=settings.revision, token=settings.token, rope=settings.rope)
     plans = plans_of(described, settings)
     bandwidth = measured_bandwidth(machine.threads)
     print_plans(described, plans, bandwidth)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from dragoman.core.errors import ModelError
-from dragoman.models.config import read_json, token_ids
+from dragoman.models.config import Config, read_json, token_ids
 from dragoman.models.families import read_spec
 from dragoman.models.settings import PRECISIONS, AskedPrecision, KVPrecision, Precision
 from dragoman.models.source import Source, find_source, find_weights
@@ -73,20 +75,30 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe(
-    source: str | Path | None = None, *, revision: str | None = None, token: str | None = None
+    source: str | Path | None = None,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    rope: Mapping[str, object] | None = None,
 ) -> ModelDescription:
     """Describe a model from its config: no weights are read, and from the hub none are fetched.
 
+    ``rope``: a rotary scaling in place of the config's.
+
     Raises ModelError when there is no such model, or it is of a kind or has a feature that cannot be served.
     """
-    return describe_source(find_source(source, revision=revision, token=token))
+    return describe_source(find_source(source, revision=revision, token=token), rope=rope)
 
 
-def describe_source(source: Source) -> ModelDescription:
+def describe_source(source: Source, *, rope: Mapping[str, object] | None = None) -> ModelDescription:
     """The same for files already found."""
     folder = source.folder
     config = read_json(folder / "config.json")
+    if rope is not None:
+        config = _rescaled(config, rope)
     spec = read_spec(config)
+    if rope is not None and spec.rope is None:
+        raise ModelError(f"{folder}: the model has no rotary positions that could be scaled")
     generation = read_json(folder / "generation_config.json") if (folder / "generation_config.json").exists() else {}
     eos = token_ids(generation, "eos_token_id") or token_ids(config, "eos_token_id")
     bos = token_ids(generation, "bos_token_id") or token_ids(config, "bos_token_id")
@@ -99,6 +111,13 @@ def describe_source(source: Source) -> ModelDescription:
         eos_token_ids=eos,
         bos_token_id=bos[0] if bos else None,
     )
+
+
+def _rescaled(config: dict[str, Any], rope: Mapping[str, object]) -> dict[str, Any]:
+    """The config with another rotary scaling; its base frequency stays."""
+    before = Config(config).block("rope_scaling") or Config(config).block("rope_parameters")
+    theta = {"rope_theta": before["rope_theta"]} if "rope_theta" in before else {}
+    return {**config, "rope_scaling": {**theta, **rope}, "rope_parameters": None}
 
 
 def _stored_dtype(source: Source, declared: object) -> str:

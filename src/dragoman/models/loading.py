@@ -39,10 +39,14 @@ def load(source: str | Path | None = None, settings: ModelSettings | None = None
     told from the config is told before weights are fetched, and everything before memory is taken.
     """
     settings = settings or ModelSettings()
-    described = describe_source(find_source(source, revision=settings.revision, token=settings.token))
+    described = describe_source(
+        find_source(source, revision=settings.revision, token=settings.token), rope=settings.rope
+    )
     plan(described, settings).require_fit()
     fetching = part(progress, 0.0, _DOWNLOAD_SHARE)
-    described = describe_source(find_weights(described.source, token=settings.token, progress=fetching))
+    described = describe_source(
+        find_weights(described.source, token=settings.token, progress=fetching), rope=settings.rope
+    )
     progress(READING, _DOWNLOAD_SHARE)
     family = FAMILIES[described.spec.architecture]
     checkpoint = Checkpoint(described.source.folder, described.source.weight_files, family, described.spec)

@@ -160,8 +160,9 @@ def _fitting_context(asked: int, room: int, per_token: int, table: int, settings
     if settings.max_context is not None:
         return asked
     fits = max(room, 0) // (per_token + table)
-    if settings.kv_bytes is not None:
-        fits = min(fits, settings.kv_bytes // per_token)
+    kv_bytes = _asked_kv_bytes(settings, per_token)
+    if kv_bytes is not None:
+        fits = min(fits, kv_bytes // per_token)
     fits = fits // BLOCK_TOKENS * BLOCK_TOKENS
     return asked if fits >= asked else max(fits, min(asked, _SHORTEST_CONTEXT))
 
@@ -169,14 +170,21 @@ def _fitting_context(asked: int, room: int, per_token: int, table: int, settings
 def _kv_bytes(settings: ModelSettings, context: int, per_token: int, room: int) -> int:
     """What was asked for; else enough for all sequences, at most half the room and 8 GiB, at least one context."""
     one = math.ceil(context / BLOCK_TOKENS) * BLOCK_TOKENS * per_token
-    if settings.kv_bytes is None:
+    kv_bytes = _asked_kv_bytes(settings, per_token)
+    if kv_bytes is None:
         return max(min(settings.max_sequences * one, room // 2, _MOST_KV_BYTES), min(one, max(room, 0)))
-    if settings.kv_bytes < one:
+    if kv_bytes < one:
         raise ModelError(
-            f"{_gib(settings.kv_bytes)} for keys and values cannot hold one context of {context} tokens, which takes "
-            f"{_gib(one)}"
+            f"{_gib(kv_bytes)} for keys and values cannot hold one context of {context} tokens, which takes {_gib(one)}"
         )
-    return settings.kv_bytes
+    return kv_bytes
+
+
+def _asked_kv_bytes(settings: ModelSettings, per_token: int) -> int | None:
+    """What was asked for, in bytes or as so many tokens."""
+    if settings.kv_bytes is not None or settings.kv_tokens is None:
+        return settings.kv_bytes
+    return math.ceil(settings.kv_tokens / BLOCK_TOKENS) * BLOCK_TOKENS * per_token
 
 
 def _kv_bytes_per_token(spec: DecoderSpec, kv_precision: KVPrecision) -> int:

@@ -26,6 +26,9 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_context: limits prompt and output together, in tokens; by default what the model allows and memory holds.
         kv_bytes: memory for keys and values; by default enough for max_sequences whole contexts, at most half of what
             the weights leave free and 8 GiB, at least one context.
+        kv_tokens: the same as a number of tokens; kv_bytes wins.
+        rope_scaling: how positions beyond those of training are told apart, in place of what the model's config says.
+        rope_factor: how many times as many positions; alone it means linear scaling.
         max_tokens: most tokens the engine may run in one step.
         max_sequences: most sequences in one step.
         max_logit_rows: most rows of logits in one step.
@@ -42,9 +45,19 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     precision: AskedPrecision = "auto"
     max_context: Count | None = None
     kv_bytes: Count | None = None
+    kv_tokens: Count | None = None
+    rope_scaling: Literal["linear", "dynamic"] | None = None
+    rope_factor: Annotated[float, Meta(ge=1)] | None = None
     max_tokens: Count = 512
     max_sequences: Count = 64
     max_logit_rows: Count = 64
     weights_memory: WeightsMemory = "auto"
     cache_folder: str | None = None
     cache_bytes: Annotated[int, Meta(ge=0)] = 64 << 30
+
+    @property
+    def rope(self) -> dict[str, object] | None:
+        """The rotary scaling asked for, as a config has it; None: the model's own."""
+        if self.rope_scaling is None and self.rope_factor is None:
+            return None
+        return {"rope_type": self.rope_scaling or "linear", "factor": self.rope_factor or 1.0}

@@ -45,7 +45,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     PANEL = "Server"
 
     host: str = "127.0.0.1"
-    port: Port = 8000
+    port: Annotated[Port, Meta(extra={"short": "-p"})] = 8000
     metrics_port: Port | None = None
     dialect: DialectName = "openai"
     name: str | None = None
