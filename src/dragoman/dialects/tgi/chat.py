@@ -10,12 +10,10 @@ from dragoman.core.serving import Serving
 from dragoman.dialects.tgi.body import checked, read_json
 from dragoman.dialects.tgi.chat_answers import ChatTokenizeResponse, TextMessage
 from dragoman.dialects.tgi.chat_fields import CHAT
-from dragoman.dialects.tgi.chat_translate import chat_text
 from dragoman.dialects.tgi.conversation import Conversation
 from dragoman.dialects.tgi.headers import stream_headers, whole_headers
 from dragoman.dialects.tgi.introspect import SimpleToken
 from dragoman.dialects.tgi.service import Service
-from dragoman.dialects.tgi.tools import offer_of
 from dragoman.dialects.tgi.v1_events import READY, send
 from dragoman.dialects.wire import Exchange, Operation
 
@@ -50,7 +48,10 @@ class Chat:
     async def get_chat_tokenize(self, serving: Serving, exchange: Exchange) -> None:
         """``POST /chat_tokenize``: the prompt that a chat comes to, and its tokens."""
         values = (await checked(exchange, CHAT, await read_json(exchange))).values
-        text = await chat_text(serving, values, offer_of(values))
+        conversation = Conversation(self._service, serving, exchange, values)
+        await conversation.prepare()
+        conversation.check()
+        text = conversation.run.text
         tokens = await serving.tokenize_text(text, add_special_tokens=False, bounded=False)
         simple = [SimpleToken(token.token_id, token.text, token.start, token.stop) for token in tokens]
         await exchange.reply(ChatTokenizeResponse(simple, text))

@@ -24,6 +24,7 @@ from dragoman.dialects.tgi.passage import Piece
 from dragoman.dialects.tgi.run import Run
 from dragoman.dialects.tgi.service import Service
 from dragoman.dialects.tgi.tools import NO_TOOL, Offer, offer_of
+from dragoman.dialects.tgi.validation import check_grammar, check_parameters
 from dragoman.dialects.wire import Exchange
 
 
@@ -63,6 +64,13 @@ class Conversation:
         except Violation as error:
             raise await shape_fault(self._exchange, error) from None
         await self._begin()
+
+    def check(self) -> None:
+        """The rules that need no tokens, which a generation looks at itself. Raises InvalidInput."""
+        service = self._service
+        max_input_tokens, _ = service.settings.limits(self._serving.model(None).context_tokens)
+        check_parameters(self._asked, self.run.text, service.settings, service.quirks, max_input_tokens)
+        check_grammar(self._asked, service.settings)
 
     async def whole(self) -> ChatCompletion:
         """The whole answer. Raises ToolFault for a call that was cut."""

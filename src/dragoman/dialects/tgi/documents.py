@@ -25,7 +25,7 @@ _POSITIVE: Schema = {"minimum": 0, "exclusiveMinimum": True}
 
 
 class Documented(NamedTuple):
-    """An operation of the document: ``answers`` are components by media type, of status 200."""
+    """An operation of the document: ``answers`` are components by media type, of status 200; of several, any."""
 
     path: str
     id: str
@@ -43,7 +43,7 @@ DOCUMENTED = (
         "/",
         "compat_generate",
         "Continue a text, whole or streamed.",
-        {JSON: "CompatGenerateResponse", SSE: "StreamResponse"},
+        {JSON: "CompatGenerateResponse", SSE: "StreamResponse ErrorResponse"},
         "CompatGenerateRequest",
         _GENERATING,
     ),
@@ -52,7 +52,7 @@ DOCUMENTED = (
         "/generate_stream",
         "generate_stream",
         "Continue a text, token by token.",
-        {SSE: "StreamResponse"},
+        {SSE: "StreamResponse ErrorResponse"},
         "GenerateRequest",
         _GENERATING,
     ),
@@ -74,7 +74,7 @@ DOCUMENTED = (
         "/v1/chat/completions",
         "chat_completions",
         "Answer a conversation.",
-        {JSON: "ChatCompletion", SSE: "ChatCompletionChunk"},
+        {JSON: "ChatCompletion", SSE: "ChatCompletionChunk StreamError"},
         "ChatRequest",
         _GENERATING,
     ),
@@ -82,7 +82,7 @@ DOCUMENTED = (
         "/v1/completions",
         "completions",
         "Continue one text or several.",
-        {JSON: "CompletionFinal", SSE: "Chunk"},
+        {JSON: "CompletionFinal", SSE: "Completion StreamError"},
         "CompletionRequest",
         _GENERATING,
     ),
@@ -91,7 +91,7 @@ DOCUMENTED = (
         "/invocations",
         "sagemaker_compatibility",
         "Continue a text, answer a chat or complete prompts, whichever the body asks for.",
-        {JSON: "SagemakerResponse", SSE: "SagemakerStreamResponse"},
+        {JSON: "SagemakerResponse", SSE: "SagemakerStreamResponse ErrorResponse StreamError"},
         "SagemakerRequest",
         _GENERATING,
     ),
@@ -132,7 +132,7 @@ def document(settings: TgiSettings, prefix: str = "") -> dict[str, Any]:
 def _operation(operation: Documented) -> dict[str, Any]:
     ok: dict[str, Any] = {"description": "The answer."}
     if operation.answers:
-        ok["content"] = {media: {"schema": _reference(name)} for media, name in operation.answers.items()}
+        ok["content"] = {media: {"schema": _answer(media, names)} for media, names in operation.answers.items()}
     made: dict[str, Any] = {"tags": [TITLE], "summary": operation.summary, "operationId": operation.id}
     if operation.request:
         made["requestBody"] = {"required": True, "content": {JSON: {"schema": _reference(operation.request)}}}
@@ -143,7 +143,8 @@ def _operation(operation: Documented) -> dict[str, Any]:
 
 def _error(status: int, streams: bool) -> dict[str, Any]:
     text = {TEXT: {"schema": {"type": "string"}}}
-    content = {SSE if streams else JSON: {"schema": _reference("ErrorResponse")}}
+    media = SSE if streams else JSON
+    content = {media: {"schema": _answer(media, "ErrorResponse")}}
     if status in _PLAIN:
         content = text
     elif status == 422:
@@ -151,8 +152,15 @@ def _error(status: int, streams: bool) -> dict[str, Any]:
     return {"description": _STATUSES[status], "content": content}
 
 
+def _answer(media: str, names: str) -> Schema:
+    components = names.split()
+    if media == SSE:
+        components.append("ServerSentEvent")
+    return _any(*components) if len(components) > 1 else _reference(names) if names else {"type": "string"}
+
+
 def _reference(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"} if name else {"type": "string"}
+    return {"$ref": f"#/components/schemas/{name}"}
 
 
 def _schemas(settings: TgiSettings) -> dict[str, Schema]:
@@ -166,8 +174,9 @@ def _schemas(settings: TgiSettings) -> dict[str, Schema]:
     )
     schemas = Schemas(names)
     native, chat = _native_bounds(settings), _chat_bounds(settings)
-    for table in (COMPAT_GENERATE, GENERATE, TOKENIZE):
+    for table in (COMPAT_GENERATE, GENERATE):
         schemas.table(table, native)
+    schemas.table(TOKENIZE, {})
     schemas.table(CHAT, chat)
     schemas.table(COMPLETIONS, chat | {"logprobs": {"maximum": settings.max_top_n_tokens}})
     for struct in (
@@ -182,10 +191,17 @@ def _schemas(settings: TgiSettings) -> dict[str, Schema]:
         answers.CompletionFinal,
         answers.Chunk,
         answers.ModelsInfo,
+        answers.StreamError,
     ):
         schemas.hint(struct)
     made = schemas.components
     made |= {
+        "ServerSentEvent": {
+            "type": "object",
+            "required": ["data"],
+            "properties": {"data": {"type": "string"}},
+            "description": "An event as it is on the wire: `data` is the JSON of one of the others, or `[DONE]`.",
+        },
         "FinishReason": {"type": "string", "enum": ["length", "eos_token", "stop_sequence"]},
         "ChatCompletionDelta": _any("TextMessage", "ToolCallDelta"),
         "OutputMessage": _any("TextMessage", "ToolCallMessage"),
@@ -195,7 +211,9 @@ def _schemas(settings: TgiSettings) -> dict[str, Schema]:
         "SagemakerRequest": _any("CompatGenerateRequest", "ChatRequest", "CompletionRequest"),
         "SagemakerResponse": _any("CompatGenerateResponse", "ChatCompletion", "CompletionFinal"),
         "SagemakerStreamResponse": _any("StreamResponse", "ChatCompletionChunk", "Chunk"),
+        "Prompt": _prompt(settings.max_client_batch_size),
         "GrammarType": _grammar(made["GrammarType"]),
+        "MessageChunk": _chunk(made["MessageChunk"]),
         **_message(made["Message"]),
     }
     for name in ("Details", "BestOfSequence", "StreamDetails"):
@@ -209,13 +227,28 @@ def _any(*names: str) -> Schema:
     return {"anyOf": [_reference(name) for name in names]}
 
 
+def _chunk(whole: Schema) -> Schema:
+    """A part has the member that its type names, and may have the other one as null."""
+    types = whole["properties"]["type"]["enum"]
+    return {
+        "anyOf": [
+            {
+                "type": "object",
+                "required": ["type", name],
+                "properties": {"type": {"type": "string", "enum": [name]}, name: _plain(whole["properties"][name])},
+            }
+            for name in types
+        ]
+    }
+
+
 def _message(whole: Schema) -> dict[str, Schema]:
     """A message has content or calls, which a table does not say."""
     fields = dict(whole["properties"])
     content, calls = fields.pop("content"), fields.pop("tool_calls")
     bodies = [
         {"required": ["content"], "properties": {"content": _reference("MessageContent"), "tool_calls": calls}},
-        {"required": ["tool_calls"], "properties": {"tool_calls": _present(calls, 1), "content": content}},
+        {"required": ["tool_calls"], "properties": {"tool_calls": _plain(calls) | {"minItems": 1}, "content": content}},
     ]
     return {
         "MessageBody": {"anyOf": [{"type": "object", **body} for body in bodies]},
@@ -223,8 +256,13 @@ def _message(whole: Schema) -> dict[str, Schema]:
     }
 
 
-def _present(schema: Schema, items: int) -> Schema:
-    return {key: value for key, value in schema.items() if key != "nullable"} | {"minItems": items}
+def _prompt(most: int) -> Schema:
+    text: Schema = {"type": "string", "minLength": 1}
+    return {"anyOf": [text, {"type": "array", "items": text, "minItems": 1, "maxItems": most}]}
+
+
+def _plain(schema: Schema) -> Schema:
+    return {key: value for key, value in schema.items() if key != "nullable"}
 
 
 def _grammar(whole: Schema) -> Schema:
@@ -271,6 +309,7 @@ def _shared_bounds(settings: TgiSettings) -> Bounds:
 def _native_bounds(settings: TgiSettings) -> Bounds:
     return {
         **_shared_bounds(settings),
+        "inputs": {"minLength": 1},
         "temperature": _POSITIVE,
         "top_k": _POSITIVE,
         "best_of": _POSITIVE | {"maximum": settings.max_best_of},
@@ -286,6 +325,7 @@ def _chat_bounds(settings: TgiSettings) -> dict[str, Schema]:
         presence = {"minimum": -2, "exclusiveMinimum": True}
     return {
         **_shared_bounds(settings),
+        "messages": {"minItems": 1},
         "temperature": {"minimum": 0},
         "presence_penalty": presence,
         "max_tokens": _POSITIVE,

@@ -16,9 +16,6 @@ Schema = dict[str, Any]
 Bounds = Mapping[str, Schema]
 """What the rules of requests say of fields, by the fields' names."""
 
-MAX_FLOAT = 3e38
-"""Bounds beyond it are those of the type, which its format says."""
-
 
 class Schemas:
     """Gathers ``components`` while it states kinds and types.
@@ -95,10 +92,7 @@ class Schemas:
             case Integer():
                 return {"type": "integer"} | _present(minimum=kind.minimum, maximum=kind.maximum)
             case Number():
-                low, high = kind.minimum, kind.maximum
-                low = None if low is None or low < -MAX_FLOAT else low
-                high = None if high is None or high > MAX_FLOAT else high
-                return {"type": "number", "format": "float"} | _present(minimum=low, maximum=high)
+                return {"type": "number", "format": "float"} | _present(minimum=kind.minimum, maximum=kind.maximum)
             case Boolean():
                 return {"type": "boolean"}
             case String():
