@@ -189,13 +189,20 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence) -> bool:
         while len(self.running) >= self.capacity or not self._fits(sequence):
-            last = self.running[-1] if self.running else None
-            if last is None or last.priority >= sequence.priority:
-                last = next((s for s in reversed(self.running) if _is_stuck(s)), None)
-            if last is None:
+            victim = self._victim(sequence)
+            if victim is None:
                 return False
-            self._preempt(last)
+            self._preempt(victim)
         return True
+
+    def _victim(self, sequence: Sequence) -> Sequence | None:
+        """Who makes room for a waiting sequence: the last of lower priority, else the last who can do nothing now."""
+        if self.running and self.running[-1].priority < sequence.priority:
+            return self.running[-1]
+        for last in reversed(self.running):
+            if _is_stuck(last) and (last.group is sequence.group or last.order > sequence.order):
+                return last
+        return None
 
     def _fits(self, sequence: Sequence) -> bool:
         """Memory for all its tokens, and one block more for each running sequence, lest it be preempted at once."""
@@ -444,22 +451,9 @@ class Scheduler:
         assert sorted(slots + self._slots) == list(range(self.capacity)), "a table row has two owners or none"
         assert self.unfinished == sum(len(group.unfinished) for group in self.groups.values()), "sequences are lost"
         listed = {id(s) for s in self.running} | {id(s) for s in self.waiting}
-        computing: Counter[bytes] = Counter()
         for group in self.groups.values():
-            assert group.unfinished, f"{group.request_id} is over and still here"
-            for s in group.unfinished:
-                assert (id(s) in listed) is (s.status is not Status.HELD), f"{group.request_id} is lost"
-            if group.search is not None:
-                places = {place for place, s in enumerate(group.beams) if id(s) in listed and s.remaining}
-                undecided = {place for place in range(len(group.beams)) if not group.search.has_offer(place)}
-                assert places == undecided != set(), "a beam search waits for nobody, or for somebody who is not coming"
-                assert len(set(map(id, group.beams))) == len(group.beams) == len(group.search.live), "beams are lost"
-                assert not any(id(s) in listed for s in group.sequences if s not in group.beams), "a beam is left over"
-                continue
-            held = [s for s in group.unfinished if s.status is Status.HELD]
-            assert not held or any(s.num_generated == 0 and id(s) in listed for s in group.unfinished), (
-                "held for nobody"
-            )
+            group.check_integrity(listed)
+        computing: Counter[bytes] = Counter()
         for s in self.running:
             row = self.tables[s.slot]
             assert row.tolist() == s.blocks + [-1] * (len(row) - len(s.blocks)), "a table row differs from its blocks"

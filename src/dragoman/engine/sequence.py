@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from dragoman.core.events import FinishReason, TokenLogprob
 from dragoman.core.request import EngineRequest
@@ -125,6 +125,22 @@ class SequenceGroup:
         if not self.wants_prompt_logprobs:
             return len(self.request.prompt) + self.request.max_tokens
         return len(self.prompt_logprobs) - 1
+
+    def check_integrity(self, listed: Collection[int]) -> None:
+        """Whether everyone is where it belongs. ``listed``: the ``id`` of all sequences that run or wait."""
+        assert self.unfinished, f"{self.request_id} is over and still here"
+        for s in self.unfinished:
+            assert (id(s) in listed) is (s.status is not Status.HELD), f"{self.request_id} is lost"
+        if self.search is None:
+            held = [s for s in self.unfinished if s.status is Status.HELD]
+            leads = any(s.num_generated == 0 and id(s) in listed for s in self.unfinished)
+            assert not held or leads, "held for nobody"
+            return
+        coming = {place for place, s in enumerate(self.beams) if id(s) in listed and s.remaining}
+        expected = {place for place in range(len(self.beams)) if not self.search.has_offer(place)}
+        assert coming == expected != set(), "a beam search waits for nobody, or for somebody who is not coming"
+        assert len(set(map(id, self.beams))) == len(self.beams) == len(self.search.live), "beams are lost"
+        assert not any(id(s) in listed for s in self.sequences if s not in self.beams), "a beam is left over"
 
 
 class Sequence:
