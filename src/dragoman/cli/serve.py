@@ -16,6 +16,7 @@ from rich.markup import escape
 from dragoman.cli import console
 from dragoman.cli.engine import thread_count, worker_settings
 from dragoman.cli.loading_bar import LoadingBar
+from dragoman.cli.logs import LogSettings, configure_logs
 from dragoman.cli.settings import MachineSettings, ModelChoice
 from dragoman.dialects import made_dialects
 from dragoman.engine.settings import SchedulerSettings
@@ -26,10 +27,14 @@ from dragoman.server.keys import Keyring, KeySettings, first_key, keyring_of, re
 from dragoman.server.lifecycle import serve as serve_until_told
 from dragoman.server.settings import ServerSettings
 from dragoman.server.shelf import CatalogSettings
+from dragoman.server.tracing import TracingSettings, tracing_of
 
 if TYPE_CHECKING:
     from dragoman.core.serving import ModelCard
     from dragoman.server.opening import House
+
+
+log = logging.getLogger("dragoman.server")
 
 
 def serve(
@@ -41,11 +46,14 @@ def serve(
     keys: KeySettings,
     catalog: CatalogSettings,
     continuing: ContinueSettings,
+    logs: LogSettings,
+    traces: TracingSettings,
     dialects: Mapping[str, msgspec.Struct],
 ) -> None:
     """Raises ModelError or DragomanError before the port opens; afterwards typer.Exit with the server's exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure_logs(logs)
     started = time.monotonic()
+    tracing = tracing_of(traces)
     made, keyring = made_dialects(dialects), open_keyring(keys, server.host, continuing.folder)
     worker, described = worker_settings(choice.model, settings, scheduling, machine)
     per_token = plan_memory(described, settings).kv_bytes_per_token
@@ -57,6 +65,9 @@ def serve(
         rows = started_plan(house, address, thread_count(machine), per_token)
         if keyring:
             rows["API keys"] = str(len(keyring))
+        if logs.json_output:
+            log.info("ready", extra={"fields": rows | {"seconds": round(time.monotonic() - started, 3)}})
+            return
         for name, text in rows.items():
             console.notes().print(f"[bold]{name:>10}[/]  {escape(text)}")
         console.notes().print(f"\nReady after {time.monotonic() - started:.1f} s. Try it:\n")
@@ -72,11 +83,14 @@ def serve(
             keys=keyring,
             catalog=catalog,
             continuing=continuing,
+            observers=() if tracing is None else (tracing,),
             progress=bar,
             opened=opened,
         )
     finally:
         bar.close()
+        if tracing is not None:
+            tracing.close()
     raise typer.Exit(exit_code)
 
 

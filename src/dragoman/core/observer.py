@@ -21,19 +21,20 @@ class ObservedRequest:
 
     Attributes:
         dialect: whose operation it asks for; empty, where nobody asked over HTTP.
-        operation: the path of it, without what a client put into the path.
+        method: as HTTP has it. operation: the path of it, without what a client put into the path.
         headers: the request's, by names in lower case.
         answer_headers: what observers add to the headers of its answer.
         generations: those that it made so far; one for each prompt.
         gathers: False: ``generations`` stays empty, for a socket may live long.
     """
 
-    __slots__ = ("answer_headers", "dialect", "gathers", "generations", "headers", "operation", "request_id")
+    __slots__ = ("answer_headers", "dialect", "gathers", "generations", "headers", "method", "operation", "request_id")
 
     def __init__(
         self,
         dialect: str = "",
         operation: str = "",
+        method: str = "",
         request_id: str = "",
         headers: Mapping[str, str] = NOTHING,
         *,
@@ -42,6 +43,7 @@ class ObservedRequest:
         self.gathers = gathers
         self.dialect = dialect
         self.operation = operation
+        self.method = method
         self.request_id = request_id
         self.headers = headers
         self.answer_headers: dict[str, str] = {}

@@ -74,18 +74,16 @@ class Gate:
         """Neither query nor headers nor body: they may hold secrets, or somebody's text."""
         path = scope.get("raw_path", b"").partition(b"?")[0][:256].decode("ascii", "replace")
         client = scope.get("client") or ("-", 0)
-        log.info(
-            'client=%s:%d method=%s path="%s" status=%d seconds=%.3f id=%s',
-            *(
-                client[0],
-                client[1],
-                scope.get("method", "GET"),
-                path or scope["path"][:256],
-                status,
-                seconds,
-                request_id,
-            ),
-        )
+        fields = {
+            "client": f"{client[0]}:{client[1]}",
+            "method": scope.get("method", "GET"),
+            "path": path or scope["path"][:256],
+            "status": status,
+            "seconds": round(seconds, 6),
+            "id": request_id,
+        }
+        text = 'client=%(client)s method=%(method)s path="%(path)s" status=%(status)d seconds=%(seconds).3f id=%(id)s'
+        log.info(text, fields, extra={"title": "request", "fields": fields})
 
 
 def _request_id(scope: Scope) -> str:

@@ -14,6 +14,7 @@ from types import FrameType
 
 import uvicorn
 
+from dragoman.core.observer import Observer
 from dragoman.dialects import DIALECTS
 from dragoman.dialects.wire import Dialect
 from dragoman.engine.messages import WorkerSettings
@@ -49,6 +50,7 @@ def serve(
     keys: Keyring = NO_KEYS,
     catalog: CatalogSettings = ONE_MODEL,
     continuing: ContinueSettings = IN_MEMORY,
+    observers: Sequence[Observer] = (),
     progress: Progress = lambda stage, share: None,
     opened: Opened | None = None,
 ) -> int:
@@ -70,6 +72,7 @@ def serve(
                 keys=keys,
                 catalog=catalog,
                 continuing=continuing,
+                observers=observers,
                 progress=progress,
                 opened=opened,
             )
@@ -86,6 +89,7 @@ async def run(
     keys: Keyring = NO_KEYS,
     catalog: CatalogSettings = ONE_MODEL,
     continuing: ContinueSettings = IN_MEMORY,
+    observers: Sequence[Observer] = (),
     progress: Progress = lambda stage, share: None,
     opened: Opened | None = None,
 ) -> None:
@@ -96,6 +100,7 @@ async def run(
         async with open_house(
             settings, worker, folder, catalog=catalog, continuing=continuing, progress=progress
         ) as house:
+            house.metrics.observers.extend(observers)
             server = Server(settings, house, opened, dialects=dialects, keys=keys)
             async with serve_figures(figures, house, settings):
                 await server.serve(sockets=[listener])

@@ -128,7 +128,7 @@ class PathEndpoint:
             exchange.tenant = keys.holder(exchange.headers, dialect.key_headers, operation.scope).tenant
 
     def _arrived(self, exchange: Exchange, dialect: Dialect, operation: Operation) -> ObservedRequest:
-        seen = ObservedRequest(dialect.name, operation.path, exchange.request_id, exchange.headers)
+        seen = ObservedRequest(dialect.name, operation.path, operation.method, exchange.request_id, exchange.headers)
         for observer in self._hosting.observers:
             observer.arrived(seen)
         exchange.more_headers = seen.answer_headers

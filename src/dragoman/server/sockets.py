@@ -104,7 +104,11 @@ class SocketEndpoint:
             await socket.close(RESTARTING if socket.stopping else 1000)
 
     async def _run(self, place: SocketPlace, socket: Socket) -> None:
-        current_request.set(ObservedRequest(place.dialect.name, place.operation.path, socket.request_id, gathers=False))
+        current_request.set(
+            ObservedRequest(
+                place.dialect.name, place.operation.path, "GET", socket.request_id, socket.headers, gathers=False
+            )
+        )
         await place.operation.handler(self._hosting.serving, socket)
 
     async def _run_whichever(self, socket: Socket, scope: Scope) -> None:
