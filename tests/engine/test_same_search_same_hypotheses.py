@@ -7,6 +7,7 @@ import random
 import msgspec
 import pytest
 from simulation import Limited, Transcript, random_request, run, run_alone, step, stub, with_beams
+from test_grammar_mask import CONSTRAINTS, END, SIZE, VOCABULARY
 
 from dragoman.core.request import EngineRequest
 from dragoman.core.sampling import LogprobParams
@@ -14,6 +15,7 @@ from dragoman.engine.engine import Engine
 from dragoman.engine.replay import Unfinished
 from dragoman.engine.runner import Runner
 from dragoman.engine.settings import SchedulerSettings
+from dragoman.grammar.lark import grammar_of
 
 CASES = [("stub", case) for case in range(8)] + [(model, case) for model in ("float32", "int8") for case in range(2)]
 on_models = pytest.mark.parametrize(("runner", "case"), CASES, indirect=["runner"])
@@ -136,6 +138,36 @@ def test_one_hypothesis_or_many_are_the_same_ones(runner: Runner, case: int) -> 
     assert one.scores[0] == many.scores[0]
     others_of_it = [many.ids(index) for index in range(1, len(many.scores))]
     assert many.ids(0) not in others_of_it
+
+
+@pytest.mark.parametrize("case", range(6))
+def test_under_a_grammar(case: int) -> None:
+    """In company, without room, and after deaths: each text has a matcher of its own, made from its tokens."""
+    rng = random.Random(case)
+    model = stub(vocab_size=SIZE, num_blocks=64)
+    request = msgspec.structs.replace(
+        search(rng, SIZE), grammar=grammar_of(CONSTRAINTS[case % len(CONSTRAINTS)]), end_token_ids=(END,), min_tokens=0
+    )
+    alone = run(grammatical(model), [request])["ours"]
+    assert run(grammatical(Limited(model, num_blocks=6)), [request])["ours"] == alone
+    assert run(grammatical(model), [request, *others(rng, SIZE, 4)])["ours"] == alone
+    told, unfinished = Transcript(), Unfinished(request)
+    while not unfinished.is_over:
+        engine = grammatical(model)
+        engine.submit(unfinished.as_replay())
+        for output in [engine.step() for _ in range(rng.randint(3, 8))]:
+            for beam_step in output.beams:
+                unfinished.follow(beam_step)
+            for event in output.events:
+                if unfinished.accept(event):
+                    told.add(event)
+    assert told == alone
+
+
+def grammatical(runner: Runner) -> Engine:
+    engine = Engine(runner)
+    engine.teach(VOCABULARY)
+    return engine
 
 
 def test_what_is_cancelled_is_not_told_and_the_rest_is_the_same() -> None:
