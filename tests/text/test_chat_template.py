@@ -237,6 +237,21 @@ def render_in(folder: Path, *tools: dict[str, Any]) -> str:
         template.close()
 
 
+def test_a_file_that_is_named_comes_before_everything(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("the folder's")
+    jinja, config = tmp_path / "other.jinja", tmp_path / "other.json"
+    jinja.write_text("{{ messages[0].content }}, said the file")
+    config.write_text(json.dumps({"chat_template": "the config's"}))
+    for file, wanted in ((jinja, "hi, said the file"), (config, "the config's")):
+        template = ChatTemplate.load(tmp_path, file=file)
+        assert template.render(ChatPrompt(messages=({"role": "user", "content": "hi"},))) == wanted
+        template.close()
+    config.write_text("{}")
+    for file in (config, tmp_path / "nowhere.jinja"):
+        with pytest.raises(ModelError, match=file.name):
+            ChatTemplate.load(tmp_path, file=file)
+
+
 def test_a_model_without_a_template_cannot_chat(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{}")
     template = ChatTemplate.load(tmp_path)

@@ -189,7 +189,7 @@ class CommandLine:
                     own = {parameter.name for parameter in context.command.params}
                     settled = {**written, **set_by_us, **context.meta.get(_GIVEN, {})}
                     texts = self._borrowed({name: value for name, value in settled.items() if name in own})
-                    found = configuration.from_texts(texts, known)
+                    found = configuration.from_texts({n: t for n, t in texts.items() if n in own}, known)
                     context.default_map = {**written, **found, **set_by_us}
                 except DragomanError as error:
                     raise typer.BadParameter(error.message, param_hint="the configuration") from None

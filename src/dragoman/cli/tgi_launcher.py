@@ -78,6 +78,9 @@ SHARED = ("revision", "port", "api_key", "json_output", "otlp_endpoint", "otlp_s
 
 SAGEMAKER_PORT = 8080
 
+SERVICE_NAME = "text-generation-inference.router"
+"""In traces, unless another one is given."""
+
 
 class LauncherSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Options of TGI's launcher that have another name here, or no meaning. Absent: as if there were no such option.
@@ -201,9 +204,9 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
     names = (*LauncherSettings.__struct_fields__, *TgiSettings.__struct_fields__, *SHARED)
     spelled = {name.upper(): name for name in names} | VARIABLES
     found = {option: environment[name] for name, option in spelled.items() if environment.get(name)}
-    if environment.get("HF_MODEL_ID") and "port" not in found:
-        found["port"] = str(SAGEMAKER_PORT)
-    return found
+    if environment.get("HF_MODEL_ID"):
+        found.setdefault("port", str(SAGEMAKER_PORT))
+    return {"otlp_service_name": SERVICE_NAME, **found}
 
 
 def environment_report() -> tuple[str, ...]:
@@ -262,6 +265,10 @@ def _server(asked: LauncherSettings, server: ServerSettings, tgi: TgiSettings, n
         except ValueError:
             changes["host"] = "0.0.0.0"
             notes.append(f"--hostname {asked.hostname[:64]} is no IP address: listening on 0.0.0.0")
+    if asked.tokenizer_config_path is not None:
+        changes["chat_template"] = asked.tokenizer_config_path
+    if asked.prometheus_port is not None:
+        changes["metrics_port"] = asked.prometheus_port
     if asked.graceful_termination_timeout is not None:
         changes["drain_s"] = asked.graceful_termination_timeout
     if server.dialect == "tgi":

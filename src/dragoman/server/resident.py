@@ -157,7 +157,8 @@ class ModelOpening:
         template: ChatTemplate | None = None
         try:
             tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
-            template = await asyncio.to_thread(ChatTemplate.load, folder, tokenizer.special_tokens)
+            own = None if self._settings.chat_template is None else Path(self._settings.chat_template)
+            template = await asyncio.to_thread(ChatTemplate.load, folder, tokenizer.special_tokens, file=own)
             info = await starting
         except BaseException:
             starting.cancel()

@@ -25,6 +25,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         dialect: which dialect has the bare paths that several claim, such as /v1/completions; each always has those
             under its own prefix. auto: told by what a request looks like where its dialect leaves marks.
         alias: one more name under which the model is served; may be given several times.
+        chat_template: file with a chat template, in Jinja or inside of a tokenizer_config.json, in place of the model's.
         max_connections: open connections; more are answered with status 503.
         max_waiting: requests that wait for their first token; more are answered with status 429.
         max_body_bytes: largest body of a request; larger ones are answered with status 413.
@@ -50,6 +51,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     dialect: DialectName = "openai"
     name: str | None = None
     alias: tuple[str, ...] = ()
+    chat_template: str | None = None
     max_connections: Count = 1024
     max_waiting: Count = 256
     max_body_bytes: Count = 16 * 1024 * 1024

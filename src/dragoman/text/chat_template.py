@@ -46,12 +46,15 @@ class ChatTemplate:
         folder: Path | str,
         special_tokens: Mapping[str, str] | None = None,
         limits: TemplateLimits = DEFAULT_LIMITS,
+        file: Path | None = None,
     ) -> ChatTemplate:
         """Read and compile the templates of a model folder; ``available`` is False where it has none.
 
+        ``file``: a template, or a ``tokenizer_config.json`` that holds some, in place of the folder's.
         Raises ModelError for files that cannot be read and templates that do not compile within the limits.
         """
-        template = cls(read_templates(Path(folder)), special_tokens, limits)
+        templates = read_templates(Path(folder)) if file is None else _templates_of(file)
+        template = cls(templates, special_tokens, limits)
         if template.available:
             try:
                 template._process.start()
@@ -166,6 +169,14 @@ def read_templates(folder: Path) -> dict[str, str]:
         if path.is_file() and (templates := _templates_in(path)):
             return templates
     return {}
+
+
+def _templates_of(file: Path) -> dict[str, str]:
+    """Those of a file that was named: it has to have some."""
+    templates = _templates_in(file) if file.suffix == ".json" else {"default": _read_text(file)}
+    if not templates:
+        raise ModelError(f"{file}: there is no chat template in it")
+    return templates
 
 
 def _templates_in(path: Path) -> dict[str, str]:

@@ -141,7 +141,8 @@ def _log_success(generation: ObservedGeneration, validation_s: float, per_token_
         "time_per_token": _shown(per_token_s),
         "seed": str(generation.seeds[0]) if generation.asked.sampling.temperature > 0 else "None",
     }
-    log.info("Success %s", " ".join(f'{name}="{value}"' for name, value in fields.items()))
+    line = " ".join(f'{name}="{value}"' for name, value in fields.items())
+    log.info("Success %s", line, extra={"title": "Success", "fields": fields})
 
 
 def _shown(seconds: float) -> str:
