@@ -1,4 +1,4 @@
-"""The package ``friendli``, version 0.16: what its users do, with what they must see. Run by ``test_friendli_package``."""
+"""The package ``friendli``, version 0.16: what its users do, with what they must see; see ``test_friendli_package``."""
 
 from __future__ import annotations
 
