@@ -197,16 +197,15 @@ def test_a_wide_search_finds_the_best_of_all_texts() -> None:
 
 
 def test_where_fewer_texts_exist_the_rest_of_the_answer_is_empty() -> None:
-    only = {token: -math.inf for token in range(6) if token not in (2, 5)}
-    request = ask(4, 3, max_tokens=1, logit_bias=only)
+    request = ask(4, 3, max_tokens=1, banned_phrases=((0,), (1,), (3,), (4,)))
     first, second, third = hypotheses(run_beams(chain(1, 6), request), request)
     assert {first.token_ids, second.token_ids} == {(2,), (5,)}
     assert third == Hypothesis((), FinishReason.EOS, None)
 
 
 def test_where_no_text_exists_the_request_fails() -> None:
-    nothing = dict.fromkeys(range(6), -math.inf)
-    for event in run_beams(chain(1, 6), ask(3, 2, logit_bias=nothing))[1:]:
+    everything = tuple((token,) for token in range(6))
+    for event in run_beams(chain(1, 6), ask(3, 2, banned_phrases=everything))[1:]:
         assert isinstance(event, FinishEvent)
         assert event.finish is FinishReason.ERROR
         assert "forbidden" in event.message
@@ -215,7 +214,7 @@ def test_where_no_text_exists_the_request_fails() -> None:
 def test_a_row_that_is_no_distribution_fails_its_search_alone() -> None:
     runner = stub(vocab_size=61, nan_token=60)
     bad = ask(3, 2, prompt=(1, 60), request_id="bad")
-    good = ask(3, 2, prompt=(1, 2), request_id="good", logit_bias={60: -math.inf})
+    good = ask(3, 2, prompt=(1, 2), request_id="good", banned_phrases=((60,),))
     done = run(Engine(runner), [bad, good])
     assert set(done["bad"].finish.values()) == {FinishReason.ERROR}
     assert set(done["good"].finish.values()) == {FinishReason.LENGTH}
