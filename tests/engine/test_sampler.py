@@ -78,6 +78,18 @@ def test_frequency_and_presence_penalties_count_generated_tokens_only(
     np.testing.assert_allclose(processed(row, sequence), expected, rtol=1e-5, atol=1e-5)
 
 
+@settings(deadline=None, max_examples=30)
+@given(ids.filter(bool), ids, st.floats(-2, 2), st.integers(0, 99))
+def test_a_frequency_penalty_may_be_of_the_share_in_prompt_and_output(
+    prompt: tuple[int, ...], generated: tuple[int, ...], frequency: float, seed: int
+) -> None:
+    row = logits_of(seed)[0]
+    whole = np.array((*prompt, *generated), np.int64)
+    expected = row - frequency * np.bincount(whole, minlength=VOCAB) / len(whole)
+    sequence = make_sequence(prompt, generated, frequency_penalty=frequency, frequency_share=True)
+    np.testing.assert_allclose(processed(row, sequence), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_penalties_follow_a_growing_sequence_and_start_over_alike() -> None:
     sequence = make_sequence(repetition_penalty=1.5, frequency_penalty=0.5)
     row = logits_of(1)[0]

@@ -24,6 +24,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             the rate ``mirostat_eta``. In place of top-k to XTC, not together with them. 0 is off.
         repetition_penalty: each distinct id of prompt and output once: logit > 0 is divided, else multiplied; 1 is off.
         frequency_penalty: subtracted per occurrence among generated tokens.
+        frequency_share: it is multiplied by the token's share of prompt and output together instead, as TGI does.
         presence_penalty: subtracted once for each id among generated tokens.
         logit_bias: added to the logit of each given token id.
         bad_words: texts that may not be generated; each becomes one of the ``banned_phrases`` as its tokens.
@@ -45,6 +46,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
+    frequency_share: bool = False
     presence_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
     typical_p: float = 1.0

@@ -45,7 +45,7 @@ def penalties(request: EngineRequest) -> Processor | None:
     sampling = request.sampling
     repetition, frequency, presence = (
         min(max(sampling.repetition_penalty, 1 / EXTREME), EXTREME),
-        sampling.frequency_penalty,
+        0.0 if sampling.frequency_share else sampling.frequency_penalty,
         sampling.presence_penalty,
     )
     if (repetition, frequency, presence) == (1.0, 0.0, 0.0):
@@ -55,6 +55,20 @@ def penalties(request: EngineRequest) -> Processor | None:
     def process(logits: Float32, sequence: Sequence) -> None:
         ids, counts = occurrences.of(sequence.token_ids)
         kernels.apply_penalties(logits, ids, counts, repetition, frequency, presence)
+
+    return process
+
+
+def frequency_share(request: EngineRequest) -> Processor | None:
+    """logit -= f * (the token's share of prompt and output), where it is asked for instead of the count."""
+    penalty = request.sampling.frequency_penalty
+    if not request.sampling.frequency_share or penalty == 0:
+        return None
+    occurrences = _Occurrences(0, len(request.prompt) + request.max_tokens)
+
+    def process(logits: Float32, sequence: Sequence) -> None:
+        ids, counts = occurrences.of(sequence.token_ids)
+        logits[ids] -= (counts * (penalty / len(sequence.token_ids))).astype(np.float32)
 
     return process
 
@@ -95,6 +109,7 @@ PIPELINE: tuple[Callable[[EngineRequest], Processor | None], ...] = (
     banned_phrases,
     no_repeat_ngram,
     penalties,
+    frequency_share,
     dry,
     logit_bias,
     watermark,

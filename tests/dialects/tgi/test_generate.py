@@ -267,6 +267,12 @@ async def test_every_parameter_reaches_the_engine(template: ChatTemplate) -> Non
         assert (sampling.watermark, sampling.watermark_gamma, sampling.watermark_delta) == (True, 0.25, 1.5)
 
 
+async def test_strict_frequencies_are_shares(template: ChatTemplate) -> None:
+    async with chat_house(template, tgi_strict=True) as house:
+        await said(house, " there", frequency_penalty=0.5)
+        assert house.engine.requests[-1].sampling.frequency_share
+
+
 async def test_an_adapter_that_is_not_there_is_the_base_model(house: ChatHouse) -> None:
     assert await said(house, " there", adapter_id="nobody") == '{"generated_text":" there"}'
 

@@ -167,6 +167,13 @@ SAMPLERS: tuple[Field, ...] = (
         note=extension("A `max_tokens` that the context has no room for is cut to the room, not refused."),
     ),
     Field(
+        name="frequency_share",
+        kind=Boolean(),
+        default=False,
+        becomes="sampling.frequency_share",
+        note=extension("`frequency_penalty` is multiplied by a token's share of prompt and output, not by its count."),
+    ),
+    Field(
         name="truncate_prompt_tokens",
         kind=Integer(1, 2**31 - 1),
         becomes="truncate",

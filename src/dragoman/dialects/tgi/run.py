@@ -105,8 +105,9 @@ class Run:
                             self.prefill = event.tokens
                         case GenerationDone():
                             self.timings = _later(event.timings, before_s)
-        except GenerationFailed:
-            self._service.healthy = False
+        except GenerationFailed as error:
+            # Who runs out of the time that the operator gives has met a limit, not a failure.
+            self._service.healthy &= isinstance(error, GenerationTimeout)
             raise
         if self.timings is None or any(passage.finish is None for passage in self.passages):
             raise Incomplete

@@ -91,6 +91,7 @@ def _sampling(asked: Parameters, settings: TgiSettings) -> SamplingParams:
         **(drawn if asked.sampling else {"temperature": 0.0}),  # type: ignore[arg-type]
         repetition_penalty=1.0 if asked.repetition_penalty is None else asked.repetition_penalty,
         frequency_penalty=asked.frequency_penalty or 0.0,
+        frequency_share=quirks.frequency_as_share,
         presence_penalty=asked.presence_penalty or 0.0,
         logit_bias=asked.logit_bias,
         watermark=asked.watermark,
