@@ -58,7 +58,7 @@ def generation_request(
         prompt=TokenPrompt(token_ids=prompt),
         n=asked.sequences,
         seeds=(seed,),
-        sampling=_sampling(asked, settings),
+        sampling=_sampling(asked, settings, quirks),
         ending=EndingParams(
             max_tokens=budget,
             length_first=True,
@@ -80,7 +80,7 @@ def _grammar(values: dict[str, Any] | None) -> tuple[Constraint | None, str]:
         return None, error.rule
 
 
-def _sampling(asked: Parameters, settings: TgiSettings) -> SamplingParams:
+def _sampling(asked: Parameters, settings: TgiSettings, quirks: Quirks) -> SamplingParams:
     drawn = {
         "temperature": 1.0 if asked.temperature is None else asked.temperature,
         "top_k": asked.top_k or 0,
