@@ -220,6 +220,19 @@ def test_a_row_that_is_no_distribution_fails_its_search_alone() -> None:
     assert set(done["good"].finish.values()) == {FinishReason.LENGTH}
 
 
+@pytest.mark.parametrize("kind", ["sampling", "stochastic"])
+@pytest.mark.parametrize("temperature", [1e-38, 1e-50, 3e38])
+@pytest.mark.parametrize("after", [False, True])
+def test_no_number_ends_the_engine(kind: str, temperature: float, after: bool) -> None:
+    """A search may fail of it, in words. The next one is as if nothing had been."""
+    engine, fields = Engine(chain(5, 9)), {"post_normalization": after, "pre_normalization": not after}
+    extreme = {"temperature": temperature, "logit_bias": {3: 1e38, 4: -1e38}, "repetition_penalty": 1e30}
+    failing = ask(3, 2, kind=kind, end_token_ids=(2,), request_id="failing", **fields, **extreme)
+    done = run(engine, [failing, ask(3, 2, request_id="next")])
+    assert set(done["failing"].finish) == {0, 1}
+    assert set(done["next"].finish.values()) == {FinishReason.LENGTH}
+
+
 def test_a_stop_token_ends_a_text_and_the_search_goes_on() -> None:
     runner = chain(3, 9)
     likely = dict.fromkeys((4, 5, 6), 2.0)

@@ -51,6 +51,8 @@ def candidates(
         _narrow(logits, sequence.sampling, max(2, 1 + ends) if beams.kind == "sampling" else 1)
     if beams.post_normalization:
         _normalize(logits)
+    if not np.isfinite(logits.max()):
+        return None  # a temperature so low that float32 has no word for the quotient
     if beams.kind == "deterministic":
         token_ids, _ = kernels.top_logprobs(logits[None], [0], min(count, len(logits)))
         best = token_ids[0][logits[token_ids[0]] > -np.inf]
@@ -103,7 +105,8 @@ def _narrow(row: Float32, sampling: SamplingParams, least: int) -> None:
     if sampling.temperature == 1 and not sampling.truncations:
         return
     best = kernels.top_logprobs(row[None], [0], min(least, len(row)))[0][0]
-    values = row[best] / np.float32(sampling.temperature)
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        values = row[best] / np.float32(sampling.temperature)
     kernels.sample(
         row[None],
         [sampling.temperature],
