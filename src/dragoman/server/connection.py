@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from dragoman.core.errors import BadRequest, DragomanError, PayloadTooLarge, RequestTimeout
 from dragoman.dialects.wire import Answer
+from dragoman.server.cork import Corked
 from dragoman.server.exchange import ABORT, BODY, CUT
 from dragoman.server.gate import CROWDED
 from dragoman.server.settings import ServerSettings
@@ -55,7 +56,7 @@ class Connection(HttpToolsProtocol):
     # The transport ---------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(Corked(transport, self.loop))  # type: ignore[arg-type]
         limit = self.settings.max_connections
         if len(self.connections) > 2 * limit:
             transport.abort()
