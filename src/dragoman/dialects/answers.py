@@ -103,6 +103,7 @@ async def stream_answer(
                         yield chunk
                 ends = end(counts)
             except DragomanError as error:
+                exchange.fault = error
                 ends = fault(error)
             for chunk in ends:
                 yield chunk

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from math import ceil
 
-from dragoman.core.errors import EngineUnavailable, Overloaded
+from dragoman.core.errors import Cancelled, EngineUnavailable, GenerationTimeout, Overloaded
 from dragoman.core.events import FinishReason
 from dragoman.core.observer import ObservedGeneration, ObservedRequest, Observer, RequestEnd
 from dragoman.dialects.wire import Instruments
@@ -23,14 +23,16 @@ QUANTILES = (0.5, 0.9, 0.99)
 REMEMBERED = 1024
 """Newest values that quantiles are of."""
 
+FAILURES = frozenset({FinishReason.TIMEOUT, FinishReason.CANCELLED, FinishReason.ERROR})
+
 COUNTERS = {
     "friendli_requests_total": "Requests that were taken: one for each prompt.",
     "friendli_responses_total": "Requests that were answered.",
     "friendli_items_total": "Sequences of the requests that were taken.",
-    "friendli_failure_by_cancel": "Requests that ended because the client left.",
-    "friendli_failure_by_timeout": "Requests that did not finish in their time.",
+    "friendli_failure_by_cancel": "Requests over HTTP whose client left.",
+    "friendli_failure_by_timeout": "Requests over HTTP that did not finish in their time.",
     "friendli_failure_by_nan_error": "Requests that ended because the model computed no number. Always 0.",
-    "friendli_failure_by_reject": "Requests that there was no room for.",
+    "friendli_failure_by_reject": "Requests over HTTP that there was no room for.",
 }
 GAUGES = {
     "friendli_current_requests": ("Requests that are waiting or running.", ("requests_waiting", "requests_running")),
@@ -74,20 +76,20 @@ class FriendliObserver(Observer):
         self._summaries["friendli_requests_ttft"].observe(generation.first_token_s)
 
     def finished(self, generation: ObservedGeneration) -> None:
-        finishes = generation.finishes
-        if FinishReason.TIMEOUT in finishes:
-            self._counts["friendli_failure_by_timeout"] += 1
-        elif len(finishes) < generation.sequences or FinishReason.CANCELLED in finishes:
-            self._counts["friendli_failure_by_cancel"] += 1
-        elif FinishReason.ERROR not in finishes:
+        if len(generation.finishes) == generation.sequences and not FAILURES.intersection(generation.finishes):
             self._counts["friendli_responses_total"] += 1
             self._histograms["friendli_output_lengths"].observe(generation.tokens / generation.sequences)
             whole_s = generation.validation_s + generation.queue_s + generation.inference_s
             self._summaries["friendli_requests_latencies"].observe(whole_s)
 
     def ended(self, request: ObservedRequest, end: RequestEnd) -> None:
-        if isinstance(end.error, Overloaded | EngineUnavailable):
-            self._counts["friendli_failure_by_reject"] += 1
+        match end.error:
+            case Cancelled() if request.generations:
+                self._counts["friendli_failure_by_cancel"] += 1
+            case GenerationTimeout():
+                self._counts["friendli_failure_by_timeout"] += 1
+            case Overloaded() | EngineUnavailable():
+                self._counts["friendli_failure_by_reject"] += 1
 
     def text(self) -> str:
         """All of them, in the text format of Prometheus."""
