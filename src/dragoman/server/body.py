@@ -11,6 +11,7 @@ from starlette.types import Receive
 
 from dragoman.core.errors import Cancelled, PayloadTooLarge, RequestTimeout
 from dragoman.dialects.wire import NotJson, WrongMediaType
+from dragoman.server.complexity import check_complexity
 
 _decode = msgspec.json.Decoder().decode
 
@@ -40,7 +41,11 @@ async def read_body(receive: Receive, headers: Mapping[str, str], *, max_bytes: 
 
 
 def decode_json(body: bytes) -> Any:
-    """The JSON value. Of equal keys the last one counts. Raises NotJson that says what is wrong with the text."""
+    """The JSON value. Of equal keys the last one counts.
+
+    Raises NotJson that says what is wrong with the text, PayloadTooLarge for one that would take too long to decode.
+    """
+    check_complexity(body)
     try:
         return _decode(body)
     except UnicodeDecodeError:

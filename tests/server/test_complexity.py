@@ -1,0 +1,118 @@
+"""Bodies that would hold up every stream while they are decoded are refused, and no others."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stub_house import LocalHouse
+
+from dragoman.core.errors import PayloadTooLarge
+from dragoman.server import complexity
+from dragoman.server.complexity import MAX_EXTREMES, MAX_ITEMS, MAX_PARTS, check_complexity
+
+
+def repeated(item: str, count: int) -> bytes:
+    return f'{{"prompt": [{",".join([item] * count)}]}}'.encode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        repeated("1.5e300", MAX_EXTREMES + 1),
+        repeated("-1E-300", MAX_EXTREMES + 1),
+        repeated("1e+3000", MAX_EXTREMES + 1),
+        repeated("[]", MAX_PARTS),
+        repeated("{}", MAX_PARTS),
+        repeated('"a"', MAX_PARTS),
+        repeated(r'"\\"', MAX_PARTS),
+        repeated(r'"\\\""', MAX_PARTS),
+        repeated('{"a":1}', MAX_PARTS // 3),
+        repeated("1", MAX_ITEMS + 2),
+    ],
+    ids=lambda body: repr(body[:30]),
+)
+def test_what_would_take_long_is_refused(body: bytes) -> None:
+    json.loads(body)
+    with pytest.raises(PayloadTooLarge, match="has more than"):
+        check_complexity(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        json.dumps({"prompt": "[{:," * 10**6}).encode(),
+        json.dumps({"prompt": '"[' * 10**6}).encode(),
+        json.dumps({"prompt": '\\"[' * 10**6}).encode(),
+        json.dumps({"prompt": "é[" * 10**6}).encode(),
+        json.dumps({"prompt": list(range(10**6))}).encode(),
+        json.dumps({"values": [i / 7 for i in range(10**6)]}).encode(),
+        json.dumps({"values": [1e-5 * i for i in range(10**5)]}).encode(),
+        repeated("1.5e300", MAX_EXTREMES),
+        json.dumps({"messages": [{"role": "user", "content": "hello"}] * 10_000}).encode(),
+    ],
+    ids=lambda body: repr(body[:30]),
+)
+def test_what_is_only_long_is_not(body: bytes) -> None:
+    check_complexity(body)
+
+
+VALUES = st.recursive(
+    st.none() | st.integers() | st.text(alphabet='a"\\[{,:é', max_size=6) | st.floats(allow_nan=False),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(alphabet='k"\\', max_size=3), inner, max_size=4)
+    ),
+    max_leaves=40,
+)
+
+
+def parts_of(value: Any) -> int:
+    match value:
+        case dict():
+            return 1 + sum(2 + parts_of(inner) for inner in value.values())
+        case list():
+            return 1 + sum(map(parts_of, value))
+        case str():
+            return 1
+    return 0
+
+
+@given(value=VALUES, ascii_only=st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_parts_are_counted_exactly(value: Any, ascii_only: bool) -> None:
+    body = json.dumps(value, ensure_ascii=ascii_only).encode()
+    parts = parts_of(value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(complexity, "FREE_BYTES", 8)
+        patch.setattr(complexity, "MAX_EXTREMES", 10**6)
+        patch.setattr(complexity, "MAX_PARTS", parts)
+        check_complexity(body)
+        patch.setattr(complexity, "MAX_PARTS", parts - 1)
+        if len(body) > 8 and parts:
+            with pytest.raises(PayloadTooLarge):
+                check_complexity(body)
+
+
+@given(text=st.text(alphabet="0123456789eE+-., ", min_size=9, max_size=60))
+@settings(max_examples=300, deadline=None)
+def test_extreme_numbers_are_counted(text: str) -> None:
+    body = text.encode() + b"]"
+    found = len(re.findall(rb"(?=[0-9][eE][+-]?[0-9]{3})", body))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(complexity, "FREE_BYTES", 8)
+        patch.setattr(complexity, "MAX_EXTREMES", found)
+        check_complexity(body)
+        patch.setattr(complexity, "MAX_EXTREMES", found - 1)
+        with pytest.raises(PayloadTooLarge, match="exponents"):
+            check_complexity(body)
+
+
+@pytest.mark.anyio
+async def test_the_dialect_words_the_refusal(house: LocalHouse) -> None:
+    answer = await house.client.post("/v1/completions", content=repeated("1.5e300", MAX_EXTREMES + 1))
+    assert answer.status_code == 413
+    assert "exponents" in answer.json()["error"]["message"]
