@@ -30,9 +30,10 @@ ENVIRONMENT := $(VENV)/.python-$(PYTHON_VERSION)
 BUILT := $(VENV)/.built-$(MODULES)
 TEST := $(VENV)/.extra-test
 DEV := $(VENV)/.extra-dev
+LM_EVAL := .venv-witness/lm-eval
 
 .DEFAULT_GOAL := help
-.PHONY: help build serve test soak lint bench docs clean
+.PHONY: help build serve test soak lint bench docs witness clean
 
 help: ## Say what each target does.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
@@ -61,8 +62,11 @@ docs: $(BUILT) ## Write the pages that come from the sources: docs/configuration
 	$(BIN)/python -m dragoman.cli.documentation > docs/configuration.md
 	$(BIN)/python -m dragoman.dialects.document > docs/fields.md
 
+witness: $(LM_EVAL)/.made ## Have lm-eval score the server beside transformers; its environment takes 600 MB.
+	$(BIN)/python -m pytest tests/dialects/test_lm_eval.py $(ARGS)
+
 clean: ## Remove the environment and everything built.
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-witness build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -f src/dragoman/kernels/_native.*.so
 	find src tests benchmarks training -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -84,4 +88,12 @@ $(TEST) $(DEV): $(VENV)/.extra-%: $(BUILT)
 		print(*(line for line in extra if not line.startswith("torch")), sep="\n")' > $(VENV)/$*.txt
 	$(PIP) install --requirement $(VENV)/$*.txt
 	$(if $(ALONE),$(if $(filter test,$*),$(PIP) install --no-deps $(ALONE) || true))
+	@touch $@
+
+# It sees our own environment, and so does not bring another PyTorch.
+$(LM_EVAL)/.made: $(TEST)
+	$(BIN)/python -m venv --clear --without-pip $(LM_EVAL)
+	$(BIN)/python -c 'import site; print(*site.getsitepackages(), sep="\n")' \
+		> $(LM_EVAL)/$$($(BIN)/python -c 'import sys; print("lib/python%d.%d/site-packages" % sys.version_info[:2])')/ours.pth
+	$(PIP) --python $(LM_EVAL)/bin/python install lm-eval==0.4.13 accelerate peft tenacity
 	@touch $@
