@@ -1,4 +1,4 @@
-"""Friendli's dialect on servers of every kind: with keys, teams and time limits; bare paths; figures; OpenAI's package."""
+"""Friendli's dialect and its server: keys, teams, time limits, bare paths, figures, and OpenAI's package."""
 
 from __future__ import annotations
 
