@@ -175,7 +175,10 @@ class FrameReader:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The payloads completed by ``data``. ValueError for a length that no message of ours has."""
-        pending = self._pending
+        pending, size = self._pending, _LENGTH.size
+        # What a step says mostly comes whole, and alone.
+        if not pending and size <= len(data) <= MAX_FRAME_BYTES and _LENGTH.unpack_from(data)[0] == len(data) - size:
+            return [data[size:]]
         pending += data
         payloads = []
         start = 0

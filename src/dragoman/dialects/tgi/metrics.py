@@ -44,6 +44,13 @@ HELP = {
 }
 
 
+class Counter:
+    """What one series has counted."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+
 class Histogram:
     """Counts of values below each bound, for one series."""
 
@@ -65,23 +72,29 @@ class Histogram:
 
 
 class Series:
-    """All series; one appears with its first value."""
+    """All series; one appears with its first value, or when it is asked for."""
 
     def __init__(self) -> None:
-        self._counters: dict[str, dict[Labels, float]] = {}
+        self._counters: dict[str, dict[Labels, Counter]] = {}
         self._histograms: dict[str, dict[Labels, Histogram]] = {}
 
     def count(self, name: str, amount: float = 1, **labels: str) -> None:
-        series = self._counters.setdefault(name, {})
-        key = tuple(labels.items())
-        series[key] = series.get(key, 0) + amount
+        self.counter(name, **labels).value += amount
 
     def observe(self, name: str, value: float, bounds: Sequence[float] = DURATION_BOUNDS, **labels: str) -> None:
+        self.histogram(name, bounds, **labels).observe(value)
+
+    def counter(self, name: str, **labels: str) -> Counter:
+        """To be kept by whoever counts at every step of the engine: looking it up takes longer than counting."""
+        return self._counters.setdefault(name, {}).setdefault(tuple(labels.items()), Counter())
+
+    def histogram(self, name: str, bounds: Sequence[float] = DURATION_BOUNDS, **labels: str) -> Histogram:
+        """As ``counter``."""
         series = self._histograms.setdefault(name, {})
         key = tuple(labels.items())
         if key not in series:
             series[key] = Histogram(bounds)
-        series[key].observe(value)
+        return series[key]
 
     def text(self, gauges: Mapping[str, float]) -> str:
         """The text format of Prometheus; ``gauges`` are known only now."""
@@ -90,8 +103,8 @@ class Series:
     def _lines(self, gauges: Mapping[str, float]) -> Iterator[str]:
         for name, counts in self._counters.items():
             yield from _head(name, "counter")
-            for labels, value in counts.items():
-                yield f"{name}{_braces(labels)} {_number(value)}"
+            for labels, counter in counts.items():
+                yield f"{name}{_braces(labels)} {_number(counter.value)}"
         for name, value in gauges.items():
             yield from _head(name, "gauge")
             yield f"{name} {_number(value)}"

@@ -45,6 +45,7 @@ class TgiObserver(Observer):
         self._validated: dict[ObservedGeneration, float] = {}
         self._max_tokens = 0
         self._new = 0
+        self._methods: dict[str, _Inferences] = {}
         instruments.write(self.text)
 
     def text(self) -> str:
@@ -108,10 +109,10 @@ class TgiObserver(Observer):
 
     def step(self, step: ObservedStep) -> None:
         method = "prefill" if step.prompt_tokens else "decode"
-        self.series.count("tgi_batch_inference_count", method=method)
-        self.series.count("tgi_batch_inference_success", method=method)
-        self.series.observe("tgi_batch_inference_duration", step.seconds, method=method)
-        self.series.observe("tgi_batch_forward_duration", step.seconds, method=method)
+        inferences = self._methods.get(method)
+        if inferences is None:
+            inferences = self._methods[method] = _Inferences(self.series, method)
+        inferences.add(step.seconds)
         if step.drafted_tokens:
             self.series.observe("tgi_request_skipped_tokens", step.accepted_tokens, ACCEPTED_BOUNDS)
         if self._new:
@@ -124,6 +125,22 @@ class TgiObserver(Observer):
         if request not in self._arrivals:
             self._arrivals[request] = perf_counter()
             self.series.count("tgi_request_count")
+
+
+class _Inferences:
+    """The steps of one method. Every one of them succeeds: where one does not, the engine's process is gone."""
+
+    def __init__(self, series: Series, method: str) -> None:
+        names = ("tgi_batch_inference_count", "tgi_batch_inference_success")
+        self._counters = [series.counter(name, method=method) for name in names]
+        names = ("tgi_batch_inference_duration", "tgi_batch_forward_duration")
+        self._durations = [series.histogram(name, method=method) for name in names]
+
+    def add(self, seconds: float) -> None:
+        for counter in self._counters:
+            counter.value += 1
+        for durations in self._durations:
+            durations.observe(seconds)
 
 
 def _most(generation: ObservedGeneration) -> int:
