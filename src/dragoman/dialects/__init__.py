@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from dragoman.dialects import friendli, locallab, octoai, openai, tgi
+from dragoman.dialects import alexandria, friendli, locallab, octoai, openai, tgi
 from dragoman.dialects.wire import Dialect
 
 
@@ -28,6 +28,7 @@ REGISTRY: tuple[Registered, ...] = (
     Registered("friendli", friendli.make, friendli.FriendliSettings),
     Registered("octoai", octoai.make, octoai.OctoAISettings),
     Registered("locallab", locallab.make, locallab.LocalLabSettings),
+    Registered("alexandria", alexandria.make, alexandria.AlexandriaSettings),
 )
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from dragoman.core.errors import UnsupportedFeature
 from dragoman.core.sampling import EndingParams, SamplingParams
-from dragoman.dialects.kinds import Kind, ListOf, OneOf, Path, Rule, Violation, dotted
+from dragoman.dialects.kinds import Kind, ListOf, OneOf, Path, Rule, Violation, dotted, Wrapped
 
 MAX_LISTED = 16
 """Names without effect that an answer lists of each sort; of the others it tells the number."""
@@ -155,6 +155,8 @@ def _objects(kind: Kind, value: Any, path: Path) -> Iterator[tuple[Table, dict[s
         case ListOf(item) if isinstance(value, list) and _has_table(item):
             for i, each in enumerate(value):
                 yield from _objects(item, each, (*path, i))
+        case Wrapped(inner):
+            yield from _objects(inner, value, path)
         case OneOf(alternatives):
             for alternative in alternatives:
                 if alternative.accepts(value):
@@ -167,8 +169,8 @@ def _has_table(kind: Kind) -> bool:
     match kind:
         case Table():
             return True
-        case ListOf(item):
-            return _has_table(item)
+        case ListOf(inner) | Wrapped(inner):
+            return _has_table(inner)
         case OneOf(alternatives):
             return any(map(_has_table, alternatives))
     return False

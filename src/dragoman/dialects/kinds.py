@@ -350,6 +350,24 @@ class OneOf(msgspec.Struct, frozen=True):
         return ", or ".join(kind.words() for kind in self.alternatives)
 
 
+class Wrapped(msgspec.Struct, frozen=True):
+    """The values of another kind, taken in another way; the base of kinds that say how."""
+
+    inner: Kind
+
+    def accepts(self, value: Any) -> bool:
+        return self.inner.accepts(value)
+
+    def check(self, value: Any, path: Path) -> Any:
+        return self.inner.check(value, path)
+
+    def schema(self) -> dict[str, Any]:
+        return self.inner.schema()
+
+    def words(self) -> str:
+        return self.inner.words()
+
+
 class Anything(msgspec.Struct, frozen=True):
     """Any JSON value of bounded depth; ``object_only``: an object."""
 

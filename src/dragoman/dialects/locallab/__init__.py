@@ -13,7 +13,8 @@ from dragoman.dialects.locallab.instructions import Instructions
 from dragoman.dialects.locallab.limiter import Limiter
 from dragoman.dialects.locallab.settings import LocalLabSettings
 from dragoman.dialects.locallab.system import System
-from dragoman.dialects.wire import Call, Cors, Dialect, Operation
+from dragoman.dialects.locallab.updates import updates
+from dragoman.dialects.wire import Call, Cors, Dialect, Operation, SocketOperation
 
 
 def make(settings: LocalLabSettings) -> Dialect:
@@ -29,6 +30,7 @@ def make(settings: LocalLabSettings) -> Dialect:
             *MODELS,
             *_system(system),
         ),
+        sockets=(SocketOperation(path="/ws", summary="Tell when models come and go.", handler=updates),),
         render_error=render_error,
         cors=Cors(
             origins=settings.locallab_cors_origins,
@@ -63,7 +65,7 @@ def _generating(handlers: Generating) -> tuple[Operation, ...]:
             summary="Answer a prompt as plain text while it is written.",
             handler=handlers.generate_stream,
             table=GENERATE,
-            media=("text/plain",),
+            media=("text/plain", "text/event-stream"),
         ),
         Operation(
             method="POST",
@@ -79,6 +81,7 @@ def _generating(handlers: Generating) -> tuple[Operation, ...]:
             summary="Answer a conversation while the answer is written.",
             handler=handlers.chat_stream,
             table=CHAT,
+            media=("text/event-stream", "text/plain"),
         ),
     )
 
@@ -120,7 +123,12 @@ def _system(handlers: System) -> tuple[Operation, ...]:
     return (
         Operation(method="GET", path="/", summary="Say what runs here.", handler=handlers.root),
         Operation(
-            method="GET", path="/health", summary="Say whether it can generate.", handler=handlers.health, open=True
+            method="GET",
+            path="/health",
+            summary="Say whether it can generate.",
+            handler=handlers.health,
+            open=True,
+            probe=True,
         ),
         Operation(
             method="GET",
@@ -128,6 +136,7 @@ def _system(handlers: System) -> tuple[Operation, ...]:
             summary="Say whether a model is being loaded.",
             handler=handlers.startup,
             open=True,
+            probe=True,
         ),
         Operation(method="GET", path="/system/info", summary="Measure the machine.", handler=handlers.info),
         Operation(method="GET", path="/resources", summary="Measure the machine.", handler=handlers.resources),

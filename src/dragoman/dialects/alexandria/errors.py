@@ -1,0 +1,95 @@
+"""Every error as Alexandria says it: a line of text and its status."""
+
+from __future__ import annotations
+
+import math
+
+from dragoman.core.errors import (
+    BadRequest,
+    Cancelled,
+    ContextOverflow,
+    DragomanError,
+    EngineUnavailable,
+    Forbidden,
+    MethodNotAllowed,
+    NotFound,
+    Overloaded,
+    PayloadTooLarge,
+    RequestTimeout,
+    Unauthorized,
+)
+from dragoman.dialects.kinds import Rule, Violation, dotted
+from dragoman.dialects.wire import Answer, NotJson
+
+TEXT = "text/plain; charset=utf-8"
+
+
+class BadCall(BadRequest):
+    """A call that cannot be served, in the words that its clients know."""
+
+
+class ContextFull(BadRequest):
+    """A generation that has no room left to go on."""
+
+
+INVALID = "Invalid Data Format"
+
+# The first class that fits decides.
+STATUSES: tuple[tuple[type[DragomanError], int], ...] = (
+    (ContextOverflow, 413),
+    (BadRequest, 400),
+    (Unauthorized, 401),
+    (Forbidden, 403),
+    (NotFound, 404),
+    (MethodNotAllowed, 405),
+    (RequestTimeout, 408),
+    (PayloadTooLarge, 413),
+    (Cancelled, 499),
+    (Overloaded, 503),
+    (EngineUnavailable, 503),
+    (DragomanError, 500),
+)
+
+
+def render_error(error: DragomanError) -> Answer:
+    """The status, text and headers that tell the client."""
+    status = next(status for cls, status in STATUSES if isinstance(error, cls))
+    headers = {"content-type": TEXT}
+    match error:
+        case Overloaded():
+            headers["retry-after"] = str(math.ceil(error.retry_after_s))
+        case EngineUnavailable():
+            headers["retry-after"] = "5"
+    return Answer(status=status, body=worded(error).encode(), headers=headers)
+
+
+def worded(error: DragomanError) -> str:
+    """The text."""
+    match error:
+        case BadCall():
+            return error.message
+        case NotJson():
+            return "Invalid JSON format"
+        case Violation():
+            return _broken(error)
+        case MethodNotAllowed():
+            return "405: Method Not Allowed"
+        case NotFound() if error.param is None:
+            return "404: Not Found"
+        case _:
+            return error.message
+
+
+def _broken(error: Violation) -> str:
+    """Of a value that is out of its range it is said which; of one of another type its clients know the bare words."""
+    name, bound = dotted(error.path), error.bound
+    match error.rule:
+        case Rule.BELOW:
+            above = getattr(error.kind, "above", None) == bound
+            return f"{INVALID}: {name} must be {'above' if above else 'at least'} {bound}"
+        case Rule.ABOVE | Rule.LONG:
+            return f"{INVALID}: {name} must be at most {bound}"
+        case Rule.UNKNOWN:
+            return f"{INVALID}: {name} is not known"
+        case _:
+            return INVALID

@@ -1,0 +1,98 @@
+"""Probes, a page to try the server on, and the interface description of Thrift."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable
+from importlib.resources import files
+
+from dragoman.core.serving import Serving
+from dragoman.dialects.alexandria.errors import TEXT
+from dragoman.dialects.wire import Call, Exchange, Handler, Operation
+
+HTML = "text/html; charset=utf-8"
+HERE = files("dragoman.dialects.alexandria")
+UI = (HERE / "ui.html").read_text("utf-8").encode()
+IDL = (HERE / "inference.thrift").read_text("utf-8")
+THRIFT_PAGE = (
+    '<!doctype html><html lang="en"><meta charset="utf-8"><title>Thrift interface</title>'
+    '<p><a href="inference.thrift">inference.thrift</a></p>'
+    f"<pre>{html.escape(IDL)}</pre></html>"
+).encode()
+
+
+async def alive(serving: Serving, exchange: Exchange) -> None:
+    """``/api/alive``."""
+    await exchange.reply_text("alive")
+
+
+async def ready(serving: Serving, exchange: Exchange) -> None:
+    """``/api/ready``."""
+    reason = exchange.not_ready
+    await exchange.reply_text("not ready" if reason else "ready", status=503 if reason else 200)
+
+
+async def ui(serving: Serving, exchange: Exchange) -> None:
+    """``/ui``."""
+    await exchange.reply(UI, content_type=HTML)
+
+
+async def thrift_page(serving: Serving, exchange: Exchange) -> None:
+    """``/thrift/``."""
+    await exchange.reply(THRIFT_PAGE, content_type=HTML)
+
+
+async def to_thrift_page(serving: Serving, exchange: Exchange) -> None:
+    """``/thrift``."""
+    await exchange.reply(None, status=302, headers={"location": exchange.path + "/"})
+
+
+async def idl(serving: Serving, exchange: Exchange) -> None:
+    """``/thrift/inference.thrift``."""
+    await exchange.reply(IDL.encode(), content_type=TEXT)
+
+
+def _wants_html(call: Call) -> bool:
+    return "text/html" in call.headers.get("accept", "")
+
+
+def _probes(path: str, summary: str, handler: Handler) -> tuple[Operation, ...]:
+    """Clients of old ask by POST, and everybody else by GET."""
+    return tuple(
+        Operation(
+            method=method, path=path, summary=summary, handler=handler, open=True, probe=True, media=("text/plain",)
+        )
+        for method in ("GET", "POST")
+    )
+
+
+def _page(path: str, summary: str, handler: Handler, claims: Callable[[Call], bool] | None = None) -> Operation:
+    return Operation(
+        method="GET", path=path, summary=summary, handler=handler, open=True, media=("text/html",), claims=claims
+    )
+
+
+PAGES: tuple[Operation, ...] = (
+    *_probes("/api/alive", "Say that the process answers.", alive),
+    *_probes("/api/ready", "Say whether it can generate.", ready),
+    _page("/", "A page to try it on.", ui, _wants_html),
+    _page("/ui", "A page to try it on.", ui),
+    _page("/ui/", "A page to try it on.", ui),
+    _page("/thrift/", "Show the interface description.", thrift_page),
+    Operation(
+        method="GET",
+        path="/thrift",
+        summary="To the interface description.",
+        handler=to_thrift_page,
+        open=True,
+        statuses=(302,),
+    ),
+    Operation(
+        method="GET",
+        path="/thrift/inference.thrift",
+        summary="The interface description.",
+        handler=idl,
+        open=True,
+        media=("text/plain",),
+    ),
+)

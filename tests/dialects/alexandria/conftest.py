@@ -1,0 +1,37 @@
+"""A house on the stub engine, and a running server, that serve this dialect on bare paths."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from stub_house import QUICK, STUB, LocalHouse, RunningServer, local_house, running_server
+
+from dragoman.text import ChatTemplate
+
+HERE = msgspec.structs.replace(QUICK, dialect="alexandria", body_timeout_s=5.0, write_timeout_s=10.0)
+
+
+@pytest.fixture
+async def house(anyio_backend: str, template: ChatTemplate) -> AsyncIterator[LocalHouse]:
+    async with local_house(template, HERE) as house:
+        yield house
+
+
+@pytest.fixture
+def client(house: LocalHouse) -> httpx.AsyncClient:
+    return house.client
+
+
+@pytest.fixture(scope="package")
+def server() -> Iterator[RunningServer]:
+    # Slow enough to be met in the middle of a generation.
+    with running_server(HERE, msgspec.structs.replace(STUB, step_s=0.002)) as server:
+        yield server
