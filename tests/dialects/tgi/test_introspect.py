@@ -137,3 +137,21 @@ async def test_pages_of_other_origins(native: LocalHouse, template: ChatTemplate
         other = await house.client.get("/info", headers={"origin": "https://b.example"})
         assert "access-control-allow-origin" not in other.headers
         assert other.headers["vary"] == "origin, access-control-request-method, access-control-request-headers"
+
+
+async def test_the_log_has_times_and_nobodys_text(native: LocalHouse, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "dragoman")
+    await generate(native.client, "a secret", max_new_tokens=2, do_sample=True, seed=9)
+    await ask(native.client, "/generate", {"inputs": "x", "parameters": {"seed": "another secret"}})
+    success = next(record for record in caplog.records if record.getMessage().startswith("Success"))
+    assert list(success.fields) == [  # type: ignore[attr-defined]
+        "total_time",
+        "validation_time",
+        "queue_time",
+        "inference_time",
+        "time_per_token",
+        "seed",
+    ]
+    assert success.fields["seed"] == "9"  # type: ignore[attr-defined]
+    assert 'parameters.seed: invalid type: string "…", expected u64' in caplog.text
+    assert "secret" not in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from time import perf_counter
 
 from dragoman.core.errors import DragomanError
@@ -14,6 +15,10 @@ from dragoman.dialects.tgi.settings import TgiSettings
 from dragoman.dialects.wire import Instruments
 
 log = logging.getLogger("dragoman.tgi")
+
+MAX_LOGGED = 512
+_QUOTED = re.compile(r'".*"', re.DOTALL)
+"""What an error quotes is somebody's text."""
 
 COUNTED = frozenset(
     {
@@ -105,7 +110,7 @@ class TgiObserver(Observer):
         label = failure_label(end.error)
         self.series.count("tgi_request_failure", err=label)
         if label != "dropped" and request.dialect == "tgi" and isinstance(end.error, DragomanError):
-            log.error("%s", visible(end.error))
+            log.error("%s", _QUOTED.sub('"…"', visible(end.error))[:MAX_LOGGED])
 
     def step(self, step: ObservedStep) -> None:
         method = "prefill" if step.prompt_tokens else "decode"
