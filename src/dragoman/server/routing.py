@@ -7,10 +7,11 @@ method and, where they differ in that, what the call looks like say which of the
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
-from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.datastructures import URLPath
+from starlette.routing import BaseRoute, Match, NoMatchFound, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
 from dragoman.core.errors import Cancelled, DragomanError, EngineUnavailable, GenerationFailed, MethodNotAllowed
@@ -42,8 +43,27 @@ def routes_of(prefixed: Sequence[Dialect], bare: Sequence[Dialect], hosting: Hos
     for path, places in sockets.items():
         yield WebSocketRoute(path, SocketEndpoint(places, hosting))
     # A path that is spelled out comes before one that would match it too.
-    for path in sorted(paths, key=lambda path: "{" in path):
-        yield Route(path, PathEndpoint(paths[path], hosting))
+    yield LiteralPaths({path: PathEndpoint(paths[path], hosting) for path in paths if "{" not in path})
+    for path in paths:
+        if "{" in path:
+            yield Route(path, PathEndpoint(paths[path], hosting))
+
+
+class LiteralPaths(BaseRoute):
+    """The paths without parameters, found at once: trying two hundred patterns in turn costs every request 0.2 ms."""
+
+    def __init__(self, endpoints: Mapping[str, PathEndpoint]) -> None:
+        self._endpoints = endpoints
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        endpoint = self._endpoints.get(scope["path"]) if scope["type"] == "http" else None
+        return (Match.NONE, {}) if endpoint is None else (Match.FULL, {"endpoint": endpoint})
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await scope["endpoint"](scope, receive, send)
+
+    def url_path_for(self, name: str, /, **path_params: object) -> URLPath:
+        raise NoMatchFound(name, path_params)
 
 
 class PathEndpoint:
