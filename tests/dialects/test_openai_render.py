@@ -10,6 +10,7 @@ import pytest
 from dragoman.core import errors
 from dragoman.core.errors import DragomanError, GenerationFailed
 from dragoman.core.events import FinishReason, PromptReady, TextDelta, Token, Usage
+from dragoman.dialects.answers import finish_reason, usage
 from dragoman.dialects.kinds import Integer, ListOf, Number, OneOf, Rule, String, Violation
 from dragoman.dialects.logprobs import chat_logprobs, completion_logprobs, shown_tokens
 from dragoman.dialects.openai.errors import render_error
@@ -17,9 +18,7 @@ from dragoman.dialects.openai.render import (
     ChatStream,
     CompletionStream,
     Head,
-    finish_reason,
-    sse_error,
-    usage,
+    fault,
 )
 
 HEAD = Head("id-1", 7, "m", "fp")
@@ -102,7 +101,7 @@ def test_usage_key_is_there_only_when_asked_for() -> None:
     delta = TextDelta(sequence=0, text="x")
     assert "usage" not in decoded(CompletionStream(HEAD, 0, 1, logprobs=False).delta(delta))[0]
     assert decoded(CompletionStream(counted, 0, 1, logprobs=False).delta(delta))[0]["usage"] is None
-    last = decoded([counted.usage_chunk("text_completion", [Usage(prompt_tokens=1, completion_tokens=2)])])[0]
+    last = decoded([*counted.end("text_completion", [Usage(prompt_tokens=1, completion_tokens=2)])][:1])[0]
     assert last["choices"] == []
     assert last["usage"]["total_tokens"] == 3
 
@@ -203,7 +202,7 @@ def test_every_error_of_the_core_is_in_the_table() -> None:
 
 
 def test_an_error_in_a_stream_is_an_event() -> None:
-    (event,) = decoded([sse_error(GenerationFailed("why"))])
+    (event,) = decoded(fault(GenerationFailed("why")))
     assert event == {"error": {"message": "why", "type": "server_error", "param": None, "code": None}}
 
 

@@ -12,8 +12,7 @@ import msgspec
 from dragoman.core.errors import DragomanError, GenerationFailed, GenerationTimeout
 from dragoman.core.events import FinishReason, GenerationDone, GenerationEvent, PromptReady, TextDelta, Usage
 from dragoman.core.request import GenerationRequest
-from dragoman.core.serving import Serving
-from dragoman.dialects.batch import stream_all
+from dragoman.dialects.batch import Generating, stream_all
 from dragoman.dialects.wire import Exchange
 
 SSE = "text/event-stream; charset=utf-8"
@@ -75,7 +74,7 @@ class Chunks(Protocol):
 
 
 async def stream_answer(
-    serving: Serving,
+    serving: Generating,
     exchange: Exchange,
     requests: Sequence[GenerationRequest],
     streams: Sequence[Chunks],

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
-from dragoman.core.errors import DragomanError, GenerationFailed
+from dragoman.core.errors import DragomanError
 from dragoman.core.events import FinishReason, GenerationResult, PromptReady, TextDelta, Token, Usage
 from dragoman.core.serving import ModelCard
+from dragoman.dialects.answers import DONE, finish_reason, sse, usage
 from dragoman.dialects.logprobs import chat_logprobs, completion_logprobs, shown_tokens
 from dragoman.dialects.openai.errors import render_error
 from dragoman.dialects.openai.message import ChatDelta, deltas, message
 from dragoman.dialects.tools import PLAIN, MessageShape
 from dragoman.text.call_parser import CallStart
 from dragoman.text.message import MessageReader
-
-DONE = b"data: [DONE]\n\n"
-
-encode = msgspec.json.Encoder().encode
 
 
 class CompletionChoice(msgspec.Struct):
@@ -79,48 +76,16 @@ class Head(msgspec.Struct, frozen=True):
     def chunk(self, kind: str, choice: Any) -> bytes:
         return sse(self.body(kind, [choice], None if self.counted else msgspec.UNSET))
 
-    def usage_chunk(self, kind: str, counts: list[Usage]) -> bytes:
-        return sse(self.body(kind, [], usage(counts)))
+    def end(self, kind: str, counts: Sequence[Usage]) -> Iterable[bytes]:
+        """The counts, where they were asked for, and the mark of the end."""
+        if self.counted:
+            yield sse(self.body(kind, [], usage(counts)))
+        yield DONE
 
 
-def sse(value: Any) -> bytes:
-    """One server-sent event."""
-    return b"data: " + encode(value) + b"\n\n"
-
-
-def sse_error(error: DragomanError) -> bytes:
-    """The event that ends a stream which cannot be finished."""
-    return sse(render_error(error).body)
-
-
-def finish_reason(finish: FinishReason | None, message: str = "") -> str | None:
-    """OpenAI's word for the end. Raises GenerationFailed where the end is a failure."""
-    match finish:
-        case None:
-            return None
-        case FinishReason.EOS | FinishReason.STOP_TOKEN | FinishReason.STOP_STRING:
-            return "stop"
-        case FinishReason.LENGTH:
-            return "length"
-        case FinishReason.TIMEOUT:
-            raise GenerationFailed(message or "The generation did not finish in the time it was given.")
-        case FinishReason.CANCELLED:
-            raise GenerationFailed(message or "The generation was cancelled.")
-        case FinishReason.ERROR:
-            raise GenerationFailed(message or "The generation failed.")
-
-
-def usage(counts: list[Usage]) -> dict[str, Any]:
-    """The token counts of all prompts of an answer."""
-    prompt = sum(one.prompt_tokens for one in counts)
-    completion = sum(one.completion_tokens for one in counts)
-    cached = sum(one.cached_tokens for one in counts)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
+def fault(error: DragomanError) -> tuple[bytes, ...]:
+    """What ends a stream that cannot be finished."""
+    return (sse(render_error(error).body),)
 
 
 def completion(head: Head, results: list[GenerationResult], *, logprobs: bool) -> Body:

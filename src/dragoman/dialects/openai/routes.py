@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import aclosing
 
-from dragoman.core.errors import BadRequest, DragomanError
-from dragoman.core.events import GenerationDone, PromptReady, TextDelta, Usage
-from dragoman.core.request import GenerationRequest
+from dragoman.core.errors import BadRequest
 from dragoman.core.serving import Serving
-from dragoman.dialects.batch import Generating, generate_all, stream_all
+from dragoman.dialects.answers import encoded, stream_answer
+from dragoman.dialects.batch import generate_all
 from dragoman.dialects.field import Reading
 from dragoman.dialects.openai import render
 from dragoman.dialects.openai.continuing import Continuation, continuation
@@ -20,8 +17,6 @@ from dragoman.dialects.openai.fields import CHAT, COMPLETIONS
 from dragoman.dialects.openai.tools import openai_plan
 from dragoman.dialects.openai.translate import chat_request, completion_requests
 from dragoman.dialects.wire import Exchange, Operation
-
-SSE = "text/event-stream; charset=utf-8"
 
 
 async def completions(serving: Serving, exchange: Exchange) -> None:
@@ -40,10 +35,13 @@ async def completions(serving: Serving, exchange: Exchange) -> None:
                 render.CompletionStream(head, j * request.n, request.n, logprobs=logprobs)
                 for j, request in enumerate(requests)
             ]
-            await _stream(call or serving, exchange, head, "text_completion", requests, streams, headers)
+            end = functools.partial(head.end, "text_completion")
+            await stream_answer(
+                call or serving, exchange, requests, streams, end=end, fault=render.fault, headers=headers
+            )
         else:
             results = await exchange.unless_gone(generate_all(call or serving, requests))
-            answer = await _encoded(lambda: render.completion(head, results, logprobs=logprobs), logprobs)
+            answer = await encoded(lambda: render.completion(head, results, logprobs=logprobs), in_thread=logprobs)
             await exchange.reply(answer, headers=headers)
 
 
@@ -62,14 +60,17 @@ async def chat_completions(serving: Serving, exchange: Exchange) -> None:
             streams = [
                 render.ChatStream(head, request.n, logprobs=logprobs, shape=plan.shape, resumable=call is not None)
             ]
-            await _stream(call or serving, exchange, head, render.ChatStream.KIND, [request], streams, headers)
+            end = functools.partial(head.end, render.ChatStream.KIND)
+            await stream_answer(
+                call or serving, exchange, [request], streams, end=end, fault=render.fault, headers=headers
+            )
         else:
             result = await exchange.unless_gone((call or serving).generate(request))
-            answer = await _encoded(
+            answer = await encoded(
                 lambda: render.chat_completion(
                     head, result, logprobs=logprobs, shape=plan.shape, resumable=call is not None
                 ),
-                logprobs or plan.shape.format is not None,
+                in_thread=logprobs or plan.shape.format is not None,
             )
             await exchange.reply(answer, headers=headers)
 
@@ -82,54 +83,6 @@ async def models(serving: Serving, exchange: Exchange) -> None:
 async def model(serving: Serving, exchange: Exchange) -> None:
     """``GET /v1/models/{id}``; ids may hold slashes."""
     await exchange.reply(render.model(serving.model(exchange.path_params["id"])))
-
-
-async def _stream(
-    serving: Generating,
-    exchange: Exchange,
-    head: render.Head,
-    kind: str,
-    requests: Sequence[GenerationRequest],
-    streams: Sequence[render.CompletionStream | render.ChatStream],
-    headers: dict[str, str],
-) -> None:
-    """Answer with events. What fails before the first one is an ordinary error with its own status."""
-    events = stream_all(serving, requests)
-    async with aclosing(events):
-        first = await exchange.unless_gone(anext(events))
-
-        async def chunks() -> AsyncGenerator[bytes, None]:
-            counts: list[Usage] = []
-            try:
-                for chunk in rendered(*first, counts):
-                    yield chunk
-                async for j, event in events:
-                    for chunk in rendered(j, event, counts):
-                        yield chunk
-            except DragomanError as error:
-                yield render.sse_error(error)
-                return
-            if head.counted:
-                yield head.usage_chunk(kind, counts)
-            yield render.DONE
-
-        def rendered(j: int, event: object, counts: list[Usage]) -> Iterable[bytes]:
-            match event:
-                case TextDelta():
-                    return streams[j].delta(event)
-                case PromptReady():
-                    return streams[j].prompt(event)
-                case GenerationDone():
-                    counts.append(event.usage)
-            return ()
-
-        await exchange.stream(chunks(), content_type=SSE, headers=headers)
-
-
-async def _encoded(make: Callable[[], render.Body], in_thread: bool) -> bytes:
-    """The answer in JSON. With log-probabilities it can be megabytes, and tool calls are read character by character:
-    either would hold up every stream."""
-    return await asyncio.to_thread(lambda: render.encode(make())) if in_thread else render.encode(make())
 
 
 def _head(serving: Serving, reading: Reading, prefix: str) -> render.Head:
