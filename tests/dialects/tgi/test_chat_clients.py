@@ -285,7 +285,7 @@ def test_text_generation_chat(served: RunningServer) -> None:
     messages = [types.Message(role="user", content="How is it?")]
     answer = client.chat(messages=messages, seed=3, max_tokens=8, temperature=0.75, top_p=0.9, logprobs=True)
     assert answer.choices[0].message.content
-    assert answer.usage.completion_tokens <= 8
+    assert answer.usage["completion_tokens"] <= 8
     tools = client.chat(messages=messages, seed=3, max_tokens=200, tools=TOOLS, tool_choice="get_time")
     assert tools.choices[0].message.tool_calls[0]["function"]["name"] == "get_time"
 

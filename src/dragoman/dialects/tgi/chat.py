@@ -61,8 +61,9 @@ class Chat:
         await conversation.prepare()
         with service.permits.take():
             answer = await exchange.unless_gone(conversation.whole())
-            headers = whole_headers(service.settings.compute_type, conversation.run, exchange.elapsed_s)
-            await exchange.reply(answer, headers=headers)
+        # The permit is free before the client can know that it has its answer, and ask again.
+        headers = whole_headers(service.settings.compute_type, conversation.run, exchange.elapsed_s)
+        await exchange.reply(answer, headers=headers)
 
     async def _stream(self, exchange: Exchange, conversation: Conversation) -> None:
         await send(

@@ -50,7 +50,7 @@ class Completions:
             raise BatchFault(service.settings.max_client_batch_size)
         asked = completion_parameters(values, service.quirks)
         runs = [Run(service, serving, exchange, asked, TextPrompt(text=text)) for text in prompts]
-        batch = Batch(service, runs, serving.model(None).name, logprobs=values["logprobs"] is not None)
+        batch = Batch(service, exchange, runs, serving.model(None).name, logprobs=values["logprobs"] is not None)
         if values["stream"]:
             characters = sum(len(text) for text in prompts)
             await send(
@@ -62,7 +62,8 @@ class Completions:
             return
         with service.permits.take(len(runs)):
             answer = await exchange.unless_gone(batch.whole())
-            await exchange.reply(answer, headers=batch_headers(service.settings.compute_type, runs))
+        # The permits are free before the client can know that it has its answer, and ask again.
+        await exchange.reply(answer, headers=batch_headers(service.settings.compute_type, runs))
 
     async def openai_get_model_info(self, serving: Serving, exchange: Exchange) -> None:
         """``GET /v1/models``."""
@@ -80,8 +81,11 @@ class Completions:
 class Batch:
     """The prompts of one request, and their answer. Await ``whole``, or iterate ``chunks``, once."""
 
-    def __init__(self, service: Service, runs: Sequence[Run], model: str, *, logprobs: bool) -> None:
+    def __init__(
+        self, service: Service, exchange: Exchange, runs: Sequence[Run], model: str, *, logprobs: bool
+    ) -> None:
         self.runs = runs
+        self._exchange = exchange
         self._quirks = service.quirks
         self._head = answer_head(service, "cmpl-", model)
         self._logprobs = logprobs
@@ -124,6 +128,7 @@ class Batch:
                             raise found
                     if begun:
                         for fault in faults:
+                            self._exchange.fault = fault
                             yield render.sse_fault(fault)
                         faults.clear()
                     if isinstance(found, Step):

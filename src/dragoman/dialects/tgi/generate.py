@@ -72,8 +72,9 @@ class Generate:
             run = Run(service, serving, exchange, asked, TextPrompt(text=inputs))
             await exchange.unless_gone(run.whole())
             answer = render.whole(run.passages, run.best, run.prefill, asked, inputs)
-            headers = whole_headers(service.settings.compute_type, run, exchange.elapsed_s)
-            await exchange.reply([answer] if in_array else answer, headers=headers)
+        # The permits are free before the client can know that it has its answer, and ask again.
+        headers = whole_headers(service.settings.compute_type, run, exchange.elapsed_s)
+        await exchange.reply([answer] if in_array else answer, headers=headers)
 
     async def _stream(self, serving: Serving, exchange: Exchange, inputs: str, asked: Parameters) -> None:
         headers = stream_headers(self._service.settings.compute_type, len(inputs))
