@@ -14,6 +14,8 @@ from array import array
 GRAM_LENGTHS = (4, 2)
 """How many of the newest tokens are looked up: first the more, which seldom mislead."""
 FIRST_LENGTH = 4
+LONGEST = 16
+"""Tokens of one draft. Steps of more rows cost more than the steps they save."""
 MOST_PLACES = 1 << 16
 LONGEST_PAUSE = 16
 """Tokens without a draft, after drafts have failed again and again: what a text that never repeats pays at most."""
@@ -24,8 +26,8 @@ class Lookup:
 
     Places are remembered in tables of a fixed size, at the hash of the tokens before them; the newest stays. Where
     nothing is found, but the last draft came true in part, the text may go on as it did there but for a word: the next
-    draft is from as far back. A draft grows while all of it comes true, shrinks when it does not, and pauses, longer
-    each time, while nothing does.
+    draft is from as far back. A draft doubles while all of it comes true, shrinks by a quarter when not all of it does,
+    and pauses, longer each time, while nothing does.
     """
 
     def __init__(self, most_tokens: int) -> None:
@@ -59,7 +61,9 @@ class Lookup:
     def verified(self, num_tokens: int, drafted: int, accepted: int) -> None:
         """What became of the last draft, the sequence now having ``num_tokens``."""
         if accepted:
-            self._length = 2 * drafted if accepted == drafted else max(accepted + 1, drafted // 2)
+            # Slowly down: what was cut short by one changed word goes on behind it.
+            grown = self._length if accepted == drafted else 3 * self._length // 4
+            self._length = min(max(2 * accepted, grown), LONGEST)
             self._pause = 1
             return
         self._distance = 0
