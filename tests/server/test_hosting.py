@@ -90,6 +90,15 @@ async def test_the_operators_choice_comes_first_and_then_the_servers_own(house: 
     assert json.loads(bodies["locallab"])["status"] == "healthy"
 
 
+async def test_the_root_is_a_page_for_browsers_and_says_what_runs_to_others(house: LocalHouse) -> None:
+    for chosen, plain in (("openai", "LocalLab"), ("auto", "LocalLab"), ("locallab", "LocalLab"), ("tgi", "")):
+        async with asked(house, *made_dialects(), chosen=chosen) as client:
+            assert plain in (await client.get("/")).text
+            assert bool((await client.get("/")).content) == bool(plain)
+            page = await client.get("/", headers={"accept": "text/html,*/*"}, follow_redirects=True)
+            assert page.headers["content-type"].startswith("text/html")
+
+
 async def test_a_choice_that_is_not_there_is_an_error(house: LocalHouse) -> None:
     with pytest.raises(DragomanError, match="there is only north"):
         create_app(house.serving, QUICK, dialects=[toy("north")])

@@ -119,9 +119,14 @@ MODELS = (
 )
 
 
+def _has_root(call: Call) -> bool:
+    """TGI's clients look at no more than the status of ``GET /``; browsers want a page, and all others an answer."""
+    return call.dialect != "tgi" and "text/html" not in call.headers.get("accept", "")
+
+
 def _system(handlers: System) -> tuple[Operation, ...]:
     return (
-        Operation(method="GET", path="/", summary="Say what runs here.", handler=handlers.root),
+        Operation(method="GET", path="/", summary="Say what runs here.", handler=handlers.root, claims=_has_root),
         Operation(
             method="GET",
             path="/health",

@@ -9,6 +9,8 @@ from dragoman.dialects.tgi.service import Service
 from dragoman.dialects.tgi.settings import TgiSettings
 from dragoman.dialects.wire import Cors, Dialect, Operation
 
+__all__ = ["TgiSettings", "make"]
+
 EXPOSED = (
     "x-request-id",
     "x-compute-type",
