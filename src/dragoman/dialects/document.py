@@ -28,13 +28,19 @@ def fields_page(dialects: Sequence[Dialect] = DIALECTS) -> str:
 
 
 def _section(dialect: Dialect) -> Iterator[str]:
+    """What several operations take alike is written once."""
     yield f"## {dialect.title}\n"
+    written: list[tuple[Table, str]] = []
     for operation in dialect.operations:
         if operation.table is None:
             continue
-        yield f"### {operation.method} {operation.path}\n"
-        yield f"{operation.summary}\n"
-        yield from _rows(operation.table)
+        place = f"{operation.method} {operation.path}"
+        yield f"### {place}\n"
+        before = next((before for table, before in written if table == operation.table), None)
+        yield operation.summary + (f" Takes the same as {before}.\n" if before else "\n")
+        if before is None:
+            written.append((operation.table, place))
+            yield from _rows(operation.table)
 
 
 def _rows(table: Table) -> Iterator[str]:
