@@ -71,6 +71,9 @@ class Exchange(Protocol):
     async def check(self, table: Table, body: Any) -> Reading:
         """``body`` checked by the table, and its fields without effect named in the answer, as ``read`` does."""
 
+    def report(self, reading: Reading) -> None:
+        """Name the fields without effect anew: some have none only for the model that was asked for."""
+
     async def read_body(self) -> bytes:
         """The body's bytes, whatever they are. Raises PayloadTooLarge, RequestTimeout."""
 

@@ -112,8 +112,11 @@ class Exchange:
 
     async def check(self, table: Table, body: Any) -> Reading:
         reading = await self._maybe_in_thread(lambda: table.read(body, strict=self._limits.strict))
-        self._warnings = reading.warnings
+        self.report(reading)
         return reading
+
+    def report(self, reading: Reading) -> None:
+        self._warnings = reading.warnings
 
     async def read_body(self) -> bytes:
         return await self._read_body(body_limit(self.dialect, self._limits))
