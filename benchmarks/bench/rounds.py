@@ -56,6 +56,11 @@ class Rounds:
 
     def _one(self, case: Case, precision: Precision, number: int) -> None:
         shape = shape_of(describe(case.model), precision)
+        if number == 0 and not self._late(0):
+            # A first start packs the weights, which takes time and memory of its own. It is not counted.
+            self._ours.start_s(case.model, precision)
+        if case.start and not self._late(1):
+            self._seen(self._start(case, precision, number))
         for options, rows in _by_options(_fitting(case)):
             if self._late(len(rows)):
                 continue
@@ -70,9 +75,6 @@ class Rounds:
                     for each in servers[:: 1 if number % 2 == 0 else -1]:
                         if each is server or row.peers:
                             self._seen(self._sample(case, row, shape, each, number))
-        # Last: by now the packed weights are in the cache.
-        if case.start and not self._late(1):
-            self._seen(self._start(case, precision, number))
 
     def _late(self, rows: int) -> bool:
         late = time.monotonic() > self._until
