@@ -70,7 +70,7 @@ def ask(num_beams: int, n: int = 1, *, seed: int = 0, prompt: tuple[int, ...] = 
 
 def test_noise_is_a_function_of_its_place() -> None:
     """Counter (1 + token // 4, place of the text, 2, position): as the manual says."""
-    noise = gumbel_noise(seed=2**64 - 3, position=70, rank=5, count=11)
+    noise = gumbel_noise(seed=2**64 - 3, position=70, place=5, count=11)
     words = [plain.philox([1 + block, 5, 2, 70], [2**64 - 3, 0]) for block in range(3)]
     uniform = [((word >> 11) + 0.5) / 2**53 for word in itertools.chain(*words)]
     np.testing.assert_allclose(noise, [-math.log(-math.log(u)) for u in uniform[:11]], rtol=1e-12)

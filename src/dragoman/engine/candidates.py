@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman import kernels
-from dragoman.core.sampling import SamplingParams
+from dragoman.core.sampling import BeamParams, SamplingParams
 from dragoman.engine.batch import Float32
 from dragoman.engine.beams import Candidates, Float64
 from dragoman.engine.sampler import top_logprobs
@@ -23,44 +23,33 @@ DRAW_BEAMS = 2
 
 
 def candidates(
-    logits: Float32, sequence: Sequence, score: float, key: float, rank: int, count: int
+    logits: Float32, sequence: Sequence, score: float, key: float, place: int, count: int
 ) -> Candidates | None:
     """The ``count`` best candidates of a text; None where the row, float32 [vocabulary], is no valid distribution.
 
     There are none where the steps leave nothing. ``logits`` is overwritten. ``score`` and ``key`` are those of the
-    text, ``rank`` its place among those followed.
+    text, ``place`` is its own among those followed.
     """
-    request = sequence.group.request
-    beams = request.beams
+    beams = sequence.group.request.beams
     assert beams is not None
     mode = sequence.logprob_mode
     own = logits.copy() if mode == "raw" else logits
     if not np.isfinite(logits.max()):
         return None
-    if beams.pre_normalization:
-        _normalize(logits)
-    for process in sequence.processors:
-        process(logits, sequence)
-    if sequence.follower is not None:
-        sequence.follower.mask(logits)
-    if logits.max() == -np.inf:
+    _run_steps(logits, sequence, beams)
+    largest = logits.max()
+    if largest == -np.inf:
         return Candidates(np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0), None, ())
-    if beams.kind != "deterministic":
-        # As transformers: enough tokens stay for a text to go on beside all of its ends.
-        ends = len({*request.end_token_ids, *request.stop_token_ids})
-        _narrow(logits, sequence.sampling, max(2, 1 + ends) if beams.kind == "sampling" else 1)
-    if beams.post_normalization:
-        _normalize(logits)
-    if not np.isfinite(logits.max()):
+    if not np.isfinite(largest):
         return None  # a temperature so low that float32 has no word for the quotient
     if beams.kind == "deterministic":
-        token_ids, _ = kernels.top_logprobs(logits[None], [0], min(count, len(logits)))
-        best = token_ids[0][logits[token_ids[0]] > -np.inf]
+        token_ids = kernels.top_logprobs(logits[None], [0], min(count, len(logits)))[0][0]
+        best = token_ids[logits[token_ids] > -np.inf]
         keys = score + logits[best].astype(np.float64)
     else:
         kept = np.flatnonzero(logits > -np.inf)
         perturbed = score + logits[kept].astype(np.float64)
-        perturbed += gumbel_noise(sequence.seed, sequence.num_generated, rank, len(logits))[kept]
+        perturbed += gumbel_noise(sequence.seed, sequence.num_generated, place, len(logits))[kept]
         if beams.kind == "stochastic":
             perturbed = with_maximum(perturbed, key)
         places = _largest(perturbed, count)
@@ -70,13 +59,13 @@ def candidates(
     return Candidates(best, logits[best], keys, reported, top)
 
 
-def gumbel_noise(seed: int, position: int, rank: int, count: int) -> Float64:
+def gumbel_noise(seed: int, position: int, place: int, count: int) -> Float64:
     """``count`` draws of the standard Gumbel distribution, one for each token, in order of token id.
 
     -log(-log u), where u is the middle of the interval that the leading 53 bits name: those of word v mod 4 of
-    Philox4x64-10 with key (seed, 0) and counter (1 + v // 4, rank, purpose, position) for token v.
+    Philox4x64-10 with key (seed, 0) and counter (1 + v // 4, place, purpose, position) for token v.
     """
-    key, counter = np.array([seed, 0], np.uint64), np.array([0, rank, DRAW_BEAMS, position], np.uint64)
+    key, counter = np.array([seed, 0], np.uint64), np.array([0, place, DRAW_BEAMS, position], np.uint64)
     generator = np.random.Philox(key=key, counter=counter)
     uniform = ((generator.random_raw(count) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     noise: Float64 = -np.log(-np.log(uniform))
@@ -92,6 +81,25 @@ def with_maximum(perturbed: Float64, maximum: float) -> Float64:
         v = maximum - perturbed + np.log1p(-np.exp(perturbed - perturbed.max()))
     shifted: Float64 = maximum - np.maximum(0.0, v) - np.log1p(np.exp(-np.abs(v)))
     return shifted
+
+
+def _run_steps(row: Float32, sequence: Sequence, beams: BeamParams) -> None:
+    """From logits to log-probabilities, in place; what is forbidden or dropped is -inf, and may be everything."""
+    request = sequence.group.request
+    if beams.pre_normalization:
+        _normalize(row)
+    for process in sequence.processors:
+        process(row, sequence)
+    if sequence.follower is not None:
+        sequence.follower.mask(row)
+    if row.max() == -np.inf:
+        return
+    if beams.kind != "deterministic":
+        # As transformers: enough tokens stay for a text to go on beside all of its ends.
+        ends = len({*request.end_token_ids, *request.stop_token_ids})
+        _narrow(row, sequence.sampling, max(2, 1 + ends) if beams.kind == "sampling" else 1)
+    if beams.post_normalization:
+        _normalize(row)
 
 
 def _normalize(row: Float32) -> None:
