@@ -156,6 +156,15 @@ async def test_unknown_fields_are_ignored_and_reported(house: LocalHouse) -> Non
     assert answer.headers["x-dragoman-warnings"] == "unknown: no_persist, best_of"
 
 
+async def test_an_effort_that_the_template_does_not_read_is_reported(house: LocalHouse) -> None:
+    for path in ("chat/completions", "chat/render"):
+        answer = await house.client.post(f"/serverless/v1/{path}", json=CHAT | {"reasoning_effort": "low"})
+        assert answer.status_code == 200
+        assert "reasoning_effort" in answer.headers["x-dragoman-warnings"]
+    plain = await house.client.post("/serverless/v1/chat/completions", json=CHAT)
+    assert "x-dragoman-warnings" not in plain.headers
+
+
 async def test_a_chat_takes_what_the_old_client_sends_without_tools(house: LocalHouse) -> None:
     fields = {"tools": None, "tool_choice": "auto", "max_completion_tokens": 4, "reasoning_budget": 5}
     answer = await house.client.post("/serverless/v1/chat/completions", json=CHAT | fields)

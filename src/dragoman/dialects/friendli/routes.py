@@ -7,6 +7,8 @@ import secrets
 import time
 from typing import Any
 
+import msgspec
+
 from dragoman.core.errors import BadRequest
 from dragoman.core.request import GenerationRequest, TextPrompt
 from dragoman.core.serving import Serving
@@ -24,7 +26,13 @@ from dragoman.dialects.friendli.head import Head
 from dragoman.dialects.friendli.models import model
 from dragoman.dialects.friendli.settings import FriendliSettings
 from dragoman.dialects.friendli.surface import Surface, Target, check_team, target
-from dragoman.dialects.friendli.translate import chat_prompt, chat_request, completion_requests, functions_of
+from dragoman.dialects.friendli.translate import (
+    chat_prompt,
+    chat_request,
+    completion_requests,
+    functions_of,
+    without_effect,
+)
 from dragoman.dialects.tools import tool_choice, tool_plan
 from dragoman.dialects.wire import Exchange, Operation
 
@@ -95,6 +103,8 @@ class SurfaceApi:
         """``POST {surface}/chat/completions``."""
         reading = await exchange.read(self._chat, any_content_type=True)
         values, found = self._let_in(reading, serving, exchange)
+        if unread := without_effect(values, found.card):
+            exchange.report(msgspec.structs.replace(reading, reported=(*reading.reported, *unread)))
         head = _head(values, found, "chatcmpl-")
         parse = values["parse_reasoning"]
         functions = functions_of(values["tools"])
@@ -136,6 +146,8 @@ class SurfaceApi:
         values, found = self._let_in(reading, serving, exchange)
         functions = functions_of(values["tools"])
         plan = tool_plan(functions, tool_choice(None, [function["name"] for function in functions]), found.card)
+        if unread := without_effect(values, found.card):
+            exchange.report(msgspec.structs.replace(reading, reported=(*reading.reported, *unread)))
         await exchange.reply({"text": await serving.render(chat_prompt(values, plan.tools), found.card.name)})
 
     async def models(self, serving: Serving, exchange: Exchange) -> None:

@@ -118,6 +118,12 @@ def chat_prompt(values: dict[str, Any], tools: Sequence[dict[str, Any]]) -> Chat
     return ChatPrompt(messages=messages, tools=tuple(tools), template_kwargs=variables)
 
 
+def without_effect(values: dict[str, Any], card: ModelCard) -> tuple[str, ...]:
+    """Fields of a chat that this model's template has no use for, which the contract wants ignored."""
+    unread = "reasoning_effort" not in card.template_variables
+    return ("reasoning_effort",) if values["reasoning_effort"] is not None and unread else ()
+
+
 def functions_of(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
     """The functions among the checked tools."""
     return [tool["function"] for tool in tools or ()]
