@@ -11,6 +11,7 @@ from dragoman.dialects.kinds import Boolean, Integer, ListOf, Number, Path, Rule
 
 INT32 = 2**31 - 1
 MAX_ID_CHARS = 1024
+MAX_ROWS = 4096
 
 
 class Lenient(Wrapped, frozen=True):
@@ -128,7 +129,9 @@ STREAM = Field(
 )
 
 ROW = Table(name="prompt", fields=ROW_FIELDS)
-PROMPTS = Field(name="prompts", kind=ListOf(ROW, minimum=1), required=True, becomes="prompt", note="At least one.")
+PROMPTS = Field(
+    name="prompts", kind=ListOf(ROW, minimum=1, maximum=MAX_ROWS), required=True, becomes="prompt", note="At least one."
+)
 
 GENERATE_ONE = Table(name="generate one", fields=(*ROW_FIELDS, *CALL_FIELDS, STREAM))
 GENERATE_BATCH = Table(

@@ -86,6 +86,7 @@ PAGES: tuple[Operation, ...] = (
         handler=to_thrift_page,
         open=True,
         statuses=(302,),
+        media=(),
     ),
     Operation(
         method="GET",
