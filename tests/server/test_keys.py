@@ -74,6 +74,7 @@ async def test_a_known_key_comes_in(house: LocalHouse, headers: dict[str, str], 
     assert answer.status_code == status
     if status == 401:
         assert answer.json() == {"north": "Unauthorized"}
+        assert answer.headers["www-authenticate"] == "Bearer"
 
 
 async def test_other_headers_count_only_where_a_dialect_says_so(house: LocalHouse) -> None:

@@ -100,6 +100,12 @@ def test_a_shared_path_is_the_quiet_ones_until_another_claims_it(server: Running
         assert answer_to(socket, "and then")
 
 
+def test_leaving_before_anything_is_said_ends_a_shared_socket(server: RunningServer) -> None:
+    with opened(server, "/shared") as socket:
+        assert socket.recv(timeout=10) == "south listens"
+    until(lambda: not server.server.server_state.tasks)
+
+
 def test_sockets_are_counted_and_logged(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "dragoman.access")
     with opened(server, "/south/south-talk?key=secret"):

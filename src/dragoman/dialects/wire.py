@@ -43,10 +43,12 @@ class Exchange(Protocol):
     path: str
     client: str
     headers: Mapping[str, str]
-    query: Mapping[str, str]
     path_params: Mapping[str, str]
     tenant: str
     fault: DragomanError | None
+
+    @property
+    def query(self) -> Mapping[str, str]: ...
 
     @property
     def elapsed_s(self) -> float: ...
@@ -116,9 +118,11 @@ class Socket(Protocol):
     path: str
     client: str
     headers: Mapping[str, str]
-    query: Mapping[str, str]
     path_params: Mapping[str, str]
     tenant: str
+
+    @property
+    def query(self) -> Mapping[str, str]: ...
 
     @property
     def not_ready(self) -> str: ...

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
+from functools import cached_property
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -67,7 +68,7 @@ class Exchange:
         self.path: str = scope["path"]
         self.client: str = (scope.get("client") or ("",))[0]
         self.headers: Mapping[str, str] = Headers(scope=scope)
-        self.query: Mapping[str, str] = QueryParams(scope.get("query_string", b""))
+        self._query_string: bytes = scope.get("query_string", b"")
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
         self.tenant = ""
         self.fault: DragomanError | None = None
@@ -90,6 +91,10 @@ class Exchange:
             self._body_complete.set()
         self._clock = asyncio.get_running_loop().time
         self._writing_since: float | None = None
+
+    @cached_property
+    def query(self) -> Mapping[str, str]:
+        return QueryParams(self._query_string)
 
     @property
     def elapsed_s(self) -> float:

@@ -132,6 +132,7 @@ class Server(uvicorn.Server):
             http=connection_class(settings, chosen_dialect(dialects, settings).render_error, socket_paths(dialects)),
             ws=SocketConnection,
             ws_max_size=settings.max_message_bytes,
+            ws_ping_timeout=settings.write_timeout_s,
             lifespan="off",
             log_config=None,
             log_level="warning",

@@ -14,7 +14,14 @@ from starlette.datastructures import URLPath
 from starlette.routing import BaseRoute, Match, NoMatchFound, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
-from dragoman.core.errors import Cancelled, DragomanError, EngineUnavailable, GenerationFailed, MethodNotAllowed
+from dragoman.core.errors import (
+    Cancelled,
+    DragomanError,
+    EngineUnavailable,
+    GenerationFailed,
+    MethodNotAllowed,
+    Unauthorized,
+)
 from dragoman.core.observer import ObservedRequest, RequestEnd, current_request
 from dragoman.dialects.wire import Answer, Call, Dialect, Operation
 from dragoman.server.cors import is_preflight, preflight_headers
@@ -171,6 +178,9 @@ class PathEndpoint:
             # Nothing is wrong with the request: another server, or the next one here, will answer it.
             error = EngineUnavailable("The server is shutting down.")
         answer = dialect.render_error(error)
+        more: dict[str, str] = {}
         if isinstance(error, MethodNotAllowed):
-            answer = msgspec.structs.replace(answer, headers={**answer.headers, "allow": self._allowed})
-        return answer
+            more["allow"] = self._allowed
+        elif isinstance(error, Unauthorized):
+            more["www-authenticate"] = "Bearer"
+        return msgspec.structs.replace(answer, headers={**answer.headers, **more}) if more else answer

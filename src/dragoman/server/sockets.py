@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from copy import copy
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from starlette.datastructures import Headers, QueryParams
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from dragoman.core.errors import Cancelled, DragomanError, EngineUnavailable
+from dragoman.core.errors import Cancelled, DragomanError, EngineUnavailable, PayloadTooLarge
 from dragoman.core.observer import ObservedRequest, current_request
 from dragoman.dialects.wire import Answer, Call, Dialect, NotJson
 from dragoman.server.body import decode_json
@@ -113,30 +114,45 @@ class SocketEndpoint:
 
     async def _run_whichever(self, socket: Socket, scope: Scope) -> None:
         """The quiet one, until a first message says whose socket it is."""
-        heard = asyncio.ensure_future(socket.peek())
-        quiet = asyncio.ensure_future(self._run(self._quiet, socket.behind(heard)))
+        decided = asyncio.Event()
+        quiet = asyncio.ensure_future(self._run(self._quiet, socket.behind(decided)))
+        claimed = asyncio.ensure_future(self._claiming(socket))
         try:
-            await asyncio.wait((heard, quiet), return_when=asyncio.FIRST_COMPLETED)
-            place = self._quiet if quiet.done() else self._claiming(socket, heard.result())
+            await asyncio.wait((claimed, quiet), return_when=asyncio.FIRST_COMPLETED)
+            place = self._quiet if quiet.done() else claimed.result()
             if place is self._quiet:
+                decided.set()
                 await quiet
                 return
         finally:
-            for task in (heard, quiet):
+            for task in (claimed, quiet):
                 task.cancel()
-            await asyncio.gather(heard, quiet, return_exceptions=True)
+            await asyncio.gather(claimed, quiet, return_exceptions=True)
         scope["dialect"] = place.dialect.name
         await self._run(place, socket)
 
-    def _claiming(self, socket: Socket, message: str | bytes) -> SocketPlace:
+    async def _claiming(self, socket: Socket) -> SocketPlace:
+        """Whose socket it is by its first message. Raises as ``receive`` does."""
+        message = await socket.peek()
         body = None
-        with contextlib.suppress(NotJson):
-            body = decode_json(message.encode() if isinstance(message, str) else message)
+        with contextlib.suppress(NotJson, PayloadTooLarge):
+            content = message.encode() if isinstance(message, str) else message
+            body = await asyncio.to_thread(decode_json, content)
         call = Call(headers=socket.headers, body=body, dialect=self._hosting.settings.dialect)
         claims = (
             place for place in self._places if place.operation.claims is not None and place.operation.claims(call)
         )
         return next(claims, self._quiet)
+
+
+class _Shared:
+    """What a socket and its copies know together: what was heard and not taken yet, and whether it is over."""
+
+    __slots__ = ("gone", "pending")
+
+    def __init__(self) -> None:
+        self.pending: deque[str | bytes] = deque()
+        self.gone = False
 
 
 class Socket:
@@ -147,15 +163,18 @@ class Socket:
         self.path: str = scope["path"]
         self.client: str = (scope.get("client") or ("",))[0]
         self.headers: Mapping[str, str] = Headers(scope=scope)
-        self.query: Mapping[str, str] = QueryParams(scope.get("query_string", b""))
+        self._query_string: bytes = scope.get("query_string", b"")
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
         self.tenant = ""
-        self._gone = False
         self._ready = ready
         self._hear, self._send = receive, send
-        self._pending: deque[str | bytes] = deque()
-        self._behind: asyncio.Future[Any] | None = None
+        self._shared = _Shared()
+        self._behind: asyncio.Event | None = None
         self._stopping: asyncio.Event = scope.get("state", {}).get(STOPPING) or asyncio.Event()
+
+    @cached_property
+    def query(self) -> Mapping[str, str]:
+        return QueryParams(self._query_string)
 
     @property
     def not_ready(self) -> str:
@@ -168,26 +187,25 @@ class Socket:
 
     async def receive(self) -> str | bytes:
         if self._behind is not None:
-            await asyncio.wait((self._behind,))
-            self._behind = None
-        if self._pending:
-            return self._pending.popleft()
+            await self._behind.wait()
+        if self._shared.pending:
+            return self._shared.pending.popleft()
         return await self._next()
 
     async def peek(self) -> str | bytes:
         """The next message, which ``receive`` will give again."""
         message = await self._next()
-        self._pending.append(message)
+        self._shared.pending.append(message)
         return message
 
-    def behind(self, heard: asyncio.Future[Any]) -> Socket:
-        """The same socket, that gives no message before ``heard`` is done."""
+    def behind(self, event: asyncio.Event) -> Socket:
+        """The same socket, that gives no message before the event."""
         other = copy(self)
-        other._behind = heard
+        other._behind = event
         return other
 
     async def _next(self) -> str | bytes:
-        if self._gone:
+        if self._shared.gone:
             raise Cancelled("The client has left.")
         hearing = asyncio.ensure_future(self._hear())
         stopping = asyncio.ensure_future(self._stopping.wait())
@@ -207,9 +225,10 @@ class Socket:
         await self._tell({"type": "websocket.send", **content})
 
     async def close(self, code: int = 1000, reason: str = "") -> None:
-        if not self._gone:
-            await self._tell({"type": "websocket.close", "code": code, "reason": reason[:100]})
-            self._gone = True
+        if not self._shared.gone:
+            with contextlib.suppress(Cancelled):
+                await self._tell({"type": "websocket.close", "code": code, "reason": reason[:100]})
+            self._shared.gone = True
 
     async def accept(self) -> None:
         """Let the client in."""
@@ -226,17 +245,17 @@ class Socket:
         await self._tell({"type": "websocket.http.response.body", "body": content})
 
     async def _tell(self, message: Message) -> None:
-        if self._gone:
+        if self._shared.gone:
             raise Cancelled("The client has left.")
         try:
             await self._send(message)
         except Exception as error:  # uvicorn's own, when the connection is lost
-            self._gone = True
+            self._shared.gone = True
             raise Cancelled("The client has left.") from error
 
     def _content(self, message: Message) -> str | bytes:
         if message["type"] == "websocket.disconnect":
-            self._gone = True
+            self._shared.gone = True
             raise Cancelled("The client has left.")
         text = message.get("text")
         content: str | bytes = message["bytes"] if text is None else text
