@@ -105,7 +105,8 @@ def _run_steps(row: Float32, sequence: Sequence, beams: BeamParams) -> None:
 def _normalize(row: Float32) -> None:
     """To log-softmax, in place."""
     largest = int(row.argmax())
-    row -= row[largest] - kernels.log_softmax_at(row[None], [0], [largest])[0]
+    with np.errstate(over="ignore"):  # to -inf, from what a penalty has made of it
+        row -= row[largest] - kernels.log_softmax_at(row[None], [0], [largest])[0]
 
 
 def _narrow(row: Float32, sampling: SamplingParams, least: int) -> None:
