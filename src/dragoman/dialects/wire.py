@@ -91,9 +91,16 @@ class Exchange(Protocol):
         """Answer with plain text, in UTF-8."""
 
     async def stream(
-        self, chunks: AsyncGenerator[bytes, None], *, content_type: str = ..., headers: Mapping[str, str] = ...
+        self,
+        chunks: AsyncGenerator[bytes, None],
+        *,
+        content_type: str = ...,
+        headers: Mapping[str, str] = ...,
+        filler: bytes = ...,
+        silence_s: float = ...,
     ) -> None:
-        """Answer with the chunks as they come.
+        """Answer with the chunks as they come, and with ``filler``, if there is any, whenever none has come for so
+        long: proxies give up on quiet connections.
 
         The iterator is closed in every case: at the end, when the client leaves, and when it does not read for the
         server's write timeout. When it raises ``Abort``, the connection is cut behind what was written.

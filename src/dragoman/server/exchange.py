@@ -91,6 +91,7 @@ class Exchange:
             self._body_complete.set()
         self._clock = asyncio.get_running_loop().time
         self._writing_since: float | None = None
+        self._written = 0.0
 
     @cached_property
     def query(self) -> Mapping[str, str]:
@@ -186,11 +187,13 @@ class Exchange:
         *,
         content_type: str = "text/event-stream; charset=utf-8",
         headers: Mapping[str, str] = NONE,
+        filler: bytes = b"",
+        silence_s: float = 15.0,
     ) -> None:
         # Proxies must neither keep events back nor keep them at all.
         head = {"content-type": content_type, "cache-control": "no-cache", "x-accel-buffering": "no", **headers}
         try:
-            await self.unless_gone(self._write_stream(chunks, head))
+            await self.unless_gone(self._write_stream(chunks, head, filler, silence_s))
         except Abort:
             await self._break_off()
 
@@ -205,12 +208,32 @@ class Exchange:
             await asyncio.wait_for(self._body_complete.wait(), self._limits.linger_s)
         await self._write(b"", False)
 
-    async def _write_stream(self, chunks: AsyncGenerator[bytes, None], head: Mapping[str, str]) -> None:
+    async def _write_stream(
+        self, chunks: AsyncGenerator[bytes, None], head: Mapping[str, str], filler: bytes, silence_s: float
+    ) -> None:
         async with aclosing(chunks):
             await self._start(200, head)
-            async for chunk in chunks:
-                await self._write(chunk, True)
+            filling = asyncio.create_task(self._fill_silence(filler, silence_s)) if filler else None
+            try:
+                async for chunk in chunks:
+                    await self._write(chunk, True)
+            finally:
+                if filling is not None:
+                    filling.cancel()
+                    await asyncio.gather(filling, return_exceptions=True)
             await self._write(b"", False)
+
+    async def _fill_silence(self, filler: bytes, silence_s: float) -> None:
+        """A task beside the stream: looking at the clock now and then costs its chunks nothing."""
+        self._written = self._clock()
+        while True:
+            quiet_s = self._clock() - self._written
+            if quiet_s < silence_s:
+                await asyncio.sleep(silence_s - quiet_s)
+            elif self._writing_since is None:
+                await self._write(filler, True)
+            else:
+                await asyncio.sleep(silence_s)
 
     async def _break_off(self) -> None:
         """End the connection where the answer is not ended: behind what was written, and before its last chunk."""
@@ -237,9 +260,9 @@ class Exchange:
         return whole
 
     async def _write(self, body: bytes, more: bool) -> None:
-        self._writing_since = self._clock()
+        since = self._writing_since = self._clock()
         await self._send_part({"type": "http.response.body", "body": body, "more_body": more})
-        self._writing_since = None
+        self._written, self._writing_since = since, None
 
     async def _receive(self) -> Message:
         message = await self._next_message()

@@ -75,6 +75,7 @@ class ChatHouse(msgspec.Struct, frozen=True):
 
     engine: TurnEngine
     client: httpx.AsyncClient
+    serving: EngineServing
 
     async def post(self, path: str, body: Any, *turns: str) -> httpx.Response:
         self.engine.turns = list(turns) or ["Sure."]
@@ -98,7 +99,7 @@ async def chat_house(template: ChatTemplate, **settings: Any) -> AsyncIterator[C
     served = msgspec.structs.replace(QUICK, dialect="tgi")
     app = create_app(serving, served, metrics=metrics, dialects=(tgi.make(TgiSettings(**settings)),))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=20) as client:
-        yield ChatHouse(engine, client)
+        yield ChatHouse(engine, client, serving)
     serving.close()
 
 

@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
+import httpx
 import pytest
 from chat_house import ChatHouse, WatchedEvents, chat_house
 from native import events_of
-from stub_house import TOKENIZER
+from stub_house import QUICK, TOKENIZER
 
 from dragoman.core.events import EngineEvent, FinishEvent, FinishReason, PromptEvent, TokenEvent
 from dragoman.core.request import EngineRequest
-from dragoman.dialects.tgi.events import COMMENT, kept_alive
+from dragoman.core.serving import Serving
+from dragoman.dialects import openai
+from dragoman.dialects.tgi.errors import render_error
+from dragoman.dialects.tgi.render import COMMENT
+from dragoman.dialects.wire import Dialect, Exchange, Operation
+from dragoman.server.app import create_app
 from dragoman.text import ChatTemplate
 
 pytestmark = pytest.mark.anyio
@@ -63,71 +69,27 @@ async def test_an_end_without_a_last_token_is_an_incomplete_generation(house: Ch
     assert whole.json() == {"error": "Incomplete generation", "error_type": "incomplete_generation"}
 
 
-async def test_silence_is_filled_with_comments() -> None:
-    gate = asyncio.Event()
+async def test_silence_is_filled_with_comments(house: ChatHouse) -> None:
+    async def handler(serving: Serving, exchange: Exchange) -> None:
+        async def chunks() -> AsyncGenerator[bytes, None]:
+            yield b"data: 1\n\n"
+            await asyncio.sleep(0.2)
+            yield b"data: 2\n\n"
 
-    async def chunks() -> AsyncGenerator[bytes, None]:
-        yield b"one"
-        await gate.wait()
-        yield b"two"
+        await exchange.stream(chunks(), filler=COMMENT, silence_s=0.02)
 
-    stream = kept_alive(chunks(), silence_s=0.01)
-    assert await anext(stream) == b"one"
-    assert [await anext(stream), await anext(stream)] == [COMMENT, COMMENT]
-    gate.set()
-    rest = [chunk async for chunk in stream]
-    assert rest[-1] == b"two"
-    assert set(rest[:-1]) <= {COMMENT}
-
-
-async def test_closing_a_silent_stream_ends_what_is_behind_it() -> None:
-    closed = asyncio.Event()
-
-    async def chunks() -> AsyncGenerator[bytes, None]:
-        try:
-            yield b"one"
-            await asyncio.Event().wait()
-        finally:
-            closed.set()
-
+    slow = Operation(method="GET", path="/slow", summary="Says little.", handler=handler)
+    toy = Dialect(name="toy", title="Toy", operations=(slow,), render_error=render_error)
     before = asyncio.all_tasks()
-    stream = kept_alive(chunks(), silence_s=0.01)
-    assert [await anext(stream), await anext(stream)] == [b"one", COMMENT]
-    await stream.aclose()
-    assert closed.is_set()
+    app = create_app(house.serving, QUICK, dialects=(openai.make(openai.OpenAISettings()), toy))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        text = (await client.get("/toy/slow")).text
+    first, *comments, second, rest = text.split("\n\n")
+    assert (first, second, rest) == ("data: 1", "data: 2", "")
+    assert len(comments) > 1
+    assert set(comments) == {":"}
     assert asyncio.all_tasks() == before
 
 
-async def test_a_cancelled_reader_ends_what_is_behind_it() -> None:
-    closed = asyncio.Event()
-
-    async def chunks() -> AsyncGenerator[bytes, None]:
-        try:
-            await asyncio.Event().wait()
-            yield b"never"
-        finally:
-            closed.set()
-
-    async def read() -> None:
-        async for _ in kept_alive(chunks(), silence_s=60):
-            pass
-
-    task = asyncio.create_task(read())
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await asyncio.sleep(0)
-    assert closed.is_set()
-
-
-async def test_errors_pass_through() -> None:
-    async def chunks() -> AsyncGenerator[bytes, None]:
-        yield b"one"
-        raise ValueError("behind")
-
-    stream = kept_alive(chunks())
-    assert await anext(stream) == b"one"
-    with pytest.raises(ValueError, match="behind"):
-        await anext(stream)
+async def test_a_stream_that_is_not_silent_has_no_comments(house: ChatHouse) -> None:
+    assert ":\n\n" not in (await house.post("/generate_stream", BODY)).text.replace('":', "")

@@ -13,10 +13,10 @@ from dragoman.dialects.kinds import Violation
 from dragoman.dialects.tgi import render
 from dragoman.dialects.tgi.body import checked, read_json, shape_fault
 from dragoman.dialects.tgi.errors import Incomplete, IncompleteStream
-from dragoman.dialects.tgi.events import EVENT_STREAM, kept_alive
 from dragoman.dialects.tgi.fields import COMPAT_GENERATE, GENERATE
 from dragoman.dialects.tgi.headers import stream_headers, whole_headers
 from dragoman.dialects.tgi.parameters import Parameters
+from dragoman.dialects.tgi.render import COMMENT, EVENT_STREAM
 from dragoman.dialects.tgi.run import Run
 from dragoman.dialects.tgi.service import Service
 from dragoman.dialects.tgi.translate import parameters_of
@@ -78,8 +78,8 @@ class Generate:
 
     async def _stream(self, serving: Serving, exchange: Exchange, inputs: str, asked: Parameters) -> None:
         headers = stream_headers(self._service.settings.compute_type, len(inputs))
-        events = kept_alive(self._events(serving, exchange, inputs, asked))
-        await exchange.stream(events, content_type=EVENT_STREAM, headers=headers)
+        events = self._events(serving, exchange, inputs, asked)
+        await exchange.stream(events, content_type=EVENT_STREAM, headers=headers, filler=COMMENT)
 
     async def _events(
         self, serving: Serving, exchange: Exchange, inputs: str, asked: Parameters

@@ -121,9 +121,7 @@ def operations(service: Service) -> tuple[Operation, ...]:
     healthy = "It can generate."
     return (
         *(
-            Operation(
-                method="GET", path=path, summary=healthy, handler=routes.health, open=True, probe=True, media=()
-            )
+            Operation(method="GET", path=path, summary=healthy, handler=routes.health, open=True, probe=True, media=())
             for path in ("/health", "/ping", "/")
         ),
         Operation(method="GET", path="/info", summary="The model and its limits.", handler=routes.info, open=True),

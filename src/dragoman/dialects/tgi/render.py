@@ -22,6 +22,10 @@ FINISH = {
     FinishReason.STOP_STRING: "stop_sequence",
 }
 
+EVENT_STREAM = "text/event-stream"
+COMMENT = b":\n\n"
+"""What fills the silence of a stream."""
+
 encode = msgspec.json.Encoder().encode
 
 

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dragoman.core.errors import DragomanError
 from dragoman.dialects.tgi.chat_render import DONE, sse_fault
 from dragoman.dialects.tgi.errors import Incomplete, IncompleteStream
-from dragoman.dialects.tgi.events import EVENT_STREAM, kept_alive
+from dragoman.dialects.tgi.render import COMMENT, EVENT_STREAM
 from dragoman.dialects.wire import Exchange
 
 READY = b""
@@ -27,8 +27,8 @@ async def send(
         first = await exchange.unless_gone(anext(chunks))
         if not in_band:
             first = await exchange.unless_gone(anext(chunks, READY))
-        events = kept_alive(_to_the_end(exchange, first, chunks))
-        await exchange.stream(events, content_type=EVENT_STREAM, headers=headers())
+        events = _to_the_end(exchange, first, chunks)
+        await exchange.stream(events, content_type=EVENT_STREAM, headers=headers(), filler=COMMENT)
 
 
 async def _to_the_end(
