@@ -151,6 +151,26 @@ async def test_what_says_nothing_changes_nothing(house: LocalHouse, fields: dict
     assert answer.json()["choices"] == plain.json()["choices"]
 
 
+async def test_batches_of_tokens_are_forced_batch_by_batch(house: LocalHouse) -> None:
+    body = {"model": "stub", "tokens": [[5, 6], [7]], "forced_output_tokens": [[8, 9], [10]], "seed": 1}
+    answer = await house.client.post("/serverless/v1/completions", json=body | {"include_output_logprobs": True})
+    choices = answer.json()["choices"]
+    assert [choice["tokens"] for choice in choices] == [[8, 9], [10]]
+    assert [len(choice["logprobs"]) for choice in choices] == [2, 1]
+    ended = await house.client.post(
+        "/serverless/v1/completions", json=BODY | {"forced_output_tokens": [8, 9], "eos_token": [9], "max_tokens": 1}
+    )
+    assert (ended.json()["choices"][0]["tokens"], ended.json()["choices"][0]["finish_reason"]) == ([8, 9], "stop")
+
+
+async def test_numbers_of_embeddings_may_be_whole(house: LocalHouse) -> None:
+    width = house.serving.model(None).hidden_size
+    fields = {"token_index_to_replace": [1], "embedding_to_replace": [0] * width}
+    assert (await house.client.post("/serverless/v1/completions", json=BODY | fields)).status_code == 200
+    batch = BODY | fields | {"prompt": ["a", "b"]}
+    assert (await house.client.post("/serverless/v1/completions", json=batch)).status_code == 422
+
+
 async def test_unknown_fields_are_ignored_and_reported(house: LocalHouse) -> None:
     answer = await house.client.post("/serverless/v1/completions", json=BODY | {"no_persist": True, "best_of": 3})
     assert answer.headers["x-dragoman-warnings"] == "unknown: no_persist, best_of"

@@ -65,6 +65,8 @@ async def test_only_known_teams_where_the_operator_has_named_some(house: LocalHo
                 headers = {"x-friendli-team": team} if team else {}
                 answer = await client.post(f"/serverless/v1/{path}", json=body, headers=headers)
                 assert answer.status_code == status
+        wrong = await client.post("/serverless/v1/completions", json={}, headers={"x-friendli-team": "theirs"})
+        assert wrong.status_code == 403
         refused = await client.get("/dedicated/v1/models", headers={"x-friendli-team": "theirs"})
         assert refused.json()["error"]["code"] == "forbidden"
         container = await client.post("/friendli/v1/completions", json=BODY, headers={"x-friendli-team": "theirs"})

@@ -15,10 +15,13 @@ from failing import WHY, failing_server
 from scripted import ScriptedHouse, scripted_house
 from stub_house import QUICK, TOKENIZER, LocalHouse, local_house
 
+from dragoman.core.errors import BadRequest, UnsupportedFeature
 from dragoman.dialects import made_dialects
 from dragoman.dialects.octoai import OctoAISettings
 from dragoman.dialects.octoai.clients import claims
+from dragoman.dialects.octoai.fields import COMPLETIONS
 from dragoman.dialects.octoai.messages import template_messages
+from dragoman.dialects.octoai.translate import completion_requests
 from dragoman.dialects.wire import Call
 from dragoman.text import ChatTemplate
 
@@ -155,6 +158,27 @@ async def test_a_prompt_longer_than_the_context_is_status_400(house: LocalHouse)
     longer = await house.client.post("/octoai/v1/completions", json=BODY | {"max_tokens": 10**6, "ignore_eos": True})
     assert longer.json()["usage"]["total_tokens"] == 256
     assert longer.json()["choices"][0]["finish_reason"] == "length"
+
+
+async def test_ids_are_echoed_as_their_text(house: LocalHouse) -> None:
+    ids = list(TOKENIZER.encode("Once upon a time", add_special_tokens=False))
+    body = BODY | {"prompt": ids}
+    plain = (await house.client.post("/octoai/v1/completions", json=body)).json()["choices"][0]["text"]
+    echoed = (await house.client.post("/octoai/v1/completions", json=body | {"echo": True})).json()["choices"][0][
+        "text"
+    ]
+    assert echoed == TOKENIZER.decode(ids) + plain
+
+
+def test_models_without_marks_or_beginnings_say_so(house: LocalHouse) -> None:
+    card = msgspec.structs.replace(house.serving.model(None), has_fill_tokens=False, has_bos=False)
+    values = COMPLETIONS.read({"model": "stub", "prompt": "x", "suffix": "y"}).values
+    with pytest.raises(UnsupportedFeature, match="suffix"):
+        completion_requests(values, "id", card)
+    for prompt in (None, ""):
+        values = COMPLETIONS.read({"model": "stub", "prompt": prompt}).values
+        with pytest.raises(BadRequest, match="begin"):
+            completion_requests(values, "id", card)
 
 
 async def test_errors_are_flat_objects(house: LocalHouse) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import secrets
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -14,7 +14,7 @@ from dragoman.core.request import GenerationRequest, TextPrompt
 from dragoman.core.serving import Serving
 from dragoman.dialects.answers import encoded, sse, stream_answer
 from dragoman.dialects.batch import generate_all
-from dragoman.dialects.field import Reading
+from dragoman.dialects.field import Reading, Table
 from dragoman.dialects.friendli import chat_fields, chats, completions
 from dragoman.dialects.friendli.chats import ChatStream, Shown, chat_completion
 from dragoman.dialects.friendli.clients import claims, reads_events
@@ -78,8 +78,8 @@ class SurfaceApi:
 
     async def completions(self, serving: Serving, exchange: Exchange) -> None:
         """``POST {surface}/completions``, answered in the way that the client reads streams."""
-        body = await exchange.read_json(any_content_type=True)
-        values, found = self._let_in(await exchange.check(self._completions, body), serving, exchange)
+        asked = await self._asked(self._completions, serving, exchange)
+        values, found = asked.reading.values, asked.found
         head = _head(values, found, "cmpl-")
         requests = completion_requests(self._completions, values, head.id, found.card, elapsed_s=exchange.elapsed_s)
         await _check_empty(serving, requests)
@@ -90,7 +90,7 @@ class SurfaceApi:
             await exchange.reply(await encoded(lambda: completion(head, results, wanted), in_thread=in_thread))
             return
         n = values["n"]
-        if reads_events(exchange.headers, body):
+        if reads_events(exchange.headers, asked.body):
             events = [EventStream(j * n, n, wanted) for j in range(len(requests))]
             end = functools.partial(complete, events)
             await stream_answer(serving, exchange, requests, events, end=end, fault=_fault)
@@ -101,10 +101,9 @@ class SurfaceApi:
 
     async def chat_completions(self, serving: Serving, exchange: Exchange) -> None:
         """``POST {surface}/chat/completions``."""
-        reading = await exchange.read(self._chat, any_content_type=True)
-        values, found = self._let_in(reading, serving, exchange)
-        if unread := without_effect(values, found.card):
-            exchange.report(msgspec.structs.replace(reading, reported=(*reading.reported, *unread)))
+        asked = await self._asked(self._chat, serving, exchange)
+        values, found = asked.reading.values, asked.found
+        _report_unread(asked, exchange)
         head = _head(values, found, "chatcmpl-")
         parse = values["parse_reasoning"]
         functions = functions_of(values["tools"])
@@ -128,36 +127,55 @@ class SurfaceApi:
 
     async def tokenize(self, serving: Serving, exchange: Exchange) -> None:
         """``POST {surface}/tokenize``."""
-        reading = await exchange.read(self._tokenize, any_content_type=True)
-        values, found = self._let_in(reading, serving, exchange)
+        asked = await self._asked(self._tokenize, serving, exchange)
+        values, found = asked.reading.values, asked.found
         tokens = await serving.tokenize_text(values["prompt"], found.card.name)
         await exchange.reply({"tokens": [token.token_id for token in tokens]})
 
     async def detokenize(self, serving: Serving, exchange: Exchange) -> None:
         """``POST {surface}/detokenize``."""
-        reading = await exchange.read(self._detokenize, any_content_type=True)
-        values, found = self._let_in(reading, serving, exchange)
+        asked = await self._asked(self._detokenize, serving, exchange)
+        values, found = asked.reading.values, asked.found
         text = await serving.detokenize(values["tokens"], found.card.name, skip_special_tokens=True)
         await exchange.reply({"text": text})
 
     async def render(self, serving: Serving, exchange: Exchange) -> None:
         """``POST {surface}/chat/render``: what ``chat_completions`` would run."""
-        reading = await exchange.read(self._render, any_content_type=True)
-        values, found = self._let_in(reading, serving, exchange)
+        asked = await self._asked(self._render, serving, exchange)
+        values, found = asked.reading.values, asked.found
         functions = functions_of(values["tools"])
         plan = tool_plan(functions, tool_choice(None, [function["name"] for function in functions]), found.card)
-        if unread := without_effect(values, found.card):
-            exchange.report(msgspec.structs.replace(reading, reported=(*reading.reported, *unread)))
+        _report_unread(asked, exchange)
         await exchange.reply({"text": await serving.render(chat_prompt(values, plan.tools), found.card.name)})
 
     async def models(self, serving: Serving, exchange: Exchange) -> None:
         """``GET {surface}/models``."""
-        check_team(self._surface, exchange.headers.get("x-friendli-team"), self._settings.friendli_team)
+        self._check_team(exchange)
         await exchange.reply({"object": "list", "data": [model(card) for card in serving.models()]})
 
-    def _let_in(self, reading: Reading, serving: Serving, exchange: Exchange) -> tuple[dict[str, Any], Target]:
+    async def _asked(self, table: Table, serving: Serving, exchange: Exchange) -> Asked:
+        """The checked body and its model. What is wrong with a body is nobody's to know who may not ask at all."""
+        self._check_team(exchange)
+        body = await exchange.read_json(any_content_type=True)
+        reading = await exchange.check(table, body)
+        return Asked(body, reading, target(self._surface, reading.values["model"], serving))
+
+    def _check_team(self, exchange: Exchange) -> None:
         check_team(self._surface, exchange.headers.get("x-friendli-team"), self._settings.friendli_team)
-        return reading.values, target(self._surface, reading.values["model"], serving)
+
+
+class Asked(NamedTuple):
+    """A request: its body as it came, what the table made of it, and the model that it goes to."""
+
+    body: Any
+    reading: Reading
+    found: Target
+
+
+def _report_unread(asked: Asked, exchange: Exchange) -> None:
+    reading = asked.reading
+    if unread := without_effect(reading.values, asked.found.card):
+        exchange.report(msgspec.structs.replace(reading, reported=(*reading.reported, *unread)))
 
 
 async def _check_empty(serving: Serving, requests: tuple[GenerationRequest, ...]) -> None:
