@@ -31,6 +31,7 @@ from dragoman.cli.settings import (
 from dragoman.cli.structure import StructureSettings
 from dragoman.cli.tgi_launcher import LauncherSettings, Start, launched
 from dragoman.cli.tgi_launcher import variables as tgi_variables
+from dragoman.cli.tunnel import TunnelSettings
 from dragoman.dialects import REGISTRY
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models.settings import ModelSettings
@@ -76,6 +77,7 @@ def serve(
     continuing: ContinueSettings,
     logs: LogSettings,
     traces: TracingSettings,
+    way_in: TunnelSettings,
     launcher: LauncherSettings,
     **dialects: msgspec.Struct,
 ) -> None:
@@ -85,7 +87,20 @@ def serve(
     start, notes = launched(launcher, Start(choice, settings, machine, scheduling, server, keys, dialects))
     console.remarks(notes)
     choice, settings, machine, scheduling, server, keys, launched_dialects = start
-    run(choice, settings, scheduling, machine, server, keys, catalog, continuing, logs, traces, launched_dialects)
+    run(
+        choice,
+        settings,
+        scheduling,
+        machine,
+        server,
+        keys,
+        catalog,
+        continuing,
+        logs,
+        traces,
+        way_in,
+        launched_dialects,
+    )
 
 
 cli.command(serve, more={each.name: each.settings_type for each in REGISTRY})

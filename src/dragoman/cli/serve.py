@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import msgspec
 import typer
@@ -18,6 +19,7 @@ from dragoman.cli.engine import thread_count, worker_settings
 from dragoman.cli.loading_bar import LoadingBar
 from dragoman.cli.logs import LogSettings, configure_logs
 from dragoman.cli.settings import MachineSettings, ModelChoice
+from dragoman.cli.tunnel import Tunnel, TunnelSettings
 from dragoman.dialects import made_dialects
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models import ModelSettings
@@ -48,6 +50,7 @@ def serve(
     continuing: ContinueSettings,
     logs: LogSettings,
     traces: TracingSettings,
+    way_in: TunnelSettings,
     dialects: Mapping[str, msgspec.Struct],
 ) -> None:
     """Raises ModelError or DragomanError before the port opens; afterwards typer.Exit with the server's exit code."""
@@ -55,6 +58,7 @@ def serve(
     started = time.monotonic()
     tracing = tracing_of(traces)
     made, keyring = made_dialects(dialects), open_keyring(keys, server.host, continuing.folder)
+    tunnel = Tunnel(way_in, has_keys=bool(keyring)) if way_in.public else None
     worker, described = worker_settings(choice.model, settings, scheduling, machine)
     per_token = plan_memory(described, settings).kv_bytes_per_token
 
@@ -65,6 +69,8 @@ def serve(
         rows = started_plan(house, address, thread_count(machine), per_token)
         if keyring:
             rows["API keys"] = str(len(keyring))
+        if tunnel is not None:
+            rows["public"] = tunnel.open(urlsplit(address).port or 80)
         if logs.json_output:
             log.info("ready", extra={"fields": rows | {"seconds": round(time.monotonic() - started, 3)}})
             return
@@ -89,6 +95,8 @@ def serve(
         )
     finally:
         bar.close()
+        if tunnel is not None:
+            tunnel.close()
         if tracing is not None:
             tracing.close()
     raise typer.Exit(exit_code)
