@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
+import struct
 from collections.abc import Sequence
 
 import msgspec
-import numpy as np
 from msgspec import UNSET, UnsetType
 
 from dragoman.core.errors import DragomanError
@@ -25,6 +24,10 @@ FINISH = {
 EVENT_STREAM = "text/event-stream"
 COMMENT = b":\n\n"
 """What fills the silence of a stream."""
+
+_FLOAT32 = struct.Struct("f")
+_MOST_FLOAT32 = 3.4028234663852886e38
+_NORMAL_FLOAT32 = 1.1754943508222875e-38
 
 encode = msgspec.json.Encoder().encode
 
@@ -166,9 +169,16 @@ def top_tokens(token: Token) -> list[WireToken]:
 
 def float32(value: float | None) -> float | None:
     """The number whose shortest decimal is that of the nearest float32; None where JSON has no number for it."""
-    if value is None or not math.isfinite(value):
+    if value is None or not -_MOST_FLOAT32 <= value <= _MOST_FLOAT32:
         return None
-    return float(str(np.float32(value)))
+    packed = _FLOAT32.pack(value)
+    (nearest,) = _FLOAT32.unpack(packed)
+    # Six digits are never too many, unless the number is so small that it has fewer.
+    for digits in range(6 if abs(nearest) >= _NORMAL_FLOAT32 else 1, 9):
+        shown = float(f"{nearest:.{digits}g}")
+        if _FLOAT32.pack(shown) == packed:
+            return shown
+    return float(f"{nearest:.9g}")
 
 
 def _loser(passage: Passage, prefill: list[PrefillToken], asked: Parameters, inputs: str) -> BestOfSequence:

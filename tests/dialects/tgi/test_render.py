@@ -1,0 +1,74 @@
+"""Numbers as the original writes them, and texts put together from their tokens."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from stub_house import QUICK, STUB, TOKENIZER, local_model
+
+from dragoman.core.events import FinishReason, TokenEvent
+from dragoman.core.sampling import EndingParams
+from dragoman.dialects.tgi.passage import Passage
+from dragoman.dialects.tgi.render import float32
+from dragoman.server.transcript import transcripts_of
+from dragoman.text import ChatTemplate
+
+MODEL = local_model(QUICK, STUB, ChatTemplate({}))
+BYTES = [i for i in range(TOKENIZER.vocab_size) if len(TOKENIZER.token_bytes(i)) == 1]
+IDS = st.lists(st.sampled_from(BYTES) | st.integers(0, TOKENIZER.vocab_size - 1), min_size=1, max_size=24)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False))
+@example(-0.0)
+@example(float(np.finfo(np.float32).tiny) / 4)
+def test_a_number_is_the_shortest_decimal_of_its_float32(value: float) -> None:
+    shown = float32(value)
+    assert shown is not None
+    assert shown == float(str(np.float32(value)))
+    assert np.float32(shown) == np.float32(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (-1.2345678806304932, "-1.2345679"),
+        (-11.375, "-11.375"),
+        (-0.25, "-0.25"),
+        (0.0, "0.0"),
+        (-0.00001, "-0.00001"),
+        (None, "null"),
+        (math.nan, "null"),
+        (-math.inf, "null"),
+        (1e300, "null"),
+    ],
+)
+def test_numbers_on_the_wire(value: float | None, written: str) -> None:
+    assert msgspec.json.encode(float32(value)).decode() == written
+
+
+@settings(max_examples=300, deadline=None)
+@given(ids=IDS, stop=st.text(st.sampled_from("ab \ufffdeo"), max_size=3))
+def test_the_pieces_of_a_passage_are_its_text(ids: list[int], stop: str) -> None:
+    """Token by token, whatever was held back before it: a piece for each, and together what the answer shows."""
+    ending = EndingParams(stop=(stop,) * bool(stop), include_stop=True, skip_special_tokens=False)
+    (transcript,) = transcripts_of(MODEL, 1, (), ending)
+    passage, pieces = Passage(seed=0), []
+    for i, token_id in enumerate(ids):
+        finish = FinishReason.LENGTH if i == len(ids) - 1 else None
+        new = passage.push(transcript.push(TokenEvent("r", 0, i, token_id, finish)))
+        assert len(new) == 1
+        pieces += new
+        if transcript.finish is not None:
+            break
+    assert [piece.token.token_id for piece in pieces] == ids[: len(pieces)]
+    text = "".join(piece.shown for piece in pieces)
+    assert text == passage.text or text.rstrip("\ufffd") == passage.text
+    whole = TOKENIZER.decode(ids, skip_special_tokens=True)
+    if not stop and not any(TOKENIZER.is_special(token_id) for token_id in ids):
+        assert passage.text == whole.rstrip("\ufffd")
