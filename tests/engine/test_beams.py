@@ -70,16 +70,22 @@ def ask(num_beams: int, n: int = 1, *, seed: int = 0, prompt: tuple[int, ...] = 
 
 def test_noise_is_a_function_of_its_place() -> None:
     """Counter (1 + token // 4, place of the text, 2, position): as the manual says."""
-    noise = gumbel_noise(seed=2**64 - 3, position=70, place=5, count=11)
+    noise = gumbel_noise(2**64 - 3, 70, 5, np.arange(11))
     words = [plain.philox([1 + block, 5, 2, 70], [2**64 - 3, 0]) for block in range(3)]
     uniform = [((word >> 11) + 0.5) / 2**53 for word in itertools.chain(*words)]
     np.testing.assert_allclose(noise, [-math.log(-math.log(u)) for u in uniform[:11]], rtol=1e-12)
 
 
+def test_noise_of_few_tokens_is_that_among_many() -> None:
+    whole = gumbel_noise(5, 6, 7, np.arange(20_000))
+    for few in ([0], [19_999], [3, 4, 5, 7, 9_000], [8_192, 8_193, 8_195, 19_000]):
+        assert gumbel_noise(5, 6, 7, np.array(few)).tolist() == whole[few].tolist()
+
+
 def test_the_largest_sum_is_a_draw() -> None:
     logits = np.random.default_rng(1).normal(scale=1.5, size=20)
     probabilities = np.exp(plain.log_softmax(logits))
-    drawn = [int(np.argmax(logits + gumbel_noise(seed, 3, 1, 20))) for seed in range(8000)]
+    drawn = [int(np.argmax(logits + gumbel_noise(seed, 3, 1, np.arange(20)))) for seed in range(8000)]
     chi_square(np.bincount(drawn, minlength=20).astype(float), probabilities)
 
 
@@ -116,7 +122,7 @@ def kool(runner: Chain, request: EngineRequest) -> list[tuple[tuple[int, ...], f
         expansions = [text for text in beam if text[3]]
         for rank, (tokens, phi, key, _) in enumerate(text for text in beam if not text[3]):
             logprobs = plain.log_softmax(runner.table[(request.prompt + tokens)[-1]])
-            perturbed = phi + logprobs + gumbel_noise(request.seeds[0], position, rank, runner.vocab_size)
+            perturbed = phi + logprobs + gumbel_noise(request.seeds[0], position, rank, np.arange(runner.vocab_size))
             shifted = -np.log(np.exp(-key) - np.exp(-perturbed.max()) + np.exp(-perturbed))
             for token, child in enumerate(shifted):
                 ended = token in request.end_token_ids

@@ -154,7 +154,7 @@ def test_beam_sampling(pair: tuple[Runner, Any], case: int, monkeypatch: pytest.
     def multinomial(probabilities: Any, num_samples: int) -> Any:
         nonlocal place
         count = probabilities.shape[1] // VOCAB
-        noise = [gumbel_noise(request.seeds[0], place, rank, VOCAB) for rank in range(count)]
+        noise = [gumbel_noise(request.seeds[0], place, rank, np.arange(VOCAB)) for rank in range(count)]
         place += 1
         with np.errstate(divide="ignore"):
             keys: NDArray[np.float64] = np.log(probabilities[0].double().numpy()) + np.concatenate(noise)

@@ -20,6 +20,8 @@ from dragoman.engine.sequence import Sequence
 
 DRAW_BEAMS = 2
 """Purpose of the random numbers, after those of the sampler: which beams go on."""
+_SKIP = 256
+"""How many random numbers in a row cost as much as skipping to a single one."""
 
 
 def candidates(
@@ -49,7 +51,7 @@ def candidates(
     else:
         kept = np.flatnonzero(logits > -np.inf)
         perturbed = score + logits[kept].astype(np.float64)
-        perturbed += gumbel_noise(sequence.seed, sequence.num_generated, place, len(logits))[kept]
+        perturbed += gumbel_noise(sequence.seed, sequence.num_generated, place, kept)
         if beams.kind == "stochastic":
             perturbed = with_maximum(perturbed, key)
         places = _largest(perturbed, count)
@@ -59,17 +61,32 @@ def candidates(
     return Candidates(best, logits[best], keys, reported, top)
 
 
-def gumbel_noise(seed: int, position: int, place: int, count: int) -> Float64:
-    """``count`` draws of the standard Gumbel distribution, one for each token, in order of token id.
+def gumbel_noise(seed: int, position: int, place: int, token_ids: NDArray[np.intp]) -> Float64:
+    """A draw of the standard Gumbel distribution for each of the tokens, one at least, in ascending order.
 
     -log(-log u), where u is the middle of the interval that the leading 53 bits name: those of word v mod 4 of
     Philox4x64-10 with key (seed, 0) and counter (1 + v // 4, place, purpose, position) for token v.
     """
     key, counter = np.array([seed, 0], np.uint64), np.array([0, place, DRAW_BEAMS, position], np.uint64)
-    generator = np.random.Philox(key=key, counter=counter)
-    uniform = ((generator.random_raw(count) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    words = _words(np.random.Philox(key=key, counter=counter), token_ids)
+    uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     noise: Float64 = -np.log(-np.log(uniform))
     return noise
+
+
+def _words(generator: np.random.Philox, token_ids: NDArray[np.intp]) -> NDArray[np.uint64]:
+    """The generator's words at these places, from 0."""
+    last = int(token_ids[-1])
+    if len(token_ids) * _SKIP > last:
+        return np.asarray(generator.random_raw(last + 1)[token_ids])
+    words = np.empty(len(token_ids), np.uint64)
+    block, four = -1, words
+    for index, token_id in enumerate(token_ids.tolist()):
+        if token_id // 4 != block:
+            generator.advance(token_id // 4 - block - 1)
+            block, four = token_id // 4, generator.random_raw(4)
+        words[index] = four[token_id % 4]
+    return words
 
 
 def with_maximum(perturbed: Float64, maximum: float) -> Float64:
