@@ -103,7 +103,7 @@ SHARED: tuple[Field, ...] = (
         note="Absent: one is drawn.",
     ),
     Field(name="stream", kind=Boolean(), default=False, note="Answer with server-sent events, one per token."),
-    Field(name="user", kind=String(), treatment=REPORTED, note="Nothing is done for single end users."),
+    Field(name="user", kind=Anything(), treatment=REPORTED, note="Nothing is done for single end users."),
 )
 
 CHAT = Table(
@@ -154,7 +154,7 @@ CHAT = Table(
             becomes="prompt",
             note="The prompt ends with the last message's text. Absent: when that is the assistant's. `false`: never.",
         ),
-        Field(name="n", kind=U32, treatment=REPORTED, neutral=(1,), note="There is one choice."),
+        Field(name="n", kind=Anything(), treatment=REPORTED, neutral=(1,), note="There is one choice."),
     ),
 )
 
@@ -188,8 +188,10 @@ COMPLETIONS = Table(
             note="Log-probabilities of the tokens and of this many alternatives, at most `--max-top-n-tokens`.",
         ),
         Field(name="suffix", kind=Anything(), note="An error, whatever it is."),
-        Field(name="echo", kind=Boolean(), treatment=REPORTED, neutral=(False,), note="The prompt is not repeated."),
-        Field(name="n", kind=U32, treatment=REPORTED, neutral=(1,), note="There is one choice for each prompt."),
-        Field(name="best_of", kind=U32, treatment=REPORTED, neutral=(1,), note="There is no choice of the best."),
+        Field(name="echo", kind=Anything(), treatment=REPORTED, neutral=(False,), note="The prompt is not repeated."),
+        Field(name="n", kind=Anything(), treatment=REPORTED, neutral=(1,), note="There is one choice for each prompt."),
+        Field(
+            name="best_of", kind=Anything(), treatment=REPORTED, neutral=(1,), note="There is no choice of the best."
+        ),
     ),
 )

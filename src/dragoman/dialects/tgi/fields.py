@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dragoman.dialects.field import Field, Table, Treatment
-from dragoman.dialects.kinds import Boolean, ListOf, String
+from dragoman.dialects.kinds import Anything, Boolean, ListOf, String
 from dragoman.dialects.tgi.grammar import GRAMMAR
 from dragoman.dialects.tgi.shape import F32, I32, U32, U64, USIZE
 
@@ -154,7 +154,7 @@ TOKENIZE = Table(
         INPUTS,
         Field(
             name="parameters",
-            kind=PARAMETERS,
+            kind=Anything(),
             treatment=Treatment.REPORTED,
             note="Of no effect: `truncate` too.",
         ),
