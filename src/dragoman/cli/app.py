@@ -12,6 +12,7 @@ import typer
 
 import dragoman
 from dragoman.cli import console, models
+from dragoman.cli.borrowed_variables import borrowed, useless
 from dragoman.cli.keys import keys
 from dragoman.cli.logs import LogSettings
 from dragoman.cli.options import CommandLine
@@ -30,7 +31,6 @@ from dragoman.cli.settings import (
 )
 from dragoman.cli.structure import StructureSettings
 from dragoman.cli.tgi_launcher import LauncherSettings, Start, launched
-from dragoman.cli.tgi_launcher import variables as tgi_variables
 from dragoman.cli.tunnel import TunnelSettings
 from dragoman.dialects import REGISTRY
 from dragoman.engine.settings import SchedulerSettings
@@ -43,7 +43,7 @@ from dragoman.server.tracing import TracingSettings
 
 
 def _borrowed(settled: Mapping[str, Any]) -> Mapping[str, str]:
-    return tgi_variables(os.environ) if settled.get("dialect") == "tgi" else {}
+    return borrowed(settled.get("dialect"), os.environ)
 
 
 cli = CommandLine(
@@ -85,7 +85,7 @@ def serve(
     from dragoman.cli.serve import serve as run
 
     start, notes = launched(launcher, Start(choice, settings, machine, scheduling, server, keys, dialects))
-    console.remarks(notes)
+    console.remarks((*notes, *useless(server.dialect, os.environ)))
     choice, settings, machine, scheduling, server, keys, launched_dialects = start
     run(
         choice,

@@ -42,9 +42,9 @@ NOTHING_HERE = {
     "cuda_graphs": "there is no GPU",
     "cuda_memory_fraction": "there is no GPU",
     "disable_custom_kernels": "there is no GPU",
-    "ngrok": "there are no tunnels",
-    "ngrok_authtoken": "there are no tunnels",
-    "ngrok_edge": "there are no tunnels",
+    "ngrok": "--public opens a tunnel",
+    "ngrok_authtoken": "--public opens a tunnel",
+    "ngrok_edge": "--public opens a tunnel",
 }
 """Options that are accepted and change nothing, each with the reason."""
 
@@ -75,6 +75,15 @@ VARIABLES = {
 
 SHARED = ("revision", "port", "api_key", "json_output", "otlp_endpoint", "otlp_service_name", "log_level")
 """Options of the launcher that the server has under the same name."""
+
+USELESS_VARIABLES = {
+    "LOG_COLORIZE": "lines have no colours",
+    "PREFILL_CHUNKING": "prompts are always computed in pieces",
+    "ATTENTION": "there is no GPU",
+    "USE_FLASH_ATTENTION": "there is no GPU",
+    "TGI_WIGGLE_ROOM": "memory is planned before anything is loaded",
+}
+"""Variables without an option, each with the reason why they change nothing."""
 
 SAGEMAKER_PORT = 8080
 
@@ -177,6 +186,8 @@ def launched(asked: LauncherSettings, start: Start) -> tuple[Start, tuple[str, .
     """
     notes = list(environment_report()) if asked.env else []
     notes += [_useless(name, why) for name, why in NOTHING_HERE.items() if getattr(asked, name) not in (None, False)]
+    if start.server.dialect == "tgi":
+        notes += [f"{name} has no effect: {why}" for name, why in USELESS_VARIABLES.items() if os.environ.get(name)]
     tgi = start.dialects["tgi"]
     assert isinstance(tgi, TgiSettings)
     server = _server(asked, start.server, tgi, notes)

@@ -1,0 +1,131 @@
+"""Variables of other servers, read in place of our own where their dialect is chosen with ``--dialect``.
+
+So a service file or a container that was written for them starts this server as it did theirs. What has no meaning here
+is named once at the start. None of these is read otherwise: other programs own the same names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from dragoman.cli.tgi_launcher import variables as tgi_variables
+
+Environment = Mapping[str, str]
+
+# Where several variables set one option, the first that is there counts.
+LOCALLAB: dict[str, tuple[str, ...]] = {
+    "model": ("HUGGINGFACE_MODEL", "DEFAULT_MODEL"),
+    "token": ("HUGGINGFACE_TOKEN",),
+    "host": ("LOCALLAB_HOST",),
+    "port": ("LOCALLAB_PORT",),
+    "locallab_max_length": ("LOCALLAB_MODEL_MAX_LENGTH", "DEFAULT_MAX_LENGTH"),
+    "locallab_temperature": ("LOCALLAB_MODEL_TEMPERATURE", "DEFAULT_TEMPERATURE"),
+    "locallab_top_p": ("LOCALLAB_MODEL_TOP_P", "DEFAULT_TOP_P"),
+    "locallab_top_k": ("LOCALLAB_TOP_K", "DEFAULT_TOP_K"),
+    "locallab_repetition_penalty": ("LOCALLAB_REPETITION_PENALTY", "DEFAULT_REPETITION_PENALTY"),
+    "locallab_max_time_s": ("LOCALLAB_MAX_TIME", "DEFAULT_MAX_TIME"),
+    "locallab_rate_limit": ("LOCALLAB_RATE_LIMIT",),
+    "locallab_burst": ("LOCALLAB_BURST_SIZE",),
+    "locallab_instructions": ("LOCALLAB_MODEL_INSTRUCTIONS",),
+    "public": ("LOCALLAB_USE_NGROK",),
+    "log_level": ("LOCALLAB_LOG_LEVEL",),
+}
+
+ALEXANDRIA: dict[str, tuple[str, ...]] = {
+    "model": ("MODEL_PATH",),
+    "host": ("SERVER_HOST",),
+    "port": ("SERVER_PORT",),
+    "log_level": ("LOG_LEVEL",),
+    "continue_max_entries": ("MAX_CACHE_SIZE",),
+    "continue_ttl_s": ("MAX_CACHE_TTL",),
+    "max_context": ("LLAMA_CPP_MAX_CONTEXT",),
+    "alexandria_seed": ("MODEL_SEED",),
+    "alexandria_num_beams": ("MODEL_DEFAULT_NUM_BEAMS",),
+    "alexandria_do_sample": ("MODEL_DEFAULT_DO_SAMPLE",),
+    "alexandria_temperature": ("MODEL_DEFAULT_TEMPERATURE",),
+    "alexandria_top_p": ("MODEL_DEFAULT_TOP_P",),
+    "alexandria_top_k": ("MODEL_DEFAULT_TOP_K",),
+    "alexandria_max_new_tokens": ("MODEL_DEFAULT_MAX_NEW_TOKENS",),
+    "alexandria_repetition_penalty": ("MODEL_DEFAULT_REPETITION_PENALTY",),
+    "alexandria_length_penalty": ("MODEL_DEFAULT_LENGTH_PENALTY",),
+}
+
+WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
+    "locallab": (
+        "LOCALLAB_ENABLE_CPU_OFFLOADING",
+        "LOCALLAB_ENABLE_ATTENTION_SLICING",
+        "LOCALLAB_ENABLE_FLASH_ATTENTION",
+        "LOCALLAB_ENABLE_BETTERTRANSFORMER",
+        "LOCALLAB_ENABLE_REQUEST_VALIDATION",
+        "LOCALLAB_MAX_BATCH_SIZE",
+        "LOCALLAB_REQUEST_TIMEOUT",
+        "LOCALLAB_MAX_CONCURRENT_REQUESTS",
+        "LOCALLAB_WORKERS",
+        "LOCALLAB_ENABLE_COMPRESSION",
+        "LOCALLAB_MIN_FREE_MEMORY",
+        "LOCALLAB_UNLOAD_TIMEOUT",
+        "LOCALLAB_MODEL_UNLOAD_TIMEOUT",
+        "LOCALLAB_LOG_FILE",
+        "LOCALLAB_ENABLE_FILE_LOGGING",
+    ),
+    "alexandria": (
+        "MODEL_LOADER",
+        "ENABLE_CUDA",
+        "DEVICE_MAP_AUTO",
+        "TARGET_GPU_INDEX",
+        "SPACE_TOKEN_CHAR",
+        "USE_LLAMA_CPP",
+        "LLAMA_CPP_BATCH_TOKENS",
+        "LLAMA_RAM_CACHE_MB",
+    ),
+}
+"""By dialect, variables of the original that are taken note of, and change nothing."""
+
+
+def borrowed(dialect: object, environment: Environment) -> dict[str, str]:
+    """What the variables of the dialect's original server set, by option; empty ones count as none."""
+    read = _READERS.get(str(dialect))
+    return read(environment) if read is not None else {}
+
+
+def useless(dialect: str, environment: Environment) -> tuple[str, ...]:
+    """A sentence for each variable that is set and has no effect."""
+    names = [name for name in WITHOUT_EFFECT.get(dialect, ()) if environment.get(name)]
+    return tuple(f"{name} has no effect here" for name in names)
+
+
+def _named(table: Mapping[str, tuple[str, ...]], environment: Environment) -> dict[str, str]:
+    found = {}
+    for option, names in table.items():
+        text = next((environment[name] for name in names if environment.get(name)), None)
+        if text is not None:
+            found[option] = text
+    return found
+
+
+def _locallab(environment: Environment) -> dict[str, str]:
+    """Weights are quantized only where that was asked for: the original's own default would come as a surprise."""
+    found = _named(LOCALLAB, environment)
+    kind = environment.get("LOCALLAB_QUANTIZATION_TYPE", "int8")
+    if _is_on(environment.get("LOCALLAB_ENABLE_QUANTIZATION")) and kind in ("int8", "int4"):
+        found["precision"] = kind
+    return found
+
+
+def _alexandria(environment: Environment) -> dict[str, str]:
+    found = _named(ALEXANDRIA, environment)
+    for name, precision in (("LOAD_IN_4BIT", "int4"), ("LOAD_IN_8BIT", "int8")):
+        if _is_on(environment.get(name)):
+            found.setdefault("precision", precision)
+    return found
+
+
+def _is_on(text: str | None) -> bool:
+    return text is not None and text.strip().lower() in ("1", "true", "yes", "on")
+
+
+_READERS: dict[str, Callable[[Environment], dict[str, str]]] = {
+    "tgi": tgi_variables,
+    "locallab": _locallab,
+    "alexandria": _alexandria,
+}
