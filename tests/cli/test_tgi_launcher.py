@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dragoman.cli.app import cli
+from dragoman.cli.logs import LogSettings
 from dragoman.cli.settings import MachineSettings, ModelChoice
 from dragoman.cli.tgi_launcher import NOTHING_HERE, LauncherSettings, Start, launched, variables
 from dragoman.core.errors import DragomanError
@@ -17,6 +18,7 @@ from dragoman.engine.settings import SchedulerSettings
 from dragoman.models.settings import ModelSettings
 from dragoman.server.keys import KeySettings
 from dragoman.server.settings import ServerSettings
+from dragoman.server.tracing import TracingSettings
 
 # Every flag of the launcher, with a value that it takes; None: it takes none.
 FLAGS: dict[str, str | None] = {
@@ -170,6 +172,21 @@ def test_the_variables_of_the_clouds() -> None:
     assert variables(vertex).items() >= found.items()
     others = {"PATH": "/bin", "HOME": "/root", "MODEL": "x"}
     assert variables(others) == {"otlp_service_name": "text-generation-inference.router"}
+
+
+def test_logs_and_traces(started: Any) -> None:
+    found = started("--dialect", "tgi", JSON_OUTPUT="true", LOG_LEVEL="warn", OTLP_ENDPOINT="http://collector:4317")
+    assert found[LogSettings] == LogSettings(json_output=True, log_level="warn")
+    endpoint, name = "http://collector:4317", "text-generation-inference.router"
+    assert found[TracingSettings] == TracingSettings(otlp_endpoint=endpoint, otlp_service_name=name)
+    named = started("--dialect", "tgi", "--otlp-service-name", "mine")
+    assert named[TracingSettings].otlp_service_name == "mine"
+    assert started()[TracingSettings] == TracingSettings()
+
+
+def test_variables_that_mean_nothing_are_said(started: Any) -> None:
+    assert "ATTENTION has no effect" in started("--dialect", "tgi", ATTENTION="paged")[str]
+    assert "ATTENTION" not in started(ATTENTION="paged")[str]
 
 
 def test_a_variable_of_the_wrong_kind_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from chat_house import ChatHouse, chat_house
 from native import events_of
 from stub_house import TOKENIZER
 
+from dragoman.core.errors import BadRequest
 from dragoman.text import ChatTemplate
 
 pytestmark = pytest.mark.anyio
@@ -275,6 +276,16 @@ async def test_strict_frequencies_are_shares(template: ChatTemplate) -> None:
 
 async def test_an_adapter_that_is_not_there_is_the_base_model(house: ChatHouse) -> None:
     assert await said(house, " there", adapter_id="nobody") == '{"generated_text":" there"}'
+
+
+async def test_a_text_that_cannot_be_tokenized(house: ChatHouse) -> None:
+    def fail(*_: object, **__: object) -> object:
+        raise BadRequest("no such text")
+
+    house.serving.tokenize = fail  # type: ignore[method-assign,assignment]
+    answer = await house.post("/generate", {"inputs": "Hi"})
+    said = "Input validation error: tokenizer error no such text"
+    assert (answer.status_code, answer.json()) == (422, {"error": said, "error_type": "validation"})
 
 
 async def test_images_in_inputs_are_text(house: ChatHouse) -> None:

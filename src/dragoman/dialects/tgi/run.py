@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import NamedTuple
 
-from dragoman.core.errors import GenerationFailed, GenerationTimeout
+from dragoman.core.errors import BadRequest, GenerationFailed, GenerationTimeout
 from dragoman.core.events import FinishReason, GenerationDone, PromptReady, TextDelta, Timings, Token
 from dragoman.core.request import TextPrompt
 from dragoman.core.serving import Serving
-from dragoman.dialects.tgi.errors import Incomplete
+from dragoman.dialects.tgi.errors import Incomplete, InvalidInput
 from dragoman.dialects.tgi.parameters import Parameters
 from dragoman.dialects.tgi.passage import Passage, Piece
 from dragoman.dialects.tgi.service import Service
@@ -80,7 +80,10 @@ class Run:
         settings, asked = self._service.settings, self.asked
         limits = settings.limits(self._serving.model(None).context_tokens)
         check_parameters(asked, self.text, settings, self._service.quirks, limits[0])
-        prompt = await self._serving.tokenize(self._prompt, bounded=False)
+        try:
+            prompt = await self._serving.tokenize(self._prompt, bounded=False)
+        except BadRequest as error:
+            raise InvalidInput(f"tokenizer error {error.message}") from None
         prompt = prompt if asked.truncate is None else prompt[-asked.truncate :]
         self.input_tokens = len(prompt)
         self.budget = token_budget(asked, len(prompt), settings, limits)
