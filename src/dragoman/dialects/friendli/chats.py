@@ -11,6 +11,7 @@ from dragoman.core.events import GenerationResult, PromptReady, TextDelta
 from dragoman.dialects.answers import finish_reason, sse, usage
 from dragoman.dialects.friendli.head import Head
 from dragoman.dialects.logprobs import chat_logprobs, shown_tokens
+from dragoman.dialects.message import gathered
 from dragoman.dialects.tools import MessageShape
 from dragoman.text.call_parser import CallArguments, CallStart, Content, Part, Reasoning
 from dragoman.text.message import MessageReader
@@ -110,21 +111,11 @@ class ChatStream:
 
 def _message(parts: Iterable[Part], shown: Shown) -> dict[str, Any]:
     """``content`` is null when there are calls only; keys without a value are left out."""
-    content, reasoning, calls = "", "", list[dict[str, Any]]()
-    for part in parts:
-        match part:
-            case Content(text):
-                content += text
-            case Reasoning(text):
-                reasoning += text
-            case CallStart(_, id, name):
-                calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": ""}})
-            case CallArguments(index, text):
-                calls[index]["function"]["arguments"] += text
-    message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
-    if reasoning and shown.reasoning:
-        message["reasoning_content"] = reasoning
-    return message | ({"tool_calls": calls} if calls else {})
+    whole = gathered(parts)
+    message: dict[str, Any] = {"role": "assistant", "content": whole.content}
+    if whole.reasoning and shown.reasoning:
+        message["reasoning_content"] = whole.reasoning
+    return message | ({"tool_calls": whole.calls} if whole.calls else {})
 
 
 def _deltas(parts: Iterable[Part], shown: Shown) -> list[Delta]:

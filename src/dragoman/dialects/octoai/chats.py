@@ -10,6 +10,7 @@ import msgspec
 from dragoman.core.events import GenerationResult, PromptReady, TextDelta
 from dragoman.dialects.answers import finish_reason, sse
 from dragoman.dialects.logprobs import shown_tokens
+from dragoman.dialects.message import gathered
 from dragoman.dialects.octoai.head import Ends, Head, counted
 from dragoman.dialects.octoai.logprobs import Wanted
 from dragoman.dialects.tools import MessageShape
@@ -104,17 +105,9 @@ class ChatStream:
 
 def _message(parts: Iterable[Part]) -> dict[str, Any]:
     """``content`` is always there, null beside calls; ``tool_calls`` only when there are any."""
-    content, calls = "", list[dict[str, Any]]()
-    for part in parts:
-        match part:
-            case Content(text):
-                content += text
-            case CallStart(_, id, name):
-                calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": ""}})
-            case CallArguments(index, text):
-                calls[index]["function"]["arguments"] += text
-    message = {"role": "assistant", "content": content if content or not calls else None, "function_call": None}
-    return message | ({"tool_calls": calls} if calls else {})
+    whole = gathered(parts)
+    message = {"role": "assistant", "content": whole.content, "function_call": None}
+    return message | ({"tool_calls": whole.calls} if whole.calls else {})
 
 
 def _deltas(parts: Iterable[Part]) -> list[Delta]:

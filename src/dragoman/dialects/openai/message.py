@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from dragoman.dialects.message import gathered
 from dragoman.dialects.tools import MessageShape
 from dragoman.text.call_parser import CallArguments, CallStart, Content, Part, Reasoning
 
@@ -64,18 +65,8 @@ def message(
     """
     reader = shape.reader(reasoning_begun=reasoning_begun)
     reader.push(earlier_text)
-    content, reasoning, calls = "", "", list[dict[str, Any]]()
-    for part in reader.push(text) + ([] if is_cut else reader.flush()):
-        match part:
-            case Content(text):
-                content += text
-            case Reasoning(text):
-                reasoning += text
-            case CallStart(_, id, name):
-                calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": ""}})
-            case CallArguments(index, text):
-                calls[index]["function"]["arguments"] += text
-    made: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None, "refusal": None}
+    whole = gathered(reader.push(text) + ([] if is_cut else reader.flush()))
+    made: dict[str, Any] = {"role": "assistant", "content": whole.content, "refusal": None}
     if shape.separate:
-        made["reasoning_content"] = reasoning or None
-    return made | {"tool_calls": calls} if calls else made
+        made["reasoning_content"] = whole.reasoning or None
+    return made | {"tool_calls": whole.calls} if whole.calls else made
