@@ -191,6 +191,25 @@ async def test_what_has_no_effect_is_reported(house: ChatHouse) -> None:
     assert "x-dragoman-warnings" not in (await house.chat(n=1)).headers
 
 
+@pytest.mark.parametrize(
+    ("fields", "idle"),
+    [
+        ({"logit_bias": [0.5]}, "logit_bias"),
+        ({"logit_bias": [0.0]}, ""),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream_options": {"include_usage": True}, "stream": True}, ""),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "none", "tools": [TOOL], "tool_prompt": "Call!"}, "tool_prompt"),
+        ({"tools": [], "tool_prompt": "Call!"}, "tool_prompt"),
+        ({"guideline": "Be kind."}, "guideline"),
+    ],
+)
+async def test_what_has_no_effect_here_is_reported_too(house: ChatHouse, fields: Any, idle: str) -> None:
+    answer = await house.chat(**fields)
+    assert answer.status_code == 200
+    assert answer.headers.get("x-dragoman-warnings", "ignored: ") == f"ignored: {idle}"
+
+
 # Errors ---------------------------------------------------------------------------------------------------------------
 
 

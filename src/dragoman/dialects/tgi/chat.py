@@ -10,6 +10,7 @@ from dragoman.core.serving import Serving
 from dragoman.dialects.tgi.body import checked, read_json
 from dragoman.dialects.tgi.chat_answers import ChatTokenizeResponse, TextMessage
 from dragoman.dialects.tgi.chat_fields import CHAT
+from dragoman.dialects.tgi.chat_translate import report_idle
 from dragoman.dialects.tgi.conversation import Conversation
 from dragoman.dialects.tgi.headers import stream_headers, whole_headers
 from dragoman.dialects.tgi.introspect import SimpleToken
@@ -30,9 +31,8 @@ class Chat:
 
     async def answer(self, serving: Serving, exchange: Exchange, body: Any) -> None:
         """The same with a body that has been read."""
-        values = (await checked(exchange, CHAT, body)).values
-        conversation = Conversation(self._service, serving, exchange, values)
-        if values["stream"]:
+        conversation = await self._read(serving, exchange, body)
+        if conversation.streams:
             await self._stream(exchange, conversation)
         else:
             await self._whole(exchange, conversation)
@@ -47,14 +47,18 @@ class Chat:
 
     async def get_chat_tokenize(self, serving: Serving, exchange: Exchange) -> None:
         """``POST /chat_tokenize``: the prompt that a chat comes to, and its tokens."""
-        values = (await checked(exchange, CHAT, await read_json(exchange))).values
-        conversation = Conversation(self._service, serving, exchange, values)
+        conversation = await self._read(serving, exchange, await read_json(exchange))
         await conversation.prepare()
         conversation.check()
         text = conversation.run.text
         tokens = await serving.tokenize_text(text, add_special_tokens=False, bounded=False)
         simple = [SimpleToken(token.token_id, token.text, token.start, token.stop) for token in tokens]
         await exchange.reply(ChatTokenizeResponse(simple, text))
+
+    async def _read(self, serving: Serving, exchange: Exchange, body: Any) -> Conversation:
+        reading = await checked(exchange, CHAT, body)
+        report_idle(exchange, reading, serving.model(None))
+        return Conversation(self._service, serving, exchange, reading.values)
 
     async def _whole(self, exchange: Exchange, conversation: Conversation) -> None:
         service = self._service

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from dragoman.core.constraint import Constraint
 from dragoman.core.request import ChatPrompt
-from dragoman.core.serving import Serving
+from dragoman.core.serving import ModelCard, Serving
+from dragoman.dialects.field import Reading
 from dragoman.dialects.tgi.errors import InvalidInput, MissingVariable
 from dragoman.dialects.tgi.grammar import constraint_of
 from dragoman.dialects.tgi.messages import template_messages
@@ -15,6 +18,7 @@ from dragoman.dialects.tgi.parameters import Parameters
 from dragoman.dialects.tgi.settings import Quirks
 from dragoman.dialects.tgi.shape import Custom
 from dragoman.dialects.tgi.tools import Offer, with_tools
+from dragoman.dialects.wire import Exchange
 
 _SAME = ("top_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "seed")
 
@@ -35,6 +39,13 @@ def chat_parameters(values: Mapping[str, Any], offer: Offer | None, quirks: Quir
 def completion_parameters(values: Mapping[str, Any], quirks: Quirks) -> Parameters:
     """What a checked completion request asks of each generation."""
     return _parameters(values, quirks, max_new_tokens=values["max_tokens"], top_n_tokens=values["logprobs"])
+
+
+def report_idle(exchange: Exchange, reading: Reading, card: ModelCard) -> None:
+    """Name in the answer the fields of a chat or completion that have no effect beside the others, or with this model's
+    template."""
+    idle = _idle_fields(reading.values, card)
+    exchange.report(msgspec.structs.replace(reading, reported=(*reading.reported, *idle)))
 
 
 async def chat_text(serving: Serving, values: Mapping[str, Any], offer: Offer | None) -> str:
@@ -109,3 +120,16 @@ def _cut_behind(text: str, last: str | None) -> str:
         if written and place >= 0:
             return text[: place + len(written)].rstrip()
     return text
+
+
+def _idle_fields(values: Mapping[str, Any], card: ModelCard) -> tuple[str, ...]:
+    bias, options = values["logit_bias"], values["stream_options"]
+    calls = bool(values.get("tools")) and values["tool_choice"] != "none"
+    idle = {
+        "logit_bias": isinstance(bias, tuple) and any(bias),
+        "stream_options": not values["stream"] and options is not None and options["include_usage"],
+        "tool_choice": not values.get("tools") and values.get("tool_choice") not in (None, "auto", "none"),
+        "tool_prompt": not calls and bool(values.get("tool_prompt")),
+        "guideline": values.get("guideline") is not None and "guideline" not in card.template_variables,
+    }
+    return tuple(name for name, is_idle in idle.items() if is_idle)

@@ -14,7 +14,7 @@ from dragoman.dialects.tgi import chat_render as render
 from dragoman.dialects.tgi.body import checked, read_json
 from dragoman.dialects.tgi.chat_answers import CompletionComplete, CompletionFinal, ModelInfo, ModelsInfo
 from dragoman.dialects.tgi.chat_fields import COMPLETIONS
-from dragoman.dialects.tgi.chat_translate import completion_parameters
+from dragoman.dialects.tgi.chat_translate import completion_parameters, report_idle
 from dragoman.dialects.tgi.conversation import answer_head
 from dragoman.dialects.tgi.errors import BatchFault, Incomplete, SuffixFault
 from dragoman.dialects.tgi.headers import batch_headers, stream_headers
@@ -41,7 +41,9 @@ class Completions:
     async def answer(self, serving: Serving, exchange: Exchange, body: Any) -> None:
         """The same with a body that has been read."""
         service = self._service
-        values = (await checked(exchange, COMPLETIONS, body)).values
+        reading = await checked(exchange, COMPLETIONS, body)
+        report_idle(exchange, reading, serving.model(None))
+        values = reading.values
         prompt = values["prompt"]
         prompts = (prompt,) if isinstance(prompt, str) else prompt
         if values["suffix"] is not None:

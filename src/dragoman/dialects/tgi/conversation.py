@@ -52,6 +52,11 @@ class Conversation:
         self._head = answer_head(service, "chatcmpl-", served if named in (None, "tgi") else named)
 
     @property
+    def streams(self) -> bool:
+        """Whether ``chunks`` are asked for."""
+        return bool(self._values["stream"])
+
+    @property
     def usage(self) -> Usage:
         """Of the generation that is the answer."""
         return render.usage(self.run.input_tokens, self.run.generated_tokens)
