@@ -11,9 +11,10 @@ from asking import events_of, request, text_of, tokens_of
 from stub_house import TOKENIZER, LocalHouse
 
 from dragoman.core.constraint import Choice
+from dragoman.core.continuing import CutSequence
 from dragoman.core.errors import BadRequest, GenerationTimeout
 from dragoman.core.events import FinishReason, GenerationDone, PromptReady, TextDelta
-from dragoman.core.request import GenerationRequest
+from dragoman.core.request import GenerationRequest, TokenPrompt
 from dragoman.core.sampling import BeamParams, EndingParams, LogprobParams, SamplingParams
 
 pytestmark = pytest.mark.anyio
@@ -86,6 +87,19 @@ async def test_a_stop_token_ends_a_hypothesis_and_has_no_text(house: LocalHouse)
         if generation.finish is FinishReason.STOP_TOKEN:
             assert generation.stop == generation.tokens[-1].token_id
             assert generation.tokens[-1].text_offset == len(generation.text)
+
+
+async def test_a_search_goes_on_from_the_best_text_of_the_one_before(house: LocalHouse) -> None:
+    """As wide as it likes; its score is that of the new tokens."""
+    before = (await house.serving.generate(search(1, resumable=True, max_tokens=6))).generations[0]
+    prompt = tuple(TOKENIZER.encode("Once upon a time"))
+    cut = CutSequence(prompt=prompt, output=before.token_ids, seed=7)
+    wider = BeamParams(num_beams=5)
+    again = await house.serving.generate(search(1, wider, resumable=True, resumed=cut, max_tokens=6))
+    whole = TokenPrompt(token_ids=(*prompt, *before.token_ids))
+    afresh = await house.serving.generate(search(1, wider, prompt=whole, max_tokens=6, resumable=True))
+    assert again.generations[0].token_ids == afresh.generations[0].token_ids
+    assert again.generations[0].score == afresh.generations[0].score
 
 
 async def test_what_ends_too_late_is_a_timeout_and_leaves_nothing(house: LocalHouse) -> None:
