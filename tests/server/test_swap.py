@@ -17,6 +17,7 @@ from stub_house import FOLDER, QUICK, RunningServer, running_server
 
 from dragoman.dialects import locallab, made_dialects
 from dragoman.engine.messages import LoadModel
+from dragoman.server.keys import Keyring, hashed
 from dragoman.server.shelf import CatalogSettings
 
 STREAMS = 16
@@ -136,3 +137,24 @@ def test_models_come_and_go(server: RunningServer) -> None:
     asked = post(server, "/generate", {"prompt": "x", "model_id": "first", "max_tokens": 2})
     assert (asked.status_code, asked.json()["model"]) == (200, "first")
     assert httpx.get(server.url + "/readyz").status_code == 200
+
+
+def test_only_an_administrator_changes_the_model(models: Path, tmp_path: Path) -> None:
+    quiet = locallab.LocalLabSettings(locallab_rate_limit=0, locallab_burst=0, locallab_folder=str(tmp_path))
+    ring = Keyring((hashed("key-of-the-admin", "ann"), hashed("key-of-somebody", "bob", ("infer",))))
+    catalog = CatalogSettings(models_folder=str(models), offer_cached=False)
+    settings = msgspec.structs.replace(QUICK, name="first", alias=())
+    dialects = made_dialects({"locallab": quiet})
+    with running_server(settings, LoadModel(), FOLDER, catalog=catalog, dialects=dialects, keys=ring) as server:
+
+        def asked(key: str, path: str, body: Any) -> int:
+            headers = {"authorization": f"Bearer {key}"}
+            return httpx.post(server.url + path, json=body, headers=headers, timeout=60).status_code
+
+        other = {"prompt": "x", "max_tokens": 2, "model_id": "second"}
+        assert asked("key-of-nobody", "/generate", other) == 401
+        assert asked("key-of-somebody", "/models/load", {"model_id": "second"}) == 403
+        assert asked("key-of-somebody", "/generate", other) == 403
+        assert asked("key-of-somebody", "/generate", other | {"model_id": "first"}) == 200
+        assert asked("key-of-the-admin", "/generate", other) == 200
+        assert asked("key-of-somebody", "/generate", other) == 200, "it is the current one now"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from dragoman.dialects import DIALECTS
-from dragoman.dialects.field import Field, Table, Treatment
+from dragoman.dialects.field import Field, Outline, Table, Treatment
 from dragoman.dialects.kinds import Kind, ListOf, OneOf
 from dragoman.dialects.wire import Dialect
 
@@ -68,6 +68,8 @@ def _cells(field: Field) -> tuple[str, ...]:
 def _inner(kind: Kind) -> Table | None:
     if isinstance(kind, Table):
         return kind
+    if isinstance(kind, Outline):
+        return kind.table
     if isinstance(kind, OneOf):
         return next((found for each in kind.alternatives if (found := _inner(each)) is not None), None)
     return _inner(kind.item) if isinstance(kind, ListOf) else None

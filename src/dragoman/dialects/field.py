@@ -15,7 +15,7 @@ import msgspec
 
 from dragoman.core.errors import UnsupportedFeature
 from dragoman.core.sampling import EndingParams, SamplingParams
-from dragoman.dialects.kinds import Kind, ListOf, OneOf, Path, Rule, Violation, dotted, Wrapped
+from dragoman.dialects.kinds import Anything, Kind, ListOf, OneOf, Path, Rule, Violation, Wrapped, dotted
 
 MAX_LISTED = 16
 """Names without effect that an answer lists of each sort; of the others it tells the number."""
@@ -144,6 +144,25 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
         return "an object"
 
 
+class Outline(msgspec.Struct, frozen=True):
+    """Objects that the translator checks, having rules beyond a table's. The table says which members there are."""
+
+    table: Table
+
+    def accepts(self, value: Any) -> bool:
+        return isinstance(value, dict)
+
+    def check(self, value: Any, path: Path) -> dict[str, Any]:
+        checked: dict[str, Any] = Anything(object_only=True).check(value, path)
+        return checked
+
+    def schema(self) -> dict[str, Any]:
+        return self.table.schema()
+
+    def words(self) -> str:
+        return "an object"
+
+
 def _objects(kind: Kind, value: Any, path: Path) -> Iterator[tuple[Table, dict[str, Any], Path]]:
     """Every object of the value that a table describes, with the table and its place."""
     match kind:
@@ -152,6 +171,8 @@ def _objects(kind: Kind, value: Any, path: Path) -> Iterator[tuple[Table, dict[s
             for field in kind.fields:
                 if field.treatment is Treatment.HONOURED:
                     yield from _objects(field.kind, value.get(field.name), (*path, field.name))
+        case Outline(table) if isinstance(value, dict):
+            yield table, value, path
         case ListOf(item) if isinstance(value, list) and _has_table(item):
             for i, each in enumerate(value):
                 yield from _objects(item, each, (*path, i))
@@ -167,7 +188,7 @@ def _objects(kind: Kind, value: Any, path: Path) -> Iterator[tuple[Table, dict[s
 def _has_table(kind: Kind) -> bool:
     """Whether objects of the kind may be found in it: lists of token ids are long, and hold none."""
     match kind:
-        case Table():
+        case Table() | Outline():
             return True
         case ListOf(inner) | Wrapped(inner):
             return _has_table(inner)

@@ -33,6 +33,7 @@ class Exchange(Protocol):
         client: the address that the request came from.
         query: the query's parameters; of equal names the last one.
         tenant: a digest of the caller's API key, by which to keep what belongs to callers apart; empty without keys.
+        scopes: what the caller's key is good for; all there is, without keys.
         fault: set by a handler that answers an error in its own words inside of a stream, for the metrics.
         elapsed_s: seconds since the request arrived.
         not_ready: why requests cannot be served now; empty when they can.
@@ -45,6 +46,7 @@ class Exchange(Protocol):
     headers: Mapping[str, str]
     path_params: Mapping[str, str]
     tenant: str
+    scopes: tuple[str, ...]
     fault: DragomanError | None
 
     @property

@@ -19,6 +19,7 @@ from dragoman.dialects.field import Reading, Table
 from dragoman.dialects.wire import Abort, Answer, Dialect, NotJson
 from dragoman.server.body import check_content_type, decode_json, read_body, too_large
 from dragoman.server.cors import answer_headers
+from dragoman.server.keys import SCOPES
 from dragoman.server.settings import ServerSettings
 
 Result = TypeVar("Result")
@@ -71,6 +72,7 @@ class Exchange:
         self._query_string: bytes = scope.get("query_string", b"")
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
         self.tenant = ""
+        self.scopes: tuple[str, ...] = SCOPES
         self.fault: DragomanError | None = None
         self.status = 0
         self.more_headers: Mapping[str, str] = NONE

@@ -81,7 +81,10 @@ class PathEndpoint:
         self._first = endpoints[0]
         self._by_method: dict[str, list[Endpoint]] = {}
         for endpoint in endpoints:
-            self._by_method.setdefault(endpoint.operation.method, []).append(endpoint)
+            candidates = self._by_method.setdefault(endpoint.operation.method, [])
+            # Who comes later and claims nothing is never chosen.
+            if not candidates or endpoint.operation.claims is not None:
+                candidates.append(endpoint)
         self._allowed = ", ".join("GET, HEAD" if method == "GET" else method for method in self._by_method)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -138,7 +141,7 @@ class PathEndpoint:
 
     async def _chosen(self, exchange: Exchange, candidates: list[Endpoint]) -> Endpoint:
         """The first that claims the call as its own, or else the first. The body is read for it, if there is one."""
-        if len(candidates) == 1 or not any(endpoint.operation.claims for endpoint in candidates):
+        if len(candidates) == 1:
             return candidates[0]
         settings = self._hosting.settings
         body = None
@@ -152,7 +155,8 @@ class PathEndpoint:
         """Raises Unauthorized or Forbidden."""
         keys = self._hosting.keys
         if keys and not keys.is_open(operation):
-            exchange.tenant = keys.holder(exchange.headers, dialect.key_headers, operation.scope).tenant
+            holder = keys.holder(exchange.headers, dialect.key_headers, operation.scope)
+            exchange.tenant, exchange.scopes = holder.tenant, holder.scopes
 
     def _arrived(self, exchange: Exchange, dialect: Dialect, operation: Operation) -> ObservedRequest:
         seen = ObservedRequest(dialect.name, operation.path, operation.method, exchange.request_id, exchange.headers)

@@ -25,7 +25,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         dialect: which dialect has the bare paths that several claim, such as /v1/completions; each always has those
             under its own prefix. auto: told by what a request looks like where its dialect leaves marks.
         alias: one more name under which the model is served; may be given several times.
-        chat_template: file with a chat template, in Jinja or inside of a tokenizer_config.json, in place of the model's.
+        chat_template: file with a chat template, Jinja or a tokenizer_config.json, in place of the model's own.
         max_connections: open connections; more are answered with status 503.
         max_waiting: requests that wait for their first token; more are answered with status 429.
         max_body_bytes: largest body of a request; larger ones are answered with status 413.

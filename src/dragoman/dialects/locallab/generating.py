@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from dragoman.core.catalog import ModelState
-from dragoman.core.errors import BadRequest, DragomanError, ModelNotFound
+from dragoman.core.errors import BadRequest, DragomanError, Forbidden, ModelNotFound
 from dragoman.core.events import FinishReason, GenerationDone, TextDelta
 from dragoman.core.request import GenerationRequest, Prompt
 from dragoman.core.serving import ModelCard, Serving
@@ -86,7 +86,7 @@ class Generating:
     ) -> tuple[Asked, ModelCard, dict[str, str]]:
         """What is asked for, of which model; and the header that says so where another one was asked for.
 
-        A model that is known and not loaded is loaded, and becomes the current one.
+        A model that is known and not loaded is loaded, and becomes the current one, where the caller may do that.
         """
         ask = asked(values, self._settings)
         catalog = serving.catalog
@@ -95,6 +95,8 @@ class Generating:
             if entry is None and not self._settings.locallab_lenient_model_id:
                 raise ModelNotFound(f"model not found: {ask.model[:256]}", param="model_id")
             if entry is not None and entry.state is not ModelState.LOADED:
+                if "admin" not in exchange.scopes:
+                    raise Forbidden(f"Loading the model {entry.id} needs an API key with the scope admin.")
                 entry = await exchange.unless_gone(catalog.load(entry.id))
             named = None if entry is None else entry.id
         else:

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from dragoman.core.sampling import MAX_SEED
 from dragoman.dialects.embeddings import EMBEDDING_FIELDS
-from dragoman.dialects.field import Field, Table, Treatment
+from dragoman.dialects.field import Field, Outline, Table, Treatment
 from dragoman.dialects.kinds import Anything, Boolean, Integer, ListOf, MapOf, Number, OneOf, String
 from dragoman.dialects.openai.beam_fields import BEAMS
 from dragoman.dialects.openai.sampler_fields import COUNT, SAMPLERS, TOKEN_ID
@@ -248,6 +248,18 @@ COMPLETIONS = Table(
     ),
 )
 
+PART = Table(
+    name="part",
+    fields=(
+        Field(name="type", kind=String(choices=("text", "refusal")), required=True, note="What the part is."),
+        Field(name="text", kind=TEXT, note="With type `text`."),
+        Field(name="refusal", kind=TEXT, note="With type `refusal`: what the assistant said instead."),
+        Field(name="image_url", kind=Anything(), treatment=REFUSED, note="The model sees nothing."),
+        Field(name="input_audio", kind=Anything(), treatment=REFUSED, note="The model hears nothing."),
+        Field(name="file", kind=Anything(), treatment=REFUSED, note="Files are not read."),
+    ),
+)
+
 MESSAGE = Table(
     name="message",
     fields=(
@@ -259,7 +271,7 @@ MESSAGE = Table(
         ),
         Field(
             name="content",
-            kind=OneOf((TEXT, ListOf(Anything(object_only=True), minimum=1, maximum=4096))),
+            kind=OneOf((TEXT, ListOf(Outline(PART), minimum=1, maximum=4096))),
             note="Text, or parts of type `text` (joined as they are); images, audio and files are refused. "
             "Only an assistant that calls tools may leave it out.",
         ),
