@@ -73,7 +73,7 @@ def nothing_left(house: LocalHouse) -> None:
         b'{"\xff": 1}',
         b'{"prompt": "\\ud800 lonely"}',
         b"[" * 100_000,
-        b'{"prompt": ' * 100_000,
+        b'{"prompt": ' * 50_000,
         b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         b'{"seed": ' + b"9" * 100_000 + b"}",
         b"\x00\x01\x02",
@@ -252,7 +252,7 @@ async def test_a_closing_server_is_503(house: LocalHouse) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1", "/v1/embeddings", "/openai", "/openai/v1/nothing", "/v2/completions", "/v1/completions/"]
+    "path", ["/v1", "/v1/embeddings", "/openai", "/openai/v1/nothing", "/v9/completions", "/v1/completions/"]
 )
 async def test_unknown_paths_are_404(house: LocalHouse, path: str) -> None:
     for method in ("GET", "POST"):
