@@ -13,7 +13,7 @@ import msgspec
 from scripted import ScriptedEngine, ScriptedEvents
 from stub_house import QUICK, STUB, TOKENIZER, local_model
 
-from dragoman.core.events import EngineEvent
+from dragoman.core.events import EngineEvent, FinishEvent, FinishReason
 from dragoman.core.request import EngineRequest
 from dragoman.dialects import tgi
 from dragoman.dialects.tgi.settings import TgiSettings
@@ -52,8 +52,11 @@ class WatchedEvents(ScriptedEvents):
         self.closed = True
 
 
+BROKEN = "BROKEN"
+
+
 class TurnEngine(ScriptedEngine):
-    """Says one of ``turns`` to each request, the last one from then on."""
+    """Says one of ``turns`` to each request, the last one from then on. It fails where one ends with ``BROKEN``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,8 +64,12 @@ class TurnEngine(ScriptedEngine):
         self.left: list[WatchedEvents] = []
 
     def submit(self, request: EngineRequest) -> WatchedEvents:
-        self.texts = [self.turns.pop(0) if len(self.turns) > 1 else self.turns[0]]
-        self.left.append(WatchedEvents([*super().submit(request)._events]))
+        turn = self.turns.pop(0) if len(self.turns) > 1 else self.turns[0]
+        self.texts = [turn.removesuffix(BROKEN)]
+        events = [*super().submit(request)._events]
+        if turn.endswith(BROKEN):
+            events[-1] = FinishEvent(request.request_id, 0, FinishReason.ERROR, "it broke")
+        self.left.append(WatchedEvents(events))
         return self.left[-1]
 
     def prompts(self) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from chat_house import JSON, TOOL, USER, ChatHouse, chat_house, events, settled
+from chat_house import BROKEN, JSON, TOOL, USER, ChatHouse, chat_house, events, settled
 from stub_house import TOKENIZER
 
 from dragoman.text import ChatTemplate
@@ -319,6 +319,18 @@ async def test_what_is_wrong_with_tools_has_a_status_in_strict_streams_too(stric
     assert error(both) == (422, "Tool error: Grammar and tools are mutually exclusive", "tool_error")
     absent = await strict.chat(stream=stream, tools=[TOOL], tool_choice="other")
     assert error(absent) == (422, "Tool error: Tool with name other not found", "tool_error")
+
+
+async def test_what_fails_later_is_the_last_event(house: ChatHouse) -> None:
+    words = "Request failed during generation: Server error: it broke"
+    whole = await house.chat("Sure." + BROKEN)
+    assert error(whole) == (424, words, "generation")
+    streamed = await house.chat("Sure." + BROKEN, stream=True)
+    *chunks, fault = events(streamed.text)
+    assert fault == {"error": {"message": words, "http_status_code": 422}}
+    assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == "Sure."
+    at_once = await house.chat(BROKEN, stream=True)
+    assert error(at_once) == (424, words, "generation")
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from chat_house import JSON, ChatHouse, chat_house, events, settled
+from chat_house import BROKEN, JSON, ChatHouse, chat_house, events, settled
 from stub_house import TOKENIZER
 
 from dragoman.text import ChatTemplate
@@ -197,6 +197,17 @@ async def test_a_prompt_that_fails_says_so_and_the_others_go_on(house: ChatHouse
         assert next(event["choices"][0]["text"] for event in stream if "error" not in event) == " upon"
     whole = await house.complete(" upon", prompt=["", "Once"])
     assert whole.status_code == 422
+
+
+async def test_a_prompt_that_breaks_off_says_so_and_the_others_go_on(house: ChatHouse) -> None:
+    stream = events((await house.complete(" one" + BROKEN, " one two three", prompt=["a", "b"], stream=True)).text)
+    fault = {"message": "Request failed during generation: Server error: it broke", "http_status_code": 422}
+    assert [event["error"] for event in stream if "error" in event] == [fault]
+    choices = [event["choices"][0] for event in stream if "error" not in event]
+    assert "".join(choice["text"] for choice in choices if choice["index"] == 1) == " one two three"
+    assert choices[-1]["finish_reason"] == "stop"
+    whole = await house.complete(" one", " one" + BROKEN, prompt=["a", "b"])
+    assert (whole.status_code, whole.json()["error_type"]) == (424, "generation")
 
 
 async def test_in_strict_streams_a_broken_rule_is_an_event(strict: ChatHouse) -> None:
