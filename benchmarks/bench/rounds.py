@@ -21,6 +21,8 @@ from dragoman.models import describe
 from dragoman.models.settings import Precision
 
 START_ROW = "start"
+CONTEXT = 4096
+"""More than any row asks for, and what other servers are given as well: tables of positions take memory too."""
 GREATEST_DRIFT = 1.15
 """A row is measured anew, once, when the memory's bandwidth has changed by more beside it."""
 
@@ -55,16 +57,18 @@ class Rounds:
                     self._one(case, precision, number)
 
     def _one(self, case: Case, precision: Precision, number: int) -> None:
-        shape = shape_of(describe(case.model), precision)
+        described = describe(case.model)
+        shape = shape_of(described, precision)
+        context = ("--max-context", str(min(described.spec.context, CONTEXT)))
         if number == 0 and not self._late(0):
             # A first start packs the weights, which takes time and memory of its own. It is not counted.
-            self._ours.start_s(case.model, precision)
+            self._ours.start_s(case.model, precision, context)
         if case.start and not self._late(1):
-            self._seen(self._start(case, precision, number))
+            self._seen(self._start(case, precision, context, number))
         for options, rows in _by_options(_fitting(case)):
             if self._late(len(rows)):
                 continue
-            with started(self._ours, case.model, precision, options) as server:
+            with started(self._ours, case.model, precision, (*context, *options)) as server:
                 servers = [server, *self._others]
                 for each in servers:
                     asyncio.run(each.load.run([_prompts(case.model, "warm", number).make(64)], 8, 1))
@@ -122,9 +126,9 @@ class Rounds:
         )
         return sample, drift
 
-    def _start(self, case: Case, precision: Precision, number: int) -> Sample:
+    def _start(self, case: Case, precision: Precision, options: Sequence[str], number: int) -> Sample:
         foreign, beside = machine.foreign_cores(), machine.measured()
-        values = [self._ours.start_s(case.model, precision) for _ in range(self._effort.starts)]
+        values = [self._ours.start_s(case.model, precision, options) for _ in range(self._effort.starts)]
         return Sample(
             model=case.model.name,
             precision=precision,

@@ -42,9 +42,9 @@ class Ours(msgspec.Struct, frozen=True, kw_only=True):
         threads = () if self.threads is None else ("--threads", str(self.threads))
         return [str(model), "--precision", precision, *threads, *options, *self.more]
 
-    def start_s(self, model: Path, precision: str) -> float:
+    def start_s(self, model: Path, precision: str, options: Sequence[str] = ()) -> float:
         """From the command to the first token that its client gets."""
-        return first_token_s(self.command, self.arguments(model, precision), self.environment)
+        return first_token_s(self.command, self.arguments(model, precision, options), self.environment)
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import signal
 import socket
@@ -154,6 +155,7 @@ class Server(uvicorn.Server):
         # What lives now lives for ever: the collector need not look at it again and again while streams run.
         gc.collect()
         gc.freeze()
+        _give_back_freed_memory()
         if self._opened is not None and sockets:
             self._opened(self._house, address_of(sockets[0]))
 
@@ -187,6 +189,12 @@ class Server(uvicorn.Server):
         finally:
             for sig, handler in before.items():
                 signal.signal(sig, handler)
+
+
+def _give_back_freed_memory() -> None:
+    """The C library keeps what reading the tokenizer took and freed: 12 MB for 128,000 tokens."""
+    with contextlib.suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 async def _nothing(scope: object, receive: object, send: object) -> None:
