@@ -238,6 +238,15 @@ def test_what_no_tool_has_is_reported(house: ScriptedHouse) -> None:
     assert raw.headers["x-dragoman-warnings"] == "unknown: tools[0].function.args"
 
 
+def test_what_no_part_of_a_message_has_is_reported(house: ScriptedHouse) -> None:
+    house.engine.texts = ["Hi."]
+    part: Any = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
+    raw = house.client.chat.completions.with_raw_response.create(
+        model="stub", messages=[{"role": "user", "content": [part]}]
+    )
+    assert raw.headers["x-dragoman-warnings"] == "unknown: messages[0].content[0].cache_control"
+
+
 def test_a_name_of_the_wrong_form_is_refused_in_openais_words(house: ScriptedHouse) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
         ask(house, "Hi.", tools=[function(name="get weather")])

@@ -22,7 +22,7 @@ from stub_house import QUICK, LocalHouse, local_house
 
 from dragoman.core.errors import DragomanError, NotFound, UnsupportedFeature
 from dragoman.dialects import made_dialects
-from dragoman.dialects.field import Field, Table, Treatment
+from dragoman.dialects.field import Field, Outline, Table, Treatment
 from dragoman.dialects.kinds import (
     Anything,
     Boolean,
@@ -140,6 +140,8 @@ def allowed(kind: Kind) -> SearchStrategy[Any]:
             return bodies(kind)
         case Wrapped():
             return allowed(kind.inner)
+        case Outline():
+            return bodies(kind.table)
         case Anything():
             return st.just({}) if kind.object_only else st.sampled_from([value for value in POOL if value is not None])
     return among(kind, is_allowed=True)
