@@ -313,6 +313,14 @@ def test_an_empty_folder_says_what_is_missing(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["llama_bpe", "metaspace_bpe", "byte_level_bpe"])
+def test_text_inside_of_a_text_gets_no_space(load: Load, kind: str) -> None:
+    tokenizer = load(kind)
+    inside, spaced = tokenizer.encode_inside("dog"), tokenizer.encode_inside(" dog")
+    assert b"".join(map(tokenizer.token_bytes, inside)) == b"dog"
+    assert b"".join(map(tokenizer.token_bytes, spaced)) == b" dog"
+
+
 # Fill in the middle
 
 
