@@ -66,8 +66,8 @@ SAMPLERS: tuple[Field, ...] = (
         becomes="sampling.bad_words",
         convert=both_spellings,
         note=extension(
-            "Texts that are not generated, with a leading space and without; as the tokens that each is when it stands "
-            "alone. Other tokens may still spell it."
+            "Texts that are not generated, with a leading space and without; as the tokens that each is inside of "
+            "a text. Other tokens may still spell it."
         ),
     ),
     Field(
