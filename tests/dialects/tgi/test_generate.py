@@ -256,6 +256,7 @@ async def test_every_parameter_reaches_the_engine(template: ChatTemplate) -> Non
             typical_p=0.95,
             watermark=True,
             max_new_tokens=9,
+            details=True,
         )
         asked = house.engine.requests[-1]
         assert asked.max_tokens == 9
@@ -266,6 +267,17 @@ async def test_every_parameter_reaches_the_engine(template: ChatTemplate) -> Non
         assert (sampling.temperature, sampling.repetition_penalty, sampling.frequency_penalty) == (0.5, 1.25, 0.75)
         assert (sampling.top_k, sampling.top_p, sampling.typical_p) == (10, 0.9, 0.95)
         assert (sampling.watermark, sampling.watermark_gamma, sampling.watermark_delta) == (True, 0.25, 1.5)
+
+
+async def test_log_probabilities_are_computed_where_they_are_shown(house: ChatHouse) -> None:
+    shown = ({"details": True}, {"decoder_input_details": True}, {"best_of": 2, "do_sample": True}, {"top_n_tokens": 1})
+    for parameters in shown:
+        await said(house, " there", **parameters)
+        assert house.engine.requests[-1].logprobs is not None
+    await said(house, " there")
+    assert house.engine.requests[-1].logprobs is None
+    await said(house, " there", "/generate_stream")
+    assert house.engine.requests[-1].logprobs is not None
 
 
 async def test_strict_frequencies_are_shares(template: ChatTemplate) -> None:

@@ -92,6 +92,8 @@ def _parameters(
         logit_bias=bias if isinstance(bias, dict) else {},
         max_new_tokens=max_new_tokens,
         top_n_tokens=top_n_tokens,
+        # A switch in chats, a count in completions, where 0 asks for them too.
+        logprobs=not (values["logprobs"] is None or values["logprobs"] is False),
         details=True,
         constraint=constraint,
         grammar_fault=grammar_fault,

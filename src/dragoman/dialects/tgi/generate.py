@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
+
 from dragoman.core.errors import DragomanError
 from dragoman.core.request import TextPrompt
 from dragoman.core.serving import Serving
@@ -67,6 +69,7 @@ class Generate:
         self, serving: Serving, exchange: Exchange, inputs: str, asked: Parameters, *, in_array: bool
     ) -> None:
         service = self._service
+        asked = msgspec.structs.replace(asked, logprobs=asked.details)
         check_choice(asked, service.settings)
         with service.permits.take(asked.sequences):
             run = Run(service, serving, exchange, asked, TextPrompt(text=inputs))

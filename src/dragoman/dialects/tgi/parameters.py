@@ -15,6 +15,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
         max_new_tokens: None: ``fills``, or what the operator set for those who say nothing.
         fills: as many tokens as there is room for, whatever the operator set.
         logit_bias, presence_penalty: of the chat endpoint only.
+        logprobs: whether the log-probabilities of the tokens are shown; they take a pass over the vocabulary each.
         details, decoder_input_details: what the answer shows of its tokens, and of the prompt's.
         constraint: what ``grammar`` comes to. grammar_fault: why it comes to nothing; said after everything else.
     """
@@ -34,6 +35,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     truncate: int | None = None
     watermark: bool = False
+    logprobs: bool = True
     details: bool = False
     decoder_input_details: bool = False
     return_full_text: bool = False

@@ -53,6 +53,9 @@ def generation_request(
     Stop strings are looked for in the text with its special tokens, so these are shown here; ``Passage`` hides them.
     """
     prefill = asked.decoder_input_details and settings.enable_prefill_logprobs
+    top = asked.top_n_tokens or 0
+    # The best of several is chosen by them.
+    wanted = asked.logprobs or prefill or top or asked.sequences > 1
     return GenerationRequest(
         request_id=request_id,
         prompt=TokenPrompt(token_ids=prompt),
@@ -67,7 +70,7 @@ def generation_request(
             stop_at_token_ends=quirks.stop_at_token_ends,
             skip_special_tokens=False,
         ),
-        logprobs=LogprobParams(top=asked.top_n_tokens or 0, ties=True, prompt=prefill, mode="processed"),
+        logprobs=LogprobParams(top=top, ties=True, prompt=prefill, mode="processed") if wanted else None,
         constraint=asked.constraint,
         constraint_param=PARAM,
     )
