@@ -121,6 +121,20 @@ async def test_how_it_ends_is_one_quirk_by_itself(template: ChatTemplate) -> Non
         assert stream[-1]["choices"][0]["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stop_strings_are_for_text_and_not_for_calls(house: ChatHouse, stream: bool) -> None:
+    called = await house.chat(CALL, stop=["city"], stream=stream, **TOOLS)
+    assert '"finish_reason":"tool_calls"' in called.text
+    declined = await house.chat(DECLINED, "It rains in the city today.", stop=["city"], stream=stream, **TOOLS)
+    plain = await house.chat("It rains in the city today.", stop=["city"], stream=stream)
+    assert settled(declined.text) == settled(plain.text)
+    many = await house.chat(CALL, stop=list("abcde"), stream=stream, **TOOLS)
+    assert (many.status_code, many.json()["error"]) == (
+        422,
+        "Input validation error: `stop` supports up to 4 stop sequences. Given: 5",
+    )
+
+
 # The model declines ---------------------------------------------------------------------------------------------------
 
 

@@ -69,6 +69,8 @@ class Conversation:
         except Violation as error:
             raise await shape_fault(self._exchange, error) from None
         await self._begin()
+        if self._offer is not None and self._asked.stop:
+            self.check()
 
     def check(self) -> None:
         """The rules that need no tokens, which a generation looks at itself. Raises InvalidInput."""
@@ -111,7 +113,9 @@ class Conversation:
     async def _begin(self) -> None:
         text = await chat_text(self._serving, self._values, self._offer)
         prompt = TextPrompt(text=text, add_special_tokens=False)
-        self.run = Run(self._service, self._serving, self._exchange, self._asked, prompt)
+        # A stop string would leave half a call, which ends by itself.
+        asked = self._asked if self._offer is None else msgspec.structs.replace(self._asked, stop=())
+        self.run = Run(self._service, self._serving, self._exchange, asked, prompt)
 
     async def _decline(self) -> None:
         """Begin again without tools: the model has chosen to answer freely."""
