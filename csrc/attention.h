@@ -34,6 +34,7 @@ struct AttentionTile {
   long position;  // of row 0
   long window;    // positions seen, the query's own included; 0: all
   float scale;
+  const std::uint8_t* following = nullptr;  // the keys that whoever computes this tile needs next, to be fetched
 
   long last_position() const { return position + (first + count - 1) / group; }
   // First position that the query `n` sees.

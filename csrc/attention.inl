@@ -32,7 +32,6 @@ class Span {
       : tile_(tile),
         dim_(tile.kv->padded_dim),
         stride_(state_floats(dim_)),
-        few_(tile.count <= kTileQueries / 2),
         states_(states),
         scores_(workspace),
         weights_(reinterpret_cast<Weight*>(workspace + kTileQueries * kBlockTokens)),
@@ -60,7 +59,8 @@ class Span {
  private:
   // Neighbouring queries that see the same tokens of the block are taken together.
   void block(long number) {
-    if (few_ && number < tile_.last_position() / kBlockTokens) fetch(tile_.blocks[number + 1]);
+    const bool last = number == tile_.last_position() / kBlockTokens;
+    fetch_.start(last ? tile_.following : tile_.kv->keys(tile_.blocks[number + 1], tile_.kv_head), tile_.kv->head_bytes);
     long begin = 0, from = 0, to = 0;
     for (long i = 0; i < tile_.count; ++i) {
       const long before = seen_begin_[i] - number * kBlockTokens, after = seen_end_[i] - number * kBlockTokens;
@@ -70,13 +70,6 @@ class Span {
       begin = i, from = first, to = end;
     }
     if (from < to) attend(begin, tile_.count, tile_.blocks[number], from, to);
-  }
-
-  // Few queries wait for memory, not for the multiplier, and a block is a few kilobytes somewhere in the pool: too short
-  // for the processor to guess where the next one is.
-  void fetch(long block) const {
-    const std::uint8_t* const next = tile_.kv->keys(block, tile_.kv_head);
-    for (std::size_t i = 0; i < tile_.kv->head_bytes; i += 64) __builtin_prefetch(next + i, 0, 2);
   }
 
   // Queries [begin, end) to tokens [from, to) of a block.
@@ -95,7 +88,7 @@ class Span {
   template <int R>
   void score_rows(long begin, long end, const std::uint8_t* keys) {
     for (; begin + R <= end; begin += R) {
-      Cache::template scores<R>(queries_ + begin * dim_, dim_, keys, scores_ + begin * kBlockTokens);
+      Cache::template scores<R>(queries_ + begin * dim_, dim_, keys, scores_ + begin * kBlockTokens, fetch_);
     }
     if constexpr (R > 1) score_rows<R / 2>(begin, end, keys);
   }
@@ -107,9 +100,11 @@ class Span {
       float* const o = states_ + begin * stride_;
       long d = 0;
       for (; d + kWeighVectors * kWidth <= dim_; d += kWeighVectors * kWidth) {
-        Cache::template weigh<R, kWeighVectors>(w, values, dim_, d, from, to, alpha_ + begin, o, stride_);
+        Cache::template weigh<R, kWeighVectors>(w, values, dim_, d, from, to, alpha_ + begin, o, stride_, fetch_);
       }
-      for (; d < dim_; d += kWidth) Cache::template weigh<R, 1>(w, values, dim_, d, from, to, alpha_ + begin, o, stride_);
+      for (; d < dim_; d += kWidth) {
+        Cache::template weigh<R, 1>(w, values, dim_, d, from, to, alpha_ + begin, o, stride_, fetch_);
+      }
     }
     if constexpr (R > 1) weigh_rows<R / 2>(begin, end, values, from, to);
   }
@@ -130,7 +125,7 @@ class Span {
 
   const AttentionTile& tile_;
   const long dim_, stride_;
-  const bool few_;
+  Fetch fetch_;  // of the next block: one is too short for the processor to guess where the next one is
   float* const states_;
   float* const scores_;
   Weight* const weights_;

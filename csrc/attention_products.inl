@@ -7,6 +7,26 @@ namespace {
 //   weigh<R, V>: o[r][16·V] = o[r] · alpha[r] + Σ weight[r][t] · value[t], tokens [begin, end) of the block ascending
 // Every accumulator is one chain over ascending d or t, so R and V do not show in the result.
 
+// What comes next, fetched a few lines with every step of the arithmetic: as a burst, fetches would take all places where
+// the core keeps track of missing lines, and the keys and values in use would have to wait for them.
+class Fetch {
+ public:
+  void start(const std::uint8_t* bytes, std::size_t count) {
+    next_ = bytes;
+    lines_ = bytes == nullptr ? 0 : static_cast<long>(count / 64);
+  }
+  template <int lines>
+  void step() {
+    if (lines_ <= 0) return;
+    for (int i = 0; i < lines; ++i, next_ += 64) __builtin_prefetch(next_, 0, 2);
+    lines_ -= lines;
+  }
+
+ private:
+  const std::uint8_t* next_ = nullptr;
+  long lines_ = 0;
+};
+
 struct Float32Cache {
   using Query = float;
   using Weight = float;
@@ -20,11 +40,12 @@ struct Float32Cache {
   }
 
   template <int R>
-  static void scores(const Query* q, long padded_dim, const std::uint8_t* keys, float* s) {
+  static void scores(const Query* q, long padded_dim, const std::uint8_t* keys, float* s, Fetch& fetch) {
     const float* k = reinterpret_cast<const float*>(keys);
     Vec sum[R][2];
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = zero();
     for (long d = 0; d < padded_dim; ++d, k += kBlockTokens) {
+      fetch.step<2>();
       const Vec k0 = load(k), k1 = load(k + kWidth);
       for (int r = 0; r < R; ++r) {
         const Vec b = broadcast(q[r * padded_dim + d]);
@@ -40,13 +61,14 @@ struct Float32Cache {
 
   template <int R, int V>
   static void weigh(const Weight* w, const std::uint8_t* values, long padded_dim, long d, long begin, long end,
-                    const float* alpha, float* o, long ldo) {
+                    const float* alpha, float* o, long ldo, Fetch& fetch) {
     Vec sum[R][V];
     for (int r = 0; r < R; ++r) {
       for (int j = 0; j < V; ++j) sum[r][j] = zero();
     }
     const float* v = reinterpret_cast<const float*>(values) + begin * padded_dim + d;
     for (long t = begin; t < end; ++t, v += padded_dim) {
+      fetch.step<2>();
       Vec value[V];
       for (int j = 0; j < V; ++j) value[j] = load(v + j * kWidth);
       for (int r = 0; r < R; ++r) {
@@ -110,11 +132,12 @@ struct BFloat16Cache : PairedLayout {
   }
 
   template <int R>
-  static void scores(const Query* q, long padded_dim, const std::uint8_t* keys, float* s) {
+  static void scores(const Query* q, long padded_dim, const std::uint8_t* keys, float* s, Fetch& fetch) {
     const std::uint16_t* k = reinterpret_cast<const std::uint16_t*>(keys);
     __m512 sum[R][2];
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
     for (long d = 0; d < padded_dim; d += 2, k += 2 * kBlockTokens) {
+      fetch.step<2>();
       const __m512bh k0 = pairs(k), k1 = pairs(k + 2 * kWidth);
       for (int r = 0; r < R; ++r) {
         const __m512bh b = broadcast_pair(q + r * padded_dim + d);
@@ -130,7 +153,7 @@ struct BFloat16Cache : PairedLayout {
 
   template <int R, int V>
   static void weigh(const Weight* w, const std::uint8_t* values, long padded_dim, long d, long begin, long end,
-                    const float* alpha, float* o, long ldo) {
+                    const float* alpha, float* o, long ldo, Fetch& fetch) {
     __m512 sum[R][V];
     for (int r = 0; r < R; ++r) {
       for (int j = 0; j < V; ++j) sum[r][j] = _mm512_setzero_ps();
@@ -150,7 +173,10 @@ struct BFloat16Cache : PairedLayout {
     // A pair of which one token is not seen: the other's weight is 0, but its value may be anything, so it is blanked.
     long t = begin;
     if (t % 2 != 0) step(t++ / 2, static_cast<int>(0xffff0000u));
-    for (; t + 2 <= end; t += 2) step(t / 2, -1);
+    for (; t + 2 <= end; t += 2) {
+      fetch.step<4>();
+      step(t / 2, -1);
+    }
     if (t < end) step(t / 2, 0x0000ffff);
     for (int r = 0; r < R; ++r) {
       for (int j = 0; j < V; ++j) {
@@ -195,11 +221,12 @@ struct BFloat16Cache : PairedLayout {
 #endif
 
   template <int R>
-  static void scores(const Query* q, long padded_dim, const std::uint8_t* keys, float* s) {
+  static void scores(const Query* q, long padded_dim, const std::uint8_t* keys, float* s, Fetch& fetch) {
     const std::uint16_t* k = reinterpret_cast<const std::uint16_t*>(keys);
     Vec sum[R][2];
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = zero();
     for (long d = 0; d < padded_dim; d += 2, k += 2 * kBlockTokens) {
+      fetch.step<2>();
       for (int half = 0; half < 2; ++half) {
         const std::uint16_t* const p = k + half * 2 * kWidth;
         const Vec k0 = even(p), k1 = odd(p);
@@ -217,12 +244,13 @@ struct BFloat16Cache : PairedLayout {
 
   template <int R, int V>
   static void weigh(const Weight* w, const std::uint8_t* values, long padded_dim, long d, long begin, long end,
-                    const float* alpha, float* o, long ldo) {
+                    const float* alpha, float* o, long ldo, Fetch& fetch) {
     Vec sum[R][V];
     for (int r = 0; r < R; ++r) {
       for (int j = 0; j < V; ++j) sum[r][j] = zero();
     }
     for (long t = begin; t < end; ++t) {
+      fetch.step<2>();
       const std::uint16_t* const v =
           reinterpret_cast<const std::uint16_t*>(values) + 2 * ((t / 2) * padded_dim + d);
       Vec value[V];
