@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from stub_house import FOLDER
-from tiny_model import CONTEXT, NAME, make_tiny_model, tiny_server
+from tiny_server import CONTEXT, NAME, make_tiny_model, tiny_server
 
 PYTHON = Path(__file__).parents[2] / ".venv-witness" / "lm-eval" / "bin" / "python"
 HARNESS = Path(__file__).with_name("harness.py")

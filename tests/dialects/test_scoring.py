@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 from stub_house import TOKENIZER
-from tiny_model import make_tiny_model, tiny_server
+from tiny_server import make_tiny_model, tiny_server
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import msgspec
 from stub_house import RunningServer
-from tiny_model import SETTINGS, make_tiny_model, tiny_server
+from tiny_server import SETTINGS, make_tiny_model, tiny_server
 
 
 @pytest.fixture(scope="package")

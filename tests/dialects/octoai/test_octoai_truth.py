@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 from stub_house import TOKENIZER, RunningServer
-from tiny_model import reference_logprobs
+from tiny_server import reference_logprobs
 
 pytestmark = pytest.mark.anyio
 
