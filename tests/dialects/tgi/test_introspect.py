@@ -155,3 +155,13 @@ async def test_the_log_has_times_and_nobodys_text(native: LocalHouse, caplog: py
     assert success.fields["seed"] == "9"  # type: ignore[attr-defined]
     assert 'parameters.seed: invalid type: string "…", expected u64' in caplog.text
     assert "secret" not in caplog.text
+
+
+async def test_limits_that_the_model_cannot_hold_are_lowered_aloud(
+    template: ChatTemplate, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with native_house(template, max_input_tokens=500, max_total_tokens=600) as house:
+        info = (await house.client.get("/info")).json()
+        assert (info["max_input_tokens"], info["max_total_tokens"]) == (255, 256)
+    assert "max_input_tokens is 255, not 500: the model's context is 256" in caplog.text
+    assert "max_total_tokens is 256, not 600" in caplog.text

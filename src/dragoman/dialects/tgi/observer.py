@@ -52,6 +52,7 @@ class TgiObserver(Observer):
         self._new = 0
         self._methods: dict[str, _Inferences] = {}
         instruments.write(self.text)
+        self._warn_of_limits()
 
     def text(self) -> str:
         """The series in the text format of Prometheus."""
@@ -125,6 +126,15 @@ class TgiObserver(Observer):
             if step.running > self._new:
                 self.series.count("tgi_batch_concat", reason="chunking")
             self._new = 0
+
+    def _warn_of_limits(self) -> None:
+        """What the operator asked for and the model cannot hold is lowered, but not in silence."""
+        context = self._instruments.models()[0].context_tokens
+        limits = self._settings.limits(context)
+        asked = (self._settings.max_input_tokens, self._settings.max_total_tokens)
+        for name, wanted, had in zip(("input", "total"), asked, limits, strict=True):
+            if wanted is not None and wanted > had:
+                log.warning("max_%s_tokens is %d, not %d: the model's context is %d", name, had, wanted, context)
 
     def _count(self, request: ObservedRequest) -> None:
         if request not in self._arrivals:
