@@ -86,9 +86,12 @@ class Rounds:
         return late
 
     def _sample(self, case: Case, row: Workload, shape: Shape, server: Running, number: int) -> Sample:
-        """The row, and once more where the memory drifted beside it; what is kept is where it drifted less."""
+        """The row, and once more where the bandwidth drifted beside it; what is kept is where it drifted less.
+
+        Not so for memory in use, which owes nothing to bandwidth, and grows with everything that is asked.
+        """
         first = self._once(case, row, shape, server, number, "")
-        if first[1] <= GREATEST_DRIFT or first[0].failure:
+        if row.unit is Unit.SIZE or first[1] <= GREATEST_DRIFT or first[0].failure:
             return first[0]
         second = self._once(case, row, shape, server, number, "again")
         return min(first, second, key=lambda found: found[1])[0]
