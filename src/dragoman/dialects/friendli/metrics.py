@@ -1,20 +1,15 @@
-"""Friendli's figures for Prometheus, under the names of its container, for the dashboards that ask for them.
-
-Written without the client library, which adds ``_total`` to counters that have no such ending here, and knows no
-quantiles.
-"""
+"""Friendli's figures for Prometheus, under the names of its container, for the dashboards that ask for them."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Mapping
 from math import ceil
 
 from dragoman.core.errors import Cancelled, EngineUnavailable, GenerationTimeout, Overloaded
 from dragoman.core.events import FinishReason
 from dragoman.core.observer import ObservedGeneration, ObservedRequest, Observer, RequestEnd
+from dragoman.dialects.exposition import Histogram, braces, head, number
 from dragoman.dialects.wire import Instruments
 
 LENGTHS = tuple(float(2**k) for k in range(18))
@@ -97,38 +92,18 @@ class FriendliObserver(Observer):
 
     def _lines(self) -> Iterator[str]:
         for name, words in COUNTERS.items():
-            yield from _head(name, words, "counter")
+            yield from head(name, words, "counter")
             yield f"{name} {self._counts[name]}"
         state = self._state()
         for name, (words, parts) in GAUGES.items():
-            yield from _head(name, words, "gauge")
-            yield f"{name} {_number(sum(state.get(part, 0.0) for part in parts))}"
+            yield from head(name, words, "gauge")
+            yield f"{name} {number(sum(state.get(part, 0.0) for part in parts))}"
         for name, (words, _) in HISTOGRAMS.items():
-            yield from _head(name, words, "histogram")
+            yield from head(name, words, "histogram")
             yield from self._histograms[name].lines(name)
         for name, words in SUMMARIES.items():
-            yield from _head(name, words, "summary")
+            yield from head(name, words, "summary")
             yield from self._summaries[name].lines(name)
-
-
-class Histogram:
-    """Counts of values up to each bound."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    def lines(self, name: str) -> Iterator[str]:
-        bounds = [*map(_number, self._bounds), "+Inf"]
-        for bound, count in zip(bounds, accumulate(self._counts), strict=True):
-            yield f'{name}_bucket{{le="{bound}"}} {count}'
-        yield f"{name}_sum {_number(self._sum)}"
-        yield f"{name}_count {sum(self._counts)}"
 
 
 class Summary:
@@ -148,15 +123,6 @@ class Summary:
         ranked = sorted(self._newest)
         for quantile in QUANTILES:
             value = str(ranked[ceil(quantile * len(ranked)) - 1]) if ranked else "NaN"
-            yield f'{name}{{quantile="{quantile}"}} {value}'
+            yield f"{name}{braces((('quantile', str(quantile)),))} {value}"
         yield f"{name}_sum {self._sum}"
         yield f"{name}_count {self._count}"
-
-
-def _head(name: str, words: str, kind: str) -> Iterator[str]:
-    yield f"# HELP {name} {words}"
-    yield f"# TYPE {name} {kind}"
-
-
-def _number(value: float) -> str:
-    return repr(float(value)).removesuffix(".0")

@@ -1,15 +1,10 @@
-"""TGI's figures for Prometheus, under its names, for the dashboards that ask for them.
-
-Written without the client library, which adds ``_total`` to the names of counters.
-"""
+"""TGI's figures for Prometheus, under its names, for the dashboards that ask for them."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
 
-Labels = tuple[tuple[str, str], ...]
+from dragoman.dialects.exposition import Histogram, Labels, braces, head, number
 
 DURATION_BOUNDS = tuple(float(f"{0.0001 * 1.5**k:.12g}") for k in range(1, 36))
 BATCH_BOUNDS = tuple(float(k) for k in range(1, 1025))
@@ -51,26 +46,6 @@ class Counter:
         self.value = 0.0
 
 
-class Histogram:
-    """Counts of values below each bound, for one series."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self.bounds, value)] += 1
-        self._sum += value
-
-    def lines(self, name: str, labels: Labels) -> Iterator[str]:
-        bounds = [*map(_number, self.bounds), "+Inf"]
-        for bound, count in zip(bounds, accumulate(self._counts), strict=True):
-            yield f"{name}_bucket{_braces((*labels, ('le', bound)))} {count}"
-        yield f"{name}_sum{_braces(labels)} {_number(self._sum)}"
-        yield f"{name}_count{_braces(labels)} {sum(self._counts)}"
-
-
 class Series:
     """All series; one appears with its first value, or when it is asked for."""
 
@@ -102,14 +77,14 @@ class Series:
 
     def _lines(self, gauges: Mapping[str, float]) -> Iterator[str]:
         for name, counts in self._counters.items():
-            yield from _head(name, "counter")
+            yield from head(name, HELP[name], "counter")
             for labels, counter in counts.items():
-                yield f"{name}{_braces(labels)} {_number(counter.value)}"
+                yield f"{name}{braces(labels)} {number(counter.value)}"
         for name, value in gauges.items():
-            yield from _head(name, "gauge")
-            yield f"{name} {_number(value)}"
+            yield from head(name, HELP[name], "gauge")
+            yield f"{name} {number(value)}"
         for name, series in self._histograms.items():
-            yield from _head(name, "histogram")
+            yield from head(name, HELP[name], "histogram")
             for labels, histogram in series.items():
                 yield from histogram.lines(name, labels)
 
@@ -117,16 +92,3 @@ class Series:
 def steps_to(most: int) -> tuple[float, ...]:
     """100 equal steps."""
     return tuple(most * (k + 1) / 100 for k in range(100))
-
-
-def _head(name: str, kind: str) -> Iterator[str]:
-    yield f"# HELP {name} {HELP[name]}"
-    yield f"# TYPE {name} {kind}"
-
-
-def _braces(labels: Labels) -> str:
-    return "{" + ",".join(f'{name}="{value}"' for name, value in labels) + "}" if labels else ""
-
-
-def _number(value: float) -> str:
-    return repr(float(value)).removesuffix(".0")
