@@ -20,6 +20,8 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # References for the tests and tools of the training: gigabytes that a server must never ask for.
 NEVER_AT_RUNTIME = {"torch", "transformers"}
+ADDED = {"opentelemetry", "grpc", "pyngrok"}
+"""Of the extras in `pyproject.toml`: imported when they are asked for."""
 
 
 def rooms_of(page: str) -> dict[str, set[str]]:
@@ -86,9 +88,12 @@ def test_runtime_imports_only_declared_dependencies(
 
 @pytest.fixture(scope="module")
 def declared() -> set[str]:
-    """The names of the runtime's dependencies."""
+    """The names of the runtime's dependencies, and of what a user may add to it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return {normalized(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in project["dependencies"]}
+    extras = project["optional-dependencies"].items()
+    added = [line for extra, lines in extras if extra not in ("test", "dev") for line in lines]
+    lines = project["dependencies"] + added
+    return {normalized(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in lines}
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +118,7 @@ def test_importing_the_package_pulls_in_nothing_of_others() -> None:
     assert modules_after("import dragoman") - before - set(sys.stdlib_module_names) == {"dragoman"}
 
 
-def test_every_module_imports_without_torch_and_transformers() -> None:
+def test_every_module_imports_without_torch_transformers_and_what_a_user_may_add() -> None:
     modules = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in SOURCES]
     wanted = [m.removesuffix(".__init__") for m in modules if not m.endswith("__main__")]
-    assert not modules_after("import " + ", ".join(wanted)) & NEVER_AT_RUNTIME
+    assert not modules_after("import " + ", ".join(wanted)) & (NEVER_AT_RUNTIME | ADDED)
