@@ -287,7 +287,10 @@ async def test_strict_frequencies_are_shares(template: ChatTemplate) -> None:
 
 
 async def test_an_adapter_that_is_not_there_is_the_base_model(house: ChatHouse) -> None:
-    assert await said(house, " there", adapter_id="nobody") == '{"generated_text":" there"}'
+    body = {"inputs": "Hi", "parameters": {"adapter_id": "nobody"}}
+    answer = await house.post("/generate", body, " there")
+    assert answer.text == '{"generated_text":" there"}'
+    assert answer.headers["x-dragoman-warnings"] == "ignored: parameters.adapter_id"
 
 
 async def test_a_text_that_cannot_be_tokenized(house: ChatHouse) -> None:

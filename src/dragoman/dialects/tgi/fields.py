@@ -125,6 +125,7 @@ PARAMETERS = Table(
         Field(
             name="adapter_id",
             kind=String(),
+            treatment=Treatment.REPORTED,
             note="The name of an adapter. None can be loaded yet; as in the original, the base model answers then.",
         ),
     ),

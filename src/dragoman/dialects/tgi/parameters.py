@@ -41,7 +41,6 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     return_full_text: bool = False
     seed: int | None = None
     top_n_tokens: int | None = None
-    adapter_id: str | None = None
     constraint: Constraint | None = None
     grammar_fault: str = ""
 
