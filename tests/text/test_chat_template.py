@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Pipeline
 from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
-from dragoman.core.errors import BadRequest, ModelError, UnsupportedFeature
+from dragoman.core.errors import BadRequest, ModelError, TemplateFailed, UnsupportedFeature
 from dragoman.core.request import ChatPrompt
 from dragoman.text import ChatTemplate
 from dragoman.text.template_process import TemplateLimits
@@ -170,6 +170,16 @@ def test_a_refusal_is_the_templates_own_message(templates: dict[str, ChatTemplat
         templates["gemma2"].render(ChatPrompt(messages=(SYSTEM, ASK)))
     assert refused.value.message == "There is no system role."
     assert refused.value.param == "messages"
+
+
+def test_a_refusal_that_quotes_is_bounded() -> None:
+    template = ChatTemplate({"default": "{{ raise_exception('No: ' ~ messages[0].content) }}"})
+    with pytest.raises(TemplateFailed) as refused:
+        template.render(ChatPrompt(messages=({"role": "user", "content": "x" * 100_000},)))
+    template.close()
+    assert refused.value.raised
+    assert refused.value.reason.startswith("No: xxx")
+    assert len(refused.value.message) < 2100
 
 
 @pytest.mark.parametrize(

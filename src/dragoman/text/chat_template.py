@@ -15,6 +15,9 @@ from dragoman.core.errors import BadRequest, ModelError, TemplateFailed, Templat
 from dragoman.core.request import ChatPrompt
 from dragoman.text.template_process import DEFAULT_LIMITS, TemplateFailure, TemplateLimits, TemplateProcess
 
+MAX_WORDS = 2000
+"""Of what a template says against messages, which it may quote."""
+
 _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 _RESERVED_NAMES = frozenset({"messages", "tools", "add_generation_prompt"})
@@ -118,6 +121,8 @@ class ChatTemplate:
             return self._process.render(name, variables)
         except TemplateFailure as failure:
             raised, words = failure.kind == "raised", failure.message
+            if len(words) > MAX_WORDS:
+                words = words[:MAX_WORDS] + "..."
             message = words if raised else f"the model's chat template cannot render these messages: {words}"
             raise TemplateFailed(message, param="messages", reason=words, raised=raised) from None
 
