@@ -55,7 +55,7 @@ lint: $(DEV) ## Check style and types.
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --strict src
 
-bench: $(BUILT) ## Measure speed beside what the machine allows: half an hour; ARGS=--short takes minutes.
+bench: $(BUILT) ## Measure speed beside what the machine allows: up to half an hour; ARGS=--short takes minutes.
 	$(BIN)/python -m benchmarks.bench $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 docs: $(BUILT) ## Write the pages that come from the sources: docs/configuration.md and docs/fields.md.
