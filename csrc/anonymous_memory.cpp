@@ -22,6 +22,12 @@ AnonymousMemory::AnonymousMemory(std::size_t bytes) {
 #endif
 }
 
+void AnonymousMemory::touch([[maybe_unused]] std::size_t bytes) const {
+#ifdef MADV_POPULATE_WRITE
+  if (size_ > 0) madvise(data_, bytes < size_ ? bytes : size_, MADV_POPULATE_WRITE);  // refused by older systems
+#endif
+}
+
 AnonymousMemory::~AnonymousMemory() {
   if (data_ != nullptr) munmap(data_, size_);
 }

@@ -17,6 +17,9 @@ class AnonymousMemory {
   AnonymousMemory(AnonymousMemory&& other) noexcept;
   AnonymousMemory& operator=(AnonymousMemory&& other) noexcept;
 
+  // Has the system provide the first `bytes` now, as far as it can: a huge page takes it milliseconds. Contents stay.
+  void touch(std::size_t bytes) const;
+
   std::uint8_t* data() const { return data_; }
   std::size_t size() const { return size_; }
 

@@ -39,7 +39,7 @@ std::size_t KVPool::head_bytes() const {
 }
 
 KVLayer KVPool::layer(long layer) const {
-  return {memory_.data() + layer * blocks_ * block_bytes(), block_bytes(), head_bytes(), head_dim_, padded(head_dim_),
+  return {memory_.data() + layer * layer_bytes(), bytes_per_block(), head_bytes(), head_dim_, padded(head_dim_),
           precision_};
 }
 
@@ -56,7 +56,7 @@ void KVPool::copy_blocks(const std::int32_t* sources, const std::int32_t* target
     for (long l = begin; l < end; ++l) {
       const KVLayer layer = this->layer(l);
       for (long i = 0; i < count; ++i) {
-        std::memmove(layer.keys(targets[i], 0), layer.keys(sources[i], 0), layer.block_bytes);
+        std::memmove(layer.keys(targets[i], 0), layer.keys(sources[i], 0), layer_bytes());
       }
     }
   });

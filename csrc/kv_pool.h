@@ -1,6 +1,7 @@
 // The pool of KV blocks: keys and values of 32 tokens each, for every layer and KV head.
 //
-// Layout: [layer][block][kv head][keys, then values]. With D the head dimension padded to 16:
+// Layout: [block][layer][kv head][keys, then values]: few blocks in use touch few pages. With D the head dimension padded
+// to 16:
 //
 //   float32    keys [D][32]          values [32][D]
 //   bfloat16   keys [D/2][32][2]     values [16][D][2]
@@ -24,7 +25,7 @@ enum class KVPrecision : std::uint8_t { float32, bfloat16 };
 // Where the blocks of one layer lie.
 struct KVLayer {
   std::uint8_t* data;
-  std::size_t block_bytes;  // from one block to the next
+  std::size_t block_bytes;  // from one block to the next, all layers
   std::size_t head_bytes;   // from one KV head to the next; its first half are the keys
   long head_dim;
   long padded_dim;
@@ -45,9 +46,12 @@ class KVPool {
   long head_dim() const { return head_dim_; }
   KVPrecision precision() const { return precision_; }
   std::size_t nbytes() const { return memory_.size(); }
-  std::size_t bytes_per_block() const { return block_bytes() * layers_; }
+  std::size_t bytes_per_block() const { return layer_bytes() * layers_; }
 
   KVLayer layer(long layer) const;
+
+  // Has the system provide the memory of the first `blocks` now instead of at first touch.
+  void touch(long blocks) const { memory_.touch(static_cast<std::size_t>(blocks) * bytes_per_block()); }
 
   // Copies block sources[i] to targets[i] in all layers, in ascending order of i. Throws std::invalid_argument, before
   // anything is copied, when a block is not in the pool.
@@ -55,7 +59,7 @@ class KVPool {
 
  private:
   std::size_t head_bytes() const;
-  std::size_t block_bytes() const { return head_bytes() * kv_heads_; }
+  std::size_t layer_bytes() const { return head_bytes() * kv_heads_; }  // of one block
 
   long layers_, blocks_, kv_heads_, head_dim_;
   KVPrecision precision_;

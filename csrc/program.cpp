@@ -14,6 +14,9 @@ namespace {
 // Rows are handed out in chunks of about this many floats: some µs of work.
 constexpr long kChunkFloats = 16384;
 
+// Of the KV pool: 2,048 tokens.
+constexpr long kTouchedBlocks = 64;
+
 long in_range(long value, long most, const char* name) {
   if (value < 1 || value > most) {
     throw std::invalid_argument(std::string(name) + " must be between 1 and " + std::to_string(most));
@@ -38,6 +41,10 @@ Program::Program(long max_tokens, long max_sequences, long max_logit_rows, std::
       max_logit_rows_(in_range(max_logit_rows, 1 << 20, "max_logit_rows")),
       kv_(std::move(kv)),
       block_written_(static_cast<std::size_t>(kv_->blocks())) {}
+
+Program::~Program() {
+  if (toucher_.joinable()) toucher_.join();
+}
 
 int Program::buffer(long width) {
   in_range(width, 1 << 24, "width");
@@ -256,6 +263,16 @@ void Program::select_rows(int out, int x) {
 void Program::logits(int x) {
   require(read(x).rows == Rows::logits, "logits: the buffer must have one row per logits row; see select_rows");
   logits_ = x;
+  // While the rest of the start goes on: a first prompt of 512 tokens else waits 0.1 s for its memory.
+  if (!toucher_.joinable()) toucher_ = std::thread([this] { touch_memory(); });
+}
+
+// What a first long prompt writes: the buffers of tokens, and some blocks.
+void Program::touch_memory() const {
+  for (const auto& buffer : buffers_) {
+    if (buffer->rows == Rows::tokens) buffer->memory.touch(buffer->memory.size());
+  }
+  if (writes_kv_) kv_->touch(kTouchedBlocks);
 }
 
 }  // namespace dragoman

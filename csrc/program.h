@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "anonymous_memory.h"
@@ -47,6 +48,7 @@ struct Logits {
 class Program {
  public:
   Program(long max_tokens, long max_sequences, long max_logit_rows, std::shared_ptr<KVPool> kv);
+  ~Program();
 
   int buffer(long width);
   void embed(int x, const Matrix& table, float scale);
@@ -111,6 +113,7 @@ class Program {
   }
   void check(const Batch& batch);
   void check_sequence(const Batch& batch, long sequence);
+  void touch_memory() const;
 
   const long max_tokens_, max_sequences_, max_logit_rows_;
   const std::shared_ptr<KVPool> kv_;
@@ -128,6 +131,7 @@ class Program {
   std::vector<Attention::Sequence> sequences_;
   std::vector<std::uint64_t> block_written_;  // by block: the last step that wrote it
   std::uint64_t step_ = 0;
+  std::thread toucher_;
 };
 
 }  // namespace dragoman

@@ -363,7 +363,7 @@ def test_pool_sizes_and_copies() -> None:
     kv = kernels.KVPool(layers=3, blocks=5, kv_heads=2, head_dim=20, precision="bfloat16")
     assert kv.bytes_per_block == 3 * 2 * 2 * 32 * 32 * 2
     assert kv.nbytes == 5 * kv.bytes_per_block
-    blocks = kv.data.reshape(3, 5, -1)
+    blocks = kv.data.reshape(5, 3, -1).swapaxes(0, 1)
     assert not blocks.any()
     blocks[:, 1] = 7
     kv.copy_blocks([1, 4], [4, 0])

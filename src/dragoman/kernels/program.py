@@ -46,7 +46,7 @@ class KVPool:
 
     @property
     def data(self) -> NDArray[np.uint8]:
-        """The pool's bytes as a view, [layers][blocks][kv_heads][keys, values]; reading touches them."""
+        """The pool's bytes as a view, [blocks][layers][kv_heads][keys, values]; reading touches them."""
         return self.native.data
 
     def copy_blocks(self, sources: ArrayLike, targets: ArrayLike) -> None:
