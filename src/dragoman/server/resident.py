@@ -13,7 +13,7 @@ from dragoman.core.catalog import CatalogEntry, ModelState
 from dragoman.core.serving import ModelCard
 from dragoman.engine.client import EngineClient, State
 from dragoman.engine.messages import EngineInfo, EngineStats, LoadModel, WorkerSettings
-from dragoman.models import describe, plan
+from dragoman.models import ModelSettings, describe, plan
 from dragoman.models.memory import available_memory
 from dragoman.server.admission import Admission
 from dragoman.server.continuing import SqliteContinueStore
@@ -124,6 +124,7 @@ class ModelOpening:
         self._metrics, self._admission, self._continuing = metrics, admission, continuing
         self._on_step = on_step
         self._past: dict[str, float] = {}
+        self._kv_bytes: dict[str, int] = {}
 
     @property
     def past(self) -> Mapping[str, float]:
@@ -135,21 +136,34 @@ class ModelOpening:
         model = self._worker.model
         if not isinstance(model, LoadModel):
             return True
-        described = describe(offer.source, token=model.settings.token)
+        settings = self._settings_for(offer, model)
+        described = describe(offer.source, revision=settings.revision, token=settings.token, rope=settings.rope)
         held = current.info.model.weight_bytes
-        alone = plan(described, model.settings, available_bytes=available_memory() + held)
+        alone = plan(described, settings, available_bytes=available_memory() + held)
         alone.require_fit()
+        # Left to itself, an engine that starts beside another would take less for them, and have less for ever.
+        self._kv_bytes[offer.name] = alone.kv_bytes
         return alone.total_bytes + alone.loading_bytes <= available_memory()
+
+    def _settings_for(self, offer: Offer, first: LoadModel) -> ModelSettings:
+        """The first model's, without what is that model's own."""
+        settings = first.settings
+        if offer.source != first.source:
+            settings = msgspec.structs.replace(settings, name=None, revision=None, rope_scaling=None, rope_factor=None)
+        if settings.kv_bytes is None and settings.kv_tokens is None:
+            settings = msgspec.structs.replace(settings, kv_bytes=self._kv_bytes.get(offer.name))
+        return settings
 
     async def open(self, offer: Offer, progress: Progress) -> ModelResident:
         """Load a model. Raises ModelError, EngineUnavailable."""
         worker, folder, model = self._worker, self._folder, self._worker.model
-        if isinstance(model, LoadModel) and model.source != offer.source:
-            # A revision is the first model's.
-            settings = msgspec.structs.replace(model.settings, name=None, revision=None)
+        is_first = not isinstance(model, LoadModel) or model.source == offer.source
+        if isinstance(model, LoadModel):
+            settings = self._settings_for(offer, model)
             worker = msgspec.structs.replace(worker, model=LoadModel(source=offer.source, settings=settings))
-            described = await asyncio.to_thread(describe, offer.source, token=settings.token)
-            folder = described.tokenizer_folder
+            if not is_first:
+                described = await asyncio.to_thread(describe, offer.source, token=settings.token)
+                folder = described.tokenizer_folder
         engine = EngineClient(worker)
         engine.on_loading = progress
         # The process loads weights for as long as the tokenizer takes, or longer.
@@ -157,7 +171,8 @@ class ModelOpening:
         template: ChatTemplate | None = None
         try:
             tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
-            own = None if self._settings.chat_template is None else Path(self._settings.chat_template)
+            chosen = self._settings.chat_template if is_first else None
+            own = None if chosen is None else Path(chosen)
             template = await asyncio.to_thread(ChatTemplate.load, folder, tokenizer.special_tokens, file=own)
             info = await starting
         except BaseException:
