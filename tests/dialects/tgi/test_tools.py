@@ -185,6 +185,16 @@ def test_parameters_may_refer_to_one_of_their_definitions() -> None:
     assert not accepts(made, '{"function": {"_name": "add"}}')
 
 
+def test_what_a_schema_says_to_readers_takes_no_room_in_the_grammar() -> None:
+    words = {"description": "x" * 10_000, "title": "Title", "examples": [{"$ref": "#/x"}], "default": "Ulm"}
+    schema = {"type": "object", "properties": {"description": {"type": "string", **words}}, "required": ["description"]}
+    made = offer(tools=[tool("f", schema | words)] * 100, tool_choice="required")
+    assert made is not None
+    assert len(made.constraint.schema) < 50_000
+    assert accepts(made, '{"function": {"_name": "f", "description": "a"}}')
+    assert not accepts(made, '{"function": {"_name": "f"}}')
+
+
 def test_counts_of_properties_are_those_of_the_arguments() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "null"}}, "minProperties": 1}
     made = offer(tools=[tool("f", schema)], tool_choice="required")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -63,7 +64,9 @@ class Conversation:
 
     async def prepare(self) -> None:
         """Everything before the first generation. Raises Fault."""
-        self._offer = offer_of(self._values)
+        if self._values["tools"] is not None:
+            # Schemas may be large, and every stream would wait.
+            self._offer = await asyncio.to_thread(offer_of, self._values)
         try:
             self._asked = chat_parameters(self._values, self._offer, self._service.quirks)
         except Violation as error:

@@ -164,18 +164,20 @@ def _shown(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _document(functions: Sequence[Mapping[str, Any]]) -> JsonSchema:
-    """``function`` is required, which TGI forgets: ``{}`` is no call. Each tool's schema also stands in a place of its
-    own, where references in it find what they mean."""
-    places = [f"#/$functions/{i}" for i in range(len(functions))]
-    calls = [_call(function, place) for function, place in zip(functions, places, strict=True)]
+    """``function`` is required, which TGI forgets: ``{}`` is no call. A schema with references also stands in a place
+    of its own, where they find what they mean."""
+    calls, whole = list[dict[str, Any]](), list[dict[str, Any]]()
+    for i, function in enumerate(functions):
+        place = f"#/$functions/{i}"
+        moved = _moved(function["parameters"], place)
+        calls.append(_call(function, place))
+        whole.append(moved if place in json.dumps(moved) else {})
     document = {
         "type": "object",
         "properties": {"function": {"anyOf": calls}},
         "required": ["function"],
         "additionalProperties": False,
-        "$functions": [
-            _moved(function["parameters"], place) for function, place in zip(functions, places, strict=True)
-        ],
+        "$functions": whole,
     }
     return JsonSchema(json.dumps(document), one_line=True)
 
@@ -230,17 +232,20 @@ def _resolved(schema: dict[str, Any]) -> dict[str, Any]:
 
 _COMPOSING = ("$ref", "allOf", "anyOf", "oneOf")
 _NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-_PLAIN_VALUES = frozenset({"const", "enum", "default", "examples", "example"})
+_PLAIN_VALUES = frozenset({"const", "enum"})
+_WORDS = frozenset({"title", "description", "default", "examples", "example", "$comment"})
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """A schema whose references to its root refer to this place instead."""
+    """A schema whose references to its root refer to this place instead, and without what is said to readers."""
     if isinstance(schema, list):
         return [_moved(each, place) for each in schema]
     if not isinstance(schema, dict):
         return schema
     made: dict[str, Any] = {}
     for word, value in schema.items():
+        if word in _WORDS:
+            continue
         if word == "$ref" and isinstance(value, str) and value.startswith("#"):
             made[word] = place + value[1:]
         elif word in _NAMED_SCHEMAS and isinstance(value, dict):
