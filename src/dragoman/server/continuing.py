@@ -134,7 +134,10 @@ class SqliteContinueStore:
         """Look at the file, if there is one. Raises DragomanError where it cannot be used."""
         if self._file is None or not self._settings.continue_ttl_s or not await asyncio.to_thread(self._file.exists):
             return
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._connected)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._look)
+        except sqlite3.Error as error:
+            raise DragomanError(f"{self._file} cannot be used: {error}") from None
 
     async def close(self) -> None:
         """Let go of the file. Nothing may be held any more."""
@@ -167,6 +170,11 @@ class SqliteContinueStore:
             raise GenerationFailed("What is kept of cut generations cannot be reached: see the server's log.") from None
 
     # In the store's thread -------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        with self._transaction() as database:
+            self._forget_old(database)
+            self._count(database)
 
     def _find(self, name: bytes) -> CutGeneration | None:
         if self._database is None and self._file is not None and not self._file.exists():
