@@ -265,6 +265,24 @@ def test_results_without_an_id_answer_calls_in_order() -> None:
     assert [result.get("tool_call_id") for result in flat[2:]] == ["own", first, last, None]
 
 
+TURNS = (
+    "{% for m in messages %}{% if loop.index0 and m.role == messages[loop.index0 - 1].role %}"
+    "{{ raise_exception('turns!') }}{% endif %}[{{ m.role }}: {{ m.content }}]{% endfor %}"
+)
+
+
+async def test_one_speaker_may_speak_twice_in_a_row() -> None:
+    turns = ChatTemplate({"default": TURNS})
+    said = [{"role": "user", "content": "One."}, {"role": "user", "content": "Two."}]
+    async with local_house(turns) as house:
+        answer = await house.client.post("/octoai/v1/chat/completions", json=CHAT | {"messages": said})
+        assert answer.status_code == 200
+        assert TOKENIZER.decode(house.engine.requests[-1].prompt) == "[user: One.\n\nTwo.]"
+        refused = await house.client.post("/v1/chat/completions", json=CHAT | {"messages": said})
+        assert refused.status_code == 400
+    turns.close()
+
+
 # Streams -------------------------------------------------------------------------------------------------------------
 
 

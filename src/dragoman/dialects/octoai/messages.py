@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from dragoman.core.errors import BadRequest
@@ -45,3 +47,23 @@ def template_messages(messages: tuple[dict[str, Any], ...]) -> tuple[dict[str, A
                 one["tool_call_id"] = unanswered.popleft()
         flat.append(one)
     return tuple(flat)
+
+
+def has_neighbours(messages: Sequence[dict[str, Any]]) -> bool:
+    """Whether the same speaker speaks twice in a row, in plain words: some chat templates insist on turns."""
+    return any(_goes_on(one, other) for one, other in pairwise(messages))
+
+
+def in_turns(messages: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """The messages with what the same speaker says in a row as one message, a blank line between."""
+    turns: list[dict[str, Any]] = []
+    for message in messages:
+        if turns and _goes_on(turns[-1], message):
+            turns[-1] = turns[-1] | {"content": f"{turns[-1]['content']}\n\n{message['content']}"}
+        else:
+            turns.append(message)
+    return tuple(turns)
+
+
+def _goes_on(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one["role"] == other["role"] != "tool" and not ("tool_calls" in one or "tool_calls" in other)

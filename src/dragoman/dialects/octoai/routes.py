@@ -7,7 +7,10 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from dragoman.core.errors import DragomanError, EngineUnavailable
+import msgspec
+
+from dragoman.core.errors import BadRequest, DragomanError, EngineUnavailable
+from dragoman.core.request import ChatPrompt, GenerationRequest
 from dragoman.core.serving import ModelCard, Serving
 from dragoman.dialects.answers import encoded, sse, stream_answer
 from dragoman.dialects.batch import generate_all
@@ -18,6 +21,7 @@ from dragoman.dialects.octoai.errors import error_event
 from dragoman.dialects.octoai.fields import COMPLETIONS
 from dragoman.dialects.octoai.head import Ends, Head
 from dragoman.dialects.octoai.logprobs import Wanted
+from dragoman.dialects.octoai.messages import has_neighbours, in_turns
 from dragoman.dialects.octoai.prompt_log import PromptLog
 from dragoman.dialects.octoai.settings import OctoAISettings
 from dragoman.dialects.octoai.tools import octoai_plan
@@ -92,7 +96,7 @@ class Api:
         card = serving.model(values["model"])
         head = _head(card)
         plan = octoai_plan(values, card)
-        request = chat_request(values, head.id, card, plan)
+        request = await _renderable(serving, chat_request(values, head.id, card, plan))
         await self._prompt_log.add(head.id, "chat completions", values)
         wanted = Wanted(prompt=values["loglikelihood"], generated=bool(values["logprobs"]), arrays=False)
         shown = chats.Shown(plan.shape, wanted)
@@ -118,6 +122,20 @@ class Api:
         if reason := exchange.not_ready:
             raise EngineUnavailable(reason)
         await exchange.reply({"status": "ok"})
+
+
+async def _renderable(serving: Serving, request: GenerationRequest) -> GenerationRequest:
+    """The service took several messages of one speaker in a row; a template that does not gets them as one."""
+    prompt = request.prompt
+    if not isinstance(prompt, ChatPrompt) or not has_neighbours(prompt.messages):
+        return request
+    try:
+        await serving.render(prompt, request.model)
+    except BadRequest:
+        return msgspec.structs.replace(
+            request, prompt=msgspec.structs.replace(prompt, messages=in_turns(prompt.messages))
+        )
+    return request
 
 
 def _head(card: ModelCard) -> Head:
