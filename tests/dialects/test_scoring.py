@@ -94,3 +94,21 @@ def test_a_batch_is_scored_as_harnesses_do(client: httpx.Client, reference: Any)
         continued = [*ids, int(reference(ids)[-1].argmax())]
         (again,) = complete(client, prompt=continued, max_tokens=1, echo=True, logprobs=1, temperature=0)
         assert again["logprobs"]["token_logprobs"][-2] == max(again["logprobs"]["top_logprobs"][-2].values())
+
+
+def test_given_embeddings_are_those_of_inputs_embeds(client: httpx.Client, folder: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    table = model.get_input_embeddings()
+    ids, places = prompts()[5], [20, 0, 7, 32]
+    vectors = np.random.default_rng(4).normal(scale=0.3, size=(4, table.weight.shape[1])).astype(np.float32)
+    given = {"token_index_to_replace": places, "embedding_to_replace": vectors.ravel().tolist()}
+    (choice,) = complete(client, prompt=ids, max_tokens=8, temperature=0, echo=True, logprobs=0, **given)
+    with torch.no_grad():
+        embedded = table(torch.tensor([ids]))
+        embedded[0, places] = torch.from_numpy(vectors)
+        theirs = torch.log_softmax(model(inputs_embeds=embedded).logits[0], dim=-1).numpy()
+    scored = choice["logprobs"]["token_logprobs"]
+    assert np.allclose(scored[1 : len(ids)], [theirs[i - 1, ids[i]] for i in range(1, len(ids))], atol=1e-4)
+    assert scored[len(ids)] == pytest.approx(theirs[-1].max(), abs=1e-4)
+    (plain,) = complete(client, prompt=ids, max_tokens=8, temperature=0, echo=True, logprobs=0)
+    assert not np.allclose(scored[1 : len(ids)], plain["logprobs"]["token_logprobs"][1 : len(ids)], atol=1e-2)
