@@ -12,11 +12,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from stub_house import QUICK, STUB, LocalHouse, RunningServer, local_house, running_server
+from alexandria_calls import HERE
+from stub_house import STUB, LocalHouse, RunningServer, local_house, running_server
 
 from dragoman.text import ChatTemplate
-
-HERE = msgspec.structs.replace(QUICK, dialect="alexandria", body_timeout_s=5.0, write_timeout_s=10.0)
 
 
 @pytest.fixture

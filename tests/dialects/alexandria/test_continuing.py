@@ -7,10 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
+from alexandria_calls import BATCH, ONE, batch, one, rows
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stub_house import TOKENIZER, LocalHouse
-from test_http import BATCH, ONE, batch, one, rows
 
 from dragoman.core.continuing import ContinueKey
 from dragoman.dialects.alexandria import thrift_structs as thrift

@@ -8,28 +8,14 @@ from typing import Any
 
 import httpx
 import pytest
+from alexandria_calls import BATCH, ONE, batch, one, rows
 from stub_house import STUB, TOKENIZER, LocalHouse, RunningServer
 
 from dragoman.dialects.alexandria import thrift_structs as thrift
 
 pytestmark = pytest.mark.anyio
 
-ONE, BATCH = "/api/generate-one", "/api/generate-batch"
 EOS = TOKENIZER.eos_ids[0]
-
-
-def one(request_id: str = "a", **fields: Any) -> dict[str, Any]:
-    config = {"max_new_tokens": 12, "do_sample": False} | fields.pop("config", {})
-    return {"request_id": request_id, "prompt": "Once upon a time", "generation_config": config} | fields
-
-
-def rows(*ids: str, prompt: Any = "Once upon a time") -> list[dict[str, Any]]:
-    return [{"request_id": id, "prompt": prompt} for id in ids]
-
-
-def batch(*ids: str, **fields: Any) -> dict[str, Any]:
-    config = {"max_new_tokens": 12, "do_sample": False} | fields.pop("config", {})
-    return {"prompts": rows(*ids), "generation_config": config} | fields
 
 
 # One prompt ----------------------------------------------------------------------------------------------------------

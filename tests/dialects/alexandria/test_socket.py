@@ -9,9 +9,8 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from conftest import HERE
+from alexandria_calls import HERE, batch, one
 from stub_house import STUB, RunningServer, running_server
-from test_http import batch, one
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 

@@ -39,7 +39,9 @@ async def check_a_stream_is_the_text(url: str) -> None:
         pieces = [piece async for piece in client.stream_generate("Tell me a story about a dog.", **GREEDY)]
         assert "".join(pieces) == spelled(whole).rstrip(), (pieces, whole)
         assert len(pieces) > 3, pieces
-        through = [piece async for piece in await client.generate("Tell me a story about a dog.", stream=True, **GREEDY)]
+        through = [
+            piece async for piece in await client.generate("Tell me a story about a dog.", stream=True, **GREEDY)
+        ]
         assert through == pieces
     finally:
         await client.close()

@@ -4,52 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
-from stub_house import QUICK, STUB, TOKENIZER, LocalHouse, local_house
+from locallab_house import BODY, CHAT, HERE, last, prompt_text
+from stub_house import STUB, LocalHouse, local_house
 
 from dragoman.core.events import FinishEvent, FinishReason
-from dragoman.core.request import EngineRequest
 from dragoman.dialects import locallab
 from dragoman.text import ChatTemplate
 
 pytestmark = pytest.mark.anyio
-
-HERE = msgspec.structs.replace(QUICK, dialect="locallab")
-BODY: dict[str, Any] = {"prompt": "Once upon a time", "max_length": 12, "do_sample": False}
-CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_length": 12, "do_sample": False}
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> locallab.LocalLabSettings:
-    return locallab.LocalLabSettings(locallab_rate_limit=0, locallab_burst=0, locallab_folder=str(tmp_path))
-
-
-@pytest.fixture
-async def house(
-    anyio_backend: str, template: ChatTemplate, settings: locallab.LocalLabSettings
-) -> AsyncIterator[LocalHouse]:
-    async with local_house(template, HERE, dialects=(locallab.make(settings),)) as house:
-        yield house
-
-
-@pytest.fixture
-def client(house: LocalHouse) -> httpx.AsyncClient:
-    return house.client
-
-
-def last(house: LocalHouse) -> EngineRequest:
-    return house.engine.requests[-1]
-
-
-def prompt_text(house: LocalHouse) -> str:
-    return TOKENIZER.decode(last(house).prompt, skip_special_tokens=False)
-
 
 # Whole answers -------------------------------------------------------------------------------------------------------
 
@@ -393,109 +360,3 @@ async def test_what_there_is_when_the_time_is_over_is_the_answer(
         assert answer.status_code == 200
         assert answer.json()["finish_reason"] == "length"
         assert 0 < answer.json()["usage"]["completion_tokens"] < 200
-
-
-# Models and system ---------------------------------------------------------------------------------------------------
-
-
-async def test_models(client: httpx.AsyncClient) -> None:
-    for path in ("/models/available", "/models/list"):
-        listed = (await client.get(path)).json()
-        assert listed["current_model"] == "stub"
-        assert [(one["id"], one["is_loaded"], one["can_load"]) for one in listed["models"]] == [("stub", True, True)]
-    union = (await client.get("/models")).json()
-    assert union["object"] == "list"
-    assert union["data"][0]["id"] == "stub"
-    assert union["stub"]["maxLength"] == 256
-    current = (await client.get("/models/current")).json()
-    assert (current["id"], current["model_id"], current["name"], current["is_loaded"]) == ("stub", "stub", "stub", True)
-    status = (await client.get("/models/status/org/name")).json()
-    assert (status["id"], status["is_loaded"], status["loading_progress"]) == ("stub", True, 1.0)
-    status = (await client.get("/models/status/no/body")).json()
-    assert (status["id"], status["is_loaded"], status["loading_progress"]) == ("no/body", False, 0.0)
-
-
-async def test_loading_and_unloading_where_one_model_is_served_always(client: httpx.AsyncClient) -> None:
-    loaded = await client.post("/models/load", json={"model_id": "stub"})
-    assert loaded.json() == {"status": "success", "message": "Model stub is already loaded"}
-    unknown = await client.post("/models/load", json={"model_id": "nobody/knows"})
-    assert unknown.status_code == 404
-    assert "model not found" in unknown.json()["detail"]
-    assert (await client.post("/models/load", json={})).status_code == 400
-    begun = await client.post("/models/load/org/name")
-    assert begun.json()["status"] == "loading"
-    refused = await client.post("/models/unload")
-    assert refused.status_code == 403
-    assert refused.json()["detail"]
-
-
-async def test_system(client: httpx.AsyncClient) -> None:
-    info = (await client.get("/system/info")).json()
-    assert info["active_model"] == info["activeModel"] == "stub"
-    assert info["gpu_info"] is None
-    assert 0 <= info["memory_usage"] <= 100
-    assert info["cpu"]["threads"] >= 1
-    assert info["memory"]["total"] > info["memory"]["available"] > 0
-    resources = (await client.get("/resources")).json()
-    assert resources.keys() == (await client.get("/system/resources")).json().keys()
-    assert resources["disk"]["total"] > 0
-    root = (await client.get("/locallab/")).json()
-    assert (root["name"], root["status"], root["model"]) == ("LocalLab", "running", "stub")
-    started = (await client.get("/startup-status")).json()
-    assert started | {"uptime": 0} == {
-        "server_ready": True,
-        "model_loading": False,
-        "current_model": "stub",
-        "uptime": 0,
-    }
-    health = await client.get("/locallab/health")
-    assert (health.status_code, health.json()) == (200, {"status": "healthy"})
-
-
-async def test_the_network_is_shown_to_nobody_elsewhere(client: httpx.AsyncClient) -> None:
-    near = (await client.get("/network")).json()
-    assert near["public_ip"] == "Unknown"
-    assert "127.0.0.1" in [entry["ip"] for entry in near["interfaces"].values()]
-
-
-async def test_instructions_are_stored_used_and_forgotten(house: LocalHouse, tmp_path: Path) -> None:
-    client = house.client
-    assert (await client.get("/system/instructions")).json() == {"instructions": "", "model_id": "global"}
-    stored = await client.post("/system/instructions", json={"instructions": "Speak like a pirate."})
-    assert stored.json() == {"message": "Updated global system instructions"}
-    await client.post("/generate", json=BODY)
-    assert "Speak like a pirate." in prompt_text(house)
-    one = {"instructions": "Speak like a king.", "model_id": "stub"}
-    assert (await client.post("/system/instructions", json=one)).json() == {
-        "message": "Updated system instructions for model stub"
-    }
-    await client.post("/chat", json=CHAT)
-    assert "Speak like a king." in prompt_text(house)
-    await client.post("/chat", json=CHAT | {"messages": [{"role": "system", "content": "Quiet."}, *CHAT["messages"]]})
-    assert "Quiet." in prompt_text(house)
-    assert "king" not in prompt_text(house)
-    kept = json.loads((tmp_path / "system_instructions.json").read_text())
-    assert kept == {"global": "Speak like a pirate.", "models": {"stub": "Speak like a king."}}
-    reset = await client.post("/system/instructions/reset?model_id=stub")
-    assert reset.json() == {"message": "Reset system instructions for model stub"}
-    assert (await client.get("/system/instructions?model_id=stub")).json()["instructions"] == "Speak like a pirate."
-    await client.post("/system/instructions/reset")
-    assert (await client.get("/system/instructions")).json()["instructions"] == ""
-
-
-async def test_a_page_of_another_origin_may_call(client: httpx.AsyncClient) -> None:
-    asked = {"origin": "http://page", "access-control-request-method": "POST", "access-control-request-headers": "x"}
-    preflight = await client.options("/chat", headers=asked)
-    assert (preflight.status_code, preflight.text) == (200, "OK")
-    assert preflight.headers["access-control-allow-origin"] == "http://page"
-    assert preflight.headers["access-control-allow-credentials"] == "true"
-    assert preflight.headers["access-control-max-age"] == "600"
-    answer = await client.post("/chat", json=CHAT, headers={"origin": "http://page"})
-    assert answer.headers["access-control-allow-origin"] == "http://page"
-
-
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/chat", 405), ("POST", "/chats", 404)])
-async def test_other_paths_and_methods(client: httpx.AsyncClient, method: str, path: str, status: int) -> None:
-    answer = await client.request(method, "/locallab" + path)
-    assert answer.status_code == status
-    assert answer.json() == {"detail": "Method Not Allowed" if status == 405 else "Not Found"}

@@ -1,0 +1,36 @@
+"""A house on the stub engine that serves this dialect alone, without its rate limit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from locallab_house import HERE
+from stub_house import LocalHouse, local_house
+
+from dragoman.dialects import locallab
+from dragoman.text import ChatTemplate
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> locallab.LocalLabSettings:
+    return locallab.LocalLabSettings(locallab_rate_limit=0, locallab_burst=0, locallab_folder=str(tmp_path))
+
+
+@pytest.fixture
+async def house(
+    anyio_backend: str, template: ChatTemplate, settings: locallab.LocalLabSettings
+) -> AsyncIterator[LocalHouse]:
+    async with local_house(template, HERE, dialects=(locallab.make(settings),)) as house:
+        yield house
+
+
+@pytest.fixture
+def client(house: LocalHouse) -> httpx.AsyncClient:
+    return house.client

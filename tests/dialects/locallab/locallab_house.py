@@ -1,0 +1,22 @@
+"""What the tests of this dialect ask, and what came of it in the engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from stub_house import QUICK, TOKENIZER, LocalHouse
+
+from dragoman.core.request import EngineRequest
+
+HERE = msgspec.structs.replace(QUICK, dialect="locallab")
+BODY: dict[str, Any] = {"prompt": "Once upon a time", "max_length": 12, "do_sample": False}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_length": 12, "do_sample": False}
+
+
+def last(house: LocalHouse) -> EngineRequest:
+    return house.engine.requests[-1]
+
+
+def prompt_text(house: LocalHouse) -> str:
+    return TOKENIZER.decode(last(house).prompt, skip_special_tokens=False)
