@@ -33,8 +33,10 @@ DRAGOMAN_INLINE Bytes high_nibbles(Bytes a) {
 DRAGOMAN_INLINE Ints dot_bytes(Ints acc, Bytes w, std::uint32_t x) {
   return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(static_cast<int>(x)));
 }
-// The same for w ≤ 15.
+// The same for w ≤ 15, over a group: from begin_nibbles to end_nibbles, with the same start.
+DRAGOMAN_INLINE Ints begin_nibbles(std::int32_t start) { return broadcast_int(start); }
 DRAGOMAN_INLINE Ints dot_nibbles(Ints acc, Bytes w, std::uint32_t x) { return dot_bytes(acc, w, x); }
+DRAGOMAN_INLINE Ints end_nibbles(Ints acc, std::int32_t) { return acc; }
 DRAGOMAN_INLINE Pairs load_pairs(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
 DRAGOMAN_INLINE Vec dot_pairs(Vec acc, Pairs w, std::uint32_t x) {
   return {_mm512_dpbf16_ps(acc.v, reinterpret_cast<__m512bh>(w),
@@ -63,24 +65,41 @@ DRAGOMAN_INLINE Bytes high_nibbles(Bytes a) {
   const __m256i mask = _mm256_set1_epi8(15);
   return {_mm256_and_si256(_mm256_srli_epi16(a.lo, 4), mask), _mm256_and_si256(_mm256_srli_epi16(a.hi, 4), mask)};
 }
+// Keeps the compiler from adding products up apart from their accumulator: it then runs out of registers for them, and a
+// tile took twice as long.
+DRAGOMAN_INLINE __m256i add_in_order(__m256i acc, __m256i products) {
+  acc = _mm256_add_epi32(acc, products);
+  asm("" : "+x"(acc));
+  return acc;
+}
 // VPMADDUBSW adds two products in 16 bits, which w up to 255 would overflow; with |w − 128| and x of the sign of that, two
 // products are at most 2 · 128 · 127. The sum is that of w − 128: kBytesAreSigned.
 DRAGOMAN_INLINE __m256i dot_bytes_half(__m256i acc, __m256i w, __m256i x) {
   const __m256i value = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
-  const __m256i products = _mm256_maddubs_epi16(_mm256_abs_epi8(value), _mm256_sign_epi8(x, value));
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(products, _mm256_set1_epi16(1)));
+  __m256i signed_x = _mm256_sign_epi8(x, value);
+  asm volatile("" : "+x"(signed_x));  // or multiply_peak() would multiply once and only add
+  const __m256i products = _mm256_maddubs_epi16(_mm256_abs_epi8(value), signed_x);
+  return add_in_order(acc, _mm256_madd_epi16(products, _mm256_set1_epi16(1)));
 }
 DRAGOMAN_INLINE Ints dot_bytes(Ints acc, Bytes w, std::uint32_t x) {
   const __m256i quad = _mm256_set1_epi32(static_cast<int>(x));
   return {dot_bytes_half(acc.lo, w.lo, quad), dot_bytes_half(acc.hi, w.hi, quad)};
 }
-// Two products of at most 15 · 127 cannot saturate.
+// The sixteen products of a group that fall to one half of a lane, at most 15 · 127 each, fit its 16 bits.
+DRAGOMAN_INLINE Ints begin_nibbles(std::int32_t) { return broadcast_int(0); }
 DRAGOMAN_INLINE __m256i dot_nibbles_half(__m256i acc, __m256i w, __m256i x) {
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
+  acc = _mm256_add_epi16(acc, _mm256_maddubs_epi16(w, x));
+  asm("" : "+x"(acc));
+  return acc;
 }
 DRAGOMAN_INLINE Ints dot_nibbles(Ints acc, Bytes w, std::uint32_t x) {
   const __m256i quad = _mm256_set1_epi32(static_cast<int>(x));
   return {dot_nibbles_half(acc.lo, w.lo, quad), dot_nibbles_half(acc.hi, w.hi, quad)};
+}
+DRAGOMAN_INLINE Ints end_nibbles(Ints acc, std::int32_t start) {
+  const __m256i ones = _mm256_set1_epi16(1), first = _mm256_set1_epi32(start);
+  return {_mm256_add_epi32(first, _mm256_madd_epi16(acc.lo, ones)),
+          _mm256_add_epi32(first, _mm256_madd_epi16(acc.hi, ones))};
 }
 DRAGOMAN_INLINE Pairs load_pairs(const std::uint8_t* p) { return load_bytes(p); }
 DRAGOMAN_INLINE Vec dot_pairs(Vec acc, Pairs w, std::uint32_t x) {
@@ -159,7 +178,9 @@ DRAGOMAN_INLINE Ints dot_bytes(Ints acc, Bytes w, std::uint32_t x) {
   }
   return acc;
 }
+DRAGOMAN_INLINE Ints begin_nibbles(std::int32_t start) { return broadcast_int(start); }
 DRAGOMAN_INLINE Ints dot_nibbles(Ints acc, Bytes w, std::uint32_t x) { return dot_bytes(acc, w, x); }
+DRAGOMAN_INLINE Ints end_nibbles(Ints acc, std::int32_t) { return acc; }
 DRAGOMAN_INLINE Pairs load_pairs(const std::uint8_t* p) {
   Pairs r;
   std::memcpy(&r.v, p, 64);

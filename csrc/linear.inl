@@ -47,7 +47,8 @@ DRAGOMAN_INLINE void multiply_group(const std::uint8_t* w, Span span, long g, In
   constexpr long kRow = kBlock * 4;  // bytes of a quad of each column
 #pragma GCC unroll 8
   for (int i = 0; i < M; ++i) {
-    const Ints start = broadcast_int(kBytesAreSigned && !nibbles ? 0 : span(i).start[g]);
+    const std::int32_t first = span(i).start[g];
+    const Ints start = nibbles ? begin_nibbles(first) : broadcast_int(kBytesAreSigned ? 0 : first);
 #pragma GCC unroll 2
     for (int j = 0; j < V; ++j) acc[i][j] = start;
   }
@@ -66,6 +67,11 @@ DRAGOMAN_INLINE void multiply_group(const std::uint8_t* w, Span span, long g, In
           acc[i][j] = dot_nibbles(acc[i][j], high_nibbles(both[j]), second);
         }
       }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < M; ++i) {
+#pragma GCC unroll 2
+      for (int j = 0; j < V; ++j) acc[i][j] = end_nibbles(acc[i][j], span(i).start[g]);
     }
   } else {
 #pragma GCC unroll 8

@@ -114,6 +114,16 @@ def test_extreme_integers_do_not_saturate(instruction_set):
     np.testing.assert_allclose(y, x @ w.T, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("minimum", [False, True])
+def test_extreme_nibbles_do_not_overflow(instruction_set, minimum):
+    """Codes of 15 beside activations of 127 and -127: the largest sums that a group of int4 can have."""
+    w = np.full((2, 64), 7.0, np.float32)
+    w[:, ::32] = -8.0
+    x = np.ones((2, 64), np.float32) * np.array([[1], [-1]], np.float32)
+    y = kernels.linear(x, kernels.pack(w, "int4", minimum=minimum))
+    np.testing.assert_allclose(y, x @ w.T, rtol=1e-3)
+
+
 def test_accumulate_adds_to_the_output(instruction_set):
     x, w = random_floats(0, 5, 64), kernels.pack(random_floats(1, 20, 64), "float32")
     bias = random_floats(2, 20)
