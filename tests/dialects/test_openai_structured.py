@@ -161,7 +161,6 @@ async def test_endings_of_other_kinds_keep_to_the_grammar(house: LocalHouse) -> 
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "needs 'json_schema'"),
         ({"response_format": FORMAT | {"type": "text"}}, "response_format.json_schema", "type 'text'"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "xml"),
-        ({"response_format": {"type": "text", "other": 1}}, "response_format.other", "other"),
         ({"response_format": FORMAT, "guided_regex": "a"}, "guided_regex", "exclude each other"),
         ({"guided_choice": ["a"], "structured_outputs": {"regex": "a"}}, "structured_outputs", "exclude each other"),
         ({"structured_outputs": {}}, "structured_outputs", "not for 0"),

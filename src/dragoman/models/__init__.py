@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["MemoryPlan", "ModelDescription", "ModelInfo", "ModelSettings", "describe", "embedded_path", "load", "plan"]
 
 
-def load(
-    source: str | Path | None = None, settings: ModelSettings | None = None, progress: Progress = nobody
-) -> Model:
+def load(source: str | Path | None = None, settings: ModelSettings | None = None, progress: Progress = nobody) -> Model:
     """Load a model: a folder, a hub id, or None for the embedded one. Raises ModelError; see ``models.loading``."""
     from dragoman.models import loading  # here: only the engine process needs the native kernels
 

@@ -12,7 +12,7 @@ import msgspec
 
 from dragoman.core.constraint import Choice, Constraint, JsonObject, JsonSchema, Lark, Regex
 from dragoman.core.errors import BadRequest
-from dragoman.dialects.field import Field, Table
+from dragoman.dialects.field import Field, Table, Treatment
 from dragoman.dialects.kinds import Anything, Boolean, ListOf, OneOf, String
 
 _SCHEMA = OneOf((Anything(object_only=True), String(minimum=1, maximum=1 << 18)))
@@ -90,6 +90,12 @@ STRUCTURED: tuple[Field, ...] = (
                 Field(name="choice", kind=_CHOICES, note="As `guided_choice`."),
                 Field(name="grammar", kind=_GRAMMAR, note="As `guided_grammar`."),
                 Field(name="json_object", kind=Boolean(), default=False, note="Any JSON object."),
+                Field(
+                    name="structural_tag",
+                    kind=Anything(),
+                    treatment=Treatment.REFUSED,
+                    note="Tags that open parts with forms of their own.",
+                ),
             ),
         ),
         becomes="constraint",
