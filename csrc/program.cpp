@@ -50,7 +50,7 @@ int Program::buffer(long width) {
   in_range(width, 1 << 24, "width");
   auto buffer = std::make_unique<Buffer>();
   buffer->width = width;
-  buffer->stride = (width + 15) / 16 * 16;
+  buffer->stride = ((width + 15) / 16 | 1) * 16;  // a power of two would put a tile's rows into the same cache sets
   const std::size_t rows = static_cast<std::size_t>(std::max(max_tokens_, max_logit_rows_));
   buffer->memory = AnonymousMemory(rows * static_cast<std::size_t>(buffer->stride) * sizeof(float));
   buffers_.push_back(std::move(buffer));
