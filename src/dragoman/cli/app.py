@@ -11,9 +11,10 @@ import msgspec
 import typer
 
 import dragoman
-from dragoman.cli import console, models
+from dragoman.cli import console, locallab_start, machine_info, model_search, models
 from dragoman.cli.borrowed_variables import borrowed, useless
 from dragoman.cli.keys import keys
+from dragoman.cli.locallab_start import StartSettings
 from dragoman.cli.logs import LogSettings
 from dragoman.cli.options import CommandLine
 from dragoman.cli.plan import plan
@@ -33,6 +34,7 @@ from dragoman.cli.structure import StructureSettings
 from dragoman.cli.tgi_launcher import LauncherSettings, Start, launched
 from dragoman.cli.tunnel import TunnelSettings
 from dragoman.dialects import REGISTRY
+from dragoman.dialects.locallab.settings import LocalLabSettings
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models.settings import ModelSettings
 from dragoman.server.continuing import ContinueSettings
@@ -103,7 +105,54 @@ def serve(
     )
 
 
-cli.command(serve, more={each.name: each.settings_type for each in REGISTRY})
+_DIALECTS: dict[str, type[msgspec.Struct]] = {each.name: each.settings_type for each in REGISTRY}
+cli.command(serve, more=_DIALECTS)
+
+
+def start(
+    choice: ModelOption,
+    asked: StartSettings,
+    settings: ModelSettings,
+    machine: MachineSettings,
+    scheduling: SchedulerSettings,
+    server: ServerSettings,
+    keys: KeySettings,
+    catalog: CatalogSettings,
+    continuing: ContinueSettings,
+    logs: LogSettings,
+    traces: TracingSettings,
+    way_in: TunnelSettings,
+    **dialects: msgspec.Struct,
+) -> None:
+    """Serve a model to LocalLab's clients: serve --dialect locallab, with the options of LocalLab's own start."""
+    from dragoman.cli.serve import serve as run
+
+    settings, notes = locallab_start.started(asked, settings)
+    own = dialects[locallab_start.DIALECT]
+    assert isinstance(own, LocalLabSettings)
+    console.remarks((*notes, *locallab_start.without_effect(os.environ, own.locallab_folder)))
+    run(
+        ModelChoice(model=choice.model),
+        settings,
+        scheduling,
+        machine,
+        msgspec.structs.replace(server, dialect=locallab_start.DIALECT),
+        keys,
+        catalog,
+        continuing,
+        logs,
+        traces,
+        way_in,
+        dialects,
+    )
+
+
+def _started(settled: Mapping[str, Any]) -> Mapping[str, str]:
+    folder = settled.get("locallab_folder") or LocalLabSettings().locallab_folder
+    return locallab_start.texts_by_option(os.environ, str(folder))
+
+
+cli.command(start, more=_DIALECTS, spellings=locallab_start.SPELLINGS, borrowed=_started)
 
 
 @cli.command
@@ -165,11 +214,18 @@ def bench(
 
 cli.command(plan)
 cli.command(keys)
+cli.command(machine_info.status)
+cli.command(machine_info.info)
+cli.command(machine_info.version)
 
-_models = cli.group("models", "List, download and delete models.")
+_models = cli.group("models", "List, find, download and delete models.")
 _models.command(models.list_models, name="list")
 _models.command(models.pull)
+_models.command(models.download)
+_models.command(models.info)
 _models.command(models.remove)
+_models.command(models.clean)
+_models.command(model_search.discover)
 
 
 @asynccontextmanager

@@ -52,7 +52,10 @@ def page() -> str:
         if name in commands:
             help = (commands[name].callback.__doc__ or "").split("\n\n")[0]
             lines.append(f"| `dragoman {name}` | {' '.join(help.split())} |")
-    lines.append("| `dragoman models` | List, download (`pull`) and delete (`remove`) models of the hub cache. |")
+    lines.append(
+        "| `dragoman models` | List, find (`discover`), describe (`info`), download (`pull`, `download`) and delete "
+        "(`remove`, `clean`) models of the hub cache. |"
+    )
     options: dict[str, Option] = {}
     users: dict[str, list[str]] = {}
     for command, its_options in cli.commands.items():

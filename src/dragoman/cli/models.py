@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -12,7 +16,24 @@ from dragoman.cli import console
 from dragoman.core.errors import ModelError
 
 if TYPE_CHECKING:
-    from huggingface_hub import CachedRepoInfo
+    from huggingface_hub import CachedRepoInfo, CachedRevisionInfo
+
+
+class ListSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Which models to list, and how."""
+
+    PANEL: ClassVar[str] = "Options"
+
+    format: Annotated[
+        Literal["table", "json"],
+        msgspec.Meta(description="A table to read, or JSON to process.", extra={"configurable": False}),
+    ] = "table"
+    registry_only: Annotated[
+        bool, msgspec.Meta(description="Only what this program brings along.", extra={"configurable": False})
+    ] = False
+    custom_only: Annotated[
+        bool, msgspec.Meta(description="Only what was downloaded.", extra={"configurable": False})
+    ] = False
 
 
 class PullSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +50,35 @@ class PullSettings(msgspec.Struct, frozen=True, kw_only=True):
     token: Annotated[str | None, msgspec.Meta(description="Access token of the hub (default: HF_TOKEN).")] = None
 
 
+class DownloadSettings(PullSettings, frozen=True, kw_only=True):
+    """Which model to download, as LocalLab's command has it."""
+
+    force: Annotated[
+        bool, msgspec.Meta(description="Download again what is here already.", extra={"configurable": False})
+    ] = False
+    no_cache_update: Annotated[
+        bool, msgspec.Meta(description="No effect: no list is kept beside the cache.", extra={"configurable": False})
+    ] = False
+
+
+class InfoSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Which model to describe."""
+
+    PANEL: ClassVar[str] = "Options"
+
+    repository: Annotated[
+        str, msgspec.Meta(description="Hub id, as owner/name.", extra={"positional": True, "configurable": False})
+    ]
+
+
+class CleanSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How to clean."""
+
+    PANEL: ClassVar[str] = "Options"
+
+    yes: Annotated[bool, msgspec.Meta(description="Do not ask.", extra={"configurable": False})] = False
+
+
 class RemoveSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Which model to delete."""
 
@@ -40,14 +90,21 @@ class RemoveSettings(msgspec.Struct, frozen=True, kw_only=True):
     yes: Annotated[bool, msgspec.Meta(description="Do not ask.", extra={"configurable": False})] = False
 
 
-def list_models() -> None:
+def list_models(asked: ListSettings) -> None:
     """List the models on this machine: the embedded one and those in the hub cache."""
+    if asked.registry_only and asked.custom_only:
+        raise ModelError("--registry-only and --custom-only exclude each other")
+    cached = () if asked.registry_only else cached_models()
+    if asked.format == "json":
+        embedded = [] if asked.custom_only else _embedded_entry()
+        _write_json([*embedded, *map(_cached_entry, cached)])
+        return
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("MODEL", "TYPE", "PRECISION", "SIZE", "LAST USED"):
         table.add_column(column, justify="right" if column == "SIZE" else "left", no_wrap=True)
-    for row in (*_embedded_row(), *map(_cached_row, cached_models())):
+    for row in (*([] if asked.custom_only else _embedded_row()), *map(_cached_row, cached)):
         table.add_row(*row)
     console.output().print(table)
 
@@ -63,6 +120,50 @@ def pull(settings: PullSettings) -> None:
     total = sum((found.folder / name).stat().st_size for name in found.weight_files)
     console.notes().print(f"{found.name}: {console.size(total)} of weights in {found.folder}")
     console.notes().print(f"Serve it: dragoman serve {found.name}")
+
+
+def download(settings: DownloadSettings) -> None:
+    """Download a model from the hub, as pull does; LocalLab's name for it."""
+    if settings.no_cache_update:
+        console.remarks(["--no-cache-update has no effect: no list is kept beside the hub's cache"])
+    here = settings.force and any(found.repo_id == settings.repository for found in cached_models())
+    pull(PullSettings(repository=settings.repository, revision=settings.revision, token=settings.token))
+    if here:
+        from dragoman.models.source import fetch_again, find_source
+
+        found = find_source(settings.repository, revision=settings.revision, token=settings.token)
+        fetch_again(found, token=settings.token)
+        console.notes().print(f"Downloaded {found.name} again")
+
+
+def info(settings: InfoSettings) -> None:
+    """Show what is known of a model on this machine, and whether it can be served here. Nothing is downloaded."""
+    from rich.markup import escape
+
+    for name, text in _known(settings.repository).items():
+        console.output().print(f"[bold]{name:>14}[/]  {escape(text)}")
+
+
+def clean(settings: CleanSettings) -> None:
+    """Delete what interrupted downloads of models left in the hub cache. Nothing else is touched."""
+    import typer
+
+    parts = list(_incomplete_files())
+    if not parts:
+        console.notes().print("No download of a model is incomplete: there is nothing to delete")
+        return
+    for path in parts:
+        told = f"{_repository_of(path)}: {path.name} ({console.size(path.lstat().st_size)})"
+        console.notes().print(told, markup=False)
+    if not settings.yes:
+        typer.confirm(f"Delete {len(parts)} incomplete files from the hub cache?", abort=True, err=True)
+    deleted = 0
+    for path in parts:
+        if _delete_unless_in_use(path):
+            deleted += 1
+        else:
+            console.notes().print(f"{path.name} stays: it is being downloaded", markup=False)
+    console.notes().print(f"Deleted {deleted} incomplete files")
 
 
 def remove(settings: RemoveSettings) -> None:
@@ -103,7 +204,7 @@ def _embedded_row() -> list[tuple[str, str, str, str, str]]:
 
 
 def _cached_row(repository: CachedRepoInfo) -> tuple[str, str, str, str, str]:
-    newest = max(repository.revisions, key=lambda revision: revision.last_modified)
+    newest = _newest(repository)
     used = time.strftime("%Y-%m-%d %H:%M", time.localtime(repository.last_accessed))
     return repository.repo_id, *_described(newest.snapshot_path), console.size(repository.size_on_disk), used
 
@@ -117,3 +218,133 @@ def _described(folder: Path) -> tuple[str, str]:
     except ModelError:
         return "–", "–"
     return str(config.get("model_type", "–")), str(config.get("torch_dtype") or config.get("dtype") or "–")
+
+
+def _incomplete_files() -> Iterator[Path]:
+    """What the hub's library itself names incomplete, in the folders of models."""
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE)
+    for path in sorted(cache.glob("models--*/blobs/*.incomplete")):
+        if path.is_file() and not any(place.is_symlink() for place in (path, path.parent, path.parent.parent)):
+            yield path
+
+
+def _delete_unless_in_use(path: Path) -> bool:
+    """The hub's library holds ``.locks/<repository>/<etag>.lock`` while it writes ``<etag>[.<random>].incomplete``."""
+    lock = path.parents[2] / ".locks" / path.parents[1].name / f"{path.name.partition('.')[0]}.lock"
+    try:
+        held = os.open(lock, os.O_RDWR)
+    except FileNotFoundError:
+        path.unlink(missing_ok=True)
+        return True
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink(missing_ok=True)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(held)
+
+
+def _repository_of(blob: Path) -> str:
+    return blob.parents[1].name.removeprefix("models--").replace("--", "/")
+
+
+def _known(name: str) -> dict[str, str]:
+    """Rows about the model: where it is, what it is, and whether memory holds it."""
+    from dragoman.models.source import EMBEDDED, embedded_path
+
+    repository = next((found for found in cached_models() if found.repo_id == name), None)
+    if name == EMBEDDED:
+        rows = {"model": name, "kind": "brought along by this program", "folder": str(embedded_path())}
+    elif repository is not None:
+        newest = _newest(repository)
+        rows = {
+            "model": name,
+            "kind": "downloaded from the hub",
+            "folder": str(newest.snapshot_path),
+            "size": f"{console.size(repository.size_on_disk)} in {repository.nb_files} files",
+            "last used": time.strftime("%Y-%m-%d %H:%M", time.localtime(repository.last_accessed)),
+        }
+    else:
+        return {"model": name, "kind": f"not on this machine; `dragoman models download {name}` fetches it"}
+    return rows | _served_as(Path(rows["folder"]))
+
+
+def _served_as(folder: Path) -> dict[str, str]:
+    """Architecture, size and context, and the memory it takes; or why it cannot be served."""
+    from dragoman.models import ModelSettings, describe, plan
+
+    try:
+        described = describe(str(folder))
+        planned = plan(described, ModelSettings())
+    except ModelError as error:
+        return {"can be served": f"no: {error.message}"}
+    spec = described.spec
+    return {
+        "architecture": f"{spec.architecture}, {console.count(spec.parameter_count)} parameters",
+        "context": f"{spec.context:,} tokens",
+        "stored as": str(described.stored_dtype),
+        "memory": f"{console.size(planned.total_bytes)} of {console.size(planned.available_bytes)} available",
+        "can be served": f"no: {planned.refusal}" if planned.refusal else "yes",
+    }
+
+
+def _embedded_entry() -> list[dict[str, Any]]:
+    from dragoman.models.source import EMBEDDED, embedded_path
+
+    try:
+        folder = embedded_path()
+    except ModelError:
+        return []
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    made = max(path.stat().st_mtime for path in files)
+    return [_entry(EMBEDDED, folder, [(path.name, path.stat().st_size, path) for path in files], made, None)]
+
+
+def _cached_entry(repository: CachedRepoInfo) -> dict[str, Any]:
+    newest = _newest(repository)
+    files = sorted((file.file_name, file.size_on_disk, file.file_path) for file in newest.files)
+    return _entry(repository.repo_id, repository.repo_path, files, newest.last_modified, repository.last_accessed) | {
+        "size": repository.size_on_disk,
+        "size_formatted": console.size(repository.size_on_disk),
+    }
+
+
+def _entry(
+    name: str, path: Path, files: list[tuple[str, int, Path]], cached: float, used: float | None
+) -> dict[str, Any]:
+    """A model as LocalLab's command lists it; null is what nobody keeps count of."""
+    size = sum(count for _, count, _ in files)
+    folder = files[0][2].parent if files else path
+    kind, stored = _described(folder)
+    return {
+        "id": name,
+        "name": name.rpartition("/")[2],
+        "full_name": name,
+        "size": size,
+        "size_formatted": console.size(size),
+        "file_count": len(files),
+        "model_files": [{"name": file, "size": count, "path": str(place)} for file, count, place in files],
+        "path": str(path),
+        "cached_at": _moment(cached),
+        "download_method": None if used is None else "huggingface_hub",
+        "last_accessed": None if used is None else _moment(used),
+        "access_count": None,
+        "is_registry_model": used is None,
+        "description": f"{kind}, {stored}",
+    }
+
+
+def _newest(repository: CachedRepoInfo) -> CachedRevisionInfo:
+    return max(repository.revisions, key=lambda revision: revision.last_modified)
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def _write_json(value: Any) -> None:
+    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

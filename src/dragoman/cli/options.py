@@ -40,7 +40,9 @@ Settings = type[Any]
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
-    """One field of a settings struct, as a user meets it. ``annotation`` is the plain type, without its metadata."""
+    """One field of a settings struct, as a user meets it. ``annotation`` is the plain type, without its metadata;
+    ``also`` are further flags of the same option.
+    """
 
     name: str
     annotation: Any
@@ -50,6 +52,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     positional: bool = False
     configurable: bool = True
     short: str | None = None
+    also: tuple[str, ...] = ()
 
     @property
     def flag(self) -> str:
@@ -131,12 +134,19 @@ class CommandLine:
         return inner
 
     def command(
-        self, body: Callable[..., None], *, name: str | None = None, more: Mapping[str, Settings] = MappingProxyType({})
+        self,
+        body: Callable[..., None],
+        *,
+        name: str | None = None,
+        more: Mapping[str, Settings] = MappingProxyType({}),
+        spellings: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+        borrowed: Callable[[Mapping[str, Any]], Mapping[str, str]] | None = None,
     ) -> Callable[..., None]:
         """Register the function under its own (or another) name.
 
         Each of its parameters is a settings struct, also those of ``more``, which it takes by keyword; its docstring is
         the help. An exception ends the command with one line and exit code 1, or with its traceback under ``--debug``.
+        ``spellings``: by option, more flags by which this command knows it. ``borrowed``: as for the whole, for this.
 
         Raises ValueError when two of the structs have a field of the same name.
         """
@@ -145,7 +155,13 @@ class CommandLine:
         own = {p.name: p.annotation for p in signature if p.kind is not inspect.Parameter.VAR_KEYWORD}
         wanted: dict[str, Settings] = {**own, **more}
         groups = {
-            parameter: (struct, tuple(options_of(struct, self._omitted.get(struct, ()))))
+            parameter: (
+                struct,
+                tuple(
+                    msgspec.structs.replace(option, also=spellings.get(option.name, ()))
+                    for option in options_of(struct, self._omitted.get(struct, ()))
+                ),
+            )
             for parameter, struct in wanted.items()
         }
 
@@ -166,7 +182,9 @@ class CommandLine:
         if twice:
             raise ValueError(f"{name}: two options are called {', '.join(twice)}")
         options.sort(key=lambda option: not option.positional)
-        run.__signature__ = inspect.Signature([*map(_parameter, options), *self._universal])  # type: ignore[attr-defined]
+        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [*map(_parameter, options), *self._universal(borrowed or self._borrowed)]
+        )
         run.__doc__ = body.__doc__
         self.commands[self._above + name] = tuple(options)
         self.typer.command(name, cls=_Command, epilog=EPILOG if options else None)(run)
@@ -176,8 +194,9 @@ class CommandLine:
         """By name, every option that a variable or a configuration file may set."""
         return {o.name: o for options in self.commands.values() for o in options if o.configurable}
 
-    @property
-    def _universal(self) -> tuple[inspect.Parameter, inspect.Parameter]:
+    def _universal(
+        self, borrowed: Callable[[Mapping[str, Any]], Mapping[str, str]]
+    ) -> tuple[inspect.Parameter, inspect.Parameter]:
         """``--config``, which runs before all others (click looks in ``default_map`` for what they leave open), and
         ``--debug``."""
 
@@ -188,7 +207,7 @@ class CommandLine:
                     written, set_by_us = configuration.load(path, known), configuration.from_environment(known)
                     own = {parameter.name for parameter in context.command.params}
                     settled = {**written, **set_by_us, **context.meta.get(_GIVEN, {})}
-                    texts = self._borrowed({name: value for name, value in settled.items() if name in own})
+                    texts = borrowed({name: value for name, value in settled.items() if name in own})
                     found = configuration.from_texts({n: t for n, t in texts.items() if n in own}, known)
                     context.default_map = {**written, **found, **set_by_us}
                 except DragomanError as error:
@@ -217,7 +236,10 @@ def _gather(struct: Settings, options: Iterable[Option], values: dict[str, Any])
     except msgspec.ValidationError as error:
         # "Expected `int` >= 1 - at `$.threads`": the name first, in the user's spelling.
         what, _, where = str(error).partition(" - at `$.")
-        raise typer.BadParameter(what, param_hint="--" + where.rstrip("`").replace("_", "-")) from None
+        name = where.rstrip("`")
+        also = next((option.also for option in options if option.name == name), ())
+        hint = " / ".join(("--" + name.replace("_", "-"), *also))
+        raise typer.BadParameter(what, param_hint=hint) from None
 
 
 def _parameter(option: Option) -> inspect.Parameter:
@@ -228,7 +250,8 @@ def _parameter(option: Option) -> inspect.Parameter:
     if option.positional:
         info: Any = typer.Argument(**common, metavar=option.flag)
     else:
-        flags = [f"{option.flag}/--no-{option.flag[2:]}" if annotation is bool else option.flag]
+        names = (option.flag, *option.also)
+        flags = [f"{name}/--no-{name[2:]}" if annotation is bool else name for name in names]
         if option.short is not None:
             flags.insert(0, f"{option.short}/" if annotation is bool else option.short)
         info = typer.Option(

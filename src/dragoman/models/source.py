@@ -98,6 +98,20 @@ def find_weights(source: Source, *, token: str | None = None, progress: Progress
     return replace(source, weight_files=names)
 
 
+def fetch_again(source: Source, *, token: str | None = None) -> None:
+    """Download what is here of a repository's revision once more, in case it is damaged. Raises ModelError."""
+    from huggingface_hub import snapshot_download
+
+    assert source.repository is not None
+    names = [str(path.relative_to(source.folder)) for path in source.folder.rglob("*") if path.is_file()]
+    try:
+        snapshot_download(
+            source.repository, revision=source.revision, token=token, allow_patterns=names, force_download=True
+        )
+    except Exception as error:
+        raise _hub_error(source.repository, source.revision, error) from error
+
+
 def _download(
     repository: str,
     revision: str | None,

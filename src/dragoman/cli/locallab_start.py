@@ -1,0 +1,157 @@
+"""``dragoman start``: LocalLab's command of that name, which is ``serve --dialect locallab`` in other words.
+
+What ``locallab config`` saved in ``~/.locallab/config.json`` counts where neither the command line nor a variable says
+otherwise. The file is only read: what a start is given is for that start.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from dragoman.cli.borrowed_variables import LOCALLAB, Environment, borrowed, useless
+from dragoman.cli.tunnel import TOKEN_VARIABLES
+from dragoman.core.errors import DragomanError
+from dragoman.models.settings import ModelSettings
+
+DIALECT = "locallab"
+
+SPELLINGS: dict[str, tuple[str, ...]] = {
+    "public": ("--use-ngrok",),
+    "ngrok_token": ("--ngrok-auth-token",),
+    "locallab_max_length": ("--max-length",),
+    "locallab_temperature": ("--temperature",),
+    "locallab_top_p": ("--top-p",),
+    "locallab_top_k": ("--top-k",),
+    "locallab_repetition_penalty": ("--repetition-penalty",),
+    "quantized": ("--quantize",),
+}
+"""LocalLab's flags, by the option that they are here."""
+
+SAVED: dict[str, str] = {
+    "model_id": "HUGGINGFACE_MODEL",
+    "huggingface_token": "HUGGINGFACE_TOKEN",
+    "ngrok_auth_token": "NGROK_AUTHTOKEN",
+    "max_length": "LOCALLAB_MODEL_MAX_LENGTH",
+    "temperature": "LOCALLAB_MODEL_TEMPERATURE",
+    "top_p": "LOCALLAB_MODEL_TOP_P",
+}
+"""Keys of the saved configuration that are called otherwise than their variables, ``LOCALLAB_`` and the key."""
+
+_WITHOUT_EFFECT = ("attention_slicing", "flash_attention", "better_transformer")
+_FILE_LIMIT = 1 << 20
+
+
+class StartSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of LocalLab's ``start`` that no option of ``serve`` is.
+
+    Attributes:
+        quantized: quantize the weights, to int8 unless --quantize-type says otherwise.
+        quantize_type: to what, where weights are quantized.
+        attention_slicing: no effect.
+        flash_attention: no effect.
+        better_transformer: no effect.
+    """
+
+    PANEL = "LocalLab's start"
+
+    quantized: bool = False
+    quantize_type: Literal["int8", "int4"] | None = None
+    attention_slicing: bool = False
+    flash_attention: bool = False
+    better_transformer: bool = False
+
+
+def started(asked: StartSettings, model: ModelSettings) -> tuple[ModelSettings, tuple[str, ...]]:
+    """The model's settings with what is asked for, and the sentences about what has no effect.
+
+    Variables or the saved configuration may have asked for quantization already; then the type alone changes it.
+    """
+    flags = [f"--{name.replace('_', '-')}" for name in _WITHOUT_EFFECT if getattr(asked, name)]
+    notes = [f"{', '.join(flags)}: no effect here, the engine's attention is one and the same"] if flags else []
+    if asked.quantized:
+        model = msgspec.structs.replace(model, precision=asked.quantize_type or "int8")
+    elif asked.quantize_type is not None:
+        if model.precision in ("int8", "int4"):
+            model = msgspec.structs.replace(model, precision=asked.quantize_type)
+        else:
+            notes.append(f"--quantize-type {asked.quantize_type}: no effect without --quantize")
+    return model, tuple(notes)
+
+
+def texts_by_option(environment: Environment, folder: str) -> dict[str, str]:
+    """What LocalLab's variables, and below them its saved configuration, set, by option.
+
+    Raises DragomanError when there is such a file and it cannot be read.
+    """
+    rivals = {name: names for option, names in LOCALLAB.items() for name in names if option != "model"}
+    rivals |= dict.fromkeys(TOKEN_VARIABLES, TOKEN_VARIABLES)
+    saved = {
+        name: text
+        for name, text in _variables(read_saved(folder)).items()
+        if not any(environment.get(rival) for rival in rivals.get(name, (name,)))
+    }
+    found = borrowed(DIALECT, {**environment, **saved})
+    if "NGROK_AUTHTOKEN" in saved:
+        found["ngrok_token"] = saved["NGROK_AUTHTOKEN"]
+    return found
+
+
+def without_effect(environment: Environment, folder: str) -> tuple[str, ...]:
+    """A sentence for each variable that has no effect, and one for all such keys of the saved configuration."""
+    known = {name for names in LOCALLAB.values() for name in names}
+    known |= {*SAVED.values(), "LOCALLAB_ENABLE_QUANTIZATION", "LOCALLAB_QUANTIZATION_TYPE"}
+    switched_on = {key for key, value in read_saved(folder).items() if value not in (None, "", False)}
+    keys = sorted(key[:64] for key in switched_on if _variable(key) not in known)
+    more = f" and {len(keys) - 20} more" if len(keys) > 20 else ""
+    said = (f"{saved_file(folder)}: no effect here: {', '.join(keys[:20])}{more}",) if keys else ()
+    return (*useless(DIALECT, environment), *said)
+
+
+def saved_file(folder: str) -> Path:
+    return Path(folder).expanduser() / "config.json"
+
+
+def read_saved(folder: str) -> dict[str, Any]:
+    """The saved configuration; empty where there is none. Raises DragomanError for a file that is no JSON object."""
+    path = saved_file(folder)
+    try:
+        if path.stat().st_size > _FILE_LIMIT:
+            raise DragomanError(f"{path} is larger than 1 MiB: it is no configuration of LocalLab's")
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise DragomanError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise DragomanError(f"{path} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise DragomanError(f"{path} is not a JSON object")
+    for key, value in found.items():
+        if isinstance(value, list | dict) and _variable(key) in {*SAVED.values(), *_first_names()}:
+            raise DragomanError(f"{path}: {key} is not a single value")
+    return found
+
+
+def _variables(saved: Mapping[str, Any]) -> dict[str, str]:
+    """The saved values as variables would hold them; null and empty ones are left out."""
+    texts = {_variable(key): _text(value) for key, value in saved.items() if not isinstance(value, list | dict)}
+    return {name: text for name, text in texts.items() if text}
+
+
+def _variable(key: str) -> str:
+    return SAVED.get(key, f"LOCALLAB_{key.upper()}")
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _first_names() -> set[str]:
+    return {names[0] for names in LOCALLAB.values()}

@@ -1,0 +1,122 @@
+"""``dragoman version``, ``status`` and ``info``: this program, a running server, and the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer
+
+import dragoman
+from dragoman.cli import configuration, console
+from dragoman.cli.remote import Address, fetch_json
+from dragoman.core.errors import EngineUnavailable, GenerationFailed
+
+HERE = "http://127.0.0.1:8000"
+
+
+class StatusSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Which server.
+
+    Attributes:
+        url: address of a running server; by default port 8000 of this machine.
+        api_key: the key that this server asks for.
+    """
+
+    PANEL = "Server"
+
+    url: str | None = None
+    api_key: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"StatusSettings(url={self.url!r}, api_key=<{len(self.api_key)}>)"
+
+
+def version() -> None:
+    """Show the version."""
+    typer.echo(dragoman.__version__)
+
+
+def status(asked: StatusSettings) -> None:
+    """Ask a running server how it is, and which model is current. Exit code 1: it does not answer, or is not well."""
+    address = Address.parse(asked.url or HERE, next(iter(asked.api_key), ""))
+    healthy, rows = asyncio.run(_status(address))
+    _print(rows)
+    if not healthy:
+        raise typer.Exit(1)
+
+
+def info() -> None:
+    """Show the machine, this program, and where it keeps what it downloads and makes."""
+    _print(machine_rows())
+
+
+async def _status(address: Address) -> tuple[bool, dict[str, str]]:
+    """Whether it is well, and the rows to show. Raises EngineUnavailable when nobody answers."""
+    rows = {"server": str(address)}
+    try:
+        answer = await fetch_json(address, "/health", timeout_s=10)
+        rows["health"] = _member(answer, "status", "answers")
+        healthy = True
+    except EngineUnavailable:
+        raise
+    except GenerationFailed as error:
+        rows["health"], healthy = error.message, False
+    try:
+        current = await fetch_json(address, "/models/current", timeout_s=10)
+        rows["model"] = _member(current, "id", "unknown")
+        for name in ("parameters", "architecture", "device", "max_length", "quantization", "memory_used"):
+            if isinstance(current, dict) and current.get(name) is not None:
+                rows[name.replace("_", " ")] = _member(current, name, "")
+    except (EngineUnavailable, GenerationFailed) as error:
+        rows["model"] = f"not told: {error.message}"
+    return healthy, rows
+
+
+def machine_rows() -> dict[str, str]:
+    """What ``dragoman info`` shows, by name."""
+    import psutil
+    from huggingface_hub import constants
+
+    from dragoman import kernels
+    from dragoman.models.packed_cache import default_cache_folder
+
+    memory = psutil.virtual_memory()
+    used = next((place for place in configuration.usual_places() if place.is_file()), None)
+    return {
+        "dragoman": dragoman.__version__,
+        "Python": platform.python_version(),
+        "system": platform.platform(),
+        "cores": f"{len(os.sched_getaffinity(0))} to use, {psutil.cpu_count(logical=False) or 'unknown'} physical, "
+        f"{os.cpu_count()} threads",
+        "memory": f"{console.size(memory.total)}, {console.size(memory.available)} available",
+        "kernels": f"{kernels.instruction_set()} (this machine has {', '.join(kernels.instruction_sets())})",
+        "devices": "the processor; GPUs are not used",
+        "hub cache": str(constants.HF_HUB_CACHE),
+        "packed weights": str(default_cache_folder()),
+        "configuration": str(used.resolve()) if used else "none",
+        "LocalLab's configuration": _locallab_file(),
+    }
+
+
+def _locallab_file() -> str:
+    path = Path("~/.locallab/config.json").expanduser()
+    return f"{path} (read by start)" if path.is_file() else "none"
+
+
+def _member(answer: Any, name: str, otherwise: str) -> str:
+    """A member of a server's answer, as much as fits a line."""
+    value = answer.get(name) if isinstance(answer, dict) else None
+    return otherwise if value is None else str(value)[:200]
+
+
+def _print(rows: dict[str, str]) -> None:
+    from rich.markup import escape
+
+    width = max(map(len, rows))
+    for name, text in rows.items():
+        console.output().print(f"[bold]{name:>{width}}[/]  {escape(text)}")
