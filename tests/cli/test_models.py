@@ -6,9 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
+from fake_hub import fake_hub
+from huggingface_hub.utils import WeakFileLock
 
 COMMITS = {"small": "1" * 40, "other": "2" * 40, "rows": "3" * 40}
 
@@ -31,10 +34,16 @@ def cache(tmp_path: Path) -> Path:
     return folder
 
 
-def models(cache: Path, *arguments: str, code: int = 0, answer: str = "") -> str:
+def models(cache: Path, *arguments: str, code: int = 0, answer: str = "", **variables: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "dragoman", "models", *arguments],
-        env={**os.environ, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1", "DRAGOMAN_CONFIG": os.devnull},
+        env={
+            **os.environ,
+            "HF_HUB_CACHE": str(cache),
+            "HF_HUB_OFFLINE": "1",
+            "DRAGOMAN_CONFIG": os.devnull,
+            **variables,
+        },
         input=answer,
         capture_output=True,
         text=True,
@@ -60,6 +69,10 @@ def test_remove_deletes_that_model_only(cache: Path) -> None:
     assert "Deleted someone/small" in models(cache, "remove", "someone/small", "--yes")
     assert not (cache / "models--someone--small").exists()
     assert (cache / "models--someone--other" / "snapshots" / COMMITS["other"] / "config.json").exists()
+
+
+def test_remove_takes_locallabs_word_for_yes(cache: Path) -> None:
+    assert "Deleted someone/small" in models(cache, "remove", "someone/small", "--force")
 
 
 def test_remove_asks_first(cache: Path) -> None:
@@ -93,3 +106,113 @@ def test_debug_shows_the_traceback(cache: Path) -> None:
     )
     assert done.returncode == 1
     assert "Traceback" in done.stderr
+
+
+def test_list_as_json(cache: Path) -> None:
+    listed = json.loads(models(cache, "list", "--format", "json"))
+    assert [each["id"] for each in listed] == ["embedded", "someone/other", "someone/small"]
+    embedded, _, small = listed
+    assert (embedded["is_registry_model"], small["is_registry_model"]) == (True, False)
+    assert (small["name"], small["full_name"], small["file_count"]) == ("small", "someone/small", 2)
+    assert small["size"] == sum(file["size"] for file in small["model_files"])
+    assert [file["name"] for file in small["model_files"]] == ["config.json", "model.safetensors"]
+    assert all(Path(file["path"]).is_file() for file in small["model_files"])
+    assert small["path"] == str(cache / "models--someone--small")
+    assert (small["download_method"], small["access_count"]) == ("huggingface_hub", None)
+    assert datetime.fromisoformat(small["cached_at"]).tzinfo is not None
+    assert set(embedded) == set(small)
+
+
+def test_list_of_one_kind(cache: Path) -> None:
+    def listed(*arguments: str) -> list[str]:
+        return [each["id"] for each in json.loads(models(cache, "list", "--format", "json", *arguments))]
+
+    assert listed("--registry-only") == ["embedded"]
+    assert listed("--custom-only") == ["someone/other", "someone/small"]
+    assert "embedded" not in models(cache, "list", "--custom-only")
+    assert "someone" not in models(cache, "list", "--registry-only")
+    assert "exclude each other" in models(cache, "list", "--registry-only", "--custom-only", code=1)
+
+
+def test_download_is_pull(cache: Path) -> None:
+    assert models(cache, "download", "someone/small") == models(cache, "pull", "someone/small")
+    assert "--no-cache-update has no effect" in models(cache, "download", "someone/small", "--no-cache-update")
+
+
+def test_download_by_force_mends_a_damaged_file(tmp_path: Path) -> None:
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "model.safetensors").write_bytes(b"1" * 1000)
+    cache = tmp_path / "hub"
+    with fake_hub(folder) as hub:
+        online = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}
+        models(cache, "download", "owner/model", **online)
+        [weights] = cache.glob("models--owner--model/snapshots/*/model.safetensors")
+        weights.write_bytes(b"2" * 1000)
+        models(cache, "download", "owner/model", **online)
+        assert weights.read_bytes() == b"2" * 1000
+        assert "Downloaded owner/model again" in models(cache, "download", "owner/model", "--force", **online)
+        assert weights.read_bytes() == b"1" * 1000
+
+
+def test_info_of_what_is_here_and_what_is_not(cache: Path) -> None:
+    assert "can be served  yes" in models(cache, "info", "embedded")
+    small = models(cache, "info", "someone/small")
+    assert "124 kB in 2 files" in small
+    assert "can be served  no: " in small
+    absent = models(cache, "info", "someone/absent")
+    assert "not on this machine; `dragoman models download someone/absent` fetches it" in absent
+
+
+@pytest.fixture
+def interrupted(cache: Path) -> list[Path]:
+    """What two interrupted downloads left; beside it what only looks like that."""
+    small = cache / "models--someone--small"
+    parts = [small / "blobs" / "abc.incomplete", small / "blobs" / "def.0011aabb.incomplete"]
+    for path in (
+        *parts,
+        cache / "datasets--someone--rows" / "blobs" / "abc.incomplete",
+        small / "snapshots" / COMMITS["small"] / "notes.incomplete",
+        cache / "mine.incomplete",
+    ):
+        path.write_text("half")
+    (small / "blobs" / "folder.incomplete").mkdir()
+    (small / "blobs" / "link.incomplete").symlink_to(cache / "mine.incomplete")
+    return parts
+
+
+def files(cache: Path) -> set[Path]:
+    return {path for path in cache.rglob("*") if ".locks" not in path.parts}
+
+
+def test_clean_deletes_incomplete_downloads_and_nothing_else(cache: Path, interrupted: list[Path]) -> None:
+    before = files(cache)
+    said = models(cache, "clean", answer="y\n")
+    assert "someone/small: abc.incomplete (4 B)" in said
+    assert before - files(cache) == set(interrupted)
+    assert "nothing to delete" in models(cache, "clean")
+
+
+def test_clean_asks_first(cache: Path, interrupted: list[Path]) -> None:
+    before = files(cache)
+    assert "Delete 2 incomplete files" in models(cache, "clean", answer="n\n", code=1)
+    assert files(cache) == before
+    models(cache, "clean", "--yes")
+    assert before - files(cache) == set(interrupted)
+
+
+def test_clean_leaves_a_download_that_goes_on(cache: Path, interrupted: list[Path]) -> None:
+    locks = cache / ".locks" / "models--someone--small"
+    locks.mkdir(parents=True)
+    running, stopped = interrupted[1], interrupted[0]
+    with WeakFileLock(locks / "def.lock"):
+        assert f"{running.name} stays: it is being downloaded" in models(cache, "clean", "--yes")
+    assert running.exists()
+    assert not stopped.exists()
+    models(cache, "clean", "--yes")
+    assert not running.exists()
+
+
+def test_clean_without_a_cache_is_no_error(tmp_path: Path) -> None:
+    assert "nothing to delete" in models(tmp_path / "absent", "clean")

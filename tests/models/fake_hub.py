@@ -1,4 +1,4 @@
-"""As much of the Hugging Face hub's HTTP interface as downloading a model needs, on 127.0.0.1."""
+"""As much of the Hugging Face hub's HTTP interface as finding and downloading a model needs, on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @dataclass
 class FakeHub:
-    """Serves the files of ``folder`` as the repository ``owner/model`` at one commit, behind a token if any."""
+    """Serves the files of ``folder`` as the repository ``owner/model`` at one commit, behind a token if any.
+
+    ``models`` is what a search looks through: each as the hub's interface describes it, in the order of the answer.
+    """
 
     folder: Path
     token: str | None = None
     url: str = ""
     requests: list[str] = field(default_factory=list)
+    models: list[dict[str, Any]] = field(default_factory=list)
 
 
 @contextmanager
@@ -43,6 +48,8 @@ def fake_hub(folder: Path, token: str | None = None) -> Iterator[FakeHub]:
             if hub.token is not None and self.headers.get("Authorization") != f"Bearer {hub.token}":
                 return self.send(401, b"{}", {"X-Error-Code": "RepoNotFound"}, with_body)
             match path.split("/"):
+                case ["api", "models"]:
+                    return self.send_json(searched(hub.models, parse_qs(urlsplit(self.path).query)), with_body)
                 case ["api", "models", "owner", "model"] | [
                     "api",
                     "models",
@@ -92,6 +99,14 @@ def fake_hub(folder: Path, token: str | None = None) -> Iterator[FakeHub]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def searched(models: list[dict[str, Any]], query: dict[str, list[str]]) -> list[dict[str, Any]]:
+    """The models whose names have the words and which have every tag, the greatest of what is sorted by first."""
+    [words], tags = query.get("search", [""]), {tag for text in query.get("filter", []) for tag in text.split(",")}
+    found = [model for model in models if words.lower() in model["id"].lower() and tags <= set(model["tags"])]
+    [order], [limit] = query.get("sort", ["id"]), query.get("limit", ["1000"])
+    return sorted(found, key=lambda model: model[order], reverse=True)[: int(limit)]
 
 
 def digest(file: Path) -> str:

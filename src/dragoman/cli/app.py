@@ -223,7 +223,7 @@ _models.command(models.list_models, name="list")
 _models.command(models.pull)
 _models.command(models.download)
 _models.command(models.info)
-_models.command(models.remove)
+_models.command(models.remove, spellings={"yes": ("--force",)})
 _models.command(models.clean)
 _models.command(model_search.discover)
 
