@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +186,7 @@ def test_the_saved_configuration_may_be_elsewhere(locallab: Started, tmp_path: P
         ("[1", "config.json is not JSON"),
         ("[1]", "config.json is not a JSON object"),
         ({"port": [1]}, "config.json: port is not a single value"),
-        ({"temperature": "hot"}, "Expected `float`"),
+        ({"temperature": "hot"}, "config.json: temperature: Expected `float`"),
         ({"temperature": 5}, "--temperature: Expected `float` <= 2"),
         ("1" * (1 << 20) + "0", "is larger than 1 MiB"),
     ],
@@ -194,6 +197,33 @@ def test_a_saved_configuration_that_cannot_be_used_is_refused(locallab: Started,
     found, said = locallab.run("start", code=2)
     assert message in said
     assert not found
+
+
+def test_a_script_starts_it_and_asks_how_it_is(tmp_path: Path) -> None:
+    (tmp_path / ".locallab").mkdir()
+    (tmp_path / ".locallab" / "config.json").write_text('{"model_id": "embedded", "port": 0}')
+    environment = {**os.environ, "HOME": str(tmp_path), "DRAGOMAN_CONFIG": os.devnull, "HF_HUB_OFFLINE": "1"}
+    environment["DRAGOMAN_CACHE"] = str(tmp_path)
+    command = [sys.executable, "-m", "dragoman"]
+    options = ["--quantize", "--quantize-type", "int4", "--max-length", "5", "--temperature", "0"]
+    with subprocess.Popen([*command, "start", *options], env=environment, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            said = iter(server.stderr)
+            address = next(line.split()[1] for line in said if line.split()[:1] == ["address"])
+            asked = subprocess.run(
+                [*command, "status", "--url", address], env=environment, capture_output=True, text=True, check=True
+            )
+            body = json.dumps({"prompt": "Once upon a time"}).encode()
+            request = urllib.request.Request(f"{address}/generate", body, {"Content-Type": "application/json"})
+            answers = [json.load(urllib.request.urlopen(request, timeout=30)) for _ in range(2)]
+        finally:
+            server.terminate()
+            server.communicate(timeout=30)
+    shown = {name: text for name, _, text in (line.strip().partition("  ") for line in asked.stdout.splitlines())}
+    assert (shown["health"], shown["model"], shown["quantization"]) == ("healthy", "embedded", "int4")
+    assert answers[0]["response"] == answers[1]["response"]
+    assert answers[0]["usage"]["completion_tokens"] == 5
 
 
 def test_a_value_out_of_range_is_named_as_the_user_wrote_it(locallab: Started) -> None:

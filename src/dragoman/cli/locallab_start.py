@@ -14,9 +14,15 @@ from typing import Any, Literal
 import msgspec
 
 from dragoman.cli.borrowed_variables import LOCALLAB, Environment, borrowed, useless
-from dragoman.cli.tunnel import TOKEN_VARIABLES
+from dragoman.cli.configuration import from_texts
+from dragoman.cli.logs import LogSettings
+from dragoman.cli.options import options_of
+from dragoman.cli.settings import ModelOption
+from dragoman.cli.tunnel import TOKEN_VARIABLES, TunnelSettings
 from dragoman.core.errors import DragomanError
+from dragoman.dialects.locallab.settings import LocalLabSettings
 from dragoman.models.settings import ModelSettings
+from dragoman.server.settings import ServerSettings
 
 DIALECT = "locallab"
 
@@ -43,6 +49,7 @@ SAVED: dict[str, str] = {
 """Keys of the saved configuration that are called otherwise than their variables, ``LOCALLAB_`` and the key."""
 
 _WITHOUT_EFFECT = ("attention_slicing", "flash_attention", "better_transformer")
+_SET_BY_IT = (ModelOption, ModelSettings, ServerSettings, TunnelSettings, LogSettings, LocalLabSettings)
 _FILE_LIMIT = 1 << 20
 
 
@@ -117,7 +124,10 @@ def saved_file(folder: str) -> Path:
 
 
 def read_saved(folder: str) -> dict[str, Any]:
-    """The saved configuration; empty where there is none. Raises DragomanError for a file that is no JSON object."""
+    """The saved configuration; empty where there is none.
+
+    Raises DragomanError for a file that is no JSON object, or has a value of another type than the option it sets.
+    """
     path = saved_file(folder)
     try:
         if path.stat().st_size > _FILE_LIMIT:
@@ -131,9 +141,14 @@ def read_saved(folder: str) -> dict[str, Any]:
         raise DragomanError(f"{path} is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise DragomanError(f"{path} is not a JSON object")
+    known = {option.name: option for struct in _SET_BY_IT for option in options_of(struct)}
     for key, value in found.items():
         if isinstance(value, list | dict) and _variable(key) in {*SAVED.values(), *_first_names()}:
             raise DragomanError(f"{path}: {key} is not a single value")
+        try:
+            from_texts(borrowed(DIALECT, _variables({key: value})), known)
+        except DragomanError as error:
+            raise DragomanError(f"{path}: {key}{error.message[error.message.index(':') :][:300]}") from None
     return found
 
 
