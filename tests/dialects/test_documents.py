@@ -47,6 +47,13 @@ def schemas(server: RunningServer) -> dict[str, list[Any]]:
     return found
 
 
+def own_faults(name: str, index: int) -> list[Any]:
+    """Some operations answer what is wrong inside of a batch with a fault of the server, as their contract says."""
+    (dialect,) = (dialect for dialect in DIALECTS if dialect.name == name)
+    statuses = [dialect.render_error(fault).status for fault in dialect.operations[index].faults]
+    return [checks.not_a_server_error] if any(status >= 500 for status in statuses) else []
+
+
 def label(name: str, operation: Any) -> str:
     return f"{operation.method} /{name}{operation.path.replace(':path', '')}"
 
@@ -57,6 +64,7 @@ def test_requests_made_from_the_document_are_answered_as_it_says(
 ) -> None:
     operation = schemas[name][index]
     cases = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
+    excluded = NOT_SAID + own_faults(name, index)
     if operation.body:
         cases |= operation.as_strategy(generation_mode=GenerationMode.NEGATIVE)
 
@@ -70,7 +78,7 @@ def test_requests_made_from_the_document_are_answered_as_it_says(
     )
     @given(case=cases)
     def ask(case: Any) -> None:
-        case.call_and_validate(base_url=server.url, timeout=30, excluded_checks=NOT_SAID)
+        case.call_and_validate(base_url=server.url, timeout=30, excluded_checks=excluded)
 
     ask()
 

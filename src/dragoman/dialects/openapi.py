@@ -125,6 +125,7 @@ def _responses(sharing: Sequence[Place], schemas: dict[str, Any]) -> dict[str, A
             _merge(responses, status, "The answer.", kinds)
     for dialect, operation in sharing:
         errors = (*ALWAYS, *WITH_BODY) if operation.method == "POST" else ALWAYS
+        errors += operation.faults
         answers: dict[tuple[int, str], list[Any]] = {}
         for answer in map(dialect.render_error, errors):
             answers.setdefault((answer.status, _content_type(answer)), []).append(answer.body)

@@ -190,6 +190,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
         scope: what a key must be good for.
         media: content types of its answer, for the documents; None: JSON, and events where its table has ``stream``.
         statuses: of its answer, when all goes well.
+        faults: errors that it answers with beside those that every operation may: one of each kind, for the documents.
         name: how clients made from the documents call it; empty: by method and path.
         claims: on a bare path that several dialects have: whether the call is surely this one's. See ``Call``.
     """
@@ -204,6 +205,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     scope: Literal["infer", "admin"] = "infer"
     media: tuple[str, ...] | None = None
     statuses: tuple[int, ...] = (200,)
+    faults: tuple[DragomanError, ...] = ()
     name: str = ""
     claims: Callable[[Call], bool] | None = None
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from dragoman.dialects.locallab import models
-from dragoman.dialects.locallab.errors import render_error
+from dragoman.dialects.locallab.errors import RateLimited, render_error
 from dragoman.dialects.locallab.fields import BATCH, CHAT, GENERATE, INSTRUCTIONS, LOAD
 from dragoman.dialects.locallab.generating import Generating
 from dragoman.dialects.locallab.instructions import Instructions
@@ -15,6 +15,8 @@ from dragoman.dialects.locallab.settings import LocalLabSettings
 from dragoman.dialects.locallab.system import System
 from dragoman.dialects.locallab.updates import updates
 from dragoman.dialects.wire import Call, Cors, Dialect, Operation, SocketOperation
+
+LIMITED = RateLimited(1.0, {})
 
 
 def make(settings: LocalLabSettings) -> Dialect:
@@ -56,6 +58,7 @@ def _generating(handlers: Generating) -> tuple[Operation, ...]:
             path="/generate",
             summary="Answer a prompt.",
             handler=handlers.generate,
+            faults=(LIMITED,),
             table=GENERATE,
             claims=_is_prompt,
         ),
@@ -64,6 +67,7 @@ def _generating(handlers: Generating) -> tuple[Operation, ...]:
             path="/generate/stream",
             summary="Answer a prompt as plain text while it is written.",
             handler=handlers.generate_stream,
+            faults=(LIMITED,),
             table=GENERATE,
             media=("text/plain", "text/event-stream"),
         ),
@@ -72,14 +76,23 @@ def _generating(handlers: Generating) -> tuple[Operation, ...]:
             path="/generate/batch",
             summary="Answer several prompts.",
             handler=handlers.batch,
+            faults=(LIMITED,),
             table=BATCH,
         ),
-        Operation(method="POST", path="/chat", summary="Answer a conversation.", handler=handlers.chat, table=CHAT),
+        Operation(
+            method="POST",
+            path="/chat",
+            summary="Answer a conversation.",
+            handler=handlers.chat,
+            table=CHAT,
+            faults=(LIMITED,),
+        ),
         Operation(
             method="POST",
             path="/chat/stream",
             summary="Answer a conversation while the answer is written.",
             handler=handlers.chat_stream,
+            faults=(LIMITED,),
             table=CHAT,
             media=("text/event-stream", "text/plain"),
         ),

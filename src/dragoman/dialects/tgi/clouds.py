@@ -15,7 +15,7 @@ from dragoman.dialects.tgi.body import checked, read_json, shape_fault
 from dragoman.dialects.tgi.chat import Chat
 from dragoman.dialects.tgi.chat_fields import CHAT, COMPLETIONS
 from dragoman.dialects.tgi.completions import Completions
-from dragoman.dialects.tgi.errors import Fault
+from dragoman.dialects.tgi.errors import BatchIncomplete, Fault
 from dragoman.dialects.tgi.fields import COMPAT_GENERATE, GENERATE
 from dragoman.dialects.tgi.generate import Generate
 from dragoman.dialects.tgi.introspect import Introspection
@@ -120,13 +120,28 @@ def operations(service: Service) -> tuple[Operation, ...]:
             summary="Continue a text, answer a chat or complete prompts, whichever the body asks for.",
             handler=clouds.sagemaker_compatibility,
         ),
-        Operation(method="POST", path="/vertex", summary=predict, handler=clouds.vertex, table=VERTEX),
+        Operation(
+            method="POST",
+            path="/vertex",
+            summary=predict,
+            handler=clouds.vertex,
+            table=VERTEX,
+            faults=(BatchIncomplete(),),
+        ),
     ]
     route = settings.aip_predict_route
     if route and route != "/vertex":
         # Vertex AI lets nobody in whom it does not know, and has no place for a key of ours.
         found.append(
-            Operation(method="POST", path=route, summary=predict, handler=clouds.vertex, table=VERTEX, open=True)
+            Operation(
+                method="POST",
+                path=route,
+                summary=predict,
+                handler=clouds.vertex,
+                table=VERTEX,
+                faults=(BatchIncomplete(),),
+                open=True,
+            )
         )
     route = settings.aip_health_route
     if route and route not in ("/", "/health", "/ping"):

@@ -12,7 +12,7 @@ from dragoman.dialects.field import Field, Table
 from dragoman.dialects.kinds import ListOf, String, Violation
 from dragoman.dialects.tgi.batch import continued, texts_of
 from dragoman.dialects.tgi.body import checked, read_json, shape_fault
-from dragoman.dialects.tgi.errors import Fault, Unhealthy
+from dragoman.dialects.tgi.errors import BatchIncomplete, Fault, Unhealthy
 from dragoman.dialects.tgi.fields import PARAMETERS
 from dragoman.dialects.tgi.service import Service
 from dragoman.dialects.tgi.shape import USIZE, Sized
@@ -167,5 +167,12 @@ def operations(service: Service) -> tuple[Operation, ...]:
         get("/v2", "The server.", routes.server),
         get(f"{MODEL}/ready", ready, routes.ready),
         get(MODEL, "The model.", routes.model),
-        Operation(method="POST", path=f"{MODEL}/infer", summary="Continue texts.", handler=routes.infer, table=INFER),
+        Operation(
+            method="POST",
+            path=f"{MODEL}/infer",
+            summary="Continue texts.",
+            handler=routes.infer,
+            table=INFER,
+            faults=(BatchIncomplete(),),
+        ),
     )
