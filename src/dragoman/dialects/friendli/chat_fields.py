@@ -5,65 +5,27 @@ from __future__ import annotations
 from dragoman.dialects.field import Field, Table
 from dragoman.dialects.friendli.fields import BOOLEAN, SHARED, TEXT, TOKEN_ID, model_field, n_field, table_name
 from dragoman.dialects.kinds import Anything, Integer, ListOf, MapOf, Number, OneOf, String
+from dragoman.dialects.tool_tables import MAX_TOOLS, tool_choice_table, tool_table
 
-MAX_TOOLS = 128
-FUNCTION_NAME = String(minimum=1, maximum=64, pattern="[a-zA-Z0-9_-]+")
-
-TOOL = Table(
-    name="tool",
-    fields=(
-        Field(
-            name="type",
-            kind=String(choices=("function",)),
-            required=True,
-            note="Functions only: tools that the vendor runs itself are refused.",
-        ),
-        Field(
-            name="function",
-            kind=Table(
-                name="function",
-                fields=(
-                    Field(
-                        name="name",
-                        kind=FUNCTION_NAME,
-                        required=True,
-                        note="Given to the chat template, and unique among the tools.",
-                    ),
-                    Field(name="description", kind=String(maximum=16384), note="Given to the chat template."),
-                    Field(
-                        name="parameters",
-                        kind=Anything(object_only=True, depth=32),
-                        note="The JSON Schema of an object; absent, the function takes none.",
-                    ),
-                    Field(
-                        name="strict",
-                        kind=BOOLEAN,
-                        default=False,
-                        becomes="constraint",
-                        note="Calls follow the schema; one that cannot be enforced is refused.",
-                    ),
-                ),
-            ),
-            required=True,
-            note="What may be called.",
-        ),
+TOOL = tool_table(
+    Field(
+        name="type",
+        kind=String(choices=("function",)),
+        required=True,
+        note="Functions only: tools that the vendor runs itself are refused.",
+    ),
+    "The JSON Schema of an object; absent, the function takes none.",
+    Field(
+        name="strict",
+        kind=BOOLEAN,
+        default=False,
+        becomes="constraint",
+        note="Calls follow the schema; one that cannot be enforced is refused.",
     ),
 )
 
-TOOL_CHOICE = Table(
-    name="tool choice",
-    fields=(
-        Field(name="type", kind=String(choices=("function",)), required=True, note="One tool that is called."),
-        Field(
-            name="function",
-            kind=Table(
-                name="named function",
-                fields=(Field(name="name", kind=FUNCTION_NAME, required=True, note="The name of one of the tools."),),
-            ),
-            required=True,
-            note="The tool.",
-        ),
-    ),
+TOOL_CHOICE = tool_choice_table(
+    Field(name="type", kind=String(choices=("function",)), required=True, note="One tool that is called.")
 )
 
 MESSAGE = Table(

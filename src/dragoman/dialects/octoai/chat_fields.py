@@ -6,56 +6,17 @@ from dragoman.dialects.field import Field, Table, Treatment
 from dragoman.dialects.kinds import Anything, Boolean, Integer, ListOf, OneOf, String
 from dragoman.dialects.octoai.fields import CHOICES, SHARED, TEXT, TOKEN_ID
 from dragoman.dialects.octoai.structured import RESPONSE_FORMAT
+from dragoman.dialects.tool_tables import MAX_TOOLS, tool_choice_table, tool_table
 
 REFUSED = Treatment.REFUSED
-MAX_TOOLS = 128
-FUNCTION_NAME = String(minimum=1, maximum=64, pattern="[a-zA-Z0-9_-]+")
 FUNCTION = String(choices=("function",))
 
-TOOL = Table(
-    name="tool",
-    fields=(
-        Field(name="type", kind=FUNCTION, default="function", note="Tools are functions."),
-        Field(
-            name="function",
-            kind=Table(
-                name="function",
-                fields=(
-                    Field(
-                        name="name",
-                        kind=FUNCTION_NAME,
-                        required=True,
-                        note="Given to the chat template, and unique among the tools.",
-                    ),
-                    Field(name="description", kind=String(maximum=16384), note="Given to the chat template."),
-                    Field(
-                        name="parameters",
-                        kind=Anything(object_only=True, depth=32),
-                        note="The JSON Schema of an object. Absent: any object, or what a tool built into Llama takes.",
-                    ),
-                ),
-            ),
-            required=True,
-            note="What may be called.",
-        ),
-    ),
+TOOL = tool_table(
+    Field(name="type", kind=FUNCTION, default="function", note="Tools are functions."),
+    "The JSON Schema of an object. Absent: any object, or what a tool built into Llama takes.",
 )
 
-TOOL_CHOICE = Table(
-    name="tool choice",
-    fields=(
-        Field(name="type", kind=FUNCTION, default="function", note="One tool that is called."),
-        Field(
-            name="function",
-            kind=Table(
-                name="named function",
-                fields=(Field(name="name", kind=FUNCTION_NAME, required=True, note="The name of one of the tools."),),
-            ),
-            required=True,
-            note="The tool.",
-        ),
-    ),
-)
+TOOL_CHOICE = tool_choice_table(Field(name="type", kind=FUNCTION, default="function", note="One tool that is called."))
 
 MESSAGE = Table(
     name="message",

@@ -3,51 +3,20 @@
 from __future__ import annotations
 
 from dragoman.dialects.field import Field, Table
-from dragoman.dialects.kinds import Anything, Boolean, ListOf, OneOf, String
+from dragoman.dialects.kinds import Boolean, ListOf, OneOf, String
+from dragoman.dialects.tool_tables import MAX_TOOLS, NAMED_FUNCTION, tool_table
 
-MAX_TOOLS = 128
-FUNCTION_NAME = String(minimum=1, maximum=64, pattern="[a-zA-Z0-9_-]+")
-
-TOOL = Table(
-    name="tool",
-    fields=(
-        Field(name="type", kind=String(choices=("function",)), required=True, note="Tools are functions."),
-        Field(
-            name="function",
-            kind=Table(
-                name="function",
-                fields=(
-                    Field(
-                        name="name",
-                        kind=FUNCTION_NAME,
-                        required=True,
-                        note="Given to the chat template, and unique among the tools.",
-                    ),
-                    Field(name="description", kind=String(maximum=16384), note="Given to the chat template."),
-                    Field(
-                        name="parameters",
-                        kind=Anything(object_only=True, depth=32),
-                        note="The JSON Schema of an object, at most 65536 characters. Given to the chat template; "
-                        "absent, the function takes none.",
-                    ),
-                    Field(
-                        name="strict",
-                        kind=Boolean(),
-                        default=False,
-                        becomes="constraint",
-                        note="Calls follow the schema; one that cannot be enforced is refused.",
-                    ),
-                ),
-            ),
-            required=True,
-            note="What may be called.",
-        ),
+TOOL = tool_table(
+    Field(name="type", kind=String(choices=("function",)), required=True, note="Tools are functions."),
+    "The JSON Schema of an object, at most 65536 characters. Given to the chat template; "
+    "absent, the function takes none.",
+    Field(
+        name="strict",
+        kind=Boolean(),
+        default=False,
+        becomes="constraint",
+        note="Calls follow the schema; one that cannot be enforced is refused.",
     ),
-)
-
-NAMED_FUNCTION = Table(
-    name="named function",
-    fields=(Field(name="name", kind=FUNCTION_NAME, required=True, note="The name of one of the tools."),),
 )
 
 ALLOWED_TOOL = Table(
