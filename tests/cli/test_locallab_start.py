@@ -114,7 +114,7 @@ def test_it_is_serve_in_that_dialect(locallab: Started) -> None:
     arguments = ["--locallab-rate-limit", "7", "--threads", "1"]
     served, _ = locallab.run("serve", "--dialect", "locallab", *arguments)
     assert locallab.run("start", *arguments)[0] == served
-    assert locallab.run("start", "--dialect", "tgi", *arguments)[0] == served
+    assert locallab.run("start", "--dialect", "locallab", *arguments)[0] == served
 
 
 def test_what_was_saved_counts_where_nothing_else_is_said(locallab: Started) -> None:
@@ -229,6 +229,10 @@ def test_a_script_starts_it_and_asks_how_it_is(tmp_path: Path) -> None:
 def test_a_value_out_of_range_is_named_as_the_user_wrote_it(locallab: Started) -> None:
     assert "--temperature" in locallab.run("start", "--temperature", "5", code=2)[1]
     assert "--quantize-type" in locallab.run("start", "--quantize-type", "int3", code=2)[1]
+
+
+def test_another_dialect_is_refused(locallab: Started) -> None:
+    assert "--dialect tgi" in locallab.run("start", "--dialect", "tgi", code=1)[1]
 
 
 def test_quantization_is_only_what_was_asked_for() -> None:

@@ -33,6 +33,7 @@ from dragoman.cli.settings import (
 from dragoman.cli.structure import StructureSettings
 from dragoman.cli.tgi_launcher import LauncherSettings, Start, launched
 from dragoman.cli.tunnel import TunnelSettings
+from dragoman.core.errors import DragomanError
 from dragoman.dialects import REGISTRY
 from dragoman.dialects.locallab.settings import LocalLabSettings
 from dragoman.engine.settings import SchedulerSettings
@@ -128,6 +129,8 @@ def start(
     from dragoman.cli.serve import serve as run
 
     settings, notes = locallab_start.started(asked, settings)
+    if server.dialect not in (ServerSettings().dialect, locallab_start.DIALECT):
+        raise DragomanError(f"--dialect {server.dialect}: start always means LocalLab's; `dragoman serve` takes others")
     own = dialects[locallab_start.DIALECT]
     assert isinstance(own, LocalLabSettings)
     console.remarks((*notes, *locallab_start.without_effect(os.environ, own.locallab_folder)))
