@@ -8,10 +8,13 @@ from typing import Any
 
 import httpx
 import pytest
-from alexandria_calls import BATCH, ONE, batch, one, rows
-from stub_house import STUB, TOKENIZER, LocalHouse, RunningServer
+from alexandria_calls import BATCH, HERE, ONE, batch, one, rows
+from stub_house import STUB, TOKENIZER, LocalHouse, RunningServer, local_house
 
+from dragoman.core.events import FinishReason, PromptEvent, TokenEvent
+from dragoman.dialects import alexandria
 from dragoman.dialects.alexandria import thrift_structs as thrift
+from dragoman.text import ChatTemplate
 
 pytestmark = pytest.mark.anyio
 
@@ -126,14 +129,25 @@ async def test_the_same_ids_draw_the_same_text_and_others_another(client: httpx.
     assert texts[0] != texts[1]
 
 
-async def test_the_end_of_the_text_shows(house: LocalHouse) -> None:
-    asking = asyncio.create_task(house.client.post(ONE, json=one("a", config={"max_new_tokens": 200})))
-    while not house.engine.requests:
-        await asyncio.sleep(0)
-    answer = await asking
-    assert answer.status_code == 200
-    ends = answer.text.endswith(TOKENIZER.token_text(EOS))
-    assert ends == (len(TOKENIZER.encode(answer.text)) < 200)
+@pytest.mark.parametrize(("shown", "streams"), [(None, True), (None, False), ("</s>", True), ("</s>", False)])
+async def test_the_end_of_the_text_shows(
+    anyio_backend: str, template: ChatTemplate, shown: str | None, streams: bool
+) -> None:
+    dialect = alexandria.make(alexandria.AlexandriaSettings(alexandria_eos_text=shown))
+    async with local_house(template, HERE, dialects=(dialect,)) as house:
+        house.engine.free.clear()
+        asking = asyncio.create_task(house.client.post(ONE, json=one("a", stream_response=streams)))
+        while not house.engine.streams:
+            await asyncio.sleep(0.001)
+        (request_id,) = house.engine.streams
+        word = TOKENIZER.encode(" the", add_special_tokens=False)[0]
+        house.engine.deliver(PromptEvent(request_id))
+        house.engine.deliver(TokenEvent(request_id, 0, 0, word))
+        house.engine.deliver(TokenEvent(request_id, 0, 1, EOS, finish=FinishReason.EOS))
+        assert (await asking).text == " the" + (shown or TOKENIZER.token_text(EOS))
+        house.engine.free.set()
+        again = await house.client.post(ONE, json=one("a"))
+        assert again.headers["x-generation-state"] == "new", "behind its end the id is free"
 
 
 async def test_a_fault_is_the_last_text_and_the_connection_breaks(server: RunningServer) -> None:
