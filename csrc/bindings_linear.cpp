@@ -23,6 +23,8 @@ using ByteArray = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb:
 using FloatRows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using WritableRows = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using FloatVector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using CodeRows = nb::ndarray<const std::int8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using HalfRows = nb::ndarray<const std::uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Ids = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Weight = nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu, nb::ro>;
 
@@ -92,6 +94,21 @@ PackedMatrix pack_weight(const Weight& weight, const std::string& precision, boo
   return packed;
 }
 
+PackedMatrix pack_given(const CodeRows& values, const HalfRows& scales, std::optional<HalfRows> minimums,
+                        const std::string& precision) {
+  const auto n = static_cast<long>(values.shape(0)), k = static_cast<long>(values.shape(1));
+  const Matrix matrix = describe(n, k, precision, minimums.has_value());
+  require(matrix.precision >= Precision::int8, "only int8 and int4 are made of codes");
+  const auto fits = [&](const HalfRows& given) {
+    return static_cast<long>(given.shape(0)) == n && static_cast<long>(given.shape(1)) == matrix.groups();
+  };
+  require(fits(scales) && (!minimums || fits(*minimums)), "scales and minimums must be [N, ceil(K / 32)]");
+  PackedMatrix packed = view(empty_bytes(matrix.bytes()), n, k, precision, minimums.has_value());
+  nb::gil_scoped_release release;
+  pack_codes(packed.matrix, {values.data(), scales.data(), minimums ? minimums->data() : nullptr});
+  return packed;
+}
+
 void gather(const PackedMatrix& w, const Ids& ids, WritableRows& out) {
   require(out.shape(0) == ids.shape(0) && static_cast<long>(out.shape(1)) == w.matrix.k, "out must be [ids, k]");
   const auto count = static_cast<long>(ids.shape(0));
@@ -151,6 +168,8 @@ void bind_linear(nb::module_& m) {
         },
         nb::arg("n"), nb::arg("k"), nb::arg("precision"), nb::arg("minimum") = false);
   m.def("pack", pack_weight, nb::arg("weight").noconvert(), nb::arg("precision"), nb::arg("minimum"));
+  m.def("pack_codes", pack_given, nb::arg("values").noconvert(), nb::arg("scales").noconvert(),
+        nb::arg("minimums").noconvert().none(), nb::arg("precision"));
   m.def("gather_rows", gather, nb::arg("w"), nb::arg("ids").noconvert(), nb::arg("out").noconvert());
   m.def("linear", multiply_rows, nb::arg("x").noconvert(), nb::arg("w"), nb::arg("bias").none(),
         nb::arg("out").noconvert(), nb::arg("accumulate"));

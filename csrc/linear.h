@@ -74,6 +74,17 @@ void multiply(const Matrix& w, const Activations& a, float* y, long ldy, const f
 // Fills w.data (w.bytes() bytes) from the row-major [n, k] matrix `source`.
 void pack(const Matrix& w, const void* source, SourceType type);
 
+// A row-major [n, k] matrix in the numbers of int8 or int4: those of `values` with fp16 scales, and minimums where the
+// packed matrix has them, of each row's groups, [n, groups].
+struct GroupCodes {
+  const std::int8_t* values;
+  const std::uint16_t* scales;
+  const std::uint16_t* minimums;
+};
+
+// Fills w.data from numbers that are in its format's range.
+void pack_codes(const Matrix& w, const GroupCodes& codes);
+
 // out[i, :k] = W[ids[i], :] as float32. Every id must be in [0, n).
 void gather_rows(const Matrix& w, const std::int32_t* ids, long count, float* out, long ldout);
 

@@ -156,3 +156,28 @@ def test_empty_memory_is_zero_aligned_and_writable():
     assert memory.ctypes.data % 64 == 0
     memory[:] = 1
     assert kernels.empty(0).size == 0
+
+
+@pytest.mark.parametrize(("precision", "minimum"), [("int8", False), ("int4", False), ("int4", True)])
+@pytest.mark.parametrize("shape", [(64, 128), (37, 70)])
+def test_codes_are_packed_as_they_are(precision: kernels.Precision, minimum: bool, shape: tuple[int, int]) -> None:
+    random = np.random.default_rng(3)
+    rows, inputs = shape
+    least, most = (-128, 127) if precision == "int8" else (0, 15) if minimum else (-8, 7)
+    values = random.integers(least, most, shape, np.int8, endpoint=True)
+    scales, minimums = random.normal(size=(2, rows, -(-inputs // 32))).astype(np.float16)
+    packed = kernels.pack_codes(values, scales, minimums if minimum else None, precision)
+    expanded, offset = (np.repeat(part.astype(np.float32), 32, axis=1)[:, :inputs] for part in (scales, minimums))
+    np.testing.assert_array_equal(packed.dequantize(), expanded * values + (offset if minimum else np.float32(0)))
+
+
+def test_codes_beyond_their_range_are_refused() -> None:
+    scales = np.ones((2, 1), np.float16)
+    with pytest.raises(ValueError, match=r"-8 … 7"):
+        kernels.pack_codes(np.full((2, 32), 8, np.int8), scales, None, "int4")
+    with pytest.raises(ValueError, match=r"0 … 15"):
+        kernels.pack_codes(np.full((2, 32), -1, np.int8), scales, scales, "int4")
+    with pytest.raises(ValueError, match="ceil"):
+        kernels.pack_codes(np.zeros((2, 64), np.int8), scales, None, "int8")
+    with pytest.raises(ValueError, match="codes"):
+        kernels.pack_codes(np.zeros((2, 32), np.int8), scales, None, "bfloat16")

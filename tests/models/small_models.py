@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.models import describe
+from dragoman.models.checkpoint import Checkpoint
 from dragoman.models.families import FAMILIES
-from dragoman.models.source import find_weights
-from dragoman.models.weights import Checkpoint
+from dragoman.models.source import find_weights, open_files
 
 _MAKER = Path(__file__).parents[2] / "benchmarks" / "make_models.py"
 _spec = importlib.util.spec_from_file_location("make_models", _MAKER)
@@ -120,9 +120,8 @@ def make_folder(root: Path, config: Config, dtype: str = "F32", seed: int = 1, *
 def checkpoint_of(folder: Path) -> Checkpoint:
     """The folder's weights, unpacked."""
     described = describe(folder)
-    return Checkpoint(
-        folder, find_weights(described.source).weight_files, FAMILIES[described.spec.architecture], described.spec
-    )
+    files = open_files(find_weights(described.source))
+    return Checkpoint(files, FAMILIES[described.spec.architecture], described.spec)
 
 
 def prompt(vocab: int, length: int = 45, seed: int = 0) -> NDArray[np.int32]:

@@ -20,7 +20,8 @@ def test_the_example_of_the_manual_adds_a_family(tmp_path: Path, monkeypatch: py
     monkeypatch.setitem(families.FAMILIES, "SeedOssForCausalLM", None)  # removed again after the test
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert len(blocks) == 3
-    exec("from __future__ import annotations\n" + "".join(blocks), dict(vars(families)))
+    names = vars(families.llama) | vars(families)
+    exec("from __future__ import annotations\n" + "".join(blocks), names)
     config = VARIANTS["qwen2"] | {"architectures": ["SeedOssForCausalLM"], "attention_bias": True, "head_dim": 24}
     folder = make_folder(tmp_path, config | {"attention_out_bias": True})
     config_file = folder / "config.json"

@@ -18,6 +18,7 @@ from dragoman.core.errors import ModelError
 from dragoman.models import ModelSettings, loading
 from dragoman.models.layout import packed_bytes
 from dragoman.models.settings import PRECISIONS, Precision
+from dragoman.models.tensors import Format
 
 
 @pytest.fixture(scope="module")
@@ -153,4 +154,4 @@ def test_config_that_asks_for_other_shapes_is_refused_with_the_tensor(folder: Pa
 
 @given(outputs=st.integers(1, 200), inputs=st.integers(1, 300), precision=st.sampled_from(PRECISIONS))
 def test_planned_size_is_the_packed_size(outputs: int, inputs: int, precision: Precision) -> None:
-    assert packed_bytes(outputs, inputs, precision) == kernels.packed_bytes(outputs, inputs, precision)
+    assert packed_bytes(outputs, inputs, Format(precision)) == kernels.packed_bytes(outputs, inputs, precision)

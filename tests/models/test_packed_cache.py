@@ -200,7 +200,7 @@ def test_key_follows_time_size_and_content(folder: Path) -> None:
     layout = plan_layout(checkpoint_of(folder).spec, "int8")
 
     def key() -> str:
-        return cache_key(checkpoint_of(folder), layout, folder)
+        return cache_key(checkpoint_of(folder), layout)
 
     keys = [key(), key()]
     assert keys[0] == keys[1]
@@ -219,9 +219,9 @@ def test_key_follows_time_size_and_content(folder: Path) -> None:
 def test_key_follows_how_the_kernels_pack(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint, pack = checkpoint_of(folder), kernels.pack
     layout = plan_layout(checkpoint.spec, "int4")
-    before = cache_key(checkpoint, layout, folder)
-    monkeypatch.setattr(kernels, "pack", lambda weight, precision: pack(weight[::-1], precision))
-    assert cache_key(checkpoint, layout, folder) != before
+    before = cache_key(checkpoint, layout)
+    monkeypatch.setattr(kernels, "pack", lambda weight, *form, **options: pack(weight[::-1], *form, **options))
+    assert cache_key(checkpoint, layout) != before
 
 
 def test_read_only_cache_is_read(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from dragoman.kernels.matrix import (
     memory_bandwidth,
     multiply_peak,
     pack,
+    pack_codes,
     packed_bytes,
 )
 from dragoman.kernels.program import BLOCK_TOKENS, Activation, KVPool, KVPrecision, Norm, Program
@@ -60,6 +61,7 @@ __all__ = [
     "memory_bandwidth",
     "multiply_peak",
     "pack",
+    "pack_codes",
     "packed_bytes",
     "philox_uniform",
     "sample",

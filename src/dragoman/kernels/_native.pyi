@@ -19,6 +19,12 @@ def packed_bytes(n: int, k: int, precision: str, minimum: bool = False) -> int: 
 def pack(
     weight: NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16], precision: str, minimum: bool
 ) -> PackedMatrix: ...
+def pack_codes(
+    values: NDArray[np.int8],
+    scales: NDArray[np.uint16],
+    minimums: NDArray[np.uint16] | None,
+    precision: str,
+) -> PackedMatrix: ...
 def gather_rows(w: PackedMatrix, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None: ...
 def linear(
     x: NDArray[np.float32],

@@ -32,6 +32,24 @@ def pack(weight: Weight, precision: Precision, *, minimum: bool = False) -> Pack
     return _native.pack(contiguous, precision, minimum)
 
 
+def pack_codes(
+    values: NDArray[np.int8],
+    scales: NDArray[np.float16],
+    minimums: NDArray[np.float16] | None,
+    precision: Precision,
+) -> PackedMatrix:
+    """Pack a matrix ``[N, K]`` whose numbers are quantized already, changing none of them.
+
+    ``values``: -128 … 127 for int8; for int4 -8 … 7, or 0 … 15 with ``minimums``. ``scales`` and ``minimums``, of
+    groups of 32 along K: ``[N, ceil(K / 32)]``. ValueError on shapes that do not fit and on numbers outside the range.
+    """
+    least, most = (-128, 127) if precision == "int8" else (-8, 7) if minimums is None else (0, 15)
+    if precision == "int4" and values.size and not (least <= values.min() and values.max() <= most):
+        raise ValueError(f"the numbers of int4 must be {least} … {most}")
+    lowest = None if minimums is None else _float16_bits(minimums)
+    return _native.pack_codes(np.ascontiguousarray(values, np.int8), _float16_bits(scales), lowest, precision)
+
+
 def linear(
     x: NDArray[np.float32],
     w: PackedMatrix,
@@ -102,3 +120,7 @@ def memory_bandwidth(seconds: float = 0.5) -> float:
 def multiply_peak(precision: Precision) -> float:
     """Operations per second of the multiply instruction on registers only, all threads: what no product can exceed."""
     return _native.multiply_peak(precision)
+
+
+def _float16_bits(values: NDArray[np.float16]) -> NDArray[np.uint16]:
+    return np.ascontiguousarray(values, np.float16).view(np.uint16)

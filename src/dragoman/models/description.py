@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,11 @@ import msgspec
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config, read_json, token_ids
 from dragoman.models.families import read_spec
+from dragoman.models.safetensors_file import read_header, stored_dtype
 from dragoman.models.settings import PRECISIONS, AskedPrecision, KVPrecision, Precision
 from dragoman.models.source import Source, find_source, find_weights
-from dragoman.models.spec import DecoderSpec
-from dragoman.models.weights import read_header, stored_dtype
+from dragoman.models.spec import DecoderSpec, parameters
+from dragoman.models.tensors import Format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +27,14 @@ class ModelDescription:
 
     Attributes:
         stored_dtype: float32, float16 or bfloat16: of the weights, or, while they are not here, as the config says.
+        formats: of the matrices whose weights are quantized; empty while the weights are not here.
         eos_token_ids: any of them ends a sequence. bos_token_id: None where the model has none.
     """
 
     source: Source
     spec: DecoderSpec
     stored_dtype: str
+    formats: Mapping[str, Format] = field(default_factory=dict)
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
 
@@ -44,7 +49,16 @@ class ModelDescription:
             if asked not in PRECISIONS:
                 raise ModelError(f"precision {asked!r} is not known; known: auto, {', '.join(PRECISIONS)}")
             return asked
+        if self.formats:
+            return self._most_used_precision()
         return "float32" if self.stored_dtype == "float32" else "bfloat16"
+
+    def _most_used_precision(self) -> Precision:
+        sizes: Counter[Precision] = Counter()
+        for parameter in parameters(self.spec):
+            if parameter.name in self.formats:
+                sizes[self.formats[parameter.name].precision] += math.prod(parameter.shape)
+        return sizes.most_common(1)[0][0]
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

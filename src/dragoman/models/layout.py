@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dragoman.models.settings import Precision
 from dragoman.models.spec import DecoderSpec, Parameter, parameters
+from dragoman.models.tensors import Format
 
 _ALIGNMENT = 64  # a cache line: the kernels read whole ones
 # A packed matrix is a row of blocks of 32 outputs, each a row of groups of 32 inputs. A quantized group has float16
@@ -22,10 +24,10 @@ _GROUP_BYTES: dict[Precision, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where one parameter lies among the packed bytes. ``precision`` is None for float32 vectors and tables."""
+    """Where one parameter lies among the packed bytes. ``form`` is None for float32 vectors and tables."""
 
     parameter: Parameter
-    precision: Precision | None
+    form: Format | None
     offset: int
     nbytes: int
 
@@ -47,20 +49,23 @@ def matrix_precision(parameter: Parameter, precision: Precision) -> Precision:
     return "int8" if precision == "int4" and parameter.module in ("embedding", "head") else precision
 
 
-def packed_bytes(outputs: int, inputs: int, precision: Precision) -> int:
+def packed_bytes(outputs: int, inputs: int, form: Format) -> int:
     """Size of a packed matrix ``[outputs, inputs]``."""
     blocks, groups = -(-outputs // _BLOCK), -(-inputs // _GROUP)
-    return blocks * groups * _GROUP_BYTES[precision]
+    return blocks * groups * (_GROUP_BYTES[form.precision] + 2 * _BLOCK * form.minimum)
 
 
-def plan_layout(spec: DecoderSpec, precision: Precision) -> Layout:
-    """Lay all parameters out one after the other, each on a cache line of its own."""
+def plan_layout(spec: DecoderSpec, precision: Precision, formats: Mapping[str, Format] | None = None) -> Layout:
+    """Lay all parameters out one after the other, each on a cache line of its own.
+
+    ``formats``: those of single matrices, by name, in place of the model's precision.
+    """
     entries, offset = [], 0
     for parameter in parameters(spec):
         if parameter.matrix:
-            of_matrix = matrix_precision(parameter, precision)
+            form = (formats or {}).get(parameter.name) or Format(matrix_precision(parameter, precision))
             outputs, inputs = parameter.shape
-            entries.append(Entry(parameter, of_matrix, offset, packed_bytes(outputs, inputs, of_matrix)))
+            entries.append(Entry(parameter, form, offset, packed_bytes(outputs, inputs, form)))
         else:
             entries.append(Entry(parameter, None, offset, 4 * math.prod(parameter.shape)))
         offset += _aligned(entries[-1].nbytes)

@@ -10,6 +10,7 @@ from pathlib import Path
 import dragoman
 from dragoman import kernels
 from dragoman.core.errors import ModelError
+from dragoman.models.checkpoint import Checkpoint
 from dragoman.models.decoder import build_program
 from dragoman.models.description import ModelDescription, ModelInfo, describe_source
 from dragoman.models.families import FAMILIES
@@ -20,9 +21,8 @@ from dragoman.models.packed_cache import Packed, PackedCache, cache_key, default
 from dragoman.models.packing import Weights, entry_checksums, pack_checkpoint
 from dragoman.models.progress import READING, Progress, nobody, part
 from dragoman.models.settings import ModelSettings
-from dragoman.models.source import find_source, find_weights
+from dragoman.models.source import find_source, find_weights, open_files
 from dragoman.models.spec import DecoderSpec
-from dragoman.models.weights import Checkpoint
 
 # Smaller models are packed anew at each start: that takes less than the tenth of a second a user would notice.
 _SMALLEST_CACHED_BYTES = 64 << 20
@@ -49,14 +49,14 @@ def load(source: str | Path | None = None, settings: ModelSettings | None = None
     )
     progress(READING, _DOWNLOAD_SHARE)
     family = FAMILIES[described.spec.architecture]
-    checkpoint = Checkpoint(described.source.folder, described.source.weight_files, family, described.spec)
-    described = replace(described, spec=checkpoint.spec)
+    checkpoint = Checkpoint(open_files(described.source), family, described.spec)
+    described = replace(described, spec=checkpoint.spec, formats=checkpoint.formats)
     planned = plan(described, settings)
     planned.require_fit()
 
-    layout = plan_layout(described.spec, planned.precision)
+    layout = plan_layout(described.spec, planned.precision, planned.formats)
     packing = part(progress, _DOWNLOAD_SHARE, _PACKED_SHARE)
-    packed, checksums = _packed(checkpoint, layout, described.source.folder, settings, packing)
+    packed, checksums = _packed(checkpoint, layout, settings, packing)
     progress(READING, _PACKED_SHARE)
     weights = Weights(layout, packed)
     try:
@@ -92,14 +92,12 @@ def fingerprint(spec: DecoderSpec, planned: MemoryPlan, layout: Layout, checksum
     return f"fp_{digest.hexdigest()}"
 
 
-def _packed(
-    checkpoint: Checkpoint, layout: Layout, folder: Path, settings: ModelSettings, progress: Progress
-) -> Packed:
+def _packed(checkpoint: Checkpoint, layout: Layout, settings: ModelSettings, progress: Progress) -> Packed:
     """Packed weights from the cache, or packed now and kept for the next start."""
     cached = settings.cache_bytes > 0 and layout.nbytes >= _SMALLEST_CACHED_BYTES
     cache_folder = Path(settings.cache_folder).expanduser() if settings.cache_folder else default_cache_folder()
     cache = PackedCache(cache_folder, settings.cache_bytes)
-    key = cache_key(checkpoint, layout, folder) if cached else ""
+    key = cache_key(checkpoint, layout) if cached else ""
     if cached and (found := cache.read(key, layout, settings.weights_memory)) is not None:
         return found
     packed = pack_checkpoint(checkpoint, layout, progress)

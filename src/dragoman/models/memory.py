@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from dragoman.models.description import ModelDescription
 from dragoman.models.layout import plan_layout
 from dragoman.models.settings import KVPrecision, ModelSettings, Precision
 from dragoman.models.spec import DecoderSpec, Parameter
+from dragoman.models.tensors import Format
 
 BLOCK_TOKENS = 32  # positions of one KV block
 _SHORTEST_CONTEXT = 1024  # rather refuse than serve a context cut below this without being asked
@@ -24,6 +26,7 @@ class MemoryPlan:
     """What a model takes, in bytes, and what that allows.
 
     Attributes:
+        formats: of single matrices, in place of the precision's.
         available_bytes: what this process may still take. weight_bytes: packed. loading_bytes: held beside them only
             while the largest tensor is packed. table_bytes: rotary tables. activation_bytes: buffers of one step.
         kv_blocks: of 32 tokens each, shared by all sequences.
@@ -33,6 +36,7 @@ class MemoryPlan:
     """
 
     precision: Precision
+    formats: Mapping[str, Format]
     kv_precision: KVPrecision
     available_bytes: int
     weight_bytes: int
@@ -79,7 +83,8 @@ def plan(
     precision = description.precision(settings.precision)
     kv_precision: KVPrecision = "float32" if precision == "float32" else "bfloat16"
     available = available_memory() if available_bytes is None else available_bytes
-    layout = plan_layout(spec, precision)
+    formats = description.formats if settings.precision == "auto" else {}
+    layout = plan_layout(spec, precision, formats)
     per_token = _kv_bytes_per_token(spec, kv_precision)
     asked = _asked_context(spec, settings)
     table = _table_bytes_per_position(spec)
@@ -92,6 +97,7 @@ def plan(
     blocks = _kv_bytes(settings, context, per_token, room) // (per_token * BLOCK_TOKENS)
     found = MemoryPlan(
         precision=precision,
+        formats=formats,
         kv_precision=kv_precision,
         available_bytes=available,
         weight_bytes=layout.nbytes,
@@ -198,9 +204,9 @@ def _table_bytes_per_position(spec: DecoderSpec) -> int:
 
 
 def _loading_bytes(parameter: Parameter, packed: int, stored_dtype: str) -> int:
-    """The packed matrix before it is moved to its place, and its stacked parts where they are stored apart."""
+    """The packed matrix before it is moved to its place, and its parts and their stack where they are stored apart."""
     stacked = math.prod(parameter.shape) * (4 if stored_dtype == "float32" else 2)
-    return packed + (stacked if len(parameter.parts) > 1 else 0)
+    return packed + (2 * stacked if len(parameter.parts) > 1 else 0)
 
 
 def _read_each_token(parameter: Parameter, spec: DecoderSpec) -> bool:

@@ -26,13 +26,13 @@ from typing import Any
 import numpy as np
 
 from dragoman import kernels
+from dragoman.models.checkpoint import Checkpoint
 from dragoman.models.layout import Layout
 from dragoman.models.packing import PackedBytes, entry_checksums, split_bytes
 from dragoman.models.settings import WeightsMemory
-from dragoman.models.weights import Checkpoint
 
 _LOG = logging.getLogger("dragoman.models")
-_FORMAT = 1  # of the file; how the kernels pack is part of the key by itself
+_FORMAT = 2  # of the file; how the kernels pack is part of the key by itself
 _MAGIC = b"DRGMPACK"
 _PAGE = 4096
 _PROBE_BYTES = 16 << 20
@@ -54,7 +54,7 @@ def default_cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dragoman" / "packed"
 
 
-def cache_key(checkpoint: Checkpoint, layout: Layout, folder: Path) -> str:
+def cache_key(checkpoint: Checkpoint, layout: Layout) -> str:
     """Name of the packed form of these weight files: their names, sizes, times, headers and samples of their content.
 
     Samples, because hashing all of a large checkpoint would take as long as packing it; whoever changes a file without
@@ -63,13 +63,13 @@ def cache_key(checkpoint: Checkpoint, layout: Layout, folder: Path) -> str:
     """
     digest = hashlib.blake2b(digest_size=20)
     digest.update(f"{_FORMAT} {layout!r} {checkpoint.spec!r}".encode())
-    for precision in sorted({entry.precision for entry in layout.entries if entry.precision}):
-        digest.update(kernels.pack(_SPECIMEN, precision).data.tobytes())
-    for name, header in sorted(checkpoint.headers.items()):
-        status = (folder / name).stat()
-        digest.update(f"{name} {status.st_size} {status.st_mtime_ns} {len(header.raw)}".encode())
-        digest.update(header.raw)
-        with (folder / name).open("rb") as stream:
+    for form in sorted({entry.form for entry in layout.entries if entry.form}, key=repr):
+        digest.update(kernels.pack(_SPECIMEN, form.precision, minimum=form.minimum).data.tobytes())
+    for path, header in sorted(checkpoint.files.files.items()):
+        status = path.stat()
+        digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns} {len(header)}".encode())
+        digest.update(header)
+        with path.open("rb") as stream:
             for sample in range(_SAMPLES):
                 stream.seek(status.st_size * sample // _SAMPLES)
                 digest.update(stream.read(_SAMPLE_BYTES))
@@ -161,7 +161,10 @@ class _DamagedError(Exception):
 
 
 def _describe(layout: Layout) -> list[list[Any]]:
-    return [[e.parameter.name, e.precision, list(e.parameter.shape), e.offset, e.nbytes] for e in layout.entries]
+    return [
+        [e.parameter.name, e.form and [e.form.precision, e.form.minimum], list(e.parameter.shape), e.offset, e.nbytes]
+        for e in layout.entries
+    ]
 
 
 def _header(layout: Layout, checksums: Sequence[int]) -> bytes:

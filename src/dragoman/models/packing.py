@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman import kernels
+from dragoman.models.checkpoint import Checkpoint
 from dragoman.models.layout import Entry, Layout
 from dragoman.models.progress import PACKING, Progress, nobody
-from dragoman.models.weights import Checkpoint
+from dragoman.models.tensors import Codes
 
 PackedBytes = Sequence[NDArray[np.uint8]]
 """The bytes of each entry of a layout, in its order."""
@@ -21,18 +22,25 @@ PackedBytes = Sequence[NDArray[np.uint8]]
 def pack_checkpoint(checkpoint: Checkpoint, layout: Layout, progress: Progress = nobody) -> PackedBytes:
     """Read and pack every parameter. While one is packed the next is read, so a cold disk is waited for only once."""
 
-    def pack(entry: Entry, tensor: NDArray[Any]) -> NDArray[np.uint8]:
-        if entry.precision is None:
+    def read(entry: Entry) -> NDArray[Any] | Codes:
+        codes = checkpoint.codes(entry.parameter, entry.form) if entry.form else None
+        return checkpoint.read(entry.parameter) if codes is None else codes
+
+    def pack(entry: Entry, tensor: NDArray[Any] | Codes) -> NDArray[np.uint8]:
+        if isinstance(tensor, Codes):
+            assert entry.form is not None
+            return kernels.pack_codes(tensor.values, tensor.scales, tensor.minimums, entry.form.precision).data
+        if entry.form is None:
             return np.ascontiguousarray(tensor).view(np.uint8).reshape(-1)
-        return kernels.pack(tensor, entry.precision).data
+        return kernels.pack(tensor, entry.form.precision, minimum=entry.form.minimum).data
 
     packed: list[NDArray[np.uint8]] = []
     with ThreadPoolExecutor(1) as reader:
-        coming = [reader.submit(checkpoint.read, layout.entries[0].parameter)]
+        coming = [reader.submit(read, layout.entries[0])]
         for number, entry in enumerate(layout.entries):
             tensor = coming.pop().result()
             if number + 1 < len(layout.entries):
-                coming.append(reader.submit(checkpoint.read, layout.entries[number + 1].parameter))
+                coming.append(reader.submit(read, layout.entries[number + 1]))
             packed.append(pack(entry, tensor))
             progress(PACKING, (entry.offset + entry.nbytes) / layout.nbytes)
     return packed
@@ -85,7 +93,7 @@ def _name(module: str, kind: str, layer: int | None) -> str:
 
 
 def _view(entry: Entry, data: NDArray[np.uint8]) -> Any:
-    if entry.precision is None:
+    if entry.form is None:
         return data.view(np.float32).reshape(entry.parameter.shape)
     outputs, inputs = entry.parameter.shape
-    return kernels.PackedMatrix(data, outputs, inputs, entry.precision)
+    return kernels.PackedMatrix(data, outputs, inputs, entry.form.precision, entry.form.minimum)

@@ -12,7 +12,8 @@ from typing import Any
 from dragoman.core.errors import ModelError
 from dragoman.models.config import read_json
 from dragoman.models.progress import DOWNLOADING, Progress, nobody
-from dragoman.models.weights import INDEX_NAME, choose_weight_files
+from dragoman.models.safetensors_file import INDEX_NAME, choose_weight_files, read_safetensors
+from dragoman.models.tensors import TensorFiles
 
 EMBEDDED = "embedded"
 # What is needed to describe a model and to make text of its tokens; a few megabytes.
@@ -96,6 +97,11 @@ def find_weights(source: Source, *, token: str | None = None, progress: Progress
     if missing := [name for name in names if not (source.folder / name).is_file()]:
         raise ModelError(f"{source.repository}: {missing[0]} could not be downloaded")
     return replace(source, weight_files=names)
+
+
+def open_files(source: Source) -> TensorFiles:
+    """The tensors of a source whose weight files are here. Raises ModelError naming the file that is damaged."""
+    return read_safetensors(source.folder, source.weight_files)
 
 
 def fetch_again(source: Source, *, token: str | None = None) -> None:

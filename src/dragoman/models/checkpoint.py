@@ -1,0 +1,132 @@
+"""A checkpoint: the parameters of a decoder among the tensors of its files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.core.errors import ModelError
+from dragoman.models.families import Family
+from dragoman.models.spec import DecoderSpec, Parameter, parameters
+from dragoman.models.tensors import ELEMENTS, Codes, Format, Tensor, TensorFiles, to_float32
+
+
+class Checkpoint:
+    """The tensors of a model's weight files, under a family's names; each is read when it is asked for.
+
+    Raises ModelError on a corrupt file, a tensor that is missing, of the wrong shape or type, or of no known use: a
+    tensor left out silently would be a model that answers wrongly.
+    """
+
+    def __init__(self, files: TensorFiles, family: Family, spec: DecoderSpec) -> None:
+        self.files = files
+        self._family = family
+        self._tensors = files.tensors
+        self._drop_base = not any(name.startswith(family.base) for name in self._tensors)
+        self.spec = self._untie_if_stored_apart(spec)
+        self.parts = {parameter.name: self._find(parameter) for parameter in parameters(self.spec)}
+        self._refuse_leftovers()
+
+    @property
+    def formats(self) -> dict[str, Format]:
+        """For each matrix whose tensors are quantized the format to pack it in where no precision is asked for."""
+        found = {}
+        for parameter in parameters(self.spec):
+            forms = {part.form for part in self.parts[parameter.name]}
+            if parameter.matrix and forms != {None}:
+                found[parameter.name] = _widest(forms)
+        return found
+
+    def read(self, parameter: Parameter) -> NDArray[Any]:
+        """A parameter, its parts stacked along the outputs: vectors and tables as float32, matrices as they are stored.
+
+        That is float32, float16, or bfloat16 as uint16.
+        """
+        stored = self.parts[parameter.name]
+        parts = [part.read() for part in stored]
+        if len({part.dtype for part in stored}) > 1:
+            parts = [to_float32(part) for part in parts]
+        if self._is_transposed(parameter):
+            parts = [part.T for part in parts]
+        value: NDArray[Any] = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return value if parameter.matrix else to_float32(value)
+
+    def codes(self, parameter: Parameter, form: Format) -> Codes | None:
+        """A matrix in the numbers of ``form``, its parts stacked, where all of them have these; else None."""
+        if self._is_transposed(parameter):
+            return None
+        parts = []
+        for part in self.parts[parameter.name]:
+            codes = part.codes(form)
+            if codes is None:
+                return None
+            parts.append(codes)
+        minimums = [part.minimums for part in parts if part.minimums is not None]
+        return Codes(
+            np.concatenate([part.values for part in parts]),
+            np.concatenate([part.scales for part in parts]),
+            np.concatenate(minimums) if minimums else None,
+        )
+
+    def _is_transposed(self, parameter: Parameter) -> bool:
+        return parameter.matrix and parameter.module in self._family.transposed
+
+    def _find(self, parameter: Parameter) -> tuple[Tensor, ...]:
+        modules = self._family.names[parameter.module]
+        sizes = parameter.parts if len(modules) == len(parameter.parts) else (sum(parameter.parts),)
+        found = []
+        for module, size in zip(modules, sizes, strict=True):
+            name = self._stored_name(module, parameter)
+            if name not in self._tensors:
+                raise ModelError(f"{self.files.where}: tensor {name} is missing")
+            tensor = self._tensors[name]
+            shape = (size, *parameter.shape[1:])
+            if self._is_transposed(parameter):
+                shape = shape[::-1]
+            if tensor.shape != shape:
+                raise tensor.fail(f"its shape is {list(tensor.shape)}, where the config asks for {list(shape)}")
+            if tensor.dtype not in ELEMENTS:
+                raise tensor.fail(f"its type {tensor.dtype} is not supported; known: F32, F16, BF16")
+            found.append(tensor)
+        return tuple(found)
+
+    def _stored_name(self, module: str, parameter: Parameter) -> str:
+        if self._drop_base:
+            module = module.removeprefix(self._family.base)
+        return f"{module.format(layer=parameter.layer)}.{parameter.kind}"
+
+    def _untie_if_stored_apart(self, spec: DecoderSpec) -> DecoderSpec:
+        """A config may call tables tied that the file holds with different values; then the file is right."""
+        if not spec.tied:
+            return spec
+        untied = replace(spec, tied=False)
+        head = next(p for p in parameters(untied) if p.module == "head")
+        if self._stored_name(self._family.names["head"][0], head) not in self._tensors:
+            return spec
+        embedding = next(p for p in parameters(untied) if p.module == "embedding")
+        table, output = (self._find(p)[0] for p in (embedding, head))
+        return spec if np.array_equal(table.read(), output.read()) else untied
+
+    def _refuse_leftovers(self) -> None:
+        used = {part.name for parts in self.parts.values() for part in parts}
+        if self.spec.tied:
+            used |= {f"{name}.weight" for name in self._family.names["head"]}
+        left = [
+            name
+            for name in sorted(self._tensors.keys() - used)
+            if not self._family.ignored.fullmatch(name.removeprefix(self._family.base))
+        ]
+        if left:
+            raise self._tensors[left[0]].fail(
+                f"is not part of {self.spec.architecture} as its config describes it ({len(left)} such tensors)"
+            )
+
+
+def _widest(forms: set[Format | None]) -> Format:
+    """One format for parts that are stored differently: that which loses nothing of any."""
+    if len(forms) == 1 and (only := next(iter(forms))) is not None:
+        return only
+    return Format("bfloat16") if None in forms else Format("int8")

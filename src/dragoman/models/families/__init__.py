@@ -1,0 +1,61 @@
+"""The families of decoders: for each, how its config reads and what its checkpoint calls each weight.
+
+A chapter holds the families of one lineage; ``FAMILIES`` joins them all. ``docs/adding-a-model.md`` walks through
+adding one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dragoman.core.errors import ModelError
+from dragoman.models.config import Config
+from dragoman.models.families import gpt2, llama, qwen
+from dragoman.models.families.family import Family
+from dragoman.models.spec import DecoderSpec
+
+__all__ = ["FAMILIES", "Family", "find_family", "read_spec"]
+
+FAMILIES: dict[str, Family] = {**llama.FAMILIES, **qwen.FAMILIES, **gpt2.FAMILIES}
+
+# Features that other readers of config.json honour for any architecture, with the values that turn them off.
+_REFUSED: dict[str, tuple[object, ...]] = {
+    "quantization_config": ({},),
+    "compression_config": ({},),
+    "auto_map": ({},),  # code of the repository's own, which may compute anything
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "partial_rotary_factor": (1, 1.0),
+    "attn_logit_softcapping": (),
+    "final_logit_softcapping": (),
+    "num_local_experts": (0,),
+    "num_experts": (0,),
+}
+
+
+def find_family(values: dict[str, Any]) -> Family:
+    """The family of a config; ModelError naming the architecture and the known ones otherwise."""
+    return FAMILIES[_architecture(values)]
+
+
+def read_spec(values: dict[str, Any]) -> DecoderSpec:
+    """The decoder that a ``config.json`` describes. Raises ModelError where it asks for what is not there."""
+    config = Config(values)
+    for key, harmless in _REFUSED.items():
+        config.refuse(key, *harmless)
+    return find_family(values).read(config)
+
+
+def _architecture(values: dict[str, Any]) -> str:
+    declared = values.get("architectures")
+    names = declared if isinstance(declared, list) else []
+    for name in names:
+        if name in FAMILIES:
+            return str(name)
+    if not names and (name := _BY_MODEL_TYPE.get(str(values.get("model_type")))):
+        return name
+    asked = ", ".join(map(str, names)) or f"model_type {values.get('model_type')!r}"
+    raise ModelError(f"architecture {asked} is not supported; known: {', '.join(FAMILIES)}")
+
+
+_BY_MODEL_TYPE = {family.model_type: architecture for architecture, family in FAMILIES.items()}

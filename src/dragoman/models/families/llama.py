@@ -1,0 +1,107 @@
+"""Llama, and Mistral, which differs in its windows; and what most later families share with them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from dragoman.core.errors import ModelError
+from dragoman.models.config import Config
+from dragoman.models.families.family import Family
+from dragoman.models.rope import Rope, read_scaling
+from dragoman.models.spec import Activation, DecoderSpec
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+
+LLAMA_NAMES: dict[str, tuple[str, ...]] = {
+    "embedding": ("model.embed_tokens",),
+    "attention_norm": ("model.layers.{layer}.input_layernorm",),
+    "qkv": (
+        "model.layers.{layer}.self_attn.q_proj",
+        "model.layers.{layer}.self_attn.k_proj",
+        "model.layers.{layer}.self_attn.v_proj",
+    ),
+    "query_norm": ("model.layers.{layer}.self_attn.q_norm",),
+    "key_norm": ("model.layers.{layer}.self_attn.k_norm",),
+    "attention_out": ("model.layers.{layer}.self_attn.o_proj",),
+    "feed_forward_norm": ("model.layers.{layer}.post_attention_layernorm",),
+    "feed_forward_in": ("model.layers.{layer}.mlp.gate_proj", "model.layers.{layer}.mlp.up_proj"),
+    "feed_forward_out": ("model.layers.{layer}.mlp.down_proj",),
+    "final_norm": ("model.norm",),
+    "head": ("lm_head",),
+}
+
+ROTARY_BUFFER = re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+
+
+def llama_like(config: Config, *, default_head_dim: int | None = None, **variant: Any) -> DecoderSpec:
+    """What Llama, Mistral and Qwen share; ``variant`` holds the fields of the spec in which they differ."""
+    width, heads = config.size("hidden_size"), config.size("num_attention_heads")
+    layers = config.size("num_hidden_layers")
+    head_dim = config.size("head_dim", default_head_dim or width // heads)
+    kv_heads = config.size("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise ModelError(f"config.json: {heads} query heads cannot share {kv_heads} key-value heads evenly")
+    if head_dim % 2:
+        raise ModelError(f"config.json: head_dim {head_dim} is odd and cannot be rotated in pairs")
+    positions = config.size("max_position_embeddings", 2048)
+    rope = read_rope(config, head_dim, positions)
+    fields: dict[str, Any] = {
+        "vocab_size": config.size("vocab_size"),
+        "width": width,
+        "layers": layers,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "feed_forward": config.size("intermediate_size"),
+        "context": rope.scaling.context(positions),
+        "norm_eps": config.number("rms_norm_eps", 1e-6),
+        "activation": config.choice("hidden_act", "silu", ACTIVATIONS),
+        "rope": rope,
+        "windows": (0,) * layers,
+        "attention_scales": (head_dim**-0.5,) * layers,
+        "tied": config.flag("tie_word_embeddings", False),
+    }
+    return DecoderSpec(**fields | variant)
+
+
+def read_rope(config: Config, head_dim: int, positions: int) -> Rope:
+    block = config.block("rope_scaling") or config.block("rope_parameters")
+    if any(isinstance(value, dict) for value in block.values()):
+        raise ModelError("config.json: rotary parameters for each layer type are not supported")
+    theta = Config({"rope_theta": block.get("rope_theta")} if "rope_theta" in block else config.values)
+    original = config.values.get("original_max_position_embeddings")
+    return Rope(theta.number("rope_theta", 10_000.0), head_dim, read_scaling(block, positions, original))
+
+
+def _read_llama(config: Config) -> DecoderSpec:
+    bias = config.flag("attention_bias", False)
+    return llama_like(
+        config,
+        architecture="LlamaForCausalLM",
+        qkv_bias=bias,
+        attention_out_bias=bias,
+        feed_forward_bias=config.flag("mlp_bias", False),
+    )
+
+
+def _read_mistral(config: Config) -> DecoderSpec:
+    config.refuse("layer_types")  # alternating attention is Ministral's, another family
+    sliding = config.values.get("sliding_window", 4096)
+    window = 0 if sliding is None else config.size("sliding_window", 4096)
+    windows = (window,) * config.size("num_hidden_layers")
+    return llama_like(config, architecture="MistralForCausalLM", windows=windows)
+
+
+FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": Family(_read_llama, LLAMA_NAMES, "llama", base="model.", ignored=ROTARY_BUFFER),
+    "MistralForCausalLM": Family(_read_mistral, LLAMA_NAMES, "mistral", base="model.", ignored=ROTARY_BUFFER),
+}

@@ -1,0 +1,52 @@
+"""Qwen 2 and 3: Llama with biases on queries, keys and values, or with norms on heads."""
+
+from __future__ import annotations
+
+from dragoman.core.errors import ModelError
+from dragoman.models.config import Config
+from dragoman.models.families.family import Family
+from dragoman.models.families.llama import LLAMA_NAMES, ROTARY_BUFFER, llama_like
+from dragoman.models.spec import DecoderSpec
+
+
+def _read_qwen2(config: Config) -> DecoderSpec:
+    return llama_like(config, architecture="Qwen2ForCausalLM", qkv_bias=True, windows=_qwen_windows(config))
+
+
+def _read_qwen3(config: Config) -> DecoderSpec:
+    bias = config.flag("attention_bias", False)
+    return llama_like(
+        config,
+        architecture="Qwen3ForCausalLM",
+        qkv_bias=bias,
+        attention_out_bias=bias,
+        head_norm=True,
+        default_head_dim=128,
+        windows=_qwen_windows(config),
+    )
+
+
+def _qwen_windows(config: Config) -> tuple[int, ...]:
+    """Which layers slide: ``layer_types`` where given, else those from ``max_window_layers`` on."""
+    layers = config.size("num_hidden_layers")
+    if not config.flag("use_sliding_window", False) or config.values.get("sliding_window", 4096) is None:
+        return (0,) * layers
+    window = config.size("sliding_window", 4096)
+    types = config.values.get("layer_types")
+    if types is None:
+        first = config.values.get("max_window_layers", 28)
+        if not isinstance(first, int) or first < 0:
+            raise ModelError(f"config.json: max_window_layers must be a count of layers, got {first!r}")
+        return tuple(window if layer >= first else 0 for layer in range(layers))
+    meanings = {"full_attention": 0, "sliding_attention": window}
+    if not isinstance(types, list) or len(types) != layers or any(kind not in meanings for kind in types):
+        raise ModelError(
+            f"config.json: layer_types must name {layers} layers, each {' or '.join(meanings)}, got {types!r}"
+        )
+    return tuple(meanings[kind] for kind in types)
+
+
+FAMILIES: dict[str, Family] = {
+    "Qwen2ForCausalLM": Family(_read_qwen2, LLAMA_NAMES, "qwen2", base="model.", ignored=ROTARY_BUFFER),
+    "Qwen3ForCausalLM": Family(_read_qwen3, LLAMA_NAMES, "qwen3", base="model.", ignored=ROTARY_BUFFER),
+}

@@ -1,0 +1,185 @@
+"""Reading safetensors files: one, or several with an index, tensor by tensor.
+
+The format is a length, a JSON header and raw little-endian data (https://huggingface.co/docs/safetensors). It is read
+here directly because the numbers wanted are bfloat16, which NumPy does not have: such tensors are given as uint16.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.core.errors import ModelError
+from dragoman.models.tensors import ELEMENTS, Codes, Format, Tensor, TensorFiles
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_LARGEST_HEADER_BYTES = 100 << 20
+# The types that a decoder's weights have, by their names in the file.
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def choose_weight_files(names: Iterable[str], read_index: Callable[[], dict[str, Any]]) -> tuple[str, ...]:
+    """Which of a model's files hold its weights.
+
+    ``read_index()`` gives the content of ``model.safetensors.index.json`` when that is among the names. Raises
+    ModelError when there are none, or only pickled ones, naming a file and what to do.
+    """
+    present = sorted(names)
+    if INDEX_NAME in present:
+        shards = read_index().get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(s, str) and "/" not in s for s in shards.values()):
+            raise ModelError(f"{INDEX_NAME}: has no weight_map from tensors to files")
+        if missing := sorted(set(shards.values()) - set(present)):
+            raise ModelError(f"{INDEX_NAME} names {missing[0]}, which is missing ({len(missing)} missing in all)")
+        return tuple(sorted(set(shards.values())))
+    if SINGLE_NAME in present:
+        return (SINGLE_NAME,)
+    candidates = [name for name in present if name.endswith(".safetensors") and "/" not in name]
+    if len(candidates) == 1:
+        return (candidates[0],)
+    if candidates:
+        raise ModelError(f"{len(candidates)} safetensors files ({candidates[0]}, …) and no {INDEX_NAME} to join them")
+    if pickled := [name for name in present if name.endswith(_PICKLE_SUFFIXES) and "/" not in name]:
+        raise ModelError(
+            f"{pickled[0]} is a pickle file, which can run any code when it is opened, so it is not read. Convert the "
+            "model once, where you trust it: AutoModelForCausalLM.from_pretrained(SOURCE).save_pretrained(FOLDER, "
+            "safe_serialization=True) with transformers; or use a repository that has safetensors files"
+        )
+    raise ModelError("no weights: there is no *.safetensors file")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor lies: ``dtype`` is float32, float16 or bfloat16 for those that can be read, else its word."""
+
+    file: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        """In the file."""
+        return self.stop - self.start
+
+    @property
+    def form(self) -> Format | None:
+        """As its type says."""
+        return None
+
+    def read(self) -> NDArray[Any]:
+        """Its numbers. Raises ModelError on a type that is not a decoder's."""
+        if self.dtype not in ELEMENTS:
+            raise self.fail(f"its type {self.dtype} is not supported; known: {', '.join(DTYPES)}")
+        value = np.empty(self.shape, ELEMENTS[self.dtype])
+        self.read_bytes(value.reshape(-1).view(np.uint8).data)
+        return value
+
+    def read_bytes(self, target: memoryview) -> None:
+        """Fill ``target`` with its bytes. Read, not mapped: a file cut short meanwhile is an error, not a signal."""
+        done = 0
+        try:
+            with self.file.open("rb", buffering=0) as stream:
+                while done < len(target):
+                    count = os.preadv(stream.fileno(), [target[done:]], self.start + done)
+                    if count == 0:
+                        raise self.fail("the file was cut short while it was read")
+                    done += count
+        except OSError as error:
+            raise self.fail(f"cannot be read: {error.strerror}") from error
+
+    def codes(self, form: Format) -> Codes | None:
+        """It has none: its numbers are not quantized."""
+        return None
+
+    def fail(self, reason: str) -> ModelError:
+        """An error that names file and tensor."""
+        return ModelError(f"{self.file}: tensor {self.name}: {reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a safetensors file says about itself. ``raw`` is the JSON as stored, for telling files apart."""
+
+    tensors: dict[str, StoredTensor]
+    raw: bytes
+
+
+def read_header(file: Path) -> Header:
+    """Read and check a safetensors header. Raises ModelError naming the file, and the tensor where one is at fault."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if size < 8 or not 0 < length <= min(size - 8, _LARGEST_HEADER_BYTES):
+                raise ModelError(f"{file}: is truncated or not a safetensors file")
+            raw = stream.read(length)
+        entries = json.loads(raw)
+    except OSError as error:
+        raise ModelError(f"{file}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{file}: its safetensors header is corrupt: {error}") from None
+    if not isinstance(entries, dict):
+        raise ModelError(f"{file}: its safetensors header is corrupt: not a JSON object")
+    entries.pop("__metadata__", None)
+    tensors = {name: _read_entry(file, name, entry, 8 + length, size) for name, entry in entries.items()}
+    end = 8 + length
+    for tensor in sorted(tensors.values(), key=lambda t: (t.start, t.stop)):
+        if tensor.start != end:
+            raise tensor.fail("its bytes overlap those of another tensor, or leave a gap")
+        end = tensor.stop
+    if end != size:
+        raise ModelError(f"{file}: holds {size - end} bytes that belong to no tensor")
+    return Header(tensors, raw)
+
+
+def _read_entry(file: Path, name: str, entry: object, data_start: int, size: int) -> StoredTensor:
+    match entry:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(stop)]}:
+            pass
+        case _:
+            raise ModelError(f"{file}: tensor {name}: its header entry is corrupt")
+    tensor = StoredTensor(file, name, dtype, tuple(shape), data_start + start, data_start + stop)
+    if not all(isinstance(n, int) and 0 <= n < 2**40 for n in shape) or not 0 <= start <= stop:
+        raise tensor.fail("its header entry is corrupt")
+    if tensor.stop > size:
+        raise tensor.fail(f"the file is truncated: it ends at byte {size}, the tensor at {tensor.stop}")
+    if dtype in DTYPES:
+        dtype = DTYPES[dtype]
+        if math.prod(shape) * ELEMENTS[dtype].itemsize != stop - start:
+            raise tensor.fail(f"its shape {list(shape)} does not fit its {stop - start} bytes")
+    return StoredTensor(file, name, dtype, tuple(shape), tensor.start, tensor.stop)
+
+
+def read_safetensors(folder: Path, names: Iterable[str]) -> TensorFiles:
+    """The tensors of all files. Raises ModelError on a corrupt file and on a tensor that is in two of them."""
+    headers = {name: read_header(folder / name) for name in names}
+    tensors: dict[str, Tensor] = {}
+    for tensor in (tensor for header in headers.values() for tensor in header.tensors.values()):
+        if tensor.name in tensors:
+            raise tensor.fail(f"is in {tensors[tensor.name].file} too")
+        tensors[tensor.name] = tensor
+    files = {folder / name: header.raw for name, header in headers.items()}
+    where = str(next(iter(files))) if len(files) == 1 else f"{len(files)} weight files ({INDEX_NAME})"
+    return TensorFiles(tensors, files, where)
+
+
+def stored_dtype(headers: Iterable[Header]) -> str:
+    """The type of most bytes in the files."""
+    sizes: dict[str, int] = {}
+    for header in headers:
+        for tensor in header.tensors.values():
+            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.stop - tensor.start
+    return max(sizes, key=lambda dtype: sizes[dtype], default="float32")

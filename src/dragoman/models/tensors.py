@@ -1,0 +1,101 @@
+"""The tensors of a checkpoint, whatever file they are stored in.
+
+Every file format gives ``TensorFiles``. A tensor there is a matrix or a vector under its name in the checkpoint: one
+that a format stores in pieces (numbers, scales, zero points) is one tensor here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.core.errors import ModelError
+from dragoman.models.settings import Precision
+
+ELEMENTS: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype("<u2"),
+}
+"""NumPy's types of the numbers that ``Tensor.read`` gives. NumPy has no bfloat16: it stands in an uint16."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a matrix is packed. ``minimum``, of int4 only: each group of 32 has a minimum beside its scale."""
+
+    precision: Precision
+    minimum: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """A matrix ``[N, K]`` as groups of 32 inputs, in the very numbers of the packed format.
+
+    Attributes:
+        values: int8 ``[N, K]``: -128 to 127 for int8; for int4 -8 to 7, or 0 to 15 with minimums.
+        scales, minimums: float16 ``[N, ceil(K / 32)]``; w = scale * value (+ minimum).
+    """
+
+    values: NDArray[np.int8]
+    scales: NDArray[np.float16]
+    minimums: NDArray[np.float16] | None = None
+
+
+class Tensor(Protocol):
+    """One tensor.
+
+    Attributes:
+        dtype: float32, float16 or bfloat16: the type of what ``read`` gives; any other cannot be read.
+        nbytes: in the file.
+        form: how it is packed where nobody asks for a precision, if not as ``dtype`` says: the format that holds a
+            quantized tensor's numbers exactly, or else with the least loss.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def file(self) -> Path: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def form(self) -> Format | None: ...
+
+    def read(self) -> NDArray[Any]:
+        """Its numbers, ``shape``, of the type ``ELEMENTS[dtype]``. Raises ModelError naming file and tensor."""
+
+    def codes(self, form: Format) -> Codes | None:
+        """Its numbers as ``form`` holds them, none rounded; None where they cannot be had so."""
+
+    def fail(self, reason: str) -> ModelError:
+        """An error that names file and tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFiles:
+    """What a model's weight files hold.
+
+    Attributes:
+        files: each with what it says about itself, for telling files apart.
+        where: names the files in errors.
+    """
+
+    tensors: Mapping[str, Tensor]
+    files: Mapping[Path, bytes]
+    where: str
+
+
+def to_float32(values: NDArray[Any]) -> NDArray[np.float32]:
+    """The same numbers. A bfloat16 (here uint16) is the upper half of a float32."""
+    if values.dtype == np.uint16:
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32, copy=False)
