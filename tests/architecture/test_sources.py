@@ -19,7 +19,11 @@ FILES = sorted(
     for folder in FOLDERS
     for path in (ROOT / folder).rglob("*")
     if path.is_file() and path.suffix in SUFFIXES and "__pycache__" not in path.parts
-) + sorted(path for path in ROOT.iterdir() if path.is_file() and path.suffix in {".md", ".toml", ".txt", ""})
+) + sorted(
+    path
+    for path in ROOT.iterdir()
+    if path.is_file() and path.suffix in {".md", ".toml", ".txt", ""} and path.name != ".git"
+)
 
 
 def name(path: Path) -> str:

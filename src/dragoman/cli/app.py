@@ -13,10 +13,12 @@ import typer
 import dragoman
 from dragoman.cli import console, locallab_start, machine_info, model_search, models
 from dragoman.cli.borrowed_variables import borrowed, useless
+from dragoman.cli.doctor import doctor
 from dragoman.cli.keys import keys
 from dragoman.cli.locallab_start import StartSettings
 from dragoman.cli.logs import LogSettings
 from dragoman.cli.options import CommandLine
+from dragoman.cli.pack import pack
 from dragoman.cli.plan import plan
 from dragoman.cli.session import LocalSession, RemoteSession, remote_session
 from dragoman.cli.settings import (
@@ -216,6 +218,8 @@ def bench(
 
 
 cli.command(plan)
+cli.command(pack)
+cli.command(doctor)
 cli.command(keys)
 cli.command(machine_info.status)
 cli.command(machine_info.info)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import dragoman
@@ -32,6 +32,21 @@ _DOWNLOAD_SHARE = 0.5
 _PACKED_SHARE = 0.95
 
 
+@dataclass(frozen=True, slots=True)
+class PackedModel:
+    """What packing a model came to.
+
+    Attributes:
+        path: of the packed file; None: too small to be kept, or the cache is turned off or has no room.
+        was_there: it had been packed before, and nothing was done but to verify it.
+    """
+
+    described: ModelDescription
+    planned: MemoryPlan
+    path: Path | None
+    was_there: bool
+
+
 def load(source: str | Path | None = None, settings: ModelSettings | None = None, progress: Progress = nobody) -> Model:
     """Load a model: a folder, a hub id, or None for the embedded one. ``progress`` is told how far it is.
 
@@ -39,24 +54,10 @@ def load(source: str | Path | None = None, settings: ModelSettings | None = None
     told from the config is told before weights are fetched, and everything before memory is taken.
     """
     settings = settings or ModelSettings()
-    described = describe_source(
-        find_source(source, revision=settings.revision, token=settings.token), rope=settings.rope
-    )
-    plan(described, settings).require_fit()
-    fetching = part(progress, 0.0, _DOWNLOAD_SHARE)
-    described = describe_source(
-        find_weights(described.source, token=settings.token, progress=fetching), rope=settings.rope
-    )
-    progress(READING, _DOWNLOAD_SHARE)
-    family = FAMILIES[described.spec.architecture]
-    checkpoint = Checkpoint(open_files(described.source), family, described.spec)
-    described = replace(described, spec=checkpoint.spec, formats=checkpoint.formats)
-    planned = plan(described, settings)
+    opened = _open(source, settings, progress)
+    described, planned, layout = opened.described, opened.planned, opened.layout
     planned.require_fit()
-
-    layout = plan_layout(described.spec, planned.precision, planned.formats)
-    packing = part(progress, _DOWNLOAD_SHARE, _PACKED_SHARE)
-    packed, checksums = _packed(checkpoint, layout, settings, packing)
+    packed, checksums = _packed(opened, settings, part(progress, _DOWNLOAD_SHARE, _PACKED_SHARE))
     progress(READING, _PACKED_SHARE)
     weights = Weights(layout, packed)
     try:
@@ -84,6 +85,48 @@ def load(source: str | Path | None = None, settings: ModelSettings | None = None
     )
 
 
+def pack(
+    source: str | Path | None = None, settings: ModelSettings | None = None, progress: Progress = nobody
+) -> PackedModel:
+    """Pack a model's weights into the cache, where the next ``load`` of the same precision finds them.
+
+    Raises ModelError as ``load`` does.
+    """
+    settings = settings or ModelSettings()
+    opened = _open(source, settings, progress)
+    cache, key = _cache_of(opened, settings)
+    was_there = bool(key) and cache.path(key).is_file()
+    _packed(opened, settings, part(progress, _DOWNLOAD_SHARE, 1.0))
+    path = cache.path(key) if key else None
+    return PackedModel(opened.described, opened.planned, path if path and path.is_file() else None, was_there)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A model whose files are here and have been looked through."""
+
+    described: ModelDescription
+    planned: MemoryPlan
+    checkpoint: Checkpoint
+    layout: Layout
+
+
+def _open(source: str | Path | None, settings: ModelSettings, progress: Progress) -> _Opened:
+    described = describe_source(
+        find_source(source, revision=settings.revision, token=settings.token), rope=settings.rope
+    )
+    plan(described, settings).require_fit()
+    fetching = part(progress, 0.0, _DOWNLOAD_SHARE)
+    described = describe_source(
+        find_weights(described.source, token=settings.token, progress=fetching), rope=settings.rope
+    )
+    progress(READING, _DOWNLOAD_SHARE)
+    checkpoint = Checkpoint(open_files(described.source), FAMILIES[described.spec.architecture], described.spec)
+    described = replace(described, spec=checkpoint.spec, formats=checkpoint.formats)
+    planned = plan(described, settings)
+    return _Opened(described, planned, checkpoint, plan_layout(described.spec, planned.precision, planned.formats))
+
+
 def fingerprint(spec: DecoderSpec, planned: MemoryPlan, layout: Layout, checksums: Sequence[int]) -> str:
     """A digest of everything that decides a model's outputs: packed weights, mathematics, precisions, kernels."""
     digest = hashlib.blake2b(digest_size=8)
@@ -92,19 +135,23 @@ def fingerprint(spec: DecoderSpec, planned: MemoryPlan, layout: Layout, checksum
     return f"fp_{digest.hexdigest()}"
 
 
-def _packed(checkpoint: Checkpoint, layout: Layout, settings: ModelSettings, progress: Progress) -> Packed:
+def _packed(opened: _Opened, settings: ModelSettings, progress: Progress) -> Packed:
     """Packed weights from the cache, or packed now and kept for the next start."""
-    cached = settings.cache_bytes > 0 and layout.nbytes >= _SMALLEST_CACHED_BYTES
-    cache_folder = Path(settings.cache_folder).expanduser() if settings.cache_folder else default_cache_folder()
-    cache = PackedCache(cache_folder, settings.cache_bytes)
-    key = cache_key(checkpoint, layout) if cached else ""
-    if cached and (found := cache.read(key, layout, settings.weights_memory)) is not None:
+    cache, key = _cache_of(opened, settings)
+    if key and (found := cache.read(key, opened.layout, settings.weights_memory)) is not None:
         return found
-    packed = pack_checkpoint(checkpoint, layout, progress)
+    packed = pack_checkpoint(opened.checkpoint, opened.layout, progress)
     checksums = entry_checksums(packed)
-    if cached:
-        cache.write(key, layout, packed, checksums)
+    if key:
+        cache.write(key, opened.layout, packed, checksums)
     return packed, checksums
+
+
+def _cache_of(opened: _Opened, settings: ModelSettings) -> tuple[PackedCache, str]:
+    """The cache, and the model's key in it: empty where the model is not kept."""
+    folder = Path(settings.cache_folder).expanduser() if settings.cache_folder else default_cache_folder()
+    kept = settings.cache_bytes > 0 and opened.layout.nbytes >= _SMALLEST_CACHED_BYTES
+    return PackedCache(folder, settings.cache_bytes), cache_key(opened.checkpoint, opened.layout) if kept else ""
 
 
 def _card(described: ModelDescription, planned: MemoryPlan, settings: ModelSettings, fingerprint: str) -> ModelInfo:

@@ -83,12 +83,16 @@ class PackedCache:
         self._folder = folder
         self._limit_bytes = limit_bytes
 
+    def path(self, key: str) -> Path:
+        """Where the packed bytes under ``key`` lie, or would."""
+        return self._folder / f"{key}.packed"
+
     def read(self, key: str, layout: Layout, memory: WeightsMemory = "auto") -> Packed | None:
         """The packed bytes under ``key``, verified: mapped from the file or copied. None: pack again.
 
         A damaged file is removed.
         """
-        path = self._path(key)
+        path = self.path(key)
         try:
             with path.open("rb") as stream:
                 checksums, start = _read_header(stream.fileno(), layout)
@@ -128,14 +132,11 @@ class PackedCache:
                         stream.seek(start + entry.offset)
                         stream.write(data.data)
                     stream.truncate(start + layout.nbytes)
-                temporary.rename(self._path(key))
+                temporary.rename(self.path(key))
             finally:
                 temporary.unlink(missing_ok=True)
         except OSError as error:
             _LOG.warning("packed weights could not be kept in %s: %s", self._folder, error)
-
-    def _path(self, key: str) -> Path:
-        return self._folder / f"{key}.packed"
 
     def _make_room(self, nbytes: int) -> None:
         """Remove the longest unused files beyond the limit, and what writers left that did not finish."""

@@ -1,0 +1,180 @@
+"""A model beside transformers, where that is installed: the same tokens, the same prompts, the same logits?
+
+transformers runs in a process of its own (``witness.py``): it takes seconds to import and gigabytes to hold, and
+nothing of this program may come to need it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.cli import console
+from dragoman.cli.examination import Examination
+from dragoman.core.errors import DragomanError, ModelError
+from dragoman.core.request import ChatPrompt
+from dragoman.engine.batch import Batch
+from dragoman.models import ModelDescription, ModelSettings, load
+from dragoman.text.chat_template import ChatTemplate
+from dragoman.text.tokenizer import Tokenizer
+
+TEXTS = (
+    "The quick brown fox jumps over the lazy dog.",
+    "  two spaces, a\ttab,\n\nnew lines",
+    "Ünïcödé, 東京, Привет, 🙂👩‍👩‍👧, 3.14159, x_1 != y²",
+    "def f(x):\n    return {'a': [x ** 2, None]}",
+)
+MESSAGES = (
+    {"role": "user", "content": "What is the capital of France?"},
+    {"role": "assistant", "content": "Paris."},
+    {"role": "user", "content": "And of Italy?"},
+)
+TOLERANCE = 1e-3
+"""Of the largest difference between two logits, relative to the largest logit: both sides compute in float32."""
+
+_TIME_S = 600.0
+_BYTES_PER_PARAMETER = 4
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Rows of what was compared. ``differs``: in one of them the two sides do not agree."""
+
+    rows: dict[str, str] = field(default_factory=dict)
+    differs: bool = False
+
+    def note(self, name: str, agrees: bool, text: str) -> None:
+        self.rows[name] = text
+        self.differs = self.differs or not agrees
+
+
+def has_witness() -> bool:
+    """Whether transformers and PyTorch are installed beside this program."""
+    return all(importlib.util.find_spec(name) is not None for name in ("transformers", "torch"))
+
+
+def compare(found: Examination) -> Comparison:
+    """Hold an examined model against transformers. What transformers cannot load is said, and is no difference."""
+    described, tokenizer = found.described, found.tokenizer
+    assert described is not None
+    assert tokenizer is not None
+    comparison = Comparison()
+    enough, needed = _has_memory(described)
+    if not enough:
+        comparison.rows["logits"] = f"not compared: two copies in float32 take {needed}"
+    try:
+        theirs = _ask_witness(described, tokenizer, with_logits=enough)
+    except DragomanError as error:
+        comparison.rows["transformers"] = error.message
+        return comparison
+    _compare_tokens(theirs, tokenizer, comparison)
+    _compare_chats(theirs, described, tokenizer, comparison)
+    if "logits" in theirs:
+        _compare_logits(theirs, described, comparison)
+    elif enough:
+        comparison.rows["logits"] = f"not compared: {theirs['failures'].get('logits', 'unknown')}"
+    return comparison
+
+
+def _compare_tokens(theirs: dict[str, Any], tokenizer: Tokenizer, comparison: Comparison) -> None:
+    if "token_ids" not in theirs:
+        comparison.rows["token ids"] = f"not compared: {theirs['failures'].get('token_ids', 'unknown')}"
+        return
+    for text, ids in zip(TEXTS, theirs["token_ids"], strict=True):
+        ours = list(tokenizer.encode(text))
+        if ours != ids:
+            comparison.note("token ids", False, f"differ for {text!r}: {ours} here, {ids} there")
+            return
+    comparison.note("token ids", True, f"equal for {len(TEXTS)} texts")
+
+
+def _compare_chats(
+    theirs: dict[str, Any], described: ModelDescription, tokenizer: Tokenizer, comparison: Comparison
+) -> None:
+    if theirs.get("chat") is None:
+        if "chat" in theirs["failures"]:
+            comparison.rows["chats"] = f"not compared: {theirs['failures']['chat']}"
+        return
+    template = ChatTemplate.load(described.tokenizer_folder, tokenizer.special_tokens)
+    try:
+        ours = template.render(ChatPrompt(messages=MESSAGES))
+    finally:
+        template.close()
+    if ours == theirs["chat"]:
+        comparison.note("chats", True, "rendered to the same text")
+    else:
+        comparison.note("chats", False, f"rendered to {ours!r} here, {theirs['chat']!r} there")
+
+
+def _compare_logits(theirs: dict[str, Any], described: ModelDescription, comparison: Comparison) -> None:
+    ids = np.array(theirs["logit_ids"], np.int32)
+    ours = _logits(described, ids)
+    expected = np.array(theirs["logits"], np.float32)
+    difference = float(np.abs(ours - expected).max() / np.abs(expected).max())
+    same = int((ours.argmax(1) == expected.argmax(1)).sum())
+    agrees = difference <= TOLERANCE
+    told = (
+        f"differ by at most {difference:.1e} of the largest, the most likely token is the same at {same} of {len(ids)}"
+    )
+    comparison.note("logits", agrees, told if agrees else f"{told}: more than rounding explains")
+
+
+def _logits(described: ModelDescription, ids: NDArray[np.int32]) -> NDArray[np.float32]:
+    """Logits of every position, in float32."""
+    source = described.source
+    settings = ModelSettings(
+        precision="float32",
+        revision=source.revision,
+        max_context=min(described.spec.context, 256),
+        max_sequences=1,
+        cache_bytes=0,
+    )
+    model = load(source.repository or source.folder, settings)
+    blocks = np.arange(model.num_blocks, dtype=np.int32)[None]
+    count = len(ids)
+    batch = Batch(ids, np.arange(count, dtype=np.int32), np.array([0, count], np.int32), blocks,
+                  np.arange(count, dtype=np.int32))  # fmt: skip
+    return np.array(model.run(batch))
+
+
+def _has_memory(described: ModelDescription) -> tuple[bool, str]:
+    from dragoman.models.memory import available_memory
+
+    needed = 2 * _BYTES_PER_PARAMETER * described.spec.parameter_count
+    return needed < 0.8 * available_memory(), console.size(needed)
+
+
+def _ask_witness(described: ModelDescription, tokenizer: Tokenizer, *, with_logits: bool) -> dict[str, Any]:
+    """What transformers makes of the same files. Raises ModelError with its last words where it fails as a whole."""
+    asked = {
+        "folder": str(described.source.folder),
+        "texts": TEXTS,
+        "messages": MESSAGES,
+        "logit_ids": _ids_to_run(tokenizer, described.spec.vocab_size) if with_logits else None,
+    }
+    script = Path(__file__).with_name("witness.py")
+    try:
+        done = subprocess.run(
+            [sys.executable, str(script)], input=json.dumps(asked), capture_output=True, text=True, timeout=_TIME_S
+        )
+    except subprocess.TimeoutExpired:
+        raise ModelError(f"gave no answer in {_TIME_S:.0f} s") from None
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or [f"it ended with code {done.returncode}"]
+        raise ModelError(f"cannot be asked: {last[0][:500]}")
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def _ids_to_run(tokenizer: Tokenizer, vocab_size: int) -> list[int]:
+    """A short prompt of the model's own tokens."""
+    ids = [i for text in TEXTS for i in tokenizer.encode(text) if i < vocab_size]
+    return ids[:48] or [0]

@@ -1,0 +1,78 @@
+"""``dragoman doctor``: what of a model would be loaded, what is missing or contradictory, and a second opinion."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+import typer
+
+from dragoman.cli import console
+from dragoman.cli.comparison import Comparison, compare, has_witness
+from dragoman.cli.examination import Examination, examine
+from dragoman.cli.settings import ModelChoice
+from dragoman.models import ModelSettings
+
+
+class DoctorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How the findings are shown, and against whom they are held."""
+
+    PANEL = "Options"
+
+    format: Annotated[
+        Literal["table", "json"],
+        msgspec.Meta(description="Chapters to read, or JSON to process.", extra={"configurable": False}),
+    ] = "table"
+    compare: Annotated[
+        bool,
+        msgspec.Meta(
+            description="Hold token ids, rendered chats and logits against transformers, where that is installed.",
+            extra={"configurable": False},
+        ),
+    ] = True
+
+
+def doctor(choice: ModelChoice, asked: DoctorSettings, settings: ModelSettings) -> None:
+    """Look a model over: what would be loaded, what its files contradict each other in, how it compares.
+
+    Ends with code 1 where the model cannot be served, or computes something else than transformers does.
+    """
+    found = examine(choice.model, settings)
+    comparison = compare(found) if asked.compare and found.can_be_served and has_witness() else None
+    if asked.format == "json":
+        print(_json(found, comparison))
+    else:
+        _print(found, comparison, without_witness=asked.compare and not has_witness())
+    if not found.can_be_served or (comparison is not None and comparison.differs):
+        raise typer.Exit(1)
+
+
+def _print(found: Examination, comparison: Comparison | None, *, without_witness: bool) -> None:
+    from rich.markup import escape
+
+    out = console.output()
+    chapters = dict(found.chapters)
+    if comparison is not None:
+        chapters["beside transformers"] = comparison.rows
+    for title, rows in chapters.items():
+        out.print(f"[bold]{title}[/]")
+        for name, text in rows.items():
+            out.print(f"  {name:>18}  {escape(text)}")
+    if without_witness:
+        out.print("[bold]beside transformers[/]\n  transformers is not installed here: nothing was compared")
+    marks = {"error": "[bold red]✗[/]", "warning": "[bold yellow]![/]"}
+    out.print()
+    for problem in found.problems:
+        out.print(f"{marks[problem.severity]} {escape(problem.text)}")
+    if not found.problems:
+        out.print("[bold green]✓[/] nothing is missing or contradictory")
+
+
+def _json(found: Examination, comparison: Comparison | None) -> str:
+    value = {
+        "chapters": found.chapters,
+        "problems": [{"severity": p.severity, "text": p.text} for p in found.problems],
+        "can_be_served": found.can_be_served,
+        "comparison": None if comparison is None else {"rows": comparison.rows, "differs": comparison.differs},
+    }
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()

@@ -1,0 +1,251 @@
+"""What a model's files say, and where they contradict each other or leave something open: the findings of ``doctor``.
+
+Nothing is loaded: files are read as the server reads them, so that what cannot be served is found in its words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from dragoman.cli import console
+from dragoman.core.errors import BadRequest, DragomanError, ModelError
+from dragoman.core.request import ChatPrompt
+from dragoman.models import MemoryPlan, ModelDescription, ModelSettings, describe, plan
+from dragoman.models.checkpoint import Checkpoint
+from dragoman.models.config import read_json
+from dragoman.models.families import FAMILIES
+from dragoman.models.layout import matrix_precision
+from dragoman.models.source import find_weights, open_files
+from dragoman.models.spec import parameters
+from dragoman.text.chat_template import ChatTemplate
+from dragoman.text.tokenizer import Tokenizer
+from dragoman.text.tool_calls import reasoning_of, tool_calls_of
+
+_QUESTION = {"role": "user", "content": "What is the capital of France?"}
+_ANSWER = {"role": "assistant", "content": "Paris."}
+_EOS_LISTS = ("generation_config.json", "config.json")
+_SUGGESTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something a user should know. ``error``: the model cannot be served; ``warning``: it may not do what is meant."""
+
+    severity: Literal["error", "warning"]
+    text: str
+
+
+@dataclass(slots=True)
+class Examination:
+    """Rows of what would be loaded, by chapter, and what is wrong with it."""
+
+    chapters: dict[str, dict[str, str]] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    described: ModelDescription | None = None
+    tokenizer: Tokenizer | None = None
+
+    @property
+    def can_be_served(self) -> bool:
+        """Whether nothing stands in the way."""
+        return not any(problem.severity == "error" for problem in self.problems)
+
+    def warn(self, text: str) -> None:
+        self.problems.append(Problem("warning", text))
+
+    def fail(self, error: DragomanError) -> None:
+        self.problems.append(Problem("error", error.message))
+
+
+def examine(model: str | None, settings: ModelSettings) -> Examination:
+    """Look through a model's files: weights, tokenizer, chat template, special tokens. Downloads what is not here."""
+    found = Examination()
+    try:
+        described = describe(model, revision=settings.revision, token=settings.token, rope=settings.rope)
+        found.described = described
+        _look_at_model(described, settings, found)
+    except ModelError as error:
+        found.fail(error)
+    if found.described is not None:
+        _look_at_text(found.described, found)
+    return found
+
+
+def _look_at_model(described: ModelDescription, settings: ModelSettings, found: Examination) -> None:
+    source = find_weights(described.source, token=settings.token)
+    weights = [source.folder / name for name in source.weight_files]
+    found.chapters["files"] = {
+        "model": source.name,
+        "folder": str(source.folder),
+        **({"revision": source.revision} if source.revision else {}),
+        "weights": f"{len(weights)} files, {console.size(sum(path.stat().st_size for path in weights))}",
+    }
+    spec = described.spec
+    found.chapters["model"] = {
+        "architecture": spec.architecture,
+        "size": f"{console.count(spec.parameter_count)} parameters in {spec.layers} layers, {spec.width} wide",
+        "attention": f"{spec.heads} heads of {spec.head_dim}, {spec.kv_heads} of keys and values",
+        "positions": _positions(described),
+        "stored as": described.stored_dtype,
+    }
+    checkpoint = Checkpoint(open_files(source), FAMILIES[spec.architecture], spec)
+    if checkpoint.spec.tied != spec.tied:
+        found.warn("the config calls embedding and output projection tied; the files hold two, and both are used")
+    declared = _declared_dtype(source.folder)
+    if declared and declared != described.stored_dtype and not checkpoint.formats:
+        found.warn(f"the config says {declared}, most weights are {described.stored_dtype}: that is what is loaded")
+    planned = plan(
+        ModelDescription(
+            source=source,
+            spec=checkpoint.spec,
+            stored_dtype=described.stored_dtype,
+            formats=checkpoint.formats,
+            eos_token_ids=described.eos_token_ids,
+            bos_token_id=described.bos_token_id,
+        ),
+        settings,
+    )
+    found.chapters["as served"] = {
+        "precision": f"{planned.precision} ({_shares(checkpoint, planned)})",
+        "keys and values": f"{planned.kv_precision}, {console.size(planned.kv_bytes_per_token)} a token",
+        "context": f"{planned.context_tokens:,} tokens, {planned.concurrency:.3g} at once",
+        "memory": f"{console.size(planned.total_bytes)} of {console.size(planned.available_bytes)} available",
+    }
+    planned.require_fit()
+
+
+def _look_at_text(described: ModelDescription, found: Examination) -> None:
+    folder = described.tokenizer_folder
+    try:
+        tokenizer = Tokenizer.load(folder)
+    except ModelError as error:
+        found.fail(error)
+        return
+    found.tokenizer = tokenizer
+    _look_at_tokens(described, tokenizer, found)
+    try:
+        template = ChatTemplate.load(folder, tokenizer.special_tokens)
+    except ModelError as error:
+        found.fail(error)
+        return
+    try:
+        _look_at_template(template, tokenizer, set(_ends(described, tokenizer)), found)
+    finally:
+        template.close()
+
+
+def _look_at_tokens(described: ModelDescription, tokenizer: Tokenizer, found: Examination) -> None:
+    vocabulary, ends = described.spec.vocab_size, _ends(described, tokenizer)
+    found.chapters["tokens"] = {
+        "vocabulary": f"{tokenizer.vocab_size:,} of the tokenizer, {vocabulary:,} of the model",
+        **{name.replace("_", " "): text for name, text in tokenizer.special_tokens.items()},
+        "ends a text": ", ".join(f"{i} {tokenizer.token(i)!r} ({', '.join(who)})" for i, who in ends.items()) or "–",
+    }
+    if tokenizer.vocab_size > vocabulary:
+        found.warn(
+            f"the tokenizer has ids up to {tokenizer.vocab_size - 1}, the model only {vocabulary}: a text that has one "
+            "of the others is refused"
+        )
+    if not ends:
+        found.warn("no file names a token that ends a text: every generation goes on until its length is reached")
+    lists = [{i for i, names in ends.items() if who in names} for who in _EOS_LISTS]
+    if all(lists) and lists[0] != lists[1]:
+        found.warn(f"{' and '.join(_EOS_LISTS)} name different tokens that end a text: each of them does")
+    if any(lists) and tokenizer.eos_id is not None and tokenizer.eos_id not in set().union(*lists):
+        found.warn(f"the tokenizer's EOS, {tokenizer.eos_id}, is in no config: it ends a text all the same")
+    for token_id in ends:
+        if tokenizer.token(token_id) is None:
+            found.warn(f"token {token_id}, which is said to end a text, is not in the tokenizer's vocabulary")
+    bos = described.bos_token_id
+    if None not in (bos, tokenizer.bos_id) and bos != tokenizer.bos_id:
+        found.warn(f"the config's BOS is {bos}, the tokenizer's {tokenizer.bos_id}: the tokenizer's is used")
+    suggested = [f"{name} {value}" for name, value in _generation_config(described).items() if name in _SUGGESTED]
+    if suggested:
+        found.warn(
+            f"generation_config.json suggests {', '.join(suggested)}: a request has its dialect's defaults unless it "
+            "says otherwise"
+        )
+
+
+def _look_at_template(template: ChatTemplate, tokenizer: Tokenizer, ends: set[int], found: Examination) -> None:
+    rows = found.chapters["chats"] = {"template": "none: it completes text"}
+    if not template.available:
+        found.warn("there is no chat template: requests with messages are refused (--chat-template-file gives one)")
+        return
+    try:
+        prompt = template.render(ChatPrompt(messages=(_QUESTION,)))
+        whole = template.render(ChatPrompt(messages=(_QUESTION, _ANSWER, _QUESTION)))
+    except BadRequest as error:
+        rows["template"] = "fails"
+        found.warn(f"the chat template refuses a plain question and answer: {error.message}")
+        return
+    calls, reasoning = tool_calls_of(template, tokenizer), reasoning_of(template, tokenizer)
+    rows |= {
+        "template": "renders",
+        "a question": repr(prompt),
+        "tool calls": f"in the format {calls.format}" if calls else "–",
+        "reasoning": f"between {reasoning.opening} and {reasoning.closing}" if reasoning else "–",
+    }
+    closing = _closing_token(whole, tokenizer)
+    if closing is None:
+        found.warn("the chat template puts no special token behind an answer: nothing tells the model where to end")
+    elif closing not in ends:
+        found.warn(
+            f"the chat template ends an answer with {tokenizer.token(closing)!r} ({closing}), which ends no text: an "
+            "answer goes on with the next turn"
+        )
+
+
+def _closing_token(conversation: str, tokenizer: Tokenizer) -> int | None:
+    """The first special token behind the answer."""
+    ids = tokenizer.encode(conversation.partition(_ANSWER["content"])[2], add_special_tokens=False)
+    return next((i for i in ids if tokenizer.is_special(i)), None)
+
+
+def _ends(described: ModelDescription, tokenizer: Tokenizer) -> dict[int, list[str]]:
+    """The ids that end a text, each with who says so."""
+    found: dict[int, list[str]] = {}
+    folder = described.tokenizer_folder
+    for name in _EOS_LISTS:
+        value = _object(folder / name).get("eos_token_id")
+        for token_id in value if isinstance(value, list) else [] if value is None else [value]:
+            found.setdefault(token_id, []).append(name)
+    if tokenizer.eos_id is not None:
+        found.setdefault(tokenizer.eos_id, []).append("the tokenizer")
+    return found
+
+
+def _shares(checkpoint: Checkpoint, planned: MemoryPlan) -> str:
+    """How much of the matrices is packed in which format."""
+    counted: Counter[str] = Counter()
+    for parameter in parameters(checkpoint.spec):
+        if parameter.matrix:
+            form = planned.formats.get(parameter.name)
+            name = form.precision if form else matrix_precision(parameter, planned.precision)
+            counted[name] += math.prod(parameter.shape)
+    total = counted.total()
+    return ", ".join(f"{name} {count / total:.0%}" for name, count in counted.most_common())
+
+
+def _positions(described: ModelDescription) -> str:
+    spec = described.spec
+    windows = sorted({window for window in spec.windows if window})
+    sliding = f", windows of {', '.join(map(str, windows))}" if windows else ""
+    return f"context of {spec.context:,} tokens{sliding}"
+
+
+def _declared_dtype(folder: Path) -> str | None:
+    config = _object(folder / "config.json")
+    value = config.get("dtype") or config.get("torch_dtype")
+    return value if isinstance(value, str) else None
+
+
+def _generation_config(described: ModelDescription) -> dict[str, Any]:
+    return _object(described.tokenizer_folder / "generation_config.json")
+
+
+def _object(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}

@@ -1,0 +1,61 @@
+"""``dragoman pack``: a model's weights made ready for the next start, at any precision."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+from dragoman.cli import console
+from dragoman.cli.loading_bar import LoadingBar
+from dragoman.cli.settings import ModelChoice
+from dragoman.models import ModelSettings
+from dragoman.models.layout import matrix_precision
+from dragoman.models.loading import PackedModel
+from dragoman.models.spec import parameters
+
+
+def pack(choice: ModelChoice, settings: ModelSettings) -> None:
+    """Pack a model into the cache, at the precision asked for, so that the next start only has to read it.
+
+    Starting a model packs it too, once for each precision; this does it ahead, and on a machine of its own: the cache
+    is a folder of plain files.
+    """
+    from dragoman.models import loading
+
+    started, bar = time.monotonic(), LoadingBar()
+    try:
+        packed = loading.pack(choice.model, settings, bar)
+    finally:
+        bar.close()
+    _tell(packed, time.monotonic() - started)
+
+
+def formats_of(packed: PackedModel) -> Counter[str]:
+    """How many numbers are packed in each format."""
+    counted: Counter[str] = Counter()
+    for parameter in parameters(packed.described.spec):
+        if parameter.matrix:
+            given = packed.planned.formats.get(parameter.name)
+            own = matrix_precision(parameter, packed.planned.precision)
+            name = own if given is None else f"{given.precision} with minimums" if given.minimum else given.precision
+            counted[name] += parameter.shape[0] * parameter.shape[1]
+    return counted
+
+
+def _tell(packed: PackedModel, seconds: float) -> None:
+    described, planned = packed.described, packed.planned
+    counted = formats_of(packed)
+    total = counted.total()
+    shares = ", ".join(f"{name} {count / total:.0%}" for name, count in counted.most_common())
+    out = console.output()
+    out.print(
+        f"{described.source.name}: {described.spec.architecture} at {planned.precision} ({shares} of the numbers), "
+        f"{console.size(planned.weight_bytes)}",
+        markup=False,
+    )
+    if packed.path is None:
+        out.print("Too small to be kept, or the cache is off or full: it is packed at each start")
+    elif packed.was_there:
+        out.print(f"Packed before: {packed.path}", markup=False)
+    else:
+        out.print(f"Packed in {seconds:.1f} s: {packed.path}", markup=False)

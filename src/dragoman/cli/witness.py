@@ -1,0 +1,57 @@
+"""What transformers makes of a model: run as a script of its own, with a question on standard input.
+
+In: ``{"folder", "texts", "messages", "logit_ids"}``. Out, on the last line: ``token_ids`` of the texts, the ``chat``
+that the messages are rendered to, ``logits`` of every position of ``logit_ids``, and in ``failures`` why one of them is
+not there. No module of the program imports this one: the program does without transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def answer(asked: dict[str, Any]) -> dict[str, Any]:
+    """Ask transformers, each thing for itself."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    found: dict[str, Any] = {"failures": {}}
+
+    def add(name: str, make: Callable[[], Any]) -> None:
+        try:
+            found[name] = make()
+        except Exception as error:
+            found["failures"][name] = f"{type(error).__name__}: {error}"[:500]
+
+    def tokenizer() -> Any:
+        return transformers.AutoTokenizer.from_pretrained(asked["folder"])
+
+    def chat() -> str | None:
+        loaded = tokenizer()
+        if not loaded.chat_template:
+            return None
+        text: str = loaded.apply_chat_template(asked["messages"], tokenize=False, add_generation_prompt=True)
+        return text
+
+    def logits() -> list[list[float]]:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            asked["folder"], dtype=torch.float32, attn_implementation="eager"
+        )
+        with torch.no_grad():
+            rows: list[list[float]] = model(torch.tensor([asked["logit_ids"]])).logits[0].float().tolist()
+        return rows
+
+    add("token_ids", lambda: [tokenizer()(text)["input_ids"] for text in asked["texts"]])
+    add("chat", chat)
+    if asked["logit_ids"]:
+        add("logits", logits)
+        found["logit_ids"] = asked["logit_ids"]
+    return found
+
+
+if __name__ == "__main__":
+    print("\n" + json.dumps(answer(json.load(sys.stdin))))

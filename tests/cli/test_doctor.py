@@ -1,0 +1,157 @@
+"""``dragoman doctor`` finds what is wrong with a model's files, and says what would be loaded of good ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman.cli import comparison
+from dragoman.cli.comparison import compare, has_witness
+from dragoman.cli.examination import Examination, examine
+from dragoman.models import ModelSettings, embedded_path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the embedded model, to be damaged."""
+    return Path(shutil.copytree(embedded_path(), tmp_path / "model"))
+
+
+def change(file: Path, **values: Any) -> None:
+    content = json.loads(file.read_text()) | values
+    file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+def warnings_of(found: Examination) -> list[str]:
+    return [problem.text for problem in found.problems if problem.severity == "warning"]
+
+
+def test_a_good_model_has_nothing_wrong() -> None:
+    found = examine(None, ModelSettings())
+    assert found.can_be_served
+    assert not found.problems
+    assert found.chapters["model"]["architecture"] == "LlamaForCausalLM"
+    assert "<|im_end|>" in found.chapters["tokens"]["ends a text"]
+    assert "hermes" in found.chapters["chats"]["tool calls"]
+
+
+def test_what_would_be_loaded_follows_the_settings() -> None:
+    assert "int4" in examine(None, ModelSettings(precision="int4")).chapters["as served"]["precision"]
+
+
+def test_lists_of_ends_that_contradict_each_other(folder: Path) -> None:
+    change(folder / "generation_config.json", eos_token_id=[0])
+    change(folder / "config.json", eos_token_id=[2, 0])
+    [warning] = warnings_of(examine(str(folder), ModelSettings()))
+    assert "name different tokens that end a text" in warning
+
+
+def test_no_end_at_all(folder: Path) -> None:
+    for name in ("generation_config.json", "config.json"):
+        change(folder / name, eos_token_id=None)
+    change(folder / "tokenizer_config.json", eos_token=None)
+    assert any("goes on until its length" in text for text in warnings_of(examine(str(folder), ModelSettings())))
+
+
+def test_a_template_whose_turns_end_no_text(folder: Path) -> None:
+    for name in ("generation_config.json", "config.json"):
+        change(folder / name, eos_token_id=0)
+    change(folder / "tokenizer_config.json", eos_token="<|endoftext|>")
+    [warning] = warnings_of(examine(str(folder), ModelSettings()))
+    assert "'<|im_end|>' (2), which ends no text" in warning
+
+
+def test_a_template_that_is_missing_or_fails(folder: Path) -> None:
+    file = folder / "tokenizer_config.json"
+    change(file, chat_template="{{ raise_exception('only tools here') }}")
+    assert any("only tools here" in text for text in warnings_of(examine(str(folder), ModelSettings())))
+    change(file, chat_template=None)
+    assert any("no chat template" in text for text in warnings_of(examine(str(folder), ModelSettings())))
+
+
+def test_a_vocabulary_that_is_too_small(folder: Path) -> None:
+    tokens = json.loads((folder / "tokenizer.json").read_text())
+    tokens["added_tokens"].append({**tokens["added_tokens"][-1], "id": 5000, "content": "<|more|>"})
+    (folder / "tokenizer.json").write_text(json.dumps(tokens))
+    assert any("ids up to" in text for text in warnings_of(examine(str(folder), ModelSettings())))
+
+
+def test_a_dtype_that_is_not_that_of_the_weights(folder: Path) -> None:
+    change(folder / "config.json", dtype="float32", torch_dtype=None)
+    [warning] = warnings_of(examine(str(folder), ModelSettings()))
+    assert "the config says float32, most weights are bfloat16" in warning
+
+
+def test_what_stands_in_the_way_is_an_error_in_the_loader_s_words(folder: Path) -> None:
+    change(folder / "config.json", num_hidden_layers=7)
+    found = examine(str(folder), ModelSettings())
+    assert not found.can_be_served
+    [error] = [problem.text for problem in found.problems if problem.severity == "error"]
+    assert "is missing" in error
+    assert "chats" in found.chapters, "what can be looked at is looked at all the same"
+
+
+def test_suggestions_of_the_generation_config_are_shown(folder: Path) -> None:
+    change(folder / "generation_config.json", temperature=0.6)
+    assert any("suggests temperature 0.6" in text for text in warnings_of(examine(str(folder), ModelSettings())))
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dragoman", "doctor", *arguments],
+        env={**os.environ, "DRAGOMAN_CONFIG": os.devnull, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_command(folder: Path) -> None:
+    done = run(str(folder), "--no-compare")
+    assert done.returncode == 0, done.stderr
+    assert "nothing is missing or contradictory" in done.stdout
+    (folder / "tokenizer.json").write_text("{")
+    done = run(str(folder), "--no-compare", "--format", "json")
+    assert done.returncode == 1
+    answer = json.loads(done.stdout)
+    assert answer["can_be_served"] is False
+    assert "tokenizer.json" in answer["problems"][0]["text"]
+
+
+def test_no_such_model() -> None:
+    done = run("/nowhere/at/all", "--no-compare")
+    assert done.returncode == 1
+    assert "/nowhere/at/all" in done.stdout
+
+
+@pytest.mark.skipif(not has_witness(), reason="transformers is not installed")
+def test_beside_transformers(folder: Path) -> None:
+    found = compare(examine(str(folder), ModelSettings()))
+    assert not found.differs
+    assert set(found.rows) == {"token ids", "chats", "logits"}
+    assert "same at 48 of 48" in found.rows["logits"]
+
+
+@pytest.mark.skipif(not has_witness(), reason="transformers is not installed")
+def test_a_difference_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    examined = examine(str(folder), ModelSettings())
+    monkeypatch.setattr(comparison, "MESSAGES", ({"role": "user", "content": "Hello."},))
+    theirs = comparison._ask_witness
+
+    def changed(*asked: Any, **options: Any) -> Any:
+        answer = theirs(*asked, **options)
+        answer["logits"][3][7] += 1e3
+        answer["token_ids"][0][0] += 1
+        return answer
+
+    monkeypatch.setattr(comparison, "_ask_witness", changed)
+    found = compare(examined)
+    assert found.differs
+    assert "more than rounding explains" in found.rows["logits"]
+    assert "differ for" in found.rows["token ids"]

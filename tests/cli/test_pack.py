@@ -1,0 +1,55 @@
+"""``dragoman pack`` leaves in the cache what the next start of the same precision reads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_models import VARIANTS, make_folder, prompt, run_rows
+
+from dragoman.models import ModelSettings, load, loading
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("model"), VARIANTS["llama"], "BF16")
+
+
+@pytest.fixture
+def cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of every size are kept."""
+    monkeypatch.setattr(loading, "_SMALLEST_CACHED_BYTES", 0)
+
+
+@pytest.mark.usefixtures("cached")
+@pytest.mark.parametrize("precision", ["bfloat16", "int8", "int4"])
+def test_the_next_start_reads_what_was_packed(folder: Path, tmp_path: Path, precision: str) -> None:
+    settings = ModelSettings(precision=precision, cache_folder=str(tmp_path))
+    packed = loading.pack(folder, settings)
+    assert packed.path is not None
+    assert not packed.was_there
+    assert loading.pack(folder, settings).was_there
+    ids = prompt(131)
+    fresh = run_rows(load(folder, ModelSettings(precision=precision, cache_bytes=0)), ids)
+    os.utime(packed.path, (1, 1))
+    np.testing.assert_array_equal(run_rows(load(folder, settings), ids), fresh)
+    assert packed.path.stat().st_mtime > 1, "it was read: what was used last is removed last"
+    assert [path.suffix for path in tmp_path.iterdir()] == [".packed"]
+
+
+def test_the_command_says_what_came_of_it(folder: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dragoman", "pack", str(folder), "--precision", "int4", "--cache-folder", str(tmp_path)],
+        env={**os.environ, "DRAGOMAN_CONFIG": os.devnull},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "LlamaForCausalLM at int4" in done.stdout
+    assert "int8" in done.stdout, "the tables between tokens and vectors"
+    assert "packed at each start" in done.stdout
+    assert not list(tmp_path.iterdir()), "too small to be kept"
