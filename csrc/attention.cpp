@@ -14,6 +14,12 @@ namespace {
 // more than doing it.
 constexpr long kChunkPairs = 4096;
 
+ScoreTerms terms_from(ScoreTerms terms, long head) {
+  if (terms.slopes != nullptr) terms.slopes += head;
+  if (terms.bias != nullptr) terms.bias += head * (2 * terms.reach + 1);
+  return terms;
+}
+
 std::vector<AttentionTile> tiles_of(const Attention& a, const Attention::Sequence* sequences, long count) {
   std::vector<AttentionTile> tiles;
   for (long s = 0; s < count; ++s) {
@@ -34,8 +40,10 @@ std::vector<AttentionTile> tiles_of(const Attention& a, const Attention::Sequenc
                          .first = first,
                          .count = std::min(kTileQueries, queries - first),
                          .position = sequence.position,
+                         .length = a.causal ? 0 : sequence.length,
                          .window = a.window,
-                         .scale = a.scale});
+                         .scale = a.scale,
+                         .terms = terms_from(a.terms, head * a.group)});
       }
     }
   }

@@ -1,4 +1,4 @@
-// Causal attention over the blocks of a KV pool, with online softmax.
+// Attention over the blocks of a KV pool, with online softmax.
 //
 // What is computed for one query (one head of one row) is fixed, so that neither the other rows of the batch, nor the
 // chunking of the prompt, nor the number of threads can change a bit of it. Positions fall into spans of 512 and blocks of
@@ -18,6 +18,16 @@ namespace dragoman {
 constexpr long kSpanTokens = 512;
 constexpr long kTileQueries = 32;
 
+// What becomes of a scaled score, in this order. Pointers are borrowed; heads are query heads.
+struct ScoreTerms {
+  float softcap = 0;              // cap · tanh(score / cap); 0: as it is
+  const float* slopes = nullptr;  // [heads]: + slope · (key position − query position)
+  const float* bias = nullptr;    // [heads][2 · reach + 1]: + the entry of key position − query position, −reach first;
+  long reach = 0;                 //   what is farther away has the entry at the end
+
+  bool any() const { return softcap > 0 || slopes != nullptr || bias != nullptr; }
+};
+
 // Up to 32 queries of one sequence that share a KV head. Queries are numbered row · group + head, `group` being the number
 // of query heads per KV head: query n is q[(n / group) · ldq + (n % group) · head_dim], at `position` + n / group.
 struct AttentionTile {
@@ -32,12 +42,15 @@ struct AttentionTile {
   long first;     // number of the tile's first query
   long count;     // queries in the tile, 1 to 32
   long position;  // of row 0
+  long length;    // all queries see the positions before this one; 0: each sees those up to its own
   long window;    // positions seen, the query's own included; 0: all
   float scale;
+  ScoreTerms terms;                         // its pointers begin at the tile's first query head
   const std::uint8_t* following = nullptr;  // the keys that whoever computes this tile needs next, to be fetched
 
-  long last_position() const { return position + (first + count - 1) / group; }
-  // First position that the query `n` sees.
+  // Positions that the query `n` sees: from first_seen to before seen_end.
+  long seen_end(long n) const { return length > 0 ? length : position + n / group + 1; }
+  long last_position() const { return seen_end(first + count - 1) - 1; }
   long first_seen(long n) const {
     const long seen = position + n / group - window + 1;
     return window == 0 || seen < 0 ? 0 : seen;
@@ -74,6 +87,7 @@ struct Attention {
     long rows;
     long position;  // of the first row; the others follow
     const std::int32_t* blocks;
+    long length;  // positions that stand in the blocks, those of these rows included
   };
 
   KVLayer kv;
@@ -85,6 +99,8 @@ struct Attention {
   long group;
   long window;
   float scale;
+  ScoreTerms terms = {};
+  bool causal = true;  // a row sees up to its own position; otherwise the sequence's whole length
 };
 
 // Work is divided by sequence, KV head and tile; where that gives too few pieces, also by span.

@@ -21,6 +21,21 @@ DRAGOMAN_INLINE float exp_one(float x) {
   return lanes[0];
 }
 
+constexpr float kAscending[kWidth] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// The entries of a head's bias table [2 · reach + 1] for 16 keys, the first of which is `distance` behind the query.
+DRAGOMAN_INLINE Vec biases(const float* table, long reach, long distance) {
+  if (distance >= reach) return broadcast(table[2 * reach]);
+  if (distance + kWidth - 1 <= -reach) return broadcast(table[0]);
+  if (distance >= -reach && distance + kWidth - 1 <= reach) return load(table + reach + distance);
+  float entries[kWidth];
+  for (long i = 0; i < kWidth; ++i) {
+    const long d = distance + i;
+    entries[i] = table[reach + (d < -reach ? -reach : d > reach ? reach : d)];
+  }
+  return load(entries);
+}
+
 // One tile against the blocks of a span.
 template <class Cache>
 class Span {
@@ -32,6 +47,7 @@ class Span {
       : tile_(tile),
         dim_(tile.kv->padded_dim),
         stride_(state_floats(dim_)),
+        with_terms_(tile.terms.any()),
         states_(states),
         scores_(workspace),
         weights_(reinterpret_cast<Weight*>(workspace + kTileQueries * kBlockTokens)),
@@ -39,7 +55,7 @@ class Span {
     for (long i = 0; i < tile.count; ++i) {
       const long n = tile.first + i;
       seen_begin_[i] = tile.first_seen(n);
-      seen_end_[i] = tile.position + n / tile.group + 1;
+      seen_end_[i] = tile.seen_end(n);
       const float* const q = tile.q + (n / tile.group) * tile.ldq + (n % tile.group) * tile.kv->head_dim;
       Cache::pack(q, tile.kv->head_dim, dim_, queries_ + i * dim_);
       float* const state = states_ + i * stride_;
@@ -66,20 +82,22 @@ class Span {
       const long before = seen_begin_[i] - number * kBlockTokens, after = seen_end_[i] - number * kBlockTokens;
       const long first = before > 0 ? before : 0, end = after < kBlockTokens ? after : kBlockTokens;
       if (first == from && end == to) continue;
-      if (from < to) attend(begin, i, tile_.blocks[number], from, to);
+      if (from < to) attend(begin, i, number, from, to);
       begin = i, from = first, to = end;
     }
-    if (from < to) attend(begin, tile_.count, tile_.blocks[number], from, to);
+    if (from < to) attend(begin, tile_.count, number, from, to);
   }
 
-  // Queries [begin, end) to tokens [from, to) of a block.
-  void attend(long begin, long end, long block, long from, long to) {
+  // Queries [begin, end) to tokens [from, to) of block `number` of the sequence.
+  void attend(long begin, long end, long number, long from, long to) {
+    const long block = tile_.blocks[number];
     score_rows<kScoreRows>(begin, end, tile_.kv->keys(block, tile_.kv_head));
+    const Vec scale = broadcast(with_terms_ ? 1.0f : tile_.scale);
     for (long i = begin; i < end; ++i) {
       float* const s = scores_ + i * kBlockTokens;
+      if (with_terms_) apply_terms(i, number, s);
       for (long t = 0; t < from; ++t) s[t] = -__builtin_inff();
       for (long t = to; t < kBlockTokens; ++t) s[t] = -__builtin_inff();
-      const Vec scale = broadcast(tile_.scale);
       soften(i, load(s) * scale, load(s + kWidth) * scale);
     }
     weigh_rows<kWeighRows>(begin, end, tile_.kv->values(block, tile_.kv_head), from, to);
@@ -109,6 +127,25 @@ class Span {
     if constexpr (R > 1) weigh_rows<R / 2>(begin, end, values, from, to);
   }
 
+  // Scales the scores of a block and does to them what ScoreTerms says.
+  void apply_terms(long i, long number, float* s) {
+    const ScoreTerms& terms = tile_.terms;
+    const long n = tile_.first + i, head = n % tile_.group;
+    for (long t = 0; t < kBlockTokens; t += kWidth) {
+      const long distance = number * kBlockTokens + t - (tile_.position + n / tile_.group);
+      Vec score = load(s + t) * broadcast(tile_.scale);
+      if (terms.softcap > 0) score = broadcast(terms.softcap) * tanh(score / broadcast(terms.softcap));
+      if (terms.slopes != nullptr) {
+        const Vec distances = broadcast(static_cast<float>(distance)) + load(kAscending);
+        score = fma(broadcast(terms.slopes[head]), distances, score);
+      }
+      if (terms.bias != nullptr) {
+        score = score + biases(terms.bias + head * (2 * terms.reach + 1), terms.reach, distance);
+      }
+      store(s + t, score);
+    }
+  }
+
   // From a block's scaled scores to weights: the maximum moves up, the sums are rescaled and grow.
   void soften(long i, Vec s0, Vec s1) {
     float* const state = states_ + i * stride_;
@@ -125,6 +162,7 @@ class Span {
 
   const AttentionTile& tile_;
   const long dim_, stride_;
+  const bool with_terms_;
   Fetch fetch_;  // of the next block: one is too short for the processor to guess where the next one is
   float* const states_;
   float* const scores_;

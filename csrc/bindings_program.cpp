@@ -168,13 +168,25 @@ void bind_program(nb::module_& m) {
         p.head_norm(x, offset, heads, head_dim, p.keep(weight, head_dim, "weight"), eps);
       })
       .def("rotate", [](OwningProgram& p, int x, long offset, long heads, long head_dim, const Table& cos,
-                        const Table& sin) {
+                        const Table& sin, bool interleaved) {
         require(cos.shape(0) == sin.shape(0) && cos.shape(1) == sin.shape(1), "cos and sin differ in shape");
         p.rotate(x, offset, heads, head_dim, p.keep(cos), p.keep(sin), static_cast<long>(cos.shape(1)),
-                 static_cast<long>(cos.shape(0)));
+                 static_cast<long>(cos.shape(0)), interleaved);
       })
       .def("write_kv", &OwningProgram::write_kv)
-      .def("attend", &OwningProgram::attend)
+      .def("attend", [](OwningProgram& p, int out, int x, long q_offset, long heads, long layer, float scale,
+                        long window, float softcap, std::optional<Vector> slopes, std::optional<Table> bias,
+                        bool causal) {
+        ScoreTerms terms{.softcap = softcap, .slopes = p.keep(slopes, heads, "slopes")};
+        if (bias) {
+          require(static_cast<long>(bias->shape(0)) == heads, "bias must have a row for each head");
+          require(bias->shape(1) % 2 == 1, "bias must have an odd number of columns, distance 0 in the middle");
+          terms.bias = p.keep(*bias);
+          terms.reach = static_cast<long>(bias->shape(1) / 2);
+        }
+        p.attend(out, x, q_offset, heads, layer, scale, window, terms, causal);
+      }, nb::arg("out"), nb::arg("x"), nb::arg("q_offset"), nb::arg("heads"), nb::arg("layer"), nb::arg("scale"),
+         nb::arg("window"), nb::arg("softcap"), nb::arg("slopes").none(), nb::arg("bias").none(), nb::arg("causal"))
       .def("gate", [](OwningProgram& p, int out, int x, const std::string& name) { p.gate(out, x, activation(name)); })
       .def("activate", [](OwningProgram& p, int x, const std::string& name) { p.activate(x, activation(name)); })
       .def("add", &OwningProgram::add)

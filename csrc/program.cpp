@@ -2,6 +2,7 @@
 #include "program.h"
 
 #include <algorithm>
+#include <cfloat>
 #include <cstring>
 #include <stdexcept>
 
@@ -153,7 +154,7 @@ void Program::head_norm(int x, long offset, long heads, long head_dim, const flo
 }
 
 void Program::rotate(int x, long offset, long heads, long head_dim, const float* cos, const float* sin, long half,
-                     long positions) {
+                     long positions, bool interleaved) {
   Buffer& buffer = read(x);
   require_tokens(buffer, "rotate");
   require(offset >= 0 && heads > 0 && head_dim > 0 && offset + heads * head_dim <= buffer.width,
@@ -163,7 +164,7 @@ void Program::rotate(int x, long offset, long heads, long head_dim, const float*
   push(kRotate, [=, &buffer](const Batch& batch) {
     for_rows(batch.tokens, heads * head_dim, [&](long begin, long end) {
       kernels().transform.rotate(buffer.row(begin) + offset, buffer.stride, end - begin, heads, head_dim, cos, sin,
-                                 half, batch.positions + begin);
+                                 half, batch.positions + begin, interleaved);
     });
   });
 }
@@ -182,7 +183,8 @@ void Program::write_kv(int x, long k_offset, long v_offset, long layer) {
   });
 }
 
-void Program::attend(int out, int x, long q_offset, long heads, long layer, float scale, long window) {
+void Program::attend(int out, int x, long q_offset, long heads, long layer, float scale, long window,
+                     const ScoreTerms& terms, bool causal) {
   const Buffer& from = read(x);
   require_tokens(from, "attend");
   const long head_dim = kv_->head_dim();
@@ -193,6 +195,8 @@ void Program::attend(int out, int x, long q_offset, long heads, long layer, floa
   require(layer >= 0 && layer < kv_->layers(), "attend: the pool has no layer " + std::to_string(layer));
   require(scale > 0, "attend: the scale must be positive");
   require(window >= 0 && window <= INT32_MAX, "attend: a window cannot be negative");
+  require(causal || window == 0, "attend: a window goes with causal attention only");
+  require(terms.softcap >= 0 && terms.softcap <= FLT_MAX, "attend: the softcap must be a number, not below 0");
   window_ = attends_ && (window_ == 0 || window == 0) ? 0 : std::max(window_, window);
   attends_ = true;
   Buffer& to = write(out, Rows::tokens);
@@ -204,7 +208,9 @@ void Program::attend(int out, int x, long q_offset, long heads, long layer, floa
                             .ldout = to.stride,
                             .group = heads / kv_->kv_heads(),
                             .window = window,
-                            .scale = scale};
+                            .scale = scale,
+                            .terms = terms,
+                            .causal = causal};
   push(kAttend, [=, this](const Batch&) {
     dragoman::attend(attention, sequences_.data(), static_cast<long>(sequences_.size()), scratch_);
   });

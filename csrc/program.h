@@ -57,9 +57,10 @@ class Program {
   void linear(int out, int x, const Matrix& w, const float* bias, bool accumulate);
   void head_norm(int x, long offset, long heads, long head_dim, const float* weight, float eps);
   void rotate(int x, long offset, long heads, long head_dim, const float* cos, const float* sin, long half,
-              long positions);
+              long positions, bool interleaved);
   void write_kv(int x, long k_offset, long v_offset, long layer);
-  void attend(int out, int x, long q_offset, long heads, long layer, float scale, long window);
+  void attend(int out, int x, long q_offset, long heads, long layer, float scale, long window, const ScoreTerms& terms,
+              bool causal);
   void gate(int out, int x, Activation activation);
   void activate(int x, Activation activation);
   void add(int out, int x);

@@ -88,7 +88,7 @@ void Program::check_sequence(const Batch& batch, long s) {
       block_written_[blocks[b]] = step_;
     }
   }
-  sequences_.push_back({row, rows, first, blocks});
+  sequences_.push_back({row, rows, first, blocks, last + 1});
 }
 
 Logits Program::run(const Batch& batch) {

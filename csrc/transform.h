@@ -19,10 +19,11 @@ struct TransformKernels {
   // RMS norm over each of `heads` neighbouring heads of every row, in place, all with the same weight [head_dim].
   void (*head_norm)(float* x, long ldx, long rows, long heads, long head_dim, const float* weight, float eps);
 
-  // Rotary embedding in place: of each head, elements i and i + half (i < half) are a pair, turned by the angle whose
-  // cosine and sine stand in row positions[r] of the tables [·, half]; elements from 2·half on stay.
+  // Rotary embedding in place: of each head, elements i and i + half (i < half) are a pair, or, where interleaved, 2i and
+  // 2i + 1. It is turned by the angle whose cosine and sine stand in row positions[r] of the tables [·, half]; elements
+  // from 2·half on stay.
   void (*rotate)(float* x, long ldx, long rows, long heads, long head_dim, const float* cos, const float* sin, long half,
-                 const std::int32_t* positions);
+                 const std::int32_t* positions, bool interleaved);
 
   // out = act(x[:, :width]) · x[:, width : 2·width]
   void (*gate)(Activation activation, const float* x, long ldx, long rows, long width, float* out, long ldout);

@@ -85,20 +85,39 @@ void head_norm(float* x, long ldx, long rows, long heads, long head_dim, const f
   }
 }
 
+// Pairs (i, i + half) of one head.
+DRAGOMAN_INLINE void rotate_halves(float* first, const float* cos, const float* sin, long half) {
+  float* const second = first + half;
+  for_each_vector(half, [&](long i, long n) {
+    const Vec c = load_up_to(cos + i, n), s = load_up_to(sin + i, n);
+    const Vec a = load_up_to(first + i, n), b = load_up_to(second + i, n);
+    store_up_to(first + i, a * c - b * s, n);
+    store_up_to(second + i, b * c + a * s, n);
+  });
+}
+
+// Pairs (2i, 2i + 1) of one head.
+DRAGOMAN_INLINE void rotate_neighbours(float* __restrict x, const float* __restrict cos, const float* __restrict sin,
+                                       long half) {
+  for (long i = 0; i < half; ++i) {
+    const float a = x[2 * i], b = x[2 * i + 1];
+    x[2 * i] = a * cos[i] - b * sin[i];
+    x[2 * i + 1] = b * cos[i] + a * sin[i];
+  }
+}
+
 void rotate(float* x, long ldx, long rows, long heads, long head_dim, const float* cos, const float* sin, long half,
-            const std::int32_t* positions) {
+            const std::int32_t* positions, bool interleaved) {
   for (long r = 0; r < rows; ++r) {
     const float* const row_cos = cos + positions[r] * half;
     const float* const row_sin = sin + positions[r] * half;
     for (long h = 0; h < heads; ++h) {
-      float* const first = x + r * ldx + h * head_dim;
-      float* const second = first + half;
-      for_each_vector(half, [&](long i, long n) {
-        const Vec c = load_up_to(row_cos + i, n), s = load_up_to(row_sin + i, n);
-        const Vec a = load_up_to(first + i, n), b = load_up_to(second + i, n);
-        store_up_to(first + i, a * c - b * s, n);
-        store_up_to(second + i, b * c + a * s, n);
-      });
+      float* const head = x + r * ldx + h * head_dim;
+      if (interleaved) {
+        rotate_neighbours(head, row_cos, row_sin, half);
+      } else {
+        rotate_halves(head, row_cos, row_sin, half);
+      }
     }
   }
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,6 +51,10 @@ class Layer:
     sequences: int = 4
     length: int = 200
     seed: int = 1
+    softcap: float = 0.0
+    sloped: bool = False
+    reach: int = -1
+    causal: bool = True
     table: Floats = field(init=False)
 
     def __post_init__(self) -> None:
@@ -57,6 +62,12 @@ class Layer:
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
         self.table = rng.normal(size=(self.sequences * self.length, width)).astype(np.float32)
         self.scale = self.head_dim**-0.5
+        self.terms = {
+            "softcap": self.softcap,
+            "slopes": 2.0 ** -np.arange(1, self.heads + 1) if self.sloped else None,
+            "bias": rng.normal(size=(self.heads, 2 * self.reach + 1)) if self.reach >= 0 else None,
+            "causal": self.causal,
+        }
 
     def start(self) -> tuple[kernels.KVPool, kernels.Program]:
         """A pool full of NaN, as a worst case of what others may have left there, and a program over it."""
@@ -71,7 +82,7 @@ class Layer:
         k = self.heads * self.head_dim
         p.embed(qkv, kernels.pack(self.table, "float32"))
         p.write_kv(qkv, k, k + self.kv_heads * self.head_dim, layer=1)
-        p.attend(out, qkv, 0, self.heads, layer=1, scale=self.scale, window=self.window)
+        p.attend(out, qkv, 0, self.heads, layer=1, scale=self.scale, window=self.window, **self.terms)
         p.select_rows(picked, out)
         p.logits(picked)
         return kv, p
@@ -101,7 +112,9 @@ class Layer:
         if self.precision == "bfloat16":
             k, v = rounded(np.ascontiguousarray(k)), rounded(np.ascontiguousarray(v))
         shape = (length, -1, self.head_dim)
-        return reference.attend(q.reshape(shape), k.reshape(shape), v.reshape(shape), 0, self.scale, self.window)
+        return reference.attend(
+            q.reshape(shape), k.reshape(shape), v.reshape(shape), 0, self.scale, self.window, **self.terms
+        )
 
 
 @pytest.fixture(params=kernels.instruction_sets(), autouse=True)
@@ -132,6 +145,65 @@ def test_equals_the_reference_over_several_spans(precision: KVPrecision, window:
     np.testing.assert_allclose(layer.alone(0, 640), layer.expected(0, 640), rtol=tolerance, atol=tolerance)
 
 
+TERMS: list[dict[str, Any]] = [
+    {"softcap": 1.5},
+    {"sloped": True},
+    {"reach": 0},
+    {"reach": 7},
+    {"reach": 128},
+    {"causal": False},
+    {"softcap": 0.5, "window": 45},
+    {"sloped": True, "window": 70},
+    {"reach": 20, "causal": False},
+    {"softcap": 2.0, "sloped": True, "reach": 33},
+]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("terms", TERMS, ids=str)
+def test_terms_of_a_score_equal_the_reference(precision: KVPrecision, terms: dict[str, Any]) -> None:
+    tolerance = 1e-5 if precision == "float32" else 2e-2
+    for heads, kv_heads, head_dim in [(4, 2, 20), (6, 1, 64)]:
+        layer = Layer(heads, kv_heads, head_dim, precision, length=120, **terms)
+        np.testing.assert_allclose(layer.alone(2, 117), layer.expected(2, 117), rtol=tolerance, atol=tolerance)
+
+
+def test_terms_over_several_spans() -> None:
+    for terms in ({"sloped": True}, {"reach": 600, "causal": False}):
+        layer = Layer(4, 2, 16, "float32", sequences=1, length=650, **terms)
+        np.testing.assert_allclose(layer.alone(0, 640), layer.expected(0, 640), rtol=1e-5, atol=1e-5)
+
+
+def test_a_softcap_far_above_the_scores_changes_little_and_one_far_below_evens_them_out() -> None:
+    """Where tanh is the identity, and where it is ±1: the ends of its range."""
+    plain, high, low = (Layer(2, 1, 16, "float32", softcap=cap).alone(0, 60) for cap in (0.0, 1e5, 1e-6))
+    np.testing.assert_allclose(high, plain, rtol=1e-5, atol=1e-6)
+    values = Layer(2, 1, 16, "float32").table[:60, 3 * 16 :]
+    means = np.cumsum(values, axis=0) / np.arange(1, 61)[:, None]
+    np.testing.assert_allclose(low, np.tile(means, 2), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        ({"softcap": -1.0}, "softcap"),
+        ({"softcap": float("nan")}, "softcap"),
+        ({"slopes": np.ones(3)}, "slopes must have 4 elements"),
+        ({"bias": np.ones((3, 5))}, "a row for each head"),
+        ({"bias": np.ones((4, 4))}, "odd number of columns"),
+        ({"causal": False, "window": 5}, "causal"),
+    ],
+    ids=str,
+)
+def test_terms_that_do_not_fit_are_refused(terms: dict[str, Any], message: str) -> None:
+    kv = kernels.KVPool(layers=1, blocks=1, kv_heads=2, head_dim=16, precision="float32")
+    p = kernels.Program(max_tokens=1, max_sequences=1, max_logit_rows=1, kv=kv)
+    q, out = p.buffer(64), p.buffer(64)
+    p.embed(q, kernels.pack(np.zeros((1, 64), np.float32), "float32"))
+    with pytest.raises(ValueError, match=message):
+        p.attend(out, q, 0, 4, layer=0, scale=1.0, **terms)
+
+
 @st.composite
 def schedules(draw: st.DrawFn) -> tuple[list[int], list[list[tuple[int, int]]], list[int]]:
     """Lengths of four sequences, steps (each a list of (sequence, tokens to run)), and a permutation of the blocks."""
@@ -155,10 +227,11 @@ LAYERS = [
     Layer(4, 4, 20, "float32"),
     Layer(6, 1, 32, "float32", window=50),
     Layer(6, 2, 48, "bfloat16", window=33),
+    Layer(4, 2, 32, "bfloat16", softcap=1.0, sloped=True, reach=40),
 ]
 
 
-@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: f"{layer.precision}-{layer.window}")
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: f"{layer.precision}-{layer.window}-{layer.softcap}")
 @settings(max_examples=15, deadline=None)
 @given(schedule=schedules(), threads=st.sampled_from([1, 2]))
 def test_a_row_is_the_same_bits_in_any_batch_and_chunking(
@@ -221,6 +294,14 @@ def test_what_lies_in_foreign_slots_has_no_influence(precision: KVPrecision) -> 
     assert np.isfinite(results[0]).all()
     np.testing.assert_array_equal(results[0], results[1])
     np.testing.assert_array_equal(results[0], results[2])
+
+
+def test_rows_that_see_the_whole_text_do_not_see_their_neighbours() -> None:
+    layer = Layer(4, 2, 32, "bfloat16", causal=False, reach=16)
+    _, program = layer.start()
+    both = layer.run(program, [Chunk(0, 0, 90, (0, 1, 2)), Chunk(1, 0, 41, (3, 4))])
+    np.testing.assert_array_equal(both[0], layer.alone(0, 90))
+    np.testing.assert_array_equal(both[1], layer.alone(1, 41))
 
 
 def test_a_sequence_of_nan_stays_alone() -> None:

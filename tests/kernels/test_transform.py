@@ -78,17 +78,18 @@ def test_head_norm_leaves_the_rest(rng: np.random.Generator, heads: int, head_di
 
 
 @pytest.mark.parametrize(("heads", "head_dim", "rotary_dim"), [(1, 2, 2), (3, 24, 24), (2, 64, 64), (2, 80, 32)])
-def test_rotate(rng: np.random.Generator, heads: int, head_dim: int, rotary_dim: int) -> None:
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotate(rng: np.random.Generator, heads: int, head_dim: int, rotary_dim: int, interleaved: bool) -> None:
     x = rng.normal(size=(4, heads * head_dim + 3)).astype(np.float32)
     angles = rng.uniform(0, 6, size=(50, rotary_dim // 2))
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     positions = np.array([3, 49, 0, 3], np.int32)
 
     def record(p: kernels.Program, start: int) -> int:
-        p.rotate(start, 3, heads, head_dim, cos, sin)
+        p.rotate(start, 3, heads, head_dim, cos, sin, interleaved=interleaved)
         return start
 
-    expected = reference.rotate(x, 3, heads, head_dim, cos, sin, positions)
+    expected = reference.rotate(x, 3, heads, head_dim, cos, sin, positions, interleaved)
     np.testing.assert_allclose(apply(x, record, positions), expected, rtol=1e-5, atol=1e-6)
 
 

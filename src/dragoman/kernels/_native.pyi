@@ -83,10 +83,31 @@ class Program:
         self, x: int, offset: int, heads: int, head_dim: int, weight: NDArray[np.float32], eps: float, /
     ) -> None: ...
     def rotate(
-        self, x: int, offset: int, heads: int, head_dim: int, cos: NDArray[np.float32], sin: NDArray[np.float32], /
+        self,
+        x: int,
+        offset: int,
+        heads: int,
+        head_dim: int,
+        cos: NDArray[np.float32],
+        sin: NDArray[np.float32],
+        interleaved: bool,
+        /,
     ) -> None: ...
     def write_kv(self, x: int, k_offset: int, v_offset: int, layer: int, /) -> None: ...
-    def attend(self, out: int, x: int, q_offset: int, heads: int, layer: int, scale: float, window: int, /) -> None: ...
+    def attend(
+        self,
+        out: int,
+        x: int,
+        q_offset: int,
+        heads: int,
+        layer: int,
+        scale: float,
+        window: int,
+        softcap: float,
+        slopes: NDArray[np.float32] | None,
+        bias: NDArray[np.float32] | None,
+        causal: bool,
+    ) -> None: ...
     def gate(self, out: int, x: int, activation: str, /) -> None: ...
     def activate(self, x: int, activation: str, /) -> None: ...
     def add(self, out: int, x: int, /) -> None: ...

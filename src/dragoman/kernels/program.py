@@ -108,22 +108,64 @@ class Program:
         """RMS norm of each head of ``x[:, offset : offset + heads · head_dim]``, in place; weight ``[head_dim]``."""
         self._native.head_norm(x, offset, heads, head_dim, _float32(weight), eps)
 
-    def rotate(self, x: int, offset: int, heads: int, head_dim: int, cos: ArrayLike, sin: ArrayLike) -> None:
+    def rotate(
+        self,
+        x: int,
+        offset: int,
+        heads: int,
+        head_dim: int,
+        cos: ArrayLike,
+        sin: ArrayLike,
+        interleaved: bool = False,
+    ) -> None:
         """Rotary embedding of each head, in place: elements i and i + r/2 are a pair (r the rotary dimension, at most
-        ``head_dim``); cos and sin float32 ``[positions, r/2]``."""
-        self._native.rotate(x, offset, heads, head_dim, _float32(cos), _float32(sin))
+        ``head_dim``), or, where ``interleaved``, 2i and 2i + 1; cos and sin float32 ``[positions, r/2]``."""
+        self._native.rotate(x, offset, heads, head_dim, _float32(cos), _float32(sin), interleaved)
 
     def write_kv(self, x: int, k_offset: int, v_offset: int, layer: int) -> None:
         """Write the keys and values of all rows, KV head by KV head, into their sequence's blocks."""
         self._native.write_kv(x, k_offset, v_offset, layer)
 
-    def attend(self, out: int, x: int, q_offset: int, heads: int, layer: int, scale: float, window: int = 0) -> None:
+    def attend(
+        self,
+        out: int,
+        x: int,
+        q_offset: int,
+        heads: int,
+        layer: int,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        slopes: ArrayLike | None = None,
+        bias: ArrayLike | None = None,
+        causal: bool = True,
+    ) -> None:
         """``out[:, h] = softmax(scale · q_h · K) · V`` over the positions up to the row's own.
 
-        ``heads`` is a multiple of the pool's KV heads; neighbouring query heads share one. ``window``: how many
-        positions a row sees, its own included; 0: all.
+        ``heads`` is a multiple of the pool's KV heads; neighbouring query heads share one.
+
+        Args:
+            window: how many positions a row sees, its own included; 0: all.
+            softcap: a scaled score s becomes ``softcap · tanh(s / softcap)`` (Gemma 2); 0: stays as it is.
+            slopes: float32 ``[heads]``; ``slope · (key position - query position)`` is then added (ALiBi).
+            bias: float32 ``[heads, 2 · D + 1]``; entry D + (key position - query position), that distance held within
+                ±D, is added (T5).
+            causal: False: a row sees all positions of its sequence up to the last of this step, which has to bring a
+                text as a whole; not with a window.
         """
-        self._native.attend(out, x, q_offset, heads, layer, scale, window)
+        self._native.attend(
+            out,
+            x,
+            q_offset,
+            heads,
+            layer,
+            scale,
+            window,
+            softcap,
+            _float32_or_none(slopes),
+            _float32_or_none(bias),
+            causal,
+        )
 
     def gate(self, out: int, x: int, activation: Activation) -> None:
         """``out = act(x[:, :F]) · x[:, F:]``, F the width of ``out``."""

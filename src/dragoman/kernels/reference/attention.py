@@ -1,4 +1,4 @@
-"""Causal attention of one sequence, without blocks or online softmax."""
+"""Attention of one sequence, without blocks or online softmax."""
 
 from __future__ import annotations
 
@@ -8,23 +8,40 @@ from numpy.typing import NDArray
 Floats = NDArray[np.floating]
 
 
-def attend(q: Floats, k: Floats, v: Floats, first: int, scale: float, window: int = 0) -> Floats:
+def attend(
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    first: int,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    slopes: Floats | None = None,
+    bias: Floats | None = None,
+    causal: bool = True,
+) -> Floats:
     """Attention of queries ``[rows, heads, head_dim]`` at positions ``first``, ``first + 1``, …
 
     Keys and values of all positions are ``[positions, kv_heads, head_dim]``; neighbouring query heads share a KV head.
-    Returns ``[rows, heads · head_dim]``.
+    ``softcap`` as in Gemma 2 (Gemma Team 2024), ``slopes`` ``[heads]`` as in ALiBi (Press et al. 2021), ``bias``
+    ``[heads, 2 · D + 1]`` by distance as in T5 (Raffel et al. 2019). Returns ``[rows, heads · head_dim]``.
     """
     rows, heads, head_dim = q.shape
     group = heads // k.shape[1]
     keys = np.repeat(np.asarray(k, np.float64), group, axis=1)
     values = np.repeat(np.asarray(v, np.float64), group, axis=1)
     scores = np.einsum("rhd,phd->rhp", np.asarray(q, np.float64), keys) * scale
-    position = first + np.arange(rows)[:, None, None]
-    key_position = np.arange(len(k))[None, None, :]
-    seen = key_position <= position
-    if window > 0:
-        seen &= key_position > position - window
-    scores = np.where(seen, scores, -np.inf)
+    distance = np.arange(len(k)) - (first + np.arange(rows)[:, None, None])
+    if softcap > 0:
+        scores = softcap * np.tanh(scores / softcap)
+    if slopes is not None:
+        scores = scores + np.asarray(slopes, np.float64)[None, :, None] * distance
+    if bias is not None:
+        reach = bias.shape[1] // 2
+        scores = scores + bias[np.arange(heads)[None, :, None], np.clip(distance, -reach, reach) + reach]
+    if causal:
+        seen = (distance <= 0) & (distance > -window if window > 0 else True)
+        scores = np.where(seen, scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
     mixed: Floats = np.einsum("rhp,phd->rhd", weights, values)

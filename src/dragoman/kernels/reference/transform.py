@@ -29,17 +29,26 @@ def head_norm(x: Floats, offset: int, heads: int, head_dim: int, weight: Floats,
 
 
 def rotate(
-    x: Floats, offset: int, heads: int, head_dim: int, cos: Floats, sin: Floats, positions: NDArray[np.int32]
+    x: Floats,
+    offset: int,
+    heads: int,
+    head_dim: int,
+    cos: Floats,
+    sin: Floats,
+    positions: NDArray[np.int32],
+    interleaved: bool = False,
 ) -> Floats:
-    """Rotary embedding (Su et al. 2021), pairs (i, i + half) of each head; dimensions behind them stay."""
+    """Rotary embedding (Su et al. 2021), pairs (i, i + half), or (2i, 2i + 1), of each head; dimensions behind them
+    stay."""
     y = np.array(x, np.float64)
     half = cos.shape[1]
     c, s = np.asarray(cos, np.float64)[positions, None], np.asarray(sin, np.float64)[positions, None]
     part = slice(offset, offset + heads * head_dim)
     head = y[:, part].reshape(-1, heads, head_dim)
-    first, second = head[..., :half].copy(), head[..., half : 2 * half].copy()
-    head[..., :half] = first * c - second * s
-    head[..., half : 2 * half] = second * c + first * s
+    pairs = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(half), slice(half, 2 * half))
+    first, second = (head[..., pair].copy() for pair in pairs)
+    head[..., pairs[0]] = first * c - second * s
+    head[..., pairs[1]] = second * c + first * s
     y[:, part] = head.reshape(len(y), -1)
     return y
 
