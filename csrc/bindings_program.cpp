@@ -76,6 +76,34 @@ class OwningProgram : public Program {
   std::vector<nb::object> objects_;
 };
 
+SharedExpert shared_expert(const std::optional<std::string>& name) {
+  if (!name) return SharedExpert::none;
+  if (*name == "added") return SharedExpert::added;
+  require(*name == "gated", "a shared expert is \"added\" or \"gated\", not \"" + *name + "\"");
+  return SharedExpert::gated;
+}
+
+void record_experts(OwningProgram& p, int out, int x, const PackedMatrix& router,
+                    const std::vector<const PackedMatrix*>& inward, const std::vector<const PackedMatrix*>& outward,
+                    long active, bool over_all, const std::optional<std::string>& shared, bool gated,
+                    const std::string& name, float factor, bool accumulate) {
+  require(inward.size() == outward.size() && !inward.empty(), "experts: each has two matrices");
+  Experts experts;
+  experts.routing.shared = shared_expert(shared);
+  experts.routing.experts = static_cast<long>(inward.size()) - (shared ? 1 : 0);
+  experts.routing.active = active;
+  experts.routing.over_all = over_all;
+  experts.router = p.keep(router);
+  for (std::size_t i = 0; i < inward.size(); ++i) {
+    require(inward[i] != nullptr && outward[i] != nullptr, "experts: a matrix is missing");
+    experts.experts.push_back({p.keep(*inward[i]), p.keep(*outward[i])});
+  }
+  experts.gated = gated;
+  experts.activation = activation(name);
+  experts.factor = factor;
+  p.experts(out, x, std::move(experts), accumulate);
+}
+
 nb::object run(OwningProgram& program, const Ids& token_ids, const Ids& positions, const Ids& row_starts,
                const Array<std::int32_t, 2>& block_tables, const Ids& logit_rows,
                const std::optional<Ids>& embedding_rows, const std::optional<Table>& embedding_values) {
@@ -189,6 +217,9 @@ void bind_program(nb::module_& m) {
          nb::arg("window"), nb::arg("softcap"), nb::arg("slopes").none(), nb::arg("bias").none(), nb::arg("causal"))
       .def("gate", [](OwningProgram& p, int out, int x, const std::string& name) { p.gate(out, x, activation(name)); })
       .def("activate", [](OwningProgram& p, int x, const std::string& name) { p.activate(x, activation(name)); })
+      .def("experts", record_experts, nb::arg("out"), nb::arg("x"), nb::arg("router"), nb::arg("inward"),
+           nb::arg("outward"), nb::arg("active"), nb::arg("over_all"), nb::arg("shared").none(), nb::arg("gated"),
+           nb::arg("activation"), nb::arg("factor"), nb::arg("accumulate"))
       .def("add", &OwningProgram::add)
       .def("select_rows", &OwningProgram::select_rows)
       .def("logits", &OwningProgram::logits)

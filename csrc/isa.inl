@@ -18,6 +18,7 @@
 #include "linear.inl"
 #include "transform.inl"
 #include "attention.inl"
+#include "experts.inl"
 #include "sampling.inl"
 // clang-format on
 
@@ -25,7 +26,7 @@ namespace dragoman::DRAGOMAN_ISA {
 
 const Kernels& table() {
   static constexpr Kernels kernels{
-      DRAGOMAN_STRING(DRAGOMAN_ISA), linear_kernels, transform_kernels, attention_kernels, sampling_kernels,
+      DRAGOMAN_STRING(DRAGOMAN_ISA), linear_kernels, transform_kernels, attention_kernels, expert_kernels, sampling_kernels,
   };
   return kernels;
 }

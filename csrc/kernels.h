@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "experts.h"
 #include "linear.h"
 #include "sampling.h"
 #include "transform.h"
@@ -16,6 +17,7 @@ struct Kernels {
   LinearKernels linear;
   TransformKernels transform;
   AttentionKernels attention;
+  ExpertKernels experts;
   SamplingKernels sampling;
 };
 

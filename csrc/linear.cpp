@@ -36,17 +36,12 @@ std::uint8_t* Scratch::get(std::size_t bytes) {
   return static_cast<std::uint8_t*>(memory_.get());
 }
 
-Activations prepare_activations(const Matrix& w, const float* x, long ldx, long rows, Scratch& scratch) {
+Activations describe_activations(const Matrix& w, long rows) {
   Activations a;
   a.rows = rows;
   a.k = w.k;
   a.precision = w.precision;
   a.bias = bias_of(w);
-  if (w.precision == Precision::float32 && w.k == w.k_padded()) {
-    a.values = reinterpret_cast<std::uint8_t*>(const_cast<float*>(x));
-    a.stride = ldx * 4;
-    return a;
-  }
   switch (w.precision) {
     case Precision::float32: a.stride = padded_stride(w.k_padded() * 4); break;
     case Precision::bfloat16: a.stride = padded_stride(w.k_padded() * 2); break;
@@ -54,6 +49,16 @@ Activations prepare_activations(const Matrix& w, const float* x, long ldx, long 
       const long spans = (w.groups() + QuantizedSpan::kGroups - 1) / QuantizedSpan::kGroups;
       a.stride = padded_stride(spans * static_cast<long>(sizeof(QuantizedSpan)));
     }
+  }
+  return a;
+}
+
+Activations prepare_activations(const Matrix& w, const float* x, long ldx, long rows, Scratch& scratch) {
+  Activations a = describe_activations(w, rows);
+  if (w.precision == Precision::float32 && w.k == w.k_padded()) {
+    a.values = reinterpret_cast<std::uint8_t*>(const_cast<float*>(x));
+    a.stride = ldx * 4;
+    return a;
   }
   a.values = scratch.get(static_cast<std::size_t>(rows * a.stride));
   const auto prepare = kernels().linear.prepare;

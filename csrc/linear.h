@@ -71,6 +71,9 @@ void linear(const Matrix& w, const float* x, long ldx, long rows, float* y, long
 Activations prepare_activations(const Matrix& w, const float* x, long ldx, long rows, Scratch& scratch);
 void multiply(const Matrix& w, const Activations& a, float* y, long ldy, const float* bias, bool accumulate);
 
+// Prepared activations without their memory, which is to be rows · stride bytes.
+Activations describe_activations(const Matrix& w, long rows);
+
 // Fills w.data (w.bytes() bytes) from the row-major [n, k] matrix `source`.
 void pack(const Matrix& w, const void* source, SourceType type);
 

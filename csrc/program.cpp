@@ -239,6 +239,37 @@ void Program::activate(int x, Activation activation) {
   });
 }
 
+void Program::experts(int out, int x, Experts experts, bool accumulate) {
+  const Buffer& from = read(x);
+  const Routing& routing = experts.routing;
+  const long shared = routing.shared != SharedExpert::none;
+  require(out != x, "experts: the result cannot replace its own input");
+  require(routing.experts >= 1 && routing.experts <= kMostExperts,
+          "experts: there can be 1 to " + std::to_string(kMostExperts));
+  require(routing.active >= 1 && routing.active <= routing.experts, "experts: cannot choose more than there are");
+  require(static_cast<long>(experts.experts.size()) == routing.experts + shared,
+          "experts: there must be matrices for each expert");
+  require(experts.router.k == from.width &&
+              experts.router.n == routing.experts + (routing.shared == SharedExpert::gated),
+          "experts: the router does not fit");
+  for (const Expert& expert : experts.experts) {
+    require(expert.in.k == from.width && expert.out.n == at(out).width &&
+                expert.in.n == (experts.gated ? 2 : 1) * expert.out.k,
+            "experts: the matrices of an expert do not fit each other and the buffers");
+  }
+  const Rows domain = from.rows;
+  require(!accumulate || read(out).rows == domain, "experts: cannot accumulate into rows of another kind");
+  Buffer& to = write(out, domain);
+  const Matrix& first = experts.experts[0].in;
+  const std::string shape = std::to_string(routing.active) + " of " + std::to_string(routing.experts) + ", " +
+                            std::to_string(first.n) + " x " + std::to_string(first.k);
+  const auto run = [=, this, &from, &to, experts = std::move(experts)](const Batch& batch) {
+    run_experts(experts, from.data(), from.stride, rows(domain, batch), to.data(), to.stride, accumulate,
+                experts_scratch_);
+  };
+  push(kExperts, run, shape);
+}
+
 void Program::add(int out, int x) {
   const Buffer& from = read(x);
   Buffer& to = read(out);

@@ -11,6 +11,7 @@
 
 #include "anonymous_memory.h"
 #include "attention.h"
+#include "experts.h"
 #include "kv_pool.h"
 #include "linear.h"
 #include "transform.h"
@@ -63,6 +64,8 @@ class Program {
               bool causal);
   void gate(int out, int x, Activation activation);
   void activate(int x, Activation activation);
+  // The network's matrices are borrowed too.
+  void experts(int out, int x, Experts experts, bool accumulate);
   void add(int out, int x);
   void select_rows(int out, int x);
   void logits(int x);
@@ -84,7 +87,7 @@ class Program {
 
  private:
   enum class Rows : std::uint8_t { unwritten, tokens, logits };
-  enum Kind { kEmbed, kNorm, kLinear, kRotate, kWriteKV, kAttend, kActivation, kAdd, kSelect, kKinds };
+  enum Kind { kEmbed, kNorm, kLinear, kRotate, kWriteKV, kAttend, kActivation, kExperts, kAdd, kSelect, kKinds };
 
   struct Buffer {
     long width;
@@ -129,6 +132,7 @@ class Program {
 
   std::mutex running_;
   Scratch scratch_;
+  ExpertsScratch experts_scratch_;
   std::vector<Attention::Sequence> sequences_;
   std::vector<std::uint64_t> block_written_;  // by block: the last step that wrote it
   std::uint64_t step_ = 0;

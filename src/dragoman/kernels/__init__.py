@@ -25,7 +25,7 @@ from dragoman.kernels.matrix import (
     pack_codes,
     packed_bytes,
 )
-from dragoman.kernels.program import BLOCK_TOKENS, Activation, KVPool, KVPrecision, Norm, Program
+from dragoman.kernels.program import BLOCK_TOKENS, Activation, KVPool, KVPrecision, Norm, Program, SharedExpert
 from dragoman.kernels.sampling import (
     Mirostat,
     add_bias,
@@ -47,6 +47,7 @@ __all__ = [
     "PackedMatrix",
     "Precision",
     "Program",
+    "SharedExpert",
     "add_bias",
     "apply_penalties",
     "checksum",

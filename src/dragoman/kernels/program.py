@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ BLOCK_TOKENS = 32
 KVPrecision = Literal["float32", "bfloat16"]
 Norm = Literal["rms", "layer"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+SharedExpert = Literal["added", "gated"]
 
 
 class KVPool:
@@ -174,6 +176,40 @@ class Program:
     def activate(self, x: int, activation: Activation) -> None:
         """``x = act(x)``."""
         self._native.activate(x, activation)
+
+    def experts(
+        self,
+        out: int,
+        x: int,
+        router: PackedMatrix,
+        inward: Sequence[PackedMatrix],
+        outward: Sequence[PackedMatrix],
+        *,
+        active: int,
+        over_all: bool = False,
+        shared: SharedExpert | None = None,
+        gated: bool = True,
+        activation: Activation = "silu",
+        factor: float = 1.0,
+        accumulate: bool = False,
+    ) -> None:
+        """``out = factor · Σ weight_e · expert_e(x)`` over the ``active`` experts that each row's router logits choose,
+        or ``out += …`` where ``accumulate``.
+
+        Args:
+            router: ``[experts, width]``, of a gated shared expert ``[experts + 1, width]``. At most 1,024 experts.
+            inward, outward: of each expert ``[2 · hidden, width]`` (gate above up; not ``gated``: ``[hidden, width]``)
+                and ``[width, hidden]``. That of the shared expert is the last, and its hidden width may be another.
+            active: how many are chosen: those of the largest logits, the lower number where they are equal.
+            over_all: weights are those of the softmax over all experts, so that the chosen ones do not add up to 1;
+                otherwise of the softmax over the chosen ones, which is the same divided by their sum.
+            shared: an expert that every row goes through: with weight 1, or with the sigmoid of the router's last row.
+
+        Sums are taken in ascending order of experts, the shared one last: a row has the same bits in any company.
+        """
+        self._native.experts(
+            out, x, router, list(inward), list(outward), active, over_all, shared, gated, activation, factor, accumulate
+        )
 
     def add(self, out: int, x: int) -> None:
         """``out += x``."""
