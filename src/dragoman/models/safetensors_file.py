@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,12 @@ class StoredTensor:
     def codes(self, form: Format) -> Codes | None:
         """It has none: its numbers are not quantized."""
         return None
+
+    def matrix(self, index: int) -> StoredTensor:
+        """One matrix of a stack: a part of its bytes."""
+        nbytes = self.nbytes // self.shape[0]
+        start = self.start + index * nbytes
+        return replace(self, shape=self.shape[1:], start=start, stop=start + nbytes)
 
     def fail(self, reason: str) -> ModelError:
         """An error that names file and tensor."""

@@ -76,6 +76,9 @@ class Tensor(Protocol):
     def codes(self, form: Format) -> Codes | None:
         """Its numbers as ``form`` holds them, none rounded; None where they cannot be had so."""
 
+    def matrix(self, index: int) -> Tensor:
+        """One matrix of a stack ``[matrices, outputs, inputs]``, under the name of the whole."""
+
     def fail(self, reason: str) -> ModelError:
         """An error that names file and tensor."""
 
