@@ -36,6 +36,7 @@ class ReadyMade:
     max_tokens = 512
     max_sequences = 64
     max_logit_rows = 64
+    max_adapters = 0
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size

@@ -115,6 +115,8 @@ class Limited:
     def __init__(self, runner: Runner, **limits: int) -> None:
         self.run = runner.run
         self.copy_blocks = runner.copy_blocks
+        self.load_adapter, self.unload_adapter = runner.load_adapter, runner.unload_adapter
+        self.max_adapters = runner.max_adapters
         for name in ("vocab_size", "hidden_size", "block_size", "num_blocks", "max_context", *_STEP_LIMITS):
             value = getattr(runner, name)
             setattr(self, name, min(value, limits.get(name, value)))

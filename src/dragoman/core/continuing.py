@@ -22,6 +22,7 @@ class CutSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         prompt, output: token ids; the output of all calls so far.
         mirostat: that sampler's state behind the last token, the only state that does not follow from the rest.
         finished: it came to its own end, while others of its call were cut.
+        adapter: the fingerprint of the adapter that it was generated with; empty: the model as it is.
     """
 
     prompt: tuple[int, ...]
@@ -29,6 +30,7 @@ class CutSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     seed: int
     mirostat: float | None = None
     finished: bool = False
+    adapter: str = ""
 
 
 class CutGeneration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -84,6 +86,7 @@ class Progress:
         self._output = list(resumed.output) if resumed else []
         self._mirostat = resumed.mirostat if resumed else None
         self._seed = resumed.seed if resumed else 0
+        self._adapter = resumed.adapter if resumed else ""
 
     @property
     def came_to_its_end(self) -> bool:
@@ -99,12 +102,13 @@ class Progress:
             seed=self._seed,
             mirostat=self._mirostat,
             finished=self.came_to_its_end,
+            adapter=self._adapter,
         )
 
     def note(self, event: GenerationEvent) -> None:
         """One more event has been delivered."""
         if isinstance(event, PromptReady):
-            self._prompt, (self._seed,) = event.prompt_ids, event.seeds
+            self._prompt, (self._seed,), self._adapter = event.prompt_ids, event.seeds, event.adapter
         elif isinstance(event, TextDelta):
             self._more(event)
 

@@ -97,6 +97,10 @@ class ModelNotFound(NotFound):
     """The request names a model that is not served here."""
 
 
+class AdapterNotFound(NotFound):
+    """The request names an adapter that is not loaded."""
+
+
 class MethodNotAllowed(DragomanError):
     """A known path with a method it does not take."""
 

@@ -154,7 +154,8 @@ class PromptReady(msgspec.Struct, frozen=True, kw_only=True):
     """First event of a request: the prompt as it was understood. ``tokens`` is filled only when echo, or prompt
     logprobs, were asked for. ``reasoning_begun``: it ends with the mark that opens a reasoning block.
 
-    Of a request that is ``resumable``: the ``prompt_ids``, and the text that earlier calls have delivered.
+    Of a request that is ``resumable``: the ``prompt_ids``, the text that earlier calls have delivered, and the
+    fingerprint of the adapter that it runs with; empty without one.
     """
 
     prompt_tokens: int
@@ -165,6 +166,7 @@ class PromptReady(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_begun: bool = False
     prompt_ids: tuple[int, ...] = ()
     earlier_text: str = ""
+    adapter: str = ""
 
 
 class TextDelta(msgspec.Struct, frozen=True, kw_only=True):

@@ -69,6 +69,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         request_id: unique among running requests; also the id the dialect shows.
         model: the served model's name, or None for the default.
+        adapter: the name of the loaded adapter to run the model with; None: the model as it is.
         n: generations returned. best_of: generations made (>= n); the best by mean token logprob are returned, best
             first. None: as many as are returned, in order.
         seeds: None: drawn from the operating system and reported; one seed: generation i uses (seed + i) mod 2**64;
@@ -89,6 +90,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     prompt: Prompt
     model: str | None = None
+    adapter: str | None = None
     n: int = 1
     best_of: int | None = None
     seeds: tuple[int, ...] | None = None
@@ -116,7 +118,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     ``mirostat``: the state that the last token of each sequence came with, where that sampler is on.
     ``grammar``: what the text has to follow, as the room ``grammar`` has made and checked it.
     ``length_first``: as in ``EndingParams``. ``beams``: the sequences are searched for together, with the first seed;
-    ``beam_steps`` says how far that had come before.
+    ``beam_steps`` says how far that had come before. ``adapter``: the loaded adapter to run with.
     """
 
     request_id: str
@@ -137,6 +139,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     beams: BeamParams | None = None
     beam_steps: tuple[BeamStep, ...] = ()
     embeddings: PromptEmbeddings | None = None
+    adapter: str | None = None
 
     @property
     def num_sequences(self) -> int:

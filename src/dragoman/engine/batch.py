@@ -26,6 +26,7 @@ class Batch(NamedTuple):
             unused entries are -1.
         logit_rows: int32 [R], ascending: the rows whose logits are wanted. May be empty.
         embedding_rows, embedding_values: int32 [E] and float32 [E, width]: rows whose embedding is given, where any is.
+        adapters: int32 [S]: the slot of each sequence's adapter, -1 without one; None where none has any.
     """
 
     token_ids: Int32
@@ -35,6 +36,7 @@ class Batch(NamedTuple):
     logit_rows: Int32
     embedding_rows: Int32 | None = None
     embedding_values: Float32 | None = None
+    adapters: Int32 | None = None
 
 
 def build_batch(schedule: Schedule, tables: Int32) -> Batch:
@@ -69,7 +71,14 @@ def build_batch(schedule: Schedule, tables: Int32) -> Batch:
         tables[:, :width].take(slots, axis=0),
         np.array(logit_rows, np.int32),
         *_embeddings(schedule, row_starts),
+        _adapters(schedule),
     )
+
+
+def _adapters(schedule: Schedule) -> Int32 | None:
+    groups = [sequence.group for sequence in schedule.decodes] + [chunk.sequence.group for chunk in schedule.chunks]
+    slots = [-1 if group.adapter is None else group.adapter.slot for group in groups]
+    return np.array(slots, np.int32) if max(slots, default=-1) >= 0 else None
 
 
 def _embeddings(schedule: Schedule, row_starts: list[int]) -> tuple[Int32 | None, Float32 | None]:

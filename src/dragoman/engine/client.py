@@ -15,22 +15,28 @@ from dragoman.core.errors import BadRequest, EngineUnavailable, ModelError, Over
 from dragoman.core.events import EngineEvent, FinishEvent, FinishReason
 from dragoman.core.request import EngineRequest
 from dragoman.core.vocabulary import Vocabulary
+from dragoman.engine.adapter_loads import AdapterLoad, AdapterLoads, check_name
 from dragoman.engine.messages import (
+    AdapterLoaded,
+    AdapterRefused,
     Cancel,
     EngineInfo,
     EngineStats,
     Failed,
     FromEngine,
     InBatch,
+    LoadAdapter,
     Loading,
     Ready,
     StepOutput,
     Submit,
     Teach,
+    UnloadAdapter,
     WorkerSettings,
 )
 from dragoman.engine.process import WorkerProcess
 from dragoman.engine.replay import Quarantine, Unfinished
+from dragoman.models import AdapterInfo
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +135,7 @@ class EngineClient:
         self._taught = False
         self._requests: dict[str, Unfinished] = {}
         self._streams: dict[str, EventStream] = {}
+        self._adapters = AdapterLoads()
         self._quarantine = Quarantine()
         self._in_engine: set[str] = set()
         self._in_batch: list[str] = []
@@ -179,10 +186,32 @@ class EngineClient:
         self._ready = asyncio.get_running_loop().create_future()
         self._process = await WorkerProcess.spawn(self._settings, self._heard, self._lost)
         info = await self._ready
+        await self._restore_adapters(self._process)
         self._info = info
         self._state, self._message = State.READY, ""
         self._send(self._quarantine.begin(list(self._requests.values())))
         return info
+
+    async def _restore_adapters(self, process: WorkerProcess) -> None:
+        """Load what the last process had, before requests go on. One that is lost takes its requests along."""
+        loads = self._adapters.to_restore()
+        for load in loads:
+            process.send(LoadAdapter(load.key, load.folder))
+        for load in loads:
+            try:
+                info = await load.answer
+            except ModelError as error:
+                self._lose_adapter(load, error.message)
+                continue
+            if load.info is not None and info.digest != load.info.digest:
+                process.send(UnloadAdapter(load.key))
+                self._lose_adapter(load, f"the files in {load.folder} are others than before")
+
+    def _lose_adapter(self, load: AdapterLoad, reason: str) -> None:
+        message = f"the adapter {load.name} cannot be loaded again: {reason}"
+        log.error("%s", message)
+        self._adapters.forget(load)
+        self._fail([each for each in self._requests.values() if each.request.adapter == load.key], message)
 
     async def _supervise(self) -> None:
         """After each death: find who is to blame, wait, start again."""
@@ -237,7 +266,7 @@ class EngineClient:
         """Take a request. Its events are in the stream; those a crash repeats are not.
 
         EngineUnavailable: not started, failed or closed. Overloaded: too many sequences are unfinished. BadRequest: the
-        id is in use.
+        id is in use. AdapterNotFound: it names one that is not loaded.
         """
         if self._info is None or self._state not in (State.READY, State.RESTARTING):
             raise EngineUnavailable(self._message or f"the engine is {self._state}")
@@ -246,6 +275,8 @@ class EngineClient:
         sequences = request.num_sequences + sum(each.num_sequences for each in self._requests.values())
         if sequences > self._info.max_unfinished:
             raise Overloaded("too many requests are waiting; try again later")
+        if request.adapter is not None:
+            request = msgspec.structs.replace(request, adapter=self._adapters.enter(request.adapter))
         unfinished = Unfinished(request)
         stream = EventStream(self, unfinished)
         self._requests[request.request_id] = unfinished
@@ -280,6 +311,41 @@ class EngineClient:
     def health(self) -> Health:
         return Health(self._state, self._message, None if self._process is None else self._process.pid)
 
+    # Adapters --------------------------------------------------------------------------------------------------------
+
+    @property
+    def adapters(self) -> dict[str, AdapterInfo]:
+        """Those that requests may name, by name. They outlive the process."""
+        return self._adapters.infos()
+
+    async def load_adapter(self, name: str, source: str) -> AdapterInfo:
+        """Load the adapter ``source`` under a name that is free, while requests go on.
+
+        Raises BadRequest for an impossible name, Conflict where the name or all places are taken, ModelError where it
+        cannot be read or is another model's, EngineUnavailable.
+        """
+        check_name(name)
+        if self._process is None or self._state is not State.READY:
+            raise EngineUnavailable(self._message or "the engine is not ready")
+        load = self._adapters.begin(name, source)
+        try:
+            self._process.send(LoadAdapter(load.key, load.folder))
+            load.info = await load.answer
+        except BaseException:
+            self._adapters.forget(load)
+            raise
+        for warning in load.info.warnings:
+            log.warning("adapter %s: %s", name, warning)
+        return load.info
+
+    async def unload_adapter(self, name: str) -> None:
+        """No later request gets the adapter; those that run with it finish. Raises AdapterNotFound."""
+        self._unload(self._adapters.retire(name))
+
+    def _unload(self, key: str | None) -> None:
+        if key is not None and self._process is not None and self._state is State.READY:
+            self._process.send(UnloadAdapter(key))
+
     # Messages --------------------------------------------------------------------------------------------------------
 
     def _heard(self, message: FromEngine) -> None:
@@ -291,6 +357,9 @@ class EngineClient:
             self._take(message)
         elif isinstance(message, InBatch):
             self._in_batch = message.request_ids
+        elif isinstance(message, AdapterLoaded | AdapterRefused):
+            if not self._adapters.hear(message) and isinstance(message, AdapterLoaded):
+                self._unload(message.info.name)
         elif isinstance(message, Failed):
             self._last_words = message.message
         elif isinstance(message, Loading):
@@ -301,6 +370,7 @@ class EngineClient:
 
     def _lost(self) -> None:
         """The connection ended: before ``Ready`` it is the start that failed."""
+        self._adapters.lose()
         if self._ready is not None and not self._ready.done():
             message = self._last_words
             self._ready.set_exception(
@@ -331,6 +401,8 @@ class EngineClient:
         if request.is_over:
             del self._requests[request.request_id], self._streams[request.request_id]
             self._in_engine.discard(request.request_id)
+            if request.request.adapter is not None:
+                self._unload(self._adapters.leave(request.request.adapter))
         if self._quarantine.is_cleared(request):
             self._release(request)
 

@@ -12,6 +12,7 @@ from dragoman.core.events import BeamStep, EngineEvent, FinishEvent, FinishReaso
 from dragoman.core.request import EngineRequest
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.engine import admission
+from dragoman.engine.adapters import Adapter, Adapters
 from dragoman.engine.batch import Float32, build_batch
 from dragoman.engine.grammars import Grammars, Prepared
 from dragoman.engine.messages import EngineStats, StepOutput
@@ -22,6 +23,7 @@ from dragoman.engine.scheduler import Chunk, Schedule, Scheduler
 from dragoman.engine.search import results, search
 from dragoman.engine.sequence import Sequence, SequenceGroup, Status
 from dragoman.engine.settings import SchedulerSettings
+from dragoman.models import AdapterInfo
 
 _FAILED_ROW = "the model gave no valid distribution for the next token"
 _PATIENCE_S = 0.005
@@ -35,7 +37,10 @@ class Engine:
         self.runner = runner
         self.scheduler = Scheduler(runner, settings)
         self._sampler = Sampler()
+        self.adapters = Adapters(runner)
         self._grammars = Grammars()
+        self._waiting_with: dict[str, Adapter] = {}
+        """Of requests that wait for their grammar, the adapter that they will run with."""
         self._events: list[EngineEvent] = []
         self._beam_steps: list[BeamStep] = []
         self._step_started = 0.0
@@ -54,10 +59,13 @@ class Engine:
             if request.request_id in self.scheduler.groups or request.request_id in self._grammars:
                 raise BadRequest(f"a request {request.request_id!r} is running already")
             admission.check(request, self.runner)
+            adapter = None if request.adapter is None else self.adapters[request.adapter]
             if request.grammar is None:
-                self._admit(Prepared(request))
-            else:
-                self._grammars.prepare(request)
+                self._admit(Prepared(request), adapter)
+                return
+            self._grammars.prepare(request)
+            if adapter is not None:
+                self._waiting_with[request.request_id] = adapter
         except DragomanError as error:
             self._refuse(request, error.message)
 
@@ -65,10 +73,26 @@ class Engine:
         """What the grammars of requests are about; before the first request that has one."""
         self._grammars.teach(vocabulary)
 
-    def _admit(self, prepared: Prepared) -> None:
+    def load_adapter(self, name: str, source: str) -> AdapterInfo:
+        """Read the adapter in a folder, now. Raises ModelError, and Conflict where there is no room."""
+        self.sweep_adapters()
+        return self.adapters.load(name, source)
+
+    def unload_adapter(self, name: str) -> None:
+        """No later request gets the adapter; those that run with it finish. Raises AdapterNotFound."""
+        self.adapters.unload(name)
+        self.sweep_adapters()
+
+    def sweep_adapters(self) -> None:
+        """Free those that were unloaded and whose last sequence is over."""
+        if self.adapters.is_any_leaving:
+            running = [group.adapter for group in self.scheduler.groups.values()]
+            self.adapters.sweep([*running, *self._waiting_with.values()])
+
+    def _admit(self, prepared: Prepared, adapter: Adapter | None) -> None:
         request = prepared.request
         self._arrivals += 1
-        group = SequenceGroup(request, self._arrivals, lambda: processors_for(request), prepared.followers)
+        group = SequenceGroup(request, self._arrivals, lambda: processors_for(request), prepared.followers, adapter)
         group.arrived_s = time.perf_counter()
         for index in prepared.cancelled:
             for sequence in group.unwanted(index):
@@ -90,6 +114,8 @@ class Engine:
     def cancel(self, request_id: str, sequence: int | None = None) -> None:
         """Forget a request or one of its sequences; unknown ones are no error. Nothing is answered."""
         self._grammars.cancel(request_id, sequence)
+        if request_id not in self._grammars:
+            self._waiting_with.pop(request_id, None)
         group = self.scheduler.groups.get(request_id)
         for each in group.unwanted(sequence) if group is not None else ():
             self.scheduler.finish(each)
@@ -111,7 +137,9 @@ class Engine:
             if prepared.error:
                 self._refuse(prepared.request, prepared.error)
             else:
-                self._admit(prepared)
+                self._admit(prepared, self._waiting_with.get(prepared.request.request_id))
+            self._waiting_with.pop(prepared.request.request_id, None)
+        self.sweep_adapters()
         return self.scheduler.schedule()
 
     def run(self, schedule: Schedule) -> StepOutput:

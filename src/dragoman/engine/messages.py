@@ -10,7 +10,7 @@ from dragoman.core.events import BeamStep, EngineEvent
 from dragoman.core.request import EngineRequest
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.engine.settings import SchedulerSettings
-from dragoman.models import ModelInfo, ModelSettings
+from dragoman.models import AdapterInfo, ModelInfo, ModelSettings
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 """Far above any message of ours: prompt log-probabilities of a whole context with twenty alternatives are 60 MB."""
@@ -32,6 +32,7 @@ class StubModel(msgspec.Struct, frozen=True, kw_only=True, tag="stub"):
     max_tokens: int = 256
     max_sequences: int = 32
     max_logit_rows: int = 32
+    max_adapters: int = 8
     step_s: float = 0.0
     period: int = 0
     crash_token: int | None = None
@@ -113,11 +114,24 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
     sequence: int | None = None
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="load_adapter"):
+    """Read the adapter in a folder, beside the steps. Answered by ``AdapterLoaded`` or ``AdapterRefused``."""
+
+    name: str
+    source: str
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="unload_adapter"):
+    """No later request gets the adapter; those that run with it finish. Nothing is answered."""
+
+    name: str
+
+
 class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
     """Leave now, whatever is unfinished."""
 
 
-ToEngine = Submit | Teach | Cancel | Shutdown
+ToEngine = Submit | Teach | Cancel | LoadAdapter | UnloadAdapter | Shutdown
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
@@ -150,13 +164,26 @@ class InBatch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     request_ids: list[str]
 
 
+class AdapterLoaded(msgspec.Struct, frozen=True, array_like=True, tag="adapter"):
+    """From now on requests may name it."""
+
+    info: AdapterInfo
+
+
+class AdapterRefused(msgspec.Struct, frozen=True, array_like=True, tag="no_adapter"):
+    """It cannot be loaded. ``message`` is written for whoever asked."""
+
+    name: str
+    message: str
+
+
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     """The process gives up: it cannot start, or a step raised. ``message`` is written for whoever runs the server."""
 
     message: str
 
 
-FromEngine = Ready | Loading | StepOutput | InBatch | Failed
+FromEngine = Ready | Loading | StepOutput | InBatch | AdapterLoaded | AdapterRefused | Failed
 
 _encode = msgspec.msgpack.Encoder().encode
 

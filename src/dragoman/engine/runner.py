@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Protocol
 
 from dragoman.engine.batch import Batch, Float32, Int32
+from dragoman.models import AdapterInfo
 
 
 class Runner(Protocol):
-    """A model behind the engine. ``max_tokens``, ``max_sequences`` and ``max_logit_rows`` bound one step."""
+    """A model behind the engine. ``max_tokens``, ``max_sequences`` and ``max_logit_rows`` bound one step.
+
+    ``max_adapters``: it has so many slots for adapters.
+    """
 
     @property
     def vocab_size(self) -> int: ...
@@ -26,9 +30,17 @@ class Runner(Protocol):
     def max_sequences(self) -> int: ...
     @property
     def max_logit_rows(self) -> int: ...
+    @property
+    def max_adapters(self) -> int: ...
 
     def run(self, batch: Batch) -> Float32:
         """Logits [len(batch.logit_rows), vocab_size]. The next call may overwrite them; the caller may too."""
 
     def copy_blocks(self, sources: Int32, targets: Int32) -> None:
         """Copy whole blocks, all layers, one pair after the other: a target may be the source of an earlier pair."""
+
+    def load_adapter(self, slot: int, name: str, source: str) -> AdapterInfo:
+        """Read the adapter in a folder into a free slot, from any thread, while steps run. Raises ModelError."""
+
+    def unload_adapter(self, slot: int) -> None:
+        """Free a slot that no later step names."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 from collections.abc import Callable, Collection, Iterable
 
 from dragoman.core.events import FinishReason, TokenLogprob
 from dragoman.core.request import EngineRequest
+from dragoman.engine.adapters import Adapter
 from dragoman.engine.batch import Float32
 from dragoman.engine.beams import BeamSearch
 from dragoman.engine.embeddings import GivenEmbeddings
@@ -32,6 +34,7 @@ class SequenceGroup:
     """The sequences of one request. They share the prompt: its blocks, its event, its log-probabilities."""
 
     __slots__ = (
+        "adapter",
         "arrived_s",
         "beams",
         "cached_tokens",
@@ -56,8 +59,10 @@ class SequenceGroup:
         arrival: int,
         processors: Callable[[], tuple[Processor, ...]],
         followers: Iterable[Follower] = (),
+        adapter: Adapter | None = None,
     ) -> None:
         self.request = request
+        self.adapter = adapter
         self.request_id = request.request_id
         self.end_token_ids = frozenset(request.end_token_ids)
         self.stop_token_ids = frozenset(request.stop_token_ids)
@@ -72,7 +77,7 @@ class SequenceGroup:
         """Known so far, one per prompt token from the first (which has none)."""
         self.prompt_top: list[tuple[TokenLogprob, ...]] = [()]
         self.embeddings = None if request.embeddings is None else GivenEmbeddings(request.embeddings)
-        salt = b"" if self.embeddings is None else self.embeddings.salt
+        salt = _salt(adapter, self.embeddings)
         self.new_processors = processors
         self.sequences = [Sequence(self, index, arrival, processors(), salt) for index in range(request.num_sequences)]
         for sequence, follower in zip(self.sequences, followers, strict=False):
@@ -271,3 +276,9 @@ class Sequence:
         if complete:
             return FinishReason.EOS
         return FinishReason.LENGTH if is_last else None
+
+
+def _salt(adapter: Adapter | None, embeddings: GivenEmbeddings | None) -> bytes:
+    """What keys and values depend on beside the tokens."""
+    salts = [each.salt for each in (adapter, embeddings) if each is not None]
+    return salts[0] if len(salts) == 1 else hashlib.blake2b(b"".join(salts), digest_size=16).digest() if salts else b""

@@ -6,6 +6,7 @@ into the blocks. A wrong table, a missing copy-on-write, or a stale cached block
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 import zlib
@@ -14,9 +15,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from dragoman.core.errors import ModelError
 from dragoman.engine.batch import Batch, Float32, Int32
 from dragoman.engine.messages import StubModel
-from dragoman.models import ModelInfo
+from dragoman.models import AdapterInfo, ModelInfo
 
 _MASK = 2**64 - 1
 _EMPTY = 0x9E3779B97F4A7C15
@@ -51,6 +53,9 @@ class StubRunner:
         self.max_tokens = settings.max_tokens
         self.max_sequences = settings.max_sequences
         self.max_logit_rows = settings.max_logit_rows
+        self.max_adapters = settings.max_adapters
+        self._adapters: dict[int, int] = {}
+        """By slot: what the adapter does to every cell."""
         self.steps = 0
         self._sleep = sleep
         self._seen = seen
@@ -89,9 +94,10 @@ class StubRunner:
             for row, vector in zip(batch.embedding_rows.tolist(), batch.embedding_values, strict=True):
                 given[row] = zlib.crc32(vector.tobytes())
         for index, table in enumerate(batch.block_tables):
+            adapter = 0 if batch.adapters is None else self._adapter(int(batch.adapters[index]))
             for row in range(batch.row_starts[index], batch.row_starts[index + 1]):
                 position = int(batch.positions[row])
-                self._write(table, position, int(batch.token_ids[row]), given.get(row, 0))
+                self._write(table, position, int(batch.token_ids[row]), given.get(row, 0) ^ adapter)
                 if row in wanted:
                     self._read(table, position, logits[wanted[row]])
         return logits
@@ -100,6 +106,29 @@ class StubRunner:
         for source, target in zip(sources, targets, strict=True):
             self._cells[target] = self._cells[source]
             self._tokens[target] = self._tokens[source]
+
+    def load_adapter(self, slot: int, name: str, source: str) -> AdapterInfo:
+        """Any source is an adapter, the same source the same one; but none that begins with ``missing``."""
+        if source.startswith("missing"):
+            raise ModelError(f"{source}: there is no such adapter")
+        digest = hashlib.blake2b(source.encode(), digest_size=16).hexdigest()
+        self._adapters[slot] = int(digest[:8], 16) | 1
+        return AdapterInfo(
+            name=name,
+            source=source,
+            rank=8,
+            scaling=2.0,
+            target_modules=("stub",),
+            nbytes=len(source),
+            digest=digest,
+            fingerprint=f"{self.card.fingerprint}-{digest[:8]}",
+        )
+
+    def unload_adapter(self, slot: int) -> None:
+        del self._adapters[slot]
+
+    def _adapter(self, slot: int) -> int:
+        return 0 if slot < 0 else self._adapters[slot]
 
     def _write(self, table: Int32, position: int, token_id: int, given: int) -> None:
         block, offset = divmod(position, self.block_size)

@@ -19,7 +19,8 @@ import time
 import msgspec
 
 from dragoman import kernels
-from dragoman.core.errors import DragomanError
+from dragoman.core.errors import AdapterNotFound, DragomanError
+from dragoman.engine.adapter_reader import AdapterReader
 from dragoman.engine.engine import Engine
 from dragoman.engine.messages import (
     Cancel,
@@ -27,6 +28,7 @@ from dragoman.engine.messages import (
     Failed,
     FrameReader,
     InBatch,
+    LoadAdapter,
     Loading,
     LoadModel,
     Ready,
@@ -34,6 +36,7 @@ from dragoman.engine.messages import (
     Submit,
     Teach,
     ToEngine,
+    UnloadAdapter,
     WorkerSettings,
     frame,
 )
@@ -57,14 +60,20 @@ class Worker:
         self._frames = FrameReader()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
         self._in_batch: list[str] = []
+        self._reader = AdapterReader(engine.adapters)
+        self._poll.register(self._reader, select.POLLIN)
 
     def serve(self) -> None:
         """Until the parent leaves or says so. What a step raises passes through."""
         engine = self._engine
         while True:
-            arrived = self._poll.poll(0 if engine.has_work else None)
+            ready = [file for file, _ in self._poll.poll(0 if engine.has_work else None)]
+            arrived = self._connection.fileno() in ready
             if arrived and not self._receive():
                 return
+            if self._reader.fileno() in ready:
+                for answer in self._reader.finished():
+                    self._connection.sendall(frame(answer))
             if engine.has_work:
                 schedule = engine.schedule()
                 self._announce(schedule)
@@ -85,6 +94,14 @@ class Worker:
                 self._engine.teach(message.vocabulary)
             elif isinstance(message, Cancel):
                 self._engine.cancel(message.request_id, message.sequence)
+            elif isinstance(message, LoadAdapter):
+                self._engine.sweep_adapters()
+                refused = self._reader.begin(message.name, message.source)
+                if refused is not None:
+                    self._connection.sendall(frame(refused))
+            elif isinstance(message, UnloadAdapter):
+                with contextlib.suppress(AdapterNotFound):
+                    self._engine.unload_adapter(message.name)
             elif isinstance(message, Shutdown):
                 return False
         return True

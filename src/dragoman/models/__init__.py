@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dragoman.models.adapters import AdapterInfo
 from dragoman.models.description import ModelDescription, ModelInfo, describe
 from dragoman.models.memory import MemoryPlan, plan
 from dragoman.models.progress import Progress, nobody
@@ -17,7 +18,17 @@ from dragoman.models.source import embedded_path
 if TYPE_CHECKING:
     from dragoman.models.model import Model
 
-__all__ = ["MemoryPlan", "ModelDescription", "ModelInfo", "ModelSettings", "describe", "embedded_path", "load", "plan"]
+__all__ = [
+    "AdapterInfo",
+    "MemoryPlan",
+    "ModelDescription",
+    "ModelInfo",
+    "ModelSettings",
+    "describe",
+    "embedded_path",
+    "load",
+    "plan",
+]
 
 
 def load(source: str | Path | None = None, settings: ModelSettings | None = None, progress: Progress = nobody) -> Model:

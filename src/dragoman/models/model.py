@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman import kernels
+from dragoman.core.errors import ModelError
+from dragoman.models.adapters import AdapterInfo
 from dragoman.models.description import ModelInfo
 from dragoman.models.memory import BLOCK_TOKENS, MemoryPlan
 from dragoman.models.packing import Weights
@@ -34,6 +36,8 @@ class Batch(Protocol):
     def embedding_rows(self) -> Int32s | None: ...
     @property
     def embedding_values(self) -> NDArray[np.float32] | None: ...
+    @property
+    def adapters(self) -> Int32s | None: ...
 
 
 class Model:
@@ -73,6 +77,7 @@ class Model:
         self.max_tokens = settings.max_tokens
         self.max_sequences = settings.max_sequences
         self.max_logit_rows = settings.max_logit_rows
+        self.max_adapters = settings.max_adapters
 
     def run(self, batch: Batch) -> NDArray[np.float32]:
         """Run one step: logits ``[len(batch.logit_rows), vocab_size]``, overwritten by the next step."""
@@ -89,3 +94,10 @@ class Model:
     def copy_blocks(self, sources: Int32s, targets: Int32s) -> None:
         """Copy KV blocks in all layers, ``sources[i]`` to ``targets[i]``."""
         self.kv.copy_blocks(sources, targets)
+
+    def load_adapter(self, slot: int, name: str, source: str) -> AdapterInfo:
+        """Read the adapter in the folder ``source`` into a free slot. Raises ModelError."""
+        raise ModelError(f"{source}: this model runs without adapters")
+
+    def unload_adapter(self, slot: int) -> None:
+        """Free a slot that no later step names."""

@@ -32,6 +32,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_tokens: most tokens the engine may run in one step.
         max_sequences: most sequences in one step.
         max_logit_rows: most rows of logits in one step.
+        max_adapters: most LoRA adapters in memory at one time.
+        adapter_bytes: most memory for all adapters together; by default what the machine has left.
         weights_memory: how cached weights come into memory. map: the packed cache's file is mapped, at once and shared
             by all processes that serve the model; copy: it is read into huge pages of our own, as decoding reads small
             pages 15 to 20 % slower; auto: mapped where the system keeps the file in huge pages, else copied.
@@ -51,6 +53,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: Count = 512
     max_sequences: Count = 64
     max_logit_rows: Count = 64
+    max_adapters: Annotated[int, Meta(ge=0, le=1024)] = 16
+    adapter_bytes: Count | None = None
     weights_memory: WeightsMemory = "auto"
     cache_folder: str | None = None
     cache_bytes: Annotated[int, Meta(ge=0)] = 64 << 30

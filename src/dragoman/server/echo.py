@@ -14,6 +14,7 @@ def prompt_ready(
     submitted: EngineRequest,
     event: PromptEvent,
     earlier_text: str = "",
+    adapter: str = "",
 ) -> PromptReady:
     """The first event of a request: with the prompt's text where it is echoed, and its tokens where either the echo or
     the prompt's log-probabilities are asked for."""
@@ -33,6 +34,7 @@ def prompt_ready(
         reasoning_begun=isinstance(request.prompt, ChatPrompt) and _begins_reasoning(model, submitted.prompt),
         prompt_ids=submitted.prompt if request.resumable else (),
         earlier_text=earlier_text,
+        adapter=adapter if request.resumable else "",
     )
 
 

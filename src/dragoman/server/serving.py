@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Protocol
 
 import msgspec
 
-from dragoman.core.errors import BadRequest, ContextOverflow, GenerationFailed, GenerationTimeout, ModelNotFound
+from dragoman.core.errors import (
+    AdapterNotFound,
+    BadRequest,
+    Conflict,
+    ContextOverflow,
+    GenerationFailed,
+    GenerationTimeout,
+    ModelNotFound,
+)
 from dragoman.core.events import (
     EngineEvent,
     FinishReason,
@@ -26,6 +34,7 @@ from dragoman.core.events import (
 from dragoman.core.request import ChatPrompt, EngineRequest, GenerationRequest, Prompt, PromptEmbeddings
 from dragoman.core.sampling import MAX_SEED, EndingParams, LogprobParams
 from dragoman.core.serving import ModelCard
+from dragoman.models import AdapterInfo
 from dragoman.server.admission import Admission
 from dragoman.server.beams import check_beams
 from dragoman.server.catalog import FixedCatalog
@@ -61,6 +70,10 @@ class Engine(Protocol):
 
     def cancel(self, request_id: str, sequence: int | None = None) -> None:
         """End a request, or one of its sequences, with CANCELLED."""
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterInfo]:
+        """Those that requests may name."""
 
 
 class EngineServing:
@@ -151,6 +164,7 @@ class EngineServing:
         arrived = asyncio.get_running_loop().time()
         meter = Meter(self._observers, request, count)
         self.model(request.model)
+        adapter = self._adapter(request)
         check_beams(request)
         request = _with_forced_length(request)
         with self.admission.enter() as place:
@@ -175,7 +189,7 @@ class EngineServing:
                         place.run()
                         cached_tokens = event.cached_tokens
                         meter.prompt(cached_tokens, event.queue_s)
-                        yield prompt_ready(self._model, request, submitted, event, earlier_text)
+                        yield prompt_ready(self._model, request, submitted, event, earlier_text, adapter)
                         continue
                     transcript = transcripts[event.sequence]
                     if transcript.finish is not None:
@@ -212,6 +226,21 @@ class EngineServing:
                 ),
                 timings=Timings(validation_s=seen.validation_s, queue_s=seen.queue_s, inference_s=seen.inference_s),
             )
+
+    def _adapter(self, request: GenerationRequest) -> str:
+        """The fingerprint of the adapter that the request runs with; empty without one.
+
+        Raises AdapterNotFound, and Conflict where a generation would go on with another one than it began with.
+        """
+        fingerprint = ""
+        if request.adapter is not None:
+            info = self._engine.adapters.get(request.adapter)
+            if info is None:
+                raise AdapterNotFound(f"The adapter '{request.adapter[:256]}' does not exist.", param="model")
+            fingerprint = info.fingerprint
+        if request.resumed is not None and request.resumed.adapter != fingerprint:
+            raise Conflict("This generation was begun with another adapter, or another version of it.", param="model")
+        return fingerprint
 
     async def _prompt(self, request: GenerationRequest) -> tuple[int, ...]:
         if request.resumed is not None:
@@ -262,6 +291,7 @@ class EngineServing:
             priority=request.priority,
             embeddings=request.embeddings,
             beams=request.beams,
+            adapter=request.adapter,
         )
 
     def _end_token_ids(self, ending: EndingParams) -> tuple[int, ...]:
