@@ -192,9 +192,13 @@ void bind_program(nb::module_& m) {
         p.linear(out, x, p.keep(w), p.keep(bias, w.matrix.n, "bias"), accumulate);
       }, nb::arg("out"), nb::arg("x"), nb::arg("w"), nb::arg("bias").none(), nb::arg("accumulate"))
       .def("head_norm", [](OwningProgram& p, int x, long offset, long heads, long head_dim, const Vector& weight,
-                           float eps) {
-        p.head_norm(x, offset, heads, head_dim, p.keep(weight, head_dim, "weight"), eps);
-      })
+                           const std::optional<Vector>& bias, float eps, const std::string& kind) {
+        const bool own = heads > 1 && static_cast<long>(weight.shape(0)) == heads * head_dim;
+        const long size = own ? heads * head_dim : head_dim;
+        p.head_norm(x, offset, heads, head_dim, p.keep(weight, size, "weight"), p.keep(bias, size, "bias"),
+                    own ? head_dim : 0, eps, norm_kind(kind));
+      }, nb::arg("x"), nb::arg("offset"), nb::arg("heads"), nb::arg("head_dim"), nb::arg("weight"),
+           nb::arg("bias").none(), nb::arg("eps"), nb::arg("kind"))
       .def("rotate", [](OwningProgram& p, int x, long offset, long heads, long head_dim, const Table& cos,
                         const Table& sin, bool interleaved) {
         require(cos.shape(0) == sin.shape(0) && cos.shape(1) == sin.shape(1), "cos and sin differ in shape");
@@ -221,6 +225,8 @@ void bind_program(nb::module_& m) {
            nb::arg("outward"), nb::arg("active"), nb::arg("over_all"), nb::arg("shared").none(), nb::arg("gated"),
            nb::arg("activation"), nb::arg("factor"), nb::arg("accumulate"))
       .def("add", &OwningProgram::add)
+      .def("scale", &OwningProgram::scale)
+      .def("soft_cap", &OwningProgram::soft_cap)
       .def("select_rows", &OwningProgram::select_rows)
       .def("logits", &OwningProgram::logits)
       .def("run", &run, nb::arg("token_ids"), nb::arg("positions"), nb::arg("row_starts"), nb::arg("block_tables"),

@@ -140,15 +140,16 @@ void Program::linear(int out, int x, const Matrix& w, const float* bias, bool ac
   push(kLinear, run, std::to_string(w.n) + " x " + std::to_string(w.k));
 }
 
-void Program::head_norm(int x, long offset, long heads, long head_dim, const float* weight, float eps) {
+void Program::head_norm(int x, long offset, long heads, long head_dim, const float* weight, const float* bias,
+                        long ldweight, float eps, Norm kind) {
   Buffer& buffer = read(x);
   require(offset >= 0 && heads > 0 && head_dim > 0 && offset + heads * head_dim <= buffer.width,
           "head_norm: the heads reach beyond the buffer");
   const Rows domain = buffer.rows;
   push(kNorm, [=, this, &buffer](const Batch& batch) {
     for_rows(rows(domain, batch), heads * head_dim, [&](long begin, long end) {
-      kernels().transform.head_norm(buffer.row(begin) + offset, buffer.stride, end - begin, heads, head_dim, weight,
-                                    eps);
+      kernels().transform.head_norm(kind, buffer.row(begin) + offset, buffer.stride, end - begin, heads, head_dim,
+                                    weight, bias, ldweight, eps);
     });
   });
 }
@@ -270,7 +271,7 @@ void Program::experts(int out, int x, Experts experts, bool accumulate) {
   push(kExperts, run, shape);
 }
 
-void Program::add(int out, int x) {
+void Program::add(int out, int x, float factor) {
   const Buffer& from = read(x);
   Buffer& to = read(out);
   const Rows domain = from.rows;
@@ -278,7 +279,28 @@ void Program::add(int out, int x) {
   require(to.rows == domain, "add: the buffers have rows of different kinds");
   push(kAdd, [=, this, &from, &to](const Batch& batch) {
     for_rows(rows(domain, batch), from.width, [&](long begin, long end) {
-      kernels().transform.add(to.row(begin), to.stride, from.row(begin), from.stride, end - begin, from.width);
+      kernels().transform.add(to.row(begin), to.stride, from.row(begin), from.stride, end - begin, from.width, factor);
+    });
+  });
+}
+
+void Program::scale(int x, float factor) {
+  Buffer& buffer = read(x);
+  const Rows domain = buffer.rows;
+  push(kScale, [=, this, &buffer](const Batch& batch) {
+    for_rows(rows(domain, batch), buffer.width, [&](long begin, long end) {
+      kernels().transform.scale(buffer.row(begin), buffer.stride, end - begin, buffer.width, factor);
+    });
+  });
+}
+
+void Program::soft_cap(int x, float cap) {
+  Buffer& buffer = read(x);
+  require(cap > 0, "soft_cap: the cap must be positive");
+  const Rows domain = buffer.rows;
+  push(kScale, [=, this, &buffer](const Batch& batch) {
+    for_rows(rows(domain, batch), buffer.width, [&](long begin, long end) {
+      kernels().transform.soft_cap(buffer.row(begin), buffer.stride, end - begin, buffer.width, cap);
     });
   });
 }

@@ -56,7 +56,8 @@ class Program {
   void add_positions(int x, const float* table, long positions);
   void norm(int out, int x, const float* weight, const float* bias, float eps, Norm kind);
   void linear(int out, int x, const Matrix& w, const float* bias, bool accumulate);
-  void head_norm(int x, long offset, long heads, long head_dim, const float* weight, float eps);
+  void head_norm(int x, long offset, long heads, long head_dim, const float* weight, const float* bias, long ldweight,
+                 float eps, Norm kind);
   void rotate(int x, long offset, long heads, long head_dim, const float* cos, const float* sin, long half,
               long positions, bool interleaved);
   void write_kv(int x, long k_offset, long v_offset, long layer);
@@ -66,7 +67,9 @@ class Program {
   void activate(int x, Activation activation);
   // The network's matrices are borrowed too.
   void experts(int out, int x, Experts experts, bool accumulate);
-  void add(int out, int x);
+  void add(int out, int x, float factor);
+  void scale(int x, float factor);
+  void soft_cap(int x, float cap);
   void select_rows(int out, int x);
   void logits(int x);
 
@@ -87,7 +90,7 @@ class Program {
 
  private:
   enum class Rows : std::uint8_t { unwritten, tokens, logits };
-  enum Kind { kEmbed, kNorm, kLinear, kRotate, kWriteKV, kAttend, kActivation, kExperts, kAdd, kSelect, kKinds };
+  enum Kind { kEmbed, kNorm, kLinear, kRotate, kWriteKV, kAttend, kActivation, kExperts, kAdd, kScale, kSelect, kKinds };
 
   struct Buffer {
     long width;

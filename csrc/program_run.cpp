@@ -110,7 +110,7 @@ Logits Program::run(const Batch& batch) {
 
 std::vector<Program::Timing> Program::profile(bool by_shape) {
   static constexpr const char* names[kKinds] = {"embed",  "norm",       "linear", "rotate",     "write_kv",
-                                                "attend", "activation", "experts", "add",    "select_rows"};
+                                                "attend", "activation", "experts", "add",    "scale", "select_rows"};
   const std::lock_guard lock(running_);
   std::vector<Timing> taken;
   for (Operation& operation : operations_) {

@@ -16,8 +16,10 @@ struct TransformKernels {
   void (*norm)(Norm kind, const float* x, long ldx, long rows, long width, const float* weight, const float* bias,
                float eps, float* out, long ldout);
 
-  // RMS norm over each of `heads` neighbouring heads of every row, in place, all with the same weight [head_dim].
-  void (*head_norm)(float* x, long ldx, long rows, long heads, long head_dim, const float* weight, float eps);
+  // The same norms over each of `heads` neighbouring heads of every row, in place. Head h has its weight (and bias) at
+  // weight + h · ldweight: 0 where one [head_dim] serves all, head_dim where each has its own.
+  void (*head_norm)(Norm kind, float* x, long ldx, long rows, long heads, long head_dim, const float* weight,
+                    const float* bias, long ldweight, float eps);
 
   // Rotary embedding in place: of each head, elements i and i + half (i < half) are a pair, or, where interleaved, 2i and
   // 2i + 1. It is turned by the angle whose cosine and sine stand in row positions[r] of the tables [·, half]; elements
@@ -31,14 +33,17 @@ struct TransformKernels {
   // x = act(x)
   void (*activate)(Activation activation, float* x, long ldx, long rows, long width);
 
-  // out += x
-  void (*add)(float* out, long ldout, const float* x, long ldx, long rows, long width);
+  // out += factor · x
+  void (*add)(float* out, long ldout, const float* x, long ldx, long rows, long width, float factor);
 
   // x += table[positions[r]]
   void (*add_positions)(float* x, long ldx, long rows, long width, const float* table, const std::int32_t* positions);
 
   // x *= factor
   void (*scale)(float* x, long ldx, long rows, long width, float factor);
+
+  // x = cap · tanh(x / cap)
+  void (*soft_cap)(float* x, long ldx, long rows, long width, float cap);
 };
 
 }  // namespace dragoman

@@ -76,11 +76,13 @@ void norm(Norm kind, const float* x, long ldx, long rows, long width, const floa
   }
 }
 
-void head_norm(float* x, long ldx, long rows, long heads, long head_dim, const float* weight, float eps) {
+void head_norm(Norm kind, float* x, long ldx, long rows, long heads, long head_dim, const float* weight,
+               const float* bias, long ldweight, float eps) {
   for (long r = 0; r < rows; ++r) {
     for (long h = 0; h < heads; ++h) {
       float* const head = x + r * ldx + h * head_dim;
-      rms_row(head, head_dim, weight, nullptr, eps, head);
+      const float* const head_bias = bias == nullptr ? nullptr : bias + h * ldweight;
+      norm(kind, head, 0, 1, head_dim, weight + h * ldweight, head_bias, eps, head, 0);
     }
   }
 }
@@ -189,17 +191,17 @@ void activate(Activation activation, float* x, long ldx, long rows, long width) 
   });
 }
 
-void add(float* out, long ldout, const float* x, long ldx, long rows, long width) {
+void add(float* out, long ldout, const float* x, long ldx, long rows, long width, float factor) {
   for (long r = 0; r < rows; ++r) {
     float* const row = out + r * ldout;
     for_each_vector(width, [&](long i, long n) {
-      store_up_to(row + i, load_up_to(row + i, n) + load_up_to(x + r * ldx + i, n), n);
+      store_up_to(row + i, fma(load_up_to(x + r * ldx + i, n), broadcast(factor), load_up_to(row + i, n)), n);
     });
   }
 }
 
 void add_positions(float* x, long ldx, long rows, long width, const float* table, const std::int32_t* positions) {
-  for (long r = 0; r < rows; ++r) add(x + r * ldx, 0, table + positions[r] * width, 0, 1, width);
+  for (long r = 0; r < rows; ++r) add(x + r * ldx, 0, table + positions[r] * width, 0, 1, width, 1.0f);
 }
 
 void scale(float* x, long ldx, long rows, long width, float factor) {
@@ -209,8 +211,18 @@ void scale(float* x, long ldx, long rows, long width, float factor) {
   }
 }
 
+void soft_cap(float* x, long ldx, long rows, long width, float cap) {
+  for (long r = 0; r < rows; ++r) {
+    float* const row = x + r * ldx;
+    for_each_vector(width, [&](long i, long n) {
+      store_up_to(row + i, tanh(load_up_to(row + i, n) / broadcast(cap)) * broadcast(cap), n);
+    });
+  }
+}
+
 }  // namespace
 
-constexpr TransformKernels transform_kernels{norm, head_norm, rotate, gate, activate, add, add_positions, scale};
+constexpr TransformKernels transform_kernels{norm, head_norm,     rotate, gate,    activate,
+                                             add,  add_positions, scale,  soft_cap};
 
 }  // namespace dragoman::DRAGOMAN_ISA

@@ -77,6 +77,21 @@ def test_head_norm_leaves_the_rest(rng: np.random.Generator, heads: int, head_di
     np.testing.assert_array_equal(got[:, -4:], x[:, -4:])
 
 
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+@pytest.mark.parametrize("biased", [False, True])
+def test_heads_have_norms_of_their_own(rng: np.random.Generator, kind: kernels.program.Norm, biased: bool) -> None:
+    heads, head_dim = 3, 20
+    x = (rng.normal(size=(4, heads * head_dim + 9)) + 1).astype(np.float32)
+    weight, bias = rng.normal(size=(2, heads * head_dim)).astype(np.float32)
+
+    def record(p: kernels.Program, start: int) -> int:
+        p.head_norm(start, 5, heads, head_dim, weight, 1e-6, bias if biased else None, kind)
+        return start
+
+    expected = reference.head_norm(x, 5, heads, head_dim, weight, 1e-6, bias if biased else None, kind)
+    np.testing.assert_allclose(apply(x, record), expected, rtol=2e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize(("heads", "head_dim", "rotary_dim"), [(1, 2, 2), (3, 24, 24), (2, 64, 64), (2, 80, 32)])
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_rotate(rng: np.random.Generator, heads: int, head_dim: int, rotary_dim: int, interleaved: bool) -> None:
@@ -128,6 +143,39 @@ def test_gate(rng: np.random.Generator, activation: kernels.program.Activation, 
         return out
 
     np.testing.assert_allclose(apply(x, record), reference.gate(x, activation), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [1, 16, 50])
+def test_soft_cap_holds_what_is_large_and_keeps_what_is_small(rng: np.random.Generator, width: int) -> None:
+    x = (rng.normal(size=(4, width)) * np.float32([[1e-4], [1], [30], [1e30]])).astype(np.float32)
+
+    def record(p: kernels.Program, start: int) -> int:
+        p.soft_cap(start, 30.0)
+        return start
+
+    np.testing.assert_allclose(apply(x, record), reference.soft_cap(x, 30.0), rtol=1e-6)
+
+
+def test_a_soft_cap_is_positive(rng: np.random.Generator) -> None:
+    def capped_at_zero(p: kernels.Program, start: int) -> int:
+        p.soft_cap(start, 0.0)
+        return start
+
+    with pytest.raises(ValueError, match="the cap must be positive"):
+        apply(rng.normal(size=(1, 3)).astype(np.float32), capped_at_zero)
+
+
+def test_add_takes_a_factor_and_scale_multiplies(rng: np.random.Generator) -> None:
+    x = rng.normal(size=(4, 21)).astype(np.float32)
+
+    def record(p: kernels.Program, start: int) -> int:
+        other = p.buffer(21)
+        p.embed(other, kernels.pack(x, "float32"), scale=2.0)
+        p.add(other, start, 0.22)
+        p.scale(other, -3.0)
+        return other
+
+    np.testing.assert_allclose(apply(x, record), -3 * 2.22 * x, rtol=1e-6)
 
 
 def test_add_and_add_positions_and_scale(rng: np.random.Generator) -> None:

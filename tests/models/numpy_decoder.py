@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dragoman.models.rope import Rope
 from dragoman.models.spec import DecoderSpec
 
 Array = NDArray[Any]
@@ -34,34 +35,75 @@ class NumpyDecoder:
     round_input: Callable[[Array], Array] = lambda x: x
     round_kv: Callable[[Array], Array] = lambda x: x
     round_query: Callable[[Array], Array] = lambda x: x
+    rounded: bool = False  # the table is not float32
 
     def logits(self, token_ids: NDArray[np.int32]) -> Array:
         """Logits ``[tokens, vocab]`` of every position."""
-        spec, w = self.spec, self.weights
-        x = w["embedding.weight"][token_ids]
-        if spec.rope is None:
-            x = x + w["positions.weight"][: len(token_ids)]
+        spec, out = self.spec, self.spec.output
+        x = self.embed(token_ids)
         for layer in range(spec.layers):
-            at = f"layers.{layer}."
-            x = x + self.attention(self.norm(x, at + "attention_norm"), layer)
-            x = x + self.feed_forward(self.norm(x, at + "feed_forward_norm"), at)
-        return self.linear(self.norm(x, "final_norm"), "embedding" if spec.tied else "head")
+            x = self.parallel_layer(x, layer) if spec.block.parallel else self.layer(x, layer)
+        if out.norm:
+            x = self.norm(x, "final_norm")
+        if spec.embedding.width is not None:
+            x = self.linear(x, "embedding_out")
+        logits = self.round_input(x) @ self.weights[f"{'embedding' if spec.tied else 'head'}.weight"].T
+        if out.bias:
+            logits = logits + self.weights["head.bias"]
+        return soft_cap(logits * np.float32(out.scale), out.softcap)
+
+    def embed(self, token_ids: NDArray[np.int32]) -> Array:
+        embedding, w = self.spec.embedding, self.weights
+        scale = embedding.scale
+        if embedding.scale_rounded and self.rounded:
+            scale = float(np.asarray(round_to_bfloat16(np.float32([scale])))[0])
+        x: Array = w["embedding.weight"][token_ids] * np.float32(scale)
+        if embedding.norm:
+            x = self.norm(x, "embedding_norm")
+        if embedding.width is not None:
+            x = self.linear(x, "embedding_in")
+        if embedding.positions:
+            x = x + w["positions.weight"][embedding.positions_offset :][: len(token_ids)]
+        return x
+
+    def layer(self, x: Array, layer: int) -> Array:
+        for branch, name in ((self.attention, "attention"), (self.feed_forward, "feed_forward")):
+            x = self.join(x, branch(self.branch_input(x, f"{name}_norm", layer), layer), f"{name}_out_norm", layer)
+        return x
+
+    def parallel_layer(self, x: Array, layer: int) -> Array:
+        first = self.branch_input(x, "attention_norm", layer)
+        second = first if self.spec.block.shared_norm else self.branch_input(x, "feed_forward_norm", layer)
+        x = self.join(x, self.attention(first, layer), "attention_out_norm", layer)
+        return self.join(x, self.feed_forward(second, layer), "feed_forward_out_norm", layer)
+
+    def branch_input(self, x: Array, name: str, layer: int) -> Array:
+        return self.norm(x, f"layers.{layer}.{name}") if self.spec.block.norms in ("before", "around") else x
+
+    def join(self, x: Array, branch: Array, name: str, layer: int) -> Array:
+        norms, name = self.spec.block.norms, f"layers.{layer}.{name}"
+        if norms in ("after", "around"):
+            branch = self.norm(branch, name)
+        x = x + branch * np.float32(self.spec.block.branch_scale)
+        return self.norm(x, name) if norms == "joined" else x
 
     def attention(self, x: Array, layer: int) -> Array:
         spec, at, tokens = self.spec, f"layers.{layer}.", len(x)
         q, k, v = np.split(self.linear(x, at + "qkv"), [spec.query_width, spec.query_width + spec.kv_width], axis=1)
+        if spec.head_norm is not None:
+            q, k = (self.norm_heads(part, at + name) for part, name in ((q, "query_norm"), (k, "key_norm")))
         q = q.reshape(tokens, spec.heads, spec.head_dim)
         k, v = (part.reshape(tokens, spec.kv_heads, spec.head_dim) for part in (k, v))
-        if spec.head_norm:
-            q, k = (rms_norm(part, self.weights[f"{at}{name}_norm.weight"], spec.norm_eps)
-                    for part, name in ((q, "query"), (k, "key")))  # fmt: skip
-        if spec.rope is not None:
-            q, k = (self.rotate(part) for part in (q, k))
+        if (rope := spec.rope(layer)) is not None:
+            q, k = (rotate(part, rope) for part in (q, k))
         q, k, v = self.round_query(q), self.round_kv(k), self.round_kv(v)
         groups = spec.heads // spec.kv_heads
         k, v = (np.repeat(part, groups, axis=1) for part in (k, v))
         scores = np.einsum("qhd,khd->hqk", q, k) * np.float32(spec.attention_scales[layer])
+        scores = soft_cap(scores, spec.attention_softcap)
         distance = np.arange(tokens)[:, None] - np.arange(tokens)
+        if spec.alibi_slopes:
+            scores = scores - np.float32(spec.alibi_slopes)[:, None, None] * distance.astype(np.float32)
         seen = (distance >= 0) & (distance < (spec.windows[layer] or tokens))
         scores = np.where(seen, scores, -np.inf)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -69,14 +111,8 @@ class NumpyDecoder:
         mixed = (np.einsum("hqk,khd->qhd", self.round_query(weights), v) / total).reshape(tokens, spec.query_width)
         return self.linear(mixed, at + "attention_out")
 
-    def rotate(self, x: Array) -> Array:
-        assert self.spec.rope is not None
-        cos, sin = (table[:, None, :] for table in self.spec.rope.tables(len(x)))
-        half = self.spec.rope.dim // 2
-        left, right = x[..., :half], x[..., half:]
-        return np.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
-
-    def feed_forward(self, x: Array, at: str) -> Array:
+    def feed_forward(self, x: Array, layer: int) -> Array:
+        at = f"layers.{layer}."
         inner = self.linear(x, at + "feed_forward_in")
         if self.spec.gated:
             gate, up = np.split(inner, 2, axis=1)
@@ -86,23 +122,54 @@ class NumpyDecoder:
         return self.linear(inner, at + "feed_forward_out")
 
     def norm(self, x: Array, name: str) -> Array:
-        weight = self.weights[f"{name}.weight"]
-        if self.spec.norm == "rms":
-            return rms_norm(x, weight, self.spec.norm_eps)
-        centred = x - x.mean(-1, keepdims=True)
-        variance = np.square(centred).mean(-1, keepdims=True)
-        normed: Array = centred / np.sqrt(variance + np.float32(self.spec.norm_eps)) * weight
-        return normed + self.weights[f"{name}.bias"]
+        normed = normalize(x, self.spec.norm, self.spec.norm_eps) * self.weights[f"{name}.weight"]
+        return normed + self.weights[f"{name}.bias"] if self.spec.norm_bias else normed
+
+    def norm_heads(self, x: Array, name: str) -> Array:
+        """All heads as one vector, or each by itself with the one weight or its own."""
+        norm = self.spec.head_norm
+        assert norm is not None
+        width = x.shape[1] if norm.over == "all" else self.spec.head_dim
+        heads = normalize(x.reshape(len(x), -1, width), norm.kind, self.spec.norm_eps)
+        heads = heads * self.weights[f"{name}.weight"].reshape(-1, width)
+        if norm.bias:
+            heads = heads + self.weights[f"{name}.bias"].reshape(-1, width)
+        return heads.reshape(x.shape)
 
     def linear(self, x: Array, name: str) -> Array:
         y: Array = self.round_input(x) @ self.weights[f"{name}.weight"].T
         return y + self.weights[f"{name}.bias"] if f"{name}.bias" in self.weights else y
 
 
-def rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    """x / sqrt(mean(x²) + eps) · weight, over the last axis."""
-    normed: Array = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + np.float32(eps)) * weight
+def rotate(x: Array, rope: Rope) -> Array:
+    """Pairs of the first ``rope.dim`` dimensions turned: halves, or neighbours; the others stay."""
+    cos, sin = (table[:, None, :] for table in rope.tables(len(x)))
+    turned = x.copy()
+    near = np.s_[..., : rope.dim : 2] if rope.interleaved else np.s_[..., : rope.dim // 2]
+    far = np.s_[..., 1 : rope.dim : 2] if rope.interleaved else np.s_[..., rope.dim // 2 : rope.dim]
+    turned[near] = x[near] * cos - x[far] * sin
+    turned[far] = x[far] * cos + x[near] * sin
+    return turned
+
+
+def normalize(x: Array, kind: str, eps: float) -> Array:
+    """x / sqrt(mean(x²) + eps) over the last axis, centred first where it is a LayerNorm."""
+    if kind == "layer":
+        x = x - x.mean(-1, keepdims=True)
+    normed: Array = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + np.float32(eps))
     return normed
+
+
+def soft_cap(x: Array, cap: float) -> Array:
+    """cap · tanh(x / cap); 0: x."""
+    return np.asarray(np.float32(cap) * np.tanh(x / np.float32(cap)), np.float32) if cap else x
+
+
+def round_to_bfloat16(x: Array) -> Array:
+    """Nearest bfloat16, ties to even."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded: Array = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    return rounded
 
 
 def activate(x: Array, name: str) -> Array:

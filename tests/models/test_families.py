@@ -84,7 +84,7 @@ def test_model_type_stands_in_for_a_missing_architecture() -> None:
 def test_rope_parameters_block_of_newer_configs_is_read() -> None:
     old = VARIANTS["llama"] | {"rope_theta": 777.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
     new = VARIANTS["llama"] | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 777.0}}
-    assert read_spec(old).rope == read_spec(new).rope
+    assert read_spec(old).ropes == read_spec(new).ropes
 
 
 def test_scaling_extends_the_context() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from numpy_decoder import NumpyDecoder
+from numpy_decoder import NumpyDecoder, round_to_bfloat16
 from small_models import VARIANTS, Config, checkpoint_of, make_folder, prompt, run_rows
 from transformers_reference import load_reference, reference_logits
 
@@ -46,13 +46,6 @@ def test_bfloat16_errs_no_more_than_transformers_in_bfloat16(config: Config, tmp
     assert rms(ours - exact) <= 0.02 * rms(exact)
 
 
-def round_to_bfloat16(x: Array) -> Array:
-    """Nearest bfloat16, ties to even."""
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    rounded: Array = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
-    return rounded
-
-
 def round_to_int8(x: Array) -> Array:
     """Spans of 128 as whole multiples of their largest magnitude / 127."""
     rows, width = x.shape
@@ -83,7 +76,7 @@ def test_rounded_model_equals_numpy_on_the_same_rounded_weights(
     round_input = round_to_bfloat16 if precision == "bfloat16" else round_to_int8
     # Only AVX-512 has products of two bfloat16; the other kernels widen keys and values and leave the rest in float32.
     round_query = round_to_bfloat16 if kernels.instruction_set() == "avx512" else np.asarray
-    judge = NumpyDecoder(model.config, weights, round_input, round_to_bfloat16, round_query)
+    judge = NumpyDecoder(model.config, weights, round_input, round_to_bfloat16, round_query, rounded=True)
     errors = []
     for seed in range(24):
         ids = prompt(config["vocab_size"], length=5, seed=seed)

@@ -106,9 +106,22 @@ class Program:
         """``out = x · Wᵀ (+ bias)``, or ``out += …`` where ``accumulate``."""
         self._native.linear(out, x, w, _float32_or_none(bias), accumulate)
 
-    def head_norm(self, x: int, offset: int, heads: int, head_dim: int, weight: ArrayLike, eps: float) -> None:
-        """RMS norm of each head of ``x[:, offset : offset + heads · head_dim]``, in place; weight ``[head_dim]``."""
-        self._native.head_norm(x, offset, heads, head_dim, _float32(weight), eps)
+    def head_norm(
+        self,
+        x: int,
+        offset: int,
+        heads: int,
+        head_dim: int,
+        weight: ArrayLike,
+        eps: float,
+        bias: ArrayLike | None = None,
+        kind: Norm = "rms",
+    ) -> None:
+        """``norm`` of each head of ``x[:, offset : offset + heads · head_dim]``, in place.
+
+        weight and bias: ``[head_dim]`` for all heads, or ``[heads · head_dim]``, each head its own.
+        """
+        self._native.head_norm(x, offset, heads, head_dim, _float32(weight), _float32_or_none(bias), eps, kind)
 
     def rotate(
         self,
@@ -211,9 +224,17 @@ class Program:
             out, x, router, list(inward), list(outward), active, over_all, shared, gated, activation, factor, accumulate
         )
 
-    def add(self, out: int, x: int) -> None:
-        """``out += x``."""
-        self._native.add(out, x)
+    def add(self, out: int, x: int, factor: float = 1.0) -> None:
+        """``out += factor · x``."""
+        self._native.add(out, x, factor)
+
+    def scale(self, x: int, factor: float) -> None:
+        """``x *= factor``."""
+        self._native.scale(x, factor)
+
+    def soft_cap(self, x: int, cap: float) -> None:
+        """``x = cap · tanh(x / cap)``: nearly x where it is small, never beyond ±cap."""
+        self._native.soft_cap(x, cap)
 
     def select_rows(self, out: int, x: int) -> None:
         """``out[i] = x[logit_rows[i]]``; from here ``out`` has one row per wanted logits row."""

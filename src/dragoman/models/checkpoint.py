@@ -24,7 +24,7 @@ class Checkpoint:
     def __init__(self, files: TensorFiles, family: Family, spec: DecoderSpec) -> None:
         self.files = files
         self._family = family
-        self._tensors = files.tensors
+        self._tensors = {family.canonical(name): tensor for name, tensor in files.tensors.items()}
         self._drop_base = not any(name.startswith(family.base) for name in self._tensors)
         self.spec = self._untie_if_stored_apart(spec)
         self.parts = {parameter.name: self._find(parameter) for parameter in parameters(self.spec)}
@@ -52,7 +52,12 @@ class Checkpoint:
         if self._is_transposed(parameter):
             parts = [part.T for part in parts]
         value: NDArray[Any] = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return value if parameter.matrix else to_float32(value)
+        if (order := self._family.row_order(self.spec, parameter)) is not None:
+            value = value[order]
+        if parameter.matrix:
+            return value
+        value = to_float32(value).reshape(parameter.shape)
+        return value + np.float32(self._family.norm_offset) if _is_norm_weight(parameter) else value
 
     def codes(self, parameter: Parameter, form: Format) -> Codes | None:
         """A matrix in the numbers of ``form``, its parts stacked, where all of them have these; else None."""
@@ -65,17 +70,19 @@ class Checkpoint:
                 return None
             parts.append(codes)
         minimums = [part.minimums for part in parts if part.minimums is not None]
-        return Codes(
+        stacked = Codes(
             np.concatenate([part.values for part in parts]),
             np.concatenate([part.scales for part in parts]),
             np.concatenate(minimums) if minimums else None,
         )
+        order = self._family.row_order(self.spec, parameter)
+        return stacked if order is None else stacked.rows(order)
 
     def _is_transposed(self, parameter: Parameter) -> bool:
         return parameter.matrix and parameter.module in self._family.transposed
 
     def _find(self, parameter: Parameter) -> tuple[Tensor, ...]:
-        modules = self._family.names[parameter.module]
+        modules = self._modules(parameter)
         sizes = parameter.parts if len(modules) == len(parameter.parts) else (sum(parameter.parts),)
         found = []
         for module, size in zip(modules, sizes, strict=True):
@@ -86,12 +93,19 @@ class Checkpoint:
             shape = (size, *parameter.shape[1:])
             if self._is_transposed(parameter):
                 shape = shape[::-1]
-            if tensor.shape != shape:
+            if tensor.shape != shape and not _is_vector_of_heads(parameter, tensor.shape):
                 raise tensor.fail(f"its shape is {list(tensor.shape)}, where the config asks for {list(shape)}")
             if tensor.dtype not in ELEMENTS:
                 raise tensor.fail(f"its type {tensor.dtype} is not supported; known: F32, F16, BF16")
             found.append(tensor)
         return tuple(found)
+
+    def _modules(self, parameter: Parameter) -> tuple[str, ...]:
+        """The names of a parameter's parts."""
+        names = self._family.names[parameter.module]
+        if len(names) == 1 and "{part}" in names[0]:
+            return tuple(names[0].replace("{part}", str(part)) for part in range(len(parameter.parts)))
+        return names
 
     def _stored_name(self, module: str, parameter: Parameter) -> str:
         if self._drop_base:
@@ -111,7 +125,7 @@ class Checkpoint:
         return spec if np.array_equal(table.read(), output.read()) else untied
 
     def _refuse_leftovers(self) -> None:
-        used = {part.name for parts in self.parts.values() for part in parts}
+        used = {self._family.canonical(part.name) for parts in self.parts.values() for part in parts}
         if self.spec.tied:
             used |= {f"{name}.weight" for name in self._family.names["head"]}
         left = [
@@ -123,6 +137,15 @@ class Checkpoint:
             raise self._tensors[left[0]].fail(
                 f"is not part of {self.spec.architecture} as its config describes it ({len(left)} such tensors)"
             )
+
+
+def _is_vector_of_heads(parameter: Parameter, shape: tuple[int, ...]) -> bool:
+    """A vector with a part for each head may be stored as ``[heads, head_dim]``."""
+    return not parameter.matrix and shape == (len(parameter.parts), *parameter.parts[:1])
+
+
+def _is_norm_weight(parameter: Parameter) -> bool:
+    return parameter.module.endswith("norm") and parameter.kind == "weight"
 
 
 def _widest(forms: set[Format | None]) -> Format:

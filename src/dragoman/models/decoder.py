@@ -1,12 +1,13 @@
 """The decoder, described once: what happens to a batch of tokens on its way to logits.
 
-Pre-norm blocks of causal attention and a feed-forward network around a residual stream (Vaswani et al. 2017,
-https://arxiv.org/abs/1706.03762, with the changes of GPT-2, Llama, Mistral and Qwen as data in the spec). Recorded once
+Layers of causal attention and a feed-forward network around a residual stream (Vaswani et al. 2017,
+https://arxiv.org/abs/1706.03762); what the families since then have changed in them is data in the spec. Recorded once
 as a program, run by the kernels once per step.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from dragoman import kernels
@@ -31,81 +32,148 @@ def build_program(
 
 @dataclass(frozen=True, slots=True)
 class _Stream:
-    """The buffers a block works in: the residual stream, and what the branches beside it hold."""
+    """The buffers a layer works in: the residual stream, and what the branches beside it hold."""
 
     residual: int
-    normed: int
+    normed: int  # a branch's input
+    mixed: int  # what attention has gathered
     wide: int  # feed-forward, before the activation
     narrow: int  # and after it
+    branch: int | None  # a branch's output, where it does not join the stream as it is
 
 
 class _Recorder:
     def __init__(self, spec: DecoderSpec, weights: Weights, program: kernels.Program, context: int) -> None:
         self.spec, self.weights, self.program = spec, weights, program
         self.context = context
-        self.tables = spec.rope.tables(context) if spec.rope else None
+        self.tables = {rope: rope.tables(context) for rope in set(spec.ropes) if rope is not None}
 
     def record(self) -> kernels.Program:
-        spec, p = self.spec, self.program
-        tokens = self._stream()
-        qkv, mixed = p.buffer(spec.qkv_width), p.buffer(spec.query_width)
-        p.embed(tokens.residual, self.weights.matrix("embedding"))
-        if spec.rope is None:
-            p.add_positions(tokens.residual, self.weights.vector("positions")[: self.context])
-        for layer in range(spec.layers - 1):
-            self._attend(layer, tokens, qkv, mixed)
-            self._attention_out(layer, tokens, mixed)
-            self._feed_forward(layer, tokens)
-        last = spec.layers - 1
-        self._attend(last, tokens, qkv, mixed)
-        # Behind the last attention no row looks at another: only those whose logits are wanted go on.
-        wanted, mixed_wanted = self._stream(), p.buffer(spec.query_width)
-        p.select_rows(wanted.residual, tokens.residual)
-        p.select_rows(mixed_wanted, mixed)
-        self._attention_out(last, wanted, mixed_wanted)
-        self._feed_forward(last, wanted)
-        self._norm(wanted.normed, wanted.residual, "final_norm")
-        logits = p.buffer(spec.vocab_size)
-        p.linear(logits, wanted.normed, self.weights.matrix("embedding" if spec.tied else "head"))
-        p.logits(logits)
-        return p
+        spec = self.spec
+        stream, qkv = self._stream(), self.program.buffer(spec.qkv_width)
+        self._embed(stream)
+        for layer in range(spec.layers):
+            self._attend(layer, stream, self._branch_input(stream, "attention_norm", layer), qkv)
+            if layer == spec.layers - 1:
+                # Behind the last attention no row looks at another: only those whose logits are wanted go on.
+                stream = self._select(stream)
+            if not spec.block.parallel:
+                self._join(layer, stream, stream.mixed, "attention_out")
+                x = self._branch_input(stream, "feed_forward_norm", layer)
+            else:
+                x = stream.normed
+                if not spec.block.shared_norm:
+                    x = self._branch_input(stream, "feed_forward_norm", layer)
+                self._join(layer, stream, stream.mixed, "attention_out")
+            self._feed_forward(layer, stream, x)
+        self._logits(stream)
+        return self.program
 
-    def _attend(self, layer: int, stream: _Stream, qkv: int, mixed: int) -> None:
-        """mixed = Attention(rotate(norm(x)·Wq), rotate(norm(x)·Wk), norm(x)·Wv)."""
+    def _embed(self, stream: _Stream) -> None:
+        """x = norm(table[token] · scale) (· projection) + positions."""
+        embedding, p = self.spec.embedding, self.program
+        table, scale = self.weights.matrix("embedding"), embedding.scale
+        if embedding.scale_rounded and table.precision != "float32":
+            scale = nearest_bfloat16(scale)
+        x = stream.residual if embedding.width is None else p.buffer(embedding.width)
+        p.embed(x, table, scale=scale)
+        if embedding.norm:
+            self._norm(x, x, "embedding_norm")
+        if embedding.width is not None:
+            self._linear(stream.residual, x, "embedding_in")
+        if embedding.positions:
+            first = embedding.positions_offset
+            p.add_positions(stream.residual, self.weights.vector("positions")[first : first + self.context])
+
+    def _attend(self, layer: int, stream: _Stream, x: int, qkv: int) -> None:
+        """mixed = Attention(rotate(x·Wq), rotate(x·Wk), x·Wv)."""
         spec, p = self.spec, self.program
         keys, values = spec.query_width, spec.query_width + spec.kv_width
-        self._norm(stream.normed, stream.residual, "attention_norm", layer)
-        self._linear(qkv, stream.normed, "qkv", layer)
+        self._linear(qkv, x, "qkv", layer)
         if spec.head_norm:
-            query_norm, key_norm = (self.weights.vector(name, layer) for name in ("query_norm", "key_norm"))
-            p.head_norm(qkv, 0, spec.heads, spec.head_dim, query_norm, spec.norm_eps)
-            p.head_norm(qkv, keys, spec.kv_heads, spec.head_dim, key_norm, spec.norm_eps)
-        if self.tables:
-            p.rotate(qkv, 0, spec.heads, spec.head_dim, *self.tables)
-            p.rotate(qkv, keys, spec.kv_heads, spec.head_dim, *self.tables)
+            self._norm_heads(qkv, 0, spec.heads, "query_norm", layer)
+            self._norm_heads(qkv, keys, spec.kv_heads, "key_norm", layer)
+        if rope := spec.rope(layer):
+            p.rotate(qkv, 0, spec.heads, spec.head_dim, *self.tables[rope], rope.interleaved)
+            p.rotate(qkv, keys, spec.kv_heads, spec.head_dim, *self.tables[rope], rope.interleaved)
         p.write_kv(qkv, keys, values, layer)
         window = spec.windows[layer] if spec.windows[layer] < self.context else 0
-        p.attend(mixed, qkv, 0, spec.heads, layer, spec.attention_scales[layer], window=window)
+        slopes = spec.alibi_slopes or None
+        p.attend(
+            stream.mixed,
+            qkv,
+            0,
+            spec.heads,
+            layer,
+            spec.attention_scales[layer],
+            window=window,
+            softcap=spec.attention_softcap,
+            slopes=slopes,
+        )
 
-    def _attention_out(self, layer: int, stream: _Stream, mixed: int) -> None:
-        """x += mixed·Wo."""
-        self._linear(stream.residual, mixed, "attention_out", layer, accumulate=True)
-
-    def _feed_forward(self, layer: int, stream: _Stream) -> None:
-        """x += (act(norm(x)·Wgate) * norm(x)·Wup)·Wdown, or without the gate x += act(norm(x)·Wup)·Wdown."""
-        self._norm(stream.normed, stream.residual, "feed_forward_norm", layer)
-        self._linear(stream.wide, stream.normed, "feed_forward_in", layer)
+    def _feed_forward(self, layer: int, stream: _Stream, x: int) -> None:
+        """Of the branch: (act(x·Wgate) * x·Wup)·Wdown, or without the gate act(x·Wup)·Wdown."""
+        self._linear(stream.wide, x, "feed_forward_in", layer)
         if self.spec.gated:
             self.program.gate(stream.narrow, stream.wide, self.spec.activation)
         else:
             self.program.activate(stream.wide, self.spec.activation)
-        self._linear(stream.residual, stream.narrow, "feed_forward_out", layer, accumulate=True)
+        self._join(layer, stream, stream.narrow, "feed_forward_out")
+
+    def _logits(self, stream: _Stream) -> None:
+        """softcap(scale · (head · norm(x) + bias))."""
+        spec, p, x = self.spec, self.program, stream.residual
+        if spec.output.norm:
+            self._norm(stream.normed, x, "final_norm")
+            x = stream.normed
+        if spec.embedding.width is not None:
+            projected = p.buffer(spec.embedding.width)
+            self._linear(projected, x, "embedding_out")
+            x = projected
+        logits = p.buffer(spec.vocab_size)
+        table = self.weights.matrix("embedding" if spec.tied else "head")
+        p.linear(logits, x, table, bias=self.weights.bias("head"))
+        if spec.output.scale != 1.0:
+            p.scale(logits, spec.output.scale)
+        if spec.output.softcap:
+            p.soft_cap(logits, spec.output.softcap)
+        p.logits(logits)
+
+    def _branch_input(self, stream: _Stream, module: str, layer: int) -> int:
+        """What a branch starts from: the residual stream, normed where the norms stand before."""
+        if self.spec.block.norms not in ("before", "around"):
+            return stream.residual
+        self._norm(stream.normed, stream.residual, module, layer)
+        return stream.normed
+
+    def _join(self, layer: int, stream: _Stream, x: int, module: str) -> None:
+        """residual += scale · norm(x·W), or residual = norm(residual + x·W)."""
+        if stream.branch is None:
+            self._linear(stream.residual, x, module, layer, accumulate=True)
+        else:
+            self._linear(stream.branch, x, module, layer)
+            self._add_branch(layer, stream.residual, stream.branch, f"{module}_norm")
+        if self.spec.block.norms == "joined":
+            self._norm(stream.residual, stream.residual, f"{module}_norm", layer)
+
+    def _add_branch(self, layer: int, residual: int, branch: int, norm: str) -> None:
+        if self.spec.block.norms in ("after", "around"):
+            self._norm(branch, branch, norm, layer)
+        self.program.add(residual, branch, self.spec.block.branch_scale)
 
     def _norm(self, out: int, x: int, module: str, layer: int | None = None) -> None:
         weight, bias = self.weights.vector(module, layer), self.weights.bias(module, layer)
         self.program.norm(out, x, weight, bias=bias, eps=self.spec.norm_eps, kind=self.spec.norm)
 
-    def _linear(self, out: int, x: int, module: str, layer: int, accumulate: bool = False) -> None:
+    def _norm_heads(self, x: int, offset: int, heads: int, module: str, layer: int) -> None:
+        norm, head_dim = self.spec.head_norm, self.spec.head_dim
+        assert norm is not None
+        if norm.over == "all":
+            heads, head_dim = 1, heads * head_dim
+        weight, bias = self.weights.vector(module, layer), self.weights.bias(module, layer)
+        self.program.head_norm(x, offset, heads, head_dim, weight, self.spec.norm_eps, bias, norm.kind)
+
+    def _linear(self, out: int, x: int, module: str, layer: int | None = None, accumulate: bool = False) -> None:
         matrix, bias = self.weights.matrix(module, layer), self.weights.bias(module, layer)
         self.program.linear(out, x, matrix, bias=bias, accumulate=accumulate)
 
@@ -113,4 +181,21 @@ class _Recorder:
         spec, p = self.spec, self.program
         wide = p.buffer(2 * spec.feed_forward if spec.gated else spec.feed_forward)
         narrow = p.buffer(spec.feed_forward) if spec.gated else wide
-        return _Stream(p.buffer(spec.width), p.buffer(spec.width), wide, narrow)
+        branch = None if spec.block.joins_directly else p.buffer(spec.width)
+        residual, normed, mixed = p.buffer(spec.width), p.buffer(spec.width), p.buffer(spec.query_width)
+        return _Stream(residual, normed, mixed, wide, narrow, branch)
+
+    def _select(self, stream: _Stream) -> _Stream:
+        """The rows whose logits are wanted, in buffers of their own."""
+        wanted = self._stream()
+        self.program.select_rows(wanted.residual, stream.residual)
+        self.program.select_rows(wanted.mixed, stream.mixed)
+        if self.spec.block.shared_norm:
+            self.program.select_rows(wanted.normed, stream.normed)
+        return wanted
+
+
+def nearest_bfloat16(value: float) -> float:
+    """A positive number with 8 significant bits, ties to even."""
+    mantissa, exponent = math.frexp(value)
+    return math.ldexp(round(mantissa * 256), exponent - 8)

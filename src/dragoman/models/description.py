@@ -66,7 +66,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         context_tokens: most tokens of prompt and output together.
-        hidden_size: width of the residual stream, and so of an embedding.
+        hidden_size: size of a token's embedding.
         weight_bytes: the packed weights' size.
         fingerprint: equal for two models exactly when nothing that decides their outputs differs: weights, precision,
             architecture, kernels and their instruction set.
@@ -111,7 +111,7 @@ def describe_source(source: Source, *, rope: Mapping[str, object] | None = None)
     if rope is not None:
         config = _rescaled(config, rope)
     spec = read_spec(config)
-    if rope is not None and spec.rope is None:
+    if rope is not None and not any(spec.ropes):
         raise ModelError(f"{folder}: the model has no rotary positions that could be scaled")
     generation = read_json(folder / "generation_config.json") if (folder / "generation_config.json").exists() else {}
     eos = token_ids(generation, "eos_token_id") or token_ids(config, "eos_token_id")

@@ -60,16 +60,17 @@ def load(source: str | Path | None = None, settings: ModelSettings | None = None
     packed, checksums = _packed(opened, settings, part(progress, _DOWNLOAD_SHARE, _PACKED_SHARE))
     progress(READING, _PACKED_SHARE)
     weights = Weights(layout, packed)
+    spec = described.spec.served_within(planned.context_tokens)
     try:
         kv = kernels.KVPool(
-            layers=described.spec.layers,
+            layers=spec.layers,
             blocks=planned.kv_blocks,
-            kv_heads=described.spec.kv_heads,
-            head_dim=described.spec.head_dim,
+            kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
             precision=planned.kv_precision,
         )
         program = build_program(
-            described.spec,
+            spec,
             weights,
             kv,
             context=planned.context_tokens,
@@ -79,10 +80,8 @@ def load(source: str | Path | None = None, settings: ModelSettings | None = None
         )
     except ValueError as error:  # sizes that are no mistake, but beyond the kernels
         raise ModelError(f"{described.source.name} cannot be run: {error}") from error
-    card = _card(described, planned, settings, fingerprint(described.spec, planned, layout, checksums))
-    return Model(
-        config=described.spec, program=program, weights=weights, kv=kv, card=card, plan=planned, settings=settings
-    )
+    card = _card(described, planned, settings, fingerprint(spec, planned, layout, checksums))
+    return Model(config=spec, program=program, weights=weights, kv=kv, card=card, plan=planned, settings=settings)
 
 
 def pack(
@@ -162,7 +161,7 @@ def _card(described: ModelDescription, planned: MemoryPlan, settings: ModelSetti
         kv_precision=planned.kv_precision,
         context_tokens=planned.context_tokens,
         vocab_size=described.spec.vocab_size,
-        hidden_size=described.spec.width,
+        hidden_size=described.spec.embedding_width,
         eos_token_ids=described.eos_token_ids,
         bos_token_id=described.bos_token_id,
         parameter_count=described.spec.parameter_count,

@@ -145,7 +145,9 @@ _CGROUP_FILES = (
 def activation_bytes(spec: DecoderSpec, settings: ModelSettings) -> int:
     """Float32 buffers of one step: those of every token, and those of every wanted logits row."""
     wide = (3 if spec.gated else 1) * spec.feed_forward
-    stream = 2 * spec.width + wide + spec.query_width
+    normal = 2 if spec.block.joins_directly else 3
+    projected = 0 if spec.embedding.width is None else spec.embedding.width
+    stream = normal * spec.width + projected + wide + spec.query_width
     # Half as much again for the quantized copies of a matrix's input, which the kernels keep between calls.
     tokens = settings.max_tokens * (stream + spec.qkv_width) * 6
     return tokens + settings.max_logit_rows * (stream + spec.vocab_size) * 4
@@ -200,7 +202,7 @@ def _kv_bytes_per_token(spec: DecoderSpec, kv_precision: KVPrecision) -> int:
 
 
 def _table_bytes_per_position(spec: DecoderSpec) -> int:
-    return 0 if spec.rope is None else 4 * spec.rope.dim  # a cosine and a sine for each pair
+    return sum(4 * rope.dim for rope in set(spec.ropes) if rope is not None)  # a cosine and a sine for each pair
 
 
 def _loading_bytes(parameter: Parameter, packed: int, stored_dtype: str) -> int:

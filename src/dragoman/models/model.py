@@ -71,7 +71,7 @@ class Model:
             plan,
         )
         self.vocab_size = config.vocab_size
-        self.hidden_size = config.width
+        self.hidden_size = config.embedding_width
         self.num_blocks = plan.kv_blocks
         self.max_context = plan.context_tokens
         self.max_tokens = settings.max_tokens

@@ -2,13 +2,14 @@
 
 A pair of dimensions ``(j, j + dim / 2)`` of a head is turned by the angle ``position * frequency[j]`` with
 ``frequency[j] = theta ** (-2 j / dim)`` (Su et al. 2021, RoFormer, https://arxiv.org/abs/2104.09864, in the half-split
-layout of GPT-NeoX and Llama). A *scaling* changes the frequencies so that longer contexts look like those of training.
+layout of GPT-NeoX and Llama; interleaved, as in the paper and in GPT-J, the pair is ``(2 j, 2 j + 1)``). A *scaling*
+changes the frequencies so that longer contexts look like those of training.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,6 +35,10 @@ class Scaling:
     def context(self, max_positions: int) -> int:
         """Most positions the scaled model can use, from the ``max_position_embeddings`` of its config."""
         return max_positions
+
+    def served_within(self, context: int) -> Scaling:
+        """The scaling where no sequence is longer than ``context``."""
+        return self
 
     def frequencies(self, theta: float, dim: int, positions: int) -> NDArray[np.float64]:
         """Angle per position: ``[dim / 2]``, or ``[positions, dim / 2]`` where it depends on the position."""
@@ -144,11 +149,16 @@ SCALINGS: dict[str, type[Scaling]] = {scaling.kind: scaling for scaling in (Scal
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotation of the first ``dim`` dimensions of each head."""
+    """Rotation of the first ``dim`` dimensions of each head; ``interleaved``: neighbours are pairs, not halves."""
 
     theta: float
     dim: int
     scaling: Scaling = Scaling()
+    interleaved: bool = False
+
+    def served_within(self, context: int) -> Rope:
+        """The same rotation where no sequence is longer than ``context``."""
+        return replace(self, scaling=self.scaling.served_within(context))
 
     def tables(self, positions: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Cosines and sines for positions 0 … ``positions`` - 1: two float32 arrays ``[positions, dim / 2]``.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from dragoman.models.rope import Rope
@@ -13,18 +13,106 @@ NormKind = Literal["rms", "layer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Embedding:
+    """How tokens enter the residual stream: x = norm(table[token] · scale) (· projection) + positions.
+
+    Attributes:
+        scale: factor on the table's rows (Granite; the root of the width: Gemma).
+        scale_rounded: the factor is rounded to bfloat16 unless the table is float32, as Gemma was trained.
+        norm: a norm behind it (BLOOM).
+        width: of the table, where it differs from the residual stream's: then projections without bias lead into the
+            stream and, before the head, out of it again (OPT-350m). None: the stream's.
+        positions: learned positions are added, from a table of ``context`` rows (GPT-2).
+        positions_offset: rows of that table before position 0's, never used (OPT: 2).
+    """
+
+    scale: float = 1.0
+    scale_rounded: bool = False
+    norm: bool = False
+    width: int | None = None
+    positions: bool = False
+    positions_offset: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Where the two branches of a layer, attention and feed-forward, are normed and join the residual stream.
+
+    Attributes:
+        norms: of a branch's input (``before``), of its output (``after``: OLMo 2), of both (``around``: Gemma 2), or of
+            the residual stream once the branch has joined it (``joined``: OPT-350m). Those of inputs are the modules
+            ``attention_norm`` and ``feed_forward_norm``, the others ``attention_out_norm`` and
+            ``feed_forward_out_norm``.
+        parallel: both branches start from the same stream and join it together; else the second starts from the
+            first's result.
+        shared_norm: parallel branches have one norm, ``attention_norm``, for their inputs (Phi-2); else each its own
+            (GPT-NeoX).
+        branch_scale: factor on a branch when it joins (Granite).
+    """
+
+    norms: Literal["before", "after", "around", "joined"] = "before"
+    parallel: bool = False
+    shared_norm: bool = False
+    branch_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.parallel and self.norms not in ("before", "around"):
+            raise ValueError("parallel branches start from norms of their inputs")
+        if self.shared_norm and not self.parallel:
+            raise ValueError("only parallel branches can share a norm")
+
+    @property
+    def joins_directly(self) -> bool:
+        """A branch's last product is added to the residual stream as it is."""
+        return self.norms in ("before", "joined") and self.branch_scale == 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadNorm:
+    """Norm of queries and keys before the rotation.
+
+    Attributes:
+        over: each head, all with one weight (``head``: Qwen3) or each with its own (``own``: StableLM), or all heads
+            as one vector (``all``: OLMo 2).
+    """
+
+    kind: NormKind = "rms"
+    over: Literal["head", "own", "all"] = "head"
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """How the residual stream becomes logits: softcap(scale · (head · norm(x) + bias)).
+
+    Attributes:
+        norm: a norm before the head; all have it but decoders whose layers end with one.
+        scale: factor on the logits (Cohere, Granite).
+        softcap: cap · tanh(logits / cap) of the logits (Gemma 2); 0: none.
+    """
+
+    norm: bool = True
+    bias: bool = False
+    scale: float = 1.0
+    softcap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """A decoder-only transformer with pre-norm blocks, as far as its mathematics goes.
+    """A decoder-only transformer, as far as its mathematics goes.
 
     Attributes:
         architecture: the class name in the checkpoint's ``config.json``.
         width: size of the residual stream. feed_forward: width between the two halves of the feed-forward network.
         context: most positions the model can attend to, rope scaling included.
-        head_norm: RMS norm of each query and key head before the rotation (Qwen3).
-        rope: rotary positions; None: learned positions, a table of ``context`` rows added to the embeddings (GPT-2).
+        norm, norm_eps, norm_bias: of all norms but those of heads, which have a kind and a bias of their own.
+        gated: the feed-forward network is ``down(act(gate(x)) * up(x))``; otherwise ``down(act(up(x)))``.
+        ropes: for each layer its rotary positions, None where it has none; empty: none anywhere.
         windows: for each layer how many positions, its own included, a token sees; 0: all of them.
         attention_scales: for each layer the factor of query · key.
-        gated: the feed-forward network is ``down(act(gate(x)) * up(x))``; otherwise ``down(act(up(x)))``.
+        attention_softcap: cap · tanh(scores / cap) of the scaled scores (Gemma 2); 0: none.
+        alibi_slopes: for each head what a score loses per position of distance (Press et al. 2021, ALiBi,
+            https://arxiv.org/abs/2108.12409); empty: nothing.
         tied: the output projection is the embedding table.
     """
 
@@ -37,17 +125,23 @@ class DecoderSpec:
     head_dim: int
     feed_forward: int
     context: int
+    embedding: Embedding = Embedding()
+    block: Block = Block()
+    output: Output = Output()
     norm: NormKind = "rms"
     norm_eps: float
+    norm_bias: bool = False
     activation: Activation = "silu"
     gated: bool = True
     qkv_bias: bool = False
     attention_out_bias: bool = False
     feed_forward_bias: bool = False
-    head_norm: bool = False
-    rope: Rope | None = None
+    head_norm: HeadNorm | None = None
+    ropes: tuple[Rope | None, ...] = ()
     windows: tuple[int, ...]
     attention_scales: tuple[float, ...]
+    attention_softcap: float = 0.0
+    alibi_slopes: tuple[float, ...] = ()
     tied: bool = False
 
     @property
@@ -66,9 +160,22 @@ class DecoderSpec:
         return self.query_width + 2 * self.kv_width
 
     @property
+    def embedding_width(self) -> int:
+        """Size of a token's embedding, and of what the head reads."""
+        return self.embedding.width or self.width
+
+    @property
     def parameter_count(self) -> int:
         """Numbers in all parameters, a tied table counted once."""
         return sum(math.prod(p.shape) for p in parameters(self))
+
+    def rope(self, layer: int) -> Rope | None:
+        """The rotary positions of a layer."""
+        return self.ropes[layer] if self.ropes else None
+
+    def served_within(self, context: int) -> DecoderSpec:
+        """The same decoder with what depends on the longest sequence decided for one of ``context`` tokens."""
+        return replace(self, ropes=tuple(rope and rope.served_within(context) for rope in self.ropes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +185,8 @@ class Parameter:
     Attributes:
         module: ``embedding``, ``qkv`` …: a key of a family's weight-name map. layer: None outside the layers.
         shape: ``[outputs, inputs]`` of a matrix, ``[size]`` of a vector, ``[positions, width]`` of learned positions.
-        parts: how many rows each fused projection (query, key, value; gate, up) gives; one entry if nothing is fused.
+        parts: how many rows each fused projection (query, key, value; gate, up) or head's norm gives; one entry if
+            nothing is fused.
         matrix: multiplied, so packed for the kernels; otherwise kept as float32.
     """
 
@@ -98,28 +206,56 @@ class Parameter:
 
 def parameters(spec: DecoderSpec) -> tuple[Parameter, ...]:
     """Every parameter of the decoder, in the order the program reads them."""
-    found = [_matrix("embedding", None, (spec.vocab_size,), spec.width)]
-    if spec.rope is None:
-        found.append(Parameter("positions", "weight", None, (spec.context, spec.width), (spec.context,), False))
+    embedding = spec.embedding
+    found = [_matrix("embedding", None, (spec.vocab_size,), spec.embedding_width)]
+    if embedding.norm:
+        found += _norm(spec, "embedding_norm", None, spec.embedding_width)
+    if embedding.width is not None:
+        found.append(_matrix("embedding_in", None, (spec.width,), embedding.width))
+    if embedding.positions:
+        rows = spec.context + embedding.positions_offset
+        found.append(Parameter("positions", "weight", None, (rows, spec.width), (rows,), False))
     for layer in range(spec.layers):
         found += _layer_parameters(spec, layer)
-    found += _norm(spec, "final_norm", None)
+    if spec.output.norm:
+        found += _norm(spec, "final_norm", None)
+    if embedding.width is not None:
+        found.append(_matrix("embedding_out", None, (embedding.width,), spec.width))
     if not spec.tied:
-        found.append(_matrix("head", None, (spec.vocab_size,), spec.width))
+        found.append(_matrix("head", None, (spec.vocab_size,), spec.embedding_width))
+    if spec.output.bias:
+        found.append(_vector("head", "bias", None, (spec.vocab_size,)))
     return tuple(found)
 
 
 def _layer_parameters(spec: DecoderSpec, layer: int) -> list[Parameter]:
     qkv = (spec.query_width, spec.kv_width, spec.kv_width)
     inward = (spec.feed_forward, spec.feed_forward) if spec.gated else (spec.feed_forward,)
-    found = _norm(spec, "attention_norm", layer)
+    before = spec.block.norms in ("before", "around")
+    after = spec.block.norms != "before"
+    found = _norm(spec, "attention_norm", layer) if before else []
     found += _linear("qkv", layer, qkv, spec.width, spec.qkv_bias)
     if spec.head_norm:
-        found += [_vector(name, "weight", layer, (spec.head_dim,)) for name in ("query_norm", "key_norm")]
+        found += _head_norms(spec, spec.head_norm, layer)
     found += _linear("attention_out", layer, (spec.width,), spec.query_width, spec.attention_out_bias)
-    found += _norm(spec, "feed_forward_norm", layer)
+    if after:
+        found += _norm(spec, "attention_out_norm", layer)
+    if before and not spec.block.shared_norm:
+        found += _norm(spec, "feed_forward_norm", layer)
     found += _linear("feed_forward_in", layer, inward, spec.width, spec.feed_forward_bias)
     found += _linear("feed_forward_out", layer, (spec.width,), spec.feed_forward, spec.feed_forward_bias)
+    if after:
+        found += _norm(spec, "feed_forward_out_norm", layer)
+    return found
+
+
+def _head_norms(spec: DecoderSpec, norm: HeadNorm, layer: int) -> list[Parameter]:
+    kinds: tuple[Literal["weight", "bias"], ...] = ("weight", "bias") if norm.bias else ("weight",)
+    heads = {"query_norm": spec.heads, "key_norm": spec.kv_heads}
+    found = []
+    for module, count in heads.items():
+        parts = {"head": (spec.head_dim,), "own": (spec.head_dim,) * count, "all": (count * spec.head_dim,)}[norm.over]
+        found += [_vector(module, kind, layer, parts) for kind in kinds]
     return found
 
 
@@ -130,10 +266,10 @@ def _linear(module: str, layer: int, parts: tuple[int, ...], inputs: int, bias: 
     return found
 
 
-def _norm(spec: DecoderSpec, module: str, layer: int | None) -> list[Parameter]:
-    found = [_vector(module, "weight", layer, (spec.width,))]
-    if spec.norm == "layer":
-        found.append(_vector(module, "bias", layer, (spec.width,)))
+def _norm(spec: DecoderSpec, module: str, layer: int | None, width: int | None = None) -> list[Parameter]:
+    found = [_vector(module, "weight", layer, (width or spec.width,))]
+    if spec.norm_bias:
+        found.append(_vector(module, "bias", layer, (width or spec.width,)))
     return found
 
 

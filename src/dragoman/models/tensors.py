@@ -46,6 +46,11 @@ class Codes:
     scales: NDArray[np.float16]
     minimums: NDArray[np.float16] | None = None
 
+    def rows(self, order: NDArray[np.intp]) -> Codes:
+        """Those of its rows, in this order."""
+        minimums = None if self.minimums is None else self.minimums[order]
+        return Codes(self.values[order], self.scales[order], minimums)
+
 
 class Tensor(Protocol):
     """One tensor.

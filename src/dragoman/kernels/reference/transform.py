@@ -20,11 +20,22 @@ def norm(x: Floats, weight: Floats, bias: Floats | None = None, eps: float = 1e-
     return y if bias is None else y + bias
 
 
-def head_norm(x: Floats, offset: int, heads: int, head_dim: int, weight: Floats, eps: float) -> Floats:
-    """RMS norm of each head of ``x[:, offset : offset + heads · head_dim]``; the rest stays."""
+def head_norm(
+    x: Floats,
+    offset: int,
+    heads: int,
+    head_dim: int,
+    weight: Floats,
+    eps: float,
+    bias: Floats | None = None,
+    kind: str = "rms",
+) -> Floats:
+    """Norm of each head of ``x[:, offset : offset + heads · head_dim]``, all with one weight or each its own."""
     y = np.array(x, np.float64)
     part = slice(offset, offset + heads * head_dim)
-    y[:, part] = norm(y[:, part].reshape(-1, heads, head_dim), weight, eps=eps).reshape(len(y), -1)
+    own_bias = None if bias is None else bias.reshape(-1, head_dim)
+    normed = norm(y[:, part].reshape(-1, heads, head_dim), weight.reshape(-1, head_dim), own_bias, eps, kind)
+    y[:, part] = normed.reshape(len(y), -1)
     return y
 
 
@@ -69,3 +80,8 @@ def gate(x: Floats, activation: str) -> Floats:
     """``act(x[:, :F]) · x[:, F:]``."""
     width = x.shape[1] // 2
     return activate(x[:, :width], activation) * x[:, width:]
+
+
+def soft_cap(x: Floats, cap: float) -> Floats:
+    """``cap · tanh(x / cap)``."""
+    return np.asarray(cap * np.tanh(np.asarray(x, np.float64) / cap))

@@ -6,8 +6,18 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dragoman.models.config import Config
-from dragoman.models.spec import DecoderSpec
+from dragoman.models.spec import DecoderSpec, Parameter
+
+RowOrder = Callable[[DecoderSpec, Parameter], NDArray[np.intp] | None]
+"""For a parameter, the stored row of each of its rows; None: they are stored in our order."""
+
+
+def _our_order(spec: DecoderSpec, parameter: Parameter) -> None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +26,16 @@ class Family:
 
     Attributes:
         read: from config to spec; raises ModelError on what the family may have and the decoder cannot do.
-        names: canonical module → its names in the checkpoint; several are stacked along the outputs, in this order.
+        names: canonical module → its names in the checkpoint; several are stacked along the outputs, in this order. A
+            name with ``{part}`` stands for as many as the parameter has parts.
         model_type: what a config without ``architectures`` calls it.
         base: prefix of all names but the head's. Checkpoints saved without the head leave it out.
         transposed: modules whose matrices are stored ``[inputs, outputs]``.
-        ignored: names, without base, of tensors that are no weights (buffers of old versions).
+        ignored: names, without base, of tensors that are no weights of the decoder (buffers of old versions).
+        aliases: other ways to write stored names: pattern and replacement, of which the first that is found is used.
+        row_order: how rows of fused projections are stored, weight and bias alike (queries, keys and values by turns
+            for each head: GPT-NeoX).
+        norm_offset: what the weight of a norm is stored without (Gemma: 1).
     """
 
     read: Callable[[Config], DecoderSpec]
@@ -29,3 +44,14 @@ class Family:
     base: str
     transposed: frozenset[str] = frozenset()
     ignored: re.Pattern[str] = re.compile(r"(?!)")
+    aliases: tuple[tuple[str, str], ...] = ()
+    row_order: RowOrder = _our_order
+    norm_offset: float = 0.0
+
+    def canonical(self, name: str) -> str:
+        """A stored name as ``names`` and ``ignored`` have it."""
+        for pattern, replacement in self.aliases:
+            found, count = re.subn(pattern, replacement, name, count=1)
+            if count:
+                return found
+        return name

@@ -8,7 +8,7 @@ from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
 from dragoman.models.families.family import Family
 from dragoman.models.families.llama import ACTIVATIONS
-from dragoman.models.spec import DecoderSpec
+from dragoman.models.spec import DecoderSpec, Embedding
 
 _GPT2_NAMES: dict[str, tuple[str, ...]] = {
     "embedding": ("transformer.wte",),
@@ -43,7 +43,9 @@ def _read_gpt2(config: Config) -> DecoderSpec:
         head_dim=head_dim,
         feed_forward=config.size("n_inner", 4 * width),
         context=config.size("n_positions", 1024),
+        embedding=Embedding(positions=True),
         norm="layer",
+        norm_bias=True,
         norm_eps=config.number("layer_norm_epsilon", 1e-5),
         activation=config.choice("activation_function", "gelu_new", ACTIVATIONS),
         gated=False,

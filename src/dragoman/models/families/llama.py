@@ -65,7 +65,7 @@ def llama_like(config: Config, *, default_head_dim: int | None = None, **variant
         "context": rope.scaling.context(positions),
         "norm_eps": config.number("rms_norm_eps", 1e-6),
         "activation": config.choice("hidden_act", "silu", ACTIVATIONS),
-        "rope": rope,
+        "ropes": (rope,) * layers,
         "windows": (0,) * layers,
         "attention_scales": (head_dim**-0.5,) * layers,
         "tied": config.flag("tie_word_embeddings", False),

@@ -6,7 +6,7 @@ from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
 from dragoman.models.families.family import Family
 from dragoman.models.families.llama import LLAMA_NAMES, ROTARY_BUFFER, llama_like
-from dragoman.models.spec import DecoderSpec
+from dragoman.models.spec import DecoderSpec, HeadNorm
 
 
 def _read_qwen2(config: Config) -> DecoderSpec:
@@ -20,7 +20,7 @@ def _read_qwen3(config: Config) -> DecoderSpec:
         architecture="Qwen3ForCausalLM",
         qkv_bias=bias,
         attention_out_bias=bias,
-        head_norm=True,
+        head_norm=HeadNorm(),
         default_head_dim=128,
         windows=_qwen_windows(config),
     )
