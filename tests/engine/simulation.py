@@ -114,14 +114,16 @@ class Limited:
 
     def __init__(self, runner: Runner, **limits: int) -> None:
         self.run = runner.run
+        self.encode = runner.encode
         self.copy_blocks = runner.copy_blocks
         self.load_adapter, self.unload_adapter = runner.load_adapter, runner.unload_adapter
         self.max_adapters = runner.max_adapters
-        for name in ("vocab_size", "hidden_size", "block_size", "num_blocks", "max_context", *_STEP_LIMITS):
+        for name in (*_SIZES, *_STEP_LIMITS):
             value = getattr(runner, name)
             setattr(self, name, min(value, limits.get(name, value)))
 
 
+_SIZES = ("vocab_size", "hidden_size", "block_size", "num_blocks", "max_context", "encoder_context")
 _STEP_LIMITS = ("max_tokens", "max_sequences", "max_logit_rows")
 
 
@@ -175,8 +177,12 @@ def random_request(
     output: int = 24,
     sequences: int = 3,
     hidden_size: int = 0,
+    encoder: bool = False,
 ) -> EngineRequest:
-    """``prompt``, ``output``, ``sequences``: the largest of each. ``hidden_size``: of the embeddings that some give."""
+    """``prompt``, ``output``, ``sequences``: the largest of each. ``hidden_size``: of the embeddings that some give.
+
+    ``encoder``: the prompt is an encoder's input, and the decoder begins with token 0.
+    """
     mode = rng.choice(["raw", "raw", "processed"])
     detailed = LogprobParams(top=rng.randint(1, 5), prompt=rng.random() < 0.5, mode=mode)
     logprobs = rng.choice([None, None, LogprobParams(), detailed])
@@ -186,9 +192,12 @@ def random_request(
     embeddings = None
     if hidden_size and of_its_own.random() < 0.3:
         embeddings = random_embeddings(of_its_own, len(prompt_ids), hidden_size)
+    if encoder:
+        logprobs = logprobs and msgspec.structs.replace(logprobs, prompt=False)
     return EngineRequest(
         request_id=request_id,
-        prompt=prompt_ids,
+        prompt=(0,) if encoder else prompt_ids,
+        encoder_input=prompt_ids if encoder else (),
         seeds=tuple(rng.getrandbits(64) for _ in range(rng.choice([1, 1, 1, rng.randint(1, sequences)]))),
         max_tokens=rng.choice([0, 1, *[rng.randint(1, output)] * 6]),
         sampling=random_sampling(rng, vocab_size),

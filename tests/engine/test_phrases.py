@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from test_sampler import VOCAB, Row, logits_of, make_sequence, processed
 
-from dragoman.engine.phrases import (
-    DRY_LONGEST_MATCH,
-    encoder_no_repeat_ngram,
-    encoder_repetition_penalty,
-)
-from dragoman.engine.sequence import Processor
+from dragoman.engine.phrases import DRY_LONGEST_MATCH
 
 few = st.integers(0, 5)  # so few different tokens that everything repeats
 ids = st.lists(few, max_size=30).map(tuple)
@@ -30,13 +25,6 @@ def transformers_says(make: Callable[[Any, Any], Any], row: Row, token_ids: tupl
     process = pytest.importorskip("transformers.generation.logits_process")
     result = make(process, torch)(torch.tensor([token_ids], dtype=torch.long), torch.tensor(row[None].copy()))
     return np.asarray(result[0].numpy(), np.float32)
-
-
-def applied(process: Processor | None, row: Row, token_ids: tuple[int, ...]) -> Row:
-    assert process is not None
-    row = row.copy()
-    process(row, make_sequence(token_ids))
-    return row
 
 
 @settings(deadline=None, max_examples=40)
@@ -75,21 +63,23 @@ def test_encoder_no_repeat_ngram(encoder: tuple[int, ...], output: tuple[int, ..
         return process.EncoderNoRepeatNGramLogitsProcessor(size, torch.tensor([encoder]))
 
     expected = transformers_says(theirs, row, output)
-    assert np.array_equal(applied(encoder_no_repeat_ngram(size, encoder), row, output), expected)
-    assert encoder_no_repeat_ngram(0, encoder) is None
+    start, *generated = output
+    sequence = make_sequence((start,), tuple(generated), encoder_input=encoder, encoder_no_repeat_ngram_size=size)
+    assert np.array_equal(processed(row, sequence), expected)
 
 
 @settings(deadline=None, max_examples=40)
 @given(ids.filter(bool), st.sampled_from([0.5, 0.8, 1.2, 2.0]), seeds)
-def test_encoder_repetition_penalty(encoder: tuple[int, ...], penalty: float, seed: int) -> None:
+def test_encoder_repetition_penalty_is_the_inverse_of_theirs(
+    encoder: tuple[int, ...], penalty: float, seed: int
+) -> None:
     row = logits_of(seed)[0]
 
     def theirs(process: Any, torch: Any) -> Any:
-        return process.EncoderRepetitionPenaltyLogitsProcessor(penalty, torch.tensor([encoder]))
+        return process.EncoderRepetitionPenaltyLogitsProcessor(1 / penalty, torch.tensor([encoder]))
 
-    got = applied(encoder_repetition_penalty(penalty, encoder), row, (1,))
+    got = processed(row, make_sequence((1,), (), encoder_input=encoder, encoder_repetition_penalty=penalty))
     np.testing.assert_allclose(got, transformers_says(theirs, row, (1,)), rtol=1e-6)
-    assert encoder_repetition_penalty(1.0, encoder) is None
 
 
 def dry_penalties(

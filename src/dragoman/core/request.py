@@ -119,6 +119,10 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     ``grammar``: what the text has to follow, as the room ``grammar`` has made and checked it.
     ``length_first``: as in ``EndingParams``. ``beams``: the sequences are searched for together, with the first seed;
     ``beam_steps`` says how far that had come before. ``adapter``: the loaded adapter to run with.
+
+    For an encoder-decoder model ``encoder_input`` is what the encoder reads, whose places ``embeddings`` name, and
+    ``prompt`` what the decoder begins with: its start token. ``first_token_id`` and ``last_token_id`` are the first
+    token of every output, and that which stands at its greatest length, where the model has such.
     """
 
     request_id: str
@@ -140,6 +144,14 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     beam_steps: tuple[BeamStep, ...] = ()
     embeddings: PromptEmbeddings | None = None
     adapter: str | None = None
+    encoder_input: tuple[int, ...] = ()
+    first_token_id: int | None = None
+    last_token_id: int | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens were asked with: the encoder's input, where there is one."""
+        return len(self.encoder_input or self.prompt)
 
     @property
     def num_sequences(self) -> int:

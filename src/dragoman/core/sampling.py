@@ -29,7 +29,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         logit_bias: added to the logit of each given token id.
         bad_words: texts that may not be generated; each becomes one of the ``banned_phrases`` as its tokens.
         banned_phrases: the last token of each is forbidden when the generated tokens end in all before it.
-        no_repeat_ngram_size: no n tokens in a row occur twice in prompt and output; 0 is off.
+        no_repeat_ngram_size: no n tokens in a row occur twice in prompt and output; 0 is off. Neither this nor the
+            repetition penalty looks at an encoder's input.
+        encoder_repetition_penalty: the repetition penalty over the distinct ids of an encoder's input; 1 is off.
+        encoder_no_repeat_ngram_size: no n tokens in a row of an encoder's input occur in the output; 0 is off.
         dry_multiplier, dry_base, dry_allowed_length: a token that would go on with a repetition that is n tokens long
             already loses multiplier * base ** (n - allowed_length), n >= allowed_length; a multiplier of 0 is off.
         dry_penalty_last_n: the newest tokens in which repetitions are looked for; -1: all, 0 is off.
@@ -58,6 +61,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     bad_words: tuple[str, ...] = ()
     banned_phrases: tuple[tuple[int, ...], ...] = ()
     no_repeat_ngram_size: int = 0
+    encoder_repetition_penalty: float = 1.0
+    encoder_no_repeat_ngram_size: int = 0
     dry_multiplier: float = 0.0
     dry_base: float = 1.75
     dry_allowed_length: int = 2
@@ -78,6 +83,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             "min_p": self.min_p > 0,
             "typical_p": self.typical_p < 1,
             "xtc_probability": self.has_xtc,
+        }
+        return tuple(name for name, is_on in asked.items() if is_on)
+
+    @property
+    def about_encoder(self) -> tuple[str, ...]:
+        """Those about an encoder's input that are asked for, by name."""
+        asked = {
+            "encoder_repetition_penalty": self.encoder_repetition_penalty != 1,
+            "encoder_no_repeat_ngram": self.encoder_no_repeat_ngram_size > 0,
         }
         return tuple(name for name, is_on in asked.items() if is_on)
 

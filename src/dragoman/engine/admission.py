@@ -34,16 +34,22 @@ def check(request: EngineRequest, runner: Runner) -> None:
         raise BadRequest("a request that goes on says so for each of its sequences")
     if total > runner.max_context:
         raise ContextOverflow(f"{total} tokens are more than the context of {runner.max_context}")
-    room = runner.num_blocks * runner.block_size
-    if total > room:
-        raise ContextOverflow(f"{total} tokens are more than the {room} that the cache can ever hold")
+    _check_encoder_input(request, runner)
+    size = runner.block_size
+    if -(-total // size) - (-len(request.encoder_input) // size) > runner.num_blocks:
+        total += len(request.encoder_input)
+        raise ContextOverflow(
+            f"{total} tokens are more than the {runner.num_blocks * size} that the cache can ever hold"
+        )
     sampling = request.sampling
     of_sampling = (sampling.logit_bias, sampling.forced_tokens, sampling.dry_breaker_ids, *sampling.banned_phrases)
-    for ids in (request.prompt, *request.generated, request.end_token_ids, *of_sampling):
+    ends = [each for each in (request.first_token_id, request.last_token_id) if each is not None]
+    of_model = (request.encoder_input, request.end_token_ids, ends)
+    for ids in (request.prompt, *request.generated, *of_model, *of_sampling):
         if ids and not 0 <= min(ids) <= max(ids) < runner.vocab_size:
             raise BadRequest(f"token ids are from 0 to {runner.vocab_size - 1}")
     if request.embeddings is not None:
-        _check_embeddings(request.embeddings, len(request.prompt), runner.hidden_size)
+        _check_embeddings(request.embeddings, request.prompt_tokens, runner.hidden_size)
     if request.logprobs is not None and not 0 <= request.logprobs.top <= runner.vocab_size:
         raise BadRequest("more alternatives are asked for than there are tokens")
     _check_sampling(sampling)
@@ -57,6 +63,14 @@ def check(request: EngineRequest, runner: Runner) -> None:
         raise BadRequest(f"mirostat takes the place of {sampling.truncations[0]}", param="mirostat_mode")
     if request.beams is not None:
         _check_beams(request, request.beams)
+
+
+def _check_encoder_input(request: EngineRequest, runner: Runner) -> None:
+    length, most = len(request.encoder_input), runner.encoder_context
+    if bool(length) is not (most > 0):
+        raise BadRequest("an encoder-decoder model reads an encoder's input, and no other does")
+    if length > most:
+        raise ContextOverflow(f"{length} tokens are more than the {most} that the encoder takes")
 
 
 def _check_embeddings(embeddings: PromptEmbeddings, prompt_tokens: int, hidden_size: int) -> None:
@@ -95,6 +109,7 @@ def _check_sampling(sampling: SamplingParams) -> None:
         "repetition_penalty": 0 < sampling.repetition_penalty < math.inf,
         "frequency_penalty": math.isfinite(sampling.frequency_penalty),
         "presence_penalty": math.isfinite(sampling.presence_penalty),
+        "encoder_repetition_penalty": 0 < sampling.encoder_repetition_penalty < math.inf,
         "logit_bias": all(bias < math.inf for bias in sampling.logit_bias.values()),
         "typical_p": 0 < sampling.typical_p <= 1,
         "xtc_probability": 0 <= sampling.xtc_probability <= 1,
@@ -103,6 +118,7 @@ def _check_sampling(sampling: SamplingParams) -> None:
         "mirostat_tau": 0 <= sampling.mirostat_tau <= _MOST_MIROSTAT,
         "mirostat_eta": 0 <= sampling.mirostat_eta <= _MOST_MIROSTAT,
         "no_repeat_ngram_size": sampling.no_repeat_ngram_size >= 0,
+        "encoder_no_repeat_ngram_size": sampling.encoder_no_repeat_ngram_size >= 0,
         "dry_multiplier": 0 <= sampling.dry_multiplier < math.inf,
         "dry_base": 1 <= sampling.dry_base < math.inf,
         "dry_allowed_length": 1 <= sampling.dry_allowed_length < 2**31,

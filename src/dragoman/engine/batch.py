@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from dragoman.engine.encoder import EncoderInput
     from dragoman.engine.scheduler import Schedule
+    from dragoman.engine.sequence import Sequence
 
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
 
 
 class Batch(NamedTuple):
-    """A flat batch. Sequence i owns rows ``row_starts[i] : row_starts[i + 1]``, at consecutive positions.
+    """A flat batch, for the decoder or for the encoder.
+
+    Sequence i owns rows ``row_starts[i] : row_starts[i + 1]``, at consecutive positions.
 
     Decode rows and prefill chunks lie one after the other, without padding.
 
@@ -27,6 +32,8 @@ class Batch(NamedTuple):
         logit_rows: int32 [R], ascending: the rows whose logits are wanted. May be empty.
         embedding_rows, embedding_values: int32 [E] and float32 [E, width]: rows whose embedding is given, where any is.
         adapters: int32 [S]: the slot of each sequence's adapter, -1 without one; None where none has any.
+        encoder_tables, encoder_lengths: int32 [S, N] and [S]: the blocks of each sequence's encoder input, and its
+            tokens; None where the model has no encoder.
     """
 
     token_ids: Int32
@@ -37,10 +44,12 @@ class Batch(NamedTuple):
     embedding_rows: Int32 | None = None
     embedding_values: Float32 | None = None
     adapters: Int32 | None = None
+    encoder_tables: Int32 | None = None
+    encoder_lengths: Int32 | None = None
 
 
-def build_batch(schedule: Schedule, tables: Int32) -> Batch:
-    """Decodes first, their drafts behind each, all with logits; then the chunks. ``tables``: a row for each slot."""
+def build_batch(schedule: Schedule, tables: Int32, encoder_tables: Int32) -> Batch:
+    """Decodes first, their drafts behind each, all with logits; then the chunks. Tables have a row for each slot."""
     decodes, chunks = schedule.decodes, schedule.chunks
     token_ids: list[int] = []
     positions: list[int] = []
@@ -71,27 +80,72 @@ def build_batch(schedule: Schedule, tables: Int32) -> Batch:
         tables[:, :width].take(slots, axis=0),
         np.array(logit_rows, np.int32),
         *_embeddings(schedule, row_starts),
-        _adapters(schedule),
+        _adapters(_sequences(schedule)),
+        *_encoder(_sequences(schedule), slots, encoder_tables),
     )
 
 
-def _adapters(schedule: Schedule) -> Int32 | None:
-    groups = [sequence.group for sequence in schedule.decodes] + [chunk.sequence.group for chunk in schedule.chunks]
-    slots = [-1 if group.adapter is None else group.adapter.slot for group in groups]
+def build_encoder_batch(sequences: list[Sequence], encoder_tables: Int32) -> Batch:
+    """The encoder inputs of some sequences, each whole. No logits are wanted."""
+    inputs = [each.token_ids for each in _inputs(sequences)]
+    lengths = [len(ids) for ids in inputs]
+    row_starts = np.cumsum([0, *lengths], dtype=np.int32)
+    width = max(len(sequence.encoder_blocks) for sequence in sequences)
+    return Batch(
+        np.concatenate([np.array(ids, np.int32) for ids in inputs]),
+        np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
+        row_starts,
+        encoder_tables[:, :width].take([s.slot for s in sequences], axis=0),
+        np.empty(0, np.int32),
+        *_given(zip(sequences, [0] * len(lengths), lengths, row_starts.tolist(), strict=False)),
+        _adapters(sequences),
+    )
+
+
+def _sequences(schedule: Schedule) -> list[Sequence]:
+    """Those of a step, in the order of their rows."""
+    return schedule.decodes + [chunk.sequence for chunk in schedule.chunks]
+
+
+def _adapters(sequences: list[Sequence]) -> Int32 | None:
+    adapters = [sequence.group.adapter for sequence in sequences]
+    slots = [-1 if adapter is None else adapter.slot for adapter in adapters]
     return np.array(slots, np.int32) if max(slots, default=-1) >= 0 else None
+
+
+def _encoder(sequences: list[Sequence], slots: list[int], tables: Int32) -> tuple[Int32 | None, Int32 | None]:
+    """For every sequence of a step where the encoder's input lies, and how long it is."""
+    lengths = [len(each) for each in _inputs(sequences)]
+    if not lengths:
+        return None, None
+    width = max(len(sequence.encoder_blocks) for sequence in sequences)
+    return tables[:, :width].take(slots, axis=0), np.array(lengths, np.int32)
+
+
+def _inputs(sequences: list[Sequence]) -> list[EncoderInput]:
+    return [each.group.encoder for each in sequences if each.group.encoder is not None]
 
 
 def _embeddings(schedule: Schedule, row_starts: list[int]) -> tuple[Int32 | None, Float32 | None]:
     """The rows of prompt tokens whose embedding is given. The last token of a prompt may stand among the decodes."""
     lengths = [(sequence, 1) for sequence in schedule.decodes]
     lengths += [(chunk.sequence, chunk.length) for chunk in schedule.chunks]
+    return _given(
+        (sequence, sequence.computed, length, first)
+        for (sequence, length), first in zip(lengths, row_starts, strict=False)
+        if sequence.group.encoder is None and sequence.computed < sequence.prompt_length
+    )
+
+
+def _given(parts: Iterable[tuple[Sequence, int, int, int]]) -> tuple[Int32 | None, Float32 | None]:
+    """The given embeddings of ``length`` tokens of a prompt from ``start``, the first of which is in row ``row``, for
+    each ``(sequence, start, length, row)``."""
     rows: list[Int32] = []
     values: list[Float32] = []
-    for (sequence, length), first in zip(lengths, row_starts, strict=False):
+    for sequence, start, length, row in parts:
         given = sequence.group.embeddings
-        if given is None or sequence.computed >= sequence.prompt_length:
-            continue
-        places, vectors = given.between(sequence.computed, sequence.computed + length)
-        rows.append(places + np.int32(first))
-        values.append(vectors)
+        if given is not None:
+            places, vectors = given.between(start, start + length)
+            rows.append(places + np.int32(row))
+            values.append(vectors)
     return (np.concatenate(rows), np.concatenate(values)) if rows else (None, None)

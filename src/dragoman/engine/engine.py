@@ -13,7 +13,7 @@ from dragoman.core.request import EngineRequest
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.engine import admission
 from dragoman.engine.adapters import Adapter, Adapters
-from dragoman.engine.batch import Float32, build_batch
+from dragoman.engine.batch import Float32, build_batch, build_encoder_batch
 from dragoman.engine.grammars import Grammars, Prepared
 from dragoman.engine.messages import EngineStats, StepOutput
 from dragoman.engine.processors import processors_for
@@ -150,8 +150,12 @@ class Engine:
         if schedule.copies:
             sources, targets = np.array(schedule.copies, np.int32).T.copy()
             self.runner.copy_blocks(sources, targets)
+        if schedule.encodes:
+            self.runner.encode(build_encoder_batch(schedule.encodes, self.scheduler.encoder_tables))
+            for sequence in schedule.encodes:
+                self.scheduler.encoded(sequence)
         if schedule.decodes or schedule.chunks:
-            logits = self.runner.run(build_batch(schedule, self.scheduler.tables))
+            logits = self.runner.run(build_batch(schedule, self.scheduler.tables, self.scheduler.encoder_tables))
             self._postprocess(schedule, logits)
             self._steps += 1
         self._busy_s += time.perf_counter() - started
@@ -263,7 +267,7 @@ class Engine:
         group.prompt_done = True
         queue_s = self._note_queue_time(group)
         cached = group.cached_tokens or 0
-        self._prompt_tokens += len(group.request.prompt)
+        self._prompt_tokens += group.request.prompt_tokens
         self._cached_tokens += cached
         asked = group.request.logprobs
         if asked is None or not asked.prompt:

@@ -22,13 +22,14 @@ class StubModel(msgspec.Struct, frozen=True, kw_only=True, tag="stub"):
     """A model that is only arithmetic: see ``stub.StubRunner``.
 
     ``period``: where not 0, the token so many places back is a likely one. ``*_token``: what happens when it is in the
-    history.
+    history. ``encoder_context``: the longest input of its encoder; 0: it has none.
     """
 
     vocab_size: int = 512
     hidden_size: int = 8
     num_blocks: int = 256
     max_context: int = 2048
+    encoder_context: int = 0
     max_tokens: int = 256
     max_sequences: int = 32
     max_logit_rows: int = 32

@@ -6,7 +6,6 @@ Each finds out what it needs from the token ids as they grow, every token once, 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence as Ids
 
 import numpy as np
 
@@ -60,11 +59,12 @@ def no_repeat_ngram(request: EngineRequest) -> Processor | None:
     return process
 
 
-def encoder_no_repeat_ngram(size: int, encoder_ids: Ids[int]) -> Processor | None:
-    """No n-gram of an encoder's input occurs in the output, whose ids are those of the sequence."""
+def encoder_no_repeat_ngram(request: EngineRequest) -> Processor | None:
+    """No n-gram of the encoder's input occurs in the output."""
+    size = request.sampling.encoder_no_repeat_ngram_size
     if size <= 0:
         return None
-    encoder = np.array(encoder_ids, np.int32)
+    encoder = np.array(request.encoder_input, np.int32)
 
     def process(logits: Float32, sequence: Sequence) -> None:
         if len(sequence.token_ids) < size - 1:
@@ -73,23 +73,6 @@ def encoder_no_repeat_ngram(size: int, encoder_ids: Ids[int]) -> Processor | Non
         for back in range(1, size):
             ends = ends[encoder[ends - back] == sequence.token_ids[-back]]
         logits[encoder[ends]] = -np.inf
-
-    return process
-
-
-def encoder_repetition_penalty(penalty: float, encoder_ids: Ids[int]) -> Processor | None:
-    """Each distinct id of an encoder's input once: a logit > 0 is multiplied by the penalty, else divided by it.
-
-    The other way about than the repetition penalty: above 1 the output keeps to the input's words, as transformers'
-    ``encoder_repetition_penalty`` has it.
-    """
-    if penalty == 1.0:
-        return None
-    ids = np.array(sorted(set(encoder_ids)), np.intp)
-
-    def process(logits: Float32, sequence: Sequence) -> None:
-        values = logits[ids]
-        logits[ids] = np.where(values > 0, values * np.float32(penalty), values / np.float32(penalty))
 
     return process
 

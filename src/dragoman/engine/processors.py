@@ -15,7 +15,7 @@ import numpy as np
 from dragoman import kernels
 from dragoman.core.request import EngineRequest
 from dragoman.engine.batch import Float32, Int32
-from dragoman.engine.phrases import banned_phrases, dry, no_repeat_ngram
+from dragoman.engine.phrases import banned_phrases, dry, encoder_no_repeat_ngram, no_repeat_ngram
 from dragoman.engine.sequence import Processor, Sequence
 
 EXTREME = 1e20
@@ -32,6 +32,23 @@ def minimum_length(request: EngineRequest) -> Processor | None:
     def process(logits: Float32, sequence: Sequence) -> None:
         if sequence.num_generated < request.min_tokens:
             logits[banned] = -np.inf
+
+    return process
+
+
+def encoder_penalty(request: EngineRequest) -> Processor | None:
+    """Each distinct id of the encoder's input once, as the repetition penalty has it.
+
+    Above 1 the output keeps away from the input's words. (transformers has a penalty of this name that is the inverse.)
+    """
+    penalty = min(max(request.sampling.encoder_repetition_penalty, 1 / EXTREME), EXTREME)
+    if penalty == 1.0:
+        return None
+    ids = np.unique(np.array(request.encoder_input, np.int32))
+    counts = np.zeros_like(ids)
+
+    def process(logits: Float32, sequence: Sequence) -> None:
+        kernels.apply_penalties(logits, ids, counts, penalty, 0.0, 0.0)
 
     return process
 
@@ -87,6 +104,23 @@ def logit_bias(request: EngineRequest) -> Processor | None:
     return process
 
 
+def forced_ends(request: EngineRequest) -> Processor | None:
+    """The model's own first token, and its token at the greatest length, have probability 1 there, whatever other steps
+    have done to the row."""
+    places = ((0, request.first_token_id), (request.max_tokens - 1, request.last_token_id))
+    forced = {place: token_id for place, token_id in places if token_id is not None}
+    if not forced:
+        return None
+
+    def process(logits: Float32, sequence: Sequence) -> None:
+        token_id = forced.get(sequence.num_generated)
+        if token_id is not None:
+            logits[:] = -np.inf
+            logits[token_id] = 0.0
+
+    return process
+
+
 WATERMARK_KEY = 15485863
 """Of the green lists: the millionth prime, as the method's authors have it. Who detects the watermark needs it."""
 
@@ -108,11 +142,14 @@ PIPELINE: tuple[Callable[[EngineRequest], Processor | None], ...] = (
     minimum_length,
     banned_phrases,
     no_repeat_ngram,
+    encoder_no_repeat_ngram,
+    encoder_penalty,
     penalties,
     frequency_share,
     dry,
     logit_bias,
     watermark,
+    forced_ends,
 )
 """In the order of ``docs/generation.md``. The grammar, and then temperature and what follows, are in ``sampler``."""
 

@@ -12,6 +12,7 @@ class Runner(Protocol):
     """A model behind the engine. ``max_tokens``, ``max_sequences`` and ``max_logit_rows`` bound one step.
 
     ``max_adapters``: it has so many slots for adapters.
+    ``encoder_context``: the longest input of an encoder-decoder model's encoder; 0: the model has none.
     """
 
     @property
@@ -25,6 +26,8 @@ class Runner(Protocol):
     @property
     def max_context(self) -> int: ...
     @property
+    def encoder_context(self) -> int: ...
+    @property
     def max_tokens(self) -> int: ...
     @property
     def max_sequences(self) -> int: ...
@@ -35,6 +38,10 @@ class Runner(Protocol):
 
     def run(self, batch: Batch) -> Float32:
         """Logits [len(batch.logit_rows), vocab_size]. The next call may overwrite them; the caller may too."""
+
+    def encode(self, batch: Batch) -> None:
+        """Encode inputs, each whole, into the blocks that its block table names. At most ``max_tokens`` tokens, or one
+        input alone."""
 
     def copy_blocks(self, sources: Int32, targets: Int32) -> None:
         """Copy whole blocks, all layers, one pair after the other: a target may be the source of an earlier pair."""

@@ -11,6 +11,10 @@ Policy, in order of priority and then arrival:
    longer leaves half of what is left to those behind it, so that a short one is not kept waiting by a long one.
 4. Where there is no prompt to compute, drafts fill a small step. They get no block of their own.
 
+The encoder's input of an encoder-decoder model has blocks of its own, which its sequences share. It is encoded whole,
+in the step in which the first of them starts, and takes its tokens from that step's budget; one that is longer than the
+budget starts beside no other prompt.
+
 A sequence whose next block is being computed by another one waits until it can share it: many requests with one new
 prefix compute it once. The sequences of one request (``n``) wait for the first of them and fork from it.
 
@@ -31,6 +35,7 @@ import numpy as np
 from dragoman.core.errors import Overloaded
 from dragoman.core.events import BeamStep
 from dragoman.engine.batch import Int32
+from dragoman.engine.encoder import EncoderInput
 from dragoman.engine.kv_cache import KVCache, block_hash
 from dragoman.engine.runner import Runner
 from dragoman.engine.sequence import Sequence, SequenceGroup, Status
@@ -59,12 +64,13 @@ class Chunk(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """One step: sequences that compute one token, and their drafts, and draw what follows; prefill chunks; and blocks
-    to copy before."""
+    """One step: sequences that compute one token, and their drafts, and draw what follows; prefill chunks; blocks to
+    copy before; and sequences whose encoder inputs are encoded before, no input twice."""
 
     decodes: list[Sequence]
     chunks: list[Chunk]
     copies: list[tuple[int, int]]
+    encodes: list[Sequence]
 
 
 class Scheduler:
@@ -91,9 +97,13 @@ class Scheduler:
         self.accepted_tokens = 0
         width = min(self.cache.blocks_for(runner.max_context + 1), runner.num_blocks)
         self.tables: Int32 = np.full((self.capacity, width), -1, np.int32)
+        encoder_width = min(self.cache.blocks_for(runner.encoder_context), runner.num_blocks)
+        self.encoder_tables: Int32 = np.full((self.capacity, encoder_width), -1, np.int32)
         self._slots = list(range(self.capacity - 1, -1, -1))
         self._copies: list[tuple[int, int]] = []
         self._computing: Counter[bytes] = Counter()
+        self._encoding: list[Sequence] = []
+        """Those whose encoder inputs are encoded in the step that is being scheduled."""
 
     # Coming and going ------------------------------------------------------------------------------------------------
 
@@ -151,6 +161,7 @@ class Scheduler:
         self._grow()
         schedule = self._select()
         self._copies = []
+        self._encoding = []
         return schedule
 
     def _admit(self) -> None:
@@ -164,11 +175,13 @@ class Scheduler:
             if self._must_wait(sequence):
                 index += 1
                 continue
-            if not self._make_room(sequence):
+            to_encode = self._tokens_to_encode(sequence)
+            if (to_encode > budget and prefills) or not self._make_room(sequence):
                 break
             self.waiting.pop(index)
             self._start(sequence)
             prefills.append(sequence.remaining)
+            budget = max(0, budget - to_encode)
             budget -= min(sequence.remaining, budget // 2)
 
     def _prompt_budget(self, decodes: int) -> int:
@@ -178,6 +191,8 @@ class Scheduler:
 
     def _must_wait(self, sequence: Sequence) -> bool:
         """Whether another sequence is computing the block that this one could share next."""
+        if self.settings.prefix_cache and any(s.salt == sequence.salt for s in self._encoding):
+            return True
         if not self._computing or sequence.group.wants_prompt_logprobs:
             return False
         if sequence.waits_for is not None and sequence.waits_for in self._computing:
@@ -208,6 +223,10 @@ class Scheduler:
         """Memory for all its tokens, and one block more for each running sequence, lest it be preempted at once."""
         cached = self.cache.match(self._shareable_hashes(sequence))
         needed = self.cache.blocks_for(len(sequence.token_ids)) - len(cached) + self.cache.ownerless(cached)
+        if sequence.group.encoder is not None:
+            encoded = self._encoded_blocks(sequence.group.encoder)
+            blocks = self.cache.blocks_for(len(sequence.group.encoder))
+            needed += self.cache.ownerless(encoded) if encoded else blocks
         return needed + len(self.running) <= self.cache.available
 
     def _shareable_hashes(self, sequence: Sequence) -> list[bytes]:
@@ -230,21 +249,55 @@ class Scheduler:
         """Give the sequence a row, the cached blocks of its prefix, and new blocks for the rest of its tokens."""
         cached = self.cache.match(self._shareable_hashes(sequence))
         self.cache.share(cached)
+        self._start_encoder(sequence)
         new = self.cache.blocks_for(len(sequence.token_ids)) - len(cached)
         sequence.blocks = cached + [self.cache.allocate() for _ in range(new)]
         sequence.computed = len(cached) * self.cache.block_size
         if sequence.group.cached_tokens is None:
-            sequence.group.cached_tokens = min(sequence.computed, sequence.prompt_length)
+            sequence.group.cached_tokens = self._cached_tokens(sequence)
         if self.settings.prefix_cache:
             self._extend_hashes(sequence, len(sequence.token_ids) // self.cache.block_size)
             self._computing.update(sequence.hashes[len(cached) :])
         self._run(sequence)
+
+    def _start_encoder(self, sequence: Sequence) -> None:
+        """Give the sequence the blocks of its encoder input: those that hold it already, or new ones to encode into."""
+        encoder = sequence.group.encoder
+        if encoder is None:
+            return
+        found = self._encoded_blocks(encoder)
+        self.cache.share(found)
+        sequence.encoded = bool(found)
+        if not found:
+            self._encoding.append(sequence)
+            found = [self.cache.allocate() for _ in range(self.cache.blocks_for(len(encoder)))]
+        sequence.encoder_blocks = found
+
+    def _encoded_blocks(self, encoder: EncoderInput) -> list[int]:
+        """The blocks of an input that is in the cache; none where a single one is missing."""
+        if not self.settings.prefix_cache:
+            return []
+        count = self.cache.blocks_for(len(encoder))
+        found = self.cache.match(encoder.block_names(count))
+        return found if len(found) == count else []
+
+    def _tokens_to_encode(self, sequence: Sequence) -> int:
+        encoder = sequence.group.encoder
+        return 0 if encoder is None or self._encoded_blocks(encoder) else len(encoder)
+
+    def _cached_tokens(self, sequence: Sequence) -> int:
+        """Of the tokens that were asked with, those that a sequence just started need not compute."""
+        encoder = sequence.group.encoder
+        if encoder is None:
+            return min(sequence.computed, sequence.prompt_length)
+        return len(encoder) if sequence.encoded else 0
 
     def _run(self, sequence: Sequence) -> None:
         sequence.status = Status.RUNNING
         sequence.waits_for = None
         sequence.slot = self._slots.pop()
         self.tables[sequence.slot, : len(sequence.blocks)] = sequence.blocks
+        self.encoder_tables[sequence.slot, : len(sequence.encoder_blocks)] = sequence.encoder_blocks
         insort(self.running, sequence, key=_by_order)
 
     def _stop(self, sequence: Sequence) -> None:
@@ -252,9 +305,13 @@ class Scheduler:
         self.running.remove(sequence)
         self._no_longer_computing(sequence.hashes[sequence.computed // self.cache.block_size :])
         self.cache.release(sequence.blocks)
+        self.cache.release(sequence.encoder_blocks)
         self.tables[sequence.slot, : len(sequence.blocks)] = -1
+        self.encoder_tables[sequence.slot, : len(sequence.encoder_blocks)] = -1
         self._slots.append(sequence.slot)
         sequence.blocks = []
+        sequence.encoder_blocks = []
+        sequence.encoded = False
         sequence.computed = 0
         sequence.slot = -1
         sequence.shares_last_block = False
@@ -307,11 +364,12 @@ class Scheduler:
 
     def _select(self) -> Schedule:
         decodes = [s for s in self.running if s.remaining == 1]
+        encodes = [s for s in self._encoding if s.status is Status.RUNNING]
         if len(decodes) == len(self.running):
             self._draft(decodes)
-            return Schedule(decodes, [], self._copies)
+            return Schedule(decodes, [], self._copies, encodes)
         prefills = [s for s in self.running if s.remaining > 1]
-        budget = self._prompt_budget(len(decodes))
+        budget = self._prompt_budget(len(decodes)) - sum(len(s.group.request.encoder_input) for s in encodes)
         wanted = sum(s.remaining for s in prefills)
         logit_rows = self.max_logit_rows - len(self.running)  # beyond the one of each sequence
         chunks = []
@@ -324,7 +382,7 @@ class Scheduler:
             budget -= chunk.length
             logit_rows -= max(0, chunk.logit_rows - 1)
             chunks.append(chunk)
-        return Schedule(decodes, chunks, self._copies)
+        return Schedule(decodes, chunks, self._copies, encodes)
 
     def _draft(self, sequences: list[Sequence]) -> None:
         """Fill the step with drafts, in fair parts.
@@ -340,8 +398,8 @@ class Scheduler:
             if most <= 0 or sequence.group.search is not None:
                 continue
             if sequence.lookup is None:
-                sequence.lookup = Lookup(sequence.max_length)
-            sequence.draft = sequence.lookup.draft(sequence.token_ids, most)
+                sequence.lookup = Lookup(sequence.max_length + len(sequence.group.request.encoder_input))
+            sequence.draft = sequence.lookup.draft(sequence.said, most)
             rows -= len(sequence.draft)
 
     def _chunk(self, sequence: Sequence, budget: int, logit_rows: int) -> Chunk:
@@ -356,6 +414,16 @@ class Scheduler:
         return Chunk(sequence, end - start, first - start, last - start, end == len(sequence.token_ids))
 
     # What became of it -----------------------------------------------------------------------------------------------
+
+    def encoded(self, sequence: Sequence) -> None:
+        """The sequence's encoder input is in its blocks, which can be shared now."""
+        encoder = sequence.group.encoder
+        assert encoder is not None
+        sequence.encoded = True
+        if self.settings.prefix_cache:
+            names = encoder.block_names(len(sequence.encoder_blocks))
+            for block, name in zip(sequence.encoder_blocks, names, strict=True):
+                self.cache.name(block, name)
 
     def computed(self, sequence: Sequence, num_tokens: int) -> None:
         """``num_tokens`` more tokens are in the sequence's blocks. Blocks that are full now can be shared."""
@@ -373,7 +441,7 @@ class Scheduler:
     def verified(self, sequence: Sequence, accepted: int) -> None:
         """The first ``accepted`` tokens of the sequence's draft came true. The others are written over."""
         assert sequence.lookup is not None
-        sequence.lookup.verified(len(sequence.token_ids), len(sequence.draft), accepted)
+        sequence.lookup.verified(len(sequence.said), len(sequence.draft), accepted)
         self.drafted_tokens += len(sequence.draft)
         self.accepted_tokens += accepted
         sequence.draft = []
@@ -390,14 +458,21 @@ class Scheduler:
             if not self._slots:
                 self._wait(sequence)
                 continue
-            self.cache.share(leader.blocks)
-            sequence.blocks = list(leader.blocks)
+            self._share_blocks(leader, sequence)
             sequence.hashes = list(leader.hashes)
-            sequence.computed = leader.computed
-            sequence.shares_last_block = leader.shares_last_block = True
             self._run(sequence)
             forks.append(sequence)
         return forks
+
+    def _share_blocks(self, parent: Sequence, sequence: Sequence) -> None:
+        """Have a sequence that does not run stand where its parent stands."""
+        self.cache.share(parent.blocks)
+        self.cache.share(parent.encoder_blocks)
+        sequence.blocks = list(parent.blocks)
+        sequence.encoder_blocks = list(parent.encoder_blocks)
+        sequence.encoded = parent.encoded
+        sequence.computed = parent.computed
+        sequence.shares_last_block = parent.shares_last_block = True
 
     def branch(self, group: SequenceGroup, step: BeamStep) -> None:
         """Bring the sequences of a beam search behind a step of it: each text that goes on gets one.
@@ -434,15 +509,12 @@ class Scheduler:
         sequence.become(parent)
         if parent.status is not Status.RUNNING or not self._slots:
             return
-        self.cache.share(parent.blocks)
-        sequence.blocks = list(parent.blocks)
-        sequence.computed = parent.computed
-        sequence.shares_last_block = parent.shares_last_block = True
+        self._share_blocks(parent, sequence)
         self._run(sequence)
 
     def check_integrity(self) -> None:
         """Every promise about memory and membership, walked. AssertionError names the broken one."""
-        self.cache.check_integrity([s.blocks for s in self.running])
+        self.cache.check_integrity([s.blocks + s.encoder_blocks for s in self.running])
         for sequences, status in ((self.running, Status.RUNNING), (self.waiting, Status.WAITING)):
             assert sequences == sorted(sequences, key=_by_order), f"{status.name} is out of order"
             assert all(s.status is status for s in sequences), f"a sequence in {status.name} is not"
@@ -457,6 +529,9 @@ class Scheduler:
         for s in self.running:
             row = self.tables[s.slot]
             assert row.tolist() == s.blocks + [-1] * (len(row) - len(s.blocks)), "a table row differs from its blocks"
+            row = self.encoder_tables[s.slot]
+            assert row.tolist() == s.encoder_blocks + [-1] * (len(row) - len(s.encoder_blocks)), "of its encoder too"
+            assert s.encoded is (s.group.encoder is not None), "a sequence runs whose encoder's input is not encoded"
             assert s.computed <= len(s.blocks) * self.cache.block_size, "computed beyond its blocks"
             computing.update(s.hashes[s.computed // self.cache.block_size :])
         assert computing == self._computing, "blocks are waited for that nobody computes"

@@ -12,6 +12,7 @@ from dragoman.engine.adapters import Adapter
 from dragoman.engine.batch import Float32
 from dragoman.engine.beams import BeamSearch
 from dragoman.engine.embeddings import GivenEmbeddings
+from dragoman.engine.encoder import EncoderInput
 from dragoman.engine.grammars import Follower
 from dragoman.engine.speculation import Lookup
 
@@ -40,6 +41,7 @@ class SequenceGroup:
         "cached_tokens",
         "cancelled",
         "embeddings",
+        "encoder",
         "end_token_ids",
         "new_processors",
         "prompt_done",
@@ -78,6 +80,9 @@ class SequenceGroup:
         self.prompt_top: list[tuple[TokenLogprob, ...]] = [()]
         self.embeddings = None if request.embeddings is None else GivenEmbeddings(request.embeddings)
         salt = _salt(adapter, self.embeddings)
+        self.encoder = EncoderInput(request.encoder_input, salt) if request.encoder_input else None
+        if self.encoder is not None:
+            salt = self.encoder.digest
         self.new_processors = processors
         self.sequences = [Sequence(self, index, arrival, processors(), salt) for index in range(request.num_sequences)]
         for sequence, follower in zip(self.sequences, followers, strict=False):
@@ -155,6 +160,8 @@ class Sequence:
         "blocks",
         "computed",
         "draft",
+        "encoded",
+        "encoder_blocks",
         "follower",
         "group",
         "hashes",
@@ -210,6 +217,10 @@ class Sequence:
         self.computed = 0
         """Leading tokens whose keys and values are in the blocks."""
         self.blocks: list[int] = []
+        self.encoder_blocks: list[int] = []
+        """Those that hold what the decoder sees of the encoder's input, where there is one."""
+        self.encoded = False
+        """Whether they do, or are to be written by the step that is scheduled."""
         self.hashes: list[bytes] = []
         """Hash chain of the leading full blocks, as far as it was needed; see ``kv_cache.block_hash``."""
         self.shares_last_block = False
@@ -235,6 +246,12 @@ class Sequence:
         self.token_ids.append(token_id)
         if self.follower is not None:
             self.follower.push(token_id)
+
+    @property
+    def said(self) -> list[int]:
+        """All tokens that the text may go on like: the encoder's input, and then its own."""
+        encoder = self.group.encoder
+        return self.token_ids if encoder is None else [*encoder.token_ids, *self.token_ids]
 
     @property
     def num_generated(self) -> int:

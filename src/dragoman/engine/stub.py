@@ -1,7 +1,8 @@
 """A model that is only arithmetic, behind the same interface as the real one.
 
 The logits after a token are a hash of the whole history, read through the block table from what earlier steps wrote
-into the blocks. A wrong table, a missing copy-on-write, or a stale cached block therefore changes the tokens.
+into the blocks. A wrong table, a missing copy-on-write, or a stale cached block therefore changes the tokens. Where it
+has an encoder, what that made of its input is part of the history.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class StubRunner:
         self.hidden_size = settings.hidden_size
         self.num_blocks = settings.num_blocks
         self.max_context = settings.max_context
+        self.encoder_context = settings.encoder_context
         self.max_tokens = settings.max_tokens
         self.max_sequences = settings.max_sequences
         self.max_logit_rows = settings.max_logit_rows
@@ -89,18 +91,38 @@ class StubRunner:
             self._sleep(self.settings.step_s)
         logits = np.empty((len(batch.logit_rows), self.vocab_size), np.float32)
         wanted = {int(row): place for place, row in enumerate(batch.logit_rows)}
-        given: dict[int, int] = {}
-        if batch.embedding_rows is not None and batch.embedding_values is not None:
-            for row, vector in zip(batch.embedding_rows.tolist(), batch.embedding_values, strict=True):
-                given[row] = zlib.crc32(vector.tobytes())
+        given = _given(batch)
         for index, table in enumerate(batch.block_tables):
             adapter = 0 if batch.adapters is None else self._adapter(int(batch.adapters[index]))
+            seen = self._encoded(batch, index)
             for row in range(batch.row_starts[index], batch.row_starts[index + 1]):
                 position = int(batch.positions[row])
                 self._write(table, position, int(batch.token_ids[row]), given.get(row, 0) ^ adapter)
                 if row in wanted:
-                    self._read(table, position, logits[wanted[row]])
+                    self._read(table, position, logits[wanted[row]], seen)
         return logits
+
+    def encode(self, batch: Batch) -> None:
+        """Every cell of an encoder's block depends on the whole input, as it does behind attention to both sides."""
+        given = _given(batch)
+        if self._seen is not None:
+            self._seen(batch)
+        for index, table in enumerate(batch.block_tables):
+            first, end = int(batch.row_starts[index]), int(batch.row_starts[index + 1])
+            self._misbehave(batch.token_ids[first:end])
+            state = _EMPTY
+            for row in range(first, end):
+                state = _mix(state ^ (int(batch.token_ids[row]) * _MASK // 5) ^ (given.get(row, 0) << 32))
+            for position in range(end - first):
+                self._cells[table[position // self.block_size], position % self.block_size] = _mix(state ^ position)
+
+    def _encoded(self, batch: Batch, index: int) -> int:
+        """What a sequence sees of its encoder's input."""
+        if batch.encoder_tables is None or batch.encoder_lengths is None:
+            return 0
+        length = int(batch.encoder_lengths[index])
+        blocks = batch.encoder_tables[index][: -(-length // self.block_size)]
+        return int(self._cells[blocks].ravel()[:length].sum() & np.uint64(_MASK))
 
     def copy_blocks(self, sources: Int32, targets: Int32) -> None:
         for source, target in zip(sources, targets, strict=True):
@@ -138,14 +160,14 @@ class StubRunner:
         self._cells[table[block], offset] = _mix(before ^ (token_id * _MASK // 3) ^ position ^ (given << 32))
         self._tokens[table[block], offset] = token_id
 
-    def _read(self, table: Int32, position: int, logits: Float32) -> None:
+    def _read(self, table: Int32, position: int, logits: Float32, seen: int) -> None:
         """Every cell of the history takes part, as in attention, not only the last."""
         blocks = table[: position // self.block_size + 1]
         history = self._tokens[blocks].ravel()[: position + 1]
         self._misbehave(history)
         cells = self._cells[blocks].ravel()[: position + 1]
         places = np.arange(1, position + 2, dtype=np.uint64)
-        state = np.uint64(_mix(int((cells * (places * np.uint64(2) + np.uint64(1))).sum() & np.uint64(_MASK))))
+        state = np.uint64(_mix(seen ^ int((cells * (places * np.uint64(2) + np.uint64(1))).sum() & np.uint64(_MASK))))
         bits = (self._vocabulary + state) * np.uint64(0xFF51AFD7ED558CCD)
         bits ^= bits >> np.uint64(32)
         bits *= np.uint64(0xC4CEB9FE1A85EC53)
@@ -164,6 +186,14 @@ class StubRunner:
     @staticmethod
     def _has(token_id: int | None, history: NDArray[np.int32]) -> bool:
         return token_id is not None and bool((history == token_id).any())
+
+
+def _given(batch: Batch) -> dict[int, int]:
+    """A number for each row whose embedding is given."""
+    if batch.embedding_rows is None or batch.embedding_values is None:
+        return {}
+    rows = zip(batch.embedding_rows.tolist(), batch.embedding_values, strict=True)
+    return {row: zlib.crc32(vector.tobytes()) for row, vector in rows}
 
 
 def _mix(value: int) -> int:

@@ -107,7 +107,7 @@ class Worker:
         return True
 
     def _announce(self, schedule: Schedule) -> None:
-        sequences = schedule.decodes + [chunk.sequence for chunk in schedule.chunks]
+        sequences = schedule.decodes + [chunk.sequence for chunk in schedule.chunks] + schedule.encodes
         in_batch = list(dict.fromkeys([s.group.request_id for s in sequences]))
         if in_batch != self._in_batch:
             self._in_batch = in_batch

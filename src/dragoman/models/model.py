@@ -38,6 +38,10 @@ class Batch(Protocol):
     def embedding_values(self) -> NDArray[np.float32] | None: ...
     @property
     def adapters(self) -> Int32s | None: ...
+    @property
+    def encoder_tables(self) -> Int32s | None: ...
+    @property
+    def encoder_lengths(self) -> Int32s | None: ...
 
 
 class Model:
@@ -46,6 +50,7 @@ class Model:
     Attributes:
         config: the decoder's spec. card: what other rooms may know. plan: the memory it was loaded under.
         block_size: tokens of a KV block. num_blocks: how many there are. max_context: most positions of a sequence.
+        encoder_context: most tokens of an encoder's input; 0: the model has no encoder.
         max_tokens, max_sequences, max_logit_rows: limits of one step.
     """
 
@@ -74,6 +79,7 @@ class Model:
         self.hidden_size = config.embedding_width
         self.num_blocks = plan.kv_blocks
         self.max_context = plan.context_tokens
+        self.encoder_context = 0
         self.max_tokens = settings.max_tokens
         self.max_sequences = settings.max_sequences
         self.max_logit_rows = settings.max_logit_rows
@@ -90,6 +96,10 @@ class Model:
             batch.embedding_rows,
             batch.embedding_values,
         )
+
+    def encode(self, batch: Batch) -> None:
+        """Encode inputs, each whole, into the blocks of ``batch.block_tables``."""
+        raise NotImplementedError
 
     def copy_blocks(self, sources: Int32s, targets: Int32s) -> None:
         """Copy KV blocks in all layers, ``sources[i]`` to ``targets[i]``."""
