@@ -1,5 +1,8 @@
 // Attention of one tile of queries over one span of a sequence's KV blocks.
+// clang-format off: the order is that of use
 #include "attention_products.inl"
+#include "attention_int8.inl"
+// clang-format on
 
 namespace dragoman::DRAGOMAN_ISA {
 namespace {
@@ -51,13 +54,13 @@ class Span {
         states_(states),
         scores_(workspace),
         weights_(reinterpret_cast<Weight*>(workspace + kTileQueries * kBlockTokens)),
-        queries_(reinterpret_cast<Query*>(workspace + 2 * kTileQueries * kBlockTokens)) {
+        queries_(reinterpret_cast<Query*>(weights_ + kTileQueries * Cache::weight_row(dim_))) {
     for (long i = 0; i < tile.count; ++i) {
       const long n = tile.first + i;
       seen_begin_[i] = tile.first_seen(n);
       seen_end_[i] = tile.seen_end(n);
       const float* const q = tile.q + (n / tile.group) * tile.ldq + (n % tile.group) * tile.kv->head_dim;
-      Cache::pack(q, tile.kv->head_dim, dim_, queries_ + i * dim_);
+      Cache::pack(q, tile.kv->head_dim, dim_, queries_ + i * Cache::query_row(dim_));
       float* const state = states_ + i * stride_;
       std::memset(state, 0, static_cast<std::size_t>(stride_) * sizeof(float));
       maximum_of(state, dim_) = -__builtin_inff();
@@ -92,6 +95,8 @@ class Span {
   void attend(long begin, long end, long number, long from, long to) {
     const long block = tile_.blocks[number];
     score_rows<kScoreRows>(begin, end, tile_.kv->keys(block, tile_.kv_head));
+    const std::uint8_t* const values = tile_.kv->values(block, tile_.kv_head);
+    cache_.begin_values(values, dim_, from, to);
     const Vec scale = broadcast(with_terms_ ? 1.0f : tile_.scale);
     for (long i = begin; i < end; ++i) {
       float* const s = scores_ + i * kBlockTokens;
@@ -100,13 +105,14 @@ class Span {
       for (long t = to; t < kBlockTokens; ++t) s[t] = -__builtin_inff();
       soften(i, load(s) * scale, load(s + kWidth) * scale);
     }
-    weigh_rows<kWeighRows>(begin, end, tile_.kv->values(block, tile_.kv_head), from, to);
+    weigh_rows<kWeighRows>(begin, end, values, from, to);
   }
 
   template <int R>
   void score_rows(long begin, long end, const std::uint8_t* keys) {
     for (; begin + R <= end; begin += R) {
-      Cache::template scores<R>(queries_ + begin * dim_, dim_, keys, scores_ + begin * kBlockTokens, fetch_);
+      const Query* const q = queries_ + begin * Cache::query_row(dim_);
+      cache_.template scores<R>(q, dim_, keys, scores_ + begin * kBlockTokens, fetch_);
     }
     if constexpr (R > 1) score_rows<R / 2>(begin, end, keys);
   }
@@ -114,14 +120,14 @@ class Span {
   template <int R>
   void weigh_rows(long begin, long end, const std::uint8_t* values, long from, long to) {
     for (; begin + R <= end; begin += R) {
-      const Weight* const w = weights_ + begin * kBlockTokens;
+      const Weight* const w = weights_ + begin * Cache::weight_row(dim_);
       float* const o = states_ + begin * stride_;
       long d = 0;
       for (; d + kWeighVectors * kWidth <= dim_; d += kWeighVectors * kWidth) {
-        Cache::template weigh<R, kWeighVectors>(w, values, dim_, d, from, to, alpha_ + begin, o, stride_, fetch_);
+        cache_.template weigh<R, kWeighVectors>(w, values, dim_, d, from, to, alpha_ + begin, o, stride_, fetch_);
       }
       for (; d < dim_; d += kWidth) {
-        Cache::template weigh<R, 1>(w, values, dim_, d, from, to, alpha_ + begin, o, stride_, fetch_);
+        cache_.template weigh<R, 1>(w, values, dim_, d, from, to, alpha_ + begin, o, stride_, fetch_);
       }
     }
     if constexpr (R > 1) weigh_rows<R / 2>(begin, end, values, from, to);
@@ -157,12 +163,13 @@ class Span {
     const Vec p0 = exp(s0 - broadcast(now)), p1 = exp(s1 - broadcast(now));
     float* const sums = sums_of(state, dim_);
     store(sums, fma(load(sums), broadcast(alpha_[i]), p0 + p1));
-    Cache::put_weights(weights_ + i * kBlockTokens, p0, p1);
+    cache_.put_weights(weights_ + i * Cache::weight_row(dim_), p0, p1);
   }
 
   const AttentionTile& tile_;
   const long dim_, stride_;
   const bool with_terms_;
+  Cache cache_;
   Fetch fetch_;  // of the next block: one is too short for the processor to guess where the next one is
   float* const states_;
   float* const scores_;
@@ -173,10 +180,10 @@ class Span {
 };
 
 void attend_span(const AttentionTile& tile, long span, float* states, float* workspace) {
-  if (tile.kv->precision == KVPrecision::float32) {
-    Span<Float32Cache>(tile, states, workspace).run(span);
-  } else {
-    Span<BFloat16Cache>(tile, states, workspace).run(span);
+  switch (tile.kv->precision) {
+    case KVPrecision::float32: return Span<Float32Cache>(tile, states, workspace).run(span);
+    case KVPrecision::bfloat16: return Span<BFloat16Cache>(tile, states, workspace).run(span);
+    case KVPrecision::int8: return Span<Int8Cache>(tile, states, workspace).run(span);
   }
 }
 
@@ -211,12 +218,12 @@ void finish(const AttentionTile& tile, const float* total) {
 void write(const KVLayer& kv, long block, long head, long slot, long count, const float* k, const float* v, long ld) {
   std::uint8_t* const keys = kv.keys(block, head);
   std::uint8_t* const values = kv.values(block, head);
+  void (*write_token)(std::uint8_t*, std::uint8_t*, long, long, long, const float*, const float*) =
+      kv.precision == KVPrecision::float32    ? Float32Cache::write_token
+      : kv.precision == KVPrecision::bfloat16 ? PairedLayout::write_token
+                                              : Int8Cache::write_token;
   for (long i = 0; i < count; ++i, k += ld, v += ld) {
-    if (kv.precision == KVPrecision::float32) {
-      Float32Cache::write_token(keys, values, kv.padded_dim, kv.head_dim, slot + i, k, v);
-    } else {
-      PairedLayout::write_token(keys, values, kv.padded_dim, kv.head_dim, slot + i, k, v);
-    }
+    write_token(keys, values, kv.padded_dim, kv.head_dim, slot + i, k, v);
   }
 }
 

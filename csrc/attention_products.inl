@@ -2,7 +2,8 @@
 namespace dragoman::DRAGOMAN_ISA {
 namespace {
 
-// A cache of one precision says how queries and weights are kept beside it, and holds the two products:
+// A cache of one precision says how queries and weights are kept beside it (the elements of a row of each; before the
+// weights of a block begin_values is called), and holds the two products:
 //   scores<R>: s[r][32] = q[r] · keys of the block, for R queries
 //   weigh<R, V>: o[r][16·V] = o[r] · alpha[r] + Σ weight[r][t] · value[t], tokens [begin, end) of the block ascending
 // Every accumulator is one chain over ascending d or t, so R and V do not show in the result.
@@ -27,7 +28,14 @@ class Fetch {
   long lines_ = 0;
 };
 
-struct Float32Cache {
+// Rows of the caches whose queries and weights need no scales.
+struct PlainRows {
+  static constexpr long query_row(long padded_dim) { return padded_dim; }
+  static constexpr long weight_row(long) { return kBlockTokens; }
+  static void begin_values(const std::uint8_t*, long, long, long) {}
+};
+
+struct Float32Cache : PlainRows {
   using Query = float;
   using Weight = float;
 
@@ -98,7 +106,7 @@ DRAGOMAN_INLINE void round_row(const float* x, long n, long padded_dim, std::uin
 }
 
 // Both bfloat16 caches share the layout; they differ in the arithmetic.
-struct PairedLayout {
+struct PairedLayout : PlainRows {
   static void write_token(std::uint8_t* keys, std::uint8_t* values, long padded_dim, long n, long slot, const float* k,
                           const float* v) {
     std::uint16_t row[kMaxHeadDim];

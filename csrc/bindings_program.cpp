@@ -28,8 +28,18 @@ void require(bool condition, const std::string& message) {
 
 KVPrecision kv_precision(const std::string& name) {
   if (name == "float32") return KVPrecision::float32;
-  require(name == "bfloat16", "a KV pool is \"float32\" or \"bfloat16\", not \"" + name + "\"");
-  return KVPrecision::bfloat16;
+  if (name == "bfloat16") return KVPrecision::bfloat16;
+  require(name == "int8", "a KV pool is \"float32\", \"bfloat16\" or \"int8\", not \"" + name + "\"");
+  return KVPrecision::int8;
+}
+
+const char* name_of(KVPrecision precision) {
+  switch (precision) {
+    case KVPrecision::float32: return "float32";
+    case KVPrecision::bfloat16: return "bfloat16";
+    case KVPrecision::int8: return "int8";
+  }
+  return "";
 }
 
 Norm norm_kind(const std::string& name) {
@@ -149,8 +159,7 @@ void bind_kv_pool(nb::module_& m) {
       .def_prop_ro("blocks", &KVPool::blocks)
       .def_prop_ro("kv_heads", &KVPool::kv_heads)
       .def_prop_ro("head_dim", &KVPool::head_dim)
-      .def_prop_ro("precision",
-                   [](const KVPool& kv) { return kv.precision() == KVPrecision::float32 ? "float32" : "bfloat16"; })
+      .def_prop_ro("precision", [](const KVPool& kv) { return name_of(kv.precision()); })
       .def_prop_ro("nbytes", &KVPool::nbytes)
       .def_prop_ro("bytes_per_block", &KVPool::bytes_per_block)
       .def_prop_ro("data", [](nb::handle self) {

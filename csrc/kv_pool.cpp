@@ -34,8 +34,13 @@ KVPool::KVPool(long layers, long blocks, long kv_heads, long head_dim, KVPrecisi
 }
 
 std::size_t KVPool::head_bytes() const {
-  const std::size_t element = precision_ == KVPrecision::float32 ? 4 : 2;
-  return 2 * kBlockTokens * padded(head_dim_) * element;
+  const std::size_t dim = padded(head_dim_);
+  switch (precision_) {
+    case KVPrecision::float32: return 2 * kBlockTokens * dim * 4;
+    case KVPrecision::bfloat16: return 2 * kBlockTokens * dim * 2;
+    case KVPrecision::int8: return 2 * kBlockTokens * (dim + 2 * kv_groups(dim));
+  }
+  return 0;
 }
 
 KVLayer KVPool::layer(long layer) const {

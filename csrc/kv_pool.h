@@ -5,9 +5,12 @@
 //
 //   float32    keys [D][32]          values [32][D]
 //   bfloat16   keys [D/2][32][2]     values [16][D][2]
+//   int8       keys [D/2][32][2]     values [16][D][2]     each followed by bfloat16 scales [D/32, rounded up][32]
 //
 // Keys run over tokens so that the scores of a block need no horizontal sum; values run over the head dimension. In
-// bfloat16 the innermost two are neighbours in the dimension that is summed, as VDPBF16PS wants them.
+// bfloat16 and int8 the innermost two are neighbours in the dimension that is summed, as VDPBF16PS and VPDPWSSD want
+// them. In int8 32 neighbours of a token's head share a scale: a few dimensions of keys are often much larger than the
+// others, and should not cost all of them their precision.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +23,11 @@ namespace dragoman {
 constexpr long kBlockTokens = 32;
 constexpr long kMaxHeadDim = 512;
 
-enum class KVPrecision : std::uint8_t { float32, bfloat16 };
+constexpr long kKVGroup = 32;  // int8 numbers that share a scale
+
+constexpr long kv_groups(long padded_dim) { return (padded_dim + kKVGroup - 1) / kKVGroup; }
+
+enum class KVPrecision : std::uint8_t { float32, bfloat16, int8 };
 
 // Where the blocks of one layer lie.
 struct KVLayer {

@@ -13,7 +13,7 @@ from dragoman.kernels._native import PackedMatrix
 
 BLOCK_TOKENS = 32
 
-KVPrecision = Literal["float32", "bfloat16"]
+KVPrecision = Literal["float32", "bfloat16", "int8"]
 Norm = Literal["rms", "layer"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 SharedExpert = Literal["added", "gated"]

@@ -46,3 +46,19 @@ def attend(
     weights /= weights.sum(-1, keepdims=True)
     mixed: Floats = np.einsum("rhp,phd->rhd", weights, values)
     return mixed.reshape(rows, heads * head_dim)
+
+
+def in_int8(x: Floats) -> Floats:
+    """Keys or values ``[..., head_dim]`` as an int8 pool keeps them: codes with a scale for 32 neighbours.
+
+    The scale is the smallest bfloat16 of which 127 reach the largest magnitude.
+    """
+    x = np.asarray(x, np.float32)
+    groups = np.zeros((*x.shape[:-1], -(-x.shape[-1] // 32), 32), np.float32)
+    groups.reshape(*x.shape[:-1], -1)[..., : x.shape[-1]] = x
+    bits = (np.abs(groups).max(-1, keepdims=True) / np.float32(127)).view(np.uint32)
+    scale = ((bits + 0xFFFF) & 0xFFFF0000).view(np.float32)
+    with np.errstate(divide="ignore"):
+        factor = np.where(scale > 0, np.float32(1) / scale, np.float32(0))
+    rounded: Floats = (np.rint(groups * factor) * scale).reshape(*x.shape[:-1], -1)[..., : x.shape[-1]]
+    return rounded

@@ -1,0 +1,262 @@
+// The two products of attention on int8 keys and values, as sums of integers.
+//
+// A query is brought to 16 bits with one scale, a block's weights to 16 bits with one scale for each query: their errors
+// (2⁻¹⁶ of the largest) are far below those of the keys and values. The integer sums are exact, so every instruction set
+// has the same ones.
+namespace dragoman::DRAGOMAN_ISA {
+namespace {
+
+// 16 sums of 32 bits, and 16 pairs of 16 bits to be multiplied with one pair and added to them.
+#if defined(DRAGOMAN_AVX512)
+
+struct Sums {
+  __m512i v;
+};
+struct Pairs {
+  __m512i v;
+};
+
+DRAGOMAN_INLINE Sums no_sums() { return {_mm512_setzero_si512()}; }
+DRAGOMAN_INLINE Pairs widen(const std::int8_t* p) {
+  return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+DRAGOMAN_INLINE Sums add_products(Sums sums, Pairs a, std::int32_t pair) {
+  return {_mm512_dpwssd_epi32(sums.v, a.v, _mm512_set1_epi32(pair))};
+}
+DRAGOMAN_INLINE Vec to_floats(Sums sums) { return {_mm512_cvtepi32_ps(sums.v)}; }
+DRAGOMAN_INLINE void store_int16(std::int16_t* p, Vec a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(a.v)));
+}
+
+#elif defined(DRAGOMAN_AVX2)
+
+struct Sums {
+  __m256i lo, hi;
+};
+struct Pairs {
+  __m256i lo, hi;
+};
+
+DRAGOMAN_INLINE Sums no_sums() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+DRAGOMAN_INLINE Pairs widen(const std::int8_t* p) {
+  const __m128i* const halves = reinterpret_cast<const __m128i*>(p);
+  return {_mm256_cvtepi8_epi16(_mm_loadu_si128(halves)), _mm256_cvtepi8_epi16(_mm_loadu_si128(halves + 1))};
+}
+DRAGOMAN_INLINE Sums add_products(Sums sums, Pairs a, std::int32_t pair) {
+  const __m256i b = _mm256_set1_epi32(pair);
+  return {_mm256_add_epi32(sums.lo, _mm256_madd_epi16(a.lo, b)), _mm256_add_epi32(sums.hi, _mm256_madd_epi16(a.hi, b))};
+}
+DRAGOMAN_INLINE Vec to_floats(Sums sums) { return {_mm256_cvtepi32_ps(sums.lo), _mm256_cvtepi32_ps(sums.hi)}; }
+DRAGOMAN_INLINE void store_int16(std::int16_t* p, Vec a) {
+  const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+}
+
+#else
+
+typedef std::int32_t Integers __attribute__((vector_size(64)));
+
+struct Sums {
+  Integers v;
+};
+struct Pairs {
+  Integers first, second;
+};
+
+DRAGOMAN_INLINE Sums no_sums() { return {Integers{}}; }
+DRAGOMAN_INLINE Pairs widen(const std::int8_t* p) {
+  Pairs pairs;
+  for (int i = 0; i < kWidth; ++i) pairs.first[i] = p[2 * i], pairs.second[i] = p[2 * i + 1];
+  return pairs;
+}
+DRAGOMAN_INLINE Sums add_products(Sums sums, Pairs a, std::int32_t pair) {
+  std::int16_t b[2];
+  std::memcpy(b, &pair, 4);
+  return {sums.v + a.first * b[0] + a.second * b[1]};
+}
+DRAGOMAN_INLINE Vec to_floats(Sums sums) { return {__builtin_convertvector(sums.v, Floats)}; }
+DRAGOMAN_INLINE void store_int16(std::int16_t* p, Vec a) {
+  const Vec whole = round(a);
+  for (int i = 0; i < kWidth; ++i) {  // what is not a number becomes any number
+    p[i] = whole.v[i] >= -32767.0f && whole.v[i] <= 32767.0f ? static_cast<std::int16_t>(whole.v[i]) : std::int16_t{0};
+  }
+}
+
+#endif
+
+DRAGOMAN_INLINE std::int32_t pair_at(const std::int16_t* p) {
+  std::int32_t pair;
+  std::memcpy(&pair, p, sizeof pair);
+  return pair;
+}
+
+// The smallest bfloat16 that is not below x: 127 codes of it reach as far as x · 127.
+DRAGOMAN_INLINE std::uint16_t bf16_at_least(float x) {
+  const std::uint32_t bits = float_to_bits(x);
+  return bits < 0x7f800000u ? static_cast<std::uint16_t>((bits + 0xffffu) >> 16) : float_to_bf16(x);
+}
+
+class Int8Cache {
+ public:
+  using Query = std::int16_t;
+  using Weight = std::int16_t;
+
+  // Both rows end with their scale, a float.
+  static constexpr long query_row(long padded_dim) { return padded_dim + 2; }
+  static constexpr long weight_row(long padded_dim) { return kv_groups(padded_dim) * kBlockTokens + 2; }
+
+  static void pack(const float* q, long n, long padded_dim, Query* packed) {
+    std::int32_t most = 0;
+    Vec group[2];
+    for (long d = 0; d < n; d += kKVGroup) {
+      load_group(q + d, n - d, group);
+      most = largest_magnitude(group[0], group[1], most);
+    }
+    const float largest = bits_to_float(static_cast<std::uint32_t>(most));
+    const Vec factor = broadcast(steps(largest));
+    for (long d = 0; d < padded_dim; d += kWidth) {
+      store_int16(packed + d, (d < n ? load_up_to(q + d, n - d < kWidth ? n - d : kWidth) : zero()) * factor);
+    }
+    put_scale(packed + padded_dim, largest / kSteps);
+  }
+
+  // Before the weights of a block's tokens [from, to): their scales, divided by the largest of each group.
+  void begin_values(const std::uint8_t* values, long padded_dim, long from, long to) {
+    const std::uint16_t* scale = scales(values, padded_dim);
+    for (long g = 0; g < kv_groups(padded_dim); ++g, scale += kBlockTokens) {
+      float seen[kBlockTokens];
+      store(seen, load_bf16(scale));
+      store(seen + kWidth, load_bf16(scale + kWidth));
+      for (long t = 0; t < from; ++t) seen[t] = 0.0f;
+      for (long t = to; t < kBlockTokens; ++t) seen[t] = 0.0f;
+      const Vec s0 = load(seen), s1 = load(seen + kWidth);
+      largest_[g] = bits_to_float(static_cast<std::uint32_t>(largest_magnitude(s0, s1, 0)));
+      const Vec factor = broadcast(largest_[g] > 0.0f ? 1.0f / largest_[g] : 0.0f);
+      store(relative_[g], s0 * factor);
+      store(relative_[g] + kWidth, s1 * factor);
+    }
+    groups_ = kv_groups(padded_dim);
+  }
+
+  // A NaN among the weights is in their sum too, which the result is divided by.
+  void put_weights(Weight* w, Vec p0, Vec p1) const {
+    const float largest = hmax(max(p0, p1));
+    const Vec factor = broadcast(steps(largest));
+    p0 = p0 * factor, p1 = p1 * factor;
+    for (long g = 0; g < groups_; ++g, w += kBlockTokens) {
+      store_int16(w, p0 * load(relative_[g]));
+      store_int16(w + kWidth, p1 * load(relative_[g] + kWidth));
+    }
+    put_scale(w, largest / kSteps);
+  }
+
+  template <int R>
+  void scores(const Query* q, long padded_dim, const std::uint8_t* keys, float* s, Fetch& fetch) const {
+    const std::int8_t* k = reinterpret_cast<const std::int8_t*>(keys);
+    const std::uint16_t* scale = scales(keys, padded_dim);
+    const long row = query_row(padded_dim);
+    for (long begin = 0; begin < padded_dim; begin += kKVGroup, scale += kBlockTokens) {
+      const long end = begin + kKVGroup < padded_dim ? begin + kKVGroup : padded_dim;
+      Sums sum[R][2];
+      for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = no_sums();
+      for (long d = begin; d < end; d += 2, k += 2 * kBlockTokens) {
+        fetch.step<2>();
+        const Pairs k0 = widen(k), k1 = widen(k + 2 * kWidth);
+        for (int r = 0; r < R; ++r) {
+          const std::int32_t pair = pair_at(q + r * row + d);
+          sum[r][0] = add_products(sum[r][0], k0, pair);
+          sum[r][1] = add_products(sum[r][1], k1, pair);
+        }
+      }
+      const Vec s0 = load_bf16(scale), s1 = load_bf16(scale + kWidth);
+      for (int r = 0; r < R; ++r) {
+        float* const out = s + r * kBlockTokens;
+        const Vec factor = broadcast(scale_at(q + r * row + padded_dim));
+        const Vec a = to_floats(sum[r][0]) * (s0 * factor), b = to_floats(sum[r][1]) * (s1 * factor);
+        store(out, begin == 0 ? a : load(out) + a);
+        store(out + kWidth, begin == 0 ? b : load(out + kWidth) + b);
+      }
+    }
+  }
+
+  template <int R, int V>
+  void weigh(const Weight* w, const std::uint8_t* values, long padded_dim, long d, long begin, long end,
+             const float* alpha, float* o, long ldo, Fetch& fetch) const {
+    const long row = weight_row(padded_dim);
+    const std::int8_t* v = reinterpret_cast<const std::int8_t*>(values) + 2 * (begin / 2 * padded_dim + d);
+    Sums sum[R][V];
+    for (int r = 0; r < R; ++r) {
+      for (int j = 0; j < V; ++j) sum[r][j] = no_sums();
+    }
+    // A token of a pair that is not seen has the weight 0.
+    for (long t = begin / 2 * 2; t < end; t += 2, v += 2 * padded_dim) {
+      fetch.step<2>();
+      Pairs value[V];
+      for (int j = 0; j < V; ++j) value[j] = widen(v + 2 * j * kWidth);
+      for (int r = 0; r < R; ++r) {
+        for (int j = 0; j < V; ++j) {
+          const std::int32_t pair = pair_at(w + r * row + (d + j * kWidth) / kKVGroup * kBlockTokens + t);
+          sum[r][j] = add_products(sum[r][j], value[j], pair);
+        }
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      const float scale = scale_at(w + (r + 1) * row - 2);
+      for (int j = 0; j < V; ++j) {
+        float* const out = o + r * ldo + d + j * kWidth;
+        const Vec factor = broadcast(scale * largest_[(d + j * kWidth) / kKVGroup]);
+        store(out, fma(load(out), broadcast(alpha[r]), to_floats(sum[r][j]) * factor));
+      }
+    }
+  }
+
+  static void write_token(std::uint8_t* keys, std::uint8_t* values, long padded_dim, long n, long slot, const float* k,
+                          const float* v) {
+    std::int8_t row[kMaxHeadDim + kKVGroup];
+    quantize(k, n, padded_dim, row, scales(keys, padded_dim) + slot);
+    for (long d = 0; d < padded_dim; d += 2) std::memcpy(keys + d * kBlockTokens + 2 * slot, row + d, 2);
+    quantize(v, n, padded_dim, row, scales(values, padded_dim) + slot);
+    std::uint8_t* const value = values + slot / 2 * 2 * padded_dim + slot % 2;
+    for (long d = 0; d < padded_dim; ++d) value[2 * d] = static_cast<std::uint8_t>(row[d]);
+  }
+
+ private:
+  static constexpr float kSteps = 32767.0f;
+
+  // kSteps / largest. Weights below 1e-30 of the largest so far are nothing, and their inverse may be beyond a float.
+  DRAGOMAN_INLINE float steps(float largest) { return largest > 1e-30f ? kSteps / largest : 0.0f; }
+
+  DRAGOMAN_INLINE void put_scale(std::int16_t* p, float scale) { std::memcpy(p, &scale, sizeof scale); }
+  DRAGOMAN_INLINE float scale_at(const std::int16_t* p) {
+    float scale;
+    std::memcpy(&scale, p, sizeof scale);
+    return scale;
+  }
+
+  // Behind the codes: [groups][32] bfloat16.
+  DRAGOMAN_INLINE std::uint16_t* scales(std::uint8_t* codes, long padded_dim) {
+    return reinterpret_cast<std::uint16_t*>(codes + kBlockTokens * padded_dim);
+  }
+  DRAGOMAN_INLINE const std::uint16_t* scales(const std::uint8_t* codes, long padded_dim) {
+    return reinterpret_cast<const std::uint16_t*>(codes + kBlockTokens * padded_dim);
+  }
+
+  DRAGOMAN_INLINE void quantize(const float* x, long n, long padded_dim, std::int8_t* codes, std::uint16_t* scale) {
+    for (long d = 0; d < padded_dim; d += kKVGroup, scale += kBlockTokens) {
+      Vec group[2];
+      load_group(x + d, n - d, group);
+      const std::int32_t most = largest_magnitude(group[0], group[1], 0);
+      *scale = bf16_at_least(bits_to_float(static_cast<std::uint32_t>(most)) / 127.0f);
+      const float step = bf16_to_float(*scale);
+      const Vec factor = broadcast(step > 0.0f ? 1.0f / step : 0.0f);
+      store_int8(codes + d, group[0] * factor, group[1] * factor);
+    }
+  }
+
+  float relative_[kMaxHeadDim / kKVGroup][kBlockTokens];  // of the block's values: scales / largest_, 0 if not seen
+  float largest_[kMaxHeadDim / kKVGroup];
+  long groups_ = 0;
+};
+
+}  // namespace
+}  // namespace dragoman::DRAGOMAN_ISA
