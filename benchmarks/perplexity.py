@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""What a lower precision costs: perplexity of a text under a model, at each precision.
+"""What a lower precision costs: perplexity of a text under a model, at each precision of weights and of keys and values.
 
     python benchmarks/perplexity.py builtin TEXT_FILE
     python benchmarks/perplexity.py MODEL_FOLDER TEXT_FILE --precision bfloat16 int8 --tokens 4096
+    python benchmarks/perplexity.py builtin TEXT_FILE --precision float32 --kv-precision float32 bfloat16 int8
 
 The text's last tokens are taken, in pieces that each start anew; the first token of a piece has no probability.
 """
@@ -10,6 +11,7 @@ The text's last tokens are taken, in pieces that each start anew; the first toke
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 from pathlib import Path
 
@@ -50,6 +52,7 @@ def main() -> None:
     parser.add_argument("model", help="folder with config.json, weights and tokenizer.json")
     parser.add_argument("text", type=Path)
     parser.add_argument("--precision", nargs="+", default=["float32", "bfloat16", "int8", "int4"])
+    parser.add_argument("--kv-precision", nargs="+", default=["auto"])
     parser.add_argument("--tokens", type=int, default=16384)
     arguments = parser.parse_args()
     ids = Tokenizer.load(arguments.model).encode(arguments.text.read_text(), add_special_tokens=False)
@@ -57,11 +60,12 @@ def main() -> None:
     pieces = [tokens[start : start + PIECE] for start in range(0, len(tokens) - 1, PIECE)]
     count = sum(len(piece) - 1 for piece in pieces)
     first = 0.0
-    for precision in arguments.precision:
-        model = models.load(arguments.model, ModelSettings(precision=precision))
+    for precision, kv_precision in itertools.product(arguments.precision, arguments.kv_precision):
+        model = models.load(arguments.model, ModelSettings(precision=precision, kv_precision=kv_precision))
         perplexity = math.exp(sum(negative_log_likelihood(model, piece) for piece in pieces) / count)
         first = first or perplexity
-        print(f"{precision:9} {perplexity:9.4f}  {100 * (perplexity / first - 1):+.2f} %  ({count} tokens)", flush=True)
+        change = f"{100 * (perplexity / first - 1):+.3f} %"
+        print(f"{precision:9} {model.card.kv_precision:9} {perplexity:9.4f}  {change}  ({count} tokens)", flush=True)
 
 
 if __name__ == "__main__":

@@ -22,12 +22,15 @@ from dragoman.engine.settings import SchedulerSettings
 from dragoman.models.settings import Precision
 
 
+REAL = (*get_args(Precision), "int8 kv")
+
+
 def on_models(stub: int, real: int) -> pytest.MarkDecorator:
     """So many random cases on the stub models, and so many on a small decoder in each precision.
 
     The first of four cases also without speculation. The stub that repeats is the one whose drafts come true.
     """
-    counts = {"stub": stub // 2, "repeating stub": stub, **dict.fromkeys(get_args(Precision), real)}
+    counts = {"stub": stub // 2, "repeating stub": stub, **dict.fromkeys(REAL, real)}
     cases = [(model, case, rows) for model in counts for case in range(counts[model]) for rows in _draft_rows(case)]
     return pytest.mark.parametrize(("runner", "case", "speculation"), cases, indirect=["runner"])
 
@@ -180,7 +183,7 @@ def test_after_a_replay_from_any_point(runner: Runner, case: int, speculation: i
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("runner", ["repeating stub", *get_args(Precision)], indirect=True)
+@pytest.mark.parametrize("runner", ["repeating stub", *REAL], indirect=True)
 def test_drafts_that_come_true(runner: Runner, temperature: float) -> None:
     """Text that repeats itself takes fewer steps, and is the same."""
     # Few tokens to choose from: they come again in the same order now and then, in any model.

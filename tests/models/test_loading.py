@@ -17,6 +17,7 @@ from dragoman import kernels, models
 from dragoman.core.errors import ModelError
 from dragoman.models import ModelSettings, loading
 from dragoman.models.layout import packed_bytes
+from dragoman.models.memory import BLOCK_TOKENS
 from dragoman.models.settings import PRECISIONS, Precision
 from dragoman.models.tensors import Format
 
@@ -43,6 +44,14 @@ def test_pickled_model_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x02.")
     with pytest.raises(ModelError, match=r"pytorch_model\.bin is a pickle file"):
         models.load(tmp_path)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+def test_keys_and_values_in_the_precision_asked_for(folder: Path, precision: Any) -> None:
+    model = models.load(folder, ModelSettings(precision="float32", kv_precision=precision))
+    assert model.card.kv_precision == model.kv.precision == precision
+    assert model.kv.bytes_per_block == BLOCK_TOKENS * model.plan.kv_bytes_per_token
+    assert model.card.fingerprint != models.load(folder, ModelSettings(precision="int8")).card.fingerprint
 
 
 def test_card_tells_what_other_rooms_need(folder: Path) -> None:

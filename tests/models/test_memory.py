@@ -54,6 +54,13 @@ def test_weights_of_a_known_shape() -> None:
         assert found.kv_bytes_per_token == 2 * 16 * 8 * 64 * (4 if precision == "float32" else 2)
 
 
+@pytest.mark.parametrize(("kv_precision", "numbers"), [("float32", 4 * 64), ("bfloat16", 2 * 64), ("int8", 64 + 4)])
+def test_keys_and_values_have_a_precision_of_their_own(kv_precision: str, numbers: int) -> None:
+    found = plan_1b(24, precision="int4", kv_precision=kv_precision)
+    assert found.kv_precision == kv_precision
+    assert found.kv_bytes_per_token == 2 * 16 * 8 * numbers
+
+
 def test_bandwidth_gives_the_expected_speed() -> None:
     found = plan_1b(24, precision="int8")
     assert found.tokens_per_second(2 * found.weight_bytes) == 2.0

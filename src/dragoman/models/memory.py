@@ -81,7 +81,7 @@ def plan(
     settings = settings or ModelSettings()
     spec = description.spec
     precision = description.precision(settings.precision)
-    kv_precision: KVPrecision = "float32" if precision == "float32" else "bfloat16"
+    kv_precision = _kv_precision(settings, precision)
     available = available_memory() if available_bytes is None else available_bytes
     formats = description.formats if settings.precision == "auto" else {}
     layout = plan_layout(spec, precision, formats)
@@ -153,6 +153,12 @@ def activation_bytes(spec: DecoderSpec, settings: ModelSettings) -> int:
     return tokens + settings.max_logit_rows * (stream + spec.vocab_size) * 4
 
 
+def _kv_precision(settings: ModelSettings, precision: Precision) -> KVPrecision:
+    if settings.kv_precision != "auto":
+        return settings.kv_precision
+    return "float32" if precision == "float32" else "bfloat16"
+
+
 def _asked_context(spec: DecoderSpec, settings: ModelSettings) -> int:
     if settings.max_context is None:
         return spec.context
@@ -198,7 +204,9 @@ def _asked_kv_bytes(settings: ModelSettings, per_token: int) -> int | None:
 def _kv_bytes_per_token(spec: DecoderSpec, kv_precision: KVPrecision) -> int:
     """A key and a value in each layer and KV head, padded to whole vectors of 16 as the pool stores them."""
     padded = -(-spec.head_dim // 16) * 16
-    return 2 * spec.layers * spec.kv_heads * padded * (4 if kv_precision == "float32" else 2)
+    scales = -(-padded // 32) * 2  # int8: a bfloat16 for 32 numbers
+    sizes = {"float32": 4 * padded, "bfloat16": 2 * padded, "int8": padded + scales}
+    return 2 * spec.layers * spec.kv_heads * sizes[kv_precision]
 
 
 def _table_bytes_per_position(spec: DecoderSpec) -> int:
