@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a lower precision costs: perplexity of a text under a model, at each precision of weights and of keys and values.
+"""What a lower precision costs: perplexity of a text under a model, at each precision of weights, keys and values.
 
     python benchmarks/perplexity.py builtin TEXT_FILE
     python benchmarks/perplexity.py MODEL_FOLDER TEXT_FILE --precision bfloat16 int8 --tokens 4096

@@ -20,8 +20,10 @@ from tiny_model import make_tiny_llama
 
 @pytest.fixture(scope="session")
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runner:
-    """By name: the stub, whose logits depend on every cell of the history, or a small decoder in that precision; "int8 kv": with those
-    keys and values, beside weights in bfloat16."""
+    """By name: the stub, whose logits depend on every cell of the history, or a small decoder in that precision.
+
+    "int8 kv" has its keys and values in int8, beside weights in bfloat16.
+    """
     if "stub" in request.param:
         limits = {"num_blocks": 256, "max_tokens": 256, "max_sequences": 64, "max_logit_rows": 64}
         return stub(vocab_size=199, period=19 if request.param == "repeating stub" else 0, **limits)

@@ -21,7 +21,6 @@ from dragoman.engine.runner import Runner
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models.settings import Precision
 
-
 REAL = (*get_args(Precision), "int8 kv")
 
 

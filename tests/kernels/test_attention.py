@@ -344,7 +344,7 @@ def test_int8_is_the_same_bits_with_every_instruction_set_but_for_exponentials()
 
 
 def test_a_few_large_dimensions_of_int8_keys_do_not_cost_the_others_their_precision() -> None:
-    """As in keys with a bias: what errs is then no more than where all are of one size, but for the large ones' group."""
+    """As in keys with a bias: what errs is no more than where all are of one size, but in the group of the large."""
     layer = Layer(2, 1, 128, "int8", length=100)
     layer.table[:, 2 * 128 + 5] += 50.0  # keys of dimension 5; each query sees the same there but for its own factor
     _, k, v = (part.reshape(400, -1, 128) for part in np.split(layer.table, [256, 384], axis=1))
