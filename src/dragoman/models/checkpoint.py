@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from dragoman.core.errors import ModelError
 from dragoman.models.families import Family
+from dragoman.models.settings import PRECISIONS
 from dragoman.models.spec import DecoderSpec, Parameter, parameters
 from dragoman.models.tensors import ELEMENTS, Codes, Format, Tensor, TensorFiles, to_float32
 
@@ -32,13 +34,15 @@ class Checkpoint:
 
     @property
     def formats(self) -> dict[str, Format]:
-        """For each matrix whose tensors are quantized the format to pack it in where no precision is asked for."""
-        found = {}
-        for parameter in parameters(self.spec):
-            forms = {part.form for part in self.parts[parameter.name]}
-            if parameter.matrix and forms != {None}:
-                found[parameter.name] = _widest(forms)
-        return found
+        """The format of each matrix as it is stored; empty where none is quantized, so that one precision says all."""
+        forms = {
+            parameter.name: [part.form or _stored_form(part) for part in self.parts[parameter.name]]
+            for parameter in parameters(self.spec)
+            if parameter.matrix
+        }
+        if all(part.form is None for parts in self.parts.values() for part in parts):
+            return {}
+        return {name: widest(found) for name, found in forms.items()}
 
     def read(self, parameter: Parameter) -> NDArray[Any]:
         """A parameter, its parts stacked along the outputs: vectors and tables as float32, matrices as they are stored.
@@ -148,8 +152,13 @@ def _is_norm_weight(parameter: Parameter) -> bool:
     return parameter.module.endswith("norm") and parameter.kind == "weight"
 
 
-def _widest(forms: set[Format | None]) -> Format:
-    """One format for parts that are stored differently: that which loses nothing of any."""
-    if len(forms) == 1 and (only := next(iter(forms))) is not None:
-        return only
-    return Format("bfloat16") if None in forms else Format("int8")
+def widest(forms: Iterable[Format]) -> Format:
+    """One format for parts that are stored differently: that which loses least of all of them."""
+    distinct = sorted(set(forms), key=lambda form: PRECISIONS.index(form.precision))
+    if len(distinct) > 1 and distinct[0].precision == "int4":  # with and without minimums
+        return Format("int8")
+    return distinct[0]
+
+
+def _stored_form(tensor: Tensor) -> Format:
+    return Format("float32" if tensor.dtype == "float32" else "bfloat16")

@@ -30,54 +30,55 @@ def read_json(path: Path) -> dict[str, Any]:
 class Config:
     """Typed reading of a config's fields; ``null`` counts as absent.
 
-    Every method raises ModelError naming field and value when it cannot.
+    Every method raises ModelError naming field and value when it cannot. ``where`` names the file, or a block in it.
     """
 
-    def __init__(self, values: dict[str, Any]) -> None:
+    def __init__(self, values: dict[str, Any], where: str = "config.json") -> None:
         self.values = values
+        self.where = where
 
     def size(self, key: str, default: int | None = None) -> int:
         """A positive integer."""
         value = self._value(key, default)
         if value is None:
-            raise ModelError(f"config.json: {key} is missing")
+            raise ModelError(f"{self.where}: {key} is missing")
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
-            raise ModelError(f"config.json: {key} must be a positive integer, got {value!r}")
+            raise ModelError(f"{self.where}: {key} must be a positive integer, got {value!r}")
         return value
 
     def number(self, key: str, default: float) -> float:
         """A positive finite number."""
         value = self._value(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
-            raise ModelError(f"config.json: {key} must be a positive number, got {value!r}")
+            raise ModelError(f"{self.where}: {key} must be a positive number, got {value!r}")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
         """A boolean."""
         value = self._value(key, default)
         if not isinstance(value, bool):
-            raise ModelError(f"config.json: {key} must be true or false, got {value!r}")
+            raise ModelError(f"{self.where}: {key} must be true or false, got {value!r}")
         return value
 
     def choice(self, key: str, default: str, meanings: dict[str, Any]) -> Any:
         """The meaning of a named variant."""
         value = self._value(key, default)
         if not isinstance(value, str) or value not in meanings:
-            raise ModelError(f"config.json: {key} {value!r} is not supported; known: {', '.join(meanings)}")
+            raise ModelError(f"{self.where}: {key} {value!r} is not supported; known: {', '.join(meanings)}")
         return meanings[value]
 
     def block(self, key: str) -> dict[str, Any]:
         """A nested object; absent or ``null`` is empty."""
         value = self.values.get(key) or {}
         if not isinstance(value, dict):
-            raise ModelError(f"config.json: {key} must be an object, got {value!r}")
+            raise ModelError(f"{self.where}: {key} must be an object, got {value!r}")
         return value
 
     def refuse(self, key: str, *harmless: object) -> None:
         """Refuse by name a feature that would change the outputs, unless its value is one that turns it off."""
         value = self.values.get(key)
         if value is not None and value not in harmless:
-            raise ModelError(f"config.json: {key} = {_short(value)} is not supported")
+            raise ModelError(f"{self.where}: {key} = {_short(value)} is not supported")
 
     def _value(self, key: str, default: object) -> Any:
         value = self.values.get(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,8 +13,10 @@ from typing import Any
 import msgspec
 
 from dragoman.core.errors import ModelError
+from dragoman.models.checkpoint import widest
 from dragoman.models.config import Config, read_json, token_ids
-from dragoman.models.families import read_spec
+from dragoman.models.families import FAMILIES, read_spec
+from dragoman.models.quantized import Scheme, find_scheme
 from dragoman.models.safetensors_file import read_header, stored_dtype
 from dragoman.models.settings import PRECISIONS, AskedPrecision, KVPrecision, Precision
 from dragoman.models.source import Source, find_source, find_weights
@@ -27,7 +30,8 @@ class ModelDescription:
 
     Attributes:
         stored_dtype: float32, float16 or bfloat16: of the weights, or, while they are not here, as the config says.
-        formats: of the matrices whose weights are quantized; empty while the weights are not here.
+        formats: of all matrices, where any is quantized; by the config alone what that lets expect.
+        quantization: how the weights are quantized, where they are.
         eos_token_ids: any of them ends a sequence. bos_token_id: None where the model has none.
     """
 
@@ -35,6 +39,7 @@ class ModelDescription:
     spec: DecoderSpec
     stored_dtype: str
     formats: Mapping[str, Format] = field(default_factory=dict)
+    quantization: Scheme | None = None
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
 
@@ -118,13 +123,36 @@ def describe_source(source: Source, *, rope: Mapping[str, object] | None = None)
     bos = token_ids(generation, "bos_token_id") or token_ids(config, "bos_token_id")
     if beyond := [i for i in (*eos, *bos) if i >= spec.vocab_size]:
         raise ModelError(f"{folder}: token id {beyond[0]} is beyond the vocabulary of {spec.vocab_size}")
+    stored = _stored_dtype(source, config.get("dtype") or config.get("torch_dtype"))
+    scheme = find_scheme(folder, config)
     return ModelDescription(
         source=source,
         spec=spec,
-        stored_dtype=_stored_dtype(source, config.get("dtype") or config.get("torch_dtype")),
+        stored_dtype=stored,
+        formats={} if scheme is None else _expected_formats(scheme, spec, stored),
+        quantization=scheme,
         eos_token_ids=eos,
         bos_token_id=bos[0] if bos else None,
     )
+
+
+def _expected_formats(scheme: Scheme, spec: DecoderSpec, stored_dtype: str) -> dict[str, Format]:
+    """How the matrices of a quantized model are packed, as far as its config tells."""
+    family = FAMILIES[spec.architecture]
+    if family.transposed:
+        raise ModelError(f"quantized weights of {spec.architecture}, which stores matrices turned, are not supported")
+    plain = Format("float32" if stored_dtype == "float32" else "bfloat16")
+    found = {}
+    for parameter in parameters(spec):
+        if parameter.matrix:
+            # The first of a layer's experts stands for all.
+            modules = [_PLACE.sub(str(parameter.layer), name, count=1) for name in family.names[parameter.module]]
+            forms = [scheme.form(_PLACE.sub("0", name)) or plain for name in modules]
+            found[parameter.name] = plain if parameter.module == "embedding" else widest(forms)
+    return found
+
+
+_PLACE = re.compile(r"\{\w+\}")
 
 
 def _rescaled(config: dict[str, Any], rope: Mapping[str, object]) -> dict[str, Any]:

@@ -83,7 +83,8 @@ def plan(
     precision = description.precision(settings.precision)
     kv_precision = _kv_precision(settings, precision)
     available = available_memory() if available_bytes is None else available_bytes
-    formats = description.formats if settings.precision == "auto" else {}
+    kept = description.formats.items()
+    formats = {name: form for name, form in kept if settings.precision in ("auto", form.precision)}
     layout = plan_layout(spec, precision, formats)
     per_token = _kv_bytes_per_token(spec, kv_precision)
     asked = _asked_context(spec, settings)

@@ -26,6 +26,16 @@ _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _LARGEST_HEADER_BYTES = 100 << 20
 # The types that a decoder's weights have, by their names in the file.
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+# All types of whole bytes. NumPy has no float8: such numbers stand in bytes.
+_STORED: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype("<u2"),
+    "F64": np.dtype("<f8"),
+    **{f"I{bits}": np.dtype(f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": np.dtype(f"<u{bits // 8}") for bits in (8, 16, 32, 64)},
+    **dict.fromkeys(("BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0"), np.dtype("u1")),
+}
 
 
 def choose_weight_files(names: Iterable[str], read_index: Callable[[], dict[str, Any]]) -> tuple[str, ...]:
@@ -83,7 +93,16 @@ class StoredTensor:
         """Its numbers. Raises ModelError on a type that is not a decoder's."""
         if self.dtype not in ELEMENTS:
             raise self.fail(f"its type {self.dtype} is not supported; known: {', '.join(DTYPES)}")
-        value = np.empty(self.shape, ELEMENTS[self.dtype])
+        return self.read_stored()
+
+    def read_stored(self) -> NDArray[Any]:
+        """Its numbers of whatever type, as pieces of quantized weights have them; float8 numbers as bytes.
+
+        Raises ModelError on types of less than a byte.
+        """
+        if self.dtype not in _STORED:
+            raise self.fail(f"its type {self.dtype} is not supported")
+        value = np.empty(self.shape, _STORED[self.dtype])
         self.read_bytes(value.reshape(-1).view(np.uint8).data)
         return value
 
@@ -162,10 +181,9 @@ def _read_entry(file: Path, name: str, entry: object, data_start: int, size: int
         raise tensor.fail("its header entry is corrupt")
     if tensor.stop > size:
         raise tensor.fail(f"the file is truncated: it ends at byte {size}, the tensor at {tensor.stop}")
-    if dtype in DTYPES:
-        dtype = DTYPES[dtype]
-        if math.prod(shape) * ELEMENTS[dtype].itemsize != stop - start:
-            raise tensor.fail(f"its shape {list(shape)} does not fit its {stop - start} bytes")
+    dtype = DTYPES.get(dtype, dtype)
+    if dtype in _STORED and math.prod(shape) * _STORED[dtype].itemsize != stop - start:
+        raise tensor.fail(f"its shape {list(shape)} does not fit its {stop - start} bytes")
     return StoredTensor(file, name, dtype, tuple(shape), tensor.start, tensor.stop)
 
 
@@ -183,9 +201,10 @@ def read_safetensors(folder: Path, names: Iterable[str]) -> TensorFiles:
 
 
 def stored_dtype(headers: Iterable[Header]) -> str:
-    """The type of most bytes in the files."""
+    """The type of most bytes in the files, of those that are no pieces of quantized weights."""
     sizes: dict[str, int] = {}
     for header in headers:
         for tensor in header.tensors.values():
             sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.stop - tensor.start
-    return max(sizes, key=lambda dtype: sizes[dtype], default="float32")
+    numbers = [dtype for dtype in sizes if dtype in ELEMENTS]
+    return max(numbers or sizes, key=lambda dtype: sizes[dtype], default="float32")

@@ -12,13 +12,15 @@ from typing import Any
 from dragoman.core.errors import ModelError
 from dragoman.models.config import read_json
 from dragoman.models.progress import DOWNLOADING, Progress, nobody
+from dragoman.models.quantized import CONFIG_FILES, find_scheme, join_quantized
 from dragoman.models.safetensors_file import INDEX_NAME, choose_weight_files, read_safetensors
 from dragoman.models.tensors import TensorFiles
 
 EMBEDDED = "embedded"
 # What is needed to describe a model and to make text of its tokens; a few megabytes.
 _DESCRIPTION_FILES = ("config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json",
-                      "vocab.*", "merges.txt", "chat_template*", "added_tokens.json", INDEX_NAME)  # fmt: skip
+                      "vocab.*", "merges.txt", "chat_template*", "added_tokens.json", INDEX_NAME,
+                      *CONFIG_FILES)  # fmt: skip
 _REPOSITORY_ID = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
 
 
@@ -101,7 +103,9 @@ def find_weights(source: Source, *, token: str | None = None, progress: Progress
 
 def open_files(source: Source) -> TensorFiles:
     """The tensors of a source whose weight files are here. Raises ModelError naming the file that is damaged."""
-    return read_safetensors(source.folder, source.weight_files)
+    files = read_safetensors(source.folder, source.weight_files)
+    scheme = find_scheme(source.folder, read_json(source.folder / "config.json"))
+    return files if scheme is None else join_quantized(files, scheme)
 
 
 def fetch_again(source: Source, *, token: str | None = None) -> None:

@@ -35,11 +35,12 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """A matrix ``[N, K]`` as groups of 32 inputs, in the very numbers of the packed format.
+    """A matrix ``[N, K]`` as groups of 32 inputs, in the very integers of the packed format.
 
     Attributes:
         values: int8 ``[N, K]``: -128 to 127 for int8; for int4 -8 to 7, or 0 to 15 with minimums.
-        scales, minimums: float16 ``[N, ceil(K / 32)]``; w = scale * value (+ minimum).
+        scales, minimums: float16 ``[N, ceil(K / 32)]``; w = scale * value (+ minimum). Wider ones
+            of a file are rounded.
     """
 
     values: NDArray[np.int8]
@@ -79,7 +80,7 @@ class Tensor(Protocol):
         """Its numbers, ``shape``, of the type ``ELEMENTS[dtype]``. Raises ModelError naming file and tensor."""
 
     def codes(self, form: Format) -> Codes | None:
-        """Its numbers as ``form`` holds them, none rounded; None where they cannot be had so."""
+        """Its integers as ``form`` holds them, none rounded; None where they cannot be had so."""
 
     def matrix(self, index: int) -> Tensor:
         """One matrix of a stack ``[matrices, outputs, inputs]``, under the name of the whole."""

@@ -20,8 +20,6 @@ FAMILIES: dict[str, Family] = {**llama.FAMILIES, **qwen.FAMILIES, **gpt2.FAMILIE
 
 # Features that other readers of config.json honour for any architecture, with the values that turn them off.
 _REFUSED: dict[str, tuple[object, ...]] = {
-    "quantization_config": ({},),
-    "compression_config": ({},),
     "auto_map": ({},),  # code of the repository's own, which may compute anything
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),

@@ -1,0 +1,71 @@
+"""Quantized safetensors: the schemes whose integers or small floating numbers become a model's weights again.
+
+A scheme is chosen by the config, and joins the pieces in which a matrix is stored (integers, scales, zero points, an
+order of inputs) into one tensor under the matrix's own name. Everything behind sees a checkpoint like any other, whose
+tensors have a packed format of their own. ``docs/quantized.md`` says what is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dragoman.core.errors import ModelError
+from dragoman.models.config import read_json
+from dragoman.models.quantized.awq import read_awq
+from dragoman.models.quantized.bitsandbytes import read_bitsandbytes
+from dragoman.models.quantized.compressed_tensors import read_compressed_tensors
+from dragoman.models.quantized.float8 import read_float8
+from dragoman.models.quantized.gptq import read_gptq
+from dragoman.models.quantized.scheme import Options, Scheme
+from dragoman.models.safetensors_file import StoredTensor
+from dragoman.models.tensors import TensorFiles
+
+__all__ = ["CONFIG_FILES", "SCHEMES", "Scheme", "find_scheme", "join_quantized"]
+
+SCHEMES: dict[str, Callable[[Options], Scheme]] = {
+    "gptq": read_gptq,
+    "awq": read_awq,
+    "compressed-tensors": read_compressed_tensors,
+    "bitsandbytes": read_bitsandbytes,
+    "fp8": read_float8,
+    "fbgemm_fp8": read_float8,
+}
+"""By ``quant_method``."""
+
+CONFIG_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""What repositories had before ``config.json`` told of it, and the method that is meant."""
+
+_CONFIG_KEYS = {"quantization_config": None, "compression_config": "compressed-tensors"}
+
+
+def find_scheme(folder: Path, config: Mapping[str, Any]) -> Scheme | None:
+    """The scheme of a model, from its config or a file beside that; None where its weights are not quantized.
+
+    Raises ModelError on a method that is not known, naming it and the known, and on options that are not.
+    """
+    for key, method in _CONFIG_KEYS.items():
+        values = config.get(key)
+        if values is not None and not isinstance(values, dict):
+            raise ModelError(f"config.json: {key} must be an object, got {str(values)[:80]}")
+        if values:
+            return _read(values, f"config.json: {key}", method)
+    for name, method in CONFIG_FILES.items():
+        if (folder / name).is_file():
+            return _read(read_json(folder / name), name, method)
+    return None
+
+
+def join_quantized(files: TensorFiles, scheme: Scheme) -> TensorFiles:
+    """Weight files whose quantized matrices are one tensor each. Raises ModelError where they do not fit the scheme."""
+    stored = {name: tensor for name, tensor in files.tensors.items() if isinstance(tensor, StoredTensor)}
+    return TensorFiles(scheme.join(stored), files.files, files.where)
+
+
+def _read(values: dict[str, Any], where: str, default: str | None) -> Scheme:
+    old = "bitsandbytes" if "load_in_8bit" in values or "load_in_4bit" in values else default
+    method = values.get("quant_method") or old
+    if not isinstance(method, str) or method not in SCHEMES:
+        raise ModelError(f"{where}: the method {method!r} is not supported; known: {', '.join(SCHEMES)}")
+    return SCHEMES[method](Options({**values, "quant_method": method}, where))

@@ -1,0 +1,170 @@
+"""Numbers of 8 bits with a point, and FP8 checkpoints: DeepSeek's and Qwen's (``fp8``), and ``fbgemm_fp8``.
+
+A matrix ``[N, K]`` is ``weight`` (E4M3 or E5M2, https://arxiv.org/abs/2209.05433) and ``weight_scale_inv``, or
+``weight_scale``: for the matrix, for each output, or for blocks of outputs and inputs. w = scale * number, whatever the
+name says. Activations have formats of their own there; here they are what the precision asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.core.errors import ModelError
+from dragoman.models.quantized.matrices import NumberMatrix, block_grid
+from dragoman.models.quantized.module_names import in_layers, is_kept
+from dragoman.models.quantized.scheme import Options, Pieces, find_pieces, read_finite, replace_pieces
+from dragoman.models.safetensors_file import StoredTensor
+from dragoman.models.tensors import Format, Tensor
+
+FLOAT8 = ("F8_E4M3", "F8_E5M2")
+FLOAT8_FORM = Format("int8")
+
+_SCALES = ("weight_scale_inv", "weight_scale")
+_UNUSED = ("input_scale", "input_scale_ub", "activation_scale", "k_scale", "v_scale", "output_scale")
+_DECISIVE = frozenset(
+    {"quant_method", "weight_block_size", "modules_to_not_convert", "ignored_layers", "activation_scheme", "fmt"}
+    | {"scale_fmt", "expert_dtype", "modules_to_convert"}
+)
+_HARMLESS = frozenset({"dequantize", "activation_scale_ub", "kv_cache_scheme"})
+
+
+def float8_numbers(codes: NDArray[np.uint8], dtype: str) -> NDArray[np.float32]:
+    """Bytes as the numbers that they stand for."""
+    return np.take(_NUMBERS[dtype], codes)
+
+
+def _e4m3() -> NDArray[np.float32]:
+    """4 bits of exponent around 7, 3 of fraction; all ones are NaN, and there are no infinities."""
+    code = np.arange(256)
+    exponent, fraction = code >> 3 & 15, code & 7
+    size = np.where(exponent > 0, (8 + fraction) * 2.0 ** (exponent - 10), fraction * 2.0**-9)
+    size[code & 127 == 127] = np.nan
+    return np.where(code < 128, size, -size).astype(np.float32)
+
+
+_NUMBERS = {
+    "F8_E4M3": _e4m3(),
+    "F8_E5M2": (np.arange(256, dtype=np.uint16) << 8).view(np.float16).astype(np.float32),  # half of a float16
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Float8:
+    """``block``: outputs and inputs that share a scale; None: as the scales' shapes say. ``kept``: not quantized."""
+
+    method: str
+    block: tuple[int, int] | None
+    kept: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """The method and its blocks."""
+        return f"{self.method}, 8 bits, {f'blocks of {self.block[0]} x {self.block[1]}' if self.block else 'floating'}"
+
+    def form(self, module: str) -> Format | None:
+        """By the config alone."""
+        return FLOAT8_FORM if in_layers(module) and not is_kept(module, self.kept) else None
+
+    def join(self, stored: Mapping[str, StoredTensor]) -> Mapping[str, Tensor]:
+        """Each float8 ``weight`` with its scales as one matrix; scales of activations are left out."""
+        modules = {
+            module: pieces
+            for module, pieces in find_pieces(stored, "weight", (*_SCALES, *_UNUSED)).items()
+            if pieces.stored["weight"].dtype in FLOAT8 or any(name in pieces.stored for name in _SCALES)
+        }
+        tensors = replace_pieces(stored, modules, [self._matrix(pieces) for pieces in modules.values()])
+        return {name: tensor for name, tensor in tensors.items() if not name.endswith(_CACHE_SCALES)}
+
+    def _matrix(self, pieces: Pieces) -> Tensor:
+        weight = pieces.piece("weight", FLOAT8)
+        if is_kept(pieces.module, self.kept):
+            raise weight.fail("is quantized, where the config says that its module is not")
+        scales = pieces.piece("weight_scale_inv" if "weight_scale_inv" in pieces.stored else "weight_scale")
+        return float8_matrix(pieces, weight, scales, self.block)
+
+
+_CACHE_SCALES = (".k_scale", ".v_scale", ".k_proj.output_scale", ".v_proj.output_scale")
+
+
+def float8_matrix(
+    pieces: Pieces, weight: StoredTensor, scales: StoredTensor, block: tuple[int, int] | None
+) -> NumberMatrix:
+    """A float8 matrix and its scales: one, one for each output, or one for each ``block``."""
+    if len(weight.shape) != 2:
+        raise weight.fail(f"its shape {list(weight.shape)} is not that of a matrix")
+    outputs, inputs = weight.shape
+    grid, block = scale_blocks(scales, weight.shape, block)
+
+    def read_numbers() -> NDArray[np.float32]:
+        numbers = float8_numbers(weight.read_stored(), weight.dtype)
+        block_grid(_read_scales(scales).reshape(grid), (outputs, inputs), block).scale(numbers)
+        return numbers
+
+    return NumberMatrix(
+        name=f"{pieces.module}.weight",
+        file=weight.file,
+        shape=weight.shape,
+        nbytes=sum(piece.nbytes for piece in pieces.stored.values()),
+        form=FLOAT8_FORM,
+        read_numbers=read_numbers,
+    )
+
+
+def scale_blocks(
+    scales: StoredTensor, shape: tuple[int, ...], block: tuple[int, int] | None
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """How many blocks of scales a matrix has along outputs and inputs, and how large they are.
+
+    Raises ModelError where the scales have another shape than one for the matrix, one for each output, or ``block``.
+    """
+    outputs, inputs = shape
+    if block is not None:
+        rows, columns = -(-outputs // block[0]), -(-inputs // block[1])
+        if scales.shape == (rows, columns):
+            return (rows, columns), block
+        raise scales.fail(f"its shape is {list(scales.shape)}, where {[rows, columns]} would fit")
+    if scales.shape in ((), (1,), (1, 1)):
+        return (1, 1), (max(outputs, 1), max(inputs, 1))
+    if scales.shape in ((outputs,), (outputs, 1)):
+        return (outputs, 1), (1, max(inputs, 1))
+    raise scales.fail(f"its shape is {list(scales.shape)}, where [1] or {[outputs, 1]} would fit")
+
+
+def _read_scales(scales: StoredTensor) -> NDArray[np.float32]:
+    """Scales of any type; those of exponents alone (E8M0) are powers of 2."""
+    if scales.dtype in ("F8_E8M0", "U8"):
+        exponents = scales.read_stored().astype(np.int32)
+        if (exponents == 255).any():
+            raise scales.fail("holds numbers that are not finite")
+        return np.ldexp(np.float32(1), exponents - 127).astype(np.float32)
+    return read_finite(scales)
+
+
+def read_float8(options: Options) -> Float8:
+    """From a ``quantization_config`` of the methods ``fp8`` and ``fbgemm_fp8``."""
+    options.refuse_unknown(_DECISIVE, _HARMLESS)
+    options.one_of("fmt", "e4m3", ("e4m3", "e5m2"))
+    options.one_of("scale_fmt", "float", ("float", "ue8m0"))
+    options.one_of("expert_dtype", "fp8", ("fp8",))
+    scheme = options.one_of("activation_scheme", "dynamic", ("dynamic", "static"))
+    notes = ["the activations' own 8-bit format is not used: products take them as the precision says"]
+    if scheme == "static":
+        notes = ["the activations' stored scales are not used: each is quantized by its own values"]
+    if options.values.get("kv_cache_scheme"):
+        notes.append("kv_cache_scheme is not used: keys and values are kept in the server's own precision")
+    method = str(options.values.get("quant_method"))
+    default = [128, 128] if method == "fp8" and "weight_block_size" not in options.values else None
+    block = options.values.get("weight_block_size", default)
+    if block is not None and not (
+        isinstance(block, list)
+        and len(block) == 2
+        and all(isinstance(size, int) and not isinstance(size, bool) and 0 < size < 2**31 for size in block)
+    ):
+        raise ModelError(f"{options.where}: weight_block_size must be two positive integers, got {str(block)[:80]}")
+    kept = (*options.names("modules_to_not_convert"), *options.names("ignored_layers"))
+    return Float8(method, (block[0], block[1]) if block else None, kept, tuple(notes))

@@ -1,0 +1,222 @@
+"""Quantized matrices as tensors: their integers where packed groups can hold them, or their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.core.errors import ModelError
+from dragoman.models.safetensors_file import StoredTensor
+from dragoman.models.tensors import Codes, Format, Tensor
+
+GROUP = 32  # inputs that share a scale in the packed formats
+_LARGEST_FLOAT16 = 65504.0
+# A float16 rounds by at most this, relative, unless it is subnormal.
+_FLOAT16_ROUNDING = 2.0**-11
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """What turns the integers of a matrix ``[N, K]`` into its numbers: w = scale * (integer - zero).
+
+    Attributes:
+        scales: float32 ``[N, G]``.
+        zeros: int16 ``[N, G]``; None: all are 0.
+        group: how many inputs in a row share a scale; ``G = ceil(K / group)``.
+        of_input: for each input its group, where groups are not inputs in a row; int32 ``[K]``.
+    """
+
+    scales: NDArray[np.float32]
+    zeros: NDArray[np.int16] | None
+    group: int
+    of_input: NDArray[np.int32] | None = None
+
+    def subtract_zeros(self, integers: NDArray[Any]) -> None:
+        """In place: integer - zero."""
+        if self.zeros is not None:
+            self._combine(np.subtract, integers, self.zeros.astype(integers.dtype))
+
+    def scale(self, numbers: NDArray[np.float32]) -> None:
+        """In place: scale * number."""
+        self._combine(np.multiply, numbers, self.scales)
+
+    def _combine(self, operation: np.ufunc, numbers: NDArray[Any], per_group: NDArray[Any]) -> None:
+        rows, inputs = numbers.shape
+        if self.of_input is not None:
+            operation(numbers, per_group[:, self.of_input], out=numbers)
+        elif per_group.shape[1] * self.group == inputs:
+            blocks = numbers.reshape(rows, -1, self.group)
+            operation(blocks, per_group[..., None], out=blocks)
+        else:
+            operation(numbers, np.repeat(per_group, self.group, axis=1)[:, :inputs], out=numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerMatrix:
+    """A matrix of integers of ``bits`` (from -2^(bits - 1) up) and their grid.
+
+    Attributes:
+        read_integers: int8 ``[N, K]``. read_grid: much less.
+    """
+
+    name: str
+    file: Path
+    shape: tuple[int, ...]
+    nbytes: int
+    bits: int
+    read_integers: Callable[[], NDArray[np.int8]]
+    read_grid: Callable[[], Grid]
+
+    @property
+    def dtype(self) -> str:
+        """Of the numbers that ``read`` gives."""
+        return "float32"
+
+    @property
+    def form(self) -> Format:
+        """int4 or int8 with these very integers; int8 anew for groups that are not of 32; bfloat16 for scales that
+        float16 cannot hold, which all packed groups have."""
+        grid = self.read_grid()
+        if not _fits_float16(grid.scales):
+            return Format("bfloat16")
+        if self.bits > 4 or not self._aligned(grid):
+            return Format("int8")
+        return Format("int4", minimum=grid.zeros is not None)
+
+    def read(self) -> NDArray[np.float32]:
+        """Its numbers."""
+        grid, numbers = self.read_grid(), self.read_integers().astype(np.float32)
+        grid.subtract_zeros(numbers)
+        grid.scale(numbers)
+        return numbers
+
+    def codes(self, form: Format) -> Codes | None:
+        """Its integers, where groups of 32 can hold them. Scales that are no float16 are rounded to the nearest."""
+        if form.precision not in ("int8", "int4"):
+            return None
+        grid = self.read_grid()
+        if not self._aligned(grid) or not _fits_float16(grid.scales):
+            return None
+        if form.precision == "int8":
+            return self._int8_codes(grid)
+        if self.bits > 4 or (grid.zeros is not None and not form.minimum):
+            return None
+        if not form.minimum:
+            return Codes(self.read_integers(), self._per_group(grid, grid.scales))
+        return self._minimum_codes(grid)
+
+    def matrix(self, index: int) -> Tensor:
+        """It is one matrix. Raises ModelError."""
+        raise self.fail("is one matrix, not a stack of them")
+
+    def fail(self, reason: str) -> ModelError:
+        """An error that names file and tensor."""
+        return ModelError(f"{self.file}: tensor {self.name}: {reason}")
+
+    def _int8_codes(self, grid: Grid) -> Codes | None:
+        half = 2 ** (self.bits - 1)
+        if grid.zeros is not None and not (
+            half - 128 <= -int(grid.zeros.max()) and half - int(grid.zeros.min()) <= 128
+        ):
+            return None
+        integers = self.read_integers()
+        grid.subtract_zeros(integers)
+        return Codes(integers, self._per_group(grid, grid.scales))
+
+    def _minimum_codes(self, grid: Grid) -> Codes | None:
+        """scale * (integer - zero) as scale * code + minimum, the code from 0 up."""
+        lift = 8
+        zeros = np.zeros_like(grid.scales) if grid.zeros is None else grid.zeros
+        minimums = -grid.scales * (zeros + np.float32(lift))
+        if not _fits_float16(minimums):
+            return None
+        return Codes(
+            self.read_integers() + np.int8(lift), self._per_group(grid, grid.scales), self._per_group(grid, minimums)
+        )
+
+    def _aligned(self, grid: Grid) -> bool:
+        return grid.of_input is None and (grid.group % GROUP == 0 or grid.group >= self.shape[1])
+
+    def _per_group(self, grid: Grid, values: NDArray[np.float32]) -> NDArray[np.float16]:
+        """For each group of 32 what its wider group has."""
+        groups = -(-self.shape[1] // GROUP)
+        times = groups if values.shape[1] == 1 else grid.group // GROUP
+        return np.repeat(values.astype(np.float16), times, axis=1)[:, :groups]
+
+
+@dataclass(frozen=True, slots=True)
+class NumberMatrix:
+    """A matrix of numbers that no packed groups hold: rounded anew into ``form`` where no precision is asked for."""
+
+    name: str
+    file: Path
+    shape: tuple[int, ...]
+    nbytes: int
+    form: Format
+    read_numbers: Callable[[], NDArray[np.float32]]
+
+    @property
+    def dtype(self) -> str:
+        """Of the numbers that ``read`` gives."""
+        return "float32"
+
+    def read(self) -> NDArray[np.float32]:
+        """Its numbers. Raises ModelError where one is not finite."""
+        numbers = self.read_numbers()
+        if not np.isfinite(numbers).all():
+            raise self.fail("holds numbers that are not finite")
+        return numbers
+
+    def codes(self, form: Format) -> Codes | None:
+        """It has none."""
+        return None
+
+    def matrix(self, index: int) -> Tensor:
+        """It is one matrix. Raises ModelError."""
+        raise self.fail("is one matrix, not a stack of them")
+
+    def fail(self, reason: str) -> ModelError:
+        """An error that names file and tensor."""
+        return ModelError(f"{self.file}: tensor {self.name}: {reason}")
+
+
+def block_grid(
+    scales: NDArray[np.float32],
+    shape: tuple[int, ...],
+    block: tuple[int, int],
+    zeros: NDArray[np.int16] | None = None,
+    of_input: NDArray[np.int32] | None = None,
+) -> Grid:
+    """The grid of a matrix ``shape`` with a scale, and a zero point, for each block of outputs and inputs."""
+
+    def of_outputs(values: NDArray[Any]) -> NDArray[Any]:
+        return np.repeat(values, block[0], axis=0)[: shape[0]]
+
+    some = zeros is not None and zeros.any()
+    return Grid(of_outputs(scales), of_outputs(zeros) if zeros is not None and some else None, block[1], of_input)
+
+
+def input_order(stored: StoredTensor | None, inputs: int, group: int, groups: int) -> NDArray[np.int32] | None:
+    """For each input its group (``g_idx``), where they are not in order.
+
+    Raises ModelError on a group that is not there.
+    """
+    if stored is None:
+        return None
+    order = stored.read_stored()
+    if inputs and not (order.min() >= 0 and order.max() < groups):
+        raise stored.fail(f"names groups from {order.min()} to {order.max()}, where there are {groups}")
+    return None if np.array_equal(order, np.arange(inputs) // group) else order.astype(np.int32)
+
+
+def _fits_float16(scales: NDArray[np.float32]) -> bool:
+    """Whether float16 holds them as well as its 11 bits can: none too large, and none so small that it has fewer."""
+    with np.errstate(over="ignore"):
+        rounded = scales.astype(np.float16).astype(np.float32)
+    largest = float(np.abs(scales).max(initial=0.0))
+    return largest <= _LARGEST_FLOAT16 and bool((np.abs(rounded - scales) <= _FLOAT16_ROUNDING * np.abs(scales)).all())
