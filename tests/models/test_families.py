@@ -98,7 +98,6 @@ def test_whole_context_window_of_mistral_defaults_as_transformers_does() -> None
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "quantized checkpoint": ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     "code of its own": ("llama", {"auto_map": {"AutoModelForCausalLM": "x.Y"}}, "auto_map"),
     "partial rotation": ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     "unknown activation": ("llama", {"hidden_act": "mish"}, "hidden_act 'mish' is not supported"),

@@ -136,11 +136,18 @@ class Checkpoint:
             name
             for name in sorted(self._tensors.keys() - used)
             if not self._family.ignored.fullmatch(name.removeprefix(self._family.base))
+            and not _is_bias_of_zeros(self._tensors[name])
         ]
         if left:
             raise self._tensors[left[0]].fail(
                 f"is not part of {self.spec.architecture} as its config describes it ({len(left)} such tensors)"
             )
+
+
+def _is_bias_of_zeros(tensor: Tensor) -> bool:
+    """Some quantizers store one for each matrix, whether the model has biases or not; it adds nothing."""
+    vector = tensor.name.endswith(".bias") and len(tensor.shape) == 1 and tensor.dtype in ELEMENTS
+    return vector and not tensor.read().any()
 
 
 def _is_vector_of_heads(parameter: Parameter, shape: tuple[int, ...]) -> bool:

@@ -130,7 +130,7 @@ class IntegerMatrix:
 
     def _minimum_codes(self, grid: Grid) -> Codes | None:
         """scale * (integer - zero) as scale * code + minimum, the code from 0 up."""
-        lift = 8
+        lift = 2 ** (self.bits - 1)
         zeros = np.zeros_like(grid.scales) if grid.zeros is None else grid.zeros
         minimums = -grid.scales * (zeros + np.float32(lift))
         if not _fits_float16(minimums):
