@@ -21,11 +21,11 @@ from dragoman.engine.runner import Runner
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models.settings import Precision
 
-REAL = (*get_args(Precision), "int8 kv")
+REAL = (*get_args(Precision), "int8 kv", "int8 mixture")
 
 
 def on_models(stub: int, real: int) -> pytest.MarkDecorator:
-    """So many random cases on the stub models, and so many on a small decoder in each precision.
+    """So many random cases on the stub models, and so many on a small decoder in each precision and on a mixture.
 
     The first of four cases also without speculation. The stub that repeats is the one whose drafts come true.
     """

@@ -23,8 +23,29 @@ CONFIG = {
 }
 
 
+MIXTURE = CONFIG | {
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "model_type": "qwen2_moe",
+    "qkv_bias": False,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+}
+
+
 def make_tiny_llama(folder: Path) -> Path:
     """Write ``config.json`` and ``model.safetensors``. Weights are large enough for peaked, varied logits."""
+    return _make(folder, CONFIG, {"": 96})
+
+
+def make_tiny_mixture(folder: Path) -> Path:
+    """The same with experts, a shared one among them, in place of each feed-forward network."""
+    experts = {f"experts.{expert}.": 32 for expert in range(6)}
+    return _make(folder, MIXTURE, experts | {"shared_expert.": 48})
+
+
+def _make(folder: Path, config: dict[str, object], networks: dict[str, int]) -> Path:
     rng = np.random.default_rng(7)
 
     def matrix(rows: int, columns: int) -> np.ndarray:
@@ -42,14 +63,14 @@ def make_tiny_llama(folder: Path) -> Path:
             ("self_attn.k_proj", 32, 64),
             ("self_attn.v_proj", 32, 64),
             ("self_attn.o_proj", 64, 64),
-            ("mlp.gate_proj", 96, 64),
-            ("mlp.up_proj", 96, 64),
-            ("mlp.down_proj", 64, 96),
+            *(("mlp.gate", 6, 64), ("mlp.shared_expert_gate", 1, 64))[: 2 * (len(networks) > 1)],
+            *((f"mlp.{name}{half}_proj", inner, 64) for name, inner in networks.items() for half in ("gate", "up")),
+            *((f"mlp.{name}down_proj", 64, inner) for name, inner in networks.items()),
         ):
             weights[f"{prefix}{name}.weight"] = matrix(rows, columns)
         weights[f"{prefix}input_layernorm.weight"] = np.ones(64, np.float32)
         weights[f"{prefix}post_attention_layernorm.weight"] = np.ones(64, np.float32)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     save_file(weights, folder / "model.safetensors")
     return folder

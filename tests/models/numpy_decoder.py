@@ -112,17 +112,42 @@ class NumpyDecoder:
         return self.linear(mixed, at + "attention_out")
 
     def feed_forward(self, x: Array, layer: int) -> Array:
-        at = f"layers.{layer}."
-        inner = self.linear(x, at + "feed_forward_in")
+        if self.spec.routed(layer):
+            return self.mixture(x, layer)
+        return self.network(x, f"layers.{layer}.feed_forward_in", f"layers.{layer}.feed_forward_out")
+
+    def network(self, x: Array, inward: str, outward: str) -> Array:
+        inner = self.linear(x, inward)
         if self.spec.gated:
             gate, up = np.split(inner, 2, axis=1)
             inner = activate(gate, self.spec.activation) * up
         else:
             inner = activate(inner, self.spec.activation)
-        return self.linear(inner, at + "feed_forward_out")
+        return self.linear(inner, outward)
+
+    def mixture(self, x: Array, layer: int) -> Array:
+        """Every expert for every row, weighed with zero where it is not chosen. Routers are never rounded."""
+        experts, at = self.spec.experts, f"layers.{layer}."
+        assert experts is not None
+        logits = x @ self.weights[at + "router.weight"].T
+        choice = logits[:, : experts.count]
+        least = np.sort(choice, axis=1)[:, -experts.active, None]
+        weights = np.exp(choice - choice.max(axis=1, keepdims=True))
+        chosen = np.where(choice >= least, weights, 0)
+        weights = chosen / (weights if experts.over_all else chosen).sum(axis=1, keepdims=True)
+        y: Array = sum(
+            weights[:, e, None] * self.network(x, f"{at}expert_in.{e}", f"{at}expert_out.{e}")
+            for e in range(experts.count)
+        )
+        if not experts.shared:
+            return y
+        share = 1 / (1 + np.exp(-logits[:, experts.count :])) if experts.shared_gated else np.float32(1)
+        return y + share * self.network(x, at + "shared_expert_in", at + "shared_expert_out")
 
     def norm(self, x: Array, name: str) -> Array:
-        normed = normalize(x, self.spec.norm, self.spec.norm_eps) * self.weights[f"{name}.weight"]
+        normed = normalize(x, self.spec.norm, self.spec.norm_eps)
+        if self.spec.norm_weight:
+            normed = normed * self.weights[f"{name}.weight"]
         return normed + self.weights[f"{name}.bias"] if self.spec.norm_bias else normed
 
     def norm_heads(self, x: Array, name: str) -> Array:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import transformers_checkpoint
 from numpy.typing import NDArray
 
 from dragoman.models import describe
@@ -42,6 +43,38 @@ _LLAMA: Config = {
 _MISTRAL = _LLAMA | {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None}
 _QWEN2 = _LLAMA | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 _QWEN3 = _LLAMA | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 24}
+_MIXTRAL = _LLAMA | {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "intermediate_size": 50,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "rope_theta": 1000.0,
+}
+_QWEN2_MOE = _QWEN2 | {
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "model_type": "qwen2_moe",
+    "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 72,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+}
+_QWEN3_MOE = _LLAMA | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "head_dim": 24,
+    "moe_intermediate_size": 33,
+    "num_experts": 7,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+}
+_OLMOE = _LLAMA | {
+    "architectures": ["OlmoeForCausalLM"],
+    "model_type": "olmoe",
+    "intermediate_size": 40,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+}
 _GPT2: Config = {
     "architectures": ["GPT2LMHeadModel"],
     "model_type": "gpt2",
@@ -77,6 +110,18 @@ VARIANTS: dict[str, Config] = {
     },
     "qwen3": _QWEN3,
     "qwen3-biases": _QWEN3 | {"attention_bias": True, "tie_word_embeddings": True, "head_dim": 10},
+    "mixtral": _MIXTRAL,
+    "mixtral-window": _MIXTRAL | {"sliding_window": 20, "num_local_experts": 3, "num_experts_per_tok": 1},
+    "qwen2-moe": _QWEN2_MOE,
+    "qwen2-moe-dense-layers": _QWEN2_MOE
+    | {"decoder_sparse_step": 2, "norm_topk_prob": True, "qkv_bias": False, "num_hidden_layers": 4}
+    | {"mlp_only_layers": [3], "tie_word_embeddings": True},
+    "qwen3-moe": _QWEN3_MOE,
+    "qwen3-moe-window": _QWEN3_MOE
+    | {"norm_topk_prob": False, "attention_bias": True, "use_sliding_window": True, "sliding_window": 20}
+    | {"mlp_only_layers": [1]},
+    "olmoe": _OLMOE,
+    "olmoe-biases": _OLMOE | {"norm_topk_prob": True, "attention_bias": True, "num_key_value_heads": 4},
     "gpt2": _GPT2,
     "gpt2-untied": _GPT2 | {"tie_word_embeddings": False, "n_inner": 70, "n_head": 2, "activation_function": "relu"},
     "gpt2-scales": _GPT2 | {"scale_attn_by_inverse_layer_idx": True, "n_embd": 40},  # head_dim 10
@@ -108,13 +153,28 @@ SCALED: dict[str, Config] = {
 }
 
 
+_MADE_HERE = {
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gpt2",
+}  # those whose checkpoints benchmarks need; the others by transformers
+
+
 def make_folder(root: Path, config: Config, dtype: str = "F32", seed: int = 1, **options: Any) -> Path:
     """Write a small random model, its weights large enough for logits that differ clearly."""
     folder = root / f"{config['model_type']}-{dtype}"
-    make_models.make_model(
-        folder, config | {"eos_token_id": 2, "bos_token_id": 1}, dtype=dtype, seed=seed, std=0.15, **options
-    )
+    make = make_models.make_model if config["model_type"] in _MADE_HERE else transformers_checkpoint.make_model
+    make(folder, config | {"eos_token_id": 2, "bos_token_id": 1}, dtype=dtype, seed=seed, std=0.15, **options)
     return folder
+
+
+def parameter_count(config: Config) -> int:
+    """How many numbers a checkpoint of the config holds."""
+    if config["model_type"] not in _MADE_HERE:
+        return transformers_checkpoint.parameter_count(config)
+    return sum(int(np.prod(shape)) for shape in make_models.tensor_shapes(config).values())
 
 
 def checkpoint_of(folder: Path) -> Checkpoint:

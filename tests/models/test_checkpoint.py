@@ -67,6 +67,26 @@ def rewrite(folder: Path, change: Callable[[dict[str, np.ndarray]], object]) -> 
     save_file(tensors, folder / WEIGHTS)
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen2-moe", "qwen3-moe", "olmoe"])
+def test_experts_in_stacks_and_one_by_one_are_the_same(name: str, tmp_path: Path) -> None:
+    """As transformers holds them, and as it saves them."""
+    apart = all_values(make_folder(tmp_path / "apart", VARIANTS[name]))
+    folder = make_folder(tmp_path / "stacked", VARIANTS[name], save_original_format=False)
+    stacked = load_file(folder / WEIGHTS)
+    assert any(value.ndim == 3 for value in stacked.values())
+    assert all((apart[name] == value).all() for name, value in all_values(folder).items())
+
+
+def test_stack_of_another_number_of_experts_is_refused(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, VARIANTS["qwen3-moe"], save_original_format=False)
+    name = "model.layers.1.mlp.experts.down_proj"
+    rewrite(folder, lambda tensors: tensors.update({name: tensors[name][:6].copy()}))
+    with pytest.raises(
+        ModelError, match=r"down_proj: its shape is \[6, 64, 33\], where the config asks for \[7, 64, 33\]"
+    ):
+        checkpoint_of(folder)
+
+
 def test_names_without_the_base_prefix_are_found(tmp_path: Path) -> None:
     """GPT-2's own checkpoint says ``h.0…`` where others say ``transformer.h.0…``, and carries its causal masks."""
     folder = make_folder(tmp_path, VARIANTS["gpt2"])

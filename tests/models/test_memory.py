@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -59,6 +60,21 @@ def test_keys_and_values_have_a_precision_of_their_own(kv_precision: str, number
     found = plan_1b(24, precision="int4", kv_precision=kv_precision)
     assert found.kv_precision == kv_precision
     assert found.kv_bytes_per_token == 2 * 16 * 8 * numbers
+
+
+def test_of_experts_only_the_chosen_are_read() -> None:
+    """Two of eight: a quarter of their weights, beside everything else. Routers are float32 at any precision, and
+    filled up to 32 rows."""
+    config = make_models.SHAPES["llama-3.2-1b"] | {"architectures": ["MixtralForCausalLM"], "intermediate_size": 512}
+    spec = read_spec(config | {"num_local_experts": 8, "num_experts_per_tok": 2})
+    mixture = replace(described("llama-3.2-1b"), spec=spec)
+    found = plan(mixture, ModelSettings(precision="int8"), available_bytes=24 * GIB)
+    experts = 16 * 8 * 3 * 512 * 2048 * 34 // 32
+    assert found.weight_bytes - found.bytes_per_decoded_token == experts * 3 // 4
+    dense = plan(
+        replace(mixture, spec=replace(spec, experts=None, feed_forward=8 * 512)), ModelSettings(precision="int8")
+    )
+    assert found.weight_bytes == dense.weight_bytes + 4 * 16 * 32 * 2048
 
 
 def test_bandwidth_gives_the_expected_speed() -> None:

@@ -97,6 +97,8 @@ class Checkpoint:
             shape = (size, *parameter.shape[1:])
             if self._is_transposed(parameter):
                 shape = shape[::-1]
+            if parameter.expert is not None and "{expert}" not in module:
+                tensor = self._matrix_of_stack(tensor, parameter.expert, shape)
             if tensor.shape != shape and not _is_vector_of_heads(parameter, tensor.shape):
                 raise tensor.fail(f"its shape is {list(tensor.shape)}, where the config asks for {list(shape)}")
             if tensor.dtype not in ELEMENTS:
@@ -107,6 +109,9 @@ class Checkpoint:
     def _modules(self, parameter: Parameter) -> tuple[str, ...]:
         """The names of a parameter's parts."""
         names = self._family.names[parameter.module]
+        others = self._family.other_names.get(parameter.module)
+        if others is not None and self._stored_name(others[0], parameter) in self._tensors:
+            names = others
         if len(names) == 1 and "{part}" in names[0]:
             return tuple(names[0].replace("{part}", str(part)) for part in range(len(parameter.parts)))
         return names
@@ -114,7 +119,15 @@ class Checkpoint:
     def _stored_name(self, module: str, parameter: Parameter) -> str:
         if self._drop_base:
             module = module.removeprefix(self._family.base)
-        return f"{module.format(layer=parameter.layer)}.{parameter.kind}"
+        name = module.format(layer=parameter.layer, expert=parameter.expert)
+        return name if name in self._tensors else f"{name}.{parameter.kind}"
+
+    def _matrix_of_stack(self, stack: Tensor, expert: int, shape: tuple[int, ...]) -> Tensor:
+        assert self.spec.experts is not None
+        whole = (self.spec.experts.count, *shape)
+        if stack.shape != whole:
+            raise stack.fail(f"its shape is {list(stack.shape)}, where the config asks for {list(whole)}")
+        return stack.matrix(expert)
 
     def _untie_if_stored_apart(self, spec: DecoderSpec) -> DecoderSpec:
         """A config may call tables tied that the file holds with different values; then the file is right."""

@@ -30,12 +30,18 @@ def read_json(path: Path) -> dict[str, Any]:
 class Config:
     """Typed reading of a config's fields; ``null`` counts as absent.
 
-    Every method raises ModelError naming field and value when it cannot. ``where`` names the file, or a block in it.
+    Every method raises ModelError naming field and value when it cannot. ``where`` names the file, or a block in it;
+    ``asked`` are the fields whose values were read.
     """
 
     def __init__(self, values: dict[str, Any], where: str = "config.json") -> None:
         self.values = values
         self.where = where
+        self.asked: set[str] = set()
+
+    def value(self, key: str, default: object = None) -> Any:
+        """A field of any type, as it stands."""
+        return self._value(key, default)
 
     def size(self, key: str, default: int | None = None) -> int:
         """A positive integer."""
@@ -69,7 +75,7 @@ class Config:
 
     def block(self, key: str) -> dict[str, Any]:
         """A nested object; absent or ``null`` is empty."""
-        value = self.values.get(key) or {}
+        value = self._value(key, {}) or {}
         if not isinstance(value, dict):
             raise ModelError(f"{self.where}: {key} must be an object, got {value!r}")
         return value
@@ -81,6 +87,7 @@ class Config:
             raise ModelError(f"{self.where}: {key} = {_short(value)} is not supported")
 
     def _value(self, key: str, default: object) -> Any:
+        self.asked.add(key)
         value = self.values.get(key)
         return default if value is None else value
 

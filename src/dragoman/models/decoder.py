@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from dragoman import kernels
 from dragoman.models.packing import Weights
-from dragoman.models.spec import DecoderSpec
+from dragoman.models.spec import DecoderSpec, Experts
 
 
 def build_program(
@@ -112,13 +114,37 @@ class _Recorder:
         )
 
     def _feed_forward(self, layer: int, stream: _Stream, x: int) -> None:
-        """Of the branch: (act(x·Wgate) * x·Wup)·Wdown, or without the gate act(x·Wup)·Wdown."""
+        """Of the branch: (act(x·Wgate) * x·Wup)·Wdown, or without the gate act(x·Wup)·Wdown; or a mixture of these."""
+        if experts := self.spec.routed(layer):
+            self._route(layer, stream, x, experts)
+            return
         self._linear(stream.wide, x, "feed_forward_in", layer)
         if self.spec.gated:
             self.program.gate(stream.narrow, stream.wide, self.spec.activation)
         else:
             self.program.activate(stream.wide, self.spec.activation)
         self._join(layer, stream, stream.narrow, "feed_forward_out")
+
+    def _route(self, layer: int, stream: _Stream, x: int, experts: Experts) -> None:
+        """Of the branch: the weighted sum of the feed-forward networks that the router chooses for each row."""
+        matrix = self.weights.matrix
+        shared = bool(experts.shared)
+        inward = [matrix(f"expert_in.{expert}", layer) for expert in range(experts.count)]
+        outward = [matrix(f"expert_out.{expert}", layer) for expert in range(experts.count)]
+        self.program.experts(
+            stream.residual if stream.branch is None else stream.branch,
+            x,
+            matrix("router", layer),
+            [*inward, matrix("shared_expert_in", layer)] if shared else inward,
+            [*outward, matrix("shared_expert_out", layer)] if shared else outward,
+            active=experts.active,
+            over_all=experts.over_all,
+            shared=("gated" if experts.shared_gated else "added") if shared else None,
+            gated=self.spec.gated,
+            activation=self.spec.activation,
+            accumulate=stream.branch is None,
+        )
+        self._finish_branch(layer, stream, "feed_forward_out_norm")
 
     def _logits(self, stream: _Stream) -> None:
         """softcap(scale · (head · norm(x) + bias))."""
@@ -152,17 +178,21 @@ class _Recorder:
             self._linear(stream.residual, x, module, layer, accumulate=True)
         else:
             self._linear(stream.branch, x, module, layer)
-            self._add_branch(layer, stream.residual, stream.branch, f"{module}_norm")
-        if self.spec.block.norms == "joined":
-            self._norm(stream.residual, stream.residual, f"{module}_norm", layer)
+        self._finish_branch(layer, stream, f"{module}_norm")
 
-    def _add_branch(self, layer: int, residual: int, branch: int, norm: str) -> None:
-        if self.spec.block.norms in ("after", "around"):
-            self._norm(branch, branch, norm, layer)
-        self.program.add(residual, branch, self.spec.block.branch_scale)
+    def _finish_branch(self, layer: int, stream: _Stream, norm: str) -> None:
+        """What comes behind a branch's last product, which was added to the stream where it joins directly."""
+        if stream.branch is not None:
+            if self.spec.block.norms in ("after", "around"):
+                self._norm(stream.branch, stream.branch, norm, layer)
+            self.program.add(stream.residual, stream.branch, self.spec.block.branch_scale)
+        if self.spec.block.norms == "joined":
+            self._norm(stream.residual, stream.residual, norm, layer)
 
     def _norm(self, out: int, x: int, module: str, layer: int | None = None) -> None:
-        weight, bias = self.weights.vector(module, layer), self.weights.bias(module, layer)
+        unweighted = np.ones(self.program.width(x), np.float32)
+        weight = self.weights.vector(module, layer) if self.spec.norm_weight else unweighted
+        bias = self.weights.bias(module, layer)
         self.program.norm(out, x, weight, bias=bias, eps=self.spec.norm_eps, kind=self.spec.norm)
 
     def _norm_heads(self, x: int, offset: int, heads: int, module: str, layer: int) -> None:

@@ -43,9 +43,13 @@ class Layout:
 def matrix_precision(parameter: Parameter, precision: Precision) -> Precision:
     """The precision of one matrix in a model of ``precision``.
 
+    Routers are float32 in all: they are small, and an error in the choice of an expert is no small one.
+
     The tables between tokens and vectors stay at int8 in an int4 model: their errors reach every logit directly, and
     the embedding of a rare token has no other tokens to average them out.
     """
+    if parameter.module == "router":
+        return "float32"
     return "int8" if precision == "int4" and parameter.module in ("embedding", "head") else precision
 
 
@@ -63,7 +67,9 @@ def plan_layout(spec: DecoderSpec, precision: Precision, formats: Mapping[str, F
     entries, offset = [], 0
     for parameter in parameters(spec):
         if parameter.matrix:
-            form = (formats or {}).get(parameter.name) or Format(matrix_precision(parameter, precision))
+            form = Format(matrix_precision(parameter, precision))
+            if parameter.module != "router":
+                form = (formats or {}).get(parameter.name, form)
             outputs, inputs = parameter.shape
             entries.append(Entry(parameter, form, offset, packed_bytes(outputs, inputs, form)))
         else:

@@ -108,9 +108,7 @@ def plan(
         kv_bytes_per_token=per_token,
         kv_blocks=blocks,
         context_tokens=context,
-        bytes_per_decoded_token=sum(
-            entry.nbytes for entry in layout.entries if _read_each_token(entry.parameter, spec)
-        ),
+        bytes_per_decoded_token=int(sum(entry.nbytes * _share_read(entry.parameter, spec) for entry in layout.entries)),
         refusal=None,
     )
     if found.concurrency >= 1 and found.kv_bytes <= room:
@@ -150,8 +148,19 @@ def activation_bytes(spec: DecoderSpec, settings: ModelSettings) -> int:
     projected = 0 if spec.embedding.width is None else spec.embedding.width
     stream = normal * spec.width + projected + wide + spec.query_width
     # Half as much again for the quantized copies of a matrix's input, which the kernels keep between calls.
-    tokens = settings.max_tokens * (stream + spec.qkv_width) * 6
+    tokens = settings.max_tokens * ((stream + spec.qkv_width) * 6 + _routed_bytes(spec))
     return tokens + settings.max_logit_rows * (stream + spec.vocab_size) * 4
+
+
+def _routed_bytes(spec: DecoderSpec) -> int:
+    """What one token takes on its way through its experts: inputs, inner values and results of each, and copies of the
+    first two in the form of a product's input."""
+    if spec.experts is None:
+        return 0
+    each = (1 + spec.gated) * 4 + 4
+    inner = spec.experts.active * spec.experts.feed_forward + spec.experts.shared
+    ways = spec.experts.active + bool(spec.experts.shared)
+    return inner * each + ways * spec.width * 8
 
 
 def _kv_precision(settings: ModelSettings, precision: Precision) -> KVPrecision:
@@ -220,9 +229,14 @@ def _loading_bytes(parameter: Parameter, packed: int, stored_dtype: str) -> int:
     return packed + (2 * stacked if len(parameter.parts) > 1 else 0)
 
 
-def _read_each_token(parameter: Parameter, spec: DecoderSpec) -> bool:
-    """Of tables only rows are read, unless the table is the output projection too."""
-    return parameter.module != "positions" and (parameter.module != "embedding" or spec.tied)
+def _share_read(parameter: Parameter, spec: DecoderSpec) -> float:
+    """How much of a parameter is read for each token.
+
+    Of tables only rows, unless the table is the output projection too; of experts those that are chosen.
+    """
+    if parameter.expert is not None and spec.experts is not None:
+        return spec.experts.active / spec.experts.count
+    return float(parameter.module != "positions" and (parameter.module != "embedding" or spec.tied))
 
 
 def _reserve(available: int) -> int:

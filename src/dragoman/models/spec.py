@@ -82,6 +82,28 @@ class HeadNorm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A routed feed-forward network: each token goes through the few experts that a router chooses for it.
+
+    Attributes:
+        count: how many there are. active: how many are chosen for each token. feed_forward: their inner width.
+        over_all: the weight of a chosen one is its share of the softmax over all (Qwen2-MoE), so that the weights do
+            not add up to 1; else of the softmax over the chosen ones (Mixtral).
+        shared: inner width of one more expert that every token goes through; 0: there is none.
+        shared_gated: its weight is the sigmoid of a logit of its own (Qwen2-MoE); else 1 (Granite).
+        dense_layers: those with one network for all tokens instead, of the decoder's own inner width.
+    """
+
+    count: int
+    active: int
+    feed_forward: int
+    over_all: bool = False
+    shared: int = 0
+    shared_gated: bool = False
+    dense_layers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
     """How the residual stream becomes logits: softcap(scale · (head · norm(x) + bias)).
 
@@ -105,8 +127,9 @@ class DecoderSpec:
         architecture: the class name in the checkpoint's ``config.json``.
         width: size of the residual stream. feed_forward: width between the two halves of the feed-forward network.
         context: most positions the model can attend to, rope scaling included.
-        norm, norm_eps, norm_bias: of all norms but those of heads, which have a kind and a bias of their own.
+        norm, norm_eps, norm_weight, norm_bias: of all norms but those of heads, whose kind and bias are their own.
         gated: the feed-forward network is ``down(act(gate(x)) * up(x))``; otherwise ``down(act(up(x)))``.
+        experts: the feed-forward networks are mixtures of experts, gated and activated as said above, without biases.
         ropes: for each layer its rotary positions, None where it has none; empty: none anywhere.
         windows: for each layer how many positions, its own included, a token sees; 0: all of them.
         attention_scales: for each layer the factor of query · key.
@@ -130,12 +153,14 @@ class DecoderSpec:
     output: Output = Output()
     norm: NormKind = "rms"
     norm_eps: float
+    norm_weight: bool = True
     norm_bias: bool = False
     activation: Activation = "silu"
     gated: bool = True
     qkv_bias: bool = False
     attention_out_bias: bool = False
     feed_forward_bias: bool = False
+    experts: Experts | None = None
     head_norm: HeadNorm | None = None
     ropes: tuple[Rope | None, ...] = ()
     windows: tuple[int, ...]
@@ -173,6 +198,10 @@ class DecoderSpec:
         """The rotary positions of a layer."""
         return self.ropes[layer] if self.ropes else None
 
+    def routed(self, layer: int) -> Experts | None:
+        """The experts of a layer; None where it has one network for all tokens."""
+        return None if self.experts is None or layer in self.experts.dense_layers else self.experts
+
     def served_within(self, context: int) -> DecoderSpec:
         """The same decoder with what depends on the longest sequence decided for one of ``context`` tokens."""
         return replace(self, ropes=tuple(rope and rope.served_within(context) for rope in self.ropes))
@@ -188,6 +217,7 @@ class Parameter:
         parts: how many rows each fused projection (query, key, value; gate, up) or head's norm gives; one entry if
             nothing is fused.
         matrix: multiplied, so packed for the kernels; otherwise kept as float32.
+        expert: whose it is, where a layer has several.
     """
 
     module: str
@@ -196,12 +226,14 @@ class Parameter:
     shape: tuple[int, ...]
     parts: tuple[int, ...]
     matrix: bool
+    expert: int | None = None
 
     @property
     def name(self) -> str:
-        """``layers.3.qkv.weight``, ``final_norm.bias`` …: its name in the packed cache."""
+        """``layers.3.qkv.weight``, ``layers.3.expert_in.7.weight``, ``final_norm.bias`` …: as in the packed cache."""
         place = "" if self.layer is None else f"layers.{self.layer}."
-        return f"{place}{self.module}.{self.kind}"
+        module = self.module if self.expert is None else f"{self.module}.{self.expert}"
+        return f"{place}{module}.{self.kind}"
 
 
 def parameters(spec: DecoderSpec) -> tuple[Parameter, ...]:
@@ -230,7 +262,6 @@ def parameters(spec: DecoderSpec) -> tuple[Parameter, ...]:
 
 def _layer_parameters(spec: DecoderSpec, layer: int) -> list[Parameter]:
     qkv = (spec.query_width, spec.kv_width, spec.kv_width)
-    inward = (spec.feed_forward, spec.feed_forward) if spec.gated else (spec.feed_forward,)
     before = spec.block.norms in ("before", "around")
     after = spec.block.norms != "before"
     found = _norm(spec, "attention_norm", layer) if before else []
@@ -242,11 +273,30 @@ def _layer_parameters(spec: DecoderSpec, layer: int) -> list[Parameter]:
         found += _norm(spec, "attention_out_norm", layer)
     if before and not spec.block.shared_norm:
         found += _norm(spec, "feed_forward_norm", layer)
-    found += _linear("feed_forward_in", layer, inward, spec.width, spec.feed_forward_bias)
-    found += _linear("feed_forward_out", layer, (spec.width,), spec.feed_forward, spec.feed_forward_bias)
+    if experts := spec.routed(layer):
+        found += _expert_parameters(spec, experts, layer)
+    else:
+        found += _linear("feed_forward_in", layer, _inward(spec, spec.feed_forward), spec.width, spec.feed_forward_bias)
+        found += _linear("feed_forward_out", layer, (spec.width,), spec.feed_forward, spec.feed_forward_bias)
     if after:
         found += _norm(spec, "feed_forward_out_norm", layer)
     return found
+
+
+def _expert_parameters(spec: DecoderSpec, experts: Experts, layer: int) -> list[Parameter]:
+    logits = (experts.count, 1) if experts.shared_gated else (experts.count,)
+    found = [_matrix("router", layer, logits, spec.width)]
+    for expert in range(experts.count):
+        found.append(_matrix("expert_in", layer, _inward(spec, experts.feed_forward), spec.width, expert))
+        found.append(_matrix("expert_out", layer, (spec.width,), experts.feed_forward, expert))
+    if experts.shared:
+        found.append(_matrix("shared_expert_in", layer, _inward(spec, experts.shared), spec.width))
+        found.append(_matrix("shared_expert_out", layer, (spec.width,), experts.shared))
+    return found
+
+
+def _inward(spec: DecoderSpec, feed_forward: int) -> tuple[int, ...]:
+    return (feed_forward, feed_forward) if spec.gated else (feed_forward,)
 
 
 def _head_norms(spec: DecoderSpec, norm: HeadNorm, layer: int) -> list[Parameter]:
@@ -267,14 +317,16 @@ def _linear(module: str, layer: int, parts: tuple[int, ...], inputs: int, bias: 
 
 
 def _norm(spec: DecoderSpec, module: str, layer: int | None, width: int | None = None) -> list[Parameter]:
-    found = [_vector(module, "weight", layer, (width or spec.width,))]
+    found = [_vector(module, "weight", layer, (width or spec.width,))] if spec.norm_weight else []
     if spec.norm_bias:
         found.append(_vector(module, "bias", layer, (width or spec.width,)))
     return found
 
 
-def _matrix(module: str, layer: int | None, parts: tuple[int, ...], inputs: int) -> Parameter:
-    return Parameter(module, "weight", layer, (sum(parts), inputs), parts, True)
+def _matrix(
+    module: str, layer: int | None, parts: tuple[int, ...], inputs: int, expert: int | None = None
+) -> Parameter:
+    return Parameter(module, "weight", layer, (sum(parts), inputs), parts, True, expert)
 
 
 def _vector(module: str, kind: Literal["weight", "bias"], layer: int | None, parts: tuple[int, ...]) -> Parameter:

@@ -10,16 +10,17 @@ from typing import Any
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
-from dragoman.models.families import gpt2, llama, qwen
+from dragoman.models.families import gpt2, llama, mixtures, qwen
 from dragoman.models.families.family import Family
 from dragoman.models.spec import DecoderSpec
 
-__all__ = ["FAMILIES", "Family", "find_family", "read_spec"]
+__all__ = ["FAMILIES", "REFUSED", "Family", "find_family", "read_spec"]
 
-FAMILIES: dict[str, Family] = {**llama.FAMILIES, **qwen.FAMILIES, **gpt2.FAMILIES}
+FAMILIES: dict[str, Family] = {**llama.FAMILIES, **qwen.FAMILIES, **gpt2.FAMILIES, **mixtures.FAMILIES}
 
-# Features that other readers of config.json honour for any architecture, with the values that turn them off.
-_REFUSED: dict[str, tuple[object, ...]] = {
+# Features that some families honour, or other readers of config.json for any: refused by name where a family's reader
+# does not ask for the field itself, unless it has a value that turns it off.
+REFUSED: dict[str, tuple[object, ...]] = {
     "auto_map": ({},),  # code of the repository's own, which may compute anything
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
@@ -39,9 +40,11 @@ def find_family(values: dict[str, Any]) -> Family:
 def read_spec(values: dict[str, Any]) -> DecoderSpec:
     """The decoder that a ``config.json`` describes. Raises ModelError where it asks for what is not there."""
     config = Config(values)
-    for key, harmless in _REFUSED.items():
-        config.refuse(key, *harmless)
-    return find_family(values).read(config)
+    spec = find_family(values).read(config)
+    for key, harmless in REFUSED.items():
+        if key not in config.asked:
+            config.refuse(key, *harmless)
+    return spec
 
 
 def _architecture(values: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,9 @@ class Family:
     Attributes:
         read: from config to spec; raises ModelError on what the family may have and the decoder cannot do.
         names: canonical module → its names in the checkpoint; several are stacked along the outputs, in this order. A
-            name with ``{part}`` stands for as many as the parameter has parts.
+            name with ``{part}`` stands for as many as the parameter has parts. That of an expert's matrix has
+            ``{expert}`` in it, or is the name of a stack ``[experts, outputs, inputs]``.
+        other_names: those of modules that some checkpoints store under other names, and in other pieces.
         model_type: what a config without ``architectures`` calls it.
         base: prefix of all names but the head's. Checkpoints saved without the head leave it out.
         transposed: modules whose matrices are stored ``[inputs, outputs]``.
@@ -36,6 +38,8 @@ class Family:
         row_order: how rows of fused projections are stored, weight and bias alike (queries, keys and values by turns
             for each head: GPT-NeoX).
         norm_offset: what the weight of a norm is stored without (Gemma: 1).
+        title, examples, note: for docs/models.md: what people call it, repositories they know, and what a user should
+            know besides.
     """
 
     read: Callable[[Config], DecoderSpec]
@@ -47,6 +51,10 @@ class Family:
     aliases: tuple[tuple[str, str], ...] = ()
     row_order: RowOrder = _our_order
     norm_offset: float = 0.0
+    other_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    title: str = ""
+    examples: tuple[str, ...] = ()
+    note: str = ""
 
     def canonical(self, name: str) -> str:
         """A stored name as ``names`` and ``ignored`` have it."""

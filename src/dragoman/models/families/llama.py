@@ -42,7 +42,9 @@ LLAMA_NAMES: dict[str, tuple[str, ...]] = {
 ROTARY_BUFFER = re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 
-def llama_like(config: Config, *, default_head_dim: int | None = None, **variant: Any) -> DecoderSpec:
+def llama_like(
+    config: Config, *, default_head_dim: int | None = None, default_eps: float = 1e-6, **variant: Any
+) -> DecoderSpec:
     """What Llama, Mistral and Qwen share; ``variant`` holds the fields of the spec in which they differ."""
     width, heads = config.size("hidden_size"), config.size("num_attention_heads")
     layers = config.size("num_hidden_layers")
@@ -63,7 +65,7 @@ def llama_like(config: Config, *, default_head_dim: int | None = None, **variant
         "head_dim": head_dim,
         "feed_forward": config.size("intermediate_size"),
         "context": rope.scaling.context(positions),
-        "norm_eps": config.number("rms_norm_eps", 1e-6),
+        "norm_eps": config.number("rms_norm_eps", default_eps),
         "activation": config.choice("hidden_act", "silu", ACTIVATIONS),
         "ropes": (rope,) * layers,
         "windows": (0,) * layers,

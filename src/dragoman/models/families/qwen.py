@@ -10,7 +10,7 @@ from dragoman.models.spec import DecoderSpec, HeadNorm
 
 
 def _read_qwen2(config: Config) -> DecoderSpec:
-    return llama_like(config, architecture="Qwen2ForCausalLM", qkv_bias=True, windows=_qwen_windows(config))
+    return llama_like(config, architecture="Qwen2ForCausalLM", qkv_bias=True, windows=qwen_windows(config))
 
 
 def _read_qwen3(config: Config) -> DecoderSpec:
@@ -22,11 +22,11 @@ def _read_qwen3(config: Config) -> DecoderSpec:
         attention_out_bias=bias,
         head_norm=HeadNorm(),
         default_head_dim=128,
-        windows=_qwen_windows(config),
+        windows=qwen_windows(config),
     )
 
 
-def _qwen_windows(config: Config) -> tuple[int, ...]:
+def qwen_windows(config: Config) -> tuple[int, ...]:
     """Which layers slide: ``layer_types`` where given, else those from ``max_window_layers`` on."""
     layers = config.size("num_hidden_layers")
     if not config.flag("use_sliding_window", False) or config.values.get("sliding_window", 4096) is None:

@@ -1,0 +1,180 @@
+"""Mixtures of experts: Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE, each a Llama whose feed-forward networks are routed."""
+
+from __future__ import annotations
+
+from dragoman.core.errors import ModelError
+from dragoman.models.config import Config
+from dragoman.models.families.family import Family
+from dragoman.models.families.llama import LLAMA_NAMES, ROTARY_BUFFER, llama_like
+from dragoman.models.families.qwen import qwen_windows
+from dragoman.models.spec import DecoderSpec, Experts, HeadNorm
+
+_MIXTRAL_NAMES = LLAMA_NAMES | {
+    "router": ("model.layers.{layer}.block_sparse_moe.gate",),
+    "expert_in": (
+        "model.layers.{layer}.block_sparse_moe.experts.{expert}.w1",
+        "model.layers.{layer}.block_sparse_moe.experts.{expert}.w3",
+    ),
+    "expert_out": ("model.layers.{layer}.block_sparse_moe.experts.{expert}.w2",),
+}
+_MIXTRAL_STACKS = {
+    "expert_in": ("model.layers.{layer}.block_sparse_moe.experts.gate_up_proj",),
+    "expert_out": ("model.layers.{layer}.block_sparse_moe.experts.down_proj",),
+}
+_QWEN_NAMES = LLAMA_NAMES | {
+    "router": ("model.layers.{layer}.mlp.gate",),
+    "expert_in": (
+        "model.layers.{layer}.mlp.experts.{expert}.gate_proj",
+        "model.layers.{layer}.mlp.experts.{expert}.up_proj",
+    ),
+    "expert_out": ("model.layers.{layer}.mlp.experts.{expert}.down_proj",),
+}
+_QWEN_STACKS = {
+    "expert_in": ("model.layers.{layer}.mlp.experts.gate_up_proj",),
+    "expert_out": ("model.layers.{layer}.mlp.experts.down_proj",),
+}
+_QWEN2_NAMES = _QWEN_NAMES | {
+    "router": ("model.layers.{layer}.mlp.gate", "model.layers.{layer}.mlp.shared_expert_gate"),
+    "shared_expert_in": (
+        "model.layers.{layer}.mlp.shared_expert.gate_proj",
+        "model.layers.{layer}.mlp.shared_expert.up_proj",
+    ),
+    "shared_expert_out": ("model.layers.{layer}.mlp.shared_expert.down_proj",),
+}
+
+
+def _read_mixtral(config: Config) -> DecoderSpec:
+    window = 0 if config.value("sliding_window") is None else config.size("sliding_window")
+    experts = Experts(
+        count=config.size("num_local_experts", 8),
+        active=config.size("num_experts_per_tok", 2),
+        feed_forward=config.size("intermediate_size"),
+    )
+    return llama_like(
+        config,
+        architecture="MixtralForCausalLM",
+        default_eps=1e-5,
+        experts=checked(experts),
+        windows=(window,) * config.size("num_hidden_layers"),
+    )
+
+
+def _read_qwen2_moe(config: Config) -> DecoderSpec:
+    if config.flag("use_sliding_window", False) and config.value("layer_types") is None:
+        raise ModelError("config.json: use_sliding_window needs layer_types beside it")
+    return llama_like(
+        config,
+        architecture="Qwen2MoeForCausalLM",
+        qkv_bias=config.flag("qkv_bias", True),
+        experts=_qwen_experts(
+            config, 60, 4, shared=config.size("shared_expert_intermediate_size", 5632), shared_gated=True
+        ),
+        windows=qwen_windows(config),
+    )
+
+
+def _read_qwen3_moe(config: Config) -> DecoderSpec:
+    bias = config.flag("attention_bias", False)
+    sliding = config.flag("use_sliding_window", False) and config.value("sliding_window", 4096) is not None
+    window = config.size("sliding_window", 4096) if sliding else 0
+    return llama_like(
+        config,
+        architecture="Qwen3MoeForCausalLM",
+        qkv_bias=bias,
+        attention_out_bias=bias,
+        head_norm=HeadNorm(),
+        experts=_qwen_experts(config, 128, 8),
+        windows=(window,) * config.size("num_hidden_layers"),
+    )
+
+
+def _qwen_experts(config: Config, count: int, active: int, shared: int = 0, shared_gated: bool = False) -> Experts:
+    """Layers are dense that ``mlp_only_layers`` names, and all but each ``decoder_sparse_step``-th."""
+    layers, step = config.size("num_hidden_layers"), config.size("decoder_sparse_step", 1)
+    named = config.value("mlp_only_layers", [])
+    if not isinstance(named, list) or not all(type(layer) is int and 0 <= layer < layers for layer in named):
+        raise ModelError(f"config.json: mlp_only_layers must list some of {layers} layers, got {named!r}")
+    dense = tuple(layer for layer in range(layers) if layer in named or (layer + 1) % step)
+    return checked(
+        Experts(
+            count=config.size("num_local_experts", config.size("num_experts", count)),  # newer configs have the first
+            active=config.size("num_experts_per_tok", active),
+            feed_forward=config.size("moe_intermediate_size"),
+            over_all=not config.flag("norm_topk_prob", False),
+            shared=shared,
+            shared_gated=shared_gated,
+            dense_layers=dense,
+        )
+    )
+
+
+def _read_olmoe(config: Config) -> DecoderSpec:
+    config.refuse("clip_qkv")
+    bias = config.flag("attention_bias", False)
+    experts = Experts(
+        count=config.size("num_experts", 64),
+        active=config.size("num_experts_per_tok", 8),
+        feed_forward=config.size("intermediate_size"),
+        over_all=not config.flag("norm_topk_prob", False),
+    )
+    return llama_like(
+        config,
+        architecture="OlmoeForCausalLM",
+        qkv_bias=bias,
+        attention_out_bias=bias,
+        head_norm=HeadNorm(over="all"),
+        experts=checked(experts),
+        default_eps=1e-5,
+    )
+
+
+def checked(experts: Experts) -> Experts:
+    """The same, if that many can be chosen. Raises ModelError."""
+    if experts.active > experts.count:
+        raise ModelError(f"config.json: num_experts_per_tok {experts.active} is more than {experts.count} experts")
+    return experts
+
+
+FAMILIES: dict[str, Family] = {
+    "MixtralForCausalLM": Family(
+        _read_mixtral,
+        _MIXTRAL_NAMES,
+        "mixtral",
+        base="model.",
+        aliases=((r"\.mlp\.", ".block_sparse_moe."),),
+        other_names=_MIXTRAL_STACKS,
+        ignored=ROTARY_BUFFER,
+        title="Mixtral",
+        examples=("mistralai/Mixtral-8x7B-Instruct-v0.1", "mistralai/Mixtral-8x22B-v0.1"),
+    ),
+    "Qwen2MoeForCausalLM": Family(
+        _read_qwen2_moe,
+        _QWEN2_NAMES,
+        "qwen2_moe",
+        base="model.",
+        other_names=_QWEN_STACKS,
+        ignored=ROTARY_BUFFER,
+        title="Qwen 1.5 and 2 MoE",
+        examples=("Qwen/Qwen1.5-MoE-A2.7B-Chat", "Qwen/Qwen2-57B-A14B-Instruct"),
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        _read_qwen3_moe,
+        _QWEN_NAMES,
+        "qwen3_moe",
+        base="model.",
+        other_names=_QWEN_STACKS,
+        ignored=ROTARY_BUFFER,
+        title="Qwen 3 MoE",
+        examples=("Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-Coder-30B-A3B-Instruct"),
+    ),
+    "OlmoeForCausalLM": Family(
+        _read_olmoe,
+        _QWEN_NAMES,
+        "olmoe",
+        base="model.",
+        other_names=_QWEN_STACKS,
+        ignored=ROTARY_BUFFER,
+        title="OLMoE",
+        examples=("allenai/OLMoE-1B-7B-0924-Instruct",),
+    ),
+}
