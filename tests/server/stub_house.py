@@ -15,6 +15,7 @@ import httpx
 import msgspec
 import uvicorn
 
+from dragoman.core.errors import AdapterNotFound, ModelError
 from dragoman.core.events import EngineEvent, FinishEvent, FinishReason
 from dragoman.core.request import EngineRequest
 from dragoman.core.serving import ModelCard
@@ -24,13 +25,15 @@ from dragoman.engine.engine import Engine
 from dragoman.engine.messages import LoadModel, StubModel, WorkerSettings
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.stub import StubRunner
+from dragoman.models import AdapterInfo
+from dragoman.server.adapter_shelf import AdapterSettings
 from dragoman.server.admission import Admission
 from dragoman.server.app import create_app
 from dragoman.server.keys import Keyring
 from dragoman.server.lifecycle import NO_KEYS, Server
 from dragoman.server.metrics import Metrics
 from dragoman.server.model import ServedModel
-from dragoman.server.opening import ONE_MODEL, House, open_house
+from dragoman.server.opening import NO_ADAPTERS, ONE_MODEL, House, open_house
 from dragoman.server.serving import EngineServing
 from dragoman.server.settings import ServerSettings
 from dragoman.server.shelf import CatalogSettings
@@ -89,6 +92,7 @@ class LocalEngine:
         self.streams: dict[str, LocalStream] = {}
         self.requests: list[EngineRequest] = []
         self.cancelled: list[tuple[str, int | None]] = []
+        self.adapters: dict[str, AdapterInfo] = {}
         self.free = asyncio.Event()
         self.free.set()
         self._work = asyncio.Event()
@@ -97,6 +101,12 @@ class LocalEngine:
     def free_blocks(self) -> int:
         self.engine.scheduler.check_integrity()
         return self.engine.scheduler.cache.available
+
+    async def load_adapter(self, name: str, source: str) -> AdapterInfo:
+        raise ModelError(f"{source}: this engine has no adapters")
+
+    async def unload_adapter(self, name: str) -> None:
+        raise AdapterNotFound(f"there is no adapter {name}")
 
     def submit(self, request: EngineRequest) -> LocalStream:
         self.requests.append(request)
@@ -235,6 +245,7 @@ def running_server(
     dialects: Sequence[Dialect] = DIALECTS,
     keys: Keyring = NO_KEYS,
     catalog: CatalogSettings = ONE_MODEL,
+    adapters: AdapterSettings = NO_ADAPTERS,
 ) -> Iterator[RunningServer]:
     opened = threading.Event()
     box: list[RunningServer] = []
@@ -243,7 +254,8 @@ def running_server(
     async def live() -> None:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
-            async with open_house(settings, WorkerSettings(model=stub), folder, catalog=catalog) as house:
+            worker = WorkerSettings(model=stub)
+            async with open_house(settings, worker, folder, catalog=catalog, adapters=adapters) as house:
                 server = Server(settings, house, lambda *_: opened.set(), dialects=dialects, keys=keys)
                 box.append(RunningServer(house, server, asyncio.get_running_loop(), listener.getsockname()[1]))
                 await server.serve(sockets=[listener])

@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 import dragoman
+from dragoman.cli import adapters as adapter_commands
 from dragoman.cli import console, locallab_start, machine_info, model_search, models
 from dragoman.cli.borrowed_variables import borrowed, useless
 from dragoman.cli.doctor import doctor
@@ -40,6 +41,7 @@ from dragoman.dialects import REGISTRY
 from dragoman.dialects.locallab.settings import LocalLabSettings
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models.settings import ModelSettings
+from dragoman.server.adapter_shelf import AdapterSettings
 from dragoman.server.continuing import ContinueSettings
 from dragoman.server.keys import KeySettings
 from dragoman.server.settings import ServerSettings
@@ -79,6 +81,7 @@ def serve(
     server: ServerSettings,
     keys: KeySettings,
     catalog: CatalogSettings,
+    adapters: AdapterSettings,
     continuing: ContinueSettings,
     logs: LogSettings,
     traces: TracingSettings,
@@ -100,6 +103,7 @@ def serve(
         server,
         keys,
         catalog,
+        adapters,
         continuing,
         logs,
         traces,
@@ -121,6 +125,7 @@ def start(
     server: ServerSettings,
     keys: KeySettings,
     catalog: CatalogSettings,
+    adapters: AdapterSettings,
     continuing: ContinueSettings,
     logs: LogSettings,
     traces: TracingSettings,
@@ -144,6 +149,7 @@ def start(
         msgspec.structs.replace(server, dialect=locallab_start.DIALECT),
         keys,
         catalog,
+        adapters,
         continuing,
         logs,
         traces,
@@ -224,6 +230,11 @@ cli.command(keys)
 cli.command(machine_info.status)
 cli.command(machine_info.info)
 cli.command(machine_info.version)
+
+_adapters = cli.group("adapters", "List, load and unload the adapters of a running server.")
+_adapters.command(adapter_commands.list_adapters, name="list")
+_adapters.command(adapter_commands.load)
+_adapters.command(adapter_commands.unload)
 
 _models = cli.group("models", "List, find, download and delete models.")
 _models.command(models.list_models, name="list")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import typer
 
 from dragoman.cli import console
-from dragoman.cli.comparison import Comparison, compare, has_witness
-from dragoman.cli.examination import Examination, examine
 from dragoman.cli.settings import ModelChoice
 from dragoman.models import ModelSettings
+
+if TYPE_CHECKING:
+    from dragoman.cli.comparison import Comparison
+    from dragoman.cli.examination import Examination
 
 
 class DoctorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +39,9 @@ def doctor(choice: ModelChoice, asked: DoctorSettings, settings: ModelSettings) 
 
     Ends with code 1 where the model cannot be served, or computes something else than transformers does.
     """
+    from dragoman.cli.comparison import compare, has_witness
+    from dragoman.cli.examination import examine
+
     found = examine(choice.model, settings)
     comparison = compare(found) if asked.compare and found.can_be_served and has_witness() else None
     if asked.format == "json":

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from dragoman.cli import console
 from dragoman.cli.loading_bar import LoadingBar
 from dragoman.cli.settings import ModelChoice
 from dragoman.models import ModelSettings
 from dragoman.models.layout import matrix_precision
-from dragoman.models.loading import PackedModel
 from dragoman.models.spec import parameters
+
+if TYPE_CHECKING:
+    from dragoman.models.loading import PackedModel
 
 
 def pack(choice: ModelChoice, settings: ModelSettings) -> None:

@@ -70,6 +70,15 @@ async def fetch_json(address: Address, path: str, body: dict[str, Any] | None = 
         raise GenerationFailed(f"{address}{path} answered something that is not JSON: {error}") from None
 
 
+async def fetch_text(address: Address, path: str, body: dict[str, Any], *, timeout_s: float = 30) -> str:
+    """POST ``body`` to the path; the answer as text. Raises as ``fetch_json`` does."""
+    try:
+        async with asyncio.timeout(timeout_s), _exchange(address, path, body) as lines:
+            return b"\n".join([line async for line in lines]).decode()
+    except TimeoutError:
+        raise EngineUnavailable(f"{address} did not answer within {timeout_s:g} s") from None
+
+
 async def stream_json(address: Address, path: str, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
     """POST ``body`` and yield the JSON of each server-sent event, up to ``[DONE]``. Closing it drops the connection.
 

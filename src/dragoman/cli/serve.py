@@ -24,6 +24,7 @@ from dragoman.dialects import made_dialects
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models import ModelSettings
 from dragoman.models import plan as plan_memory
+from dragoman.server.adapter_shelf import AdapterSettings
 from dragoman.server.continuing import ContinueSettings
 from dragoman.server.keys import Keyring, KeySettings, first_key, keyring_of, reaches_others
 from dragoman.server.lifecycle import serve as serve_until_told
@@ -47,6 +48,7 @@ def serve(
     server: ServerSettings,
     keys: KeySettings,
     catalog: CatalogSettings,
+    adapters: AdapterSettings,
     continuing: ContinueSettings,
     logs: LogSettings,
     traces: TracingSettings,
@@ -88,6 +90,7 @@ def serve(
             dialects=made,
             keys=keyring,
             catalog=catalog,
+            adapters=adapters,
             continuing=continuing,
             observers=() if tracing is None else (tracing,),
             progress=bar,

@@ -73,7 +73,16 @@ VARIABLES = {
 }
 """Variables that are not called as the option that they set."""
 
-SHARED = ("revision", "port", "api_key", "json_output", "otlp_endpoint", "otlp_service_name", "log_level")
+SHARED = (
+    "revision",
+    "port",
+    "api_key",
+    "json_output",
+    "otlp_endpoint",
+    "otlp_service_name",
+    "log_level",
+    "lora_adapters",
+)
 """Options of the launcher that the server has under the same name."""
 
 USELESS_VARIABLES = {
@@ -102,7 +111,6 @@ class LauncherSettings(msgspec.Struct, frozen=True, kw_only=True):
         quantize: precision of the weights; the names of checkpoint formats leave that to the checkpoint.
         kv_cache_dtype: no effect.
         speculate: tokens that are guessed ahead by lookup; 0 is off.
-        lora_adapters: adapters to load, a list with commas.
         max_input_length: an older name of --max-input-tokens.
         max_batch_prefill_tokens: tokens computed in one step, as --step-tokens.
         max_batch_total_tokens: tokens whose keys and values fit into memory, in place of --kv-bytes.
@@ -139,7 +147,6 @@ class LauncherSettings(msgspec.Struct, frozen=True, kw_only=True):
     quantize: str | None = None
     kv_cache_dtype: str | None = None
     speculate: Annotated[int, Meta(ge=0)] | None = None
-    lora_adapters: str | None = None
     max_input_length: Count | None = None
     max_batch_prefill_tokens: Count | None = None
     max_batch_total_tokens: Count | None = None
@@ -199,7 +206,6 @@ def launched(asked: LauncherSettings, start: Start) -> tuple[Start, tuple[str, .
         keys=_keys(start, server.host, notes),
         dialects={**start.dialects, "tgi": _dialect(asked, tgi)},
     )
-    _check_adapters(asked.lora_adapters)
     cache = asked.weights_cache_override or asked.huggingface_hub_cache
     if cache is not None:
         # Where the hub's library looks, when it is imported: here, and in the engine's process.
@@ -307,16 +313,6 @@ def _dialect(asked: LauncherSettings, tgi: TgiSettings) -> TgiSettings:
             "Both `max_input_tokens` and `max_input_length` are set. Please set only `max_input_tokens`"
         )
     return msgspec.structs.replace(tgi, max_input_tokens=asked.max_input_length)
-
-
-def _check_adapters(adapters: str | None) -> None:
-    """Each is ``repo``, ``repo@revision``, ``name=/path`` or ``name=/path@revision``."""
-    if not adapters:
-        return
-    for adapter in adapters.split(","):
-        if not adapter.strip() or adapter.count("@") > 1 or adapter.count("=") > 1:
-            raise DragomanError(f"Invalid LoRA adapter format: {adapter}")
-    raise DragomanError(f"--lora-adapters {adapters[:200]}: adapters cannot be loaded yet")
 
 
 def _useless(name: str, reason: str) -> str:

@@ -97,7 +97,7 @@ class ModelNotFound(NotFound):
     """The request names a model that is not served here."""
 
 
-class AdapterNotFound(NotFound):
+class AdapterNotFound(ModelNotFound):
     """The request names an adapter that is not loaded."""
 
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import msgspec
 
+from dragoman.core.adapters import Adapters
 from dragoman.core.catalog import Catalog
 from dragoman.core.continuing import ContinueStore
 from dragoman.core.events import GenerationEvent, GenerationResult, PromptToken
@@ -42,7 +43,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
     ``template_variables``, ``template_members``: the names that its chat template reads, and the attributes and keys.
     ``tool_calls``: None where its chat template knows no tools, or calls them in an unknown format. ``reasoning``: None
-    where it is not known to write such blocks.
+    where it is not known to write such blocks. ``base``: of an adapter, the model that it changes; None for a model.
     """
 
     name: str
@@ -59,6 +60,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     template_members: frozenset[str] = frozenset()
     tool_calls: ToolCalls | None = None
     reasoning: ReasoningBlocks | None = None
+    base: str | None = None
 
 
 class Serving(Protocol):
@@ -74,6 +76,10 @@ class Serving(Protocol):
     def catalog(self) -> Catalog:
         """Which models there are, and how to change what is served."""
 
+    @property
+    def adapters(self) -> Adapters:
+        """Of the model that the running request began with."""
+
     def held(self) -> AbstractAsyncContextManager[None]:
         """For the time of one request: whatever model is loaded meanwhile, this task and those it starts keep the one
         that they began with. HTTP requests are held by the server; the messages of a WebSocket are each held by its
@@ -81,10 +87,13 @@ class Serving(Protocol):
         """
 
     def models(self) -> tuple[ModelCard, ...]:
-        """All served models, the default one first."""
+        """All served models, the default one first; then the adapters, each under its name."""
 
     def model(self, name: str | None) -> ModelCard:
-        """The card of the named (or default) model; ModelNotFound otherwise."""
+        """The card of the named (or default) model, or of an adapter; ModelNotFound otherwise."""
+
+    def adapter(self, name: str) -> ModelCard:
+        """The card of an adapter; requests whose ``model`` it is run with it. AdapterNotFound otherwise."""
 
     async def tokenize(self, prompt: Prompt, model: str | None = None, *, bounded: bool = True) -> tuple[int, ...]:
         """The token ids the prompt would be run with.

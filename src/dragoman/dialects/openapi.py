@@ -96,11 +96,14 @@ def _described(path: str, sharing: Sequence[Place], schemas: dict[str, Any]) -> 
         "responses": _responses(sharing, schemas),
     }
     names = re.findall(r"{(\w+)", path)
-    if names:
-        described["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-            for name in names
-        ]
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}} for name in names
+    ]
+    for header in dict.fromkeys(header for place in sharing for header in place.operation.reads):
+        value = {"type": "string", "pattern": f"^{header.pattern}$"}
+        parameters.append({"name": header.name, "in": "header", "description": header.note, "schema": value})
+    if parameters:
+        described["parameters"] = parameters
     bodies = [_body(place, schemas) for place in sharing if place.operation.table is not None]
     if bodies:
         schema = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}

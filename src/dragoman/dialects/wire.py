@@ -177,6 +177,17 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         return isinstance(self.body, dict) and any(name in self.body for name in names)
 
 
+class RequestHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """A header that an operation reads beside the body: its name, what it is for, and how its value is written.
+
+    ``pattern``: a regular expression for the whole value.
+    """
+
+    name: str
+    note: str
+    pattern: str
+
+
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """One method on one path of a dialect.
 
@@ -184,7 +195,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
         method: as HTTP has it. What answers GET answers HEAD too.
         path: in Starlette's notation, ``/models/{id:path}``.
         summary: one sentence for the documents.
-        table: describes the body, if it has one.
+        table: describes the body, if it has one. reads: headers that it reads beside it, for the documents.
         open: needs no API key, because the dialect's contract leaves it open. Never what generates.
         probe: a health check, which never needs an API key.
         scope: what a key must be good for.
@@ -200,6 +211,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
     handler: Handler
     table: Table | None = None
+    reads: tuple[RequestHeader, ...] = ()
     open: bool = False
     probe: bool = False
     scope: Literal["infer", "admin"] = "infer"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager
 
+from dragoman.core.adapters import Adapters
 from dragoman.core.errors import EngineUnavailable
 from dragoman.core.events import GenerationEvent, GenerationResult, PromptToken
 from dragoman.core.request import ChatPrompt, GenerationRequest, Prompt
@@ -29,6 +30,10 @@ class CurrentServing:
     def held(self) -> AbstractAsyncContextManager[None]:
         return self.catalog.held()
 
+    @property
+    def adapters(self) -> Adapters:
+        return self._serving.adapters
+
     def models(self) -> tuple[ModelCard, ...]:
         try:
             return self._serving.models()
@@ -37,6 +42,9 @@ class CurrentServing:
 
     def model(self, name: str | None) -> ModelCard:
         return self._serving.model(name)
+
+    def adapter(self, name: str) -> ModelCard:
+        return self._serving.adapter(name)
 
     async def tokenize(self, prompt: Prompt, model: str | None = None, *, bounded: bool = True) -> tuple[int, ...]:
         return await self._serving.tokenize(prompt, model, bounded=bounded)

@@ -19,6 +19,7 @@ from dragoman.core.observer import Observer
 from dragoman.dialects import DIALECTS
 from dragoman.dialects.wire import Dialect
 from dragoman.engine.messages import WorkerSettings
+from dragoman.server.adapter_shelf import AdapterSettings
 from dragoman.server.address import address_of, bound
 from dragoman.server.app import create_app
 from dragoman.server.connection import connection_class
@@ -26,7 +27,7 @@ from dragoman.server.continuing import IN_MEMORY, ContinueSettings
 from dragoman.server.figures import figures_listener, serve_figures
 from dragoman.server.hosting import chosen_dialect
 from dragoman.server.keys import Keyring
-from dragoman.server.opening import ONE_MODEL, House, open_house
+from dragoman.server.opening import NO_ADAPTERS, ONE_MODEL, House, open_house
 from dragoman.server.rotation import Progress
 from dragoman.server.settings import ServerSettings
 from dragoman.server.shelf import CatalogSettings
@@ -50,6 +51,7 @@ def serve(
     dialects: Sequence[Dialect] = DIALECTS,
     keys: Keyring = NO_KEYS,
     catalog: CatalogSettings = ONE_MODEL,
+    adapters: AdapterSettings = NO_ADAPTERS,
     continuing: ContinueSettings = IN_MEMORY,
     observers: Sequence[Observer] = (),
     progress: Progress = lambda stage, share: None,
@@ -60,7 +62,7 @@ def serve(
 
     ``worker`` says what the engine loads, ``folder`` holds the tokenizer and the chat template. Raises ModelError when
     the model cannot be loaded, DragomanError when the address cannot be listened on. ``catalog`` says what else may be
-    loaded later; ``progress`` is told how far the loading of the first model is.
+    loaded later, ``adapters`` which adapters; ``progress`` is told how far the loading of the first model is.
     """
     factory = uvicorn.Config(_nothing, loop="auto").get_loop_factory()
     with asyncio.Runner(loop_factory=factory) as runner:
@@ -72,6 +74,7 @@ def serve(
                 dialects=dialects,
                 keys=keys,
                 catalog=catalog,
+                adapters=adapters,
                 continuing=continuing,
                 observers=observers,
                 progress=progress,
@@ -89,6 +92,7 @@ async def run(
     dialects: Sequence[Dialect] = DIALECTS,
     keys: Keyring = NO_KEYS,
     catalog: CatalogSettings = ONE_MODEL,
+    adapters: AdapterSettings = NO_ADAPTERS,
     continuing: ContinueSettings = IN_MEMORY,
     observers: Sequence[Observer] = (),
     progress: Progress = lambda stage, share: None,
@@ -99,7 +103,7 @@ async def run(
     with contextlib.closing(bound(settings.host, settings.port)) as listener:
         figures = figures_listener(settings, dialects)
         async with open_house(
-            settings, worker, folder, catalog=catalog, continuing=continuing, progress=progress
+            settings, worker, folder, catalog=catalog, adapters=adapters, continuing=continuing, progress=progress
         ) as house:
             house.metrics.observers.extend(observers)
             server = Server(settings, house, opened, dialects=dialects, keys=keys)

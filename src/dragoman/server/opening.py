@@ -14,6 +14,7 @@ from dragoman.core.observer import ObservedStep
 from dragoman.engine.client import EngineClient
 from dragoman.engine.messages import EngineInfo, EngineStats, LoadModel, WorkerSettings
 from dragoman.models.source import source_name
+from dragoman.server.adapter_shelf import AdapterSettings, AdapterShelf
 from dragoman.server.admission import Admission
 from dragoman.server.continuing import IN_MEMORY, ContinueSettings, SqliteContinueStore
 from dragoman.server.current import CurrentServing
@@ -24,6 +25,7 @@ from dragoman.server.settings import ServerSettings
 from dragoman.server.shelf import CatalogSettings, Offer, Shelf, offer_of
 
 ONE_MODEL = CatalogSettings(fixed_model=True)
+NO_ADAPTERS = AdapterSettings()
 
 
 class House:
@@ -69,6 +71,7 @@ async def open_house(
     folder: Path,
     *,
     catalog: CatalogSettings = ONE_MODEL,
+    adapters: AdapterSettings = NO_ADAPTERS,
     continuing: ContinueSettings = IN_MEMORY,
     progress: Progress = lambda stage, share: None,
 ) -> AsyncIterator[House]:
@@ -89,6 +92,7 @@ async def open_house(
         metrics,
         admission,
         kept,
+        AdapterShelf(adapters, allow_downloads=catalog.offer_downloads),
         on_step=lambda before, after: metrics.tell(_step(before, after)),
     )
     rotation = Rotation(Shelf(catalog, first), opening, max_waiting=settings.max_waiting)

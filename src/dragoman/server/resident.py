@@ -15,6 +15,7 @@ from dragoman.engine.client import EngineClient, State
 from dragoman.engine.messages import EngineInfo, EngineStats, LoadModel, WorkerSettings
 from dragoman.models import ModelSettings, describe, plan
 from dragoman.models.memory import available_memory
+from dragoman.server.adapter_shelf import AdapterShelf
 from dragoman.server.admission import Admission
 from dragoman.server.continuing import SqliteContinueStore
 from dragoman.server.metrics import Metrics
@@ -118,9 +119,12 @@ class ModelOpening:
         metrics: Metrics,
         admission: Admission,
         continuing: SqliteContinueStore,
+        adapters: AdapterShelf,
         on_step: Step,
     ) -> None:
+        """``adapters``: those of the start are of the first model, and loaded with it."""
         self._settings, self._worker, self._folder = settings, worker, folder
+        self._adapters = adapters
         self._metrics, self._admission, self._continuing = metrics, admission, continuing
         self._on_step = on_step
         self._past: dict[str, float] = {}
@@ -190,7 +194,16 @@ class ModelOpening:
             admission=self._admission,
             timeout_s=self._settings.generation_timeout_s,
             continuing=self._continuing,
+            adapters=self._adapters,
         )
+        if is_first:
+            try:
+                await serving.adapters.load_first()
+            except BaseException:
+                await engine.close()
+                serving.close()
+                template.close()
+                raise
         engine.teach(lambda: served.vocabulary)
         engine.on_step = self._on_step
         return ModelResident(offer, engine, info, template, serving, self._past)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Protocol
 
@@ -34,7 +34,8 @@ from dragoman.core.events import (
 from dragoman.core.request import ChatPrompt, EngineRequest, GenerationRequest, Prompt, PromptEmbeddings
 from dragoman.core.sampling import MAX_SEED, EndingParams, LogprobParams
 from dragoman.core.serving import ModelCard
-from dragoman.models import AdapterInfo
+from dragoman.server.adapter_shelf import AdapterShelf
+from dragoman.server.adapters import NO_ADAPTERS, AdapterEngine, LoadedAdapters
 from dragoman.server.admission import Admission
 from dragoman.server.beams import check_beams
 from dragoman.server.catalog import FixedCatalog
@@ -63,7 +64,7 @@ class Events(Protocol):
     async def aclose(self) -> None: ...
 
 
-class Engine(Protocol):
+class Engine(AdapterEngine, Protocol):
     """What serving needs of the engine's client."""
 
     def submit(self, request: EngineRequest) -> Events: ...
@@ -71,16 +72,12 @@ class Engine(Protocol):
     def cancel(self, request_id: str, sequence: int | None = None) -> None:
         """End a request, or one of its sequences, with CANCELLED."""
 
-    @property
-    def adapters(self) -> Mapping[str, AdapterInfo]:
-        """Those that requests may name."""
-
 
 class EngineServing:
     """Serves one model. ``timeout_s`` bounds every generation, whatever a request asks.
 
     ``admission``: who may come in; several servings may share one. ``continuing``: where cut generations are kept; by
-    default in memory, and not for long.
+    default in memory, and not for long. ``adapters``: those that may be loaded.
     """
 
     def __init__(
@@ -92,10 +89,12 @@ class EngineServing:
         admission: Admission | None = None,
         timeout_s: float | None = None,
         continuing: SqliteContinueStore | None = None,
+        adapters: AdapterShelf = NO_ADAPTERS,
     ) -> None:
         self.continuing = continuing or SqliteContinueStore()
         self.admission = admission or Admission(DEFAULT_MAX_WAITING)
         self.catalog = FixedCatalog(model)
+        self.adapters = LoadedAdapters(engine, model.card, model.cards, adapters)
         self._engine = engine
         self._model = model
         self._observers = metrics.observers
@@ -109,15 +108,18 @@ class EngineServing:
         yield
 
     def models(self) -> tuple[ModelCard, ...]:
-        return tuple(self._model.cards.values())
+        return (*self._model.cards.values(), *self.adapters.cards.values())
 
     def model(self, name: str | None) -> ModelCard:
         if name is None:
             return self._model.card
-        card = self._model.cards.get(name)
+        card = self._model.cards.get(name) or self.adapters.cards.get(name)
         if card is None:
             raise ModelNotFound(f"The model '{name[:256]}' does not exist.", param="model")
         return card
+
+    def adapter(self, name: str) -> ModelCard:
+        return self.adapters.card(name)
 
     async def tokenize(self, prompt: Prompt, model: str | None = None, *, bounded: bool = True) -> tuple[int, ...]:
         self.model(model)
@@ -163,7 +165,9 @@ class EngineServing:
         """The events of ``count`` sequences."""
         arrived = asyncio.get_running_loop().time()
         meter = Meter(self._observers, request, count)
-        self.model(request.model)
+        card = self.model(request.model)
+        if card.base is not None:
+            request = msgspec.structs.replace(request, adapter=card.name)
         adapter = self._adapter(request)
         check_beams(request)
         request = _with_forced_length(request)

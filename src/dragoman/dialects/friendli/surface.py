@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from dragoman.core.errors import Forbidden, ModelNotFound
+from dragoman.core.errors import AdapterNotFound, Forbidden, ModelNotFound
 from dragoman.core.serving import ModelCard, Serving
 
 
@@ -29,8 +29,8 @@ class Target(msgspec.Struct, frozen=True):
 def target(surface: Surface, name: str | None, serving: Serving) -> Target:
     """What ``model`` means. Raises ModelNotFound.
 
-    Under /dedicated it is an endpoint, or one with the route of an adapter behind a colon, of which there are none yet.
-    In a container it is the route of an adapter; there the names of served models are good too.
+    Under /dedicated it is an endpoint, which answers name, or one with the route of an adapter behind a colon. In a
+    container it is the route of an adapter; there the names of served models are good too.
     """
     if name is None:
         return Target(serving.model(None), None)
@@ -41,8 +41,11 @@ def target(surface: Surface, name: str | None, serving: Serving) -> Target:
             raise
         endpoint, _, route = name.partition(":")
         serving.model(endpoint)
+    try:
+        return Target(serving.adapter(route), endpoint)
+    except AdapterNotFound:
         message = f"The endpoint '{endpoint[:256]}' has no adapter '{route[:256]}'."
-        raise ModelNotFound(message, param="model") from None
+        raise AdapterNotFound(message, param="model") from None
 
 
 def check_team(surface: Surface, team: str | None, teams: Collection[str]) -> None:

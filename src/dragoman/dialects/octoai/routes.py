@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from dragoman.core.errors import BadRequest, DragomanError, EngineUnavailable
+from dragoman.core.errors import AdapterNotFound, BadRequest, DragomanError, EngineUnavailable
 from dragoman.core.request import ChatPrompt, GenerationRequest
 from dragoman.core.serving import ModelCard, Serving
 from dragoman.dialects.answers import encoded, sse, stream_answer
@@ -18,7 +18,7 @@ from dragoman.dialects.octoai import chats, completions
 from dragoman.dialects.octoai.chat_fields import CHAT
 from dragoman.dialects.octoai.clients import claims
 from dragoman.dialects.octoai.errors import error_event
-from dragoman.dialects.octoai.fields import COMPLETIONS
+from dragoman.dialects.octoai.fields import COMPLETIONS, adapter_of
 from dragoman.dialects.octoai.head import Ends, Head
 from dragoman.dialects.octoai.logprobs import Wanted
 from dragoman.dialects.octoai.messages import has_neighbours, in_turns
@@ -69,8 +69,7 @@ class Api:
     async def completions(self, serving: Serving, exchange: Exchange) -> None:
         """``POST /v1/completions``."""
         values = (await exchange.read(COMPLETIONS, any_content_type=True)).values
-        card = serving.model(values["model"])
-        head = _head(card)
+        card, head = _asked(serving, values)
         requests = completion_requests(values, head.id, card)
         await self._prompt_log.add(head.id, "completions", values)
         wanted = Wanted(prompt=values["loglikelihood"], generated=values["logprobs"] is not None)
@@ -93,8 +92,7 @@ class Api:
     async def chat_completions(self, serving: Serving, exchange: Exchange) -> None:
         """``POST /v1/chat/completions``."""
         values = (await exchange.read(CHAT, any_content_type=True)).values
-        card = serving.model(values["model"])
-        head = _head(card)
+        card, head = _asked(serving, values)
         plan = octoai_plan(values, card)
         request = await _renderable(serving, chat_request(values, head.id, card, plan))
         await self._prompt_log.add(head.id, "chat completions", values)
@@ -138,8 +136,17 @@ async def _renderable(serving: Serving, request: GenerationRequest) -> Generatio
     return request
 
 
-def _head(card: ModelCard) -> Head:
-    return Head(f"cmpl-{secrets.token_hex(16)}", int(time.time()), card.name, card.fingerprint)
+def _asked(serving: Serving, values: dict[str, Any]) -> tuple[ModelCard, Head]:
+    """What the request runs with, the model or an adapter of it, and the head of the answer, which names the model.
+
+    Raises ModelNotFound.
+    """
+    model, adapter = serving.model(values["model"]), adapter_of(values)
+    try:
+        card = model if adapter is None else serving.adapter(adapter)
+    except AdapterNotFound as error:
+        raise AdapterNotFound(error.message, param="peft") from None
+    return card, Head(f"cmpl-{secrets.token_hex(16)}", int(time.time()), model.name, card.fingerprint)
 
 
 def _counted(values: dict[str, Any]) -> bool:

@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from dragoman.core.errors import BadRequest, ModelNotFound, UnsupportedFeature
+from dragoman.core.errors import BadRequest, UnsupportedFeature
 from dragoman.core.request import ChatPrompt, FillPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
 from dragoman.core.sampling import EndingParams, LogprobParams
 from dragoman.core.serving import ModelCard
 from dragoman.dialects.field import Table, ending_of, sampling_of
 from dragoman.dialects.octoai.chat_fields import CHAT
-from dragoman.dialects.octoai.fields import COMPLETIONS, adapter_of
+from dragoman.dialects.octoai.fields import COMPLETIONS
 from dragoman.dialects.octoai.messages import template_messages
 from dragoman.dialects.tools import ToolPlan
 
@@ -24,10 +24,8 @@ MAX_SEQUENCES = 2048
 def completion_requests(values: dict[str, Any], request_id: str, card: ModelCard) -> tuple[GenerationRequest, ...]:
     """One request for each prompt of a completion.
 
-    Raises BadRequest for fields that contradict each other, and for tokens that the model does not have; ModelNotFound
-    for adapters.
+    Raises BadRequest for fields that contradict each other, and for tokens that the model does not have.
     """
-    _check_adapter(values)
     prompts = _prompts(values, card)
     n, best_of = values["n"], values["best_of"]
     _check_best_of(n, best_of, "best_of", stream=values["stream"])
@@ -57,7 +55,6 @@ def completion_requests(values: dict[str, Any], request_id: str, card: ModelCard
 
 def chat_request(values: dict[str, Any], request_id: str, card: ModelCard, plan: ToolPlan) -> GenerationRequest:
     """The request of a chat completion, under the plan's constraint. Raises as ``completion_requests`` does."""
-    _check_adapter(values)
     engine = (values["octoai"] or {}).get("vllm") or {}
     best_of = engine.get("best_of")
     _check_best_of(values["n"], best_of, "octoai.vllm.best_of", stream=values["stream"])
@@ -133,12 +130,6 @@ def _seeds(values: dict[str, Any], table: Table) -> tuple[int, ...] | None:
 
 def _logprobs(top: int | None, prompt: bool) -> LogprobParams | None:
     return LogprobParams(top=top or 0, prompt=prompt) if top is not None or prompt else None
-
-
-def _check_adapter(values: dict[str, Any]) -> None:
-    name = adapter_of(values)
-    if name is not None:
-        raise ModelNotFound(f"The adapter `{name[:256]}` does not exist", param="peft")
 
 
 def _check_ids(card: ModelCard, param: str, ids: Iterable[int]) -> None:

@@ -21,13 +21,19 @@ from dragoman.core.request import GenerationRequest
 from dragoman.core.serving import Serving
 from dragoman.dialects.field import Reading, Table, Treatment
 from dragoman.dialects.kinds import Rule, Violation
-from dragoman.dialects.wire import Exchange
+from dragoman.dialects.wire import Exchange, RequestHeader
 
 HEADER = "x-request-continue"
 REPORT = "x-dragoman-continued"
 """The header of the answer: how many tokens there were before it."""
 
 _KEY = re.compile(r"[!-~]{1,256}")
+
+READS = RequestHeader(
+    name="X-Request-Continue",
+    note="A key of the client's own: while the generation is cut, the next call with the key goes on with it.",
+    pattern=_KEY.pattern,
+)
 
 _PROMPT = frozenset(
     {

@@ -216,11 +216,12 @@ class ChatStream:
 
 
 def model(card: ModelCard) -> dict[str, Any]:
-    """An entry of the model list; ``max_model_len`` is not OpenAI's, other engines give it under this name."""
-    return {
+    """An entry of the model list; ``max_model_len``, and ``parent`` of an adapter, are other engines' names."""
+    entry = {
         "id": card.name,
         "object": "model",
         "created": card.created,
         "owned_by": "dragoman",
         "max_model_len": card.context_tokens,
     }
+    return entry if card.base is None else entry | {"parent": card.base}

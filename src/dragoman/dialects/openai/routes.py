@@ -12,7 +12,7 @@ from dragoman.dialects.answers import encoded, stream_answer
 from dragoman.dialects.batch import generate_all
 from dragoman.dialects.field import Reading
 from dragoman.dialects.openai import render
-from dragoman.dialects.openai.continuing import Continuation, continuation
+from dragoman.dialects.openai.continuing import READS, Continuation, continuation
 from dragoman.dialects.openai.fields import CHAT, COMPLETIONS
 from dragoman.dialects.openai.tools import openai_plan
 from dragoman.dialects.openai.translate import chat_request, completion_requests
@@ -108,6 +108,7 @@ OPERATIONS = (
         summary="Continue one prompt or several.",
         handler=completions,
         table=COMPLETIONS,
+        reads=(READS,),
     ),
     Operation(
         method="POST",
@@ -115,6 +116,7 @@ OPERATIONS = (
         summary="Answer a conversation.",
         handler=chat_completions,
         table=CHAT,
+        reads=(READS,),
     ),
     Operation(method="GET", path="/v1/models", summary="List the served models.", handler=models),
     Operation(method="GET", path="/v1/models/{id:path}", summary="Describe a served model.", handler=model),

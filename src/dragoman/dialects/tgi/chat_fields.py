@@ -46,8 +46,8 @@ MODEL = Field(
     name="model",
     kind=String(),
     becomes="model",
-    note="The name of an adapter, of which there are none yet: whatever it names, the base model answers. A chat's "
-    "answer repeats it, unless it is `tgi`.",
+    note="The name of the adapter to run the model with; whatever else it is, the base model answers. A chat's answer "
+    "repeats it, unless it is `tgi`.",
 )
 
 SHARED: tuple[Field, ...] = (

@@ -95,6 +95,8 @@ def _parameters(
         # A switch in chats, a count in completions, where 0 asks for them too.
         logprobs=not (values["logprobs"] is None or values["logprobs"] is False),
         details=True,
+        adapter_id=None if values["model"] == "tgi" else values["model"],
+        any_adapter=True,
         constraint=constraint,
         grammar_fault=grammar_fault,
     )

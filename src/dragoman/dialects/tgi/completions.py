@@ -69,8 +69,9 @@ class Completions:
 
     async def openai_get_model_info(self, serving: Serving, exchange: Exchange) -> None:
         """``GET /v1/models``."""
-        name = serving.model(None).name
-        await exchange.reply(ModelsInfo("list", [ModelInfo(name, "model", 0, name)]))
+        own = serving.model(None)
+        names = [own.name, *(card.name for card in serving.models() if card.base is not None)]
+        await exchange.reply(ModelsInfo("list", [ModelInfo(name, "model", 0, own.name) for name in names]))
 
     async def _chunks(self, batch: Batch) -> AsyncGenerator[bytes, None]:
         yield READY

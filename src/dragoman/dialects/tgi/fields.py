@@ -125,8 +125,9 @@ PARAMETERS = Table(
         Field(
             name="adapter_id",
             kind=String(),
-            treatment=Treatment.REPORTED,
-            note="The name of an adapter. None can be loaded yet; as in the original, the base model answers then.",
+            becomes="model",
+            note="The name of the adapter to run the model with. While none is loaded the base model answers, as in "
+            "the original; then one that is not loaded is an error, unless `--tgi-quirk unknown-adapter-is-base`.",
         ),
     ),
 )

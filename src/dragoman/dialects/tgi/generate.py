@@ -13,6 +13,7 @@ from dragoman.core.request import TextPrompt
 from dragoman.core.serving import Serving
 from dragoman.dialects.kinds import Violation
 from dragoman.dialects.tgi import render
+from dragoman.dialects.tgi.adapters import report_adapter
 from dragoman.dialects.tgi.body import checked, read_json, shape_fault
 from dragoman.dialects.tgi.errors import Incomplete, IncompleteStream
 from dragoman.dialects.tgi.fields import COMPAT_GENERATE, GENERATE
@@ -38,25 +39,28 @@ class Generate:
 
     async def generate(self, serving: Serving, exchange: Exchange) -> None:
         """``POST /generate``: one answer."""
-        inputs, asked, _ = await self._read(exchange, await read_json(exchange), compat=False)
+        inputs, asked, _ = await self._read(serving, exchange, await read_json(exchange), compat=False)
         await self._whole(serving, exchange, inputs, asked, in_array=False)
 
     async def generate_stream(self, serving: Serving, exchange: Exchange) -> None:
         """``POST /generate_stream``."""
-        inputs, asked, _ = await self._read(exchange, await read_json(exchange), compat=False)
+        inputs, asked, _ = await self._read(serving, exchange, await read_json(exchange), compat=False)
         await self._stream(serving, exchange, inputs, asked)
 
     async def answer_compat(self, serving: Serving, exchange: Exchange, body: Any) -> None:
         """``POST /`` with a body that has been read."""
-        inputs, asked, streamed = await self._read(exchange, body, compat=True)
+        inputs, asked, streamed = await self._read(serving, exchange, body, compat=True)
         if streamed:
             await self._stream(serving, exchange, inputs, asked)
         else:
             await self._whole(serving, exchange, inputs, asked, in_array=True)
 
-    async def _read(self, exchange: Exchange, body: Any, *, compat: bool) -> tuple[str, Parameters, bool]:
+    async def _read(
+        self, serving: Serving, exchange: Exchange, body: Any, *, compat: bool
+    ) -> tuple[str, Parameters, bool]:
         """The inputs, the parameters, and whether a stream is asked for."""
         reading = await checked(exchange, COMPAT_GENERATE if compat else GENERATE, body)
+        report_adapter(exchange, reading, serving)
         values = reading.values
         fills = values["parameters"] is not None and "max_new_tokens" in body["parameters"]
         try:

@@ -10,6 +10,7 @@ import dragoman
 from dragoman.core.serving import Serving
 from dragoman.dialects.field import Field, Table
 from dragoman.dialects.kinds import ListOf, String, Violation
+from dragoman.dialects.tgi.adapters import report_adapter
 from dragoman.dialects.tgi.batch import continued, texts_of
 from dragoman.dialects.tgi.body import checked, read_json, shape_fault
 from dragoman.dialects.tgi.errors import BatchIncomplete, Fault, Unhealthy
@@ -126,7 +127,9 @@ class KServe:
 
     async def infer(self, serving: Serving, exchange: Exchange) -> None:
         """``POST /v2/models/{model}/versions/{version}/infer``."""
-        values = (await checked(exchange, INFER, await read_json(exchange))).values
+        reading = await checked(exchange, INFER, await read_json(exchange))
+        report_adapter(exchange, reading, serving)
+        values = reading.values
         inputs, outputs = values["inputs"], values["outputs"]
         if len(inputs) != len(outputs):
             raise LengthMismatch

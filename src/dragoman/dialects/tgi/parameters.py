@@ -17,6 +17,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
         logit_bias, presence_penalty: of the chat endpoint only.
         logprobs: whether the log-probabilities of the tokens are shown; they take a pass over the vocabulary each.
         details, decoder_input_details: what the answer shows of its tokens, and of the prompt's.
+        adapter_id: the adapter to run with. any_adapter: where there is none of that name, none is meant.
         constraint: what ``grammar`` comes to. grammar_fault: why it comes to nothing; said after everything else.
     """
 
@@ -41,6 +42,8 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     return_full_text: bool = False
     seed: int | None = None
     top_n_tokens: int | None = None
+    adapter_id: str | None = None
+    any_adapter: bool = False
     constraint: Constraint | None = None
     grammar_fault: str = ""
 

@@ -7,10 +7,13 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import NamedTuple
 
+import msgspec
+
 from dragoman.core.errors import BadRequest, GenerationFailed, GenerationTimeout
 from dragoman.core.events import FinishReason, GenerationDone, PromptReady, TextDelta, Timings, Token
 from dragoman.core.request import TextPrompt
 from dragoman.core.serving import Serving
+from dragoman.dialects.tgi.adapters import adapter_of
 from dragoman.dialects.tgi.errors import Incomplete, InvalidInput
 from dragoman.dialects.tgi.parameters import Parameters
 from dragoman.dialects.tgi.passage import Passage, Piece
@@ -88,9 +91,11 @@ class Run:
         self.input_tokens = len(prompt)
         self.budget = token_budget(asked, len(prompt), settings, limits)
         check_grammar(asked, settings)
+        adapter = adapter_of(asked, self._serving, self._service.quirks)
         seed = secrets.randbits(64) if asked.seed is None else asked.seed
         request_id = f"tgi-{secrets.token_hex(12)}"
         request = generation_request(request_id, prompt, asked, self.budget, seed, settings, self._service.quirks)
+        request = msgspec.structs.replace(request, model=adapter)
         before_s = self._exchange.elapsed_s
         try:
             async with aclosing(self._serving.stream(request)) as events:

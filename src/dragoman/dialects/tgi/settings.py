@@ -28,6 +28,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True):
         stop_sequence_finish: chats and completions name the end by a stop string ``stop_sequence``, not ``stop``.
         eos_token_finish: streamed completions name their own end ``eos_token``, not ``stop``.
         special_text: streamed completions show the text of special tokens.
+        unknown_adapter_is_base: the base model answers in place of an adapter that is not loaded.
     """
 
     empty_ids: bool = False
@@ -41,6 +42,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True):
     stop_sequence_finish: bool = False
     eos_token_finish: bool = False
     special_text: bool = False
+    unknown_adapter_is_base: bool = False
 
 
 class TgiSettings(msgspec.Struct, frozen=True, kw_only=True):

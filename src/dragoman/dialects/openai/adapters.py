@@ -1,0 +1,101 @@
+"""Loading and unloading adapters while the server runs, by the paths and names of other engines with this dialect."""
+
+from __future__ import annotations
+
+from dragoman.core.adapters import AdapterEntry
+from dragoman.core.serving import Serving
+from dragoman.dialects.field import Field, Table, Treatment
+from dragoman.dialects.kinds import Boolean, Integer, String
+from dragoman.dialects.wire import Exchange, Operation
+
+_NAME = Field(
+    name="lora_name",
+    kind=String(minimum=1, maximum=512),
+    required=True,
+    note="What requests call the adapter, in `model`.",
+)
+
+LOAD = Table(
+    name="load_lora_adapter",
+    fields=(
+        _NAME,
+        Field(
+            name="lora_path",
+            kind=String(minimum=1, maximum=4096),
+            note="A folder in `--adapters-folder`, by its name or path; with `--offer-downloads` also a repository of "
+            "the hub. Absent: what is offered under the name.",
+        ),
+        Field(
+            name="load_inplace",
+            kind=Boolean(),
+            default=False,
+            note="Put it in the place of the adapter that has the name already.",
+        ),
+    ),
+)
+
+UNLOAD = Table(
+    name="unload_lora_adapter",
+    fields=(
+        _NAME,
+        Field(
+            name="lora_int_id",
+            kind=Integer(),
+            treatment=Treatment.REPORTED,
+            note="No effect: an adapter is known by its name.",
+        ),
+    ),
+)
+
+
+async def load(serving: Serving, exchange: Exchange) -> None:
+    """``POST /v1/load_lora_adapter``: answers when requests may name it."""
+    values = (await exchange.read(LOAD)).values
+    name = values["lora_name"]
+    if values["load_inplace"] and any(card.base is not None and card.name == name for card in serving.models()):
+        await serving.adapters.unload(name)
+    await exchange.unless_gone(serving.adapters.load(name, values["lora_path"]))
+    await exchange.reply_text(f"Success: LoRA adapter '{name}' added successfully.")
+
+
+async def unload(serving: Serving, exchange: Exchange) -> None:
+    """``POST /v1/unload_lora_adapter``: requests that run with it are finished."""
+    name = (await exchange.read(UNLOAD)).values["lora_name"]
+    await serving.adapters.unload(name)
+    await exchange.reply_text(f"Success: LoRA adapter '{name}' removed successfully.")
+
+
+async def listed(serving: Serving, exchange: Exchange) -> None:
+    """``GET /v1/lora_adapters``: those that are loaded, and those that may be."""
+    await exchange.reply({"object": "list", "data": [_shown(entry) for entry in serving.adapters.entries()]})
+
+
+def _shown(entry: AdapterEntry) -> dict[str, object]:
+    shown = {"id": entry.name, "object": "lora_adapter", "loaded": entry.loaded}
+    return shown | ({"rank": entry.rank, "size_bytes": entry.size_bytes} if entry.loaded else {})
+
+
+OPERATIONS = (
+    Operation(
+        method="GET",
+        path="/v1/lora_adapters",
+        summary="List the adapters, loaded or not.",
+        handler=listed,
+    ),
+    Operation(
+        method="POST",
+        path="/v1/load_lora_adapter",
+        summary="Load an adapter.",
+        handler=load,
+        table=LOAD,
+        scope="admin",
+    ),
+    Operation(
+        method="POST",
+        path="/v1/unload_lora_adapter",
+        summary="Let no new request name an adapter.",
+        handler=unload,
+        table=UNLOAD,
+        scope="admin",
+    ),
+)

@@ -1,0 +1,105 @@
+"""The adapters that this server may be told to load, by the names that clients use for them.
+
+As with models, a name is only ever looked up: what a client writes becomes a path only where it lies in the folder that
+the operator offers, and a repository of the hub only where the operator lets clients download.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import msgspec
+
+from dragoman.core.errors import AdapterNotFound, DragomanError
+
+MAX_OFFERS = 1024
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_CONFIG = "adapter_config.json"
+
+
+class AdapterSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Which low-rank adapters requests may name.
+
+    Attributes:
+        lora_adapters: adapters to load at the start, a list with commas: REPOSITORY, REPOSITORY@REVISION, NAME=FOLDER
+            or NAME=REPOSITORY@REVISION, in PEFT's format.
+        adapters_folder: each folder in it that holds an adapter may be loaded, under its own name, while the server
+            runs.
+    """
+
+    PANEL: ClassVar[str] = "Models"
+
+    lora_adapters: str | None = None
+    adapters_folder: str | None = None
+
+
+class AdapterOffer(NamedTuple):
+    """An adapter under a name: a folder, or a repository of the hub at a revision."""
+
+    name: str
+    source: str
+    revision: str | None = None
+
+
+class AdapterShelf:
+    """All offers. ``allow_downloads``: clients may name any repository of the hub."""
+
+    def __init__(self, settings: AdapterSettings, *, allow_downloads: bool = False) -> None:
+        """Raises DragomanError for a list that is none."""
+        self.first = read_list(settings.lora_adapters)
+        self._folder = None if settings.adapters_folder is None else Path(settings.adapters_folder).expanduser()
+        self._allow_downloads = allow_downloads
+
+    def offers(self) -> Iterator[AdapterOffer]:
+        """Those of the start, and those in the folder; reads the folder."""
+        yield from self.first
+        named = {offer.name for offer in self.first}
+        for path in self._inside():
+            if path.name not in named:
+                yield AdapterOffer(path.name, str(path))
+
+    def find(self, name: str, source: str | None = None) -> AdapterOffer:
+        """What is to be loaded as ``name``. Reads the folder. Raises AdapterNotFound."""
+        if source is None or source == name:
+            for offer in self.offers():
+                if offer.name == name:
+                    return offer
+            source = name
+        for path in self._inside():
+            if source in (path.name, str(path), str(path.resolve())):
+                return AdapterOffer(name, str(path))
+        if self._allow_downloads and _HUB_ID.fullmatch(source) and not Path(source).exists():
+            return AdapterOffer(name, source)
+        raise AdapterNotFound(f"There is no adapter '{source[:256]}' to load.", param="lora_path")
+
+    def _inside(self) -> list[Path]:
+        if self._folder is None:
+            return []
+        try:
+            found = sorted(path for path in self._folder.iterdir() if (path / _CONFIG).is_file())
+        except OSError:
+            return []
+        return found[:MAX_OFFERS]
+
+
+def read_list(text: str | None) -> tuple[AdapterOffer, ...]:
+    """The adapters of ``--lora-adapters``. Raises DragomanError naming the one that cannot be read."""
+    offers = tuple(_read(item) for item in text.split(",")) if text and text.strip() else ()
+    names = [offer.name for offer in offers]
+    for name in names:
+        if names.count(name) > 1:
+            raise DragomanError(f"--lora-adapters: two adapters are called {name}")
+    return offers
+
+
+def _read(item: str) -> AdapterOffer:
+    """``repository``, ``repository@revision``, ``name=source`` or ``name=source@revision``."""
+    name, equals, rest = item.strip().partition("=")
+    source, at, revision = (rest if equals else name).partition("@")
+    name = name if equals else source
+    if item.count("=") > 1 or item.count("@") > 1 or not (name and source and (revision or not at)):
+        raise DragomanError(f"Invalid LoRA adapter format: {item}")
+    return AdapterOffer(name, source, revision or None)

@@ -1,0 +1,101 @@
+"""The adapters of one model in memory: what is loaded, what may be, and the cards under which clients know them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+
+from dragoman.core.adapters import AdapterEntry
+from dragoman.core.errors import AdapterNotFound, Conflict, LoadFailed, ModelError
+from dragoman.core.serving import ModelCard
+from dragoman.models import AdapterInfo
+from dragoman.server.adapter_shelf import AdapterOffer, AdapterSettings, AdapterShelf
+
+NO_ADAPTERS = AdapterShelf(AdapterSettings())
+
+
+class AdapterEngine(Protocol):
+    """What is needed of the engine's client: it keeps what it has loaded over a new start of its process."""
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterInfo]: ...
+
+    async def load_adapter(self, name: str, source: str) -> AdapterInfo:
+        """Load the adapter in a folder. Raises ModelError for one that cannot be read or is another model's, Conflict,
+        BadRequest."""
+
+    async def unload_adapter(self, name: str) -> None: ...
+
+
+class LoadedAdapters:
+    """``core.adapters.Adapters`` over an engine. All methods belong to one event loop."""
+
+    def __init__(
+        self, engine: AdapterEngine, base: ModelCard, names: Mapping[str, object], shelf: AdapterShelf
+    ) -> None:
+        """``names``: those of the model, which no adapter may have."""
+        self._engine, self._base, self._names, self._shelf = engine, base, names, shelf
+        self._cards: dict[str, ModelCard] = {}
+        self._changing = asyncio.Lock()
+
+    @property
+    def cards(self) -> Mapping[str, ModelCard]:
+        """Of those that are loaded, by name."""
+        return self._cards
+
+    def card(self, name: str) -> ModelCard:
+        """Raises AdapterNotFound."""
+        card = self._cards.get(name)
+        if card is None:
+            raise AdapterNotFound(f"The adapter '{name[:256]}' does not exist.", param="model")
+        return card
+
+    def entries(self) -> tuple[AdapterEntry, ...]:
+        loaded = [_entry(name, self._engine.adapters[name]) for name in self._cards]
+        offered = [offer.name for offer in self._shelf.offers() if offer.name not in self._cards]
+        return (*loaded, *(AdapterEntry(name=name, loaded=False) for name in offered))
+
+    async def load(self, name: str, source: str | None = None) -> AdapterEntry:
+        async with self._changing:
+            if name in self._names:
+                raise Conflict(f"'{name}' is the name of the model.", param="lora_name")
+            offer = await asyncio.to_thread(self._shelf.find, name, source)
+            loaded = self._engine.adapters.get(name) if name in self._cards else None
+            if loaded is not None and source is not None and loaded.source != offer.source:
+                raise Conflict(f"Another adapter '{name}' is loaded: unload it first.", param="lora_name")
+            return _entry(name, loaded) if loaded is not None else await self._load(offer)
+
+    async def load_first(self) -> None:
+        """Those of the start. Raises ModelError."""
+        for offer in self._shelf.first:
+            if offer.name in self._names:
+                raise ModelError(f"--lora-adapters: {offer.name} is the name of the model")
+            try:
+                await self._load(offer)
+            except LoadFailed as error:
+                raise ModelError(error.message) from error
+
+    async def unload(self, name: str) -> AdapterEntry:
+        async with self._changing:
+            self.card(name)
+            del self._cards[name]
+            await self._engine.unload_adapter(name)
+            return AdapterEntry(name=name, loaded=False)
+
+    async def _load(self, offer: AdapterOffer) -> AdapterEntry:
+        try:
+            info = await self._engine.load_adapter(offer.name, offer.source)
+        except ModelError as error:
+            raise LoadFailed(f"The adapter '{offer.name}' cannot be loaded: {error.message}") from error
+        self._cards[offer.name] = msgspec.structs.replace(
+            self._base, name=offer.name, created=int(time.time()), fingerprint=info.fingerprint, base=self._base.name
+        )
+        return _entry(offer.name, info)
+
+
+def _entry(name: str, info: AdapterInfo) -> AdapterEntry:
+    return AdapterEntry(name=name, loaded=True, rank=info.rank, size_bytes=info.nbytes)

@@ -1,0 +1,181 @@
+"""Adapters through every dialect that can name one: the same adapter is the same text, whoever asks and however."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from stub_house import RunningServer, running_server
+
+from dragoman.server.adapter_shelf import AdapterSettings
+
+PROMPT = "hello there"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server that starts with one adapter, ``poems``, and offers others."""
+    folder = tmp_path_factory.mktemp("adapters")
+    for name in ("poems", "recipes", "letters"):
+        (folder / name).mkdir()
+        (folder / name / "adapter_config.json").write_text("{}")
+    settings = AdapterSettings(lora_adapters=f"poems={folder / 'poems'}", adapters_folder=str(folder))
+    with running_server(adapters=settings) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def http(server: RunningServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=20) as client:
+        yield client
+
+
+@pytest.fixture
+def recipes(http: httpx.Client) -> Iterator[str]:
+    """The name of an adapter that is loaded for one test."""
+    answer = http.post("/v1/load_lora_adapter", json={"lora_name": "recipes"})
+    assert (answer.status_code, answer.text) == (200, "Success: LoRA adapter 'recipes' added successfully.")
+    yield "recipes"
+    assert http.post("/v1/unload_lora_adapter", json={"lora_name": "recipes"}).status_code in (200, 404)
+
+
+def openai_text(http: httpx.Client, model: str | None, path: str = "/v1/completions") -> str:
+    body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    answer = http.post(path, json=body if model is None else body | {"model": model})
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["text"])
+
+
+def tgi_text(http: httpx.Client, adapter: str | None) -> str:
+    parameters: dict[str, Any] = {"max_new_tokens": 12}
+    answer = http.post("/tgi/generate", json={"inputs": PROMPT, "parameters": parameters | {"adapter_id": adapter}})
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["generated_text"])
+
+
+def test_the_list_of_models_has_the_adapters(http: httpx.Client, recipes: str) -> None:
+    listed = {entry["id"]: entry.get("parent") for entry in http.get("/v1/models").json()["data"]}
+    assert {"stub": None, "poems": "stub", "recipes": "stub"}.items() <= listed.items()
+    assert "letters" not in listed
+    assert http.get("/v1/models/poems").json()["parent"] == "stub"
+    assert [entry["id"] for entry in http.get("/tgi/v1/models").json()["data"]] == ["stub", "poems", "recipes"]
+
+
+def test_the_list_of_adapters_says_what_can_be_loaded(http: httpx.Client) -> None:
+    listed = {entry["id"]: entry["loaded"] for entry in http.get("/v1/lora_adapters").json()["data"]}
+    assert listed == {"poems": True, "letters": False, "recipes": False}
+
+
+def test_an_adapter_is_a_model_of_its_own_to_openai_s_package(server: RunningServer, recipes: str) -> None:
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+        texts = {}
+        for name in ("stub", "poems", recipes):
+            answer = client.completions.create(model=name, prompt=PROMPT, max_tokens=12, temperature=0)
+            assert answer.model == name
+            texts[name] = (answer.choices[0].text, answer.system_fingerprint)
+            again = client.completions.create(model=name, prompt=PROMPT, max_tokens=12, temperature=0)
+            assert (again.choices[0].text, again.system_fingerprint) == texts[name]
+        assert len(set(texts.values())) == 3
+        assert len({fingerprint for _, fingerprint in texts.values()}) == 3
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(model="letters", prompt=PROMPT)
+
+
+def test_every_dialect_means_the_same_adapter(http: httpx.Client, recipes: str) -> None:
+    base, poems, wanted = (openai_text(http, name) for name in (None, "poems", recipes))
+    assert len({base, poems, wanted}) == 3
+    assert tgi_text(http, None) == base
+    assert tgi_text(http, recipes) == wanted
+    shared = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+    answer = http.post("/octoai/v1/completions", json=shared | {"model": "stub", "peft": recipes, "ignore_eos": True})
+    assert (answer.json()["choices"][0]["text"], answer.json()["model"]) == (wanted, "stub")
+    friendli = shared | {"top_k": 1, "eos_token": [511]}
+    answer = http.post("/dedicated/v1/completions", json=friendli | {"model": f"stub:{recipes}"})
+    assert (answer.json()["choices"][0]["text"], answer.json()["model"]) == (wanted, "stub")
+    answer = http.post("/friendli/v1/completions", json=friendli | {"model": recipes})
+    assert (answer.json()["choices"][0]["text"], answer.json()["model"]) == (wanted, recipes)
+
+
+def test_chats_run_with_the_adapter_that_model_names(http: httpx.Client) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+
+    def text(path: str, **more: Any) -> str:
+        body = {"messages": messages, "max_tokens": 8, "temperature": 0} | more
+        answer = http.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["message"]["content"])
+
+    base, poems = text("/v1/chat/completions", model="stub"), text("/v1/chat/completions", model="poems")
+    assert base != poems
+    assert text("/tgi/v1/chat/completions", model="poems") == poems
+    assert text("/tgi/v1/chat/completions", model="tgi") == base
+    assert text("/tgi/v1/chat/completions", model="dummy") == base
+    assert text("/octoai/v1/chat/completions", model="stub", peft="poems") == poems
+    assert text("/octoai/v1/chat/completions", model="stub", octoai={"loras": ["poems"]}) == poems
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/completions", {"model": "nothing", "prompt": "x"}, 404),
+        ("/octoai/v1/completions", {"model": "stub", "prompt": "x", "peft": "nothing"}, 404),
+        ("/dedicated/v1/completions", {"model": "stub:nothing", "prompt": "x"}, 404),
+        ("/dedicated/v1/completions", {"model": "nothing:poems", "prompt": "x"}, 404),
+        ("/friendli/v1/completions", {"model": "nothing", "prompt": "x"}, 404),
+        ("/tgi/generate", {"inputs": "x", "parameters": {"adapter_id": "nothing"}}, 422),
+        ("/v1/load_lora_adapter", {"lora_name": "nothing"}, 404),
+        ("/v1/load_lora_adapter", {"lora_name": "mine", "lora_path": "/etc"}, 404),
+        ("/v1/load_lora_adapter", {"lora_name": "stub", "lora_path": "recipes"}, 409),
+        ("/v1/load_lora_adapter", {"lora_name": "poems", "lora_path": "recipes"}, 409),
+        ("/v1/unload_lora_adapter", {"lora_name": "nothing"}, 404),
+    ],
+)
+def test_an_adapter_that_is_not_there(http: httpx.Client, path: str, body: dict[str, Any], status: int) -> None:
+    answer = http.post(path, json=body)
+    assert answer.status_code == status, answer.text
+
+
+def test_an_adapter_of_a_client_s_own_name(http: httpx.Client, recipes: str) -> None:
+    assert http.post("/v1/load_lora_adapter", json={"lora_name": "mine", "lora_path": "recipes"}).status_code == 200
+    assert openai_text(http, "mine") == openai_text(http, recipes)
+    assert http.post("/v1/unload_lora_adapter", json={"lora_name": "mine"}).status_code == 200
+    assert openai_text(http, recipes), "the other name stays"
+
+
+def test_another_in_the_place_of_one(http: httpx.Client, recipes: str) -> None:
+    before = openai_text(http, recipes)
+    body = {"lora_name": recipes, "lora_path": "letters", "load_inplace": True}
+    assert http.post("/v1/load_lora_adapter", json=body).status_code == 200
+    assert openai_text(http, recipes) != before
+
+
+def test_loading_twice_changes_nothing(http: httpx.Client, recipes: str) -> None:
+    before = openai_text(http, recipes)
+    assert http.post("/v1/load_lora_adapter", json={"lora_name": recipes}).status_code == 200
+    assert openai_text(http, recipes) == before
+
+
+def test_an_unloaded_adapter_is_gone(http: httpx.Client, recipes: str) -> None:
+    assert http.post("/v1/unload_lora_adapter", json={"lora_name": recipes}).status_code == 200
+    assert http.post("/v1/completions", json={"model": recipes, "prompt": "x"}).status_code == 404
+
+
+def test_tgi_without_any_adapter_answers_with_the_base_model_and_says_so() -> None:
+    with running_server() as server, httpx.Client(base_url=server.url, timeout=20) as http:
+        body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 12, "adapter_id": "poems"}}
+        answer = http.post("/tgi/generate", json=body)
+        assert answer.status_code == 200
+        assert answer.json()["generated_text"] == tgi_text(http, None)
+        assert answer.headers["x-dragoman-warnings"] == "ignored: parameters.adapter_id"
+
+
+def test_a_start_with_an_adapter_that_cannot_be_loaded_fails(tmp_path: Path) -> None:
+    from dragoman.core.errors import ModelError
+
+    settings = AdapterSettings(lora_adapters=f"poems={'missing'}")
+    with pytest.raises(ModelError, match="poems"), running_server(adapters=settings):
+        pass

@@ -1,0 +1,79 @@
+"""Which adapters a server may be told to load: what the operator names, and nothing that a client makes a path of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dragoman.core.errors import AdapterNotFound, DragomanError
+from dragoman.server.adapter_shelf import AdapterOffer, AdapterSettings, AdapterShelf, read_list
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("poems", "recipes"):
+        (tmp_path / "adapters" / name).mkdir(parents=True)
+        (tmp_path / "adapters" / name / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapters" / "empty").mkdir()
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "adapter_config.json").write_text("{}")
+    return tmp_path / "adapters"
+
+
+@pytest.mark.parametrize(
+    ("text", "offers"),
+    [
+        (None, ()),
+        (" ", ()),
+        ("org/poems", (AdapterOffer("org/poems", "org/poems"),)),
+        ("org/poems@v1", (AdapterOffer("org/poems", "org/poems", "v1"),)),
+        ("poems=/data/poems", (AdapterOffer("poems", "/data/poems"),)),
+        ("poems=org/poems@v1", (AdapterOffer("poems", "org/poems", "v1"),)),
+        (
+            "org/poems, recipes=/data/recipes",
+            (AdapterOffer("org/poems", "org/poems"), AdapterOffer("recipes", "/data/recipes")),
+        ),
+    ],
+)
+def test_the_list_of_the_start(text: str | None, offers: tuple[AdapterOffer, ...]) -> None:
+    assert read_list(text) == offers
+
+
+@pytest.mark.parametrize("item", ["a@b@c", "n=a=b", "", "=a", "n=", "a@", "@b", "n=a@"])
+def test_what_is_no_adapter_is_named(item: str) -> None:
+    with pytest.raises(DragomanError, match=f"^Invalid LoRA adapter format: {item}$"):
+        read_list(f"good,{item}")
+
+
+def test_two_of_one_name() -> None:
+    with pytest.raises(DragomanError, match="two adapters are called a"):
+        read_list("a=/x,a=/y")
+
+
+def test_the_folder_offers_what_holds_an_adapter(folder: Path) -> None:
+    shelf = AdapterShelf(AdapterSettings(lora_adapters="poems=/elsewhere", adapters_folder=str(folder)))
+    assert [(offer.name, offer.source) for offer in shelf.offers()] == [
+        ("poems", "/elsewhere"),
+        ("recipes", str(folder / "recipes")),
+    ]
+    assert shelf.find("recipes").source == str(folder / "recipes")
+    assert shelf.find("mine", "recipes") == AdapterOffer("mine", str(folder / "recipes"))
+    assert shelf.find("mine", str(folder / "recipes")) == AdapterOffer("mine", str(folder / "recipes"))
+
+
+@pytest.mark.parametrize("source", ["../secret", "{folder}/../secret", "/etc", "empty", "nothing", "org/poems", "."])
+def test_a_client_s_words_never_become_a_path(folder: Path, source: str) -> None:
+    shelf = AdapterShelf(AdapterSettings(adapters_folder=str(folder)))
+    with pytest.raises(AdapterNotFound):
+        shelf.find("mine", source.format(folder=folder))
+    with pytest.raises(AdapterNotFound):
+        shelf.find(source.format(folder=folder))
+
+
+def test_repositories_only_where_downloads_are_offered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = AdapterShelf(AdapterSettings(), allow_downloads=True)
+    assert shelf.find("mine", "org/poems") == AdapterOffer("mine", "org/poems")
+    monkeypatch.chdir(folder.parent)
+    with pytest.raises(AdapterNotFound):
+        shelf.find("mine", "adapters/poems")  # a folder here, and nobody's to name
