@@ -37,6 +37,8 @@ class ReadyMade:
     max_sequences = 64
     max_logit_rows = 64
     max_adapters = 0
+    encoder_context = 0
+    window = 0
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size

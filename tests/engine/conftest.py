@@ -15,23 +15,27 @@ from dragoman.models.settings import Precision
 sys.path.insert(0, str(Path(__file__).parent))
 
 from simulation import stub
-from tiny_model import make_tiny_llama, make_tiny_mixture
+from tiny_model import make_tiny_llama, make_tiny_mistral, make_tiny_mixture
+
+_MAKERS = {"int8 mixture": make_tiny_mixture, "window": make_tiny_mistral}
 
 
 @pytest.fixture(scope="session")
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runner:
     """By name: the stub, whose logits depend on every cell of the history, or a small decoder in that precision.
 
-    "int8 kv" has its keys and values in int8, beside weights in bfloat16; "int8 mixture" has experts.
+    "int8 kv" has its keys and values in int8, beside weights in bfloat16; "int8 mixture" has experts; "window" sees 70
+    positions in every layer.
     """
     if "stub" in request.param:
         limits = {"num_blocks": 256, "max_tokens": 256, "max_sequences": 64, "max_logit_rows": 64}
-        return stub(vocab_size=199, period=19 if request.param == "repeating stub" else 0, **limits)
-    make = make_tiny_mixture if request.param == "int8 mixture" else make_tiny_llama
+        window = 40 if request.param == "stub with a window" else 0
+        return stub(vocab_size=199, period=19 if request.param == "repeating stub" else 0, window=window, **limits)
+    make = _MAKERS.get(request.param, make_tiny_llama)
     folder = make(tmp_path_factory.mktemp("tiny"))
     if request.param == "int8 kv":
         settings = models.ModelSettings(precision="bfloat16", kv_precision="int8", max_tokens=256, cache_bytes=0)
     else:
-        precision = cast(Precision, request.param.removesuffix(" mixture"))
+        precision = cast(Precision, {"int8 mixture": "int8", "window": "bfloat16"}.get(request.param, request.param))
         settings = models.ModelSettings(precision=precision, max_tokens=256, cache_bytes=0)
     return models.load(folder, settings)

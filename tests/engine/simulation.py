@@ -123,7 +123,7 @@ class Limited:
             setattr(self, name, min(value, limits.get(name, value)))
 
 
-_SIZES = ("vocab_size", "hidden_size", "block_size", "num_blocks", "max_context", "encoder_context")
+_SIZES = ("vocab_size", "hidden_size", "block_size", "num_blocks", "max_context", "encoder_context", "window")
 _STEP_LIMITS = ("max_tokens", "max_sequences", "max_logit_rows")
 
 

@@ -21,7 +21,8 @@ from dragoman.engine.runner import Runner
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models.settings import Precision
 
-REAL = (*get_args(Precision), "int8 kv", "int8 mixture")
+VARIANTS = ("int8 kv", "int8 mixture", "window")
+REAL = (*get_args(Precision), *VARIANTS)
 
 
 def on_models(stub: int, real: int) -> pytest.MarkDecorator:
@@ -29,7 +30,8 @@ def on_models(stub: int, real: int) -> pytest.MarkDecorator:
 
     The first of four cases also without speculation. The stub that repeats is the one whose drafts come true.
     """
-    counts = {"stub": stub // 2, "repeating stub": stub, **dict.fromkeys(REAL, real)}
+    counts = {"stub": stub // 2, "repeating stub": stub, "stub with a window": stub // 4}
+    counts |= dict.fromkeys(get_args(Precision), real) | dict.fromkeys(VARIANTS, max(1, real // 2))
     cases = [(model, case, rows) for model in counts for case in range(counts[model]) for rows in _draft_rows(case)]
     return pytest.mark.parametrize(("runner", "case", "speculation"), cases, indirect=["runner"])
 

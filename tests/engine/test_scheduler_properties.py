@@ -16,6 +16,7 @@ from dragoman.core.request import EngineRequest
 from dragoman.engine.engine import Engine
 from dragoman.engine.messages import StepOutput
 from dragoman.engine.settings import SchedulerSettings
+from dragoman.models.memory import blocks_held
 
 VOCAB = 61
 
@@ -30,11 +31,21 @@ class Traffic(RuleBasedStateMachine):
         mixed=st.integers(1, 40),
         prefix_cache=st.booleans(),
         speculation=st.sampled_from([0, 5, 16]),
+        window=st.sampled_from([0, 0, 7, 33, 150]),
     )
     def start(
-        self, num_blocks: int, step_tokens: int, max_running: int, mixed: int, prefix_cache: bool, speculation: int
+        self,
+        num_blocks: int,
+        step_tokens: int,
+        max_running: int,
+        mixed: int,
+        prefix_cache: bool,
+        speculation: int,
+        window: int,
     ) -> None:
-        self.runner = stub(vocab_size=VOCAB, num_blocks=num_blocks, max_context=700, max_logit_rows=16, period=6)
+        stubs = {"vocab_size": VOCAB, "max_context": 700, "max_logit_rows": 16, "period": 6, "window": window}
+        self.runner = stub(num_blocks=num_blocks, **stubs)
+        self.reference = stub(num_blocks=32, **stubs)
         limits = SchedulerSettings(
             step_tokens=step_tokens,
             max_running=max_running,
@@ -121,13 +132,15 @@ class Traffic(RuleBasedStateMachine):
         for request in self.requests.values():
             transcript, cancelled = self.transcripts[request.request_id], self.cancelled[request.request_id]
             assert set(transcript.finish) == set(range(len(request.seeds))) - cancelled
-            too_long = len(request.prompt) + request.max_tokens > cache.num_blocks * cache.block_size
+            tokens, scheduler = len(request.prompt) + request.max_tokens, self.engine.scheduler
+            held = blocks_held(tokens, scheduler.window, scheduler.step_tokens, cache.block_size)
+            too_long = held > cache.num_blocks
             assert (FinishReason.ERROR in transcript.finish.values()) <= too_long
         for request in list(self.requests.values())[:3]:
             if not self.cancelled[request.request_id] and FinishReason.ERROR not in (
                 self.transcripts[request.request_id].finish.values()
             ):
-                assert self.transcripts[request.request_id] == run_alone(self.runner, request)
+                assert self.transcripts[request.request_id] == run_alone(self.reference, request)
 
 
 TestTraffic = Traffic.TestCase
@@ -151,6 +164,7 @@ def test_a_busy_day(seed: int) -> None:
         mixed=rng.randint(1, 40),
         prefix_cache=rng.random() < 0.9,
         speculation=rng.choice([0, 5, 16]),
+        window=rng.choice([0, 7, 33, 150]),
     )
     for _ in range(60):
         chance = rng.random()

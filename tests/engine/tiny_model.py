@@ -39,6 +39,12 @@ def make_tiny_llama(folder: Path) -> Path:
     return _make(folder, CONFIG, {"": 96})
 
 
+def make_tiny_mistral(folder: Path) -> Path:
+    """The same where 70 positions are seen, in every layer."""
+    sliding = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 70}
+    return _make(folder, CONFIG | sliding, {"": 96})
+
+
 def make_tiny_mixture(folder: Path) -> Path:
     """The same with experts, a shared one among them, in place of each feed-forward network."""
     experts = {f"experts.{expert}.": 32 for expert in range(6)}

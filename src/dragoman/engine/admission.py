@@ -15,6 +15,7 @@ from dragoman.core.errors import BadRequest, ContextOverflow
 from dragoman.core.request import EngineRequest, PromptEmbeddings
 from dragoman.core.sampling import MAX_BEAMS, MAX_SEED, BeamParams, SamplingParams
 from dragoman.engine.runner import Runner
+from dragoman.models.memory import blocks_held
 
 _MOST_TOP_K = 2**31 - 1
 _MOST_FLOAT32 = 3.4e38
@@ -23,8 +24,8 @@ _MOST_MIROSTAT = 1000.0
 _MOST_WATERMARK = 1000.0
 
 
-def check(request: EngineRequest, runner: Runner) -> None:
-    """BadRequest or ContextOverflow where ``runner`` can never serve the request."""
+def check(request: EngineRequest, runner: Runner, step_tokens: int) -> None:
+    """BadRequest or ContextOverflow where ``runner`` can never serve the request, in steps of so many tokens."""
     count, total = len(request.seeds), len(request.prompt) + request.max_tokens
     if not request.prompt or not count or request.max_tokens < 0:
         raise BadRequest("a request needs a prompt, a seed for each sequence, and a length that is not negative")
@@ -36,7 +37,8 @@ def check(request: EngineRequest, runner: Runner) -> None:
         raise ContextOverflow(f"{total} tokens are more than the context of {runner.max_context}")
     _check_encoder_input(request, runner)
     size = runner.block_size
-    if -(-total // size) - (-len(request.encoder_input) // size) > runner.num_blocks:
+    encoder_blocks = -(-len(request.encoder_input) // size)
+    if blocks_held(total, runner.window, step_tokens, size) + encoder_blocks > runner.num_blocks:
         total += len(request.encoder_input)
         raise ContextOverflow(
             f"{total} tokens are more than the {runner.num_blocks * size} that the cache can ever hold"

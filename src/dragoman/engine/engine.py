@@ -58,7 +58,7 @@ class Engine:
         try:
             if request.request_id in self.scheduler.groups or request.request_id in self._grammars:
                 raise BadRequest(f"a request {request.request_id!r} is running already")
-            admission.check(request, self.runner)
+            admission.check(request, self.runner, self.scheduler.step_tokens)
             adapter = None if request.adapter is None else self.adapters[request.adapter]
             if request.grammar is None:
                 self._admit(Prepared(request), adapter)

@@ -7,6 +7,14 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
+NOT_HELD = -1
+"""In place of a block that its sequence does not see any more. It has no owner: releasing and sharing pass over it."""
+
+
+def first_seen_block(computed: int, window: int, block_size: int) -> int:
+    """The first block of which the token behind ``computed`` ones sees anything; ``window`` 0: it sees all."""
+    return max(0, computed - window + 1) // block_size if window else 0
+
 
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
     """Name of a full block: its tokens and, through ``parent``, everything before them.
@@ -58,13 +66,31 @@ class KVCache:
             blocks.append(block)
         return blocks
 
+    def match_window(self, hashes: Sequence[bytes], window: int) -> list[int]:
+        """The same where a token sees ``window`` positions: of the longest prefix that a sequence can go on behind, the
+        blocks that the next token sees, and NOT_HELD for those before. 0: all have to be there.
+        """
+        if not window:
+            return self.match(hashes)
+        blocks = [self._block_of.get(name, NOT_HELD) for name in hashes]
+        end = unbroken = 0  # where the blocks without a gap before the current one begin
+        for index, block in enumerate(blocks):
+            if block == NOT_HELD:
+                unbroken = index + 1
+            elif unbroken <= first_seen_block((index + 1) * self.block_size, window, self.block_size):
+                end = index + 1
+        first = first_seen_block(end * self.block_size, window, self.block_size)
+        return [NOT_HELD] * first + blocks[first:end]
+
     def ownerless(self, blocks: Iterable[int]) -> int:
         """How many of these blocks ``available`` would lose if they were shared."""
-        return sum(self._owners[block] == 0 for block in blocks)
+        return sum(block != NOT_HELD and self._owners[block] == 0 for block in blocks)
 
     def share(self, blocks: Iterable[int]) -> None:
         """Add an owner to each block; cached ones come back into use."""
         for block in blocks:
+            if block == NOT_HELD:
+                continue
             if self._owners[block] == 0:
                 del self._cached[block]
             self._owners[block] += 1
@@ -85,6 +111,8 @@ class KVCache:
     def release(self, blocks: Sequence[int]) -> None:
         """Give up ownership of a sequence's blocks, in order. The end of a prefix is forgotten before its start."""
         for block in reversed(blocks):
+            if block == NOT_HELD:
+                continue
             self._owners[block] -= 1
             if self._owners[block] == 0:
                 if self._hash_of[block] is None:
@@ -102,8 +130,9 @@ class KVCache:
         """Walk everything, given the block tables of all running sequences. AssertionError names what is wrong."""
         owned: Counter[int] = Counter()
         for table in tables:
-            assert len(set(table)) == len(table), "a block appears twice in one table"
-            owned.update(table)
+            held = [block for block in table if block != NOT_HELD]
+            assert len(set(held)) == len(held), "a block appears twice in one table"
+            owned.update(held)
         free = set(self._free)
         assert len(free) == len(self._free), "a block is free twice"
         for block in range(self.num_blocks):

@@ -22,7 +22,8 @@ class StubModel(msgspec.Struct, frozen=True, kw_only=True, tag="stub"):
     """A model that is only arithmetic: see ``stub.StubRunner``.
 
     ``period``: where not 0, the token so many places back is a likely one. ``*_token``: what happens when it is in the
-    history. ``encoder_context``: the longest input of its encoder; 0: it has none.
+    history. ``encoder_context``: the longest input of its encoder; 0: it has none. ``window``: its logits depend on so
+    many positions; 0: on all.
     """
 
     vocab_size: int = 512
@@ -30,6 +31,7 @@ class StubModel(msgspec.Struct, frozen=True, kw_only=True, tag="stub"):
     num_blocks: int = 256
     max_context: int = 2048
     encoder_context: int = 0
+    window: int = 0
     max_tokens: int = 256
     max_sequences: int = 32
     max_logit_rows: int = 32

@@ -12,6 +12,7 @@ class Runner(Protocol):
     """A model behind the engine. ``max_tokens``, ``max_sequences`` and ``max_logit_rows`` bound one step.
 
     ``max_adapters``: it has so many slots for adapters.
+    ``window``: no token sees more positions, its own included; 0: all before it are seen.
     ``encoder_context``: the longest input of an encoder-decoder model's encoder; 0: the model has none.
     """
 
@@ -27,6 +28,8 @@ class Runner(Protocol):
     def max_context(self) -> int: ...
     @property
     def encoder_context(self) -> int: ...
+    @property
+    def window(self) -> int: ...
     @property
     def max_tokens(self) -> int: ...
     @property

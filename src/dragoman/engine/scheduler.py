@@ -11,6 +11,10 @@ Policy, in order of priority and then arrival:
    longer leaves half of what is left to those behind it, so that a short one is not kept waiting by a long one.
 4. Where there is no prompt to compute, drafts fill a small step. They get no block of their own.
 
+Where no token sees more than a window of positions, a sequence holds the blocks of its window and of the next step:
+those behind it are given back, and others are given for them, as it goes on. A cached prefix then serves a sequence
+that finds the blocks of one window before its first token to compute; what lies farther back may be gone.
+
 The encoder's input of an encoder-decoder model has blocks of its own, which its sequences share. It is encoded whole,
 in the step in which the first of them starts, and takes its tokens from that step's budget; one that is longer than the
 budget starts beside no other prompt.
@@ -36,11 +40,12 @@ from dragoman.core.errors import Overloaded
 from dragoman.core.events import BeamStep
 from dragoman.engine.batch import Int32
 from dragoman.engine.encoder import EncoderInput
-from dragoman.engine.kv_cache import KVCache, block_hash
+from dragoman.engine.kv_cache import NOT_HELD, KVCache, block_hash, first_seen_block
 from dragoman.engine.runner import Runner
 from dragoman.engine.sequence import Sequence, SequenceGroup, Status
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.speculation import Lookup
+from dragoman.models.memory import blocks_held
 
 SMALLEST_SHARE = 32
 """Prompt tokens per step that another prompt must be able to get before it is started beside others."""
@@ -95,7 +100,9 @@ class Scheduler:
         self.preemptions = 0
         self.drafted_tokens = 0
         self.accepted_tokens = 0
-        width = min(self.cache.blocks_for(runner.max_context + 1), runner.num_blocks)
+        self.window = runner.window
+        self.max_length = self._longest(runner)
+        width = self.cache.blocks_for(self.max_length + 1)
         self.tables: Int32 = np.full((self.capacity, width), -1, np.int32)
         encoder_width = min(self.cache.blocks_for(runner.encoder_context), runner.num_blocks)
         self.encoder_tables: Int32 = np.full((self.capacity, encoder_width), -1, np.int32)
@@ -104,6 +111,12 @@ class Scheduler:
         self._computing: Counter[bytes] = Counter()
         self._encoding: list[Sequence] = []
         """Those whose encoder inputs are encoded in the step that is being scheduled."""
+
+    def _longest(self, runner: Runner) -> int:
+        """The most tokens of a sequence for which there is memory."""
+        held = blocks_held(runner.max_context, runner.window, self.step_tokens, runner.block_size)
+        whole = runner.num_blocks * runner.block_size
+        return runner.max_context if held <= runner.num_blocks else min(runner.max_context, whole)
 
     # Coming and going ------------------------------------------------------------------------------------------------
 
@@ -198,7 +211,7 @@ class Scheduler:
         if sequence.waits_for is not None and sequence.waits_for in self._computing:
             return True
         hashes = self._shareable_hashes(sequence)
-        known = len(self.cache.match(hashes))
+        known = len(self.cache.match_window(hashes, self.window))
         sequence.waits_for = hashes[known] if known < len(hashes) and hashes[known] in self._computing else None
         return sequence.waits_for is not None
 
@@ -220,14 +233,26 @@ class Scheduler:
         return None
 
     def _fits(self, sequence: Sequence) -> bool:
-        """Memory for all its tokens, and one block more for each running sequence, lest it be preempted at once."""
-        cached = self.cache.match(self._shareable_hashes(sequence))
-        needed = self.cache.blocks_for(len(sequence.token_ids)) - len(cached) + self.cache.ownerless(cached)
+        """Memory for all its tokens, or a window of them, and one block more for each running sequence, lest it be
+        preempted at once."""
+        cached = self.cache.match_window(self._shareable_hashes(sequence), self.window)
+        new = self._end_block(len(sequence.token_ids), self._first_block(len(cached))) - len(cached)
+        needed = new + self.cache.ownerless(cached)
         if sequence.group.encoder is not None:
             encoded = self._encoded_blocks(sequence.group.encoder)
             blocks = self.cache.blocks_for(len(sequence.group.encoder))
             needed += self.cache.ownerless(encoded) if encoded else blocks
         return needed + len(self.running) <= self.cache.available
+
+    def _first_block(self, cached: int) -> int:
+        """The first block that a sequence holds behind so many cached ones."""
+        return first_seen_block(cached * self.cache.block_size, self.window, self.cache.block_size)
+
+    def _end_block(self, num_tokens: int, first_block: int) -> int:
+        """Up to where a sequence of so many tokens, which holds blocks from ``first_block`` on, has memory."""
+        size = self.cache.block_size
+        most = blocks_held(num_tokens, self.window, self.step_tokens, size)
+        return min(first_block + most, self.cache.blocks_for(num_tokens))
 
     def _shareable_hashes(self, sequence: Sequence) -> list[bytes]:
         """Names of the leading full blocks that may come from the cache. The last token is always computed."""
@@ -247,10 +272,11 @@ class Scheduler:
 
     def _start(self, sequence: Sequence) -> None:
         """Give the sequence a row, the cached blocks of its prefix, and new blocks for the rest of its tokens."""
-        cached = self.cache.match(self._shareable_hashes(sequence))
+        cached = self.cache.match_window(self._shareable_hashes(sequence), self.window)
         self.cache.share(cached)
         self._start_encoder(sequence)
-        new = self.cache.blocks_for(len(sequence.token_ids)) - len(cached)
+        sequence.first_block = self._first_block(len(cached))
+        new = self._end_block(len(sequence.token_ids), sequence.first_block) - len(cached)
         sequence.blocks = cached + [self.cache.allocate() for _ in range(new)]
         sequence.computed = len(cached) * self.cache.block_size
         if sequence.group.cached_tokens is None:
@@ -310,6 +336,7 @@ class Scheduler:
         self.encoder_tables[sequence.slot, : len(sequence.encoder_blocks)] = -1
         self._slots.append(sequence.slot)
         sequence.blocks = []
+        sequence.first_block = 0
         sequence.encoder_blocks = []
         sequence.encoded = False
         sequence.computed = 0
@@ -333,14 +360,33 @@ class Scheduler:
                 del self._computing[name]
 
     def _grow(self) -> None:
-        size = self.cache.block_size
+        if self.window:
+            for sequence in self.running:
+                self._slide(sequence)
         index = 0
         while index < len(self.running):
             sequence = self.running[index]
-            is_full = sequence.computed == len(sequence.blocks) * size
-            if sequence.remaining and (is_full or sequence.shares_last_block):
+            while sequence.remaining and sequence.status is Status.RUNNING and self._needs_block(sequence):
                 self._give_block(sequence)
             index += 1
+
+    def _slide(self, sequence: Sequence) -> None:
+        """Give back the blocks that the next token does not see."""
+        first = first_seen_block(sequence.computed, self.window, self.cache.block_size)
+        if first <= sequence.first_block:
+            return
+        unseen = slice(sequence.first_block, first)
+        self.cache.release(sequence.blocks[unseen])
+        sequence.blocks[unseen] = [NOT_HELD] * (first - sequence.first_block)
+        self.tables[sequence.slot, unseen] = NOT_HELD
+        sequence.first_block = first
+
+    def _needs_block(self, sequence: Sequence) -> bool:
+        if sequence.shares_last_block:
+            return True
+        if not self.window:  # it began with all but those of its output
+            return sequence.computed == len(sequence.blocks) * self.cache.block_size
+        return len(sequence.blocks) < self._end_block(len(sequence.token_ids), sequence.first_block)
 
     def _give_block(self, sequence: Sequence) -> None:
         """A block of its own to write the next token into; the last in order pay for it, itself included."""
@@ -469,6 +515,7 @@ class Scheduler:
         self.cache.share(parent.blocks)
         self.cache.share(parent.encoder_blocks)
         sequence.blocks = list(parent.blocks)
+        sequence.first_block = parent.first_block
         sequence.encoder_blocks = list(parent.encoder_blocks)
         sequence.encoded = parent.encoded
         sequence.computed = parent.computed
@@ -532,6 +579,12 @@ class Scheduler:
             row = self.encoder_tables[s.slot]
             assert row.tolist() == s.encoder_blocks + [-1] * (len(row) - len(s.encoder_blocks)), "of its encoder too"
             assert s.encoded is (s.group.encoder is not None), "a sequence runs whose encoder's input is not encoded"
+            assert s.blocks[: s.first_block] == [NOT_HELD] * s.first_block, "a block is held behind the window"
+            seen = first_seen_block(s.computed, self.window, self.cache.block_size)
+            assert s.first_block <= seen, "a block that is seen was given back"
+            assert NOT_HELD not in s.blocks[s.first_block :], "a block that is seen is not held"
+            most = blocks_held(len(s.token_ids), self.window, self.step_tokens, self.cache.block_size)
+            assert len(s.blocks) - s.first_block <= most, "more blocks are held than a window needs"
             assert s.computed <= len(s.blocks) * self.cache.block_size, "computed beyond its blocks"
             computing.update(s.hashes[s.computed // self.cache.block_size :])
         assert computing == self._computing, "blocks are waited for that nobody computes"

@@ -162,6 +162,7 @@ class Sequence:
         "draft",
         "encoded",
         "encoder_blocks",
+        "first_block",
         "follower",
         "group",
         "hashes",
@@ -217,6 +218,9 @@ class Sequence:
         self.computed = 0
         """Leading tokens whose keys and values are in the blocks."""
         self.blocks: list[int] = []
+        """By place in the text; NOT_HELD for those that it does not see any more."""
+        self.first_block = 0
+        """Before it, all blocks are NOT_HELD."""
         self.encoder_blocks: list[int] = []
         """Those that hold what the decoder sees of the encoder's input, where there is one."""
         self.encoded = False

@@ -52,6 +52,7 @@ class StubRunner:
         self.num_blocks = settings.num_blocks
         self.max_context = settings.max_context
         self.encoder_context = settings.encoder_context
+        self.window = settings.window
         self.max_tokens = settings.max_tokens
         self.max_sequences = settings.max_sequences
         self.max_logit_rows = settings.max_logit_rows
@@ -161,12 +162,14 @@ class StubRunner:
         self._tokens[table[block], offset] = token_id
 
     def _read(self, table: Int32, position: int, logits: Float32, seen: int) -> None:
-        """Every cell of the history takes part, as in attention, not only the last."""
-        blocks = table[: position // self.block_size + 1]
-        history = self._tokens[blocks].ravel()[: position + 1]
+        """Every cell of the history that is seen takes part, as in attention, not only the last."""
+        first = max(0, position - self.window + 1) if self.window else 0
+        blocks = table[first // self.block_size : position // self.block_size + 1]
+        seen_cells = slice(first % self.block_size, first % self.block_size + position + 1 - first)
+        history = self._tokens[blocks].ravel()[seen_cells]
         self._misbehave(history)
-        cells = self._cells[blocks].ravel()[: position + 1]
-        places = np.arange(1, position + 2, dtype=np.uint64)
+        cells = self._cells[blocks].ravel()[seen_cells]
+        places = np.arange(1, len(cells) + 1, dtype=np.uint64)
         state = np.uint64(_mix(seen ^ int((cells * (places * np.uint64(2) + np.uint64(1))).sum() & np.uint64(_MASK))))
         bits = (self._vocabulary + state) * np.uint64(0xFF51AFD7ED558CCD)
         bits ^= bits >> np.uint64(32)

@@ -185,7 +185,7 @@ def run(connection: socket.socket) -> None:
     info = EngineInfo(
         model=model,
         vocab_size=runner.vocab_size,
-        max_context=runner.max_context,
+        max_context=scheduler.max_length,
         block_size=runner.block_size,
         num_blocks=runner.num_blocks,
         max_running=scheduler.capacity,

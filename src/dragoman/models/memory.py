@@ -29,7 +29,8 @@ class MemoryPlan:
         formats: of single matrices, in place of the precision's.
         available_bytes: what this process may still take. weight_bytes: packed. loading_bytes: held beside them only
             while the largest tensor is packed. table_bytes: rotary tables. activation_bytes: buffers of one step.
-        kv_blocks: of 32 tokens each, shared by all sequences.
+        kv_blocks: of 32 tokens each, shared by all sequences. held_tokens: of one sequence of the whole context, those
+            whose keys and values are kept: less than the context where every layer has a window.
         bytes_per_decoded_token: weights read to decode one token alone; memory bandwidth over this is the limit of
             tokens per second.
         refusal: why the model does not fit; None when it does.
@@ -45,6 +46,7 @@ class MemoryPlan:
     activation_bytes: int
     kv_bytes_per_token: int
     kv_blocks: int
+    held_tokens: int
     context_tokens: int
     bytes_per_decoded_token: int
     refusal: str | None
@@ -62,7 +64,7 @@ class MemoryPlan:
     @property
     def concurrency(self) -> float:
         """How many sequences of the whole context fit at once."""
-        return self.kv_blocks * BLOCK_TOKENS / self.context_tokens
+        return self.kv_blocks * BLOCK_TOKENS / self.held_tokens
 
     def tokens_per_second(self, bandwidth_bytes_per_s: float) -> float:
         """Expected speed of one stream when reading the weights is all that counts."""
@@ -93,9 +95,10 @@ def plan(
     loading = max(_loading_bytes(entry.parameter, entry.nbytes, description.stored_dtype) for entry in layout.entries)
 
     room = available - _reserve(available) - layout.nbytes - max(activations, loading)
-    context = _fitting_context(asked, room, per_token, table, settings)
+    context = _fitting_context(spec, asked, room, per_token, table, settings)
     room -= context * table
-    blocks = _kv_bytes(settings, context, per_token, room) // (per_token * BLOCK_TOKENS)
+    held = _held_tokens(spec, context, settings)
+    blocks = _kv_bytes(settings, context, held, per_token, room) // (per_token * BLOCK_TOKENS)
     found = MemoryPlan(
         precision=precision,
         formats=formats,
@@ -107,6 +110,7 @@ def plan(
         activation_bytes=activations,
         kv_bytes_per_token=per_token,
         kv_blocks=blocks,
+        held_tokens=held,
         context_tokens=context,
         bytes_per_decoded_token=int(sum(entry.nbytes * _share_read(entry.parameter, spec) for entry in layout.entries)),
         refusal=None,
@@ -114,6 +118,22 @@ def plan(
     if found.concurrency >= 1 and found.kv_bytes <= room:
         return found
     return replace(found, refusal=_refusal(found, description.source.name))
+
+
+def blocks_held(tokens: int, window: int, step_tokens: int, block_tokens: int = BLOCK_TOKENS) -> int:
+    """Most KV blocks that a sequence of so many tokens holds at one time.
+
+    Where no token sees more than ``window`` positions (0: all are seen), blocks behind it are given back, and those of
+    the window and of the next step are enough.
+    """
+    all_blocks = math.ceil(tokens / block_tokens)
+    return min(all_blocks, math.ceil((window + step_tokens) / block_tokens) + 1) if window else all_blocks
+
+
+def common_window(spec: DecoderSpec, context: int) -> int:
+    """How many positions a token sees at most in any layer; 0: all of the context in one of them at least."""
+    widest = max(spec.windows)
+    return widest if all(spec.windows) and widest < context else 0
 
 
 def available_memory() -> int:
@@ -179,21 +199,31 @@ def _asked_context(spec: DecoderSpec, settings: ModelSettings) -> int:
     return settings.max_context
 
 
-def _fitting_context(asked: int, room: int, per_token: int, table: int, settings: ModelSettings) -> int:
+def _fitting_context(
+    spec: DecoderSpec, asked: int, room: int, per_token: int, table: int, settings: ModelSettings
+) -> int:
     """The context asked for, or, where none was, the longest that fits."""
     if settings.max_context is not None:
         return asked
-    fits = max(room, 0) // (per_token + table)
     kv_bytes = _asked_kv_bytes(settings, per_token)
+    held = math.ceil(_held_tokens(spec, asked, settings) / BLOCK_TOKENS) * BLOCK_TOKENS * per_token
+    if held < asked * per_token and held <= min(room - asked * table, room if kv_bytes is None else kv_bytes):
+        return asked  # by its windows
+    fits = max(room, 0) // (per_token + table)
     if kv_bytes is not None:
         fits = min(fits, kv_bytes // per_token)
     fits = fits // BLOCK_TOKENS * BLOCK_TOKENS
     return asked if fits >= asked else max(fits, min(asked, _SHORTEST_CONTEXT))
 
 
-def _kv_bytes(settings: ModelSettings, context: int, per_token: int, room: int) -> int:
+def _held_tokens(spec: DecoderSpec, context: int, settings: ModelSettings) -> int:
+    blocks = blocks_held(context, common_window(spec, context), settings.max_tokens)
+    return min(context, blocks * BLOCK_TOKENS)
+
+
+def _kv_bytes(settings: ModelSettings, context: int, held: int, per_token: int, room: int) -> int:
     """What was asked for; else enough for all sequences, at most half the room and 8 GiB, at least one context."""
-    one = math.ceil(context / BLOCK_TOKENS) * BLOCK_TOKENS * per_token
+    one = math.ceil(held / BLOCK_TOKENS) * BLOCK_TOKENS * per_token
     kv_bytes = _asked_kv_bytes(settings, per_token)
     if kv_bytes is None:
         return max(min(settings.max_sequences * one, room // 2, _MOST_KV_BYTES), min(one, max(room, 0)))
@@ -245,7 +275,7 @@ def _reserve(available: int) -> int:
 
 
 def _refusal(found: MemoryPlan, name: str) -> str:
-    kv = max(math.ceil(found.context_tokens / BLOCK_TOKENS) * BLOCK_TOKENS * found.kv_bytes_per_token, found.kv_bytes)
+    kv = max(math.ceil(found.held_tokens / BLOCK_TOKENS) * BLOCK_TOKENS * found.kv_bytes_per_token, found.kv_bytes)
     working = found.table_bytes + max(found.activation_bytes, found.loading_bytes)
     return (
         f"{name} at {found.precision} does not fit in memory: it needs {_gib(found.weight_bytes + working + kv)} "

@@ -11,7 +11,7 @@ from dragoman import kernels
 from dragoman.core.errors import ModelError
 from dragoman.models.adapters import AdapterInfo
 from dragoman.models.description import ModelInfo
-from dragoman.models.memory import BLOCK_TOKENS, MemoryPlan
+from dragoman.models.memory import BLOCK_TOKENS, MemoryPlan, common_window
 from dragoman.models.packing import Weights
 from dragoman.models.settings import ModelSettings
 from dragoman.models.spec import DecoderSpec
@@ -51,6 +51,7 @@ class Model:
         config: the decoder's spec. card: what other rooms may know. plan: the memory it was loaded under.
         block_size: tokens of a KV block. num_blocks: how many there are. max_context: most positions of a sequence.
         encoder_context: most tokens of an encoder's input; 0: the model has no encoder.
+        window: no token sees more positions, its own included; 0: some layer sees them all.
         max_tokens, max_sequences, max_logit_rows: limits of one step.
     """
 
@@ -80,6 +81,7 @@ class Model:
         self.num_blocks = plan.kv_blocks
         self.max_context = plan.context_tokens
         self.encoder_context = 0
+        self.window = common_window(config, plan.context_tokens)
         self.max_tokens = settings.max_tokens
         self.max_sequences = settings.max_sequences
         self.max_logit_rows = settings.max_logit_rows

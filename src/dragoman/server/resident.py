@@ -211,12 +211,11 @@ class ModelOpening:
 
 def served_model(offer: Offer, info: EngineInfo, tokenizer: Tokenizer, template: ChatTemplate) -> ServedModel:
     """The engine's model under the names and with the text abilities that it has here."""
-    room = min(info.max_context, info.num_blocks * info.block_size)
     names = template_names(template.source)
     card = ModelCard(
         name=offer.name,
         created=int(time.time()),
-        context_tokens=room,
+        context_tokens=info.max_context,
         vocab_size=info.vocab_size,
         hidden_size=info.model.hidden_size,
         precision=info.model.precision,
@@ -233,7 +232,7 @@ def served_model(offer: Offer, info: EngineInfo, tokenizer: Tokenizer, template:
         card=card,
         tokenizer=tokenizer,
         template=template,
-        context_tokens=room,
+        context_tokens=info.max_context,
         vocab_size=info.vocab_size,
         eos_ids=tuple(dict.fromkeys((*tokenizer.eos_ids, *info.model.eos_token_ids))),
         aliases=offer.aliases,
