@@ -143,12 +143,17 @@ def _llama_shapes(c: Config) -> dict[str, tuple[int, ...]]:
         linear(at + "self_attn.k_proj", keys, width, qkv_bias)
         linear(at + "self_attn.v_proj", keys, width, qkv_bias)
         linear(at + "self_attn.o_proj", width, queries, c.get("attention_bias", False))
-        if c["model_type"] == "qwen3":
+        if c["model_type"] in ("qwen3", "qwen3_moe"):
             shapes |= {at + f"self_attn.{which}_norm.weight": (head,) for which in "qk"}
         shapes[at + "post_attention_layernorm.weight"] = (width,)
-        linear(at + "mlp.gate_proj", inner, width, c.get("mlp_bias", False))
-        linear(at + "mlp.up_proj", inner, width, c.get("mlp_bias", False))
-        linear(at + "mlp.down_proj", width, inner, c.get("mlp_bias", False))
+        networks = {"mlp.": inner}
+        if c["model_type"] == "qwen3_moe":
+            linear(at + "mlp.gate", c["num_experts"], width, False)
+            networks = {f"mlp.experts.{expert}.": c["moe_intermediate_size"] for expert in range(c["num_experts"])}
+        for network, size in networks.items():
+            linear(at + network + "gate_proj", size, width, c.get("mlp_bias", False))
+            linear(at + network + "up_proj", size, width, c.get("mlp_bias", False))
+            linear(at + network + "down_proj", width, size, c.get("mlp_bias", False))
     shapes["model.norm.weight"] = (width,)
     if not c.get("tie_word_embeddings", False):
         shapes["lm_head.weight"] = (c["vocab_size"], width)
