@@ -133,7 +133,7 @@ SHARED: tuple[Field, ...] = (
     Field(
         name="peft",
         kind=String(minimum=1, maximum=512),
-        becomes="model",
+        becomes="adapter",
         note="The adapter to run the model with; one that is not loaded is not found. The answer names the model.",
     ),
     Field(name="stream", kind=Boolean(), default=False, note="Answer with server-sent events."),

@@ -125,7 +125,7 @@ PARAMETERS = Table(
         Field(
             name="adapter_id",
             kind=String(),
-            becomes="model",
+            becomes="adapter",
             note="The name of the adapter to run the model with. While none is loaded the base model answers, as in "
             "the original; then one that is not loaded is an error, unless `--tgi-quirk unknown-adapter-is-base`.",
         ),

@@ -95,7 +95,7 @@ class Run:
         seed = secrets.randbits(64) if asked.seed is None else asked.seed
         request_id = f"tgi-{secrets.token_hex(12)}"
         request = generation_request(request_id, prompt, asked, self.budget, seed, settings, self._service.quirks)
-        request = msgspec.structs.replace(request, model=adapter)
+        request = msgspec.structs.replace(request, adapter=adapter)
         before_s = self._exchange.elapsed_s
         try:
             async with aclosing(self._serving.stream(request)) as events:
