@@ -94,7 +94,7 @@ def write_model(
         pieces, numbers = packer(module, tensor.numpy())
         stored |= {f"{module}.{piece}": value for piece, value in pieces.items()}
         tensors[name] = torch.from_numpy(np.ascontiguousarray(numbers, np.float32))
-    safetensors_torch.save_file({n: t.contiguous() for n, t in stored.items()}, folder / WEIGHTS)
+    safetensors_torch.save_file({n: t.clone().contiguous() for n, t in stored.items()}, folder / WEIGHTS)
     safetensors_torch.save_file(tensors, plain / WEIGHTS)
     written = json.loads((plain / "config.json").read_text()) | {"torch_dtype": "float16"}
     (folder / "config.json").write_text(
