@@ -16,6 +16,7 @@ from dragoman.models.tensors import Codes, Format, Tensor
 
 GROUP = 32  # inputs that share a scale in the packed formats
 _LARGEST_FLOAT16 = 65504.0
+_LARGEST_SCALE = 1e35  # times any integer of 8 bits it is a float32
 # A float16 rounds by at most this, relative, unless it is subnormal.
 _FLOAT16_ROUNDING = 2.0**-11
 
@@ -43,7 +44,8 @@ class Grid:
 
     def scale(self, numbers: NDArray[np.float32]) -> None:
         """In place: scale * number."""
-        self._combine(np.multiply, numbers, self.scales)
+        with np.errstate(over="ignore"):  # who reads the numbers looks at them
+            self._combine(np.multiply, numbers, self.scales)
 
     def _combine(self, operation: np.ufunc, numbers: NDArray[Any], per_group: NDArray[Any]) -> None:
         rows, inputs = numbers.shape
@@ -91,6 +93,8 @@ class IntegerMatrix:
     def read(self) -> NDArray[np.float32]:
         """Its numbers."""
         grid, numbers = self.read_grid(), self.read_integers().astype(np.float32)
+        if float(np.abs(grid.scales).max(initial=0.0)) > _LARGEST_SCALE:
+            raise self.fail("its scales make numbers beyond float32")
         grid.subtract_zeros(numbers)
         grid.scale(numbers)
         return numbers
