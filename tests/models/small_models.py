@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import transformers_checkpoint
 from numpy.typing import NDArray
+from variants import MADE_BY_TRANSFORMERS, Config
 
 from dragoman.models import describe
 from dragoman.models.checkpoint import Checkpoint
@@ -25,7 +26,7 @@ make_models = importlib.util.module_from_spec(_spec)
 sys.modules["make_models"] = make_models
 _spec.loader.exec_module(make_models)
 
-Config = dict[str, Any]
+_MADE_HERE = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
 
 _LLAMA: Config = {
     "architectures": ["LlamaForCausalLM"],
@@ -125,7 +126,7 @@ VARIANTS: dict[str, Config] = {
     "gpt2": _GPT2,
     "gpt2-untied": _GPT2 | {"tie_word_embeddings": False, "n_inner": 70, "n_head": 2, "activation_function": "relu"},
     "gpt2-scales": _GPT2 | {"scale_attn_by_inverse_layer_idx": True, "n_embd": 40},  # head_dim 10
-}
+} | MADE_BY_TRANSFORMERS
 
 SCALED: dict[str, Config] = {
     "linear": _scaled(rope_type="linear", factor=4.0),

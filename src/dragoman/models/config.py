@@ -34,10 +34,18 @@ class Config:
     ``asked`` are the fields whose values were read.
     """
 
-    def __init__(self, values: dict[str, Any], where: str = "config.json") -> None:
+    def __init__(self, values: dict[str, Any], where: str = "config.json", asked: set[str] | None = None) -> None:
         self.values = values
         self.where = where
-        self.asked: set[str] = set()
+        self.asked: set[str] = set() if asked is None else asked
+
+    def over(self, defaults: dict[str, Any]) -> Config:
+        """The same config where a family's defaults stand in for what it does not mention."""
+        return Config({**defaults, **self.values}, self.where, self.asked)
+
+    def within(self, key: str) -> Config:
+        """The config of a part, such as ``text_config``; what it does not mention is the whole's."""
+        return Config({**self.values, **self.block(key)}, self.where, self.asked)
 
     def value(self, key: str, default: object = None) -> Any:
         """A field of any type, as it stands."""
@@ -72,6 +80,17 @@ class Config:
         if not isinstance(value, str) or value not in meanings:
             raise ModelError(f"{self.where}: {key} {value!r} is not supported; known: {', '.join(meanings)}")
         return meanings[value]
+
+    def choices(self, key: str, count: int, meanings: dict[str, Any]) -> tuple[Any, ...] | None:
+        """The meanings of a list of named variants, one for each layer; None where there is none."""
+        names = self._value(key, None)
+        if names is None:
+            return None
+        if not isinstance(names, list) or len(names) != count or any(name not in meanings for name in names):
+            raise ModelError(
+                f"{self.where}: {key} must name {count} layers, each {' or '.join(meanings)}, got {_short(names)}"
+            )
+        return tuple(meanings[name] for name in names)
 
     def block(self, key: str) -> dict[str, Any]:
         """A nested object; absent or ``null`` is empty."""

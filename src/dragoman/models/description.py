@@ -8,15 +8,15 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from dragoman.core.errors import ModelError
 from dragoman.models.checkpoint import widest
-from dragoman.models.config import Config, read_json, token_ids
+from dragoman.models.config import read_json, token_ids
 from dragoman.models.families import FAMILIES, read_spec
 from dragoman.models.quantized import Scheme, find_scheme
+from dragoman.models.rope_config import with_scaling
 from dragoman.models.safetensors_file import read_header, stored_dtype
 from dragoman.models.settings import PRECISIONS, AskedPrecision, KVPrecision, Precision
 from dragoman.models.source import Source, find_source, find_weights
@@ -114,7 +114,7 @@ def describe_source(source: Source, *, rope: Mapping[str, object] | None = None)
     folder = source.folder
     config = read_json(folder / "config.json")
     if rope is not None:
-        config = _rescaled(config, rope)
+        config = with_scaling(config, rope)
     spec = read_spec(config)
     if rope is not None and not any(spec.ropes):
         raise ModelError(f"{folder}: the model has no rotary positions that could be scaled")
@@ -153,13 +153,6 @@ def _expected_formats(scheme: Scheme, spec: DecoderSpec, stored_dtype: str) -> d
 
 
 _PLACE = re.compile(r"\{\w+\}")
-
-
-def _rescaled(config: dict[str, Any], rope: Mapping[str, object]) -> dict[str, Any]:
-    """The config with another rotary scaling; its base frequency stays."""
-    before = Config(config).block("rope_scaling") or Config(config).block("rope_parameters")
-    theta = {"rope_theta": before["rope_theta"]} if "rope_theta" in before else {}
-    return {**config, "rope_scaling": {**theta, **rope}, "rope_parameters": None}
 
 
 def _stored_dtype(source: Source, declared: object) -> str:

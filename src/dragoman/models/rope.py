@@ -3,22 +3,17 @@
 A pair of dimensions ``(j, j + dim / 2)`` of a head is turned by the angle ``position * frequency[j]`` with
 ``frequency[j] = theta ** (-2 j / dim)`` (Su et al. 2021, RoFormer, https://arxiv.org/abs/2104.09864, in the half-split
 layout of GPT-NeoX and Llama; interleaved, as in the paper and in GPT-J, the pair is ``(2 j, 2 j + 1)``). A *scaling*
-changes the frequencies so that longer contexts look like those of training.
+changes the frequencies so that longer contexts look like those of training. ``rope_config`` reads them from a config.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-
-from dragoman.core.errors import ModelError
-
-# Keys that a rope block may carry without effect on the scalings here: they restate the type, or how it was trained.
-_INERT_KEYS = {"rope_type", "type", "rope_theta", "finetuned"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +139,40 @@ class Yarn(Scaling):
         return dim * math.log(self.original_max_position_embeddings / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
 
-SCALINGS: dict[str, type[Scaling]] = {scaling.kind: scaling for scaling in (Scaling, Linear, Dynamic, Llama3, Yarn)}
+@dataclass(frozen=True, slots=True)
+class LongRope(Scaling):
+    """Each frequency divided by a factor of its own, searched for (Ding et al. 2024, LongRoPE,
+    https://arxiv.org/abs/2402.13753): a short list for contexts as in training, a long one for longer ones.
+
+    Which list is used is decided once, when the model is loaded, by the longest context it is served with: up to
+    ``original_max_position_embeddings`` the short one, beyond it the long one for all sequences. transformers decides
+    by the length of each sequence so far, which has a key depend on the tokens after it. Both agree on sequences longer
+    than the original context, and on all of a server whose ``--max-context`` does not go beyond it.
+    """
+
+    kind: ClassVar[str] = "longrope"
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_position_embeddings: int
+    max_position_embeddings: int
+    factor: float | None = None
+    attention_factor: float | None = None
+    long: bool = False
+
+    @property
+    def amplitude(self) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        factor = self.factor or self.max_position_embeddings / self.original_max_position_embeddings
+        return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(self.original_max_position_embeddings))
+
+    def served_within(self, context: int) -> Scaling:
+        return replace(self, long=context > self.original_max_position_embeddings)
+
+    def frequencies(self, theta: float, dim: int, positions: int) -> NDArray[np.float64]:
+        factors = np.array(self.long_factor if self.long else self.short_factor, np.float64)
+        divided: NDArray[np.float64] = _frequencies(theta, dim) / factors
+        return divided
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,50 +197,6 @@ class Rope:
         angles = np.arange(positions, dtype=np.float32)[:, None] * frequencies
         amplitude = np.float32(self.scaling.amplitude)
         return np.cos(angles) * amplitude, np.sin(angles) * amplitude
-
-
-def read_scaling(block: dict[str, Any], max_positions: int, original: object = None) -> Scaling:
-    """The scaling described by a config's ``rope_scaling`` or ``rope_parameters`` block.
-
-    ``max_positions`` is the config's ``max_position_embeddings``; ``original``, its own
-    ``original_max_position_embeddings``, goes before the block's.
-    Raises ModelError on an unknown type, a missing or an unknown key.
-    """
-    kind = block.get("rope_type", block.get("type", "default"))
-    if kind not in SCALINGS:
-        raise ModelError(f"config.json: rope scaling {kind!r} is not supported; known: {', '.join(SCALINGS)}")
-    scaling = SCALINGS[kind]
-    values = {key: value for key, value in block.items() if key not in _INERT_KEYS}
-    known = {field.name for field in fields(scaling)}
-    if scaling is Dynamic:
-        values["max_position_embeddings"] = max_positions
-    if "original_max_position_embeddings" in known:
-        values["original_max_position_embeddings"] = (
-            original or values.get("original_max_position_embeddings") or max_positions
-        )
-    else:
-        values.pop("original_max_position_embeddings", None)  # written by some tools for every type; no effect here
-    if values.get("partial_rotary_factor") in (None, 1, 1.0):
-        values.pop("partial_rotary_factor", None)
-    if unknown := sorted(values.keys() - known):
-        raise ModelError(f"config.json: rope scaling {kind!r} with {', '.join(unknown)} is not supported")
-    for key, value in values.items():
-        _check_number(kind, key, value)
-    try:
-        return scaling(**values)
-    except TypeError as error:
-        raise ModelError(f"config.json: rope scaling {kind!r} is incomplete: {error}") from None
-
-
-def _check_number(kind: str, key: str, value: object) -> None:
-    if key == "truncate":
-        fine = isinstance(value, bool)
-    elif value is None:
-        fine = key in {"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
-    else:
-        fine = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
-    if not fine:
-        raise ModelError(f"config.json: rope scaling {kind!r}: {key} must be a positive number, got {value!r}")
 
 
 def _exponents(dim: int) -> NDArray[np.float64]:

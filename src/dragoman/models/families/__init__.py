@@ -10,18 +10,46 @@ from typing import Any
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
-from dragoman.models.families import gpt2, llama, mixtures, qwen
+from dragoman.models.families import (
+    cohere,
+    gemma,
+    glm,
+    gpt2,
+    granite,
+    llama,
+    mixtures,
+    olmo,
+    phi,
+    qwen,
+    smollm,
+    stablelm,
+    starcoder,
+)
 from dragoman.models.families.family import Family
 from dragoman.models.spec import DecoderSpec
 
 __all__ = ["FAMILIES", "REFUSED", "Family", "find_family", "read_spec"]
 
-FAMILIES: dict[str, Family] = {**llama.FAMILIES, **qwen.FAMILIES, **gpt2.FAMILIES, **mixtures.FAMILIES}
+FAMILIES: dict[str, Family] = {
+    **llama.FAMILIES,
+    **qwen.FAMILIES,
+    **mixtures.FAMILIES,
+    **gpt2.FAMILIES,
+    **phi.FAMILIES,
+    **gemma.FAMILIES,
+    **stablelm.FAMILIES,
+    **starcoder.FAMILIES,
+    **olmo.FAMILIES,
+    **granite.FAMILIES,
+    **smollm.FAMILIES,
+    **cohere.FAMILIES,
+    **glm.FAMILIES,
+}
 
 # Features that some families honour, or other readers of config.json for any: refused by name where a family's reader
-# does not ask for the field itself, unless it has a value that turns it off.
+# does not ask for the field itself, unless it has a value that turns it off. (``auto_map``, a repository's own code, is
+# none: that is never run, and what its architecture is called here, we compute ourselves.)
 REFUSED: dict[str, tuple[object, ...]] = {
-    "auto_map": ({},),  # code of the repository's own, which may compute anything
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
     "partial_rotary_factor": (1, 1.0),

@@ -8,7 +8,7 @@ from typing import Any
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
 from dragoman.models.families.family import Family
-from dragoman.models.rope import Rope, read_scaling
+from dragoman.models.rope_config import read_rope
 from dragoman.models.spec import Activation, DecoderSpec
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -18,6 +18,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python": "gelu",
     "relu": "relu",
 }
 
@@ -29,8 +30,6 @@ LLAMA_NAMES: dict[str, tuple[str, ...]] = {
         "model.layers.{layer}.self_attn.k_proj",
         "model.layers.{layer}.self_attn.v_proj",
     ),
-    "query_norm": ("model.layers.{layer}.self_attn.q_norm",),
-    "key_norm": ("model.layers.{layer}.self_attn.k_norm",),
     "attention_out": ("model.layers.{layer}.self_attn.o_proj",),
     "feed_forward_norm": ("model.layers.{layer}.post_attention_layernorm",),
     "feed_forward_in": ("model.layers.{layer}.mlp.gate_proj", "model.layers.{layer}.mlp.up_proj"),
@@ -38,24 +37,40 @@ LLAMA_NAMES: dict[str, tuple[str, ...]] = {
     "final_norm": ("model.norm",),
     "head": ("lm_head",),
 }
+HEAD_NORM_NAMES: dict[str, tuple[str, ...]] = {
+    "query_norm": ("model.layers.{layer}.self_attn.q_norm",),
+    "key_norm": ("model.layers.{layer}.self_attn.k_norm",),
+}
 
 ROTARY_BUFFER = re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 
 def llama_like(
-    config: Config, *, default_head_dim: int | None = None, default_eps: float = 1e-6, **variant: Any
+    config: Config,
+    *,
+    default_head_dim: int | None = None,
+    default_eps: float = 1e-6,
+    theta: float = 10_000.0,
+    partial: float | None = None,
+    interleaved: bool = False,
+    **variant: Any,
 ) -> DecoderSpec:
-    """What Llama, Mistral and Qwen share; ``variant`` holds the fields of the spec in which they differ."""
+    """What Llama and most later families share.
+
+    Args:
+        theta, partial, interleaved: of the rotation, as in ``read_rope``.
+        variant: the fields of the spec in which a family differs.
+    """
     width, heads = config.size("hidden_size"), config.size("num_attention_heads")
     layers = config.size("num_hidden_layers")
     head_dim = config.size("head_dim", default_head_dim or width // heads)
     kv_heads = config.size("num_key_value_heads", heads)
     if heads % kv_heads:
         raise ModelError(f"config.json: {heads} query heads cannot share {kv_heads} key-value heads evenly")
-    if head_dim % 2:
-        raise ModelError(f"config.json: head_dim {head_dim} is odd and cannot be rotated in pairs")
     positions = config.size("max_position_embeddings", 2048)
-    rope = read_rope(config, head_dim, positions)
+    if "ropes" not in variant:
+        rope = read_rope(config, head_dim, positions, theta=theta, partial=partial, interleaved=interleaved)
+        variant = {"ropes": (rope,) * layers, "context": rope.scaling.context(positions)} | variant
     fields: dict[str, Any] = {
         "vocab_size": config.size("vocab_size"),
         "width": width,
@@ -64,24 +79,14 @@ def llama_like(
         "kv_heads": kv_heads,
         "head_dim": head_dim,
         "feed_forward": config.size("intermediate_size"),
-        "context": rope.scaling.context(positions),
+        "context": positions,
         "norm_eps": config.number("rms_norm_eps", default_eps),
         "activation": config.choice("hidden_act", "silu", ACTIVATIONS),
-        "ropes": (rope,) * layers,
         "windows": (0,) * layers,
         "attention_scales": (head_dim**-0.5,) * layers,
         "tied": config.flag("tie_word_embeddings", False),
     }
     return DecoderSpec(**fields | variant)
-
-
-def read_rope(config: Config, head_dim: int, positions: int) -> Rope:
-    block = config.block("rope_scaling") or config.block("rope_parameters")
-    if any(isinstance(value, dict) for value in block.values()):
-        raise ModelError("config.json: rotary parameters for each layer type are not supported")
-    theta = Config({"rope_theta": block.get("rope_theta")} if "rope_theta" in block else config.values)
-    original = config.values.get("original_max_position_embeddings")
-    return Rope(theta.number("rope_theta", 10_000.0), head_dim, read_scaling(block, positions, original))
 
 
 def _read_llama(config: Config) -> DecoderSpec:

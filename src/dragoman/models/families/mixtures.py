@@ -5,7 +5,7 @@ from __future__ import annotations
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
 from dragoman.models.families.family import Family
-from dragoman.models.families.llama import LLAMA_NAMES, ROTARY_BUFFER, llama_like
+from dragoman.models.families.llama import HEAD_NORM_NAMES, LLAMA_NAMES, ROTARY_BUFFER, llama_like
 from dragoman.models.families.qwen import qwen_windows
 from dragoman.models.spec import DecoderSpec, Experts, HeadNorm
 
@@ -159,7 +159,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "Qwen3MoeForCausalLM": Family(
         _read_qwen3_moe,
-        _QWEN_NAMES,
+        _QWEN_NAMES | HEAD_NORM_NAMES,
         "qwen3_moe",
         base="model.",
         other_names=_QWEN_STACKS,
@@ -169,7 +169,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "OlmoeForCausalLM": Family(
         _read_olmoe,
-        _QWEN_NAMES,
+        _QWEN_NAMES | HEAD_NORM_NAMES,
         "olmoe",
         base="model.",
         other_names=_QWEN_STACKS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
 from dragoman.models.families.family import Family
-from dragoman.models.families.llama import LLAMA_NAMES, ROTARY_BUFFER, llama_like
+from dragoman.models.families.llama import HEAD_NORM_NAMES, LLAMA_NAMES, ROTARY_BUFFER, llama_like
 from dragoman.models.spec import DecoderSpec, HeadNorm
 
 
@@ -32,21 +32,19 @@ def qwen_windows(config: Config) -> tuple[int, ...]:
     if not config.flag("use_sliding_window", False) or config.values.get("sliding_window", 4096) is None:
         return (0,) * layers
     window = config.size("sliding_window", 4096)
-    types = config.values.get("layer_types")
-    if types is None:
+    meanings = {"full_attention": 0, "sliding_attention": window}
+    windows = config.choices("layer_types", layers, meanings)
+    if windows is None:
         first = config.values.get("max_window_layers", 28)
         if not isinstance(first, int) or first < 0:
             raise ModelError(f"config.json: max_window_layers must be a count of layers, got {first!r}")
         return tuple(window if layer >= first else 0 for layer in range(layers))
-    meanings = {"full_attention": 0, "sliding_attention": window}
-    if not isinstance(types, list) or len(types) != layers or any(kind not in meanings for kind in types):
-        raise ModelError(
-            f"config.json: layer_types must name {layers} layers, each {' or '.join(meanings)}, got {types!r}"
-        )
-    return tuple(meanings[kind] for kind in types)
+    return windows
 
 
 FAMILIES: dict[str, Family] = {
     "Qwen2ForCausalLM": Family(_read_qwen2, LLAMA_NAMES, "qwen2", base="model.", ignored=ROTARY_BUFFER),
-    "Qwen3ForCausalLM": Family(_read_qwen3, LLAMA_NAMES, "qwen3", base="model.", ignored=ROTARY_BUFFER),
+    "Qwen3ForCausalLM": Family(
+        _read_qwen3, LLAMA_NAMES | HEAD_NORM_NAMES, "qwen3", base="model.", ignored=ROTARY_BUFFER
+    ),
 }

@@ -1,0 +1,164 @@
+"""Gemma 1, 2 and 3: embeddings scaled by the root of the width, norms stored without their 1, gates of GELU.
+
+Gemma 2 adds norms behind the branches, soft caps, and windows in every other layer; Gemma 3 norms of heads, and a
+rotation of their own for layers with windows, but has no caps on attention.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from dragoman.models.config import Config
+from dragoman.models.families.family import Family
+from dragoman.models.families.llama import ACTIVATIONS, HEAD_NORM_NAMES, LLAMA_NAMES, llama_like
+from dragoman.models.rope_config import blocks_by_layer_type, read_rope_block
+from dragoman.models.spec import Block, DecoderSpec, Embedding, HeadNorm, Output
+
+_GEMMA2_NAMES = LLAMA_NAMES | {
+    "attention_out_norm": ("model.layers.{layer}.post_attention_layernorm",),
+    "feed_forward_norm": ("model.layers.{layer}.pre_feedforward_layernorm",),
+    "feed_forward_out_norm": ("model.layers.{layer}.post_feedforward_layernorm",),
+}
+_GEMMA3_NAMES = _GEMMA2_NAMES | HEAD_NORM_NAMES
+
+# What configs may leave out: the values of transformers' classes.
+_DEFAULTS: dict[str, Any] = {
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+_GEMMA2_DEFAULTS = _DEFAULTS | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+_GEMMA3_DEFAULTS = _DEFAULTS | {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+}
+
+
+def _read_gemma(config: Config) -> DecoderSpec:
+    config = config.over(_DEFAULTS | {"hidden_act": "gelu_pytorch_tanh"})
+    # The first configs say gelu and mean its approximation.
+    activation = config.choice("hidden_act", "gelu", ACTIVATIONS | {"gelu": "gelu_tanh"})
+    return _gemma_like(config, architecture="GemmaForCausalLM", activation=activation)
+
+
+def _read_gemma2(config: Config) -> DecoderSpec:
+    config = config.over(_GEMMA2_DEFAULTS)
+    softcap = _cap(config, "attn_logit_softcapping")
+    return _gemma2_like(config, every=2, architecture="Gemma2ForCausalLM", attention_softcap=softcap)
+
+
+def _read_gemma3(config: Config) -> DecoderSpec:
+    config = config.over(_GEMMA3_DEFAULTS)
+    spec = _gemma2_like(
+        config,
+        every=config.size("sliding_window_pattern", 6),
+        architecture="Gemma3ForCausalLM",
+        head_norm=HeadNorm(),
+        ropes=(),
+    )
+    positions = config.size("max_position_embeddings")
+    full, sliding = (
+        read_rope_block(config, block, spec.head_dim, positions, theta=theta)
+        for block, theta in zip(blocks_by_layer_type(config), (1_000_000.0, 10_000.0), strict=True)
+    )
+    return replace(spec, ropes=tuple(sliding if window else full for window in spec.windows))
+
+
+def _read_gemma3_with_images(config: Config) -> DecoderSpec:
+    """The text decoder of the models that also see images: prompts without images are all that is served."""
+    return replace(_read_gemma3(config.within("text_config")), architecture="Gemma3ForConditionalGeneration")
+
+
+def _gemma2_like(config: Config, *, every: int, **variant: Any) -> DecoderSpec:
+    """Gemma 2 and 3. ``every``: of so many layers one sees everything, where the config does not name them."""
+    layers = config.size("num_hidden_layers")
+    window = config.size("sliding_window")
+    windows = config.choices("layer_types", layers, {"full_attention": 0, "sliding_attention": window})
+    if windows is None:
+        windows = tuple(window if (layer + 1) % every else 0 for layer in range(layers))
+    scale = config.number("query_pre_attn_scalar", 256) ** -0.5
+    return _gemma_like(
+        config,
+        block=Block(norms="around"),
+        output=Output(softcap=_cap(config, "final_logit_softcapping")),
+        activation=config.choice("hidden_activation", "gelu_pytorch_tanh", ACTIVATIONS),
+        windows=windows,
+        attention_scales=(scale,) * layers,
+        **variant,
+    )
+
+
+def _gemma_like(config: Config, **variant: Any) -> DecoderSpec:
+    config.refuse("use_bidirectional_attention", False)
+    bias = config.flag("attention_bias", False)
+    return llama_like(
+        config,
+        embedding=Embedding(scale=config.size("hidden_size") ** 0.5, scale_rounded=True),
+        qkv_bias=bias,
+        attention_out_bias=bias,
+        **variant,
+    )
+
+
+def _cap(config: Config, key: str) -> float:
+    """``null`` means none, as does nothing in a family without caps."""
+    return 0.0 if config.value(key) is None else config.number(key, 0.0)
+
+
+_WITH_IMAGES = (
+    (r"^(model\.)?(vision_tower|multi_modal_projector)\.", r"model.\2."),
+    (r"^language_model\.lm_head\.", "lm_head."),
+    (r"^(language_model\.model|model\.language_model)\.", "model."),
+)
+
+FAMILIES: dict[str, Family] = {
+    "GemmaForCausalLM": Family(
+        _read_gemma,
+        LLAMA_NAMES,
+        "gemma",
+        base="model.",
+        norm_offset=1.0,
+        title="Gemma",
+        examples=("google/gemma-2b-it", "google/gemma-7b-it"),
+    ),
+    "Gemma2ForCausalLM": Family(
+        _read_gemma2,
+        _GEMMA2_NAMES,
+        "gemma2",
+        base="model.",
+        norm_offset=1.0,
+        title="Gemma 2",
+        examples=("google/gemma-2-2b-it", "google/gemma-2-9b-it"),
+    ),
+    "Gemma3ForCausalLM": Family(
+        _read_gemma3,
+        _GEMMA3_NAMES,
+        "gemma3_text",
+        base="model.",
+        norm_offset=1.0,
+        title="Gemma 3",
+        examples=("google/gemma-3-1b-it", "google/gemma-3-270m-it"),
+    ),
+    "Gemma3ForConditionalGeneration": Family(
+        _read_gemma3_with_images,
+        _GEMMA3_NAMES,
+        "gemma3",
+        base="model.",
+        ignored=re.compile(r"(vision_tower|multi_modal_projector)\..*"),
+        aliases=_WITH_IMAGES,
+        norm_offset=1.0,
+        title="Gemma 3 with images",
+        examples=("google/gemma-3-4b-it", "google/gemma-3-12b-it"),
+        note="Text only: what it sees images with is not loaded.",
+    ),
+}

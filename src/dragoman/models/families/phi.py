@@ -1,0 +1,88 @@
+"""Phi: Phi-1 and 2 with parallel branches, LayerNorm and partly rotated heads; Phi-3, 3.5 and 4, a Llama with fused
+projections and long contexts."""
+
+from __future__ import annotations
+
+from dragoman.models.config import Config
+from dragoman.models.families.family import Family
+from dragoman.models.families.llama import LLAMA_NAMES, ROTARY_BUFFER, llama_like
+from dragoman.models.rope_config import read_rope_block
+from dragoman.models.spec import Block, DecoderSpec, HeadNorm, Output
+
+_PHI_NAMES: dict[str, tuple[str, ...]] = LLAMA_NAMES | {
+    "query_norm": ("model.layers.{layer}.self_attn.q_layernorm",),
+    "key_norm": ("model.layers.{layer}.self_attn.k_layernorm",),
+    "attention_out": ("model.layers.{layer}.self_attn.dense",),
+    "feed_forward_in": ("model.layers.{layer}.mlp.fc1",),
+    "feed_forward_out": ("model.layers.{layer}.mlp.fc2",),
+    "final_norm": ("model.final_layernorm",),
+}
+del _PHI_NAMES["feed_forward_norm"]
+
+_PHI3_NAMES: dict[str, tuple[str, ...]] = LLAMA_NAMES | {
+    "qkv": ("model.layers.{layer}.self_attn.qkv_proj",),
+    "feed_forward_in": ("model.layers.{layer}.mlp.gate_up_proj",),
+}
+
+
+def _read_phi(config: Config) -> DecoderSpec:
+    config = config.over({"hidden_act": "gelu_new"})
+    norms = HeadNorm(kind="layer", bias=True) if config.flag("qk_layernorm", False) else None
+    return llama_like(
+        config,
+        architecture="PhiForCausalLM",
+        partial=0.5,
+        block=Block(parallel=True, shared_norm=True),
+        output=Output(bias=True),
+        norm="layer",
+        norm_bias=True,
+        norm_eps=config.number("layer_norm_eps", 1e-5),
+        gated=False,
+        qkv_bias=True,
+        attention_out_bias=True,
+        feed_forward_bias=True,
+        head_norm=norms,
+    )
+
+
+def _read_phi3(config: Config) -> DecoderSpec:
+    config = config.over({"rms_norm_eps": 1e-5, "max_position_embeddings": 4096})
+    layers, heads = config.size("num_hidden_layers"), config.size("num_attention_heads")
+    head_dim = config.size("head_dim", config.size("hidden_size") // heads)
+    positions = config.size("max_position_embeddings")
+    block = config.block("rope_scaling") or config.block("rope_parameters")
+    if block.get("rope_type", block.get("type")) in ("su", "yarn"):  # what its first checkpoints call it
+        block = {**block, "rope_type": "longrope"}
+    original = config.size("original_max_position_embeddings", 4096)
+    rope = read_rope_block(config, block, head_dim, positions, theta=10_000.0, partial=1.0, original=original)
+    window = config.size("sliding_window") if config.value("sliding_window") is not None else 0
+    return llama_like(
+        config,
+        architecture="Phi3ForCausalLM",
+        context=rope.scaling.context(positions),
+        ropes=(rope,) * layers,
+        windows=(window,) * layers,
+    )
+
+
+FAMILIES: dict[str, Family] = {
+    "PhiForCausalLM": Family(
+        _read_phi,
+        _PHI_NAMES,
+        "phi",
+        base="model.",
+        ignored=ROTARY_BUFFER,
+        title="Phi-1, 1.5 and 2",
+        examples=("microsoft/phi-2", "microsoft/phi-1_5"),
+    ),
+    "Phi3ForCausalLM": Family(
+        _read_phi3,
+        _PHI3_NAMES,
+        "phi3",
+        base="model.",
+        ignored=ROTARY_BUFFER,
+        title="Phi-3, 3.5 and 4",
+        examples=("microsoft/Phi-3.5-mini-instruct", "microsoft/Phi-4-mini-instruct", "microsoft/phi-4"),
+        note="LongRoPE: short factors while `--max-context` is within that of training, else the long ones.",
+    ),
+}

@@ -1,0 +1,166 @@
+"""The rotary part of a ``config.json``, in its older spelling and in its newer one.
+
+Older configs have ``rope_theta``, ``partial_rotary_factor`` and a block ``rope_scaling`` beside each other; newer ones
+have a block ``rope_parameters`` with all of them, or one with such a block for each type of layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from dragoman.core.errors import ModelError
+from dragoman.models.config import Config
+from dragoman.models.rope import Dynamic, Linear, Llama3, LongRope, Rope, Scaling, Yarn
+
+SCALINGS: dict[str, type[Scaling]] = {
+    scaling.kind: scaling for scaling in (Scaling, Linear, Dynamic, Llama3, Yarn, LongRope)
+}
+
+# Keys that a block may carry without effect on the scalings here: they restate the type, or how it was trained.
+_INERT_KEYS = {"rope_type", "type", "rope_theta", "finetuned"}
+_FACTORS = {"short_factor", "long_factor"}
+
+
+def read_rope(
+    config: Config,
+    head_dim: int,
+    positions: int,
+    *,
+    theta: float = 10_000.0,
+    partial: float | None = None,
+    interleaved: bool = False,
+) -> Rope:
+    """The rotation that a config describes for all its layers.
+
+    Args:
+        positions: its ``max_position_embeddings``.
+        theta, partial: the family's defaults; ``partial`` is None in a family that always rotates whole heads.
+    """
+    block = config.block("rope_scaling") or config.block("rope_parameters")
+    if any(isinstance(value, dict) for value in block.values()):
+        raise ModelError("config.json: rotary parameters for each layer type are not supported")
+    return read_rope_block(config, block, head_dim, positions, theta=theta, partial=partial, interleaved=interleaved)
+
+
+def read_rope_block(
+    config: Config,
+    block: Mapping[str, Any],
+    head_dim: int,
+    positions: int,
+    *,
+    theta: float,
+    partial: float | None = None,
+    interleaved: bool = False,
+    original: object = None,
+) -> Rope:
+    """The same from one block; what it leaves open is the config's or the default.
+
+    ``original``: where the family keeps its ``original_max_position_embeddings`` if not beside the block.
+    """
+    values = dict(block)
+    theta = Config(values).number("rope_theta", config.number("rope_theta", theta))
+    dim = head_dim
+    if partial is not None:
+        share = config.number("partial_rotary_factor", partial)
+        share = Config(values).number("partial_rotary_factor", share)
+        values.pop("partial_rotary_factor", None)
+        dim = int(head_dim * share)
+        if not 0 < share <= 1 or dim % 2 or not dim:
+            raise ModelError(
+                f"config.json: partial_rotary_factor {share:g} of heads of {head_dim} does not give pairs to rotate"
+            )
+    elif dim % 2:
+        raise ModelError(f"config.json: head_dim {head_dim} is odd and cannot be rotated in pairs")
+    original = original or config.values.get("original_max_position_embeddings")
+    scaling = read_scaling(values, positions, original)
+    if isinstance(scaling, LongRope):
+        for key in sorted(_FACTORS):
+            if (count := len(getattr(scaling, key))) != dim // 2:
+                raise ModelError(
+                    f"config.json: rope scaling 'longrope': {key} has {count} numbers for {dim // 2} pairs"
+                )
+    return Rope(theta, dim, scaling, interleaved)
+
+
+def blocks_by_layer_type(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The blocks of layers that see everything, and of those that see a window.
+
+    In the older spelling a scaling concerns only the first, and ``rope_local_base_freq`` is the base of the second.
+    """
+    by_type, scaling = config.block("rope_parameters"), config.block("rope_scaling")
+    if not any(isinstance(value, dict) for value in by_type.values()):
+        by_type, scaling = {}, {**by_type, **scaling}
+    full, sliding = (dict(by_type.get(kind) or {}) for kind in ("full_attention", "sliding_attention"))
+    if "rope_local_base_freq" in config.values:
+        sliding.setdefault("rope_theta", config.values["rope_local_base_freq"])
+    return {**full, **scaling}, sliding
+
+
+def with_scaling(config: dict[str, Any], scaling: Mapping[str, object]) -> dict[str, Any]:
+    """A config with another rotary scaling; base frequencies stay, and so do layers that see only a window."""
+    if isinstance(inner := config.get("text_config"), dict):
+        return {**config, "text_config": with_scaling(inner, scaling)}
+    newer = Config(config).block("rope_parameters")
+    if isinstance(newer.get("full_attention"), dict):
+        full = newer["full_attention"]
+        kept = {key: full[key] for key in ("rope_theta", "partial_rotary_factor") if key in full}
+        return {**config, "rope_scaling": None, "rope_parameters": {**newer, "full_attention": {**kept, **scaling}}}
+    before = Config(config).block("rope_scaling") or newer
+    kept = {key: before[key] for key in ("rope_theta", "partial_rotary_factor") if key in before}
+    return {**config, "rope_scaling": {**kept, **scaling}, "rope_parameters": None}
+
+
+def read_scaling(block: dict[str, Any], max_positions: int, original: object = None) -> Scaling:
+    """The scaling described by a config's ``rope_scaling`` or ``rope_parameters`` block.
+
+    ``max_positions`` is the config's ``max_position_embeddings``; ``original``, its own
+    ``original_max_position_embeddings``, goes before the block's.
+    Raises ModelError on an unknown type, a missing or an unknown key.
+    """
+    kind = block.get("rope_type", block.get("type", "default"))
+    if kind not in SCALINGS:
+        raise ModelError(f"config.json: rope scaling {kind!r} is not supported; known: {', '.join(SCALINGS)}")
+    scaling = SCALINGS[kind]
+    values = {key: value for key, value in block.items() if key not in _INERT_KEYS and value is not None}
+    known = {field.name for field in fields(scaling)} - {"long"}
+    if scaling in (Dynamic, LongRope):
+        values["max_position_embeddings"] = max_positions
+    if "original_max_position_embeddings" in known:
+        values["original_max_position_embeddings"] = (
+            original or values.get("original_max_position_embeddings") or max_positions
+        )
+    else:
+        values.pop("original_max_position_embeddings", None)  # written by some tools for every type; no effect here
+    if values.get("partial_rotary_factor") in (None, 1, 1.0):
+        values.pop("partial_rotary_factor", None)
+    if unknown := sorted(values.keys() - known):
+        raise ModelError(f"config.json: rope scaling {kind!r} with {', '.join(unknown)} is not supported")
+    for key, value in values.items():
+        if key in _FACTORS:
+            values[key] = _numbers(kind, key, value)
+        else:
+            _check_number(kind, key, value)
+    try:
+        return scaling(**values)
+    except TypeError as error:
+        raise ModelError(f"config.json: rope scaling {kind!r} is incomplete: {error}") from None
+
+
+def _numbers(kind: str, key: str, value: object) -> tuple[float, ...]:
+    if not isinstance(value, list):
+        raise ModelError(f"config.json: rope scaling {kind!r}: {key} must be a list of numbers")
+    for number in value:
+        _check_number(kind, key, number)
+    return tuple(map(float, value))
+
+
+def _check_number(kind: str, key: str, value: object) -> None:
+    if key == "truncate":
+        fine = isinstance(value, bool)
+    else:
+        fine = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    if not fine:
+        raise ModelError(f"config.json: rope scaling {kind!r}: {key} must be a positive number, got {value!r}")

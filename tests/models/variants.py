@@ -1,0 +1,162 @@
+"""Configs whose small checkpoints transformers' own classes make: every option of a family, odd in every way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Config = dict[str, Any]
+
+_SIZES: Config = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 90,
+    "vocab_size": 131,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+}
+
+
+def _family(architecture: str, model_type: str, **options: Any) -> Config:
+    return {"architectures": [architecture], "model_type": model_type} | _SIZES | options
+
+
+_PHI = _family("PhiForCausalLM", "phi")
+_PHI3 = _family("Phi3ForCausalLM", "phi3", rms_norm_eps=1e-5)
+_GEMMA = _family("GemmaForCausalLM", "gemma", head_dim=24, hidden_act="gelu")
+_GEMMA2 = _family("Gemma2ForCausalLM", "gemma2", head_dim=24, sliding_window=20, query_pre_attn_scalar=30)
+_GEMMA3 = _family(
+    "Gemma3ForCausalLM",
+    "gemma3_text",
+    head_dim=24,
+    sliding_window=20,
+    sliding_window_pattern=2,
+    rope_theta=1_000_000.0,
+    rope_local_base_freq=10_000.0,
+    query_pre_attn_scalar=30,
+)
+_STABLELM = _family("StableLmForCausalLM", "stablelm", partial_rotary_factor=0.25)
+_STARCODER2 = _family("Starcoder2ForCausalLM", "starcoder2")
+_OLMO2 = _family("Olmo2ForCausalLM", "olmo2")
+_OLMO3 = _family("Olmo3ForCausalLM", "olmo3", sliding_window=20, rope_theta=500_000.0)
+_GRANITE = _family(
+    "GraniteForCausalLM",
+    "granite",
+    embedding_multiplier=12.0,
+    residual_multiplier=0.22,
+    attention_multiplier=0.3,
+    logits_scaling=6.0,
+)
+_SMOLLM3 = _family("SmolLM3ForCausalLM", "smollm3", no_rope_layer_interval=2)
+_COHERE = _family("CohereForCausalLM", "cohere", logit_scale=0.3)
+_COHERE2 = _family("Cohere2ForCausalLM", "cohere2", logit_scale=0.3, sliding_window=20, sliding_window_pattern=2)
+_GLM = _family("GlmForCausalLM", "glm", head_dim=16)
+_GLM4 = _family("Glm4ForCausalLM", "glm4", head_dim=24)
+
+_GEMMA3_BOTH: Config = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "model_type": "gemma3",
+    "text_config": {k: v for k, v in _GEMMA3.items() if k != "architectures"},
+    "vision_config": {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    },
+    "mm_tokens_per_image": 4,
+    "image_token_index": 130,
+    "boi_token_index": 128,
+    "eoi_token_index": 129,
+    "vocab_size": 131,
+}
+
+
+def _longrope(pairs: int) -> Config:
+    return {
+        "type": "longrope",
+        "short_factor": [1.0 + 0.05 * i for i in range(pairs)],
+        "long_factor": [1.0 + 0.9 * i for i in range(pairs)],
+    }
+
+
+MADE_BY_TRANSFORMERS: dict[str, Config] = {
+    "phi": _PHI,
+    "phi-norms": _PHI
+    | {"qk_layernorm": True, "partial_rotary_factor": 0.4, "hidden_size": 80, "tie_word_embeddings": True},
+    "phi3": _PHI3,
+    "phi3-window": _PHI3 | {"sliding_window": 20, "partial_rotary_factor": 0.75, "tie_word_embeddings": True},
+    "phi3-long": _PHI3 | {"original_max_position_embeddings": 32, "rope_scaling": _longrope(8)},
+    "phi3-short-partial": _PHI3
+    | {
+        "original_max_position_embeddings": 256,  # all of the context: the short factors
+        "partial_rotary_factor": 0.75,
+        "rope_scaling": _longrope(6) | {"factor": 4.0},
+    },
+    "gemma": _GEMMA,
+    "gemma-biases": _GEMMA | {"attention_bias": True, "hidden_act": "gelu_pytorch_tanh", "num_key_value_heads": 1},
+    "gemma2": _GEMMA2,
+    "gemma2-uncapped": _GEMMA2
+    | {
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "attention_bias": True,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "tie_word_embeddings": False,
+    },
+    "gemma2-tight-caps": _GEMMA2 | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "gemma3": _GEMMA3,
+    "gemma3-newer-config": {k: v for k, v in _GEMMA3.items() if k not in ("rope_theta", "rope_local_base_freq")}
+    | {
+        "attention_bias": True,
+        "final_logit_softcapping": 5.0,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5_000.0},
+        },
+    },
+    "gemma3-images": _GEMMA3_BOTH,
+    "stablelm": _STABLELM,
+    "stablelm-parallel": _STABLELM
+    | {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True, "partial_rotary_factor": 0.5},
+    "starcoder2": _STARCODER2,
+    "starcoder2-window": _STARCODER2
+    | {"sliding_window": 20, "use_bias": False, "tie_word_embeddings": False, "hidden_act": "gelu"},
+    "olmo2": _OLMO2,
+    "olmo2-biases": _OLMO2 | {"attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 1},
+    "olmo3": _OLMO3 | {"num_hidden_layers": 4, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    "granite": _GRANITE,
+    "granite-biases": _GRANITE | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    "smollm3": _SMOLLM3,
+    "smollm3-windows": _SMOLLM3
+    | {
+        "use_sliding_window": True,
+        "sliding_window": 20,
+        "no_rope_layers": [1, 0, 0],
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": False,
+    },
+    "smollm3-layer-types": _SMOLLM3
+    | {
+        "use_sliding_window": True,
+        "sliding_window": 20,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "cohere": _COHERE,
+    "cohere-norms": _COHERE | {"use_qk_norm": True, "attention_bias": True, "tie_word_embeddings": False},
+    "cohere2": _COHERE2,
+    "cohere2-biases": _COHERE2
+    | {
+        "attention_bias": True,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "tie_word_embeddings": False,
+    },
+    "glm": _GLM,
+    "glm-no-biases": _GLM | {"attention_bias": False, "partial_rotary_factor": 1.0, "tie_word_embeddings": True},
+    "glm4": _GLM4,
+    "glm4-no-biases": _GLM4 | {"attention_bias": False, "partial_rotary_factor": 0.25, "num_key_value_heads": 1},
+}
