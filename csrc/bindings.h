@@ -14,6 +14,7 @@ struct PackedMatrix {
 };
 
 void bind_linear(nanobind::module_& m);
+void bind_lora(nanobind::module_& m);
 void bind_program(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);
 

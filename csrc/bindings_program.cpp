@@ -116,7 +116,8 @@ void record_experts(OwningProgram& p, int out, int x, const PackedMatrix& router
 
 nb::object run(OwningProgram& program, const Ids& token_ids, const Ids& positions, const Ids& row_starts,
                const Array<std::int32_t, 2>& block_tables, const Ids& logit_rows,
-               const std::optional<Ids>& embedding_rows, const std::optional<Table>& embedding_values) {
+               const std::optional<Ids>& embedding_rows, const std::optional<Table>& embedding_values,
+               const std::optional<Ids>& adapters) {
   require(positions.shape(0) == token_ids.shape(0), "token_ids and positions differ in length");
   require(row_starts.shape(0) == block_tables.shape(0) + 1, "row_starts must have one entry more than block_tables");
   require(embedding_rows.has_value() == embedding_values.has_value(), "embedding_rows and embedding_values go together");
@@ -135,6 +136,10 @@ nb::object run(OwningProgram& program, const Ids& token_ids, const Ids& position
     batch.override_values = embedding_values->data();
     batch.overrides = static_cast<long>(embedding_rows->shape(0));
     batch.override_width = static_cast<long>(embedding_values->shape(1));
+  }
+  if (adapters) {
+    require(adapters->shape(0) == block_tables.shape(0), "one entry of adapters per sequence");
+    batch.adapters = adapters->data();
   }
   Logits logits{};
   {
@@ -238,8 +243,22 @@ void bind_program(nb::module_& m) {
       .def("soft_cap", &OwningProgram::soft_cap)
       .def("select_rows", &OwningProgram::select_rows)
       .def("logits", &OwningProgram::logits)
+      .def("adapt", [](OwningProgram& p, int out, int x, const PackedMatrix& w) { return p.adapt(out, x, p.keep(w)); })
+      .def("set_adapter",
+           [](OwningProgram& p, long slot, const std::vector<std::shared_ptr<LowRank>>& changes) {
+             auto adapter = std::make_shared<Adapter>();
+             adapter->changes.assign(changes.begin(), changes.end());
+             const nb::gil_scoped_release release;
+             p.set_adapter(slot, std::move(adapter));
+           })
+      .def("remove_adapter",
+           [](OwningProgram& p, long slot) {
+             const nb::gil_scoped_release release;
+             p.set_adapter(slot, nullptr);
+           })
       .def("run", &run, nb::arg("token_ids"), nb::arg("positions"), nb::arg("row_starts"), nb::arg("block_tables"),
-           nb::arg("logit_rows"), nb::arg("embedding_rows").none(), nb::arg("embedding_values").none())
+           nb::arg("logit_rows"), nb::arg("embedding_rows").none(), nb::arg("embedding_values").none(),
+           nb::arg("adapters").none())
       .def("profile",
            [](OwningProgram& p, bool by_shape) {
              nb::dict seconds;

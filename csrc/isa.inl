@@ -19,6 +19,7 @@
 #include "transform.inl"
 #include "attention.inl"
 #include "experts.inl"
+#include "lora.inl"
 #include "sampling.inl"
 // clang-format on
 
@@ -26,7 +27,7 @@ namespace dragoman::DRAGOMAN_ISA {
 
 const Kernels& table() {
   static constexpr Kernels kernels{
-      DRAGOMAN_STRING(DRAGOMAN_ISA), linear_kernels, transform_kernels, attention_kernels, expert_kernels, sampling_kernels,
+      DRAGOMAN_STRING(DRAGOMAN_ISA), linear_kernels, transform_kernels, attention_kernels, expert_kernels, lora_kernels, sampling_kernels,
   };
   return kernels;
 }

@@ -7,6 +7,7 @@
 #include "attention.h"
 #include "experts.h"
 #include "linear.h"
+#include "lora.h"
 #include "sampling.h"
 #include "transform.h"
 
@@ -18,6 +19,7 @@ struct Kernels {
   TransformKernels transform;
   AttentionKernels attention;
   ExpertKernels experts;
+  LoraKernels lora;
   SamplingKernels sampling;
 };
 

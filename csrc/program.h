@@ -14,6 +14,7 @@
 #include "experts.h"
 #include "kv_pool.h"
 #include "linear.h"
+#include "lora.h"
 #include "transform.h"
 
 namespace dragoman {
@@ -34,7 +35,15 @@ struct Batch {
   const float* override_values = nullptr;
   long overrides = 0;
   long override_width = 0;
+  const std::int32_t* adapters = nullptr;  // [sequences]: the slot of each one's adapter, or -1; null: none has any
 };
+
+// What an adapter does to each product of a program that can be changed, in the order of their recording; null: nothing.
+struct Adapter {
+  std::vector<std::shared_ptr<const LowRank>> changes;
+};
+
+constexpr long kMostAdapters = 1024;
 
 struct Logits {
   const float* data;
@@ -72,6 +81,8 @@ class Program {
   void soft_cap(int x, float cap);
   void select_rows(int out, int x);
   void logits(int x);
+  // Behind a product out (+)= x · Wᵀ: rows of an adapter that changes it get their change. Returns the product's number.
+  int adapt(int out, int x, const Matrix& w);
 
   // Width of a buffer, for the bindings to check the vectors they are given.
   long width(int x) const { return at(x).width; }
@@ -79,6 +90,10 @@ class Program {
   // Runs all operations on the batch. Throws std::invalid_argument, before anything is touched, on a batch that does not
   // fit: see check(). The result is valid until the next run.
   Logits run(const Batch& batch);
+
+  // What the rows of a slot's sequences get from now on; null empties the slot. Between two runs, from any thread. Throws
+  // std::invalid_argument on changes that do not fit their products.
+  void set_adapter(long slot, std::shared_ptr<const Adapter> adapter);
 
   struct Timing {
     std::string operation;
@@ -90,7 +105,9 @@ class Program {
 
  private:
   enum class Rows : std::uint8_t { unwritten, tokens, logits };
-  enum Kind { kEmbed, kNorm, kLinear, kRotate, kWriteKV, kAttend, kActivation, kExperts, kAdd, kScale, kSelect, kKinds };
+  enum Kind {
+    kEmbed, kNorm, kLinear, kRotate, kWriteKV, kAttend, kActivation, kExperts, kAdapt, kAdd, kScale, kSelect, kKinds
+  };
 
   struct Buffer {
     long width;
@@ -110,6 +127,13 @@ class Program {
     double seconds = 0;
   };
 
+  struct Site {
+    long n, k;  // of the product
+  };
+  struct AdapterRows {
+    long slot, begin, end;
+  };
+
   const Buffer& at(int x) const;
   Buffer& read(int x);
   Buffer& write(int x, Rows rows);
@@ -120,6 +144,7 @@ class Program {
   }
   void check(const Batch& batch);
   void check_sequence(const Batch& batch, long sequence);
+  void find_adapter_rows(const Batch& batch);
   void touch_memory() const;
 
   const long max_tokens_, max_sequences_, max_logit_rows_;
@@ -136,6 +161,11 @@ class Program {
   std::mutex running_;
   Scratch scratch_;
   ExpertsScratch experts_scratch_;
+  LoraScratch lora_scratch_;
+  std::vector<Site> sites_;
+  std::vector<std::shared_ptr<const Adapter>> adapters_;              // by slot
+  std::vector<AdapterRows> token_adapters_, logit_adapters_;          // of the batch that runs
+  std::vector<LowRankRows> changed_;                                  // of the product that runs
   std::vector<Attention::Sequence> sequences_;
   std::vector<std::uint64_t> block_written_;  // by block: the last step that wrote it
   std::uint64_t step_ = 0;

@@ -55,6 +55,7 @@ void Program::check(const Batch& batch) {
       refuse("row_starts must ascend: every sequence has at least one row");
     }
   }
+  find_adapter_rows(batch);
   ++step_;
   for (long s = 0; s < batch.sequences; ++s) check_sequence(batch, s);
 }
@@ -110,7 +111,8 @@ Logits Program::run(const Batch& batch) {
 
 std::vector<Program::Timing> Program::profile(bool by_shape) {
   static constexpr const char* names[kKinds] = {"embed",  "norm",       "linear", "rotate",     "write_kv",
-                                                "attend", "activation", "experts", "add",    "scale", "select_rows"};
+                                                "attend", "activation", "experts", "adapt",  "add",
+                                                "scale",  "select_rows"};
   const std::lock_guard lock(running_);
   std::vector<Timing> taken;
   for (Operation& operation : operations_) {

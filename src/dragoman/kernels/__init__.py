@@ -13,6 +13,7 @@ from dragoman.kernels._native import (
     set_threads,
     threads,
 )
+from dragoman.kernels.lora import MOST_RANK, LowRank, LowRankPrecision
 from dragoman.kernels.matrix import (
     Precision,
     checksum,
@@ -39,9 +40,12 @@ from dragoman.kernels.sampling import (
 
 __all__ = [
     "BLOCK_TOKENS",
+    "MOST_RANK",
     "Activation",
     "KVPool",
     "KVPrecision",
+    "LowRank",
+    "LowRankPrecision",
     "Mirostat",
     "Norm",
     "PackedMatrix",

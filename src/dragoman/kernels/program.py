@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dragoman.kernels import _native
 from dragoman.kernels._native import PackedMatrix
+from dragoman.kernels.lora import LowRank
 
 BLOCK_TOKENS = 32
 
@@ -76,6 +77,8 @@ class Program:
         self.max_sequences = max_sequences
         self.max_logit_rows = max_logit_rows
         self.kv = kv
+        self.products: dict[str, tuple[int, PackedMatrix]] = {}
+        """Those that adapters can change, by name: their numbers and matrices."""
 
     def buffer(self, width: int) -> int:
         """A new buffer ``[rows, width]``; its number names it in the operations."""
@@ -240,6 +243,26 @@ class Program:
         """``out[i] = x[logit_rows[i]]``; from here ``out`` has one row per wanted logits row."""
         self._native.select_rows(out, x)
 
+    def adapt(self, out: int, x: int, w: PackedMatrix, name: str) -> None:
+        """Behind ``linear(out, x, w, …)``: rows of an adapter that changes the product ``name`` get that change."""
+        self.products[name] = (self._native.adapt(out, x, w), w)
+
+    def set_adapter(self, slot: int, changes: Mapping[str, LowRank]) -> None:
+        """What the rows of the slot's sequences get from now on, by product; from any thread, between two runs.
+
+        ValueError on a product that is not adapted, and on changes that do not fit theirs.
+        """
+        ordered: list[_native.LowRank | None] = [None] * len(self.products)
+        for name, change in changes.items():
+            if name not in self.products:
+                raise ValueError(f"there is no product {name} that could be changed")
+            ordered[self.products[name][0]] = change.native
+        self._native.set_adapter(slot, ordered)
+
+    def remove_adapter(self, slot: int) -> None:
+        """Empty a slot."""
+        self._native.remove_adapter(slot)
+
     def logits(self, x: int) -> None:
         """Name the buffer that ``run`` returns; its width is the vocabulary."""
         self._native.logits(x)
@@ -253,6 +276,7 @@ class Program:
         logit_rows: ArrayLike,
         embedding_rows: ArrayLike | None = None,
         embedding_values: ArrayLike | None = None,
+        adapters: ArrayLike | None = None,
     ) -> NDArray[np.float32]:
         """Run one batch; returns logits ``[len(logit_rows), vocab]``, a view that the next run overwrites.
 
@@ -265,6 +289,7 @@ class Program:
             logit_rows: int32, ascending.
             embedding_rows, embedding_values: int32 ``[E]`` and float32 ``[E, width]``: rows whose embedding is given,
                 not looked up (before positions are added).
+            adapters: int32 ``[S]``: the slot of each sequence's adapter, -1 without one; None: nobody has any.
 
         ValueError, with nothing computed, when the batch does not fit the program, its tables or the KV pool. The GIL
         is released meanwhile.
@@ -277,6 +302,7 @@ class Program:
             _int32(logit_rows),
             None if embedding_rows is None else _int32(embedding_rows),
             _float32_or_none(embedding_values),
+            None if adapters is None else _int32(adapters),
         )
 
     def profile(self, *, by_shape: bool = False) -> dict[str, float]:
