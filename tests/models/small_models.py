@@ -201,6 +201,7 @@ class Batch:
     logit_rows: NDArray[np.int32]
     embedding_rows: NDArray[np.int32] | None = None
     embedding_values: NDArray[np.float32] | None = None
+    adapters: NDArray[np.int32] | None = None
 
 
 def run_rows(
@@ -210,8 +211,10 @@ def run_rows(
     *,
     only_last: bool = False,
     blocks: NDArray[np.int64] | None = None,
+    adapter: int = -1,
 ) -> NDArray[np.float32]:
-    """Logits of ``token_ids`` from position ``start``; their sequence owns ``blocks``, or all in falling order."""
+    """Logits of ``token_ids`` from position ``start``; their sequence owns ``blocks``, or all in falling order, and
+    runs with the adapter in the slot ``adapter``."""
     count = len(token_ids)
     owned = np.arange(model.num_blocks)[::-1] if blocks is None else blocks
     rows = np.array([count - 1] if only_last else range(count), dtype=np.int32)
@@ -221,6 +224,7 @@ def run_rows(
         row_starts=np.array([0, count], np.int32),
         block_tables=owned.astype(np.int32)[None],
         logit_rows=rows,
+        adapters=np.array([adapter], np.int32) if adapter >= 0 else None,
     )
     return np.array(model.run(batch))
 

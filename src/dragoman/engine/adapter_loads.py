@@ -42,12 +42,13 @@ class AdapterLoads:
         """Those that requests may name, in the order in which they were loaded."""
         return {name: load.info for name, load in self._by_name.items() if load.info is not None}
 
-    def begin(self, name: str, folder: str) -> AdapterLoad:
-        """A load of that name, to be asked of the process. Raises Conflict where there is one."""
+    def begin(self, name: str) -> AdapterLoad:
+        """A load of that name, to be asked of the process. Raises BadRequest, and Conflict where there is one."""
+        check_name(name)
         if name in self._by_name:
             raise Conflict(f"An adapter '{name}' is loaded already; unload it first.", param="adapter")
         self._count += 1
-        load = AdapterLoad(name, f"{name}#{self._count}", folder, asyncio.get_running_loop().create_future())
+        load = AdapterLoad(name, f"{name}#{self._count}", "", asyncio.get_running_loop().create_future())
         self._by_name[name] = self._by_key[load.key] = load
         return load
 
@@ -56,6 +57,8 @@ class AdapterLoads:
         if self._by_name.get(load.name) is load:
             del self._by_name[load.name]
         self._by_key.pop(load.key, None)
+        if load.answer.done() and not load.answer.cancelled():
+            load.answer.exception()  # heard, even where nobody waited for it
 
     def enter(self, name: str) -> str:
         """One more request runs with the adapter; its key. Raises AdapterNotFound."""

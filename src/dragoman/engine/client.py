@@ -15,7 +15,7 @@ from dragoman.core.errors import BadRequest, EngineUnavailable, ModelError, Over
 from dragoman.core.events import EngineEvent, FinishEvent, FinishReason
 from dragoman.core.request import EngineRequest
 from dragoman.core.vocabulary import Vocabulary
-from dragoman.engine.adapter_loads import AdapterLoad, AdapterLoads, check_name
+from dragoman.engine.adapter_loads import AdapterLoad, AdapterLoads
 from dragoman.engine.messages import (
     AdapterLoaded,
     AdapterRefused,
@@ -27,6 +27,7 @@ from dragoman.engine.messages import (
     InBatch,
     LoadAdapter,
     Loading,
+    LoadModel,
     Ready,
     StepOutput,
     Submit,
@@ -36,7 +37,7 @@ from dragoman.engine.messages import (
 )
 from dragoman.engine.process import WorkerProcess
 from dragoman.engine.replay import Quarantine, Unfinished
-from dragoman.models import AdapterInfo
+from dragoman.models import AdapterInfo, find_adapter
 
 log = logging.getLogger(__name__)
 
@@ -318,17 +319,18 @@ class EngineClient:
         """Those that requests may name, by name. They outlive the process."""
         return self._adapters.infos()
 
-    async def load_adapter(self, name: str, source: str) -> AdapterInfo:
-        """Load the adapter ``source`` under a name that is free, while requests go on.
+    async def load_adapter(self, name: str, source: str, *, revision: str | None = None) -> AdapterInfo:
+        """Load an adapter under a name that is free, while requests go on.
 
-        Raises BadRequest for an impossible name, Conflict where the name or all places are taken, ModelError where it
-        cannot be read or is another model's, EngineUnavailable.
+        ``source``: a folder in the layout of PEFT, or a hub id with a ``revision``. Raises BadRequest for an impossible
+        name, Conflict where the name is taken, ModelError where the adapter cannot be read, does not fit, or is another
+        model's, EngineUnavailable.
         """
-        check_name(name)
-        if self._process is None or self._state is not State.READY:
-            raise EngineUnavailable(self._message or "the engine is not ready")
-        load = self._adapters.begin(name, source)
+        load = self._adapters.begin(name)
         try:
+            load.folder = await self._adapter_folder(source, revision)
+            if self._process is None or self._state is not State.READY:
+                raise EngineUnavailable(self._message or "the engine is not ready")
             self._process.send(LoadAdapter(load.key, load.folder))
             load.info = await load.answer
         except BaseException:
@@ -337,6 +339,13 @@ class EngineClient:
         for warning in load.info.warnings:
             log.warning("adapter %s: %s", name, warning)
         return load.info
+
+    async def _adapter_folder(self, source: str, revision: str | None) -> str:
+        """Downloaded here where need be: the process has steps to do."""
+        model = self._settings.model
+        if not isinstance(model, LoadModel):
+            return source
+        return str(await asyncio.to_thread(find_adapter, source, revision=revision, token=model.settings.token))
 
     async def unload_adapter(self, name: str) -> None:
         """No later request gets the adapter; those that run with it finish. Raises AdapterNotFound."""

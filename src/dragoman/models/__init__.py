@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dragoman.models.adapters import AdapterInfo
+from dragoman.models.adapters import AdapterInfo, find_adapter
 from dragoman.models.description import ModelDescription, ModelInfo, describe
 from dragoman.models.memory import MemoryPlan, plan
 from dragoman.models.progress import Progress, nobody
@@ -26,6 +26,7 @@ __all__ = [
     "ModelSettings",
     "describe",
     "embedded_path",
+    "find_adapter",
     "load",
     "plan",
 ]

@@ -14,7 +14,7 @@ import numpy as np
 
 from dragoman import kernels
 from dragoman.models.packing import Weights
-from dragoman.models.spec import DecoderSpec, Experts
+from dragoman.models.spec import DecoderSpec, Experts, product_name
 
 
 def build_program(
@@ -159,6 +159,7 @@ class _Recorder:
         logits = p.buffer(spec.vocab_size)
         table = self.weights.matrix("embedding" if spec.tied else "head")
         p.linear(logits, x, table, bias=self.weights.bias("head"))
+        p.adapt(logits, x, table, product_name("head", None))
         if spec.output.scale != 1.0:
             p.scale(logits, spec.output.scale)
         if spec.output.softcap:
@@ -206,6 +207,7 @@ class _Recorder:
     def _linear(self, out: int, x: int, module: str, layer: int | None = None, accumulate: bool = False) -> None:
         matrix, bias = self.weights.matrix(module, layer), self.weights.bias(module, layer)
         self.program.linear(out, x, matrix, bias=bias, accumulate=accumulate)
+        self.program.adapt(out, x, matrix, product_name(module, layer))
 
     def _stream(self) -> _Stream:
         spec, p = self.spec, self.program

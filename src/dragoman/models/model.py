@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dragoman import kernels
-from dragoman.core.errors import ModelError
 from dragoman.models.adapters import AdapterInfo
+from dragoman.models.adapters.loading import load_adapter
 from dragoman.models.description import ModelInfo
 from dragoman.models.memory import BLOCK_TOKENS, MemoryPlan, common_window
 from dragoman.models.packing import Weights
@@ -86,6 +88,10 @@ class Model:
         self.max_sequences = settings.max_sequences
         self.max_logit_rows = settings.max_logit_rows
         self.max_adapters = settings.max_adapters
+        self._adapter_bytes = settings.adapter_bytes
+        self._adapters: dict[int, int] = {}
+        """Bytes of the adapter in each slot."""
+        self._adapters_lock = threading.Lock()
 
     def run(self, batch: Batch) -> NDArray[np.float32]:
         """Run one step: logits ``[len(batch.logit_rows), vocab_size]``, overwritten by the next step."""
@@ -97,6 +103,7 @@ class Model:
             batch.logit_rows,
             batch.embedding_rows,
             batch.embedding_values,
+            batch.adapters,
         )
 
     def encode(self, batch: Batch) -> None:
@@ -109,7 +116,17 @@ class Model:
 
     def load_adapter(self, slot: int, name: str, source: str) -> AdapterInfo:
         """Read the adapter in the folder ``source`` into a free slot. Raises ModelError."""
-        raise ModelError(f"{source}: this model runs without adapters")
+        with self._adapters_lock:
+            left = None if self._adapter_bytes is None else self._adapter_bytes - sum(self._adapters.values())
+            changes, info = load_adapter(
+                Path(source), name, self.program, self.weights, self.config, self.card, limit_bytes=left
+            )
+            self.program.set_adapter(slot, changes)
+            self._adapters[slot] = info.nbytes
+        return info
 
     def unload_adapter(self, slot: int) -> None:
         """Free a slot that no later step names."""
+        with self._adapters_lock:
+            self.program.remove_adapter(slot)
+            self._adapters.pop(slot, None)

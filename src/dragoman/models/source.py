@@ -41,6 +41,11 @@ class Source:
     weight_files: tuple[str, ...] = ()
 
 
+def is_repository_id(source: str) -> bool:
+    """Whether a source that is no folder may be a hub id."""
+    return _REPOSITORY_ID.fullmatch(source) is not None
+
+
 def source_name(source: str | Path | None) -> str:
     """What users call a source: the folder's name, the hub id, or ``embedded``. Nothing is looked for."""
     if source is None or source == EMBEDDED:
@@ -74,10 +79,10 @@ def find_source(source: str | Path | None, *, revision: str | None = None, token
         return Source(folder.resolve().name, folder)
     if folder.exists():
         raise ModelError(f"{folder} is a file; name the folder that holds config.json and the *.safetensors files")
-    if not _REPOSITORY_ID.fullmatch(str(source)):
+    if not is_repository_id(str(source)):
         raise ModelError(f"there is no folder {source}, and it is not a hub id (owner/name)")
     repository = str(source)
-    found = _download(repository, revision, token, _DESCRIPTION_FILES)
+    found = download(repository, revision, token, _DESCRIPTION_FILES)
     if not (found / "config.json").is_file():
         raise ModelError(f"{repository} has no config.json: it is not a model in Hugging Face layout")
     return Source(repository, found, repository, found.name)
@@ -95,7 +100,7 @@ def find_weights(source: Source, *, token: str | None = None, progress: Progress
         if source.repository is None:
             raise
     names = choose(_list_files(source, token))
-    _download(source.repository, source.revision, token, names, progress)
+    download(source.repository, source.revision, token, names, progress)
     if missing := [name for name in names if not (source.folder / name).is_file()]:
         raise ModelError(f"{source.repository}: {missing[0]} could not be downloaded")
     return replace(source, weight_files=names)
@@ -122,13 +127,17 @@ def fetch_again(source: Source, *, token: str | None = None) -> None:
         raise _hub_error(source.repository, source.revision, error) from error
 
 
-def _download(
+def download(
     repository: str,
     revision: str | None,
     token: str | None,
     patterns: Iterable[str],
     progress: Progress = nobody,
 ) -> Path:
+    """The folder with those of a repository's files that fit the patterns; only what is not cached is fetched.
+
+    Raises ModelError when the hub has no such repository or revision, or cannot be reached.
+    """
     # Here, not above: a quarter of a second that local models need not wait.
     from huggingface_hub import snapshot_download
 

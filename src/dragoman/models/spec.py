@@ -331,3 +331,8 @@ def _matrix(
 
 def _vector(module: str, kind: Literal["weight", "bias"], layer: int | None, parts: tuple[int, ...]) -> Parameter:
     return Parameter(module, kind, layer, (sum(parts),), parts, False)
+
+
+def product_name(module: str, layer: int | None) -> str:
+    """What adapters call the product with a module's matrix: ``layers.3.qkv``, ``head``."""
+    return module if layer is None else f"layers.{layer}.{module}"

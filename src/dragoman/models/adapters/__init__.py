@@ -7,5 +7,6 @@ the engine's.
 from __future__ import annotations
 
 from dragoman.models.adapters.info import AdapterInfo
+from dragoman.models.adapters.source import find_adapter
 
-__all__ = ["AdapterInfo"]
+__all__ = ["AdapterInfo", "find_adapter"]

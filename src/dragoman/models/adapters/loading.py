@@ -1,0 +1,171 @@
+"""Loading an adapter: from a folder to a slot of a program, refusing before memory is taken what cannot be served."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman import kernels
+from dragoman.core.errors import ModelError
+from dragoman.models.adapters.config import AdapterConfig, read_adapter_config
+from dragoman.models.adapters.info import AdapterInfo
+from dragoman.models.adapters.modules import Module
+from dragoman.models.adapters.source import require_files
+from dragoman.models.adapters.tensors import Change, digest_of, read_contents, read_floats
+from dragoman.models.description import ModelInfo
+from dragoman.models.families import FAMILIES, Family
+from dragoman.models.memory import available_memory
+from dragoman.models.packing import Weights
+from dragoman.models.safetensors_file import StoredTensor
+from dragoman.models.spec import DecoderSpec
+from dragoman.models.tensors import ELEMENTS
+
+_ROWS_AT_ONCE = 4096  # of a matrix that is unpacked for its rows' lengths
+_FREE_BYTES = 256 << 20  # left to the rest of the machine
+
+
+def load_adapter(
+    folder: Path,
+    name: str,
+    program: kernels.Program,
+    weights: Weights,
+    spec: DecoderSpec,
+    card: ModelInfo,
+    *,
+    limit_bytes: int | None = None,
+) -> tuple[dict[str, kernels.LowRank], AdapterInfo]:
+    """Read an adapter: its change of each product that it changes, and what there is to say about it.
+
+    ``limit_bytes``: how much memory it may take; None: what the machine has left. Raises ModelError naming file, field
+    or tensor.
+    """
+    require_files(folder)
+    config = read_adapter_config(folder)
+    family = FAMILIES[spec.architecture]
+    contents = read_contents(folder, config, spec, family)
+    changes = contents.changes
+    for change in changes:
+        if change.target.module.product not in program.products:
+            raise change.a.fail(
+                f"{spec.architecture} is not computed in a way that {change.target.module.name} can be changed"
+            )
+    _require_room(folder, changes, card, limit_bytes)
+    for table, tensor in contents.copies:
+        own = weights.matrix("embedding" if spec.tied else table)
+        if not _is_copy(tensor, own):
+            raise tensor.fail("is another table than the model's own, which an adapter cannot bring along")
+    products = {
+        product: _pack(
+            [change for change in changes if change.target.module.product == product], program, spec, family, card
+        )
+        for product in dict.fromkeys(change.target.module.product for change in changes)
+    }
+    return products, _info(folder, name, config, changes, products, card)
+
+
+def _pack(
+    changes: Sequence[Change], program: kernels.Program, spec: DecoderSpec, family: Family, card: ModelInfo
+) -> kernels.LowRank:
+    """The changes of one product together."""
+    _, matrix = program.products[changes[0].target.module.product]
+    packed = kernels.LowRank(changes[0].target.module.inputs, _precision(card))
+    for change in changes:
+        module, factor = change.target.module, change.target.factor
+        order = _row_order(module, spec, family)
+        a, b = read_floats(change.a), read_floats(change.b)[order]
+        scale = None
+        if change.lengths is not None:
+            scale = read_floats(change.lengths)[order] / _row_lengths(matrix, module, a, b, factor)
+            if not np.isfinite(scale).all():
+                raise change.lengths.fail("scales a row of length 0")
+        packed.add(module.start, a, b, factor, scale)
+    return packed
+
+
+def _is_copy(tensor: StoredTensor, matrix: kernels.PackedMatrix) -> bool:
+    """Whether a tensor gives the very bytes of a packed matrix."""
+    if tensor.shape != matrix.shape or tensor.dtype not in ELEMENTS:
+        return False
+    packed = kernels.pack(tensor.read(), cast("kernels.Precision", matrix.precision), minimum=matrix.minimum)
+    return np.array_equal(packed.data, matrix.data)
+
+
+def _precision(card: ModelInfo) -> kernels.LowRankPrecision:
+    return "float32" if card.precision == "float32" else "bfloat16"
+
+
+def _row_order(module: Module, spec: DecoderSpec, family: Family) -> NDArray[np.intp]:
+    """For each of our rows of a module the stored one."""
+    order = family.row_order(spec, module.parameter)
+    if order is None:
+        return np.arange(module.size)
+    own = order[module.start : module.start + module.size] - module.start
+    if not ((own >= 0) & (own < module.size)).all():
+        raise ModelError(f"adapters of {module.name} are not supported: its rows are stored among those of others")
+    return own
+
+
+def _row_lengths(
+    matrix: kernels.PackedMatrix,
+    module: Module,
+    a: NDArray[np.float32],
+    b: NDArray[np.float32],
+    factor: float,
+) -> NDArray[np.float32]:
+    """‖W + factor · B · A‖ by row: of the matrix as it is packed, as that is what the rows are products with."""
+    lengths = np.empty(module.size, np.float32)
+    for start in range(0, module.size, _ROWS_AT_ONCE):
+        rows = np.arange(start, min(start + _ROWS_AT_ONCE, module.size))
+        changed = kernels.gather_rows(matrix, rows + module.start) + np.float32(factor) * (b[rows] @ a)
+        lengths[rows] = np.linalg.norm(changed, axis=1)
+    return lengths
+
+
+def _require_room(folder: Path, changes: Sequence[Change], card: ModelInfo, limit_bytes: int | None) -> None:
+    size = 4 if _precision(card) == "float32" else 2
+    needed = sum(
+        size * change.target.rank * (change.target.module.inputs + change.target.module.size) for change in changes
+    )
+    if limit_bytes is not None and needed > limit_bytes:
+        raise ModelError(f"{folder}: needs {needed >> 20} MiB, and {limit_bytes >> 20} MiB are left for adapters")
+    largest = max(sum(tensor.nbytes for tensor in change.tensors) for change in changes)
+    left = available_memory() - _FREE_BYTES
+    if needed + 4 * largest > left:
+        raise ModelError(
+            f"{folder}: needs {(needed + 4 * largest) >> 20} MiB, and {max(left, 0) >> 20} MiB are available"
+        )
+
+
+def _info(
+    folder: Path,
+    name: str,
+    config: AdapterConfig,
+    changes: Sequence[Change],
+    products: Mapping[str, kernels.LowRank],
+    card: ModelInfo,
+) -> AdapterInfo:
+    digest = digest_of(changes)
+    fingerprint = hashlib.blake2b(f"{card.fingerprint} {digest}".encode(), digest_size=8)
+    return AdapterInfo(
+        name=name,
+        source=str(folder),
+        rank=max(change.target.rank for change in changes),
+        scaling=max((change.target.factor for change in changes), key=abs),
+        target_modules=tuple(sorted({change.target.module.last_name for change in changes})),
+        nbytes=sum(packed.nbytes for packed in products.values()),
+        digest=digest,
+        fingerprint=f"fp_{fingerprint.hexdigest()}",
+        warnings=_warnings(config, card),
+    )
+
+
+def _warnings(config: AdapterConfig, card: ModelInfo) -> tuple[str, ...]:
+    made_for = config.base_model.rstrip("/").rpartition("/")[2]
+    if not made_for or made_for.lower() == card.name.rstrip("/").rpartition("/")[2].lower():
+        return ()
+    return (f"was made for {config.base_model[:200]}, and the model is called {card.name}",)

@@ -1,0 +1,47 @@
+"""Where an adapter comes from: a local folder in PEFT's layout, or a repository on the Hugging Face hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dragoman.core.errors import ModelError
+from dragoman.models.adapters.config import CONFIG_NAME
+from dragoman.models.source import download, is_repository_id
+
+WEIGHTS_NAME = "adapter_model.safetensors"
+_PICKLED = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
+
+
+def find_adapter(source: str | Path, *, revision: str | None = None, token: str | None = None) -> Path:
+    """The folder with an adapter's files; from the hub only what is needed is fetched, and only when it is not cached.
+
+    ``source``: a folder, or a hub id (``owner/name``) with the branch, tag or commit ``revision``. Raises ModelError
+    when there is no such adapter, naming what to do.
+    """
+    folder = Path(source).expanduser()
+    if folder.exists():
+        if not folder.is_dir():
+            raise ModelError(f"{folder} is a file; name the folder that holds {CONFIG_NAME} and {WEIGHTS_NAME}")
+        if revision is not None:
+            raise ModelError(f"{folder} is a folder, which has no revision {revision}")
+    elif is_repository_id(str(source)):
+        folder = download(str(source), revision, token, (CONFIG_NAME, WEIGHTS_NAME))
+    else:
+        raise ModelError(f"there is no folder {source}, and it is not a hub id (owner/name)")
+    require_files(folder)
+    return folder.resolve()
+
+
+def require_files(folder: Path) -> None:
+    """ModelError where the folder does not hold an adapter that can be read."""
+    if not (folder / CONFIG_NAME).is_file():
+        raise ModelError(f"{folder} has no {CONFIG_NAME}: it is not an adapter in the layout of PEFT")
+    if (folder / WEIGHTS_NAME).is_file():
+        return
+    if pickled := [name for name in _PICKLED if (folder / name).is_file()]:
+        raise ModelError(
+            f"{folder / pickled[0]} is a pickle file, which can run any code when it is opened, so it is not read. "
+            "Convert the adapter once, where you trust it: load it with peft and save_pretrained(FOLDER, "
+            "safe_serialization=True)"
+        )
+    raise ModelError(f"{folder} has no {WEIGHTS_NAME}")
