@@ -90,7 +90,7 @@ class Grammars:
     """Compiles the grammars of requests, in the order in which they come."""
 
     def __init__(self) -> None:
-        self._matching: Matching | None = None
+        self._matching: Future[Matching] | None = None
         self._compiled: OrderedDict[str, Matcher] = OrderedDict()
         self._waiting: deque[_Waiting] = deque()
         self._executor: ThreadPoolExecutor | None = None
@@ -103,16 +103,14 @@ class Grammars:
 
     def teach(self, vocabulary: Vocabulary) -> None:
         """The vocabulary that grammars are about. Without one, a request with a grammar is an error."""
-        self._matching = Matching(vocabulary)
-        self._compiled.clear()
+        self._matching = self._thread().submit(self._learn, vocabulary)
 
     def prepare(self, request: EngineRequest) -> None:
         """Begin with a request that has a grammar; ``ready`` gives it back. Raises BadRequest without a vocabulary."""
         if self._matching is None:
             raise BadRequest("this engine knows no vocabulary to follow a grammar with")
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, thread_name_prefix="grammars", initializer=_be_nice)
-        self._waiting.append(_Waiting(request, self._executor.submit(self._followers, self._matching, request), set()))
+        followers = self._thread().submit(self._followers, self._matching, request)
+        self._waiting.append(_Waiting(request, followers, set()))
 
     def cancel(self, request_id: str, sequence: int | None = None) -> None:
         """A request, or one of its sequences, is not wanted any more; unknown ones are no error."""
@@ -136,8 +134,20 @@ class Grammars:
                 prepared.append(Prepared(request, error=error.message))
         return prepared
 
-    def _followers(self, matching: Matching, request: EngineRequest) -> list[Follower]:
+    def _thread(self) -> ThreadPoolExecutor:
+        """One thread: what is asked of it is done in order."""
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="grammars", initializer=_be_nice)
+        return self._executor
+
+    def _learn(self, vocabulary: Vocabulary) -> Matching:
+        """In the thread: it takes some tenths of a second, for which nobody else has to wait."""
+        self._compiled.clear()
+        return Matching(vocabulary)
+
+    def _followers(self, learned: Future[Matching], request: EngineRequest) -> list[Follower]:
         """In the thread. What was generated before is followed again."""
+        matching = learned.result()  # done before, in this thread
         assert request.grammar is not None
         compiled = self._compiled.pop(request.grammar, None) or matching.matcher(request.grammar)
         if compiled.error:

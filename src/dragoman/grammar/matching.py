@@ -30,7 +30,7 @@ _IN_OTHER_WORDS = {
 
 
 class Matching:
-    """Grammars over one vocabulary. Making it takes about a second for 500,000 tokens, and holds the GIL."""
+    """Grammars over one vocabulary. Making it takes about a second for 500,000 tokens."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocab_size = len(vocabulary.tokens)
