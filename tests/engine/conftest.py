@@ -15,9 +15,15 @@ from dragoman.models.settings import Precision
 sys.path.insert(0, str(Path(__file__).parent))
 
 from simulation import stub
-from tiny_model import make_tiny_llama, make_tiny_mistral, make_tiny_mixture
+from tiny_model import make_tiny_gemma3, make_tiny_llama, make_tiny_mistral, make_tiny_mixture, make_tiny_phi
 
-_MAKERS = {"int8 mixture": make_tiny_mixture, "window": make_tiny_mistral}
+_MAKERS = {
+    "int8 mixture": make_tiny_mixture,
+    "window": make_tiny_mistral,
+    "gemma 3": make_tiny_gemma3,
+    "int4 phi": make_tiny_phi,
+}
+_PRECISIONS = {"int8 mixture": "int8", "window": "bfloat16", "gemma 3": "bfloat16", "int4 phi": "int4"}
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +31,7 @@ def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """By name: the stub, whose logits depend on every cell of the history, or a small decoder in that precision.
 
     "int8 kv" has its keys and values in int8, beside weights in bfloat16; "int8 mixture" has experts; "window" sees 70
-    positions in every layer.
+    positions in every layer; "gemma 3" and "int4 phi" are other families than Llama.
     """
     if "stub" in request.param:
         limits = {"num_blocks": 256, "max_tokens": 256, "max_sequences": 64, "max_logit_rows": 64}
@@ -36,6 +42,6 @@ def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if request.param == "int8 kv":
         settings = models.ModelSettings(precision="bfloat16", kv_precision="int8", max_tokens=256, cache_bytes=0)
     else:
-        precision = cast(Precision, {"int8 mixture": "int8", "window": "bfloat16"}.get(request.param, request.param))
+        precision = cast(Precision, _PRECISIONS.get(request.param, request.param))
         settings = models.ModelSettings(precision=precision, max_tokens=256, cache_bytes=0)
     return models.load(folder, settings)

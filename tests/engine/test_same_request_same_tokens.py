@@ -21,7 +21,7 @@ from dragoman.engine.runner import Runner
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models.settings import Precision
 
-VARIANTS = ("int8 kv", "int8 mixture", "window")
+VARIANTS = ("int8 kv", "int8 mixture", "window", "gemma 3", "int4 phi")
 REAL = (*get_args(Precision), *VARIANTS)
 
 

@@ -8,6 +8,9 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from dragoman.models.families import find_family, read_spec
+from dragoman.models.spec import parameters
+
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -33,6 +36,19 @@ MIXTURE = CONFIG | {
     "num_experts_per_tok": 2,
 }
 
+# Sliding and other layers with rotations of their own, norms around branches and of heads, a soft cap.
+GEMMA3 = CONFIG | {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "head_dim": 16,
+    "sliding_window": 40,
+    "sliding_window_pattern": 2,
+    "final_logit_softcapping": 20.0,
+    "tie_word_embeddings": True,
+}
+# Parallel branches, LayerNorm, biases everywhere, partly rotated heads.
+PHI = CONFIG | {"architectures": ["PhiForCausalLM"], "model_type": "phi", "num_key_value_heads": 4}
+
 
 def make_tiny_llama(folder: Path) -> Path:
     """Write ``config.json`` and ``model.safetensors``. Weights are large enough for peaked, varied logits."""
@@ -49,6 +65,34 @@ def make_tiny_mixture(folder: Path) -> Path:
     """The same with experts, a shared one among them, in place of each feed-forward network."""
     experts = {f"experts.{expert}.": 32 for expert in range(6)}
     return _make(folder, MIXTURE, experts | {"shared_expert.": 48})
+
+
+def make_tiny_gemma3(folder: Path) -> Path:
+    """Write Gemma 3."""
+    return _make_family(folder, GEMMA3)
+
+
+def make_tiny_phi(folder: Path) -> Path:
+    """Write Phi-2."""
+    return _make_family(folder, PHI)
+
+
+def _make_family(folder: Path, config: dict[str, object]) -> Path:
+    """Whatever parameters the decoder of a config has, under the names of its family."""
+    spec, family, rng, weights = read_spec(config), find_family(config), np.random.default_rng(7), {}
+    for parameter in parameters(spec):
+        names = family.names[parameter.module]
+        for name, size in zip(names, parameter.parts if len(names) > 1 else (parameter.shape[0],), strict=True):
+            shape = (size, *parameter.shape[1:])
+            values = rng.normal(scale=1.5 / np.sqrt(shape[-1]), size=shape)
+            if "norm" in parameter.module and parameter.kind == "weight":
+                values = np.full(shape, 1 - family.norm_offset)
+            stored = f"{name.format(layer=parameter.layer)}.{parameter.kind}"
+            weights[stored] = values.astype(np.float32)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file(weights, folder / "model.safetensors")
+    return folder
 
 
 def _make(folder: Path, config: dict[str, object], networks: dict[str, int]) -> Path:
