@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -18,12 +19,25 @@ def test_spec_asks_for_as_many_numbers_as_the_checkpoint_has(name: str) -> None:
     assert read_spec(VARIANTS[name]).parameter_count == parameter_count(VARIANTS[name])
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_config_reads_the_same_as_transformers_writes_it(name: str) -> None:
+@pytest.mark.parametrize("config", [*VARIANTS.values(), *SCALED.values()], ids=[*VARIANTS, *SCALED])
+def test_config_reads_the_same_as_transformers_writes_it(config: dict[str, Any]) -> None:
     """Newer versions write all defaults, and some fields under other names."""
     transformers = pytest.importorskip("transformers")
-    written = transformers.AutoConfig.for_model(**VARIANTS[name]).to_dict()
-    assert read_spec(written) == read_spec(VARIANTS[name])
+    written = transformers.AutoConfig.for_model(**copy.deepcopy(config)).to_dict()
+    assert read_spec(written) == read_spec(config)
+
+
+def test_code_of_a_repository_is_no_reason_to_refuse_what_we_compute_ourselves() -> None:
+    config = VARIANTS["phi3"] | {"auto_map": {"AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}}
+    assert read_spec(config) == read_spec(VARIANTS["phi3"])
+
+
+@pytest.mark.parametrize("kind", ["su", "yarn"])
+def test_first_checkpoints_of_phi3_call_longrope_by_other_names(kind: str) -> None:
+    block = VARIANTS["phi3-long"]["rope_scaling"]
+    assert read_spec(VARIANTS["phi3-long"] | {"rope_scaling": block | {"type": kind}}) == read_spec(
+        VARIANTS["phi3-long"]
+    )
 
 
 def _llama(width: int, layers: int, heads: int, kv_heads: int, inner: int, vocab: int, **more: Any) -> dict[str, Any]:
@@ -54,6 +68,78 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         _llama(1024, 28, 16, 8, 3072, 151936, architectures=["Qwen3ForCausalLM"], head_dim=128, sliding_window=None)
         | {"tie_word_embeddings": True},
         596_049_920,
+    ),
+    "Phi-2": (
+        _llama(2560, 32, 32, 32, 10240, 51200, architectures=["PhiForCausalLM"])
+        | {"partial_rotary_factor": 0.4, "qk_layernorm": False, "rope_scaling": None},
+        2_779_683_840,
+    ),
+    "Phi-3 mini": (
+        _llama(3072, 32, 32, 32, 8192, 32064, architectures=["Phi3ForCausalLM"])
+        | {"sliding_window": 2047, "auto_map": {"AutoConfig": "x.Y"}},
+        3_821_079_552,
+    ),
+    "Gemma 2B": (
+        _llama(2048, 18, 8, 1, 16384, 256000, architectures=["GemmaForCausalLM"], head_dim=256, hidden_act="gelu"),
+        2_506_172_416,
+    ),
+    "Gemma 2 2B": (
+        _llama(2304, 26, 8, 4, 9216, 256000, architectures=["Gemma2ForCausalLM"], head_dim=256)
+        | {"query_pre_attn_scalar": 256},
+        2_614_341_888,
+    ),
+    "Gemma 3 1B": (
+        _llama(1152, 26, 4, 1, 6912, 262144, architectures=["Gemma3ForCausalLM"], head_dim=256, sliding_window=512),
+        999_885_952,
+    ),
+    "Gemma 3 4B text": (
+        {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "text_config": {
+                "hidden_size": 2560,
+                "intermediate_size": 10240,
+                "num_hidden_layers": 34,
+                "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+                "sliding_window": 1024,
+            },
+        },
+        3_880_263_168,
+    ),
+    "StarCoder 2 3B": (
+        _llama(3072, 30, 24, 2, 12288, 49152, architectures=["Starcoder2ForCausalLM"], sliding_window=4096),
+        3_030_371_328,
+    ),
+    "OLMo 2 1B": (
+        _llama(2048, 16, 16, 16, 8192, 100352, architectures=["Olmo2ForCausalLM"]),
+        1_484_916_736,
+    ),
+    "SmolLM 3 3B": (
+        _llama(2048, 36, 16, 4, 11008, 128256, architectures=["SmolLM3ForCausalLM"]),
+        3_075_098_624,
+    ),
+    "GLM-4 9B": (
+        _llama(4096, 40, 32, 2, 13696, 151552, architectures=["GlmForCausalLM"], head_dim=128),
+        9_399_951_360,
+    ),
+    "GLM-4-0414 9B": (
+        _llama(4096, 40, 32, 2, 13696, 151552, architectures=["Glm4ForCausalLM"], head_dim=128),
+        9_400_279_040,
+    ),
+    "Command R 35B": (
+        _llama(8192, 40, 64, 64, 22528, 256000, architectures=["CohereForCausalLM"]),
+        34_980_831_232,
+    ),
+    "Command R7B": (
+        _llama(4096, 32, 32, 8, 14336, 256000, architectures=["Cohere2ForCausalLM"]),
+        8_028_033_024,
+    ),
+    "Granite 3.3 2B": (
+        _llama(2048, 40, 32, 8, 8192, 49159, architectures=["GraniteForCausalLM"], tie_word_embeddings=True),
+        2_533_539_840,
+    ),
+    "StableLM 2 1.6B": (
+        _llama(2048, 24, 32, 32, 5632, 100352, architectures=["StableLmForCausalLM"], use_qkv_bias=True),
+        1_644_515_328,
     ),
     "Mixtral 8x7B": (
         _llama(4096, 32, 32, 8, 14336, 32000, architectures=["MixtralForCausalLM"], num_local_experts=8)
@@ -131,6 +217,34 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "unknown key of a scaling": ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0, "warp": 1}}, "warp"),
     "incomplete scaling": ("llama", {"rope_scaling": {"type": "linear"}}, "factor"),
     "factor that is no number": ("llama", {"rope_scaling": {"type": "linear", "factor": "2"}}, "factor must be"),
+    "factors that are no list": ("phi3-long", {"rope_scaling": {"type": "longrope", "short_factor": 1.0}}, "a list"),
+    "factor that is too small": (
+        "phi3-long",
+        {"rope_scaling": {"type": "longrope", "short_factor": [1.0, 0.0], "long_factor": [1.0] * 8}},
+        "short_factor must be a positive number, got 0.0",
+    ),
+    "too few factors": (
+        "phi3-long",
+        {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0] * 7}},
+        "long_factor has 7 numbers for 8 pairs",
+    ),
+    "longrope without its factors": ("phi3", {"rope_scaling": {"type": "longrope", "factor": 2.0}}, "incomplete"),
+    "rotation of more than a head": ("phi", {"partial_rotary_factor": 1.5}, "partial_rotary_factor 1.5 of heads of 16"),
+    "rotation of an odd share": ("glm", {"partial_rotary_factor": 0.2}, "does not give pairs"),
+    "bidirectional attention": ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    "cap on attention that nobody computes": ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+    "caps of another family": ("gemma", {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+    "cap that is negative": ("gemma2", {"final_logit_softcapping": -1.0}, "final_logit_softcapping must be"),
+    "unknown layer type of Gemma": ("gemma2", {"layer_types": ["chunked_attention"] * 3}, "layer_types must name 3"),
+    "layers with half a position": (
+        "smollm3",
+        {"no_rope_layers": [1, 2, 0]},
+        "no_rope_layers must hold",
+    ),
+    "too few layers without positions": ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers must hold"),
+    "multiplier of nothing": ("granite", {"residual_multiplier": 0.0}, "residual_multiplier must be"),
+    "norms of heads in Cohere 2": ("cohere2", {"use_qk_norm": True}, "use_qk_norm"),
+    "text config that is a word": ("gemma3-images", {"text_config": "gemma"}, "text_config must be an object"),
     "rope for each layer type": ("qwen3", {"rope_parameters": {"full_attention": {}}}, "each layer type"),
     "alternating attention": ("mistral", {"layer_types": ["full_attention"] * 3}, "layer_types"),
     "unknown layer type": (

@@ -14,6 +14,7 @@ _STABLELM_NAMES: dict[str, tuple[str, ...]] = LLAMA_NAMES | {
 
 
 def _read_stablelm(config: Config) -> DecoderSpec:
+    config = config.over({"max_position_embeddings": 4096})
     parallel = config.flag("use_parallel_residual", False)
     return llama_like(
         config,

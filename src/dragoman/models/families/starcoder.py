@@ -14,7 +14,9 @@ _STARCODER2_NAMES: dict[str, tuple[str, ...]] = LLAMA_NAMES | {
 
 
 def _read_starcoder2(config: Config) -> DecoderSpec:
-    config = config.over({"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True})
+    config = config.over(
+        {"hidden_act": "gelu_pytorch_tanh", "max_position_embeddings": 4096, "tie_word_embeddings": True}
+    )
     layers, bias = config.size("num_hidden_layers"), config.flag("use_bias", True)
     window = config.size("sliding_window") if config.value("sliding_window") is not None else 0
     return llama_like(
