@@ -19,6 +19,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("adapters")
     (folder / "poems").mkdir()
     (folder / "poems" / "adapter_config.json").write_text("{}")
+    (folder / "poems" / "adapter_model.safetensors").touch()
     with running_server(adapters=AdapterSettings(adapters_folder=str(folder))) as server:
         yield server.url
 

@@ -23,6 +23,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     for name in ("poems", "recipes", "letters"):
         (folder / name).mkdir()
         (folder / name / "adapter_config.json").write_text("{}")
+        (folder / name / "adapter_model.safetensors").touch()
     settings = AdapterSettings(lora_adapters=f"poems={folder / 'poems'}", adapters_folder=str(folder))
     with running_server(adapters=settings) as server:
         yield server
@@ -176,6 +177,6 @@ def test_tgi_without_any_adapter_answers_with_the_base_model_and_says_so() -> No
 def test_a_start_with_an_adapter_that_cannot_be_loaded_fails(tmp_path: Path) -> None:
     from dragoman.core.errors import ModelError
 
-    settings = AdapterSettings(lora_adapters=f"poems={'missing'}")
+    settings = AdapterSettings(lora_adapters="poems=missing")
     with pytest.raises(ModelError, match="poems"), running_server(adapters=settings):
         pass

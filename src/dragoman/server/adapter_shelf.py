@@ -14,6 +14,7 @@ from typing import ClassVar, NamedTuple
 import msgspec
 
 from dragoman.core.errors import AdapterNotFound, DragomanError
+from dragoman.models.adapters.source import find_adapter
 
 MAX_OFFERS = 1024
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
@@ -45,10 +46,11 @@ class AdapterOffer(NamedTuple):
 
 
 class AdapterShelf:
-    """All offers. ``allow_downloads``: clients may name any repository of the hub."""
+    """All offers. ``allow_downloads``: clients may name any repository of the hub. ``token``: of the hub."""
 
-    def __init__(self, settings: AdapterSettings, *, allow_downloads: bool = False) -> None:
+    def __init__(self, settings: AdapterSettings, *, allow_downloads: bool = False, token: str | None = None) -> None:
         """Raises DragomanError for a list that is none."""
+        self._token = token
         self.first = read_list(settings.lora_adapters)
         self._folder = None if settings.adapters_folder is None else Path(settings.adapters_folder).expanduser()
         self._allow_downloads = allow_downloads
@@ -74,6 +76,10 @@ class AdapterShelf:
         if self._allow_downloads and _HUB_ID.fullmatch(source) and not Path(source).exists():
             return AdapterOffer(name, source)
         raise AdapterNotFound(f"There is no adapter '{source[:256]}' to load.", param="lora_path")
+
+    def fetch(self, offer: AdapterOffer) -> Path:
+        """The folder with its files, downloaded where they are not here. Raises ModelError."""
+        return find_adapter(offer.source, revision=offer.revision, token=self._token)
 
     def _inside(self) -> list[Path]:
         if self._folder is None:

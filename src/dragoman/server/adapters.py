@@ -40,6 +40,7 @@ class LoadedAdapters:
         """``names``: those of the model, which no adapter may have."""
         self._engine, self._base, self._names, self._shelf = engine, base, names, shelf
         self._cards: dict[str, ModelCard] = {}
+        self._offers: dict[str, AdapterOffer] = {}
         self._changing = asyncio.Lock()
 
     @property
@@ -64,10 +65,11 @@ class LoadedAdapters:
             if name in self._names:
                 raise Conflict(f"'{name}' is the name of the model.", param="lora_name")
             offer = await asyncio.to_thread(self._shelf.find, name, source)
-            loaded = self._engine.adapters.get(name) if name in self._cards else None
-            if loaded is not None and source is not None and loaded.source != offer.source:
+            if name not in self._cards:
+                return await self._load(offer)
+            if source is not None and self._offers[name].source != offer.source:
                 raise Conflict(f"Another adapter '{name}' is loaded: unload it first.", param="lora_name")
-            return _entry(name, loaded) if loaded is not None else await self._load(offer)
+            return _entry(name, self._engine.adapters[name])
 
     async def load_first(self) -> None:
         """Those of the start. Raises ModelError."""
@@ -82,15 +84,17 @@ class LoadedAdapters:
     async def unload(self, name: str) -> AdapterEntry:
         async with self._changing:
             self.card(name)
-            del self._cards[name]
+            del self._cards[name], self._offers[name]
             await self._engine.unload_adapter(name)
             return AdapterEntry(name=name, loaded=False)
 
     async def _load(self, offer: AdapterOffer) -> AdapterEntry:
         try:
-            info = await self._engine.load_adapter(offer.name, offer.source)
+            folder = await asyncio.to_thread(self._shelf.fetch, offer)
+            info = await self._engine.load_adapter(offer.name, str(folder))
         except ModelError as error:
             raise LoadFailed(f"The adapter '{offer.name}' cannot be loaded: {error.message}") from error
+        self._offers[offer.name] = offer
         self._cards[offer.name] = msgspec.structs.replace(
             self._base, name=offer.name, created=int(time.time()), fingerprint=info.fingerprint, base=self._base.name
         )

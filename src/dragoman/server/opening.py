@@ -92,7 +92,7 @@ async def open_house(
         metrics,
         admission,
         kept,
-        AdapterShelf(adapters, allow_downloads=catalog.offer_downloads),
+        AdapterShelf(adapters, allow_downloads=catalog.offer_downloads, token=_hub_token(worker)),
         on_step=lambda before, after: metrics.tell(_step(before, after)),
     )
     rotation = Rotation(Shelf(catalog, first), opening, max_waiting=settings.max_waiting)
@@ -115,6 +115,10 @@ def _first_offer(settings: ServerSettings, worker: WorkerSettings) -> Offer:
         source = worker.model.source
         return offer_of(settings.name or source_name(source), source, settings.alias)
     return Offer(name=settings.name or "stub", source=None, aliases=settings.alias)
+
+
+def _hub_token(worker: WorkerSettings) -> str | None:
+    return worker.model.settings.token if isinstance(worker.model, LoadModel) else None
 
 
 @contextmanager
