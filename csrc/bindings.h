@@ -13,6 +13,7 @@ struct PackedMatrix {
   nanobind::object data;  // uint8 array, possibly a memory map
 };
 
+void bind_gguf(nanobind::module_& m);
 void bind_linear(nanobind::module_& m);
 void bind_lora(nanobind::module_& m);
 void bind_program(nanobind::module_& m);

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "half.h"
 #include "kernels.h"
 
 #define DRAGOMAN_STRING_(x) #x

@@ -9,4 +9,5 @@ NB_MODULE(_native, m) {
   dragoman::bind_lora(m);
   dragoman::bind_program(m);
   dragoman::bind_sampling(m);
+  dragoman::bind_gguf(m);
 }

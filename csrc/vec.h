@@ -225,29 +225,9 @@ DRAGOMAN_INLINE Vec load_bf16(const std::uint16_t* p) { DRAGOMAN_EACH(bf16_to_fl
 DRAGOMAN_INLINE void store_bf16(std::uint16_t* p, Vec a) {
   for (int i = 0; i < kWidth; ++i) p[i] = float_to_bf16(a.v[i]);
 }
-DRAGOMAN_INLINE float fp16_to_float(std::uint16_t half) {
-  const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000u) << 16, magnitude = half & 0x7fffu;
-  if (magnitude >= 0x7c00u) {  // infinity, NaN (made quiet, as the hardware does)
-    const std::uint32_t quiet = magnitude > 0x7c00u ? 0x400000u : 0u;
-    return bits_to_float(sign | 0x7f800000u | quiet | ((magnitude & 0x3ffu) << 13));
-  }
-  // The exponent is rebased by a multiplication, which handles subnormals in passing.
-  return bits_to_float(sign | float_to_bits(bits_to_float(magnitude << 13) * 0x1p112f));
-}
-DRAGOMAN_INLINE std::uint16_t float_to_fp16(float value) {
-  const std::uint32_t bits = float_to_bits(value), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));
-  if (magnitude >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);
-  if (magnitude < 0x38800000u) {  // subnormal: let the adder of the FPU round at 2⁻²⁴
-    const float shifted = bits_to_float(magnitude) + 0.5f;
-    return static_cast<std::uint16_t>(sign | (float_to_bits(shifted) - 0x3f000000u));
-  }
-  const std::uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
-  return static_cast<std::uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
-}
-DRAGOMAN_INLINE Vec load_fp16(const std::uint16_t* p) { DRAGOMAN_EACH(fp16_to_float(p[i])); }
+DRAGOMAN_INLINE Vec load_fp16(const std::uint16_t* p) { DRAGOMAN_EACH(half_to_float(p[i])); }
 DRAGOMAN_INLINE void store_fp16(std::uint16_t* p, Vec a) {
-  for (int i = 0; i < kWidth; ++i) p[i] = float_to_fp16(a.v[i]);
+  for (int i = 0; i < kWidth; ++i) p[i] = float_to_half(a.v[i]);
 }
 
 #undef DRAGOMAN_EACH

@@ -13,6 +13,7 @@ from dragoman.kernels._native import (
     set_threads,
     threads,
 )
+from dragoman.kernels.gguf import dequantize_gguf, gguf_block, gguf_codes
 from dragoman.kernels.lora import MOST_RANK, LowRank, LowRankPrecision
 from dragoman.kernels.matrix import (
     Precision,
@@ -55,9 +56,12 @@ __all__ = [
     "add_bias",
     "apply_penalties",
     "checksum",
+    "dequantize_gguf",
     "empty",
     "force",
     "gather_rows",
+    "gguf_block",
+    "gguf_codes",
     "green_list",
     "instruction_set",
     "instruction_sets",

@@ -83,7 +83,7 @@ class Checkpoint:
         return stacked if order is None else stacked.rows(order)
 
     def _is_transposed(self, parameter: Parameter) -> bool:
-        return parameter.matrix and parameter.module in self._family.transposed
+        return parameter.matrix and not self.files.upright and parameter.module in self._family.transposed
 
     def _find(self, parameter: Parameter) -> tuple[Tensor, ...]:
         modules = self._modules(parameter)

@@ -6,20 +6,21 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
 from dragoman.core.errors import ModelError
-from dragoman.models.checkpoint import widest
+from dragoman.models.checkpoint import Checkpoint, widest
 from dragoman.models.config import read_json, token_ids
 from dragoman.models.families import FAMILIES, read_spec
+from dragoman.models.gguf.opening import most_used_dtype, open_gguf
 from dragoman.models.quantized import Scheme, find_scheme
 from dragoman.models.rope_config import with_scaling
 from dragoman.models.safetensors_file import read_header, stored_dtype
 from dragoman.models.settings import PRECISIONS, AskedPrecision, KVPrecision, Precision
-from dragoman.models.source import Source, find_source, find_weights
+from dragoman.models.source import Source, find_source, find_weights, open_files
 from dragoman.models.spec import DecoderSpec, parameters
 from dragoman.models.tensors import Format
 
@@ -111,6 +112,17 @@ def describe(
 
 def describe_source(source: Source, *, rope: Mapping[str, object] | None = None) -> ModelDescription:
     """The same for files already found."""
+    if not source.gguf:
+        return _describe(source, rope)
+    try:
+        described = _describe(source, rope)
+    except ModelError as error:  # the config was made of the file's metadata
+        raise error if str(source.gguf[0]) in str(error) else ModelError(f"{source.gguf[0]}: {error}") from None
+    checkpoint = Checkpoint(open_files(source), FAMILIES[described.spec.architecture], described.spec)
+    return replace(described, spec=checkpoint.spec, formats=checkpoint.formats)
+
+
+def _describe(source: Source, rope: Mapping[str, object] | None) -> ModelDescription:
     folder = source.folder
     config = read_json(folder / "config.json")
     if rope is not None:
@@ -157,6 +169,8 @@ _PLACE = re.compile(r"\{\w+\}")
 
 def _stored_dtype(source: Source, declared: object) -> str:
     """From the weights' headers where they are here, for configs are often wrong about it or silent."""
+    if source.gguf:
+        return most_used_dtype(open_gguf(source.gguf))
     if source.repository is None or source.weight_files:
         files = source.weight_files or find_weights(source).weight_files
         return stored_dtype(read_header(source.folder / name) for name in files)

@@ -111,11 +111,11 @@ class _Opened:
 
 
 def _open(source: str | Path | None, settings: ModelSettings, progress: Progress) -> _Opened:
+    fetching = part(progress, 0.0, _DOWNLOAD_SHARE)
     described = describe_source(
-        find_source(source, revision=settings.revision, token=settings.token), rope=settings.rope
+        find_source(source, revision=settings.revision, token=settings.token, progress=fetching), rope=settings.rope
     )
     plan(described, settings).require_fit()
-    fetching = part(progress, 0.0, _DOWNLOAD_SHARE)
     described = describe_source(
         find_weights(described.source, token=settings.token, progress=fetching), rope=settings.rope
     )

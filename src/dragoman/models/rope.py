@@ -176,6 +176,18 @@ class LongRope(Scaling):
 
 
 @dataclass(frozen=True, slots=True)
+class Divided(Scaling):
+    """Each frequency divided by a number of its own: how GGUF files hold what other configs have formulas for."""
+
+    kind: ClassVar[str] = "divided"
+    divisors: tuple[float, ...]
+
+    def frequencies(self, theta: float, dim: int, positions: int) -> NDArray[np.float64]:
+        divided: NDArray[np.float64] = _frequencies(theta, dim) / np.array(self.divisors)
+        return divided
+
+
+@dataclass(frozen=True, slots=True)
 class Rope:
     """Rotation of the first ``dim`` dimensions of each head; ``interleaved``: neighbours are pairs, not halves."""
 

@@ -13,15 +13,15 @@ from typing import Any
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
-from dragoman.models.rope import Dynamic, Linear, Llama3, LongRope, Rope, Scaling, Yarn
+from dragoman.models.rope import Divided, Dynamic, Linear, Llama3, LongRope, Rope, Scaling, Yarn
 
 SCALINGS: dict[str, type[Scaling]] = {
-    scaling.kind: scaling for scaling in (Scaling, Linear, Dynamic, Llama3, Yarn, LongRope)
+    scaling.kind: scaling for scaling in (Scaling, Linear, Dynamic, Llama3, Yarn, LongRope, Divided)
 }
 
 # Keys that a block may carry without effect on the scalings here: they restate the type, or how it was trained.
 _INERT_KEYS = {"rope_type", "type", "rope_theta", "finetuned"}
-_FACTORS = {"short_factor", "long_factor"}
+_FACTORS = {"short_factor", "long_factor", "divisors"}
 
 
 def read_rope(
@@ -76,12 +76,11 @@ def read_rope_block(
         raise ModelError(f"config.json: head_dim {head_dim} is odd and cannot be rotated in pairs")
     original = original or config.values.get("original_max_position_embeddings")
     scaling = read_scaling(values, positions, original)
-    if isinstance(scaling, LongRope):
-        for key in sorted(_FACTORS):
-            if (count := len(getattr(scaling, key))) != dim // 2:
-                raise ModelError(
-                    f"config.json: rope scaling 'longrope': {key} has {count} numbers for {dim // 2} pairs"
-                )
+    for key in sorted(_FACTORS & {field.name for field in fields(scaling)}):
+        if (count := len(getattr(scaling, key))) != dim // 2:
+            raise ModelError(
+                f"config.json: rope scaling {scaling.kind!r}: {key} has {count} numbers for {dim // 2} pairs"
+            )
     return Rope(theta, dim, scaling, interleaved)
 
 

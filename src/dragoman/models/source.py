@@ -1,4 +1,4 @@
-"""Where a model comes from: a local folder, the embedded model, or a repository on the Hugging Face hub."""
+"""Where a model comes from: a folder or GGUF file here, the embedded model, or a repository on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import read_json
+from dragoman.models.gguf.opening import describing_folder, open_gguf, tensor_files
+from dragoman.models.gguf.parts import SUFFIX, choose, files_of, models_among, part_names
 from dragoman.models.progress import DOWNLOADING, Progress, nobody
 from dragoman.models.quantized import CONFIG_FILES, find_scheme, join_quantized
 from dragoman.models.safetensors_file import INDEX_NAME, choose_weight_files, read_safetensors
@@ -22,6 +24,7 @@ _DESCRIPTION_FILES = ("config.json", "generation_config.json", "tokenizer*", "sp
                       "vocab.*", "merges.txt", "chat_template*", "added_tokens.json", INDEX_NAME,
                       *CONFIG_FILES)  # fmt: skip
 _REPOSITORY_ID = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
+_FILE_IN_REPOSITORY = re.compile(r"(?P<repository>[\w.-]{1,96}/[\w.-]{1,96}):(?P<file>[\w./-]{1,200})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +32,11 @@ class Source:
     """A model's files on this machine.
 
     Attributes:
-        name: what the user calls it: the folder's name, the hub id, or ``embedded``.
-        folder: holds ``config.json``; also the tokenizer's files.
+        name: what the user calls it: the folder's name, the file's, the hub id, or ``embedded``.
+        folder: holds ``config.json``; also the tokenizer's files. Of a GGUF model: what was made of its metadata.
         repository: the hub id; None for a folder. revision: its commit.
+        weight_files: in the folder, once they are here.
+        gguf: the files of a GGUF model, which are here as soon as it is found.
     """
 
     name: str
@@ -39,6 +44,7 @@ class Source:
     repository: str | None = None
     revision: str | None = None
     weight_files: tuple[str, ...] = ()
+    gguf: tuple[Path, ...] = ()
 
 
 def is_repository_id(source: str) -> bool:
@@ -47,10 +53,12 @@ def is_repository_id(source: str) -> bool:
 
 
 def source_name(source: str | Path | None) -> str:
-    """What users call a source: the folder's name, the hub id, or ``embedded``. Nothing is looked for."""
+    """What users call a source: the folder's or file's name, the hub id, or ``embedded``. Nothing is looked for."""
     if source is None or source == EMBEDDED:
         return EMBEDDED
     folder = Path(source).expanduser()
+    if folder.suffix == SUFFIX and folder.is_file():
+        return part_names(folder.name).name
     return folder.resolve().name if folder.is_dir() else str(source)
 
 
@@ -64,32 +72,81 @@ def embedded_path() -> Path:
     raise ModelError("this installation has no embedded model: name a folder or a hub id")
 
 
-def find_source(source: str | Path | None, *, revision: str | None = None, token: str | None = None) -> Source:
+def find_source(
+    source: str | Path | None, *, revision: str | None = None, token: str | None = None, progress: Progress = nobody
+) -> Source:
     """The files that describe the model; from the hub only those are fetched, and only when they are not cached.
 
-    ``source``: a folder, a hub id (``owner/name``), or None or ``embedded``. Raises ModelError when there is no such
-    model, naming what to do.
+    A GGUF file describes itself, so of a hub's it is all that is fetched.
+
+    ``source``: a folder, a GGUF file, a hub id (``owner/name``, or ``owner/name:file.gguf``), or None or ``embedded``.
+    Raises ModelError when there is no such model, naming what to do.
     """
     if source is None or source == EMBEDDED:
         return Source(EMBEDDED, embedded_path())
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ModelError(f"{folder} has no config.json: it is not a model folder in Hugging Face layout")
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _find_in_folder(path)
+    if path.suffix == SUFFIX and path.is_file():
+        return _gguf_source(part_names(path.name).name, files_of(path))
+    if path.exists():
+        raise ModelError(
+            f"{path} is a file; name the folder that holds config.json and the *.safetensors files, or a *{SUFFIX} file"
+        )
+    repository, file = str(source), ""
+    if found := _FILE_IN_REPOSITORY.fullmatch(repository):
+        repository, file = found["repository"], found["file"]
+    elif not is_repository_id(repository):
+        raise ModelError(f"there is no folder or file {source}, and it is not a hub id (owner/name)")
+    return _find_on_hub(repository, file, revision, token, progress)
+
+
+def _find_in_folder(folder: Path) -> Source:
+    if (folder / "config.json").is_file():
         return Source(folder.resolve().name, folder)
-    if folder.exists():
-        raise ModelError(f"{folder} is a file; name the folder that holds config.json and the *.safetensors files")
-    if not is_repository_id(str(source)):
-        raise ModelError(f"there is no folder {source}, and it is not a hub id (owner/name)")
-    repository = str(source)
+    if not (models := models_among(path.name for path in folder.iterdir())):
+        raise ModelError(f"{folder} has no config.json and no *{SUFFIX}: it is not a model folder")
+    chosen = choose(models, "", str(folder))
+    return _gguf_source(folder.resolve().name, files_of(folder / chosen.files[0]))
+
+
+def _find_on_hub(repository: str, file: str, revision: str | None, token: str | None, progress: Progress) -> Source:
     found = download(repository, revision, token, _DESCRIPTION_FILES)
-    if not (found / "config.json").is_file():
+    described = (found / "config.json").is_file()
+    names = [] if described and not file and _has_safetensors(found) else _names_on_hub(repository, found, token)
+    models = models_among(names)
+    if file or (models and not any(name.endswith(".safetensors") for name in names)):
+        chosen = choose(models, file, repository)
+        download(repository, found.name, token, chosen.files, progress)
+        paths = files_of(found / chosen.files[0])
+        return _gguf_source(f"{repository}:{file}" if file else repository, paths, repository, found.name)
+    if not described:
         raise ModelError(f"{repository} has no config.json: it is not a model in Hugging Face layout")
     return Source(repository, found, repository, found.name)
 
 
+def _gguf_source(
+    name: str, files: tuple[Path, ...], repository: str | None = None, revision: str | None = None
+) -> Source:
+    return Source(name, describing_folder(open_gguf(files)), repository, revision, gguf=files)
+
+
+def _has_safetensors(folder: Path) -> bool:
+    return (folder / INDEX_NAME).is_file() or any(folder.glob("*.safetensors"))
+
+
+def _names_on_hub(repository: str, here: Path, token: str | None) -> list[str]:
+    """The repository's files; those that are here where the hub cannot be asked."""
+    try:
+        return _list_files(Source(repository, here, repository, here.name), token)
+    except ModelError:
+        return [str(path.relative_to(here)) for path in here.rglob("*") if path.is_file()]
+
+
 def find_weights(source: Source, *, token: str | None = None, progress: Progress = nobody) -> Source:
     """The same source with its weight files present, downloading what is missing with a progress bar."""
+    if source.gguf:
+        return source
 
     def choose(names: Iterable[str]) -> tuple[str, ...]:
         return choose_weight_files(names, lambda: read_json(source.folder / INDEX_NAME))
@@ -108,6 +165,8 @@ def find_weights(source: Source, *, token: str | None = None, progress: Progress
 
 def open_files(source: Source) -> TensorFiles:
     """The tensors of a source whose weight files are here. Raises ModelError naming the file that is damaged."""
+    if source.gguf:
+        return tensor_files(open_gguf(source.gguf))
     files = read_safetensors(source.folder, source.weight_files)
     scheme = find_scheme(source.folder, read_json(source.folder / "config.json"))
     return files if scheme is None else join_quantized(files, scheme)
@@ -118,7 +177,10 @@ def fetch_again(source: Source, *, token: str | None = None) -> None:
     from huggingface_hub import snapshot_download
 
     assert source.repository is not None
-    names = [str(path.relative_to(source.folder)) for path in source.folder.rglob("*") if path.is_file()]
+    if source.gguf:
+        names = [f"*{path.name}" for path in source.gguf]
+    else:
+        names = [str(path.relative_to(source.folder)) for path in source.folder.rglob("*") if path.is_file()]
     try:
         snapshot_download(
             source.repository, revision=source.revision, token=token, allow_patterns=names, force_download=True

@@ -80,7 +80,10 @@ class Tensor(Protocol):
         """Its numbers, ``shape``, of the type ``ELEMENTS[dtype]``. Raises ModelError naming file and tensor."""
 
     def codes(self, form: Format) -> Codes | None:
-        """Its integers as ``form`` holds them, none rounded; None where they cannot be had so."""
+        """Its integers as ``form`` holds them, none rounded; None where they cannot be had so.
+
+        A format whose groups are not ours may give int8 of any tensor, rounded as packing its floats would.
+        """
 
     def matrix(self, index: int) -> Tensor:
         """One matrix of a stack ``[matrices, outputs, inputs]``, under the name of the whole."""
@@ -96,11 +99,13 @@ class TensorFiles:
     Attributes:
         files: each with what it says about itself, for telling files apart.
         where: names the files in errors.
+        upright: all matrices are ``[outputs, inputs]``, whatever the family's own checkpoints do.
     """
 
     tensors: Mapping[str, Tensor]
     files: Mapping[Path, bytes]
     where: str
+    upright: bool = False
 
 
 def to_float32(values: NDArray[Any]) -> NDArray[np.float32]:

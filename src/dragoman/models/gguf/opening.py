@@ -1,0 +1,183 @@
+"""A GGUF model opened: its tensors under its family's names, and the files that describe it to everybody else."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dragoman.core.errors import ModelError
+from dragoman.models.gguf.architectures import (
+    Architecture,
+    Config,
+    family_name,
+    find_architecture,
+    read_config,
+    row_order,
+)
+from dragoman.models.gguf.file import GgufFile, read_gguf
+from dragoman.models.gguf.metadata import Metadata
+from dragoman.models.gguf.tensors import GgufTensor
+from dragoman.models.gguf.vocabulary import check_vocabulary, tokenizer_files
+from dragoman.models.tensors import Tensor, TensorFiles
+
+_FORMAT = 1  # of the folders: what is made of the same metadata
+_MOST_FOLDERS = 64
+_ABANDONED_AFTER_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class GgufModel:
+    """The files of one model, checked against each other. ``stored``: all tensors by their names in the files."""
+
+    files: tuple[GgufFile, ...]
+    stored: Mapping[str, GgufTensor]
+
+    @property
+    def first(self) -> GgufFile:
+        """The file with the model's metadata."""
+        return self.files[0]
+
+
+def open_gguf(paths: Sequence[Path]) -> GgufModel:
+    """Read the headers of a model's files. Raises ModelError naming the file, and the key or tensor at fault."""
+    try:
+        return _open(tuple((path, (status := path.stat()).st_size, status.st_mtime_ns) for path in paths))
+    except OSError as error:
+        raise ModelError(f"{error.filename}: cannot be read: {error.strerror}") from None
+
+
+@functools.lru_cache(maxsize=2)  # a start asks several times, and a vocabulary takes a tenth of a second
+def _open(paths: tuple[tuple[Path, int, int], ...]) -> GgufModel:
+    files = tuple(read_gguf(path) for path, _, _ in paths)
+    stored: dict[str, GgufTensor] = {}
+    for number, file in enumerate(files):
+        _check_part(file, number, len(files))
+        for info in file.tensors.values():
+            if info.name in stored:
+                raise ModelError(f"{file.path}: tensor {info.name} is in {stored[info.name].file} too")
+            stored[info.name] = GgufTensor(
+                file.path, info.name, info.name, info.kind, info.shape, info.start, info.stop
+            )
+    said = files[0].metadata.get("split.tensors.count", len(stored))
+    if said != len(stored):
+        raise files[0].fail("split.tensors.count", f"is {said}, but the files have {len(stored)} tensors")
+    return GgufModel(files, stored)
+
+
+def _check_part(file: GgufFile, number: int, count: int) -> None:
+    for key, wanted in (("split.count", count), ("split.no", number)):
+        found = file.metadata.get(key, wanted if count == 1 else None)
+        if key == "split.count" and count == 1 and found == 0:
+            continue
+        if found != wanted:
+            raise file.fail(key, f"is {found}, but the file is part {number + 1} of {count}, counted from 0")
+
+
+def tensor_files(model: GgufModel) -> TensorFiles:
+    """The tensors under their family's names. Raises ModelError naming one that no part of the model asks for."""
+    _, architecture = find_architecture(model.first)
+    config = read_config(model.first, model.stored)
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in model.stored.items():
+        if name in architecture.described:
+            continue
+        family = family_name(architecture, name)
+        if family is None:
+            raise tensor.fail(f"is of no known use in {architecture.name}")
+        tensors[family] = _as_family(architecture, config, replace(tensor, name=family))
+    where = str(model.first.path) if len(model.files) == 1 else f"{model.first.path} and {len(model.files) - 1} more"
+    return TensorFiles(tensors, {file.path: file.raw for file in model.files}, where, upright=True)
+
+
+def _as_family(architecture: Architecture, config: Config, tensor: GgufTensor) -> GgufTensor:
+    rows = row_order(architecture, config, tensor.stored_name)
+    if rows is not None:
+        if len(rows) != tensor.shape[0]:
+            raise tensor.fail(f"it has {tensor.shape[0]} rows, where the metadata asks for {len(rows)}")
+        return replace(tensor, rows=rows)
+    if architecture.norm_offset and tensor.name.endswith("norm.weight"):
+        return replace(tensor, offset=architecture.norm_offset)
+    return tensor
+
+
+def most_used_dtype(model: GgufModel) -> str:
+    """The type, once read, of most bytes in the files."""
+    sizes: Counter[str] = Counter()
+    for tensor in model.stored.values():
+        sizes[tensor.dtype] += tensor.nbytes
+    return sizes.most_common(1)[0][0]
+
+
+def describing_folder(model: GgufModel) -> Path:
+    """A folder with what other models' folders have beside their weights, made of the metadata once and kept.
+
+    It lies beside the packed cache, named after the content of the headers; the longest unused of many are removed.
+    Raises ModelError on metadata that cannot be served, and where no folder can be written.
+    """
+    root = cache_root()
+    digest = hashlib.blake2b(digest_size=20)
+    digest.update(f"{_FORMAT}".encode())
+    for file in model.files:
+        digest.update(file.raw)
+    folder = root / digest.hexdigest()
+    try:
+        if (folder / "config.json").is_file():
+            with contextlib.suppress(OSError):  # a cache that may only be read
+                os.utime(folder)
+            return folder
+        contents = _contents(model)
+        temporary = root / f".{folder.name}.{secrets.token_hex(4)}.tmp"
+        temporary.mkdir(parents=True)
+        try:
+            for name, content in contents.items():
+                (temporary / name).write_text(json.dumps(content, ensure_ascii=False), "utf-8")
+            with contextlib.suppress(OSError):  # another process was faster: the same files
+                temporary.rename(folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        _remove_oldest(root)
+    except OSError as error:
+        raise ModelError(
+            f"{model.first.path}: its tokenizer could not be written to {root}: {error.strerror}; DRAGOMAN_CACHE names "
+            "another folder"
+        ) from error
+    return folder
+
+
+def cache_root() -> Path:
+    """Where the folders lie: ``$DRAGOMAN_CACHE/gguf``, or ``gguf`` in the user's cache folder for this program."""
+    # Here, not above: it takes the kernels along, which describing a model does not need.
+    from dragoman.models.packed_cache import default_cache_folder
+
+    return default_cache_folder().parent / "gguf"
+
+
+def _contents(model: GgufModel) -> dict[str, Config]:
+    config = read_config(model.first, model.stored)
+    check_vocabulary(model.first, config["vocab_size"])
+    Metadata(model.first, "split.").refuse("axis")
+    return {"config.json": config, **tokenizer_files(model.first)}
+
+
+def _remove_oldest(root: Path) -> None:
+    kept: list[tuple[float, Path]] = []
+    for path in root.iterdir():
+        with contextlib.suppress(OSError):
+            changed = path.stat().st_mtime
+            if path.name.startswith("."):
+                if changed < time.time() - _ABANDONED_AFTER_S:
+                    shutil.rmtree(path, ignore_errors=True)
+            else:
+                kept.append((changed, path))
+    for _, path in sorted(kept)[: max(0, len(kept) - _MOST_FOLDERS)]:
+        shutil.rmtree(path, ignore_errors=True)

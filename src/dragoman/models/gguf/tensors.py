@@ -1,0 +1,110 @@
+"""A tensor of a GGUF file as a checkpoint's tensor: read, dequantized, or given in the numbers of packed matrices."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.core.errors import ModelError
+from dragoman.models.gguf.block_types import BLOCK_TYPES
+from dragoman.models.tensors import ELEMENTS, Codes, Format
+
+_PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GgufTensor:
+    """Where a tensor lies in a GGUF file, and what its numbers have been through on the way there.
+
+    Attributes:
+        name: in a checkpoint of its family; stored_name: in the file.
+        kind: number of its block type.
+        start, stop: its bytes in the file.
+        rows: which stored row each of its rows is; None: they are in order.
+        offset: added to its numbers before they were stored (Gemma's norms).
+    """
+
+    file: Path
+    name: str
+    stored_name: str
+    kind: int
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    rows: NDArray[np.int64] | None = None
+    offset: float = 0.0
+
+    @property
+    def dtype(self) -> str:
+        """The type of what ``read`` gives: blocks are dequantized to float32."""
+        return _PLAIN.get(BLOCK_TYPES[self.kind].name, "float32")
+
+    @property
+    def nbytes(self) -> int:
+        """In the file."""
+        return self.stop - self.start
+
+    @property
+    def form(self) -> Format | None:
+        """As its type says; a vector is never packed."""
+        return BLOCK_TYPES[self.kind].form if len(self.shape) > 1 else None
+
+    def read(self) -> NDArray[Any]:
+        """Its numbers. Raises ModelError naming file and tensor."""
+        stored = self._read_bytes()
+        if BLOCK_TYPES[self.kind].name in _PLAIN:
+            numbers: NDArray[Any] = stored.view(ELEMENTS[self.dtype])
+        else:
+            from dragoman import kernels  # not above: describing a model needs none
+
+            numbers = kernels.dequantize_gguf(stored, self.kind)
+        numbers = numbers.reshape(self.shape)
+        if self.rows is not None:
+            numbers = numbers[self.rows]
+        return numbers - np.float32(self.offset) if self.offset else numbers
+
+    def codes(self, form: Format) -> Codes | None:
+        """Its numbers as ``form`` holds them: as they are stored where that is so, or rounded as docs/gguf.md says."""
+        if BLOCK_TYPES[self.kind].name in _PLAIN or form.precision not in ("int8", "int4") or len(self.shape) != 2:
+            return None
+        assert not self.offset  # only of vectors
+        from dragoman import kernels  # as above
+
+        try:
+            found = kernels.gguf_codes(self._read_bytes(), self.kind, self.shape, form.precision, form.minimum)
+        except ValueError as error:
+            raise self.fail(str(error)) from None
+        if found is None:
+            return None
+        codes = Codes(*found)
+        return codes if self.rows is None else codes.rows(self.rows)
+
+    def matrix(self, index: int) -> GgufTensor:
+        """One matrix of a stack: a part of its bytes."""
+        nbytes = self.nbytes // self.shape[0]
+        start = self.start + index * nbytes
+        return replace(self, shape=self.shape[1:], start=start, stop=start + nbytes)
+
+    def fail(self, reason: str) -> ModelError:
+        """An error that names file and tensor, as the file has it."""
+        return ModelError(f"{self.file}: tensor {self.stored_name}: {reason}")
+
+    def _read_bytes(self) -> NDArray[np.uint8]:
+        """Read, not mapped: a file cut short meanwhile is an error, not a signal."""
+        stored = np.empty(self.nbytes, np.uint8)
+        done = 0
+        try:
+            with self.file.open("rb", buffering=0) as stream:
+                while done < len(stored):
+                    count = os.preadv(stream.fileno(), [stored.data[done:]], self.start + done)
+                    if count == 0:
+                        raise self.fail("the file was cut short while it was read")
+                    done += count
+        except OSError as error:
+            raise self.fail(f"cannot be read: {error.strerror}") from error
+        return stored

@@ -1,0 +1,310 @@
+"""The tokenizer and chat template of a GGUF file's metadata, as the files of a model folder.
+
+``tokenizer.ggml.model`` is ``llama`` (SentencePiece's pieces with scores, bytes where they do not reach) or ``gpt2``
+(byte-level, with merges). Both become a ``tokenizer.json``; token ids are those of llama.cpp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.core.errors import ModelError
+from dragoman.models.gguf.file import GgufFile
+from dragoman.models.gguf.metadata import Metadata
+from dragoman.models.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+
+Json = dict[str, Any]
+
+_PREFIX = "tokenizer.ggml."
+_SPACE = "▁"
+
+# Tokens that end a generation whatever the metadata calls them, as llama.cpp has it: files name only one of them.
+_END_TOKENS = frozenset(
+    ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "</s>",
+     "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>",
+     "<｜end▁of▁sentence｜>", "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>",
+     "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>")
+)  # fmt: skip
+# Keys that say again what the tokens' texts say, or what only other kinds of tokenizers have.
+_INERT = ("token_type_count", "fim_pre_token_id", "fim_suf_token_id", "fim_mid_token_id", "fim_pad_token_id",
+          "fim_rep_token_id", "fim_sep_token_id", "prefix_token_id", "suffix_token_id", "middle_token_id",
+          "fsep_token_id", "seperator_token_id", "separator_token_id", "mask_token_id", "cls_token_id")  # fmt: skip
+
+
+class TokenType(IntEnum):
+    """Values of ``tokenizer.ggml.token_type``."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokens of a file. ``ids``: by their names in ``tokenizer_config.json``."""
+
+    tokens: list[str]
+    types: NDArray[np.int32]
+    ids: dict[str, int]
+    end_ids: list[int]
+    adds_bos: bool
+    adds_eos: bool
+
+    def of(self, *types: TokenType) -> list[int]:
+        """The ids of tokens of these types."""
+        return [int(i) for i in np.flatnonzero(np.isin(self.types, types))]
+
+
+def tokenizer_files(file: GgufFile) -> dict[str, Json]:
+    """The content of ``tokenizer.json``, ``tokenizer_config.json`` and ``generation_config.json``, by file name.
+
+    Raises ModelError naming the key at fault.
+    """
+    keys = Metadata(file, _PREFIX)
+    kind = keys.text("model")
+    if kind not in ("llama", "gpt2"):
+        raise file.fail(f"{_PREFIX}model", f"{kind!r} is not supported; known: llama, gpt2")
+    pre = _pre_tokenizer(keys) if kind == "gpt2" else None
+    vocabulary = _read_vocabulary(keys, adds_bos=pre.adds_bos if pre else True)
+    pipeline = _pieces(keys, vocabulary) if pre is None else _byte_level(keys, vocabulary, pre)
+    pipeline |= {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _added_tokens(file, vocabulary),
+        "post_processor": _template(file, vocabulary),
+    }
+    for key in _INERT:
+        keys.has(key)
+    keys.refuse("add_sep_token", False)
+    keys.refuse("remove_extra_whitespaces", False)
+    keys.refuse_others()
+    names = {name: vocabulary.tokens[token_id] for name, token_id in vocabulary.ids.items()}
+    settings: Json = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+    if templates := _chat_templates(file):
+        settings["chat_template"] = templates
+    return {
+        "tokenizer.json": pipeline,
+        "tokenizer_config.json": settings,
+        "generation_config.json": _generation(vocabulary),
+    }
+
+
+def _read_vocabulary(keys: Metadata, adds_bos: bool) -> Vocabulary:
+    # llama.cpp names empty tokens so.
+    tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(keys.texts("tokens"))]
+    if not tokens:
+        raise keys.file.fail(f"{_PREFIX}tokens", "is missing or empty")
+    if len(set(tokens)) != len(tokens):
+        seen: set[str] = set()
+        twice = next(token for token in tokens if token in seen or seen.add(token))  # type: ignore[func-returns-value]
+        raise keys.file.fail(f"{_PREFIX}tokens", f"has the token {twice!r} twice")
+    given = keys.numbers("token_type", len(tokens))
+    types = np.full(len(tokens), TokenType.NORMAL, np.int32) if given is None else given.astype(np.int32)
+    default = {"bos_token": 1, "eos_token": 2, "unk_token": 0} if keys.text("model") == "llama" else {}
+    ids: dict[str, int] = {}
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        found = keys.token_id(f"{key}_token_id", len(tokens))
+        found = default.get(f"{name}_token") if found is None else found
+        if found is not None and found < len(tokens):
+            ids[f"{name}_token"] = found
+    ends = [ids.get("eos_token"), *(keys.token_id(f"{name}_token_id", len(tokens)) for name in ("eot", "eom"))]
+    ends += [i for i, token in enumerate(tokens) if token in _END_TOKENS]
+    if {"<|return|>", "<|call|>"} <= set(tokens):  # there <|end|> ends a message, not the turn
+        ends = [i for i in ends if i is None or tokens[i] != "<|end|>"]
+    end_ids = list(dict.fromkeys(i for i in ends if i is not None))
+    types[[i for i in end_ids if tokens[i] in _END_TOKENS]] = TokenType.CONTROL
+    return Vocabulary(
+        tokens, types, ids, end_ids, keys.flag("add_bos_token", adds_bos), keys.flag("add_eos_token", False)
+    )
+
+
+def _pre_tokenizer(keys: Metadata) -> PreTokenizer:
+    kind = keys.text("pre", "default")
+    if kind not in PRE_TOKENIZERS:
+        known = ", ".join(PRE_TOKENIZERS)
+        raise keys.file.fail(f"{_PREFIX}pre", f"{kind!r} is not supported; known: {known}")
+    return PRE_TOKENIZERS[kind]
+
+
+def _byte_level(keys: Metadata, vocabulary: Vocabulary, pre: PreTokenizer) -> Json:
+    """The pipeline of ``gpt2``: split, bytes as characters, merges in their order."""
+    for key in ("scores", "add_space_prefix"):  # llama.cpp has no use for them here either
+        keys.has(key)
+    splits = [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        for pattern in pre.patterns
+    ]
+    plain = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    return {
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, plain]},
+        "decoder": {**plain, "use_regex": True},
+        "model": _bpe(vocabulary, _merges(keys, vocabulary), ignore_merges=pre.whole_words),
+    }
+
+
+def _merges(keys: Metadata, vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    known = set(vocabulary.tokens)
+    merges = []
+    for text in keys.texts("merges"):
+        place = text.find(" ", 1)
+        left, right = text[:place], text[place + 1 :]
+        if place < 0 or left not in known or right not in known or left + right not in known:
+            raise keys.file.fail(f"{_PREFIX}merges", f"has {text!r}, which does not join two tokens to a third")
+        merges.append((left, right))
+    if not merges:
+        raise keys.file.fail(f"{_PREFIX}merges", "is missing or empty")
+    return merges
+
+
+def _pieces(keys: Metadata, vocabulary: Vocabulary) -> Json:
+    """The pipeline of ``llama``: of all neighbours that are a token together, those of the best score merge first."""
+    keys.has("pre"), keys.has("merges")  # only byte-level vocabularies go by them
+    scores = keys.numbers("scores", len(vocabulary.tokens))
+    if scores is None:
+        raise keys.file.fail(f"{_PREFIX}scores", "is missing")
+    prefix = keys.flag("add_space_prefix", True)
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    before = [{"type": "Prepend", "prepend": _SPACE}] if prefix else []
+    behind = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
+    has_bytes = {f"<0x{byte:02X}>" for byte in range(256)} <= set(vocabulary.tokens)
+    unknown = vocabulary.ids.get("unk_token")
+    if not has_bytes and unknown is None:
+        raise keys.file.fail(f"{_PREFIX}tokens", "has neither a token for each byte nor an unknown one")
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": [*before, spaces]},
+        "pre_tokenizer": None,
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                *behind,
+            ],
+        },
+        "model": _bpe(
+            vocabulary,
+            _merges_by_score(vocabulary, scores),
+            unk_token=None if unknown is None else vocabulary.tokens[unknown],
+            byte_fallback=has_bytes,
+            fuse_unk=True,
+        ),
+    }
+
+
+def _merges_by_score(vocabulary: Vocabulary, scores: NDArray[Any]) -> list[tuple[str, str]]:
+    """Every way to join two pieces to a third, the best third first.
+
+    Of equal scores llama.cpp takes the leftmost in the text, which an order of merges cannot say; the longer left piece
+    first is the same but for overlaps of a piece with itself (``aa a`` and ``a aa``), since pairs form from the left.
+    """
+    pieces = vocabulary.of(TokenType.NORMAL, TokenType.USER_DEFINED)
+    known = {vocabulary.tokens[i] for i in pieces}
+    found = []
+    for i in pieces:
+        piece = vocabulary.tokens[i]
+        for cut in range(1, len(piece)):
+            if piece[:cut] in known and piece[cut:] in known:
+                found.append((-float(scores[i]), i, -cut, piece[:cut], piece[cut:]))
+    return [(left, right) for *_, left, right in sorted(found)]
+
+
+def _bpe(vocabulary: Vocabulary, merges: list[tuple[str, str]], **options: Any) -> Json:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        **options,
+        "vocab": {token: i for i, token in enumerate(vocabulary.tokens)},
+        "merges": merges,
+    }
+
+
+def _added_tokens(file: GgufFile, vocabulary: Vocabulary) -> list[Json]:
+    """Tokens that are found in a text before all else; those of the user's own are text like any other."""
+    strip = _stripping(file)
+    return [
+        {
+            "id": i,
+            "content": vocabulary.tokens[i],
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": strip and vocabulary.tokens[i] not in ("<unk>", "<s>", "<|endoftext|>"),
+            "normalized": False,
+            "special": int(vocabulary.types[i]) != TokenType.USER_DEFINED,
+        }
+        for i in vocabulary.of(TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
+    ]
+
+
+def _stripping(file: GgufFile) -> bool:
+    """Whether special tokens take the spaces behind them along: Phi-3's do, which only its name tells."""
+    name = str(file.metadata.get("general.name", "")).lower().replace(" ", "-")
+    return file.metadata.get(f"{_PREFIX}model") == "llama" and ("phi-3" in name or "phi3" in name)
+
+
+def _template(file: GgufFile, vocabulary: Vocabulary) -> Json | None:
+    """The tokens around a text."""
+    around: dict[str, int] = {}
+    for name, wanted in (("bos_token", vocabulary.adds_bos), ("eos_token", vocabulary.adds_eos)):
+        if wanted and name not in vocabulary.ids:
+            raise file.fail(f"{_PREFIX}add_{name}", f"is set, but there is no {_PREFIX}{name}_id")
+        if wanted:
+            around[name] = vocabulary.ids[name]
+    if not around:
+        return None
+
+    def special(name: str) -> list[Json]:
+        return [{"SpecialToken": {"id": vocabulary.tokens[around[name]], "type_id": 0}}] if name in around else []
+
+    def sequence(name: str) -> list[Json]:
+        return [*special("bos_token"), {"Sequence": {"id": name, "type_id": 0}}, *special("eos_token")]
+
+    return {
+        "type": "TemplateProcessing",
+        "single": sequence("A"),
+        "pair": [*sequence("A"), *sequence("B")],
+        "special_tokens": {
+            (text := vocabulary.tokens[i]): {"id": text, "ids": [i], "tokens": [text]} for i in around.values()
+        },
+    }
+
+
+def _chat_templates(file: GgufFile) -> str | list[Json] | None:
+    metadata = Metadata(file, "tokenizer.")
+    default = metadata.text("chat_template", "")
+    named = {name: metadata.text(f"chat_template.{name}") for name in metadata.texts("chat_templates")}
+    if not named:
+        return default or None
+    named = ({"default": default} if default else {}) | named
+    return [{"name": name, "template": template} for name, template in named.items()]
+
+
+def _generation(vocabulary: Vocabulary) -> Json:
+    found: Json = {"eos_token_id": vocabulary.end_ids} if vocabulary.end_ids else {}
+    for name in ("bos_token", "pad_token"):
+        if name in vocabulary.ids:
+            found[f"{name}_id"] = vocabulary.ids[name]
+    return found
+
+
+def check_vocabulary(file: GgufFile, rows: int) -> None:
+    """Raise ModelError where a file has more tokens than its embedding table has rows."""
+    count = len(Metadata(file, _PREFIX).texts("tokens"))
+    if count > rows:
+        raise ModelError(f"{file.path}: {_PREFIX}tokens has {count} tokens, tensor token_embd.weight {rows} rows")
