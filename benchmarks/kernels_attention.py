@@ -1,7 +1,7 @@
 """Attention and sampling by themselves: seconds of attention in a prefill and a decode step, milliseconds of sampling.
 
     python benchmarks/kernels_attention.py [--precision bfloat16] [--threads 2]
-    python benchmarks/kernels_attention.py --precision int8 --contexts 1024 16384 131072
+    python benchmarks/kernels_attention.py --precision int8 --layers 4 --contexts 1024 16384 131072
 
 The shape is that of llama-3.2-1b: 16 layers, 32 query heads over 8 KV heads of 64. Medians of several runs.
 """
@@ -19,19 +19,19 @@ from numpy.typing import NDArray
 from dragoman import kernels
 from dragoman.kernels.program import KVPrecision
 
-LAYERS, HEADS, KV_HEADS, HEAD_DIM = 16, 32, 8, 64
+HEADS, KV_HEADS, HEAD_DIM = 32, 8, 64
 CHUNK = 512
 
 
-def attention_program(sequences: int, context: int, precision: KVPrecision) -> kernels.Program:
+def attention_program(sequences: int, context: int, precision: KVPrecision, layers: int) -> kernels.Program:
     """Only what attention needs: rows of [q | k | v] from a table, the KV write and the attention of every layer."""
     blocks = sequences * (context // 32 + 1)
-    kv = kernels.KVPool(layers=LAYERS, blocks=blocks, kv_heads=KV_HEADS, head_dim=HEAD_DIM, precision=precision)
+    kv = kernels.KVPool(layers=layers, blocks=blocks, kv_heads=KV_HEADS, head_dim=HEAD_DIM, precision=precision)
     p = kernels.Program(max_tokens=CHUNK, max_sequences=sequences, max_logit_rows=1, kv=kv)
     width = (HEADS + 2 * KV_HEADS) * HEAD_DIM
     qkv, out, last = p.buffer(width), p.buffer(HEADS * HEAD_DIM), p.buffer(HEADS * HEAD_DIM)
     p.embed(qkv, kernels.pack(np.random.default_rng(0).normal(size=(64, width)).astype(np.float32), "float32"))
-    for layer in range(LAYERS):
+    for layer in range(layers):
         p.write_kv(qkv, HEADS * HEAD_DIM, (HEADS + KV_HEADS) * HEAD_DIM, layer)
         p.attend(out, qkv, 0, HEADS, layer, HEAD_DIM**-0.5)
     p.select_rows(last, out)
@@ -51,9 +51,9 @@ def median(run: Callable[[], float], rounds: int = 5) -> float:
     return statistics.median(run() for _ in range(rounds))
 
 
-def report_prefill(precision: KVPrecision) -> None:
+def report_prefill(precision: KVPrecision, layers: int) -> None:
     for context in (512, 2048):
-        program = attention_program(1, context, precision)
+        program = attention_program(1, context, precision, layers)
 
         def seconds(program: kernels.Program = program, context: int = context) -> float:
             program.profile()
@@ -62,17 +62,17 @@ def report_prefill(precision: KVPrecision) -> None:
             return times["attend"] + times["write_kv"]
 
         taken = median(seconds)
-        flops = 4 * LAYERS * HEADS * HEAD_DIM * context * context / 2
+        flops = 4 * layers * HEADS * HEAD_DIM * context * context / 2
         print(f"prefill {context:5d} tokens   {taken:7.3f} s   {flops / taken / 1e9:6.0f} GFLOP/s")
 
 
 DECODES = [(1, 512), (1, 2048), (1, 16384), (8, 1024), (32, 512)]
 
 
-def report_decode(precision: KVPrecision, decodes: list[tuple[int, int]]) -> None:
+def report_decode(precision: KVPrecision, layers: int, decodes: list[tuple[int, int]]) -> None:
     for sequences, context in decodes:
         width = context // 32 + 1
-        program = attention_program(sequences, context, precision)
+        program = attention_program(sequences, context, precision, layers)
         # Keys and values are all written, but not by attending to them: that would take minutes at 100,000 tokens.
         program.kv.data.view(np.uint32)[:] = 0x3C003C00
         tables = np.arange(sequences * width).reshape(sequences, width)
@@ -90,7 +90,7 @@ def report_decode(precision: KVPrecision, decodes: list[tuple[int, int]]) -> Non
 
         taken = median(step, 15)
         read = sequences * (context // 32) * program.kv.bytes_per_block
-        print(f"decode {sequences:2d} x {context:5d}       {taken * 1e3:7.3f} ms  {read / taken / 1e9:6.1f} GB/s of KV")
+        print(f"decode {sequences:2d} x {context:6d}      {taken * 1e3:7.3f} ms  {read / taken / 1e9:6.1f} GB/s of KV")
 
 
 SAMPLING = [  # temperature, top-k, top-p, min-p
@@ -138,15 +138,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--precision", choices=["float32", "bfloat16", "int8"], default="bfloat16")
     parser.add_argument("--contexts", type=int, nargs="*", help="only decode one sequence behind so many tokens")
+    parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     kernels.set_threads(arguments.threads)
     print(f"{kernels.instruction_set()}, {kernels.threads()} threads, {arguments.precision} KV")
     if arguments.contexts:
-        report_decode(arguments.precision, [(1, context) for context in arguments.contexts])
+        report_decode(arguments.precision, arguments.layers, [(1, context) for context in arguments.contexts])
         return
-    report_prefill(arguments.precision)
-    report_decode(arguments.precision, DECODES)
+    report_prefill(arguments.precision, arguments.layers)
+    report_decode(arguments.precision, arguments.layers, DECODES)
     report_sampling()
 
 

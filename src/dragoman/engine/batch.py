@@ -77,7 +77,7 @@ def build_batch(schedule: Schedule, tables: Int32, encoder_tables: Int32) -> Bat
         np.array(token_ids, np.int32),
         np.array(positions, np.int32),
         np.array(row_starts, np.int32),
-        tables[:, :width].take(slots, axis=0),
+        tables[slots, :width],
         np.array(logit_rows, np.int32),
         *_embeddings(schedule, row_starts),
         _adapters(_sequences(schedule)),
@@ -95,7 +95,7 @@ def build_encoder_batch(sequences: list[Sequence], encoder_tables: Int32) -> Bat
         np.concatenate([np.array(ids, np.int32) for ids in inputs]),
         np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
         row_starts,
-        encoder_tables[:, :width].take([s.slot for s in sequences], axis=0),
+        encoder_tables[[s.slot for s in sequences], :width],
         np.empty(0, np.int32),
         *_given(zip(sequences, [0] * len(lengths), lengths, row_starts.tolist(), strict=False)),
         _adapters(sequences),
@@ -119,7 +119,7 @@ def _encoder(sequences: list[Sequence], slots: list[int], tables: Int32) -> tupl
     if not lengths:
         return None, None
     width = max(len(sequence.encoder_blocks) for sequence in sequences)
-    return tables[:, :width].take(slots, axis=0), np.array(lengths, np.int32)
+    return tables[slots, :width], np.array(lengths, np.int32)
 
 
 def _inputs(sequences: list[Sequence]) -> list[EncoderInput]:

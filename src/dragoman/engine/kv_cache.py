@@ -72,6 +72,8 @@ class KVCache:
         """
         if not window:
             return self.match(hashes)
+        if self._block_of.keys().isdisjoint(hashes):  # most often so, and soon said of thousands
+            return []
         blocks = [self._block_of.get(name, NOT_HELD) for name in hashes]
         end = unbroken = 0  # where the blocks without a gap before the current one begin
         for index, block in enumerate(blocks):
