@@ -154,15 +154,6 @@ SCALED: dict[str, Config] = {
 }
 
 
-_MADE_HERE = {
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "gpt2",
-}  # those whose checkpoints benchmarks need; the others by transformers
-
-
 def make_folder(root: Path, config: Config, dtype: str = "F32", seed: int = 1, **options: Any) -> Path:
     """Write a small random model, its weights large enough for logits that differ clearly."""
     folder = root / f"{config['model_type']}-{dtype}"

@@ -160,6 +160,38 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         _llama(2048, 16, 16, 16, 1024, 50304, architectures=["OlmoeForCausalLM"], num_experts=64, clip_qkv=None),
         6_919_161_856,
     ),
+    "Granite 3.1 1B A400M": (
+        _llama(1024, 24, 16, 8, 512, 49155, architectures=["GraniteMoeForCausalLM"], num_local_experts=32)
+        | {"num_experts_per_tok": 8, "tie_word_embeddings": True},
+        1_334_628_352,
+    ),
+    "Pythia 70M": (
+        _llama(512, 6, 8, 8, 2048, 50304, architectures=["GPTNeoXForCausalLM"]),
+        70_426_624,
+    ),
+    "GPT-J 6B": (
+        {"architectures": ["GPTJForCausalLM"], "n_embd": 4096, "n_layer": 28, "n_head": 16, "vocab_size": 50400},
+        6_050_882_784,
+    ),
+    "OPT 125M": (
+        _llama(768, 12, 12, 12, 0, 50272, architectures=["OPTForCausalLM"], ffn_dim=3072)
+        | {"max_position_embeddings": 2048},
+        125_239_296,
+    ),
+    "OPT 350M": (
+        _llama(1024, 24, 16, 16, 0, 50272, architectures=["OPTForCausalLM"], ffn_dim=4096)
+        | {"max_position_embeddings": 2048, "word_embed_proj_dim": 512, "do_layer_norm_before": False},
+        331_196_416,
+    ),
+    "BLOOM 560M": (
+        {"architectures": ["BloomForCausalLM"], "n_embed": 1024, "n_layer": 24, "n_head": 16, "vocab_size": 250880},
+        559_214_592,
+    ),
+    "Falcon 7B": (
+        {"architectures": ["FalconForCausalLM"], "hidden_size": 4544, "num_hidden_layers": 32, "vocab_size": 65024}
+        | {"num_attention_heads": 71},
+        6_921_720_704,
+    ),
     "GPT-2": (
         {"architectures": ["GPT2LMHeadModel"], "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257},
         124_439_808,
@@ -267,6 +299,20 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "dense layers that are no layers": ("qwen3-moe", {"mlp_only_layers": [3]}, "mlp_only_layers must list some of 3"),
     "dense layers that are no list": ("qwen2-moe", {"mlp_only_layers": 1}, "mlp_only_layers must list"),
     "windows by no rule": ("qwen2-moe", {"use_sliding_window": True}, "use_sliding_window needs layer_types"),
+    "Falcon's two norms where one is read": ("falcon", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn = 2"),
+    "Falcon with three norms": ("falcon-40b", {"num_ln_in_parallel_attn": 3}, "must be 1 or 2, got 3"),
+    "sequential Falcon with norms of parallel ones": ("falcon-40b", {"parallel_attn": False}, "parallel_attn = false"),
+    "Falcon's heads that do not divide": ("falcon-40b", {"num_kv_heads": 3}, "4 query heads cannot share 3"),
+    "BLOOM's normed residual": (
+        "bloom",
+        {"apply_residual_connection_post_layernorm": True},
+        "apply_residual_connection_post_layernorm",
+    ),
+    "BLOOM's width that does not divide": ("bloom", {"n_head": 7}, "hidden_size 60 is not a multiple of n_head 7"),
+    "GPT-J rotated beyond its heads": ("gptj", {"rotary_dim": 14}, "rotary_dim 14 must be even and at most"),
+    "GPT-J rotated oddly": ("gptj", {"rotary_dim": 5}, "rotary_dim 5 must be even"),
+    "GPT-NeoX rotated oddly": ("gpt-neox", {"rotary_pct": 0.2}, "does not give pairs"),
+    "OPT's width that does not divide": ("opt", {"num_attention_heads": 5}, "not a multiple of num_attention_heads 5"),
     "clipped projections": ("olmoe", {"clip_qkv": 8.0}, "clip_qkv = 8.0 is not supported"),
 }
 

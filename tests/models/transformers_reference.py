@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ torch.set_num_threads(1)  # the models are tiny: a second thread only waits for 
 
 def load_reference(folder: Path, dtype: str = "float32") -> Any:
     """The checkpoint as transformers reads it."""
+    # Its other way through Falcon's attention adds ALiBi twice, to the mask and to the scores.
+    alibi = json.loads((folder / "config.json").read_text()).get("alibi", False)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=getattr(torch, dtype),
-        attn_implementation="eager",
+        attn_implementation="sdpa" if alibi else "eager",
         experts_implementation="eager",  # its other ones want widths that are multiples of 4
     )
     model.generation_config.eos_token_id = None  # both sides go on for as long as they are asked

@@ -54,6 +54,43 @@ _COHERE2 = _family("Cohere2ForCausalLM", "cohere2", logit_scale=0.3, sliding_win
 _GLM = _family("GlmForCausalLM", "glm", head_dim=16)
 _GLM4 = _family("Glm4ForCausalLM", "glm4", head_dim=24)
 
+_GRANITE_MOE = _GRANITE | {
+    "architectures": ["GraniteMoeForCausalLM"],
+    "model_type": "granitemoe",
+    "intermediate_size": 40,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+}
+_NEOX = _family("GPTNeoXForCausalLM", "gpt_neox", rotary_pct=0.25)
+_GPTJ: Config = {
+    "architectures": ["GPTJForCausalLM"],
+    "model_type": "gptj",
+    "n_embd": 48,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 256,
+    "rotary_dim": 6,
+    "vocab_size": 131,
+}
+_OPT = _family("OPTForCausalLM", "opt", ffn_dim=90)
+_BLOOM: Config = {
+    "architectures": ["BloomForCausalLM"],
+    "model_type": "bloom",
+    "hidden_size": 60,
+    "n_layer": 3,
+    "n_head": 6,
+    "vocab_size": 131,
+    "seq_length": 256,
+}
+_FALCON = _family("FalconForCausalLM", "falcon")
+for _config, _absent in (
+    (_NEOX, ("num_key_value_heads",)),
+    (_OPT, ("num_key_value_heads", "intermediate_size")),
+    (_FALCON, ("num_key_value_heads", "intermediate_size")),
+):
+    for _key in _absent:
+        del _config[_key]
+
 _GEMMA3_BOTH: Config = {
     "architectures": ["Gemma3ForConditionalGeneration"],
     "model_type": "gemma3",
@@ -130,6 +167,30 @@ MADE_BY_TRANSFORMERS: dict[str, Config] = {
     "olmo3": _OLMO3 | {"num_hidden_layers": 4, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
     "granite": _GRANITE,
     "granite-biases": _GRANITE | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    "granite-moe": _GRANITE_MOE,
+    "granite-moe-shared": _GRANITE_MOE
+    | {"architectures": ["GraniteMoeSharedForCausalLM"], "model_type": "granitemoeshared"}
+    | {"shared_intermediate_size": 70, "attention_bias": True, "tie_word_embeddings": True},
+    "gpt-neox": _NEOX,
+    "gpt-neox-sequential": _NEOX
+    | {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_fast"}
+    | {"hidden_size": 50, "num_attention_heads": 5, "rotary_pct": 1.0, "rotary_emb_base": 500},
+    "gptj": _GPTJ,
+    "gptj-whole-heads": _GPTJ | {"rotary_dim": 12, "n_inner": 70, "tie_word_embeddings": True},
+    "opt": _OPT,
+    "opt-350m": _OPT | {"do_layer_norm_before": False, "word_embed_proj_dim": 40},
+    "opt-plain": _OPT
+    | {"enable_bias": False, "layer_norm_elementwise_affine": False, "activation_function": "gelu"}
+    | {"tie_word_embeddings": False},
+    "opt-old": _OPT | {"_remove_final_layer_norm": True},
+    "bloom": _BLOOM,
+    "bloom-untied": _BLOOM | {"tie_word_embeddings": False, "n_head": 4},
+    "falcon": _FALCON,
+    "falcon-40b": _FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True},
+    "falcon-11b": _FALCON
+    | {"new_decoder_architecture": True, "num_kv_heads": 4, "num_ln_in_parallel_attn": 1, "ffn_hidden_size": 90}
+    | {"tie_word_embeddings": False, "rope_theta": 500.0},
+    "falcon-rw": _FALCON | {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
     "smollm3": _SMOLLM3,
     "smollm3-windows": _SMOLLM3
     | {

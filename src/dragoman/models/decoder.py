@@ -7,7 +7,6 @@ as a program, run by the kernels once per step.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from dragoman import kernels
 from dragoman.models.packing import Weights
 from dragoman.models.spec import DecoderSpec, Experts, product_name
+from dragoman.models.tensors import nearest_bfloat16
 
 
 def build_program(
@@ -225,9 +225,3 @@ class _Recorder:
         if self.spec.block.shared_norm:
             self.program.select_rows(wanted.normed, stream.normed)
         return wanted
-
-
-def nearest_bfloat16(value: float) -> float:
-    """A positive number with 8 significant bits, ties to even."""
-    mantissa, exponent = math.frexp(value)
-    return math.ldexp(round(mantissa * 256), exponent - 8)

@@ -6,6 +6,7 @@ that a format stores in pieces (numbers, scales, zero points) is one tensor here
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,3 +114,9 @@ def to_float32(values: NDArray[Any]) -> NDArray[np.float32]:
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32, copy=False)
+
+
+def nearest_bfloat16(value: float) -> float:
+    """A positive number with 8 significant bits, ties to even."""
+    mantissa, exponent = math.frexp(value)
+    return math.ldexp(round(mantissa * 256), exponent - 8)

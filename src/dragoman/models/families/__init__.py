@@ -11,7 +11,10 @@ from typing import Any
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
 from dragoman.models.families import (
+    bloom,
     cohere,
+    eleuther,
+    falcon,
     gemma,
     glm,
     gpt2,
@@ -19,6 +22,7 @@ from dragoman.models.families import (
     llama,
     mixtures,
     olmo,
+    opt,
     phi,
     qwen,
     smollm,
@@ -44,6 +48,10 @@ FAMILIES: dict[str, Family] = {
     **smollm.FAMILIES,
     **cohere.FAMILIES,
     **glm.FAMILIES,
+    **eleuther.FAMILIES,
+    **opt.FAMILIES,
+    **bloom.FAMILIES,
+    **falcon.FAMILIES,
 }
 
 # Features that some families honour, or other readers of config.json for any: refused by name where a family's reader

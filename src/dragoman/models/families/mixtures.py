@@ -44,6 +44,7 @@ _QWEN2_NAMES = _QWEN_NAMES | {
 
 
 def _read_mixtral(config: Config) -> DecoderSpec:
+    config = config.over({"rms_norm_eps": 1e-5})
     window = 0 if config.value("sliding_window") is None else config.size("sliding_window")
     experts = Experts(
         count=config.size("num_local_experts", 8),
@@ -53,7 +54,7 @@ def _read_mixtral(config: Config) -> DecoderSpec:
     return llama_like(
         config,
         architecture="MixtralForCausalLM",
-        default_eps=1e-5,
+        theta=1_000_000.0,
         experts=checked(experts),
         windows=(window,) * config.size("num_hidden_layers"),
     )
@@ -110,6 +111,7 @@ def _qwen_experts(config: Config, count: int, active: int, shared: int = 0, shar
 
 def _read_olmoe(config: Config) -> DecoderSpec:
     config.refuse("clip_qkv")
+    config = config.over({"rms_norm_eps": 1e-5, "max_position_embeddings": 4096})
     bias = config.flag("attention_bias", False)
     experts = Experts(
         count=config.size("num_experts", 64),
@@ -124,7 +126,6 @@ def _read_olmoe(config: Config) -> DecoderSpec:
         attention_out_bias=bias,
         head_norm=HeadNorm(over="all"),
         experts=checked(experts),
-        default_eps=1e-5,
     )
 
 

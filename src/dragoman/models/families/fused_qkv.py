@@ -1,0 +1,18 @@
+"""Queries, keys and values in one matrix, by turns: how GPT-NeoX, BLOOM and Falcon store them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.models.spec import DecoderSpec, Parameter
+
+
+def grouped_rows(spec: DecoderSpec, parameter: Parameter) -> NDArray[np.intp] | None:
+    """Stored is, for each key-value head, its query heads, its key and its value; ours are all queries, all keys, all
+    values. With as many key-value heads as query heads that is query, key, value by turns, with one it is our order."""
+    if parameter.module != "qkv":
+        return None
+    group = spec.heads // spec.kv_heads
+    stored = np.arange(spec.qkv_width).reshape(spec.kv_heads, group + 2, spec.head_dim)
+    return np.concatenate([stored[:, :group].ravel(), stored[:, group].ravel(), stored[:, group + 1].ravel()])
