@@ -89,7 +89,12 @@ def _look_at_model(described: ModelDescription, settings: ModelSettings, found: 
         "size": f"{console.count(spec.parameter_count)} parameters in {spec.layers} layers, {spec.width} wide",
         "attention": f"{spec.heads} heads of {spec.head_dim}, {spec.kv_heads} of keys and values",
         "positions": _positions(described),
-        "stored as": described.stored_dtype,
+        "stored as": described.stored_as,
+        **(
+            {"left out": "; ".join(described.quantization.notes)}
+            if described.quantization and described.quantization.notes
+            else {}
+        ),
     }
     checkpoint = Checkpoint(open_files(source), FAMILIES[spec.architecture], spec)
     if checkpoint.spec.tied != spec.tied:

@@ -286,7 +286,7 @@ def _served_as(folder: Path) -> dict[str, str]:
     return {
         "architecture": f"{spec.architecture}, {console.count(spec.parameter_count)} parameters",
         "context": f"{spec.context:,} tokens",
-        "stored as": str(described.stored_dtype),
+        "stored as": described.stored_as,
         "memory": f"{console.size(planned.total_bytes)} of {console.size(planned.available_bytes)} available",
         "can be served": f"no: {planned.refusal}" if planned.refusal else "yes",
     }

@@ -52,7 +52,7 @@ def print_plans(described: ModelDescription, plans: list[MemoryPlan], bandwidth:
     out = console.output()
     out.print(
         f"[bold]{described.source.name}[/]: {spec.architecture}, {console.count(spec.parameter_count)} parameters, "
-        f"context of {spec.context:,} tokens, stored as {described.stored_dtype}"
+        f"context of {spec.context:,} tokens, stored as {described.stored_as}"
     )
     out.print(f"Memory: {console.size(plans[0].available_bytes)} available, read at {console.size(bandwidth)}/s\n")
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -49,6 +49,11 @@ class ModelDescription:
         """Where the tokenizer's files lie."""
         return self.source.folder
 
+    @property
+    def stored_as(self) -> str:
+        """For people: the type of the weights, or how they are quantized."""
+        return self.quantization.summary if self.quantization else self.stored_dtype
+
     def precision(self, asked: AskedPrecision) -> Precision:
         """The precision that ``asked`` means for this model."""
         if asked != "auto":
@@ -74,6 +79,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         context_tokens: most tokens of prompt and output together.
         hidden_size: size of a token's embedding.
         weight_bytes: the packed weights' size.
+        quantization: how the files' weights are quantized, where they are; ``precision`` is that of most as served.
         fingerprint: equal for two models exactly when nothing that decides their outputs differs: weights, precision,
             architecture, kernels and their instruction set.
         tokenizer_folder: where the tokenizer's files lie.
@@ -92,6 +98,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
     fingerprint: str
     tokenizer_folder: str
+    quantization: str | None = None
 
 
 def describe(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,8 @@ from dragoman.models.progress import READING, Progress, nobody, part
 from dragoman.models.settings import ModelSettings
 from dragoman.models.source import find_source, find_weights, open_files
 from dragoman.models.spec import DecoderSpec
+
+_LOG = logging.getLogger("dragoman.models")
 
 # Smaller models are packed anew at each start: that takes less than the tenth of a second a user would notice.
 _SMALLEST_CACHED_BYTES = 64 << 20
@@ -120,6 +123,9 @@ def _open(source: str | Path | None, settings: ModelSettings, progress: Progress
         find_weights(described.source, token=settings.token, progress=fetching), rope=settings.rope
     )
     progress(READING, _DOWNLOAD_SHARE)
+    if described.quantization is not None:
+        for note in described.quantization.notes:
+            _LOG.info("%s: %s", described.quantization.summary, note)
     checkpoint = Checkpoint(open_files(described.source), FAMILIES[described.spec.architecture], described.spec)
     described = replace(described, spec=checkpoint.spec, formats=checkpoint.formats)
     planned = plan(described, settings)
@@ -168,4 +174,5 @@ def _card(described: ModelDescription, planned: MemoryPlan, settings: ModelSetti
         weight_bytes=planned.weight_bytes,
         fingerprint=fingerprint,
         tokenizer_folder=str(described.tokenizer_folder),
+        quantization=described.quantization.summary if described.quantization else None,
     )

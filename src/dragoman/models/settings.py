@@ -23,7 +23,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         name: what clients call the model; by default the source's own name.
         revision: branch, tag or commit on the hub; by default its main branch.
         token: for private and gated repositories; by default the hub's own way (HF_TOKEN or a login).
-        precision: of the weights; auto: as stored, float16 as bfloat16.
+        precision: of the weights; auto: as stored, float16 as bfloat16, quantized ones as near as can be.
         kv_precision: of keys and values; auto: float32 beside weights in float32, else bfloat16. int8 takes 17/32 of
             bfloat16's memory and is faster behind long contexts; its error is that of eight bits with a scale for 32
             neighbours of each head.
