@@ -246,15 +246,13 @@ void bind_program(nb::module_& m) {
       .def("adapt", [](OwningProgram& p, int out, int x, const PackedMatrix& w) { return p.adapt(out, x, p.keep(w)); })
       .def("set_adapter",
            [](OwningProgram& p, long slot, const std::vector<std::shared_ptr<LowRank>>& changes) {
-             auto adapter = std::make_shared<Adapter>();
-             adapter->changes.assign(changes.begin(), changes.end());
              const nb::gil_scoped_release release;
-             p.set_adapter(slot, std::move(adapter));
+             p.set_adapter(slot, changes);
            })
       .def("remove_adapter",
            [](OwningProgram& p, long slot) {
              const nb::gil_scoped_release release;
-             p.set_adapter(slot, nullptr);
+             p.remove_adapter(slot);
            })
       .def("run", &run, nb::arg("token_ids"), nb::arg("positions"), nb::arg("row_starts"), nb::arg("block_tables"),
            nb::arg("logit_rows"), nb::arg("embedding_rows").none(), nb::arg("embedding_values").none(),

@@ -19,6 +19,10 @@ constexpr long kGrainBytes = 64 << 10;  // of A or B, about 3 µs of reading
 
 long tiles(long count, long size) { return (count + size - 1) / size; }
 
+std::size_t rounded(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+long number_bytes(Precision precision) { return precision == Precision::float32 ? 4 : 2; }
+
 void put(std::uint8_t* target, long index, float value, Precision precision) {
   if (precision == Precision::float32) {
     std::memcpy(target + index * 4, &value, 4);
@@ -52,13 +56,43 @@ LowRank::LowRank(long k, Precision precision) : k_(k), precision_(precision) {
   if (k < 1 || k > (1L << 24)) throw std::invalid_argument("a low-rank change has 1 to 2**24 inputs");
 }
 
+LowRank::LowRank(const LowRank& other, std::uint8_t* memory)
+    : k_(other.k_),
+      precision_(other.precision_),
+      rank_(other.rank_),
+      bytes_(other.bytes_),
+      scales_columns_(other.scales_columns_),
+      parts_(other.parts_) {
+  // In the order of reading: first all of A, then all of B.
+  const auto move = [&](const void* source, std::size_t bytes) {
+    std::uint8_t* const target = memory;
+    std::memcpy(target, source, bytes);
+    memory += rounded(bytes);
+    return target;
+  };
+  for (LowRankPart& part : parts_) part.a = move(part.a, a_bytes(part));
+  for (LowRankPart& part : parts_) {
+    part.b = move(part.b, b_bytes(part));
+    if (part.column_scale == nullptr) continue;
+    const auto bytes = static_cast<std::size_t>(part.n) * sizeof(float);
+    part.column_scale = reinterpret_cast<const float*>(move(part.column_scale, bytes));
+  }
+}
+
+std::size_t LowRank::a_bytes(const LowRankPart& part) const {
+  return static_cast<std::size_t>(part.rank_tiles() * kRankTile * tiles(k_, kInputs) * kInputs * number_bytes(precision_));
+}
+
+std::size_t LowRank::b_bytes(const LowRankPart& part) const {
+  return static_cast<std::size_t>(part.panels() * kPanel * part.rank * number_bytes(precision_));
+}
+
 std::uint8_t* LowRank::memory(std::size_t bytes) {
-  const std::size_t rounded = (bytes + 63) / 64 * 64;
-  void* const found = std::aligned_alloc(64, rounded);
+  void* const found = std::aligned_alloc(64, rounded(bytes));
   if (found == nullptr) throw std::bad_alloc();
-  std::memset(found, 0, rounded);
+  std::memset(found, 0, rounded(bytes));
   memory_.emplace_back(found);
-  bytes_ += rounded;
+  bytes_ += rounded(bytes);
   return static_cast<std::uint8_t*>(found);
 }
 
@@ -68,16 +102,16 @@ void LowRank::add(long offset, long n, long rank, const float* a, const float* b
     throw std::invalid_argument("a low-rank change has a rank from 1 to " + std::to_string(kMostRank));
   }
   LowRankPart part{.offset = offset, .n = n, .rank = rank, .first = rank_, .factor = factor};
-  const long size = precision_ == Precision::float32 ? 4 : 2;
+  const long size = number_bytes(precision_);
   const long padded = tiles(k_, kInputs) * kInputs;
-  std::uint8_t* const packed_a = memory(static_cast<std::size_t>(part.rank_tiles() * kRankTile * padded * size));
+  std::uint8_t* const packed_a = memory(a_bytes(part));
   for (long r = 0; r < rank; ++r) {
     std::uint8_t* const tile = packed_a + r / kRankTile * kRankTile * padded * size;
     for (long i = 0; i < k_; ++i) {
       put(tile, (i / kInputs * kRankTile + r % kRankTile) * kInputs + i % kInputs, a[r * k_ + i], precision_);
     }
   }
-  std::uint8_t* const packed_b = memory(static_cast<std::size_t>(part.panels() * kPanel * rank * size));
+  std::uint8_t* const packed_b = memory(b_bytes(part));
   for (long column = 0; column < n; ++column) {
     std::uint8_t* const panel = packed_b + column / kPanel * rank * kPanel * size;
     for (long r = 0; r < rank; ++r) put(panel, r * kPanel + column % kPanel, b[column * rank + r], precision_);

@@ -43,6 +43,8 @@ class LowRank {
  public:
   // Throws std::invalid_argument on a precision other than float32 and bfloat16.
   LowRank(long k, Precision precision);
+  // The same change, its numbers copied to `memory`: bytes() of them, on a cache line.
+  LowRank(const LowRank& other, std::uint8_t* memory);
   LowRank(const LowRank&) = delete;
   LowRank& operator=(const LowRank&) = delete;
 
@@ -61,6 +63,8 @@ class LowRank {
     void operator()(void* pointer) const { std::free(pointer); }
   };
   std::uint8_t* memory(std::size_t bytes);
+  std::size_t a_bytes(const LowRankPart& part) const;
+  std::size_t b_bytes(const LowRankPart& part) const;
 
   const long k_;
   const Precision precision_;

@@ -40,7 +40,8 @@ struct Batch {
 
 // What an adapter does to each product of a program that can be changed, in the order of their recording; null: nothing.
 struct Adapter {
-  std::vector<std::shared_ptr<const LowRank>> changes;
+  AnonymousMemory memory;  // of all changes, one after the other in huge pages
+  std::vector<std::unique_ptr<const LowRank>> changes;
 };
 
 constexpr long kMostAdapters = 1024;
@@ -91,9 +92,10 @@ class Program {
   // fit: see check(). The result is valid until the next run.
   Logits run(const Batch& batch);
 
-  // What the rows of a slot's sequences get from now on; null empties the slot. Between two runs, from any thread. Throws
-  // std::invalid_argument on changes that do not fit their products.
-  void set_adapter(long slot, std::shared_ptr<const Adapter> adapter);
+  // What the rows of a slot's sequences get from now on, by product, null where it is nothing; copied. From any thread:
+  // it waits for a run to end. Throws std::invalid_argument on changes that do not fit their products.
+  void set_adapter(long slot, const std::vector<std::shared_ptr<LowRank>>& changes);
+  void remove_adapter(long slot);
 
   struct Timing {
     std::string operation;
@@ -163,7 +165,7 @@ class Program {
   ExpertsScratch experts_scratch_;
   LoraScratch lora_scratch_;
   std::vector<Site> sites_;
-  std::vector<std::shared_ptr<const Adapter>> adapters_;              // by slot
+  std::vector<std::unique_ptr<const Adapter>> adapters_;              // by slot
   std::vector<AdapterRows> token_adapters_, logit_adapters_;          // of the batch that runs
   std::vector<LowRankRows> changed_;                                  // of the product that runs
   std::vector<Attention::Sequence> sequences_;

@@ -26,25 +26,37 @@ int Program::adapt(int out, int x, const Matrix& w) {
   return static_cast<int>(site);
 }
 
-void Program::set_adapter(long slot, std::shared_ptr<const Adapter> adapter) {
+void Program::set_adapter(long slot, const std::vector<std::shared_ptr<LowRank>>& changes) {
   if (slot < 0 || slot >= kMostAdapters) {
     throw std::invalid_argument("there are slots for " + std::to_string(kMostAdapters) + " adapters");
   }
-  if (adapter != nullptr) {
-    if (adapter->changes.size() != sites_.size()) {
-      throw std::invalid_argument("an adapter needs an entry for each product that it can change");
-    }
-    for (std::size_t site = 0; site < sites_.size(); ++site) {
-      const LowRank* const change = adapter->changes[site].get();
-      if (change == nullptr) continue;
-      bool fits = change->k() == sites_[site].k;
-      for (const LowRankPart& part : change->parts()) fits = fits && part.offset + part.n <= sites_[site].n;
-      if (!fits) throw std::invalid_argument("the change of product " + std::to_string(site) + " does not fit it");
-    }
+  if (changes.size() != sites_.size()) {
+    throw std::invalid_argument("an adapter needs an entry for each product that it can change");
+  }
+  std::size_t bytes = 0;
+  for (std::size_t site = 0; site < sites_.size(); ++site) {
+    const LowRank* const change = changes[site].get();
+    if (change == nullptr) continue;
+    bool fits = change->k() == sites_[site].k;
+    for (const LowRankPart& part : change->parts()) fits = fits && part.offset + part.n <= sites_[site].n;
+    if (!fits) throw std::invalid_argument("the change of product " + std::to_string(site) + " does not fit it");
+    bytes += change->bytes();
+  }
+  auto adapter = std::make_unique<Adapter>();
+  adapter->memory = AnonymousMemory(std::max<std::size_t>(bytes, 1));
+  std::uint8_t* at = adapter->memory.data();
+  for (const std::shared_ptr<LowRank>& change : changes) {
+    adapter->changes.push_back(change == nullptr ? nullptr : std::make_unique<const LowRank>(*change, at));
+    if (change != nullptr) at += change->bytes();
   }
   const std::lock_guard lock(running_);
   if (static_cast<std::size_t>(slot) >= adapters_.size()) adapters_.resize(static_cast<std::size_t>(slot) + 1);
   adapters_[static_cast<std::size_t>(slot)] = std::move(adapter);
+}
+
+void Program::remove_adapter(long slot) {
+  const std::lock_guard lock(running_);
+  if (slot >= 0 && static_cast<std::size_t>(slot) < adapters_.size()) adapters_[static_cast<std::size_t>(slot)].reset();
 }
 
 // Neighbouring rows of one adapter become one entry, so that its weights are read once.
