@@ -7,11 +7,13 @@ run alone, without drafts; all is shown with speculation and without.
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import get_args
 
 import msgspec
 import pytest
 from simulation import Limited, Transcript, random_request, run, run_alone, step
+from tiny_model import make_tiny_adapter
 
 from dragoman.core.request import EngineRequest
 from dragoman.core.sampling import LogprobParams, SamplingParams
@@ -65,6 +67,36 @@ def test_in_any_company(runner: Runner, case: int, speculation: int) -> None:
         crowd = [request, *others(rng, runner, count)]
         rng.shuffle(crowd)
         assert run(Engine(runner, SchedulerSettings(speculation=speculation)), crowd)["ours"] == alone
+
+
+@on_models(stub=8, real=4)
+def test_beside_adapters_and_with_one(runner: Runner, case: int, speculation: int, tmp_path: Path) -> None:
+    """Three adapters and the model as it is in one batch: each gets what it gets alone, in whatever slot."""
+    rng = random.Random(case)
+    mixture = runner.card.architecture == "Qwen2MoeForCausalLM"  # type: ignore[attr-defined]
+    names = ("a", "b", "c")
+    folders = {name: make_tiny_adapter(tmp_path / name, seed, of_mixture=mixture) for seed, name in enumerate(names)}
+    crowd = []
+    for index in range(8):
+        asked = random_request(rng, f"r{index}", runner.vocab_size, hidden_size=runner.hidden_size)
+        asked = msgspec.structs.replace(asked, logprobs=LogprobParams(top=2), adapter=rng.choice([None, "a", "b", "c"]))
+        crowd.append(msgspec.structs.replace(asked, max_tokens=max(4, asked.max_tokens)))
+    together = Engine(runner, SchedulerSettings(speculation=speculation))
+    for name in rng.sample(list(folders), 3):
+        together.load_adapter(name, str(folders[name]))
+    found = run(together, crowd)
+    for asked in crowd:
+        engine = Engine(runner, SchedulerSettings(prefix_cache=False, speculation=0))
+        engine.load_adapter("filler", str(folders[rng.choice("abc")]))
+        if asked.adapter is not None:
+            engine.load_adapter(asked.adapter, str(folders[asked.adapter]))
+        alone = run(engine, [asked])[asked.request_id]
+        assert found[asked.request_id] == alone, asked.adapter
+        if asked.adapter is not None and asked.prompt and alone.tokens:
+            plain = run_alone(runner, msgspec.structs.replace(asked, adapter=None))
+            assert [token[1] for token in plain.of(0)[0]] != [token[1] for token in alone.of(0)[0]], (
+                "it changes nothing"
+            )
 
 
 @on_models(stub=16, real=4)

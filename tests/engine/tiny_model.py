@@ -124,3 +124,32 @@ def _make(folder: Path, config: dict[str, object], networks: dict[str, int]) -> 
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     save_file(weights, folder / "model.safetensors")
     return folder
+
+
+ATTENTION = (("q_proj", 64, 64), ("k_proj", 32, 64), ("v_proj", 32, 64), ("o_proj", 64, 64))
+NETWORK = (("gate_proj", 96, 64), ("up_proj", 96, 64), ("down_proj", 64, 96))
+
+
+def make_tiny_adapter(folder: Path, seed: int, *, of_mixture: bool = False) -> Path:
+    """Write a random adapter in PEFT's layout, of all matrices that it can change; its rank differs by seed."""
+    rng, rank = np.random.default_rng(seed), 2 + 3 * seed
+    weights = _low_rank(rng, "lm_head", rank, 199, 64)
+    for layer in range(2):
+        for name, rows, columns in ATTENTION:
+            weights |= _low_rank(rng, f"model.layers.{layer}.self_attn.{name}", rank, rows, columns)
+        for name, rows, columns in () if of_mixture else NETWORK:
+            weights |= _low_rank(rng, f"model.layers.{layer}.mlp.{name}", rank, rows, columns)
+    targets = sorted({name.split(".")[-3] for name in weights})
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": targets}
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file(weights, folder / "adapter_model.safetensors")
+    return folder
+
+
+def _low_rank(rng: np.random.Generator, module: str, rank: int, rows: int, columns: int) -> dict[str, np.ndarray]:
+    shapes = {"lora_A": (rank, columns), "lora_B": (rows, rank)}
+    return {
+        f"base_model.model.{module}.{kind}.weight": rng.normal(scale=0.2, size=shape).astype(np.float32)
+        for kind, shape in shapes.items()
+    }

@@ -53,6 +53,11 @@ SMALLEST_SHARE = 32
 _by_order = attrgetter("order")
 
 
+def _by_adapter(sequence: Sequence) -> int:
+    adapter = sequence.group.adapter
+    return -1 if adapter is None else adapter.slot
+
+
 class Chunk(NamedTuple):
     """``length`` tokens of one sequence, from its first uncomputed one. Logits are wanted for its rows from
     ``first_prompt_row`` to ``end_prompt_row`` (prompt log-probabilities) and, where ``is_last``, for its last row."""
@@ -409,7 +414,8 @@ class Scheduler:
         sequence.blocks.append(block)
 
     def _select(self) -> Schedule:
-        decodes = [s for s in self.running if s.remaining == 1]
+        # Neighbours that run with one adapter read its weights once. Without any the order stays as it is.
+        decodes = sorted([s for s in self.running if s.remaining == 1], key=_by_adapter)
         encodes = [s for s in self._encoding if s.status is Status.RUNNING]
         if len(decodes) == len(self.running):
             self._draft(decodes)
