@@ -58,9 +58,10 @@ lint: $(DEV) ## Check style and types.
 bench: $(BUILT) ## Measure speed beside what the machine allows: up to half an hour; ARGS=--short takes minutes.
 	$(BIN)/python -m benchmarks.bench $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
-docs: $(BUILT) ## Write the pages that come from the sources: docs/configuration.md and docs/fields.md.
+docs: $(BUILT) ## Write the pages that come from the sources: docs/configuration.md, fields.md and models.md.
 	$(BIN)/python -m dragoman.cli.documentation > docs/configuration.md
 	$(BIN)/python -m dragoman.dialects.document > docs/fields.md
+	$(BIN)/python -m dragoman.models.document > docs/models.md
 
 witness: $(LM_EVAL)/.made ## Have lm-eval score the server beside transformers; its environment takes 600 MB.
 	$(BIN)/python -m pytest tests/dialects/test_lm_eval.py $(ARGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +28,26 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the reader of a config has looked for: fields whose values it read, and those that it refuses, each with the
+    values that it lets pass."""
+
+    read: set[str] = field(default_factory=set)
+    refused: dict[str, tuple[object, ...]] = field(default_factory=dict)
+
+
 class Config:
     """Typed reading of a config's fields; ``null`` counts as absent.
 
     Every method raises ModelError naming field and value when it cannot. ``where`` names the file, or a block in it;
-    ``asked`` are the fields whose values were read.
+    ``asked`` notes what was looked for.
     """
 
-    def __init__(self, values: dict[str, Any], where: str = "config.json", asked: set[str] | None = None) -> None:
+    def __init__(self, values: dict[str, Any], where: str = "config.json", asked: Asked | None = None) -> None:
         self.values = values
         self.where = where
-        self.asked: set[str] = set() if asked is None else asked
+        self.asked = Asked() if asked is None else asked
 
     def over(self, defaults: dict[str, Any]) -> Config:
         """The same config where a family's defaults stand in for what it does not mention."""
@@ -101,12 +111,13 @@ class Config:
 
     def refuse(self, key: str, *harmless: object) -> None:
         """Refuse by name a feature that would change the outputs, unless its value is one that turns it off."""
+        self.asked.refused[key] = harmless
         value = self.values.get(key)
         if value is not None and value not in harmless:
             raise ModelError(f"{self.where}: {key} = {_short(value)} is not supported")
 
     def _value(self, key: str, default: object) -> Any:
-        self.asked.add(key)
+        self.asked.read.add(key)
         value = self.values.get(key)
         return default if value is None else value
 

@@ -74,7 +74,7 @@ def read_rope_block(
             )
     elif dim % 2:
         raise ModelError(f"config.json: head_dim {head_dim} is odd and cannot be rotated in pairs")
-    original = original or config.values.get("original_max_position_embeddings")
+    original = original or config.value("original_max_position_embeddings")
     scaling = read_scaling(values, positions, original)
     for key in sorted(_FACTORS & {field.name for field in fields(scaling)}):
         if (count := len(getattr(scaling, key))) != dim // 2:
@@ -93,8 +93,8 @@ def blocks_by_layer_type(config: Config) -> tuple[dict[str, Any], dict[str, Any]
     if not any(isinstance(value, dict) for value in by_type.values()):
         by_type, scaling = {}, {**by_type, **scaling}
     full, sliding = (dict(by_type.get(kind) or {}) for kind in ("full_attention", "sliding_attention"))
-    if "rope_local_base_freq" in config.values:
-        sliding.setdefault("rope_theta", config.values["rope_local_base_freq"])
+    if (local := config.value("rope_local_base_freq")) is not None:
+        sliding.setdefault("rope_theta", local)
     return {**full, **scaling}, sliding
 
 

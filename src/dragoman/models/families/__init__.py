@@ -78,7 +78,7 @@ def read_spec(values: dict[str, Any]) -> DecoderSpec:
     config = Config(values)
     spec = find_family(values).read(config)
     for key, harmless in REFUSED.items():
-        if key not in config.asked:
+        if key not in config.asked.read:
             config.refuse(key, *harmless)
     return spec
 

@@ -66,5 +66,7 @@ FAMILIES: dict[str, Family] = {
         base="transformer.",
         transposed=frozenset({"qkv", "attention_out", "feed_forward_in", "feed_forward_out"}),  # its Conv1D layers
         ignored=_CAUSAL_MASK_BUFFER,
+        title="GPT-2",
+        examples=("openai-community/gpt2", "openai-community/gpt2-xl"),
     ),
 }

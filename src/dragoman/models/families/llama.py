@@ -49,7 +49,6 @@ def llama_like(
     config: Config,
     *,
     default_head_dim: int | None = None,
-    default_eps: float = 1e-6,
     theta: float = 10_000.0,
     partial: float | None = None,
     interleaved: bool = False,
@@ -80,7 +79,7 @@ def llama_like(
         "head_dim": head_dim,
         "feed_forward": config.size("intermediate_size"),
         "context": positions,
-        "norm_eps": config.number("rms_norm_eps", default_eps),
+        "norm_eps": variant.get("norm_eps") or config.number("rms_norm_eps", 1e-6),
         "activation": config.choice("hidden_act", "silu", ACTIVATIONS),
         "windows": (0,) * layers,
         "attention_scales": (head_dim**-0.5,) * layers,
@@ -109,6 +108,26 @@ def _read_mistral(config: Config) -> DecoderSpec:
 
 
 FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": Family(_read_llama, LLAMA_NAMES, "llama", base="model.", ignored=ROTARY_BUFFER),
-    "MistralForCausalLM": Family(_read_mistral, LLAMA_NAMES, "mistral", base="model.", ignored=ROTARY_BUFFER),
+    "LlamaForCausalLM": Family(
+        _read_llama,
+        LLAMA_NAMES,
+        "llama",
+        base="model.",
+        ignored=ROTARY_BUFFER,
+        title="Llama",
+        examples=(
+            "meta-llama/Llama-3.2-1B-Instruct",
+            "meta-llama/Llama-2-7b-chat-hf",
+            "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+        ),
+    ),
+    "MistralForCausalLM": Family(
+        _read_mistral,
+        LLAMA_NAMES,
+        "mistral",
+        base="model.",
+        ignored=ROTARY_BUFFER,
+        title="Mistral",
+        examples=("mistralai/Mistral-7B-Instruct-v0.3",),
+    ),
 }

@@ -35,7 +35,7 @@ def qwen_windows(config: Config) -> tuple[int, ...]:
     meanings = {"full_attention": 0, "sliding_attention": window}
     windows = config.choices("layer_types", layers, meanings)
     if windows is None:
-        first = config.values.get("max_window_layers", 28)
+        first = config.value("max_window_layers", 28)
         if not isinstance(first, int) or first < 0:
             raise ModelError(f"config.json: max_window_layers must be a count of layers, got {first!r}")
         return tuple(window if layer >= first else 0 for layer in range(layers))
@@ -43,8 +43,22 @@ def qwen_windows(config: Config) -> tuple[int, ...]:
 
 
 FAMILIES: dict[str, Family] = {
-    "Qwen2ForCausalLM": Family(_read_qwen2, LLAMA_NAMES, "qwen2", base="model.", ignored=ROTARY_BUFFER),
+    "Qwen2ForCausalLM": Family(
+        _read_qwen2,
+        LLAMA_NAMES,
+        "qwen2",
+        base="model.",
+        ignored=ROTARY_BUFFER,
+        title="Qwen 1.5, 2 and 2.5",
+        examples=("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-Coder-7B-Instruct"),
+    ),
     "Qwen3ForCausalLM": Family(
-        _read_qwen3, LLAMA_NAMES | HEAD_NORM_NAMES, "qwen3", base="model.", ignored=ROTARY_BUFFER
+        _read_qwen3,
+        LLAMA_NAMES | HEAD_NORM_NAMES,
+        "qwen3",
+        base="model.",
+        ignored=ROTARY_BUFFER,
+        title="Qwen 3",
+        examples=("Qwen/Qwen3-0.6B", "Qwen/Qwen3-4B-Instruct-2507"),
     ),
 }
