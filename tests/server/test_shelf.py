@@ -58,6 +58,25 @@ def test_a_folder_of_models_is_looked_through_again(tmp_path: Path) -> None:
     assert names(shelf) == ["first", "one", "two", "embedded"]
 
 
+def test_gguf_files_are_models_too(tmp_path: Path) -> None:
+    for file in ("small.Q8_0.gguf", "big-00001-of-00002.gguf", "big-00002-of-00002.gguf", "mmproj-small.gguf"):
+        (tmp_path / file).write_bytes(b"GGUF")
+    for file in ("one/only.gguf", "two/x.Q4_0.gguf", "two/x.Q8_0.gguf"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_bytes(b"GGUF")
+    shelf = Shelf(CatalogSettings(models_folder=str(tmp_path), offer_cached=False), FIRST)
+    offered = {offer.name: offer.source for offer in shelf.offers()}
+    del offered["first"], offered["embedded"]
+    assert offered == {
+        "big": str(tmp_path / "big-00001-of-00002.gguf"),
+        "small.Q8_0": str(tmp_path / "small.Q8_0.gguf"),
+        "one": str(tmp_path / "one" / "only.gguf"),
+        "two:x.Q4_0.gguf": str(tmp_path / "two" / "x.Q4_0.gguf"),
+        "two:x.Q8_0.gguf": str(tmp_path / "two" / "x.Q8_0.gguf"),
+    }
+    assert next(offer for offer in shelf.offers() if offer.name == "big").size_bytes == 8
+
+
 def test_the_hubs_cache_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("models--org--tiny", "datasets--org--data"):
         folder = model_folder(tmp_path / kind / "snapshots" / ("0" * 40))

@@ -212,7 +212,10 @@ def _cached_row(repository: CachedRepoInfo) -> tuple[str, str, str, str, str]:
 def _described(folder: Path) -> tuple[str, str]:
     """The model's type and stored precision, as its config says; dashes where it says nothing."""
     from dragoman.models.config import read_json
+    from dragoman.models.gguf.parts import SUFFIX
 
+    if not (folder / "config.json").is_file() and any(folder.glob(f"*{SUFFIX}")):
+        return "GGUF", "–"
     try:
         config = read_json(folder / "config.json")
     except ModelError:

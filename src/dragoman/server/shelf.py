@@ -16,6 +16,7 @@ import msgspec
 
 from dragoman.core.errors import DragomanError, ModelError, ModelNotFound
 from dragoman.models.config import read_json
+from dragoman.models.gguf.parts import models_among
 from dragoman.models.source import EMBEDDED, embedded_path, source_name
 
 MAX_MODELS = 1024
@@ -29,9 +30,9 @@ class CatalogSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Which models may be loaded while the server runs.
 
     Attributes:
-        offer: another model that may be loaded, as NAME=SOURCE or SOURCE, a folder or a hub id; may be given several
-            times.
-        models_folder: each folder in it that holds a model is offered under its own name.
+        offer: another model that may be loaded, as NAME=SOURCE or SOURCE, a folder, a GGUF file or a hub id; may be
+            given several times.
+        models_folder: each folder in it that holds a model is offered under its own name, and each GGUF file.
         offer_cached: offer the models in the hub's cache on this machine.
         offer_downloads: let clients name any repository of the hub, which is then downloaded.
         fixed_model: always serve the model that the server starts with; nothing else is offered.
@@ -115,11 +116,15 @@ class Shelf:
             return
         folder = Path(self._settings.models_folder).expanduser()
         try:
-            inside = sorted(path for path in folder.iterdir() if (path / "config.json").is_file())
+            inside = sorted(path for path in folder.iterdir() if path.is_dir())
         except OSError:
             return
+        yield from _gguf_offers("", folder)
         for path in inside[:MAX_MODELS]:
-            yield _described(path.name, str(path), path)
+            if (path / "config.json").is_file():
+                yield _described(path.name, str(path), path)
+            else:
+                yield from _gguf_offers(path.name, path)
 
     def _in_cache(self) -> Iterator[Offer]:
         if not self._settings.offer_cached:
@@ -133,8 +138,12 @@ class Shelf:
             return
         for repository in [each for each in repositories if each.repo_type == "model"][:MAX_MODELS]:
             newest = max(repository.revisions, key=lambda each: each.last_modified, default=None)
-            if newest is not None and (newest.snapshot_path / "config.json").is_file():
+            if newest is None:
+                continue
+            if (newest.snapshot_path / "config.json").is_file():
                 yield _described(repository.repo_id, str(newest.snapshot_path), newest.snapshot_path)
+            else:
+                yield from _gguf_offers(repository.repo_id, newest.snapshot_path)
 
 
 def offer_of(name: str, source: str | None, aliases: tuple[str, ...] = ()) -> Offer:
@@ -166,6 +175,22 @@ def _described(name: str, source: str | None, folder: Path) -> Offer:
     except OSError:
         size = 0
     return Offer(name=name, source=source, architecture=str(known)[:128], size_bytes=size or None)
+
+
+def _gguf_offers(place: str, folder: Path) -> Iterator[Offer]:
+    """The GGUF models of a folder: under its name where there is one, else each behind a colon, as on the hub.
+
+    ``place``: empty for a folder that has no name of its own; then each is offered under the file's.
+    """
+    try:
+        models = models_among(path.name for path in folder.iterdir() if path.is_file())[:MAX_MODELS]
+    except (OSError, ModelError):  # one that is named as a part of nothing
+        return
+    for model in models:
+        name = model.name if not place else place if len(models) == 1 else f"{place}:{model.files[0]}"
+        files = [folder / file for file in model.files]
+        size = sum(path.stat().st_size for path in files if path.is_file())
+        yield Offer(name=name, source=str(files[0]), size_bytes=size or None)
 
 
 def _embedded() -> Iterator[Offer]:
