@@ -137,7 +137,7 @@ def _logits(described: ModelDescription, ids: NDArray[np.int32]) -> NDArray[np.f
         max_sequences=1,
         cache_bytes=0,
     )
-    model = load(source.repository or source.folder, settings)
+    model = load(source.gguf[0] if source.gguf else source.repository or source.folder, settings)
     blocks = np.arange(model.num_blocks, dtype=np.int32)[None]
     count = len(ids)
     batch = Batch(ids, np.arange(count, dtype=np.int32), np.array([0, count], np.int32), blocks,
@@ -154,8 +154,10 @@ def _has_memory(described: ModelDescription) -> tuple[bool, str]:
 
 def _ask_witness(described: ModelDescription, tokenizer: Tokenizer, *, with_logits: bool) -> dict[str, Any]:
     """What transformers makes of the same files. Raises ModelError with its last words where it fails as a whole."""
+    gguf = described.source.gguf
     asked = {
-        "folder": str(described.source.folder),
+        "folder": str(gguf[0].parent if gguf else described.source.folder),
+        "gguf_file": gguf[0].name if gguf else None,
         "texts": TEXTS,
         "messages": MESSAGES,
         "logit_ids": _ids_to_run(tokenizer, described.spec.vocab_size) if with_logits else None,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,25 +76,21 @@ def examine(model: str | None, settings: ModelSettings) -> Examination:
 
 def _look_at_model(described: ModelDescription, settings: ModelSettings, found: Examination) -> None:
     source = find_weights(described.source, token=settings.token)
-    weights = [source.folder / name for name in source.weight_files]
+    weights = source.gguf or [source.folder / name for name in source.weight_files]
     found.chapters["files"] = {
         "model": source.name,
-        "folder": str(source.folder),
+        "folder": str(source.gguf[0].parent if source.gguf else source.folder),
         **({"revision": source.revision} if source.revision else {}),
         "weights": f"{len(weights)} files, {console.size(sum(path.stat().st_size for path in weights))}",
     }
-    spec = described.spec
+    spec, left_out = described.spec, described.quantization.notes if described.quantization else ()
     found.chapters["model"] = {
         "architecture": spec.architecture,
         "size": f"{console.count(spec.parameter_count)} parameters in {spec.layers} layers, {spec.width} wide",
         "attention": f"{spec.heads} heads of {spec.head_dim}, {spec.kv_heads} of keys and values",
         "positions": _positions(described),
         "stored as": described.stored_as,
-        **(
-            {"left out": "; ".join(described.quantization.notes)}
-            if described.quantization and described.quantization.notes
-            else {}
-        ),
+        **({"left out": "; ".join(left_out)} if left_out else {}),
     }
     checkpoint = Checkpoint(open_files(source), FAMILIES[spec.architecture], spec)
     if checkpoint.spec.tied != spec.tied:
@@ -102,17 +98,7 @@ def _look_at_model(described: ModelDescription, settings: ModelSettings, found: 
     declared = _declared_dtype(source.folder)
     if declared and declared != described.stored_dtype and not checkpoint.formats:
         found.warn(f"the config says {declared}, most weights are {described.stored_dtype}: that is what is loaded")
-    planned = plan(
-        ModelDescription(
-            source=source,
-            spec=checkpoint.spec,
-            stored_dtype=described.stored_dtype,
-            formats=checkpoint.formats,
-            eos_token_ids=described.eos_token_ids,
-            bos_token_id=described.bos_token_id,
-        ),
-        settings,
-    )
+    planned = plan(replace(described, source=source, spec=checkpoint.spec, formats=checkpoint.formats), settings)
     found.chapters["as served"] = {
         "precision": f"{planned.precision} ({_shares(checkpoint, planned)})",
         "keys and values": f"{planned.kv_precision}, {console.size(planned.kv_bytes_per_token)} a token",

@@ -1,8 +1,8 @@
 """What transformers makes of a model: run as a script of its own, with a question on standard input.
 
-In: ``{"folder", "texts", "messages", "logit_ids"}``. Out, on the last line: ``token_ids`` of the texts, the ``chat``
-that the messages are rendered to, ``logits`` of every position of ``logit_ids``, and in ``failures`` why one of them is
-not there. No module of the program imports this one: the program does without transformers.
+In: ``{"folder", "gguf_file", "texts", "messages", "logit_ids"}``. Out, on the last line: ``token_ids`` of the texts,
+the ``chat`` that the messages are rendered to, ``logits`` of every position of ``logit_ids``, and in ``failures`` why
+one of them is not there. No module of the program imports this one: the program does without transformers.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
         except Exception as error:
             found["failures"][name] = f"{type(error).__name__}: {error}"[:500]
 
+    place = {"gguf_file": asked["gguf_file"]} if asked["gguf_file"] else {}
+
     def tokenizer() -> Any:
-        return transformers.AutoTokenizer.from_pretrained(asked["folder"])
+        return transformers.AutoTokenizer.from_pretrained(asked["folder"], **place)
 
     def chat() -> str | None:
         loaded = tokenizer()
@@ -39,7 +41,7 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
 
     def logits() -> list[list[float]]:
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            asked["folder"], dtype=torch.float32, attn_implementation="eager"
+            asked["folder"], dtype=torch.float32, attn_implementation="eager", **place
         )
         with torch.no_grad():
             rows: list[list[float]] = model(torch.tensor([asked["logit_ids"]])).logits[0].float().tolist()
