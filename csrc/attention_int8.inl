@@ -182,7 +182,10 @@ class Int8Cache {
   template <int R, int V>
   void weigh(const Weight* w, const std::uint8_t* values, long padded_dim, long d, long begin, long end,
              const float* alpha, float* o, long ldo, Fetch& fetch) const {
-    const long row = weight_row(padded_dim);
+    // Neighbouring vectors share a group, and with it their weights. d is a multiple of 16 · V.
+    constexpr int shared = kKVGroup / kWidth < V ? kKVGroup / kWidth : V;
+    const long row = weight_row(padded_dim), group = d / kKVGroup;
+    w += group * kBlockTokens;
     const std::int8_t* v = reinterpret_cast<const std::int8_t*>(values) + 2 * (begin / 2 * padded_dim + d);
     Sums sum[R][V];
     for (int r = 0; r < R; ++r) {
@@ -194,17 +197,18 @@ class Int8Cache {
       Pairs value[V];
       for (int j = 0; j < V; ++j) value[j] = widen(v + 2 * j * kWidth);
       for (int r = 0; r < R; ++r) {
-        for (int j = 0; j < V; ++j) {
-          const std::int32_t pair = pair_at(w + r * row + (d + j * kWidth) / kKVGroup * kBlockTokens + t);
-          sum[r][j] = add_products(sum[r][j], value[j], pair);
+        for (int j = 0; j < V; j += shared) {
+          const std::int32_t pair = pair_at(w + r * row + j / shared * kBlockTokens + t);
+          for (int i = j; i < j + shared; ++i) sum[r][i] = add_products(sum[r][i], value[i], pair);
         }
       }
     }
+    w -= group * kBlockTokens;
     for (int r = 0; r < R; ++r) {
       const float scale = scale_at(w + (r + 1) * row - 2);
       for (int j = 0; j < V; ++j) {
         float* const out = o + r * ldo + d + j * kWidth;
-        const Vec factor = broadcast(scale * largest_[(d + j * kWidth) / kKVGroup]);
+        const Vec factor = broadcast(scale * largest_[group + j / shared]);
         store(out, fma(load(out), broadcast(alpha[r]), to_floats(sum[r][j]) * factor));
       }
     }
