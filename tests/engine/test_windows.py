@@ -69,6 +69,7 @@ def test_forks_and_preempted_texts_go_on_from_their_window() -> None:
     requests = [long_request(prompt=500, output=120, seed=10 * seed, sequences=3) for seed in range(3)]
     engine = Engine(stub(num_blocks=2 * HELD + 1, **LIMITS), SchedulerSettings(step_tokens=STEP, max_running=6))
     found = run(engine, requests)
+    assert engine.scheduler.preemptions > 0
     for request in requests:
         assert found[request.request_id] == run_alone(stub(num_blocks=64, **LIMITS), request)
 
