@@ -117,7 +117,8 @@ void record_experts(OwningProgram& p, int out, int x, const PackedMatrix& router
 nb::object run(OwningProgram& program, const Ids& token_ids, const Ids& positions, const Ids& row_starts,
                const Array<std::int32_t, 2>& block_tables, const Ids& logit_rows,
                const std::optional<Ids>& embedding_rows, const std::optional<Table>& embedding_values,
-               const std::optional<Ids>& adapters) {
+               const std::optional<Ids>& adapters,
+               const std::optional<Array<std::int32_t, 2>>& cross_tables, const std::optional<Ids>& cross_lengths) {
   require(positions.shape(0) == token_ids.shape(0), "token_ids and positions differ in length");
   require(row_starts.shape(0) == block_tables.shape(0) + 1, "row_starts must have one entry more than block_tables");
   require(embedding_rows.has_value() == embedding_values.has_value(), "embedding_rows and embedding_values go together");
@@ -140,6 +141,14 @@ nb::object run(OwningProgram& program, const Ids& token_ids, const Ids& position
   if (adapters) {
     require(adapters->shape(0) == block_tables.shape(0), "one entry of adapters per sequence");
     batch.adapters = adapters->data();
+  }
+  require(cross_tables.has_value() == cross_lengths.has_value(), "cross_tables and cross_lengths go together");
+  if (cross_tables) {
+    require(cross_tables->shape(0) == block_tables.shape(0) && cross_lengths->shape(0) == block_tables.shape(0),
+            "cross_tables and cross_lengths have an entry for each sequence");
+    batch.cross_tables = cross_tables->data();
+    batch.cross_lengths = cross_lengths->data();
+    batch.cross_width = static_cast<long>(cross_tables->shape(1));
   }
   Logits logits{};
   {
@@ -233,6 +242,7 @@ void bind_program(nb::module_& m) {
         p.attend(out, x, q_offset, heads, layer, scale, window, terms, causal);
       }, nb::arg("out"), nb::arg("x"), nb::arg("q_offset"), nb::arg("heads"), nb::arg("layer"), nb::arg("scale"),
          nb::arg("window"), nb::arg("softcap"), nb::arg("slopes").none(), nb::arg("bias").none(), nb::arg("causal"))
+      .def("cross_attend", &OwningProgram::cross_attend)
       .def("gate", [](OwningProgram& p, int out, int x, const std::string& name) { p.gate(out, x, activation(name)); })
       .def("activate", [](OwningProgram& p, int x, const std::string& name) { p.activate(x, activation(name)); })
       .def("experts", record_experts, nb::arg("out"), nb::arg("x"), nb::arg("router"), nb::arg("inward"),
@@ -256,7 +266,7 @@ void bind_program(nb::module_& m) {
            })
       .def("run", &run, nb::arg("token_ids"), nb::arg("positions"), nb::arg("row_starts"), nb::arg("block_tables"),
            nb::arg("logit_rows"), nb::arg("embedding_rows").none(), nb::arg("embedding_values").none(),
-           nb::arg("adapters").none())
+           nb::arg("adapters").none(), nb::arg("cross_tables").none(), nb::arg("cross_lengths").none())
       .def("profile",
            [](OwningProgram& p, bool by_shape) {
              nb::dict seconds;

@@ -184,8 +184,7 @@ void Program::write_kv(int x, long k_offset, long v_offset, long layer) {
   });
 }
 
-void Program::attend(int out, int x, long q_offset, long heads, long layer, float scale, long window,
-                     const ScoreTerms& terms, bool causal) {
+void Program::require_attention(int out, int x, long q_offset, long heads, long layer, float scale) {
   const Buffer& from = read(x);
   require_tokens(from, "attend");
   const long head_dim = kv_->head_dim();
@@ -195,6 +194,12 @@ void Program::attend(int out, int x, long q_offset, long heads, long layer, floa
   require(at(out).width == heads * head_dim, "attend: the result is " + std::to_string(heads * head_dim) + " wide");
   require(layer >= 0 && layer < kv_->layers(), "attend: the pool has no layer " + std::to_string(layer));
   require(scale > 0, "attend: the scale must be positive");
+}
+
+void Program::attend(int out, int x, long q_offset, long heads, long layer, float scale, long window,
+                     const ScoreTerms& terms, bool causal) {
+  require_attention(out, x, q_offset, heads, layer, scale);
+  const Buffer& from = read(x);
   require(window >= 0 && window <= INT32_MAX, "attend: a window cannot be negative");
   require(causal || window == 0, "attend: a window goes with causal attention only");
   require(terms.softcap >= 0 && terms.softcap <= FLT_MAX, "attend: the softcap must be a number, not below 0");
@@ -214,6 +219,26 @@ void Program::attend(int out, int x, long q_offset, long heads, long layer, floa
                             .causal = causal};
   push(kAttend, [=, this](const Batch&) {
     dragoman::attend(attention, sequences_.data(), static_cast<long>(sequences_.size()), scratch_);
+  });
+}
+
+void Program::cross_attend(int out, int x, long q_offset, long heads, long layer, float scale) {
+  require_attention(out, x, q_offset, heads, layer, scale);
+  crosses_ = true;
+  const Buffer& from = read(x);
+  Buffer& to = write(out, Rows::tokens);
+  const Attention attention{.kv = kv_->layer(layer),
+                            .kv_heads = kv_->kv_heads(),
+                            .q = from.data() + q_offset,
+                            .ldq = from.stride,
+                            .out = to.data(),
+                            .ldout = to.stride,
+                            .group = heads / kv_->kv_heads(),
+                            .window = 0,
+                            .scale = scale,
+                            .causal = false};
+  push(kAttend, [=, this](const Batch&) {
+    dragoman::attend(attention, crossed_.data(), static_cast<long>(crossed_.size()), scratch_);
   });
 }
 

@@ -36,6 +36,10 @@ struct Batch {
   long overrides = 0;
   long override_width = 0;
   const std::int32_t* adapters = nullptr;  // [sequences]: the slot of each one's adapter, or -1; null: none has any
+  // For cross-attention: where the text lies that each sequence looks at, and how many positions it has.
+  const std::int32_t* cross_tables = nullptr;   // [sequences, cross_width]
+  const std::int32_t* cross_lengths = nullptr;  // [sequences]
+  long cross_width = 0;
 };
 
 // What an adapter does to each product of a program that can be changed, in the order of their recording; null: nothing.
@@ -73,6 +77,7 @@ class Program {
   void write_kv(int x, long k_offset, long v_offset, long layer);
   void attend(int out, int x, long q_offset, long heads, long layer, float scale, long window, const ScoreTerms& terms,
               bool causal);
+  void cross_attend(int out, int x, long q_offset, long heads, long layer, float scale);
   void gate(int out, int x, Activation activation);
   void activate(int x, Activation activation);
   // The network's matrices are borrowed too.
@@ -147,6 +152,8 @@ class Program {
   void check(const Batch& batch);
   void check_sequence(const Batch& batch, long sequence);
   void find_adapter_rows(const Batch& batch);
+  void check_cross(const Batch& batch, long sequence);
+  void require_attention(int out, int x, long q_offset, long heads, long layer, float scale);
   void touch_memory() const;
 
   const long max_tokens_, max_sequences_, max_logit_rows_;
@@ -158,7 +165,7 @@ class Program {
   long embedding_width_ = 0;
   long positions_ = INT32_MAX;  // smallest of the position tables
   long window_ = 0;             // positions that have to be in blocks: the largest window, or 0 for all
-  bool attends_ = false, writes_kv_ = false;
+  bool attends_ = false, writes_kv_ = false, crosses_ = false;
 
   std::mutex running_;
   Scratch scratch_;
@@ -169,6 +176,7 @@ class Program {
   std::vector<AdapterRows> token_adapters_, logit_adapters_;          // of the batch that runs
   std::vector<LowRankRows> changed_;                                  // of the product that runs
   std::vector<Attention::Sequence> sequences_;
+  std::vector<Attention::Sequence> crossed_;  // the texts that these look at by cross-attention
   std::vector<std::uint64_t> block_written_;  // by block: the last step that wrote it
   std::uint64_t step_ = 0;
   std::thread toucher_;

@@ -17,7 +17,7 @@ std::string number(long value) { return std::to_string(value); }
 }  // namespace
 
 void Program::check(const Batch& batch) {
-  if (logits_ < 0) refuse("the program has no logits yet");
+  if (logits_ < 0 && batch.logits > 0) refuse("the program has no logits");
   if (batch.tokens < 1 || batch.tokens > max_tokens_) {
     refuse("a step has 1 to " + number(max_tokens_) + " tokens, not " + number(batch.tokens));
   }
@@ -46,6 +46,7 @@ void Program::check(const Batch& batch) {
       refuse("a given embedding belongs to row " + number(batch.override_rows[i]) + ", which is not in the batch");
     }
   }
+  if (crosses_ && batch.cross_tables == nullptr) refuse("the program looks at another text, and the batch has none");
   if (batch.row_starts[0] != 0 || batch.row_starts[batch.sequences] != batch.tokens) {
     refuse("row_starts must begin with 0 and end with the number of tokens");
   }
@@ -58,6 +59,25 @@ void Program::check(const Batch& batch) {
   find_adapter_rows(batch);
   ++step_;
   for (long s = 0; s < batch.sequences; ++s) check_sequence(batch, s);
+  for (long s = 0; crosses_ && s < batch.sequences; ++s) check_cross(batch, s);
+}
+
+void Program::check_cross(const Batch& batch, long s) {
+  const long row = batch.row_starts[s], rows = batch.row_starts[s + 1] - row, length = batch.cross_lengths[s];
+  const std::int32_t* const blocks = batch.cross_tables + s * batch.cross_width;
+  if (length < 1 || (length - 1) / kBlockTokens >= batch.cross_width) {
+    refuse("another text of " + number(length) + " positions does not fit a block table of " +
+           number(batch.cross_width));
+  }
+  for (long b = 0; b <= (length - 1) / kBlockTokens; ++b) {
+    if (blocks[b] < 0 || blocks[b] >= kv_->blocks()) {
+      refuse("block " + number(blocks[b]) + " is not in a pool of " + number(kv_->blocks()));
+    }
+    if (block_written_[blocks[b]] == step_) {
+      refuse("block " + number(blocks[b]) + " would be written and looked at as another text in one step");
+    }
+  }
+  crossed_.push_back({row, rows, 0, blocks, length});
 }
 
 void Program::check_sequence(const Batch& batch, long s) {
@@ -95,6 +115,7 @@ void Program::check_sequence(const Batch& batch, long s) {
 Logits Program::run(const Batch& batch) {
   const std::lock_guard lock(running_);
   sequences_.clear();
+  crossed_.clear();
   check(batch);
   using Clock = std::chrono::steady_clock;
   Clock::time_point before = Clock::now();
@@ -105,6 +126,7 @@ Logits Program::run(const Batch& batch) {
     operation.seconds += std::chrono::duration<double>(after - before).count();
     before = after;
   }
+  if (logits_ < 0) return {nullptr, 0, 0, 0};
   const Buffer& result = at(logits_);
   return {result.data(), batch.logits, result.width, result.stride};
 }

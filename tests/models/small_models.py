@@ -193,6 +193,8 @@ class Batch:
     embedding_rows: NDArray[np.int32] | None = None
     embedding_values: NDArray[np.float32] | None = None
     adapters: NDArray[np.int32] | None = None
+    encoder_tables: NDArray[np.int32] | None = None
+    encoder_lengths: NDArray[np.int32] | None = None
 
 
 def run_rows(

@@ -185,6 +185,10 @@ class Program:
             causal,
         )
 
+    def cross_attend(self, out: int, x: int, q_offset: int, heads: int, layer: int, scale: float) -> None:
+        """The same over all positions of another text: that which ``cross_tables`` names for the row's sequence."""
+        self._native.cross_attend(out, x, q_offset, heads, layer, scale)
+
     def gate(self, out: int, x: int, activation: Activation) -> None:
         """``out = act(x[:, :F]) · x[:, F:]``, F the width of ``out``."""
         self._native.gate(out, x, activation)
@@ -277,6 +281,8 @@ class Program:
         embedding_rows: ArrayLike | None = None,
         embedding_values: ArrayLike | None = None,
         adapters: ArrayLike | None = None,
+        cross_tables: ArrayLike | None = None,
+        cross_lengths: ArrayLike | None = None,
     ) -> NDArray[np.float32]:
         """Run one batch; returns logits ``[len(logit_rows), vocab]``, a view that the next run overwrites.
 
@@ -290,6 +296,10 @@ class Program:
             embedding_rows, embedding_values: int32 ``[E]`` and float32 ``[E, width]``: rows whose embedding is given,
                 not looked up (before positions are added).
             adapters: int32 ``[S]``: the slot of each sequence's adapter, -1 without one; None: nobody has any.
+            cross_tables, cross_lengths: int32 ``[S, N]`` and ``[S]``: the blocks of the text that sequence i looks at
+                by cross-attention, and how many positions it has.
+
+        A program without ``logits`` runs for what it writes into blocks: no row is wanted of it.
 
         ValueError, with nothing computed, when the batch does not fit the program, its tables or the KV pool. The GIL
         is released meanwhile.
@@ -303,6 +313,8 @@ class Program:
             None if embedding_rows is None else _int32(embedding_rows),
             _float32_or_none(embedding_values),
             None if adapters is None else _int32(adapters),
+            None if cross_tables is None else _int32(cross_tables),
+            None if cross_lengths is None else _int32(cross_lengths),
         )
 
     def profile(self, *, by_shape: bool = False) -> dict[str, float]:

@@ -28,7 +28,7 @@ class Checkpoint:
         self._family = family
         self._tensors = {family.canonical(name): tensor for name, tensor in files.tensors.items()}
         self._drop_base = not any(name.startswith(family.base) for name in self._tensors)
-        self.spec = self._untie_if_stored_apart(spec)
+        self.spec = self._without_absent_bias(self._untie_if_stored_apart(spec))
         self.parts = {parameter.name: self._find(parameter) for parameter in parameters(self.spec)}
         self._refuse_leftovers()
 
@@ -108,7 +108,7 @@ class Checkpoint:
 
     def _modules(self, parameter: Parameter) -> tuple[str, ...]:
         """The names of a parameter's parts."""
-        names = self._family.names[parameter.module]
+        names = self._family.names.get(f"{parameter.module}.{parameter.kind}") or self._family.names[parameter.module]
         others = self._family.other_names.get(parameter.module)
         if others is not None and self._stored_name(others[0], parameter) in self._tensors:
             names = others
@@ -140,6 +140,13 @@ class Checkpoint:
         embedding = next(p for p in parameters(untied) if p.module == "embedding")
         table, output = (self._find(p)[0] for p in (embedding, head))
         return spec if np.array_equal(table.read(), output.read()) else untied
+
+    def _without_absent_bias(self, spec: DecoderSpec) -> DecoderSpec:
+        """A head's bias under a name of its own (BART) is zero in most models, and then often not stored."""
+        stored = self._family.names.get("head.bias", ())
+        if all(name in self._tensors for name in stored):
+            return spec
+        return replace(spec, output=replace(spec.output, bias=False))
 
     def _refuse_leftovers(self) -> None:
         used = {self._family.canonical(part.name) for parts in self.parts.values() for part in parts}

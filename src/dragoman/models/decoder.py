@@ -13,6 +13,7 @@ import numpy as np
 
 from dragoman import kernels
 from dragoman.models.packing import Weights
+from dragoman.models.positions import Float32, sinusoids
 from dragoman.models.spec import DecoderSpec, Experts, product_name
 from dragoman.models.tensors import nearest_bfloat16
 
@@ -29,7 +30,8 @@ def build_program(
 ) -> kernels.Program:
     """Record the decoder over packed weights; positions 0 … ``context`` - 1 can be run."""
     program = kernels.Program(max_tokens=max_tokens, max_sequences=max_sequences, max_logit_rows=max_logit_rows, kv=kv)
-    return _Recorder(spec, weights, program, context).record()
+    Recorder(spec, weights, program, context).record()
+    return program
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +46,43 @@ class _Stream:
     branch: int | None  # a branch's output, where it does not join the stream as it is
 
 
-class _Recorder:
+class Recorder:
+    """Writes layers down, one operation after the other.
+
+    Attributes:
+        causal: a token sees those before it. Otherwise it sees all, every row goes on behind the last layer, and nobody
+            looks at the keys and values of a layer when the next one computes its own.
+    """
+
+    causal = True
+
     def __init__(self, spec: DecoderSpec, weights: Weights, program: kernels.Program, context: int) -> None:
         self.spec, self.weights, self.program = spec, weights, program
         self.context = context
+        self.query: int | None = None  # a buffer of cross-attention's queries
         self.tables = {rope: rope.tables(context) for rope in set(spec.ropes) if rope is not None}
 
-    def record(self) -> kernels.Program:
+    def record(self) -> None:
+        """Record a decoder: layers and logits."""
+        self._logits(self._layers())
+
+    def _layers(self) -> _Stream:
+        """All of them. Returns the stream behind the last, with the rows that go on."""
         spec = self.spec
         stream, qkv = self._stream(), self.program.buffer(spec.qkv_width)
         self._embed(stream)
         for layer in range(spec.layers):
             self._attend(layer, stream, self._branch_input(stream, "attention_norm", layer), qkv)
-            if layer == spec.layers - 1:
+            branch = "attention_out"
+            if spec.encoder is not None:
+                self._join(layer, stream, stream.mixed, branch)
+                self._cross_attend(layer, stream, self._branch_input(stream, "cross_norm", layer))
+                branch = "cross_out"
+            if layer == spec.layers - 1 and self.causal:
                 # Behind the last attention no row looks at another: only those whose logits are wanted go on.
                 stream = self._select(stream)
             if not spec.block.parallel:
-                self._join(layer, stream, stream.mixed, "attention_out")
+                self._join(layer, stream, stream.mixed, branch)
                 x = self._branch_input(stream, "feed_forward_norm", layer)
             else:
                 x = stream.normed
@@ -68,24 +90,31 @@ class _Recorder:
                     x = self._branch_input(stream, "feed_forward_norm", layer)
                 self._join(layer, stream, stream.mixed, "attention_out")
             self._feed_forward(layer, stream, x)
-        self._logits(stream)
-        return self.program
+        return stream
 
     def _embed(self, stream: _Stream) -> None:
-        """x = norm(table[token] · scale) (· projection) + positions."""
+        """x = norm(norm(table[token] · scale) (· projection) + positions)."""
         embedding, p = self.spec.embedding, self.program
         table, scale = self.weights.matrix("embedding"), embedding.scale
         if embedding.scale_rounded and table.precision != "float32":
             scale = nearest_bfloat16(scale)
         x = stream.residual if embedding.width is None else p.buffer(embedding.width)
         p.embed(x, table, scale=scale)
-        if embedding.norm:
+        if embedding.norm is True:
             self._norm(x, x, "embedding_norm")
         if embedding.width is not None:
             self._linear(stream.residual, x, "embedding_in")
         if embedding.positions:
-            first = embedding.positions_offset
-            p.add_positions(stream.residual, self.weights.vector("positions")[first : first + self.context])
+            p.add_positions(stream.residual, self._positions())
+        if embedding.norm == "last":
+            self._norm(stream.residual, stream.residual, "embedding_norm")
+
+    def _positions(self) -> Float32:
+        embedding = self.spec.embedding
+        if embedding.sinusoidal:
+            return sinusoids(self.context, self.spec.width)
+        first = embedding.positions_offset
+        return self.weights.vector("positions")[first : first + self.context]
 
     def _attend(self, layer: int, stream: _Stream, x: int, qkv: int) -> None:
         """mixed = Attention(rotate(x·Wq), rotate(x·Wk), x·Wv)."""
@@ -98,7 +127,8 @@ class _Recorder:
         if rope := spec.rope(layer):
             p.rotate(qkv, 0, spec.heads, spec.head_dim, *self.tables[rope], rope.interleaved)
             p.rotate(qkv, keys, spec.kv_heads, spec.head_dim, *self.tables[rope], rope.interleaved)
-        p.write_kv(qkv, keys, values, layer)
+        place = layer if self.causal else 0
+        p.write_kv(qkv, keys, values, place)
         window = spec.windows[layer] if spec.windows[layer] < self.context else 0
         slopes = spec.alibi_slopes or None
         p.attend(
@@ -106,12 +136,29 @@ class _Recorder:
             qkv,
             0,
             spec.heads,
-            layer,
+            place,
             spec.attention_scales[layer],
             window=window,
             softcap=spec.attention_softcap,
             slopes=slopes,
+            bias=self._relative_bias(layer),
+            causal=self.causal,
         )
+
+    def _relative_bias(self, layer: int) -> Float32 | None:
+        relative = self.spec.relative_bias
+        if relative is None:
+            return None
+        learned = self.weights.vector("relative_bias", layer if relative.by_layer else None)
+        return relative.table(learned, both_sides=not self.causal)
+
+    def _cross_attend(self, layer: int, stream: _Stream, x: int) -> None:
+        """mixed = Attention(x·Wq, K, V), with the keys and values that the encoder has left of its input."""
+        spec, p = self.spec, self.program
+        if self.query is None:
+            self.query = p.buffer(spec.query_width)
+        self._linear(self.query, x, "cross_query", layer)
+        p.cross_attend(stream.mixed, self.query, 0, spec.heads, layer, spec.attention_scales[layer])
 
     def _feed_forward(self, layer: int, stream: _Stream, x: int) -> None:
         """Of the branch: (act(x·Wgate) * x·Wup)·Wdown, or without the gate act(x·Wup)·Wdown; or a mixture of these."""

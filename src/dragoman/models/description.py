@@ -21,7 +21,7 @@ from dragoman.models.rope_config import with_scaling
 from dragoman.models.safetensors_file import read_header, stored_dtype
 from dragoman.models.settings import PRECISIONS, AskedPrecision, KVPrecision, Precision
 from dragoman.models.source import Source, find_source, find_weights, open_files
-from dragoman.models.spec import DecoderSpec, parameters
+from dragoman.models.spec import DecoderSpec, EncoderSpec, parameters
 from dragoman.models.tensors import Format
 
 
@@ -34,6 +34,7 @@ class ModelDescription:
         formats: of all matrices, where any is quantized; by the config alone what that lets expect.
         quantization: how the weights are quantized, where they are.
         eos_token_ids: any of them ends a sequence. bos_token_id: None where the model has none.
+        encoder: None where the model has none.
     """
 
     source: Source
@@ -43,6 +44,7 @@ class ModelDescription:
     quantization: Scheme | None = None
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
+    encoder: EncoderInfo | None = None
 
     @property
     def tokenizer_folder(self) -> Path:
@@ -72,6 +74,22 @@ class ModelDescription:
         return sizes.most_common(1)[0][0]
 
 
+class EncoderInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is to know of an encoder-decoder model beside what any model has.
+
+    Attributes:
+        context_tokens: most tokens of an encoder's input.
+        start_token_id: what every text of the decoder begins with; no part of the output.
+        first_token_id: the first token of every output, whatever is asked; None: the model has none.
+        last_token_id: the token that stands where an output has its greatest length; None: the model has none.
+    """
+
+    context_tokens: int
+    start_token_id: int
+    first_token_id: int | None = None
+    last_token_id: int | None = None
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A loaded model, as the other rooms may know it.
 
@@ -83,6 +101,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         fingerprint: equal for two models exactly when nothing that decides their outputs differs: weights, precision,
             architecture, kernels and their instruction set.
         tokenizer_folder: where the tokenizer's files lie.
+        encoder: None where the model has none; else ``context_tokens`` is for the decoder's tokens alone.
     """
 
     name: str
@@ -99,6 +118,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     tokenizer_folder: str
     quantization: str | None = None
+    encoder: EncoderInfo | None = None
 
 
 def describe(
@@ -152,6 +172,36 @@ def _describe(source: Source, rope: Mapping[str, object] | None) -> ModelDescrip
         quantization=scheme,
         eos_token_ids=eos,
         bos_token_id=bos[0] if bos else None,
+        encoder=None if spec.encoder is None else _encoder(spec, spec.encoder, folder, generation or config, config),
+    )
+
+
+def _encoder(
+    spec: DecoderSpec, encoder: EncoderSpec, folder: Path, generation: dict[str, Any], config: dict[str, Any]
+) -> EncoderInfo:
+    """The special tokens of an encoder-decoder model, as transformers finds them: tokens that are forced are those of
+    ``generation`` alone, or, where that is the config, of the family too."""
+    defaults = FAMILIES[spec.architecture].token_ids
+
+    def only(key: str, *places: Mapping[str, Any]) -> int | None:
+        ids = next((found for place in places if (found := token_ids(dict(place), key))), ())
+        if len(ids) > 1:
+            raise ModelError(f"{folder}: {key} must be one token id, got {list(ids)}")
+        if ids and ids[0] >= spec.vocab_size:
+            raise ModelError(f"{folder}: {key} {ids[0]} is beyond the vocabulary of {spec.vocab_size}")
+        return ids[0] if ids else None
+
+    start = only("decoder_start_token_id", generation, config, defaults)
+    if start is None:
+        start = only("bos_token_id", generation, config)
+    if start is None:
+        raise ModelError(f"{folder}: decoder_start_token_id is missing")
+    forced = (generation,) if generation is not config else (config, defaults)
+    return EncoderInfo(
+        context_tokens=encoder.context,
+        start_token_id=start,
+        first_token_id=only("forced_bos_token_id", *forced),
+        last_token_id=only("forced_eos_token_id", *forced),
     )
 
 

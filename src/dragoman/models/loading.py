@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec import structs
+
 import dragoman
 from dragoman import kernels
 from dragoman.core.errors import ModelError
 from dragoman.models.checkpoint import Checkpoint
 from dragoman.models.decoder import build_program
 from dragoman.models.description import ModelDescription, ModelInfo, describe_source
+from dragoman.models.encoder import build_encoder
 from dragoman.models.families import FAMILIES
 from dragoman.models.layout import Layout, plan_layout
 from dragoman.models.memory import MemoryPlan, plan
@@ -81,10 +84,29 @@ def load(source: str | Path | None = None, settings: ModelSettings | None = None
             max_sequences=settings.max_sequences,
             max_logit_rows=settings.max_logit_rows,
         )
+        encoder = None
+        if spec.encoder is not None:
+            encoder = build_encoder(
+                spec,
+                weights,
+                kv,
+                context=planned.encoder_tokens,
+                max_tokens=max(settings.max_tokens, planned.encoder_tokens),
+                max_sequences=settings.max_sequences,
+            )
     except ValueError as error:  # sizes that are no mistake, but beyond the kernels
         raise ModelError(f"{described.source.name} cannot be run: {error}") from error
     card = _card(described, planned, settings, fingerprint(spec, planned, layout, checksums))
-    return Model(config=spec, program=program, weights=weights, kv=kv, card=card, plan=planned, settings=settings)
+    return Model(
+        config=spec,
+        program=program,
+        weights=weights,
+        kv=kv,
+        card=card,
+        plan=planned,
+        settings=settings,
+        encoder=encoder,
+    )
 
 
 def pack(
@@ -175,4 +197,5 @@ def _card(described: ModelDescription, planned: MemoryPlan, settings: ModelSetti
         fingerprint=fingerprint,
         tokenizer_folder=str(described.tokenizer_folder),
         quantization=described.quantization.summary if described.quantization else None,
+        encoder=described.encoder and structs.replace(described.encoder, context_tokens=planned.encoder_tokens),
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
+from msgspec import structs
 
 from dragoman.core.errors import ModelError
 from dragoman.models.description import ModelDescription
@@ -30,7 +31,8 @@ class MemoryPlan:
         available_bytes: what this process may still take. weight_bytes: packed. loading_bytes: held beside them only
             while the largest tensor is packed. table_bytes: rotary tables. activation_bytes: buffers of one step.
         kv_blocks: of 32 tokens each, shared by all sequences. held_tokens: of one sequence of the whole context, those
-            whose keys and values are kept: less than the context where every layer has a window.
+            whose keys and values are kept: less than the context where every layer has a window. encoder_tokens: most
+            tokens of an encoder's input, which are held beside; 0: there is no encoder.
         bytes_per_decoded_token: weights read to decode one token alone; memory bandwidth over this is the limit of
             tokens per second.
         refusal: why the model does not fit; None when it does.
@@ -48,6 +50,7 @@ class MemoryPlan:
     kv_blocks: int
     held_tokens: int
     context_tokens: int
+    encoder_tokens: int
     bytes_per_decoded_token: int
     refusal: str | None
 
@@ -112,6 +115,7 @@ def plan(
         kv_blocks=blocks,
         held_tokens=held,
         context_tokens=context,
+        encoder_tokens=_encoder_tokens(spec, context),
         bytes_per_decoded_token=int(sum(entry.nbytes * _share_read(entry.parameter, spec) for entry in layout.entries)),
         refusal=None,
     )
@@ -162,7 +166,13 @@ _CGROUP_FILES = (
 
 
 def activation_bytes(spec: DecoderSpec, settings: ModelSettings) -> int:
-    """Float32 buffers of one step: those of every token, and those of every wanted logits row."""
+    """Float32 buffers of one step: those of every token, and those of every wanted logits row; and those of an encoder,
+    which has room for the longest input."""
+    if spec.encoder is not None:
+        rows = max(settings.max_tokens, min(spec.encoder.context, settings.max_context or spec.encoder.context))
+        whole = structs.replace(settings, max_tokens=rows, max_logit_rows=0)
+        decoder = replace(spec, encoder=None)
+        return activation_bytes(spec.encoder_stack, whole) + activation_bytes(decoder, settings)
     wide = (3 if spec.gated else 1) * spec.feed_forward
     normal = 2 if spec.block.joins_directly else 3
     projected = 0 if spec.embedding.width is None else spec.embedding.width
@@ -209,16 +219,24 @@ def _fitting_context(
     held = math.ceil(_held_tokens(spec, asked, settings) / BLOCK_TOKENS) * BLOCK_TOKENS * per_token
     if held < asked * per_token and held <= min(room - asked * table, room if kv_bytes is None else kv_bytes):
         return asked  # by its windows
-    fits = max(room, 0) // (per_token + table)
+    per_position = per_token if spec.encoder is None else 2 * per_token  # an input as long lies beside it
+    fits = max(room, 0) // (per_position + table)
     if kv_bytes is not None:
-        fits = min(fits, kv_bytes // per_token)
+        fits = min(fits, kv_bytes // per_position)
     fits = fits // BLOCK_TOKENS * BLOCK_TOKENS
     return asked if fits >= asked else max(fits, min(asked, _SHORTEST_CONTEXT))
 
 
 def _held_tokens(spec: DecoderSpec, context: int, settings: ModelSettings) -> int:
     blocks = blocks_held(context, common_window(spec, context), settings.max_tokens)
+    if spec.encoder is not None:
+        return (blocks + math.ceil(_encoder_tokens(spec, context) / BLOCK_TOKENS)) * BLOCK_TOKENS
     return min(context, blocks * BLOCK_TOKENS)
+
+
+def _encoder_tokens(spec: DecoderSpec, context: int) -> int:
+    """Most tokens of an input: no more than of an output, where a limit was set or memory sets one."""
+    return 0 if spec.encoder is None else min(spec.encoder.context, context)
 
 
 def _kv_bytes(settings: ModelSettings, context: int, held: int, per_token: int, room: int) -> int:
@@ -262,8 +280,11 @@ def _loading_bytes(parameter: Parameter, packed: int, stored_dtype: str) -> int:
 def _share_read(parameter: Parameter, spec: DecoderSpec) -> float:
     """How much of a parameter is read for each token.
 
-    Of tables only rows, unless the table is the output projection too; of experts those that are chosen.
+    Of tables only rows, unless the table is the output projection too; of experts those that are chosen; of an encoder
+    nothing, which runs once for each input.
     """
+    if parameter.module.startswith("encoder_") or parameter.module == "cross_key_value":
+        return 0.0
     if parameter.expert is not None and spec.experts is not None:
         return spec.experts.active / spec.experts.count
     return float(parameter.module != "positions" and (parameter.module != "embedding" or spec.tied))

@@ -69,6 +69,7 @@ class Model:
         card: ModelInfo,
         plan: MemoryPlan,
         settings: ModelSettings,
+        encoder: kernels.Program | None = None,
     ) -> None:
         self.config, self.program, self.weights, self.kv, self.card, self.plan = (
             config,
@@ -82,8 +83,9 @@ class Model:
         self.hidden_size = config.embedding_width
         self.num_blocks = plan.kv_blocks
         self.max_context = plan.context_tokens
-        self.encoder_context = 0
         self.window = common_window(config, plan.context_tokens)
+        self.encoder = encoder
+        self.encoder_context = plan.encoder_tokens
         self.max_tokens = settings.max_tokens
         self.max_sequences = settings.max_sequences
         self.max_logit_rows = settings.max_logit_rows
@@ -104,11 +106,22 @@ class Model:
             batch.embedding_rows,
             batch.embedding_values,
             batch.adapters,
+            batch.encoder_tables,
+            batch.encoder_lengths,
         )
 
     def encode(self, batch: Batch) -> None:
         """Encode inputs, each whole, into the blocks of ``batch.block_tables``."""
-        raise NotImplementedError
+        assert self.encoder is not None
+        self.encoder.run(
+            batch.token_ids,
+            batch.positions,
+            batch.row_starts,
+            batch.block_tables,
+            batch.logit_rows,
+            batch.embedding_rows,
+            batch.embedding_values,
+        )
 
     def copy_blocks(self, sources: Int32s, targets: Int32s) -> None:
         """Copy KV blocks in all layers, ``sources[i]`` to ``targets[i]``."""
@@ -116,6 +129,8 @@ class Model:
 
     def load_adapter(self, slot: int, name: str, source: str) -> AdapterInfo:
         """Read the adapter in the folder ``source`` into a free slot. Raises ModelError."""
+        if self.encoder is not None:
+            raise ModelError(f"{source}: adapters of encoder-decoder models are not supported")
         with self._adapters_lock:
             left = None if self._adapter_bytes is None else self._adapter_bytes - sum(self._adapters.values())
             changes, info = load_adapter(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,16 @@ class Weights(Mapping[str, Any]):
     def __init__(self, layout: Layout, packed: PackedBytes) -> None:
         pairs = zip(layout.entries, packed, strict=True)
         self._found = {entry.parameter.name: _view(entry, data) for entry, data in pairs}
+
+    def of_encoder(self) -> Weights:
+        """Those of the encoder beside a decoder, and the table that both share, under the names of a decoder's."""
+        found = copy(self)
+        found._found = {
+            name.replace("encoder_", ""): view
+            for name, view in self._found.items()
+            if "encoder_" in name or name == "embedding.weight"
+        }
+        return found
 
     def matrix(self, module: str, layer: int | None = None) -> kernels.PackedMatrix:
         """The packed weight of a module."""

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from dragoman.models.positions import RelativeBias
 from dragoman.models.rope import Rope
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
@@ -14,24 +15,26 @@ NormKind = Literal["rms", "layer"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embedding:
-    """How tokens enter the residual stream: x = norm(table[token] · scale) (· projection) + positions.
+    """How tokens enter the residual stream: x = norm(norm(table[token] · scale) (· projection) + positions).
 
     Attributes:
         scale: factor on the table's rows (Granite; the root of the width: Gemma).
         scale_rounded: the factor is rounded to bfloat16 unless the table is float32, as Gemma was trained.
-        norm: a norm behind it (BLOOM).
+        norm: a norm behind it (BLOOM), or behind all (``last``: BART). No table has both.
         width: of the table, where it differs from the residual stream's: then projections without bias lead into the
             stream and, before the head, out of it again (OPT-350m). None: the stream's.
         positions: learned positions are added, from a table of ``context`` rows (GPT-2).
         positions_offset: rows of that table before position 0's, never used (OPT: 2).
+        sinusoidal: its rows are computed, not learned: sines in the first half, cosines in the second (Pegasus).
     """
 
     scale: float = 1.0
     scale_rounded: bool = False
-    norm: bool = False
+    norm: bool | Literal["last"] = False
     width: int | None = None
     positions: bool = False
     positions_offset: int = 0
+    sinusoidal: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +123,24 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderSpec:
+    """The encoder beside a decoder that looks at what it makes of an input. All else is as in the decoder.
+
+    The table of tokens is one for both. The decoder's layers have a third branch between the two, cross-attention.
+
+    Attributes:
+        context: most tokens of an input.
+    """
+
+    layers: int
+    feed_forward: int
+    context: int
+    embedding: Embedding = Embedding()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """A decoder-only transformer, as far as its mathematics goes.
+    """A transformer that says one token after the other, as far as its mathematics goes.
 
     Attributes:
         architecture: the class name in the checkpoint's ``config.json``.
@@ -136,7 +155,9 @@ class DecoderSpec:
         attention_softcap: cap · tanh(scores / cap) of the scaled scores (Gemma 2); 0: none.
         alibi_slopes: for each head what a score loses per position of distance (Press et al. 2021, ALiBi,
             https://arxiv.org/abs/2108.12409); empty: nothing.
+        relative_bias: a bias of scores by distance (T5), in the decoder's attention to itself and in the encoder's.
         tied: the output projection is the embedding table.
+        encoder: None: the decoder stands alone.
     """
 
     architecture: str
@@ -167,7 +188,9 @@ class DecoderSpec:
     attention_scales: tuple[float, ...]
     attention_softcap: float = 0.0
     alibi_slopes: tuple[float, ...] = ()
+    relative_bias: RelativeBias | None = None
     tied: bool = False
+    encoder: EncoderSpec | None = None
 
     @property
     def query_width(self) -> int:
@@ -188,6 +211,24 @@ class DecoderSpec:
     def embedding_width(self) -> int:
         """Size of a token's embedding, and of what the head reads."""
         return self.embedding.width or self.width
+
+    @property
+    def encoder_stack(self) -> DecoderSpec:
+        """The encoder as a stack of layers of its own, whose modules are called ``encoder_…``."""
+        assert self.encoder is not None
+        layers = self.encoder.layers
+        return replace(
+            self,
+            layers=layers,
+            feed_forward=self.encoder.feed_forward,
+            context=self.encoder.context,
+            embedding=self.encoder.embedding,
+            windows=(0,) * layers,
+            attention_scales=self.attention_scales[:1] * layers,
+            output=Output(norm=self.output.norm),
+            tied=True,
+            encoder=None,
+        )
 
     @property
     def parameter_count(self) -> int:
@@ -240,13 +281,17 @@ def parameters(spec: DecoderSpec) -> tuple[Parameter, ...]:
     """Every parameter of the decoder, in the order the program reads them."""
     embedding = spec.embedding
     found = [_matrix("embedding", None, (spec.vocab_size,), spec.embedding_width)]
+    if spec.encoder is not None:
+        found += [replace(p, module=f"encoder_{p.module}") for p in parameters(spec.encoder_stack)[1:]]
     if embedding.norm:
         found += _norm(spec, "embedding_norm", None, spec.embedding_width)
     if embedding.width is not None:
         found.append(_matrix("embedding_in", None, (spec.width,), embedding.width))
-    if embedding.positions:
+    if embedding.positions and not embedding.sinusoidal:
         rows = spec.context + embedding.positions_offset
         found.append(Parameter("positions", "weight", None, (rows, spec.width), (rows,), False))
+    if spec.relative_bias is not None and not spec.relative_bias.by_layer:
+        found.append(_relative_bias(spec, spec.relative_bias, None))
     for layer in range(spec.layers):
         found += _layer_parameters(spec, layer)
     if spec.output.norm:
@@ -268,9 +313,13 @@ def _layer_parameters(spec: DecoderSpec, layer: int) -> list[Parameter]:
     found += _linear("qkv", layer, qkv, spec.width, spec.qkv_bias)
     if spec.head_norm:
         found += _head_norms(spec, spec.head_norm, layer)
+    if spec.relative_bias is not None and spec.relative_bias.by_layer:
+        found.append(_relative_bias(spec, spec.relative_bias, layer))
     found += _linear("attention_out", layer, (spec.width,), spec.query_width, spec.attention_out_bias)
     if after:
         found += _norm(spec, "attention_out_norm", layer)
+    if spec.encoder is not None:
+        found += _cross_parameters(spec, layer)
     if before and not spec.block.shared_norm:
         found += _norm(spec, "feed_forward_norm", layer)
     if experts := spec.routed(layer):
@@ -297,6 +346,21 @@ def _expert_parameters(spec: DecoderSpec, experts: Experts, layer: int) -> list[
 
 def _inward(spec: DecoderSpec, feed_forward: int) -> tuple[int, ...]:
     return (feed_forward, feed_forward) if spec.gated else (feed_forward,)
+
+
+def _cross_parameters(spec: DecoderSpec, layer: int) -> list[Parameter]:
+    """Of the branch that looks at the encoder's input. Keys and values are made once, behind the encoder."""
+    found = _norm(spec, "cross_norm", layer) if spec.block.norms in ("before", "around") else []
+    found += _linear("cross_query", layer, (spec.query_width,), spec.width, spec.qkv_bias)
+    found += _linear("cross_key_value", layer, (spec.kv_width, spec.kv_width), spec.width, spec.qkv_bias)
+    found += _linear("cross_out", layer, (spec.width,), spec.query_width, spec.attention_out_bias)
+    if spec.block.norms != "before":
+        found += _norm(spec, "cross_out_norm", layer)
+    return found
+
+
+def _relative_bias(spec: DecoderSpec, bias: RelativeBias, layer: int | None) -> Parameter:
+    return Parameter("relative_bias", "weight", layer, (bias.buckets, spec.heads), (bias.buckets,), False)
 
 
 def _head_norms(spec: DecoderSpec, norm: HeadNorm, layer: int) -> list[Parameter]:

@@ -12,6 +12,7 @@ from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
 from dragoman.models.families import (
     bloom,
+    bart,
     cohere,
     eleuther,
     falcon,
@@ -28,6 +29,7 @@ from dragoman.models.families import (
     smollm,
     stablelm,
     starcoder,
+    t5,
 )
 from dragoman.models.families.family import Family
 from dragoman.models.spec import DecoderSpec
@@ -52,6 +54,8 @@ FAMILIES: dict[str, Family] = {
     **opt.FAMILIES,
     **bloom.FAMILIES,
     **falcon.FAMILIES,
+    **t5.FAMILIES,
+    **bart.FAMILIES,
 }
 
 # Features that some families honour, or other readers of config.json for any: refused by name where a family's reader

@@ -29,6 +29,7 @@ class Family:
         names: canonical module → its names in the checkpoint; several are stacked along the outputs, in this order. A
             name with ``{part}`` stands for as many as the parameter has parts. That of an expert's matrix has
             ``{expert}`` in it, or is the name of a stack ``[experts, outputs, inputs]``.
+            ``head.bias`` …: the name of one parameter that is not called after its module.
         other_names: those of modules that some checkpoints store under other names, and in other pieces.
         model_type: what a config without ``architectures`` calls it.
         base: prefix of all names but the head's. Checkpoints saved without the head leave it out.
@@ -40,6 +41,7 @@ class Family:
         norm_offset: what the weight of a norm is stored without (Gemma: 1).
         title, examples, note: for docs/models.md: what people call it, repositories they know, and what a user should
             know besides.
+        token_ids: special tokens of a config that does not name them.
     """
 
     read: Callable[[Config], DecoderSpec]
@@ -55,6 +57,7 @@ class Family:
     title: str = ""
     examples: tuple[str, ...] = ()
     note: str = ""
+    token_ids: Mapping[str, int] = field(default_factory=dict)
 
     def canonical(self, name: str) -> str:
         """A stored name as ``names`` and ``ignored`` have it."""

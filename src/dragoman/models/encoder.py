@@ -1,0 +1,40 @@
+"""The encoder of an encoder-decoder model: the same layers, in which every token of an input sees all others.
+
+Recorded as a program of its own, which a step runs over whole inputs before the decoder's. It has no logits: what it
+leaves in an input's blocks are the keys and values that the cross-attention of the decoder's layers looks at. Its own
+layers have theirs meanwhile in the place of the first of these, one after the other.
+"""
+
+from __future__ import annotations
+
+from dragoman import kernels
+from dragoman.models.decoder import Recorder
+from dragoman.models.packing import Weights
+from dragoman.models.spec import DecoderSpec
+
+
+def build_encoder(
+    spec: DecoderSpec, weights: Weights, kv: kernels.KVPool, *, context: int, max_tokens: int, max_sequences: int
+) -> kernels.Program:
+    """Record the encoder over packed weights; inputs of up to ``context`` tokens can be run."""
+    program = kernels.Program(max_tokens=max_tokens, max_sequences=max_sequences, max_logit_rows=1, kv=kv)
+    recorder = _EncoderRecorder(spec.encoder_stack, weights.of_encoder(), program, context)
+    recorder.record_for(spec, weights)
+    return program
+
+
+class _EncoderRecorder(Recorder):
+    causal = False
+
+    def record_for(self, decoder: DecoderSpec, weights: Weights) -> None:
+        """Record the layers, and the keys and values that those of the decoder, with these weights, look at."""
+        stream, p = self._layers(), self.program
+        x = stream.residual
+        if self.spec.output.norm:
+            self._norm(stream.normed, x, "final_norm")
+            x = stream.normed
+        pair = p.buffer(2 * decoder.kv_width)
+        for layer in range(decoder.layers):
+            module = "cross_key_value", layer
+            p.linear(pair, x, weights.matrix(*module), bias=weights.bias(*module))
+            p.write_kv(pair, 0, decoder.kv_width, layer)
