@@ -54,6 +54,12 @@ VARIANTS: dict[str, tuple[str, Config]] = {
 }
 
 
+def config_of(name: str) -> Config:
+    """As far as it says something of the mathematics."""
+    family, config = VARIANTS[name]
+    return config | {"architectures": [f"{family}ForConditionalGeneration"]}
+
+
 def make_folder(root: Path, name: str, dtype: str = "float32") -> Path:
     """Write the model, its weights large enough for logits that differ clearly, norms and biases unlike a start's."""
     family, config = VARIANTS[name]

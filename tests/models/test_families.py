@@ -7,6 +7,8 @@ import dataclasses
 from typing import Any
 
 import pytest
+from encoder_decoders import VARIANTS as ENCODER_DECODERS
+from encoder_decoders import config_of
 from small_models import SCALED, VARIANTS, parameter_count
 
 from dragoman.core.errors import ModelError
@@ -206,7 +208,8 @@ def test_published_models_have_their_published_number_of_parameters(config: dict
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_parameter_of_a_family_has_a_name_in_its_checkpoints(family: str) -> None:
-    specs = [read_spec(config) for config in VARIANTS.values() if config["architectures"] == [family]]
+    configs = [*VARIANTS.values(), *map(config_of, ENCODER_DECODERS)]
+    specs = [read_spec(config) for config in configs if config["architectures"] == [family]]
     assert specs
     untied = [dataclasses.replace(spec, tied=False) for spec in specs]
     asked_for = {parameter.module for spec in untied for parameter in parameters(spec)}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from dragoman.engine.encoder import EncoderInput
-    from dragoman.engine.scheduler import Schedule
+    from dragoman.engine.schedule import Schedule
     from dragoman.engine.sequence import Sequence
 
 Int32 = NDArray[np.int32]

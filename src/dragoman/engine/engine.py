@@ -19,7 +19,8 @@ from dragoman.engine.messages import EngineStats, StepOutput
 from dragoman.engine.processors import processors_for
 from dragoman.engine.runner import Runner
 from dragoman.engine.sampler import Sampler, top_logprobs
-from dragoman.engine.scheduler import Chunk, Schedule, Scheduler
+from dragoman.engine.schedule import Chunk, Schedule
+from dragoman.engine.scheduler import Scheduler
 from dragoman.engine.search import results, search
 from dragoman.engine.sequence import Sequence, SequenceGroup, Status
 from dragoman.engine.settings import SchedulerSettings
@@ -153,7 +154,7 @@ class Engine:
         if schedule.encodes:
             self.runner.encode(build_encoder_batch(schedule.encodes, self.scheduler.encoder_tables))
             for sequence in schedule.encodes:
-                self.scheduler.encoded(sequence)
+                self.scheduler.inputs.encoded(sequence)
         if schedule.decodes or schedule.chunks:
             logits = self.runner.run(build_batch(schedule, self.scheduler.tables, self.scheduler.encoder_tables))
             self._postprocess(schedule, logits)

@@ -32,16 +32,17 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from operator import attrgetter
-from typing import NamedTuple
 
 import numpy as np
 
 from dragoman.core.errors import Overloaded
 from dragoman.core.events import BeamStep
 from dragoman.engine.batch import Int32
-from dragoman.engine.encoder import EncoderInput
+from dragoman.engine.encoder import EncoderInputs
+from dragoman.engine.integrity import check_integrity
 from dragoman.engine.kv_cache import NOT_HELD, KVCache, block_hash, first_seen_block
 from dragoman.engine.runner import Runner
+from dragoman.engine.schedule import Chunk, Schedule
 from dragoman.engine.sequence import Sequence, SequenceGroup, Status
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.speculation import Lookup
@@ -51,36 +52,6 @@ SMALLEST_SHARE = 32
 """Prompt tokens per step that another prompt must be able to get before it is started beside others."""
 
 _by_order = attrgetter("order")
-
-
-def _by_adapter(sequence: Sequence) -> int:
-    adapter = sequence.group.adapter
-    return -1 if adapter is None else adapter.slot
-
-
-class Chunk(NamedTuple):
-    """``length`` tokens of one sequence, from its first uncomputed one. Logits are wanted for its rows from
-    ``first_prompt_row`` to ``end_prompt_row`` (prompt log-probabilities) and, where ``is_last``, for its last row."""
-
-    sequence: Sequence
-    length: int
-    first_prompt_row: int
-    end_prompt_row: int
-    is_last: bool
-
-    @property
-    def logit_rows(self) -> int:
-        return self.end_prompt_row - self.first_prompt_row + self.is_last
-
-
-class Schedule(NamedTuple):
-    """One step: sequences that compute one token, and their drafts, and draw what follows; prefill chunks; blocks to
-    copy before; and sequences whose encoder inputs are encoded before, no input twice."""
-
-    decodes: list[Sequence]
-    chunks: list[Chunk]
-    copies: list[tuple[int, int]]
-    encodes: list[Sequence]
 
 
 class Scheduler:
@@ -111,11 +82,10 @@ class Scheduler:
         self.tables: Int32 = np.full((self.capacity, width), -1, np.int32)
         encoder_width = min(self.cache.blocks_for(runner.encoder_context), runner.num_blocks)
         self.encoder_tables: Int32 = np.full((self.capacity, encoder_width), -1, np.int32)
-        self._slots = list(range(self.capacity - 1, -1, -1))
+        self.free_slots = list(range(self.capacity - 1, -1, -1))
         self._copies: list[tuple[int, int]] = []
-        self._computing: Counter[bytes] = Counter()
-        self._encoding: list[Sequence] = []
-        """Those whose encoder inputs are encoded in the step that is being scheduled."""
+        self.computing: Counter[bytes] = Counter()
+        self.inputs = EncoderInputs(self.cache, shared=self.settings.prefix_cache)
 
     def _longest(self, runner: Runner) -> int:
         """The most tokens of a sequence for which there is memory."""
@@ -179,7 +149,7 @@ class Scheduler:
         self._grow()
         schedule = self._select()
         self._copies = []
-        self._encoding = []
+        self.inputs.begin_step()
         return schedule
 
     def _admit(self) -> None:
@@ -193,7 +163,7 @@ class Scheduler:
             if self._must_wait(sequence):
                 index += 1
                 continue
-            to_encode = self._tokens_to_encode(sequence)
+            to_encode = self.inputs.tokens_to_encode(sequence)
             if (to_encode > budget and prefills) or not self._make_room(sequence):
                 break
             self.waiting.pop(index)
@@ -209,15 +179,15 @@ class Scheduler:
 
     def _must_wait(self, sequence: Sequence) -> bool:
         """Whether another sequence is computing the block that this one could share next."""
-        if self.settings.prefix_cache and any(s.salt == sequence.salt for s in self._encoding):
+        if self.inputs.must_wait(sequence):
             return True
-        if not self._computing or sequence.group.wants_prompt_logprobs:
+        if not self.computing or sequence.group.wants_prompt_logprobs:
             return False
-        if sequence.waits_for is not None and sequence.waits_for in self._computing:
+        if sequence.waits_for is not None and sequence.waits_for in self.computing:
             return True
         hashes = self._shareable_hashes(sequence)
         known = len(self.cache.match_window(hashes, self.window))
-        sequence.waits_for = hashes[known] if known < len(hashes) and hashes[known] in self._computing else None
+        sequence.waits_for = hashes[known] if known < len(hashes) and hashes[known] in self.computing else None
         return sequence.waits_for is not None
 
     def _make_room(self, sequence: Sequence) -> bool:
@@ -243,10 +213,7 @@ class Scheduler:
         cached = self.cache.match_window(self._shareable_hashes(sequence), self.window)
         new = self._end_block(len(sequence.token_ids), self._first_block(len(cached))) - len(cached)
         needed = new + self.cache.ownerless(cached)
-        if sequence.group.encoder is not None:
-            encoded = self._encoded_blocks(sequence.group.encoder)
-            blocks = self.cache.blocks_for(len(sequence.group.encoder))
-            needed += self.cache.ownerless(encoded) if encoded else blocks
+        needed += self.inputs.blocks_needed(sequence)
         return needed + len(self.running) <= self.cache.available
 
     def _first_block(self, cached: int) -> int:
@@ -279,54 +246,22 @@ class Scheduler:
         """Give the sequence a row, the cached blocks of its prefix, and new blocks for the rest of its tokens."""
         cached = self.cache.match_window(self._shareable_hashes(sequence), self.window)
         self.cache.share(cached)
-        self._start_encoder(sequence)
+        self.inputs.start(sequence)
         sequence.first_block = self._first_block(len(cached))
         new = self._end_block(len(sequence.token_ids), sequence.first_block) - len(cached)
         sequence.blocks = cached + [self.cache.allocate() for _ in range(new)]
         sequence.computed = len(cached) * self.cache.block_size
         if sequence.group.cached_tokens is None:
-            sequence.group.cached_tokens = self._cached_tokens(sequence)
+            sequence.group.cached_tokens = sequence.cached_prompt_tokens
         if self.settings.prefix_cache:
             self._extend_hashes(sequence, len(sequence.token_ids) // self.cache.block_size)
-            self._computing.update(sequence.hashes[len(cached) :])
+            self.computing.update(sequence.hashes[len(cached) :])
         self._run(sequence)
-
-    def _start_encoder(self, sequence: Sequence) -> None:
-        """Give the sequence the blocks of its encoder input: those that hold it already, or new ones to encode into."""
-        encoder = sequence.group.encoder
-        if encoder is None:
-            return
-        found = self._encoded_blocks(encoder)
-        self.cache.share(found)
-        sequence.encoded = bool(found)
-        if not found:
-            self._encoding.append(sequence)
-            found = [self.cache.allocate() for _ in range(self.cache.blocks_for(len(encoder)))]
-        sequence.encoder_blocks = found
-
-    def _encoded_blocks(self, encoder: EncoderInput) -> list[int]:
-        """The blocks of an input that is in the cache; none where a single one is missing."""
-        if not self.settings.prefix_cache:
-            return []
-        count = self.cache.blocks_for(len(encoder))
-        found = self.cache.match(encoder.block_names(count))
-        return found if len(found) == count else []
-
-    def _tokens_to_encode(self, sequence: Sequence) -> int:
-        encoder = sequence.group.encoder
-        return 0 if encoder is None or self._encoded_blocks(encoder) else len(encoder)
-
-    def _cached_tokens(self, sequence: Sequence) -> int:
-        """Of the tokens that were asked with, those that a sequence just started need not compute."""
-        encoder = sequence.group.encoder
-        if encoder is None:
-            return min(sequence.computed, sequence.prompt_length)
-        return len(encoder) if sequence.encoded else 0
 
     def _run(self, sequence: Sequence) -> None:
         sequence.status = Status.RUNNING
         sequence.waits_for = None
-        sequence.slot = self._slots.pop()
+        sequence.slot = self.free_slots.pop()
         self.tables[sequence.slot, : len(sequence.blocks)] = sequence.blocks
         self.encoder_tables[sequence.slot, : len(sequence.encoder_blocks)] = sequence.encoder_blocks
         insort(self.running, sequence, key=_by_order)
@@ -339,7 +274,7 @@ class Scheduler:
         self.cache.release(sequence.encoder_blocks)
         self.tables[sequence.slot, : len(sequence.blocks)] = -1
         self.encoder_tables[sequence.slot, : len(sequence.encoder_blocks)] = -1
-        self._slots.append(sequence.slot)
+        self.free_slots.append(sequence.slot)
         sequence.blocks = []
         sequence.first_block = 0
         sequence.encoder_blocks = []
@@ -360,9 +295,9 @@ class Scheduler:
 
     def _no_longer_computing(self, hashes: list[bytes]) -> None:
         for name in hashes:
-            self._computing[name] -= 1
-            if not self._computing[name]:
-                del self._computing[name]
+            self.computing[name] -= 1
+            if not self.computing[name]:
+                del self.computing[name]
 
     def _grow(self) -> None:
         if self.window:
@@ -416,7 +351,7 @@ class Scheduler:
     def _select(self) -> Schedule:
         # Neighbours that run with one adapter read its weights once. Without any the order stays as it is.
         decodes = sorted([s for s in self.running if s.remaining == 1], key=_by_adapter)
-        encodes = [s for s in self._encoding if s.status is Status.RUNNING]
+        encodes = self.inputs.to_encode()
         if len(decodes) == len(self.running):
             self._draft(decodes)
             return Schedule(decodes, [], self._copies, encodes)
@@ -467,16 +402,6 @@ class Scheduler:
 
     # What became of it -----------------------------------------------------------------------------------------------
 
-    def encoded(self, sequence: Sequence) -> None:
-        """The sequence's encoder input is in its blocks, which can be shared now."""
-        encoder = sequence.group.encoder
-        assert encoder is not None
-        sequence.encoded = True
-        if self.settings.prefix_cache:
-            names = encoder.block_names(len(sequence.encoder_blocks))
-            for block, name in zip(sequence.encoder_blocks, names, strict=True):
-                self.cache.name(block, name)
-
     def computed(self, sequence: Sequence, num_tokens: int) -> None:
         """``num_tokens`` more tokens are in the sequence's blocks. Blocks that are full now can be shared."""
         size = self.cache.block_size
@@ -507,7 +432,7 @@ class Scheduler:
         for sequence in leader.group.sequences:
             if sequence.status is not Status.HELD:
                 continue
-            if not self._slots:
+            if not self.free_slots:
                 self._wait(sequence)
                 continue
             self._share_blocks(leader, sequence)
@@ -560,40 +485,19 @@ class Scheduler:
     def _fork_beam(self, parent: Sequence, sequence: Sequence) -> None:
         """Stays held where the parent is not in memory, or there is no row."""
         sequence.become(parent)
-        if parent.status is not Status.RUNNING or not self._slots:
+        if parent.status is not Status.RUNNING or not self.free_slots:
             return
         self._share_blocks(parent, sequence)
         self._run(sequence)
 
     def check_integrity(self) -> None:
         """Every promise about memory and membership, walked. AssertionError names the broken one."""
-        self.cache.check_integrity([s.blocks + s.encoder_blocks for s in self.running])
-        for sequences, status in ((self.running, Status.RUNNING), (self.waiting, Status.WAITING)):
-            assert sequences == sorted(sequences, key=_by_order), f"{status.name} is out of order"
-            assert all(s.status is status for s in sequences), f"a sequence in {status.name} is not"
-        assert len(self.running) <= self.capacity, "more sequences run than have rows"
-        slots = [s.slot for s in self.running]
-        assert sorted(slots + self._slots) == list(range(self.capacity)), "a table row has two owners or none"
-        assert self.unfinished == sum(len(group.unfinished) for group in self.groups.values()), "sequences are lost"
-        listed = {id(s) for s in self.running} | {id(s) for s in self.waiting}
-        for group in self.groups.values():
-            group.check_integrity(listed)
-        computing: Counter[bytes] = Counter()
-        for s in self.running:
-            row = self.tables[s.slot]
-            assert row.tolist() == s.blocks + [-1] * (len(row) - len(s.blocks)), "a table row differs from its blocks"
-            row = self.encoder_tables[s.slot]
-            assert row.tolist() == s.encoder_blocks + [-1] * (len(row) - len(s.encoder_blocks)), "of its encoder too"
-            assert s.encoded is (s.group.encoder is not None), "a sequence runs whose encoder's input is not encoded"
-            assert s.blocks[: s.first_block] == [NOT_HELD] * s.first_block, "a block is held behind the window"
-            seen = first_seen_block(s.computed, self.window, self.cache.block_size)
-            assert s.first_block <= seen, "a block that is seen was given back"
-            assert NOT_HELD not in s.blocks[s.first_block :], "a block that is seen is not held"
-            most = blocks_held(len(s.token_ids), self.window, self.step_tokens, self.cache.block_size)
-            assert len(s.blocks) - s.first_block <= most, "more blocks are held than a window needs"
-            assert s.computed <= len(s.blocks) * self.cache.block_size, "computed beyond its blocks"
-            computing.update(s.hashes[s.computed // self.cache.block_size :])
-        assert computing == self._computing, "blocks are waited for that nobody computes"
+        check_integrity(self)
+
+
+def _by_adapter(sequence: Sequence) -> int:
+    adapter = sequence.group.adapter
+    return -1 if adapter is None else adapter.slot
 
 
 def _is_stuck(sequence: Sequence) -> bool:

@@ -258,6 +258,14 @@ class Sequence:
         return self.token_ids if encoder is None else [*encoder.token_ids, *self.token_ids]
 
     @property
+    def cached_prompt_tokens(self) -> int:
+        """Of the tokens that were asked with, those that need not be computed, when it has just been started."""
+        encoder = self.group.encoder
+        if encoder is None:
+            return min(self.computed, self.prompt_length)
+        return len(encoder) if self.encoded else 0
+
+    @property
     def num_generated(self) -> int:
         return len(self.token_ids) - self.prompt_length
 

@@ -41,7 +41,7 @@ from dragoman.engine.messages import (
     frame,
 )
 from dragoman.engine.runner import Runner
-from dragoman.engine.scheduler import Schedule
+from dragoman.engine.schedule import Schedule
 from dragoman.engine.stub import StubRunner
 from dragoman.models import ModelInfo
 from dragoman.models.progress import Progress, nobody

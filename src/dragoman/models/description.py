@@ -177,13 +177,17 @@ def _describe(source: Source, rope: Mapping[str, object] | None) -> ModelDescrip
 
 
 def _encoder(
-    spec: DecoderSpec, encoder: EncoderSpec, folder: Path, generation: dict[str, Any], config: dict[str, Any]
+    spec: DecoderSpec,
+    encoder: EncoderSpec,
+    folder: Path,
+    generation: Mapping[str, object],
+    config: Mapping[str, object],
 ) -> EncoderInfo:
     """The special tokens of an encoder-decoder model, as transformers finds them: tokens that are forced are those of
     ``generation`` alone, or, where that is the config, of the family too."""
     defaults = FAMILIES[spec.architecture].token_ids
 
-    def only(key: str, *places: Mapping[str, Any]) -> int | None:
+    def only(key: str, *places: Mapping[str, object]) -> int | None:
         ids = next((found for place in places if (found := token_ids(dict(place), key))), ())
         if len(ids) > 1:
             raise ModelError(f"{folder}: {key} must be one token id, got {list(ids)}")

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman import kernels
+from dragoman.core.errors import ModelError
 from dragoman.models.adapters import AdapterInfo
 from dragoman.models.adapters.loading import load_adapter
 from dragoman.models.description import ModelInfo

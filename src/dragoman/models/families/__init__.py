@@ -11,8 +11,8 @@ from typing import Any
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
 from dragoman.models.families import (
-    bloom,
     bart,
+    bloom,
     cohere,
     eleuther,
     falcon,

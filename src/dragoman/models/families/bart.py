@@ -164,18 +164,54 @@ def _family(
     *,
     start: int | None,
     last: int = 2,
+    title: str,
+    examples: tuple[str, ...],
 ) -> Family:
     """``start``, ``last``: the decoder's first token and that at its greatest length, unless the config says others."""
     token_ids = {"forced_eos_token_id": last} | ({} if start is None else {"decoder_start_token_id": start})
-    return Family(read, _names(norms), model_type, base="model.", ignored=ignored, token_ids=token_ids)
+    return Family(
+        read,
+        _names(norms),
+        model_type,
+        base="model.",
+        ignored=ignored,
+        token_ids=token_ids,
+        title=title,
+        examples=examples,
+    )
 
 
 FAMILIES: dict[str, Family] = {
-    "BartForConditionalGeneration": _family(_read_bart, "bart", "joined", start=2),
-    "MBartForConditionalGeneration": _family(_read_mbart, "mbart", "before", start=None),
-    "PegasusForConditionalGeneration": _family(
-        _read_pegasus, "pegasus", "before", _COPIES_AND_SINUSOIDS, start=0, last=1
+    "BartForConditionalGeneration": _family(
+        _read_bart, "bart", "joined", start=2, title="BART", examples=("facebook/bart-large-cnn",)
     ),
-    "BlenderbotForConditionalGeneration": _family(_read_blenderbot, "blenderbot", "before", start=1),
-    "BlenderbotSmallForConditionalGeneration": _family(_read_blenderbot_small, "blenderbot-small", "joined", start=1),
+    "MBartForConditionalGeneration": _family(
+        _read_mbart, "mbart", "before", start=None, title="mBART", examples=("facebook/mbart-large-50",)
+    ),
+    "PegasusForConditionalGeneration": _family(
+        _read_pegasus,
+        "pegasus",
+        "before",
+        _COPIES_AND_SINUSOIDS,
+        start=0,
+        last=1,
+        title="Pegasus",
+        examples=("google/pegasus-xsum",),
+    ),
+    "BlenderbotForConditionalGeneration": _family(
+        _read_blenderbot,
+        "blenderbot",
+        "before",
+        start=1,
+        title="Blenderbot",
+        examples=("facebook/blenderbot-400M-distill",),
+    ),
+    "BlenderbotSmallForConditionalGeneration": _family(
+        _read_blenderbot_small,
+        "blenderbot-small",
+        "joined",
+        start=1,
+        title="Blenderbot-small",
+        examples=("facebook/blenderbot_small-90M",),
+    ),
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
@@ -122,18 +124,20 @@ def _relative_bias(config: Config, by_layer: bool) -> RelativeBias:
     return RelativeBias(buckets=buckets, distance=distance, by_layer=by_layer)
 
 
+def _family(read: Callable[[Config], DecoderSpec], model_type: str, *, first: str = "0", **described: Any) -> Family:
+    return Family(read, _names(first=first), model_type, base="", aliases=_UNGATED, ignored=_COPIES, **described)
+
+
+_START = {"decoder_start_token_id": 0}
+
 FAMILIES: dict[str, Family] = {
-    "T5ForConditionalGeneration": Family(_read_t5, _names(), "t5", base="", aliases=_UNGATED, ignored=_COPIES),
-    "MT5ForConditionalGeneration": Family(
-        _read_mt5, _names(), "mt5", base="", aliases=_UNGATED, ignored=_COPIES, token_ids={"decoder_start_token_id": 0}
+    "T5ForConditionalGeneration": _family(
+        _read_t5, "t5", title="T5, Flan-T5", examples=("google-t5/t5-base", "google/flan-t5-base")
     ),
-    "UMT5ForConditionalGeneration": Family(
-        _read_umt5,
-        _names(first="{layer}"),
-        "umt5",
-        base="",
-        aliases=_UNGATED,
-        ignored=_COPIES,
-        token_ids={"decoder_start_token_id": 0},
+    "MT5ForConditionalGeneration": _family(
+        _read_mt5, "mt5", token_ids=_START, title="mT5", examples=("google/mt5-base",)
+    ),
+    "UMT5ForConditionalGeneration": _family(
+        _read_umt5, "umt5", first="{layer}", token_ids=_START, title="UMT5", examples=("google/umt5-base",)
     ),
 }

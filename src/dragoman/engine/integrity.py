@@ -1,0 +1,46 @@
+"""Whether the scheduler's books balance: every promise about memory and membership, walked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from dragoman.engine.kv_cache import NOT_HELD, first_seen_block
+from dragoman.engine.sequence import Status
+from dragoman.models.memory import blocks_held
+
+if TYPE_CHECKING:
+    from dragoman.engine.scheduler import Scheduler
+
+
+def check_integrity(scheduler: Scheduler) -> None:
+    """AssertionError names the broken promise."""
+    scheduler.cache.check_integrity([s.blocks + s.encoder_blocks for s in scheduler.running])
+    for sequences, status in ((scheduler.running, Status.RUNNING), (scheduler.waiting, Status.WAITING)):
+        assert sequences == sorted(sequences, key=attrgetter("order")), f"{status.name} is out of order"
+        assert all(s.status is status for s in sequences), f"a sequence in {status.name} is not"
+    assert len(scheduler.running) <= scheduler.capacity, "more sequences run than have rows"
+    slots = [s.slot for s in scheduler.running]
+    assert sorted(slots + scheduler.free_slots) == list(range(scheduler.capacity)), "a table row has two owners or none"
+    groups = scheduler.groups.values()
+    assert scheduler.unfinished == sum(len(group.unfinished) for group in groups), "sequences are lost"
+    listed = {id(s) for s in scheduler.running} | {id(s) for s in scheduler.waiting}
+    for group in groups:
+        group.check_integrity(listed)
+    computing: Counter[bytes] = Counter()
+    for s in scheduler.running:
+        row = scheduler.tables[s.slot]
+        assert row.tolist() == s.blocks + [-1] * (len(row) - len(s.blocks)), "a table row differs from its blocks"
+        row = scheduler.encoder_tables[s.slot]
+        assert row.tolist() == s.encoder_blocks + [-1] * (len(row) - len(s.encoder_blocks)), "of its encoder too"
+        assert s.encoded is (s.group.encoder is not None), "a sequence runs whose encoder's input is not encoded"
+        assert s.blocks[: s.first_block] == [NOT_HELD] * s.first_block, "a block is held behind the window"
+        seen = first_seen_block(s.computed, scheduler.window, scheduler.cache.block_size)
+        assert s.first_block <= seen, "a block that is seen was given back"
+        assert NOT_HELD not in s.blocks[s.first_block :], "a block that is seen is not held"
+        most = blocks_held(len(s.token_ids), scheduler.window, scheduler.step_tokens, scheduler.cache.block_size)
+        assert len(s.blocks) - s.first_block <= most, "more blocks are held than a window needs"
+        assert s.computed <= len(s.blocks) * scheduler.cache.block_size, "computed beyond its blocks"
+        computing.update(s.hashes[s.computed // scheduler.cache.block_size :])
+    assert computing == scheduler.computing, "blocks are waited for that nobody computes"
