@@ -48,19 +48,22 @@ DRAGOMAN_INLINE void load_group(const float* x, long left, Vec (&out)[2]) {
 
 // scale = largest magnitude / 127, q = round(x · (1 / scale)) to nearest even.
 DRAGOMAN_INLINE void quantize_span(const float* x, long left, int bias, QuantizedSpan* out) {
-  Vec groups[QuantizedSpan::kGroups][2];
+  Vec groups[kSpanGroups][2];
   std::int32_t most = 0;
-  for (long g = 0; g < QuantizedSpan::kGroups; ++g) {
+  for (long g = 0; g < kSpanGroups; ++g) {
     load_group(x + g * kGroup, left - g * kGroup, groups[g]);
     most = largest_magnitude(groups[g][0], groups[g][1], most);
   }
   const float scale = bits_to_float(static_cast<std::uint32_t>(most)) / 127.0f;
   const Vec factor = broadcast(scale > 0.0f ? 1.0f / scale : 0.0f);
-  for (long g = 0; g < QuantizedSpan::kGroups; ++g) {
+  std::int32_t total = 0;
+  for (long g = 0; g < kSpanGroups; ++g) {
     const std::int32_t sum = store_int8(out->q[g], groups[g][0] * factor, groups[g][1] * factor);
     out->start[g] = -bias * sum;
     out->sum[g] = static_cast<float>(sum);
+    total += sum;
   }
+  out->wide_start = -bias * total;
   out->scale = scale;
 }
 
@@ -70,7 +73,7 @@ inline void prepare_rows(const Activations& a, const float* x, long ldx, long be
     std::uint8_t* const target = a.values + row * a.stride;
     if (a.precision >= Precision::int8) {
       auto* span = reinterpret_cast<QuantizedSpan*>(target);
-      for (long k = 0; k < a.k; k += QuantizedSpan::kGroups * kGroup) quantize_span(source + k, a.k - k, a.bias, span++);
+      for (long k = 0; k < a.k; k += kSpan) quantize_span(source + k, a.k - k, a.bias, span++);
       continue;
     }
     for (long k = 0; k < a.k; k += kGroup) {

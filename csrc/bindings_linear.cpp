@@ -37,7 +37,7 @@ Precision precision_named(const std::string& name) {
   throw std::invalid_argument("unknown precision \"" + name + "\": choose float32, bfloat16, int8 or int4");
 }
 
-Matrix describe(long n, long k, const std::string& precision, bool minimum) {
+Matrix describe(long n, long k, const std::string& precision, bool minimum, bool wide) {
   // The bound keeps every product of sizes below far from overflow.
   if (n < 1 || k < 1 || n > (1L << 31) || k > (1L << 24)) {
     throw std::invalid_argument("a packed matrix needs 1 <= n <= 2**31 and 1 <= k <= 2**24, got n = " +
@@ -48,12 +48,14 @@ Matrix describe(long n, long k, const std::string& precision, bool minimum) {
   matrix.k = k;
   matrix.precision = precision_named(precision);
   matrix.minimum = minimum;
+  matrix.wide = wide;
   if (minimum && matrix.precision != Precision::int4) throw std::invalid_argument("only int4 groups have a minimum");
+  if (wide && matrix.precision != Precision::int8) throw std::invalid_argument("only int8 groups can share a scale");
   return matrix;
 }
 
-PackedMatrix view(nb::object data, long n, long k, const std::string& precision, bool minimum) {
-  Matrix matrix = describe(n, k, precision, minimum);
+PackedMatrix view(nb::object data, long n, long k, const std::string& precision, bool minimum, bool wide) {
+  Matrix matrix = describe(n, k, precision, minimum, wide);
   const auto array = nb::cast<ByteArray>(data);
   if (array.shape(0) != matrix.bytes()) {
     throw std::invalid_argument("a packed " + precision + " matrix of shape (" + std::to_string(n) + ", " +
@@ -84,11 +86,11 @@ void require(bool condition, const char* message) {
   if (!condition) throw std::invalid_argument(message);
 }
 
-PackedMatrix pack_weight(const Weight& weight, const std::string& precision, bool minimum) {
+PackedMatrix pack_weight(const Weight& weight, const std::string& precision, bool minimum, bool wide) {
   const SourceType type = source_type(weight);
   const auto n = static_cast<long>(weight.shape(0)), k = static_cast<long>(weight.shape(1));
-  const Matrix matrix = describe(n, k, precision, minimum);
-  PackedMatrix packed = view(empty_bytes(matrix.bytes()), n, k, precision, minimum);
+  const Matrix matrix = describe(n, k, precision, minimum, wide);
+  PackedMatrix packed = view(empty_bytes(matrix.bytes()), n, k, precision, minimum, wide);
   nb::gil_scoped_release release;
   pack(packed.matrix, weight.data(), type);
   return packed;
@@ -97,13 +99,13 @@ PackedMatrix pack_weight(const Weight& weight, const std::string& precision, boo
 PackedMatrix pack_given(const CodeRows& values, const HalfRows& scales, std::optional<HalfRows> minimums,
                         const std::string& precision) {
   const auto n = static_cast<long>(values.shape(0)), k = static_cast<long>(values.shape(1));
-  const Matrix matrix = describe(n, k, precision, minimums.has_value());
+  const Matrix matrix = describe(n, k, precision, minimums.has_value(), false);
   require(matrix.precision >= Precision::int8, "only int8 and int4 are made of codes");
   const auto fits = [&](const HalfRows& given) {
     return static_cast<long>(given.shape(0)) == n && static_cast<long>(given.shape(1)) == matrix.groups();
   };
   require(fits(scales) && (!minimums || fits(*minimums)), "scales and minimums must be [N, ceil(K / 32)]");
-  PackedMatrix packed = view(empty_bytes(matrix.bytes()), n, k, precision, minimums.has_value());
+  PackedMatrix packed = view(empty_bytes(matrix.bytes()), n, k, precision, minimums.has_value(), false);
   nb::gil_scoped_release release;
   pack_codes(packed.matrix, {values.data(), scales.data(), minimums ? minimums->data() : nullptr});
   return packed;
@@ -135,14 +137,15 @@ void multiply_rows(const FloatRows& x, const PackedMatrix& w, std::optional<Floa
 void bind_linear(nb::module_& m) {
   nb::class_<PackedMatrix>(m, "PackedMatrix")
       .def("__init__",
-           [](PackedMatrix* self, nb::object data, long n, long k, const std::string& precision, bool minimum) {
-             new (self) PackedMatrix(view(std::move(data), n, k, precision, minimum));
-           },
-           nb::arg("data"), nb::arg("n"), nb::arg("k"), nb::arg("precision"), nb::arg("minimum") = false)
+           [](PackedMatrix* self, nb::object data, long n, long k, const std::string& precision, bool minimum,
+              bool wide) { new (self) PackedMatrix(view(std::move(data), n, k, precision, minimum, wide)); },
+           nb::arg("data"), nb::arg("n"), nb::arg("k"), nb::arg("precision"), nb::arg("minimum") = false,
+           nb::arg("wide") = false)
       .def_prop_ro("shape", [](const PackedMatrix& w) { return std::pair(w.matrix.n, w.matrix.k); })
       .def_prop_ro("precision",
                    [](const PackedMatrix& w) { return kPrecisionNames[static_cast<int>(w.matrix.precision)]; })
       .def_prop_ro("minimum", [](const PackedMatrix& w) { return w.matrix.minimum; })
+      .def_prop_ro("wide", [](const PackedMatrix& w) { return w.matrix.wide; })
       .def_prop_ro("nbytes", [](const PackedMatrix& w) { return w.matrix.bytes(); })
       .def_prop_ro("data", [](const PackedMatrix& w) { return w.data; })
       .def("dequantize",
@@ -163,11 +166,11 @@ void bind_linear(nb::module_& m) {
       });
 
   m.def("packed_bytes",
-        [](long n, long k, const std::string& precision, bool minimum) {
-          return describe(n, k, precision, minimum).bytes();
+        [](long n, long k, const std::string& precision, bool minimum, bool wide) {
+          return describe(n, k, precision, minimum, wide).bytes();
         },
-        nb::arg("n"), nb::arg("k"), nb::arg("precision"), nb::arg("minimum") = false);
-  m.def("pack", pack_weight, nb::arg("weight").noconvert(), nb::arg("precision"), nb::arg("minimum"));
+        nb::arg("n"), nb::arg("k"), nb::arg("precision"), nb::arg("minimum") = false, nb::arg("wide") = false);
+  m.def("pack", pack_weight, nb::arg("weight").noconvert(), nb::arg("precision"), nb::arg("minimum"), nb::arg("wide"));
   m.def("pack_codes", pack_given, nb::arg("values").noconvert(), nb::arg("scales").noconvert(),
         nb::arg("minimums").noconvert().none(), nb::arg("precision"));
   m.def("gather_rows", gather, nb::arg("w"), nb::arg("ids").noconvert(), nb::arg("out").noconvert());

@@ -46,8 +46,7 @@ Activations describe_activations(const Matrix& w, long rows) {
     case Precision::float32: a.stride = padded_stride(w.k_padded() * 4); break;
     case Precision::bfloat16: a.stride = padded_stride(w.k_padded() * 2); break;
     default: {
-      const long spans = (w.groups() + QuantizedSpan::kGroups - 1) / QuantizedSpan::kGroups;
-      a.stride = padded_stride(spans * static_cast<long>(sizeof(QuantizedSpan)));
+      a.stride = padded_stride(w.spans() * static_cast<long>(sizeof(QuantizedSpan)));
     }
   }
   return a;

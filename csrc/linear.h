@@ -13,11 +13,11 @@ enum class SourceType : std::uint8_t { float32, bfloat16, float16 };
 // 128 activations of one row, quantized: x ≈ scale · q. They share a scale over four groups of weights, so that the
 // product of two scales is not needed for every group of every element of y.
 struct QuantizedSpan {
-  static constexpr long kGroups = 4;
-  std::int8_t q[kGroups][kGroup];
-  std::int32_t start[kGroups];  // −bias · Σq: where a group's accumulator starts, so that unsigned weights come out right
-  float sum[kGroups];           // Σq: what a weight minimum is multiplied with
-  float scale;                  // largest magnitude / 127
+  std::int8_t q[kSpanGroups][kGroup];
+  std::int32_t start[kSpanGroups];  // −bias · Σq: where a group's accumulator starts, so that unsigned weights come out right
+  float sum[kSpanGroups];           // Σq: what a weight minimum is multiplied with
+  std::int32_t wide_start;          // the sum of the starts, for groups that share an accumulator
+  float scale;                      // largest magnitude / 127
 };
 
 // Rows of activations in the form that matrices of one precision multiply with. Row r begins at values + r · stride.

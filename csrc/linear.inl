@@ -1,7 +1,8 @@
 // Packed matrix products: register tiles of a few rows over one block of columns.
 //
 // Every element of y is one chain over k: for quantized weights an exact integer sum per group, folded into the float32
-// sum of its span of four groups in ascending order, and the spans' sums in ascending order; otherwise one fused
+// sum of its span of four groups in ascending order, or of a whole span where it has one scale, and the spans' sums in
+// ascending order; otherwise one fused
 // multiply-add after the other. Tiles differ only in how many such chains run side by side, so a row's bits do not depend
 // on its company.
 #include "dot.h"
@@ -13,38 +14,63 @@
 namespace dragoman::DRAGOMAN_ISA {
 
 constexpr int kVectors = kBlock / kWidth;  // of a row of a tile
+constexpr long kQuadBytes = kBlock * 4;    // of a quad of each column
 
 // Most rows of a tile: enough chains to cover the latency of the multiplier (about 12), in a shape that loads least, and
 // no more than the registers hold. A quantized chain takes two, integer and float. And how many vectors of a tile take
 // their group's products side by side.
 #if defined(DRAGOMAN_AVX512)
-constexpr int kQuantizedRows = 7, kFloatRows = 8, kTogether = 2;
+constexpr int kQuantizedRows = 7, kWideRows = 8, kFloatRows = 8, kTogether = 2;
 #elif defined(DRAGOMAN_AVX2)
-constexpr int kQuantizedRows = 4, kFloatRows = 4, kTogether = 1;
+constexpr int kQuantizedRows = 4, kWideRows = 4, kFloatRows = 4, kTogether = 1;
 #else
-constexpr int kQuantizedRows = 1, kFloatRows = 1, kTogether = 1;
+constexpr int kQuantizedRows = 1, kWideRows = 1, kFloatRows = 1, kTogether = 1;
 #endif
 constexpr int kMaxRows = 8;
-#if defined(DRAGOMAN_AVX512)
-constexpr bool kOneRowIsLight = true;
-#else
-constexpr bool kOneRowIsLight = false;  // its arithmetic is as heavy as that of several rows above
-#endif
 
-// Lines to fetch into the second-level cache while a tile runs.
-struct Prefetch {
+// What a tile fetches into the second-level cache while it runs: always lines in ascending order without a gap. The
+// processor's own prefetcher works best beside that; leaving out one line in 65 has cost a third of the bandwidth.
+//
+// Some lines of the next block beside every group, where several tiles share a block.
+struct NextBlock {
   const std::uint8_t* next;
   long lines_per_group;
+
+  __attribute__((always_inline)) inline void fetch_group() {
+    for (long i = 0; i < lines_per_group; ++i, next += 64) __builtin_prefetch(next, 0, 2);
+  }
+  __attribute__((always_inline)) inline void fetch(const std::uint8_t*) const {}
+};
+// What lies a distance ahead of each line that is read, where a single tile reads a block from memory.
+struct Ahead {
+  long bytes;
+
+  __attribute__((always_inline)) inline void fetch_group() const {}
+  __attribute__((always_inline)) inline void fetch(const std::uint8_t* line) const { __builtin_prefetch(line + bytes, 0, 2); }
 };
 
-DRAGOMAN_INLINE void fetch(Prefetch& prefetch) {
-  for (long i = 0; i < prefetch.lines_per_group; ++i, prefetch.next += 64) __builtin_prefetch(prefetch.next, 0, 2);
+// The bytes of one group over V vectors of columns, added to integer sums: acc[i][j] += Σ q · w.
+template <int M, int V, class Ahead, class Span>
+DRAGOMAN_INLINE void add_bytes(const std::uint8_t* w, Ahead ahead, Span span, long g, Ints (&acc)[M][V]) {
+#pragma GCC unroll 8
+  for (int q = 0; q < 8; ++q) {
+    Bytes quads[V];
+#pragma GCC unroll 2
+    for (int j = 0; j < V; ++j) quads[j] = load_bytes(w + q * kQuadBytes + j * 64);
+#pragma GCC unroll 2
+    for (int j = 0; j < V; ++j) ahead.fetch(w + q * kQuadBytes + j * 64);
+#pragma GCC unroll 16
+    for (int i = 0; i < M; ++i) {
+      const std::uint32_t quad = load_u32(span(i).q[g] + q * 4);
+#pragma GCC unroll 2
+      for (int j = 0; j < V; ++j) acc[i][j] = dot_bytes(acc[i][j], quads[j], quad);
+    }
+  }
 }
 
 // The integer sums of one group over V vectors of columns: acc[i][j] = Σ q · (w − bias).
-template <int M, int V, bool nibbles, class Span>
-DRAGOMAN_INLINE void multiply_group(const std::uint8_t* w, Span span, long g, Ints (&acc)[M][V]) {
-  constexpr long kRow = kBlock * 4;  // bytes of a quad of each column
+template <int M, int V, bool nibbles, class Ahead, class Span>
+DRAGOMAN_INLINE void multiply_group(const std::uint8_t* w, Ahead ahead, Span span, long g, Ints (&acc)[M][V]) {
 #pragma GCC unroll 8
   for (int i = 0; i < M; ++i) {
     const std::int32_t first = span(i).start[g];
@@ -52,51 +78,42 @@ DRAGOMAN_INLINE void multiply_group(const std::uint8_t* w, Span span, long g, In
 #pragma GCC unroll 2
     for (int j = 0; j < V; ++j) acc[i][j] = start;
   }
-  if constexpr (nibbles) {
+  if constexpr (!nibbles) {
+    add_bytes(w, ahead, span, g, acc);
+    return;
+  }
 #pragma GCC unroll 4
-    for (int q = 0; q < 8; q += 2) {
-      Bytes both[V];
+  for (int q = 0; q < 8; q += 2) {
+    Bytes both[V];
 #pragma GCC unroll 2
-      for (int j = 0; j < V; ++j) both[j] = load_bytes(w + q / 2 * kRow + j * 64);
-#pragma GCC unroll 8
-      for (int i = 0; i < M; ++i) {
-        const std::uint32_t first = load_u32(span(i).q[g] + q * 4), second = load_u32(span(i).q[g] + q * 4 + 4);
+    for (int j = 0; j < V; ++j) both[j] = load_bytes(w + q / 2 * kQuadBytes + j * 64);
 #pragma GCC unroll 2
-        for (int j = 0; j < V; ++j) {
-          acc[i][j] = dot_nibbles(acc[i][j], low_nibbles(both[j]), first);
-          acc[i][j] = dot_nibbles(acc[i][j], high_nibbles(both[j]), second);
-        }
-      }
-    }
+    for (int j = 0; j < V; ++j) ahead.fetch(w + q / 2 * kQuadBytes + j * 64);
 #pragma GCC unroll 8
     for (int i = 0; i < M; ++i) {
+      const std::uint32_t first = load_u32(span(i).q[g] + q * 4), second = load_u32(span(i).q[g] + q * 4 + 4);
 #pragma GCC unroll 2
-      for (int j = 0; j < V; ++j) acc[i][j] = end_nibbles(acc[i][j], span(i).start[g]);
-    }
-  } else {
-#pragma GCC unroll 8
-    for (int q = 0; q < 8; ++q) {
-      Bytes quads[V];
-#pragma GCC unroll 2
-      for (int j = 0; j < V; ++j) quads[j] = load_bytes(w + q * kRow + j * 64);
-#pragma GCC unroll 8
-      for (int i = 0; i < M; ++i) {
-        const std::uint32_t quad = load_u32(span(i).q[g] + q * 4);
-#pragma GCC unroll 2
-        for (int j = 0; j < V; ++j) acc[i][j] = dot_bytes(acc[i][j], quads[j], quad);
+      for (int j = 0; j < V; ++j) {
+        acc[i][j] = dot_nibbles(acc[i][j], low_nibbles(both[j]), first);
+        acc[i][j] = dot_nibbles(acc[i][j], high_nibbles(both[j]), second);
       }
     }
   }
+#pragma GCC unroll 8
+  for (int i = 0; i < M; ++i) {
+#pragma GCC unroll 2
+    for (int j = 0; j < V; ++j) acc[i][j] = end_nibbles(acc[i][j], span(i).start[g]);
+  }
 }
 
-template <int M, bool nibbles, bool minimum>
+template <int M, bool nibbles, bool minimum, class Prefetch>
 DRAGOMAN_INLINE void quantized_tile(const std::uint8_t* w, long groups, const std::uint8_t* x, long stride,
                                     Prefetch prefetch, Vec (&sum)[M][kVectors]) {
   constexpr Precision kPrecision = nibbles ? Precision::int4 : Precision::int8;
   for (int i = 0; i < M; ++i) {
     for (int j = 0; j < kVectors; ++j) sum[i][j] = zero();
   }
-  for (long left = groups; left > 0; left -= QuantizedSpan::kGroups) {
+  for (long left = groups; left > 0; left -= kSpanGroups) {
     const auto span = [=](int i) -> const QuantizedSpan& {
       return *reinterpret_cast<const QuantizedSpan*>(x + i * stride);
     };
@@ -104,14 +121,14 @@ DRAGOMAN_INLINE void quantized_tile(const std::uint8_t* w, long groups, const st
     for (int i = 0; i < M; ++i) {
       for (int j = 0; j < kVectors; ++j) part[i][j] = zero();
     }
-    const long count = left < QuantizedSpan::kGroups ? left : QuantizedSpan::kGroups;
+    const long count = left < kSpanGroups ? left : kSpanGroups;
 #pragma GCC unroll 1
     for (long g = 0; g < count; ++g) {
-      fetch(prefetch);
+      prefetch.fetch_group();
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; v += kTogether) {
         Ints acc[M][kTogether];
-        multiply_group<M, kTogether, nibbles>(w + v * 64, span, g, acc);
+        multiply_group<M, kTogether, nibbles>(w + v * 64, prefetch, span, g, acc);
 #pragma GCC unroll 2
         for (int j = 0; j < kTogether; ++j) {
           const auto* const scales = reinterpret_cast<const std::uint16_t*>(w + numbers_bytes(kPrecision));
@@ -125,6 +142,9 @@ DRAGOMAN_INLINE void quantized_tile(const std::uint8_t* w, long groups, const st
           }
         }
       }
+      for (long line = numbers_bytes(kPrecision); line < group_bytes(kPrecision, minimum); line += 64) {
+        prefetch.fetch(w + line);
+      }
       w += group_bytes(kPrecision, minimum);
     }
 #pragma GCC unroll 8
@@ -133,6 +153,49 @@ DRAGOMAN_INLINE void quantized_tile(const std::uint8_t* w, long groups, const st
 #pragma GCC unroll 2
       for (int j = 0; j < kVectors; ++j) sum[i][j] = fma(part[i][j], scale, sum[i][j]);
     }
+    x += sizeof(QuantizedSpan);
+  }
+}
+
+// The same for a wide matrix. Its integer sums run over a whole span, and take all registers: the float sums are needed
+// once in 32 multiplications, and stay in memory.
+template <int M, class Prefetch>
+DRAGOMAN_INLINE void wide_tile(const std::uint8_t* w, long groups, const std::uint8_t* x, long stride, Prefetch prefetch,
+                               Vec (&sum)[M][kVectors]) {
+  for (int i = 0; i < M; ++i) {
+    for (int j = 0; j < kVectors; ++j) sum[i][j] = zero();
+  }
+  for (long left = groups; left > 0; left -= kSpanGroups) {
+    const auto span = [=](int i) -> const QuantizedSpan& {
+      return *reinterpret_cast<const QuantizedSpan*>(x + i * stride);
+    };
+    const long count = left < kSpanGroups ? left : kSpanGroups;
+    const auto* const scales = reinterpret_cast<const std::uint16_t*>(w + count * numbers_bytes(Precision::int8));
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; v += kTogether) {
+      Ints acc[M][kTogether];
+#pragma GCC unroll 16
+      for (int i = 0; i < M; ++i) {
+#pragma GCC unroll 2
+        for (int j = 0; j < kTogether; ++j) acc[i][j] = broadcast_int(kBytesAreSigned ? 0 : span(i).wide_start);
+      }
+#pragma GCC unroll 1
+      for (long g = 0; g < count; ++g) {
+        if (v == 0) prefetch.fetch_group();
+        add_bytes(w + g * numbers_bytes(Precision::int8) + v * 64, prefetch, span, g, acc);
+      }
+#pragma GCC unroll 2
+      for (int j = 0; j < kTogether; ++j) {
+        const Vec scale = load_fp16(scales + (v + j) * kWidth);
+#pragma GCC unroll 16
+        for (int i = 0; i < M; ++i) {
+          sum[i][v + j] = fma(to_float(acc[i][j]) * scale, broadcast(span(i).scale), sum[i][v + j]);
+        }
+      }
+    }
+    if constexpr (M > 4) asm volatile("" : "+m"(sum));
+    prefetch.fetch(reinterpret_cast<const std::uint8_t*>(scales));
+    w += count * numbers_bytes(Precision::int8) + kBlock * 2;
     x += sizeof(QuantizedSpan);
   }
 }
@@ -151,14 +214,14 @@ struct BFloat16Step {
   DRAGOMAN_INLINE Vec multiply(Vec sum, Numbers w, std::uint32_t x) { return dot_pairs(sum, w, x); }
 };
 
-template <class Step, int M>
+template <class Step, int M, class Prefetch>
 DRAGOMAN_INLINE void float_tile(const std::uint8_t* w, long groups, const std::uint8_t* x, long stride,
                                 Prefetch prefetch, Vec (&sum)[M][kVectors]) {
   for (int i = 0; i < M; ++i) {
     for (int j = 0; j < kVectors; ++j) sum[i][j] = zero();
   }
   for (long g = 0; g < groups; ++g) {
-    fetch(prefetch);
+    prefetch.fetch_group();
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; v += kTogether) {
       Vec part[M][kTogether];
@@ -217,9 +280,9 @@ DRAGOMAN_INLINE void finish(const Output& out, long row, long block, const Vec (
   }
 }
 
-enum class Kind { float32, bfloat16, int8, int4, int4_minimum };
+enum class Kind { float32, bfloat16, int8, wide_int8, int4, int4_minimum };
 
-template <Kind kind, int M>
+template <Kind kind, int M, class Prefetch>
 void run_tile(const Matrix& w, const Activations& a, long row, Prefetch prefetch, const Output& out, long block) {
   // The lines of y are far away: written only after they were asked for, a tile of 6 × 2048 took a tenth longer.
   for (int i = 0; i < M; ++i) {
@@ -233,10 +296,32 @@ void run_tile(const Matrix& w, const Activations& a, long row, Prefetch prefetch
     float_tile<Float32Step>(weights, w.groups(), x, a.stride, prefetch, sum);
   } else if constexpr (kind == Kind::bfloat16) {
     float_tile<BFloat16Step>(weights, w.groups(), x, a.stride, prefetch, sum);
+  } else if constexpr (kind == Kind::wide_int8) {
+    wide_tile<M>(weights, w.groups(), x, a.stride, prefetch, sum);
   } else {
     quantized_tile<M, kind != Kind::int8, kind == Kind::int4_minimum>(weights, w.groups(), x, a.stride, prefetch, sum);
   }
   finish(out, row, block, sum);
+}
+
+template <class Prefetch>
+using Tile = void (*)(const Matrix&, const Activations&, long, Prefetch, const Output&, long);
+
+// The tile of so many rows, at most R.
+template <Kind kind, int R, class Prefetch>
+Tile<Prefetch> tile_of(long rows) {
+  static_assert(R <= kMaxRows);
+  static constexpr Tile<Prefetch> tiles[kMaxRows] = {
+      run_tile<kind, 1, Prefetch>,
+      run_tile<kind, R >= 2 ? 2 : 1, Prefetch>,
+      run_tile<kind, R >= 3 ? 3 : 1, Prefetch>,
+      run_tile<kind, R >= 4 ? 4 : 1, Prefetch>,
+      run_tile<kind, R >= 5 ? 5 : 1, Prefetch>,
+      run_tile<kind, R >= 6 ? 6 : 1, Prefetch>,
+      run_tile<kind, R >= 7 ? 7 : 1, Prefetch>,
+      run_tile<kind, R >= 8 ? 8 : 1, Prefetch>,
+  };
+  return tiles[rows - 1];
 }
 
 // How far ahead weights are fetched that one tile reads from memory, and beside how many rows: beside fewer, and with
@@ -246,36 +331,33 @@ struct FetchAhead {
 };
 constexpr FetchAhead fetch_ahead(Kind kind) {
   if (kind == Kind::float32 || kind == Kind::bfloat16) return {kMaxRows + 1, 0};
-  const bool nibbles = kind != Kind::int8;
-  return {kOneRowIsLight ? (nibbles ? 2 : 5) : 1, nibbles ? 32768 : 16384};
+  const bool nibbles = kind == Kind::int4 || kind == Kind::int4_minimum;
+#if defined(DRAGOMAN_AVX512)
+  return {nibbles ? 2 : 5, 7168};
+#else
+  return {1, nibbles ? 32768 : 16384};  // its arithmetic is as heavy with one row as that of several above
+#endif
 }
 
-// All rows times one block, in tiles of at most R rows and as equal as can be. The tiles share the fetching of the next
+// All rows times one block, in tiles of at most R rows and as equal as can be. Several tiles share the fetching of the next
 // block, if there is one.
 template <Kind kind, int R>
 void multiply_block(const Matrix& w, const Activations& a, long block, bool another, const Output& out) {
-  using Tile = void (*)(const Matrix&, const Activations&, long, Prefetch, const Output&, long);
-  static_assert(R <= kMaxRows);
-  static constexpr Tile tiles[kMaxRows] = {
-      run_tile<kind, 1>,
-      run_tile<kind, R >= 2 ? 2 : 1>,
-      run_tile<kind, R >= 3 ? 3 : 1>,
-      run_tile<kind, R >= 4 ? 4 : 1>,
-      run_tile<kind, R >= 5 ? 5 : 1>,
-      run_tile<kind, R >= 6 ? 6 : 1>,
-      run_tile<kind, R >= 7 ? 7 : 1>,
-      run_tile<kind, R >= 8 ? 8 : 1>,
-  };
-  const long count = (a.rows + R - 1) / R;
-  const long groups = count * w.groups();
   constexpr FetchAhead ahead = fetch_ahead(kind);
+  const long count = (a.rows + R - 1) / R;
+  if constexpr (kTogether == kVectors && ahead.rows <= R) {  // else the lines of a group are not read in their order
+    if (count == 1 && a.rows >= ahead.rows) {
+      return tile_of<kind, R, Ahead>(a.rows)(w, a, 0, Ahead{ahead.bytes}, out, block);
+    }
+  }
+  const long groups = count * w.groups();
   const bool wanted = another && (count > 1 || a.rows >= ahead.rows);
   const long lines = wanted ? (w.block_bytes() / 64 + groups - 1) / groups : 0;
   const std::uint8_t* next = w.block(block) + (count > 1 ? w.block_bytes() : ahead.bytes);
   long row = 0;
   for (long t = 0; t < count; ++t) {
     const long rows = a.rows / count + (t < a.rows % count ? 1 : 0);
-    tiles[rows - 1](w, a, row, Prefetch{next, lines}, out, block);
+    tile_of<kind, R, NextBlock>(rows)(w, a, row, NextBlock{next, lines}, out, block);
     next += lines * 64 * w.groups();
     row += rows;
   }
@@ -308,7 +390,9 @@ inline void multiply_matrix(const Matrix& w, const Activations& a, long begin, l
   switch (w.precision) {
     case Precision::float32: return multiply_blocks<Kind::float32, kFloatRows>(w, a, begin, end, out);
     case Precision::bfloat16: return multiply_blocks<Kind::bfloat16, kFloatRows>(w, a, begin, end, out);
-    case Precision::int8: return multiply_blocks<Kind::int8, kQuantizedRows>(w, a, begin, end, out);
+    case Precision::int8:
+      return w.wide ? multiply_blocks<Kind::wide_int8, kWideRows>(w, a, begin, end, out)
+                    : multiply_blocks<Kind::int8, kQuantizedRows>(w, a, begin, end, out);
     case Precision::int4:
       // Splitting the codes again in every tile costs less than reading them as bytes from the second-level cache.
       return w.minimum ? multiply_blocks<Kind::int4_minimum, kQuantizedRows>(w, a, begin, end, out)

@@ -23,20 +23,28 @@ DRAGOMAN_INLINE float round_half_away(float a) {
   return whole + (rest >= 0.5f ? 1.0f : 0.0f) - (rest <= -0.5f ? 1.0f : 0.0f);
 }
 
+// The scale of weights in int8, largest magnitude / 127, and the codes of a group of them.
+DRAGOMAN_INLINE float int8_scale(const float* values, long count) {
+  float most = 0.0f;
+  for (long i = 0; i < count; ++i) {
+    const float magnitude = values[i] < 0.0f ? -values[i] : values[i];
+    most = magnitude > most ? magnitude : most;
+  }
+  return most / 127.0f;
+}
+DRAGOMAN_INLINE void quantize_int8(const float* values, float scale, std::uint8_t* codes) {
+  const float inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
+  for (int i = 0; i < kGroup; ++i) {
+    codes[i] = static_cast<std::uint8_t>(static_cast<std::int32_t>(round_half_away(values[i] * inverse)) + 128);
+  }
+}
+
 // The codes of 32 weights and the group's scale (and minimum), by the formulas of GGUF's reference quantizers.
 DRAGOMAN_INLINE void quantize_weights(const Matrix& w, const float* values, std::uint8_t* codes, float* scale,
                                       float* minimum) {
   if (w.precision == Precision::int8) {
-    float most = 0.0f;
-    for (int i = 0; i < kGroup; ++i) {
-      const float magnitude = values[i] < 0.0f ? -values[i] : values[i];
-      most = magnitude > most ? magnitude : most;
-    }
-    *scale = most / 127.0f;
-    const float inverse = *scale != 0.0f ? 1.0f / *scale : 0.0f;
-    for (int i = 0; i < kGroup; ++i) {
-      codes[i] = static_cast<std::uint8_t>(static_cast<std::int32_t>(round_half_away(values[i] * inverse)) + 128);
-    }
+    *scale = int8_scale(values, kGroup);
+    quantize_int8(values, *scale, codes);
     return;
   }
   float least = values[0], most = values[0];
@@ -112,8 +120,33 @@ DRAGOMAN_INLINE void pack_group(const Matrix& w, long block, long g, const float
   }
 }
 
+// One span of a wide block: rows × 128 weights.
+DRAGOMAN_INLINE void pack_span(const Matrix& w, const void* source, SourceType type, long block, long first) {
+  const long count = w.groups() - first < kSpanGroups ? w.groups() - first : kSpanGroups;
+  alignas(64) float scales[kBlock];
+  for (long c = 0; c < kBlock; ++c) {
+    alignas(64) float values[kSpan];
+    const long row = block * kBlock + c;
+    for (long i = 0; i < count * kGroup; i += kWidth) {
+      const long k = first * kGroup + i;
+      store(values + i, load_source(source, type, row * w.k + k, row < w.n ? w.k - k : 0));
+    }
+    scales[c] = int8_scale(values, count * kGroup);
+    for (long g = 0; g < count; ++g) {
+      std::uint8_t codes[kGroup];
+      quantize_int8(values + g * kGroup, scales[c], codes);
+      for (int q = 0; q < 8; ++q) std::memcpy(w.group(block, first + g) + (q * kBlock + c) * 4, codes + q * 4, 4);
+    }
+  }
+  for (int c = 0; c < kBlock; c += kWidth) store_fp16(w.scales(block, first) + c, load(scales + c));
+}
+
 inline void pack_blocks(const Matrix& w, const void* source, SourceType type, long begin, long end) {
   for (long block = begin; block < end; ++block) {
+    if (w.wide) {
+      for (long g = 0; g < w.groups(); g += kSpanGroups) pack_span(w, source, type, block, g);
+      continue;
+    }
     for (long g = 0; g < w.groups(); ++g) {
       alignas(64) float tile[kBlock][kGroup];
       for (long c = 0; c < kBlock; ++c) {

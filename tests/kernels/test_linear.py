@@ -9,7 +9,14 @@ from numpy.typing import NDArray
 from dragoman import kernels
 from dragoman.kernels.reference import linear as reference
 
-FORMATS = [("float32", False), ("bfloat16", False), ("int8", False), ("int4", False), ("int4", True)]
+FORMATS = [
+    ("float32", False, False),
+    ("bfloat16", False, False),
+    ("int8", False, False),
+    ("int8", False, True),
+    ("int4", False, False),
+    ("int4", True, False),
+]
 Floats = NDArray[np.float32]
 
 
@@ -31,9 +38,9 @@ def assert_close(y: Floats, expected: NDArray[np.float64], x: Floats, w: Floats)
     assert (np.abs(y - expected) <= 2e-6 * magnitude).all()
 
 
-@pytest.mark.parametrize(("precision", "minimum"), FORMATS)
+@pytest.mark.parametrize(("precision", "minimum", "wide"), FORMATS)
 @pytest.mark.parametrize("isa", kernels.instruction_sets())
-def test_product_equals_the_reference(isa, precision, minimum):
+def test_product_equals_the_reference(isa, precision, minimum, wide):
     """Odd sizes, from one element to several tiles; the only difference allowed is that of summing in float32."""
 
     @settings(max_examples=25, deadline=None)
@@ -47,8 +54,8 @@ def test_product_equals_the_reference(isa, precision, minimum):
     def check(rows, n, k, with_bias, seed):
         x, w = random_floats(seed, rows, k), random_floats(seed + 1, n, k)
         bias = random_floats(seed + 2, n) if with_bias else None
-        y = kernels.linear(x, kernels.pack(w, precision, minimum=minimum), bias)
-        assert_close(y, reference.linear(x, w, precision, bias, minimum), x, w)
+        y = kernels.linear(x, kernels.pack(w, precision, minimum=minimum, wide=wide), bias)
+        assert_close(y, reference.linear(x, w, precision, bias, minimum, wide), x, w)
 
     before = kernels.instruction_set()
     kernels.force(isa)
@@ -58,11 +65,11 @@ def test_product_equals_the_reference(isa, precision, minimum):
         kernels.force(before)
 
 
-@pytest.mark.parametrize(("precision", "minimum"), FORMATS)
+@pytest.mark.parametrize(("precision", "minimum", "wide"), FORMATS)
 @pytest.mark.parametrize(("n", "k"), [(130, 96), (49, 321)])
-def test_a_row_has_the_same_bits_alone_and_in_any_batch(instruction_set, precision, minimum, n, k):
+def test_a_row_has_the_same_bits_alone_and_in_any_batch(instruction_set, precision, minimum, wide, n, k):
     x = random_floats(0, 70, k)
-    w = kernels.pack(random_floats(1, n, k), precision, minimum=minimum)
+    w = kernels.pack(random_floats(1, n, k), precision, minimum=minimum, wide=wide)
     bias = random_floats(2, n)
     alone = np.concatenate([kernels.linear(x[i : i + 1], w, bias) for i in range(70)])
     rng = np.random.default_rng(3)
@@ -71,10 +78,10 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(instruction_set, precisi
         np.testing.assert_array_equal(kernels.linear(x[chosen], w, bias), alone[chosen])
 
 
-@pytest.mark.parametrize(("precision", "minimum"), FORMATS)
-def test_the_number_of_threads_changes_no_bit(instruction_set, precision, minimum):
+@pytest.mark.parametrize(("precision", "minimum", "wide"), FORMATS)
+def test_the_number_of_threads_changes_no_bit(instruction_set, precision, minimum, wide):
     x = random_floats(0, 9, 160)
-    w = kernels.pack(random_floats(1, 2000, 160), precision, minimum=minimum)
+    w = kernels.pack(random_floats(1, 2000, 160), precision, minimum=minimum, wide=wide)
     before = kernels.threads()
     try:
         results = []
@@ -87,8 +94,8 @@ def test_the_number_of_threads_changes_no_bit(instruction_set, precision, minimu
     np.testing.assert_array_equal(results[0], results[2])
 
 
-@pytest.mark.parametrize(("precision", "minimum"), [f for f in FORMATS if f[0].startswith("int")])
-def test_quantized_products_agree_between_instruction_sets(precision, minimum):
+@pytest.mark.parametrize(("precision", "minimum", "wide"), [f for f in FORMATS if f[0].startswith("int")])
+def test_quantized_products_agree_between_instruction_sets(precision, minimum, wide):
     """Integer sums are exact and are folded in the same order, so only the rounding of the fold may differ."""
     x, weight = random_floats(0, 13, 320), random_floats(1, 50, 320)
     results = {}
@@ -96,7 +103,7 @@ def test_quantized_products_agree_between_instruction_sets(precision, minimum):
     try:
         for name in kernels.instruction_sets():
             kernels.force(name)
-            results[name] = kernels.linear(x, kernels.pack(weight, precision, minimum=minimum))
+            results[name] = kernels.linear(x, kernels.pack(weight, precision, minimum=minimum, wide=wide))
     finally:
         kernels.force(before)
     if "avx512" in results:
@@ -105,12 +112,13 @@ def test_quantized_products_agree_between_instruction_sets(precision, minimum):
         np.testing.assert_allclose(y, results["portable"], rtol=0, atol=1e-6 * np.abs(results["portable"]).max())
 
 
-def test_extreme_integers_do_not_saturate(instruction_set):
+@pytest.mark.parametrize("wide", [False, True])
+def test_extreme_integers_do_not_saturate(instruction_set, wide):
     """Every weight and activation at the end of its range, in all four sign combinations."""
-    w = np.ones((4, 64), np.float32) * np.array([[1], [-1], [1], [-1]], np.float32)
+    w = np.ones((4, 160), np.float32) * np.array([[1], [-1], [1], [-1]], np.float32)
     w[2:, 1::2] *= -1
-    x = np.ones((2, 64), np.float32) * np.array([[1], [-1]], np.float32)
-    y = kernels.linear(x, kernels.pack(w, "int8"))
+    x = np.ones((2, 160), np.float32) * np.array([[1], [-1]], np.float32)
+    y = kernels.linear(x, kernels.pack(w, "int8", wide=wide))
     np.testing.assert_allclose(y, x @ w.T, rtol=1e-3, atol=1e-3)
 
 
@@ -144,10 +152,10 @@ def test_what_is_not_finite_reaches_its_row_and_no_other(instruction_set, precis
 
 
 def test_zeros_give_zeros(instruction_set):
-    for precision, minimum in FORMATS:
-        w = kernels.pack(np.zeros((20, 64), np.float32), precision, minimum=minimum)
+    for precision, minimum, wide in FORMATS:
+        w = kernels.pack(np.zeros((20, 64), np.float32), precision, minimum=minimum, wide=wide)
         assert not kernels.linear(random_floats(0, 3, 64), w).any()
-        w = kernels.pack(random_floats(1, 20, 64), precision, minimum=minimum)
+        w = kernels.pack(random_floats(1, 20, 64), precision, minimum=minimum, wide=wide)
         assert not kernels.linear(np.zeros((3, 64), np.float32), w).any()
 
 

@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from dragoman import kernels
 from dragoman.kernels.reference import linear as reference
 
-FORMATS = [("float32", False), ("bfloat16", False), ("int8", False), ("int4", False), ("int4", True)]
+FORMATS = [
+    ("float32", False, False),
+    ("bfloat16", False, False),
+    ("int8", False, False),
+    ("int8", False, True),
+    ("int4", False, False),
+    ("int4", True, False),
+]
 
 
 def random_weight(seed: int, n: int, k: int) -> np.ndarray:
@@ -16,14 +23,14 @@ def random_weight(seed: int, n: int, k: int) -> np.ndarray:
     return (rng.standard_normal((n, k)) * 10.0 ** rng.integers(-3, 3, (n, 1))).astype(np.float32)
 
 
-@pytest.mark.parametrize(("precision", "minimum"), FORMATS)
+@pytest.mark.parametrize(("precision", "minimum", "wide"), FORMATS)
 @settings(max_examples=30, deadline=None)
 @given(n=st.integers(1, 70), k=st.integers(1, 150), seed=st.integers(0, 2**32))
-def test_dequantize_gives_the_numbers_of_the_reference(precision, minimum, n, k, seed):
+def test_dequantize_gives_the_numbers_of_the_reference(precision, minimum, wide, n, k, seed):
     weight = random_weight(seed, n, k)
-    packed = kernels.pack(weight, precision, minimum=minimum)
-    assert (packed.shape, packed.precision, packed.minimum) == ((n, k), precision, minimum)
-    np.testing.assert_array_equal(packed.dequantize(), reference.dequantize(weight, precision, minimum))
+    packed = kernels.pack(weight, precision, minimum=minimum, wide=wide)
+    assert (packed.shape, packed.precision, packed.minimum, packed.wide) == ((n, k), precision, minimum, wide)
+    np.testing.assert_array_equal(packed.dequantize(), reference.dequantize(weight, precision, minimum, wide))
 
 
 def test_int8_is_q8_0_to_the_letter():
@@ -31,6 +38,14 @@ def test_int8_is_q8_0_to_the_letter():
     weight = np.zeros((1, 32), np.float32)
     weight[0, :4] = [127.0, 2.5, -2.5, 3.4]
     np.testing.assert_array_equal(kernels.pack(weight, "int8").dequantize()[0, :4], [127, 3, -3, 3])
+
+
+def test_wide_int8_rounds_a_span_of_128_with_one_scale():
+    """Worked by hand: 127 is the largest of the first 128, 254 of what is left."""
+    weight = np.zeros((1, 160), np.float32)
+    weight[0, [0, 100, 127, 128, 129]] = [127.0, 2.5, -3.4, 254.0, 3.4]
+    packed = kernels.pack(weight, "int8", wide=True).dequantize()[0]
+    np.testing.assert_array_equal(packed[[0, 100, 127, 128, 129]], [127, 3, -3, 254, 4])
 
 
 def test_int4_is_q4_0_to_the_letter():
@@ -46,8 +61,8 @@ def test_int4_with_minimum_is_q4_1_to_the_letter():
     np.testing.assert_array_equal(kernels.pack(weight, "int4", minimum=True).dequantize()[0, :4], [1, 16, 4, 5])
 
 
-@pytest.mark.parametrize(("precision", "minimum"), FORMATS)
-def test_bytes_are_the_same_on_every_instruction_set(precision, minimum):
+@pytest.mark.parametrize(("precision", "minimum", "wide"), FORMATS)
+def test_bytes_are_the_same_on_every_instruction_set(precision, minimum, wide):
     """A packed cache written on one machine serves another."""
     weight = random_weight(7, 77, 101)
     before = kernels.instruction_set()
@@ -55,7 +70,7 @@ def test_bytes_are_the_same_on_every_instruction_set(precision, minimum):
         packed = []
         for name in kernels.instruction_sets():
             kernels.force(name)
-            packed.append(kernels.pack(weight, precision, minimum=minimum))
+            packed.append(kernels.pack(weight, precision, minimum=minimum, wide=wide))
             np.testing.assert_array_equal(packed[-1].dequantize(), packed[0].dequantize())
     finally:
         kernels.force(before)
@@ -63,14 +78,14 @@ def test_bytes_are_the_same_on_every_instruction_set(precision, minimum):
         np.testing.assert_array_equal(packed[0].data, other.data)
 
 
-@pytest.mark.parametrize(("precision", "minimum"), FORMATS)
-def test_half_precision_sources_are_read_exactly(precision, minimum):
+@pytest.mark.parametrize(("precision", "minimum", "wide"), FORMATS)
+def test_half_precision_sources_are_read_exactly(precision, minimum, wide):
     weight = random_weight(1, 33, 70)
     half = weight.astype(np.float16)
     brain = reference.to_bfloat16(weight)
     for source, as_float in ((half, half.astype(np.float32)), (brain, reference.from_bfloat16(brain))):
-        packed = kernels.pack(source, precision, minimum=minimum)
-        np.testing.assert_array_equal(packed.data, kernels.pack(as_float, precision, minimum=minimum).data)
+        packed = kernels.pack(source, precision, minimum=minimum, wide=wide)
+        np.testing.assert_array_equal(packed.data, kernels.pack(as_float, precision, minimum=minimum, wide=wide).data)
 
 
 def test_every_fp16_and_bfloat16_value_is_read_right():
@@ -87,22 +102,27 @@ def test_every_fp16_and_bfloat16_value_is_read_right():
         kernels.force(before)
 
 
-@pytest.mark.parametrize(("precision", "minimum"), FORMATS)
-def test_a_matrix_over_mapped_bytes_multiplies_the_same(tmp_path, precision, minimum):
+@pytest.mark.parametrize(("precision", "minimum", "wide"), FORMATS)
+def test_a_matrix_over_mapped_bytes_multiplies_the_same(tmp_path, precision, minimum, wide):
     weight = random_weight(2, 40, 96)
-    packed = kernels.pack(weight, precision, minimum=minimum)
+    packed = kernels.pack(weight, precision, minimum=minimum, wide=wide)
     packed.data.tofile(tmp_path / "weights")
     mapped = np.memmap(tmp_path / "weights", np.uint8, "r")
-    view = kernels.PackedMatrix(mapped, 40, 96, precision, minimum)
+    view = kernels.PackedMatrix(mapped, 40, 96, precision, minimum, wide)
     del mapped  # the matrix keeps its bytes alive
-    assert view.nbytes == packed.nbytes == packed.data.size == kernels.packed_bytes(40, 96, precision, minimum=minimum)
+    assert (
+        view.nbytes
+        == packed.nbytes
+        == packed.data.size
+        == kernels.packed_bytes(40, 96, precision, minimum=minimum, wide=wide)
+    )
     x = random_weight(3, 5, 96)
     np.testing.assert_array_equal(kernels.linear(x, view), kernels.linear(x, packed))
 
 
-@pytest.mark.parametrize(("precision", "minimum"), FORMATS)
-def test_gathered_rows_are_rows_of_the_matrix(precision, minimum):
-    packed = kernels.pack(random_weight(4, 100, 70), precision, minimum=minimum)
+@pytest.mark.parametrize(("precision", "minimum", "wide"), FORMATS)
+def test_gathered_rows_are_rows_of_the_matrix(precision, minimum, wide):
+    packed = kernels.pack(random_weight(4, 100, 70), precision, minimum=minimum, wide=wide)
     ids = [99, 0, 17, 17, 63]
     np.testing.assert_array_equal(kernels.gather_rows(packed, ids), packed.dequantize()[ids])
     assert kernels.gather_rows(packed, np.empty(0, np.int32)).shape == (0, 70)
@@ -125,6 +145,8 @@ def test_bad_matrices_are_refused():
         kernels.pack(weight.astype(np.float64), "int8")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="minimum"):
         kernels.pack(weight, "int8", minimum=True)
+    with pytest.raises(ValueError, match="share a scale"):
+        kernels.pack(weight, "int4", wide=True)
     with pytest.raises(ValueError, match="1 <= n"):
         kernels.pack(weight[:0], "int8")
     with pytest.raises(ValueError, match="bytes, not 10"):

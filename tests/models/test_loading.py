@@ -164,3 +164,5 @@ def test_config_that_asks_for_other_shapes_is_refused_with_the_tensor(folder: Pa
 @given(outputs=st.integers(1, 200), inputs=st.integers(1, 300), precision=st.sampled_from(PRECISIONS))
 def test_planned_size_is_the_packed_size(outputs: int, inputs: int, precision: Precision) -> None:
     assert packed_bytes(outputs, inputs, Format(precision)) == kernels.packed_bytes(outputs, inputs, precision)
+    wide = packed_bytes(outputs, inputs, Format("int8", wide=True))
+    assert wide == kernels.packed_bytes(outputs, inputs, "int8", wide=True)

@@ -38,15 +38,15 @@ def plan_1b(available: float, **settings: object) -> MemoryPlan:
 
 
 def test_weights_of_a_known_shape() -> None:
-    """1,235,814,400 parameters, of which 67,584 in norms; int8 has a two-byte scale for each 32, int4 an int8 table."""
+    """1,235,814,400 parameters, 67,584 of them in norms; a scale of two bytes for 128 at int8, for 32 at int4."""
     table, norms = 128256 * 2048, 33 * 2048
     matrices = described("llama-3.2-1b").spec.parameter_count - norms
     assert matrices + norms == 1_235_814_400
     expected = {
         "float32": 4 * matrices,
         "bfloat16": 2 * matrices,
-        "int8": matrices * 34 // 32,
-        "int4": (matrices - table) * 18 // 32 + table * 34 // 32,
+        "int8": matrices * 130 // 128,
+        "int4": (matrices - table) * 18 // 32 + table * 130 // 128,
     }
     for precision in PRECISIONS:
         found = plan_1b(24, precision=precision)
@@ -69,7 +69,7 @@ def test_of_experts_only_the_chosen_are_read() -> None:
     spec = read_spec(config | {"num_local_experts": 8, "num_experts_per_tok": 2})
     mixture = replace(described("llama-3.2-1b"), spec=spec)
     found = plan(mixture, ModelSettings(precision="int8"), available_bytes=24 * GIB)
-    experts = 16 * 8 * 3 * 512 * 2048 * 34 // 32
+    experts = 16 * 8 * 3 * 512 * 2048 * 130 // 128
     assert found.weight_bytes - found.bytes_per_decoded_token == experts * 3 // 4
     dense = plan(
         replace(mixture, spec=replace(spec, experts=None, feed_forward=8 * 512)), ModelSettings(precision="int8")

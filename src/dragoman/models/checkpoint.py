@@ -65,7 +65,7 @@ class Checkpoint:
 
     def codes(self, parameter: Parameter, form: Format) -> Codes | None:
         """A matrix in the numbers of ``form``, its parts stacked, where all of them have these; else None."""
-        if self._is_transposed(parameter):
+        if form.wide or self._is_transposed(parameter):
             return None
         parts = []
         for part in self.parts[parameter.name]:

@@ -12,8 +12,8 @@ from dragoman.models.tensors import Format
 
 _ALIGNMENT = 64  # a cache line: the kernels read whole ones
 # A packed matrix is a row of blocks of 32 outputs, each a row of groups of 32 inputs. A quantized group has float16
-# scales for its outputs.
-_BLOCK, _GROUP = 32, 32
+# scales for its outputs, or shares them with the others of a span of four.
+_BLOCK, _GROUP, _SPAN_GROUPS = 32, 32, 4
 _GROUP_BYTES: dict[Precision, int] = {
     "float32": 4 * _BLOCK * _GROUP,
     "bfloat16": 2 * _BLOCK * _GROUP,
@@ -53,9 +53,17 @@ def matrix_precision(parameter: Parameter, precision: Precision) -> Precision:
     return "int8" if precision == "int4" and parameter.module in ("embedding", "head") else precision
 
 
+def _own_format(parameter: Parameter, precision: Precision) -> Format:
+    """Numbers that are quantized here share a scale among 128: those of a file keep the groups that they have."""
+    chosen = matrix_precision(parameter, precision)
+    return Format(chosen, wide=chosen == "int8")
+
+
 def packed_bytes(outputs: int, inputs: int, form: Format) -> int:
     """Size of a packed matrix ``[outputs, inputs]``."""
     blocks, groups = -(-outputs // _BLOCK), -(-inputs // _GROUP)
+    if form.wide:
+        return blocks * (groups * _BLOCK * _GROUP + 2 * _BLOCK * -(-groups // _SPAN_GROUPS))
     return blocks * groups * (_GROUP_BYTES[form.precision] + 2 * _BLOCK * form.minimum)
 
 
@@ -67,7 +75,7 @@ def plan_layout(spec: DecoderSpec, precision: Precision, formats: Mapping[str, F
     entries, offset = [], 0
     for parameter in parameters(spec):
         if parameter.matrix:
-            form = Format(matrix_precision(parameter, precision))
+            form = _own_format(parameter, precision)
             if parameter.module != "router":
                 form = (formats or {}).get(parameter.name, form)
             outputs, inputs = parameter.shape

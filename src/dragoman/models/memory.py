@@ -13,7 +13,7 @@ from msgspec import structs
 from dragoman.core.errors import ModelError
 from dragoman.models.description import ModelDescription
 from dragoman.models.layout import plan_layout
-from dragoman.models.settings import KVPrecision, ModelSettings, Precision
+from dragoman.models.settings import AskedPrecision, KVPrecision, ModelSettings, Precision
 from dragoman.models.spec import DecoderSpec, Parameter
 from dragoman.models.tensors import Format
 
@@ -88,8 +88,7 @@ def plan(
     precision = description.precision(settings.precision)
     kv_precision = _kv_precision(settings, precision)
     available = available_memory() if available_bytes is None else available_bytes
-    kept = description.formats.items()
-    formats = {name: form for name, form in kept if settings.precision in ("auto", form.precision)}
+    formats = _formats(description, settings.precision)
     layout = plan_layout(spec, precision, formats)
     per_token = _kv_bytes_per_token(spec, kv_precision)
     asked = _asked_context(spec, settings)
@@ -122,6 +121,14 @@ def plan(
     if found.concurrency >= 1 and found.kv_bytes <= room:
         return found
     return replace(found, refusal=_refusal(found, description.source.name))
+
+
+def _formats(description: ModelDescription, asked: AskedPrecision) -> dict[str, Format]:
+    """Of the matrices that are quantized already: their own, or groups of int8, which hold the integers of int4 too."""
+    kept = {name: form for name, form in description.formats.items() if asked in ("auto", form.precision)}
+    if asked == "int8":
+        kept |= {name: Format("int8") for name, form in description.formats.items() if form.precision == "int4"}
+    return kept
 
 
 def blocks_held(tokens: int, window: int, step_tokens: int, block_tokens: int = BLOCK_TOKENS) -> int:

@@ -64,7 +64,7 @@ def cache_key(checkpoint: Checkpoint, layout: Layout) -> str:
     digest = hashlib.blake2b(digest_size=20)
     digest.update(f"{_FORMAT} {layout!r} {checkpoint.spec!r}".encode())
     for form in sorted({entry.form for entry in layout.entries if entry.form}, key=repr):
-        digest.update(kernels.pack(_SPECIMEN, form.precision, minimum=form.minimum).data.tobytes())
+        digest.update(kernels.pack(_SPECIMEN, form.precision, minimum=form.minimum, wide=form.wide).data.tobytes())
     for path, header in sorted(checkpoint.files.files.items()):
         status = path.stat()
         digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns} {len(header)}".encode())
@@ -163,7 +163,13 @@ class _DamagedError(Exception):
 
 def _describe(layout: Layout) -> list[list[Any]]:
     return [
-        [e.parameter.name, e.form and [e.form.precision, e.form.minimum], list(e.parameter.shape), e.offset, e.nbytes]
+        [
+            e.parameter.name,
+            e.form and [e.form.precision, e.form.minimum, e.form.wide],
+            list(e.parameter.shape),
+            e.offset,
+            e.nbytes,
+        ]
         for e in layout.entries
     ]
 

@@ -33,7 +33,8 @@ def pack_checkpoint(checkpoint: Checkpoint, layout: Layout, progress: Progress =
             return kernels.pack_codes(tensor.values, tensor.scales, tensor.minimums, entry.form.precision).data
         if entry.form is None:
             return np.ascontiguousarray(tensor).view(np.uint8).reshape(-1)
-        return kernels.pack(tensor, entry.form.precision, minimum=entry.form.minimum).data
+        form = entry.form
+        return kernels.pack(tensor, form.precision, minimum=form.minimum, wide=form.wide).data
 
     packed: list[NDArray[np.uint8]] = []
     with ThreadPoolExecutor(1) as reader:
@@ -107,4 +108,4 @@ def _view(entry: Entry, data: NDArray[np.uint8]) -> Any:
     if entry.form is None:
         return data.view(np.float32).reshape(entry.parameter.shape)
     outputs, inputs = entry.parameter.shape
-    return kernels.PackedMatrix(data, outputs, inputs, entry.form.precision, entry.form.minimum)
+    return kernels.PackedMatrix(data, outputs, inputs, entry.form.precision, entry.form.minimum, entry.form.wide)

@@ -28,10 +28,16 @@ ELEMENTS: dict[str, np.dtype[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a matrix is packed. ``minimum``, of int4 only: each group of 32 has a minimum beside its scale."""
+    """How a matrix is packed: with a scale for each group of 32 inputs, where its numbers are quantized.
+
+    Attributes:
+        minimum: of int4 only: each group has a minimum beside its scale.
+        wide: of int8 only: four groups share their scale.
+    """
 
     precision: Precision
     minimum: bool = False
+    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 GROUP = 32  # weights that share a scale
-SPAN = 128  # activations that share one
+SPAN = 128  # activations that share one, and weights of wide int8
 
 Floats = NDArray[np.float32]
 
@@ -36,10 +36,14 @@ def _inverse(scale: Floats) -> Floats:
         return np.where(scale != 0, np.float32(1) / scale, np.float32(0)).astype(np.float32)
 
 
-def quantize_int8(w: Floats) -> tuple[NDArray[np.int8], Floats]:
-    """GGUF Q8_0: codes ``[N, G, 32]`` and scales ``[N, G]`` (already rounded to fp16). Halves round away from zero."""
+def quantize_int8(w: Floats, wide: bool = False) -> tuple[NDArray[np.int8], Floats]:
+    """GGUF Q8_0: codes ``[N, G, 32]`` and scales ``[N, G]`` (already rounded to fp16). Halves round away from zero.
+
+    ``wide``: four groups share the scale of their largest magnitude.
+    """
     groups = groups_of(w)
-    scale = np.abs(groups).max(axis=2) / np.float32(127)
+    largest = np.abs(groups).max(axis=2)
+    scale = (_shared_by_spans(largest) if wide else largest) / np.float32(127)
     scaled = groups * _inverse(scale)[..., None]
     whole = np.trunc(scaled)
     rest = scaled - whole
@@ -70,17 +74,22 @@ def quantize_int4_minimum(w: Floats) -> tuple[NDArray[np.int8], Floats, Floats]:
 def quantize_activations(x: Floats) -> tuple[NDArray[np.int8], Floats]:
     """Codes ``[rows, G, 32]`` and scales ``[rows, G]``: largest magnitude of 128 / 127, to nearest even."""
     groups = groups_of(x)
-    largest = np.abs(groups).max(axis=2)
-    for first in range(0, largest.shape[1], SPAN // GROUP):
-        span = largest[:, first : first + SPAN // GROUP]
-        span[:] = span.max(axis=1, keepdims=True)
-    scale = largest / np.float32(127)
+    scale = _shared_by_spans(np.abs(groups).max(axis=2)) / np.float32(127)
     return np.rint(groups * _inverse(scale)[..., None]).astype(np.int8), scale
 
 
-def _quantize(w: Floats, precision: str, minimum: bool) -> tuple[NDArray[np.int8], Floats, Floats]:
+def _shared_by_spans(largest: Floats) -> Floats:
+    """The largest magnitudes of groups ``[rows, G]``, each the largest of its span of four."""
+    shared = largest.copy()
+    for first in range(0, shared.shape[1], SPAN // GROUP):
+        span = shared[:, first : first + SPAN // GROUP]
+        span[:] = span.max(axis=1, keepdims=True)
+    return shared
+
+
+def _quantize(w: Floats, precision: str, minimum: bool, wide: bool) -> tuple[NDArray[np.int8], Floats, Floats]:
     if precision == "int8":
-        codes, scale = quantize_int8(w)
+        codes, scale = quantize_int8(w, wide)
     elif minimum:
         return quantize_int4_minimum(w)
     else:
@@ -88,19 +97,19 @@ def _quantize(w: Floats, precision: str, minimum: bool) -> tuple[NDArray[np.int8
     return codes, scale, np.zeros_like(scale)
 
 
-def dequantize(w: Floats, precision: str, minimum: bool = False) -> Floats:
+def dequantize(w: Floats, precision: str, minimum: bool = False, wide: bool = False) -> Floats:
     """The float32 numbers that ``kernels.pack(w, precision)`` stands for."""
     if precision == "float32":
         return w.copy()
     if precision == "bfloat16":
         return from_bfloat16(to_bfloat16(w))
-    codes, scale, least = _quantize(w, precision, minimum)
+    codes, scale, least = _quantize(w, precision, minimum, wide)
     values = codes.astype(np.float32) * scale[..., None] + least[..., None]
     return values.reshape(w.shape[0], -1)[:, : w.shape[1]]
 
 
 def linear(
-    x: Floats, w: Floats, precision: str, bias: Floats | None = None, minimum: bool = False
+    x: Floats, w: Floats, precision: str, bias: Floats | None = None, minimum: bool = False, wide: bool = False
 ) -> NDArray[np.float64]:
     """``x · Wᵀ + bias`` on the rounded numbers, summed in float64.
 
@@ -111,7 +120,7 @@ def linear(
     elif precision == "bfloat16":
         y = from_bfloat16(to_bfloat16(x)).astype(np.float64) @ dequantize(w, precision).T.astype(np.float64)
     else:
-        codes, scale, least = _quantize(w, precision, minimum)
+        codes, scale, least = _quantize(w, precision, minimum, wide)
         q, x_scale = quantize_activations(x)
         sums = np.einsum("rgk,ngk->rng", q.astype(np.int64), codes.astype(np.int64))
         y = np.einsum("rng,rg,ng->rn", sums, x_scale.astype(np.float64), scale.astype(np.float64))

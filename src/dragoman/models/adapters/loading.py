@@ -91,7 +91,8 @@ def _is_copy(tensor: StoredTensor, matrix: kernels.PackedMatrix) -> bool:
     """Whether a tensor gives the very bytes of a packed matrix."""
     if tensor.shape != matrix.shape or tensor.dtype not in ELEMENTS:
         return False
-    packed = kernels.pack(tensor.read(), cast("kernels.Precision", matrix.precision), minimum=matrix.minimum)
+    precision = cast("kernels.Precision", matrix.precision)
+    packed = kernels.pack(tensor.read(), precision, minimum=matrix.minimum, wide=matrix.wide)
     return np.array_equal(packed.data, matrix.data)
 
 
