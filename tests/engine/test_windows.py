@@ -67,7 +67,7 @@ def test_texts_side_by_side_take_a_window_each() -> None:
 def test_forks_and_preempted_texts_go_on_from_their_window() -> None:
     """Less memory than all need at one time: forks share the prompt's last blocks, and those that gave way return."""
     requests = [long_request(prompt=500, output=120, seed=10 * seed, sequences=3) for seed in range(3)]
-    engine = Engine(stub(num_blocks=2 * HELD + 1, **LIMITS), SchedulerSettings(step_tokens=STEP, max_running=6))
+    engine = Engine(stub(num_blocks=2 * HELD, **LIMITS), SchedulerSettings(step_tokens=STEP, max_running=6))
     found = run(engine, requests)
     assert engine.scheduler.preemptions > 0
     for request in requests:
