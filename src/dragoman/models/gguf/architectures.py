@@ -1,272 +1,282 @@
-"""What llama.cpp's metadata and tensor names mean in the terms of our families.
-
-An ``Architecture`` turns the metadata of a file into the ``config.json`` that its family reads, and the file's tensors
-into those of the family's checkpoint: one table for the keys, one for the names, and what was done to the numbers.
-The values of ``general.architecture`` and the keys are those of llama.cpp's ``gguf-py``.
-"""
+"""The architectures of GGUF files that are served, under llama.cpp's names for them."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.core.errors import ModelError
+from dragoman.models.gguf import names
+from dragoman.models.gguf.architecture import (
+    Architecture,
+    Config,
+    Tensors,
+    divisors,
+    head_size,
+    heads,
+    layer_norm,
+    layer_types,
+    partly_rotated,
+    rms,
+)
 from dragoman.models.gguf.file import GgufFile
 from dragoman.models.gguf.metadata import Metadata
-from dragoman.models.gguf.names import GPT2, LLAMA
-from dragoman.models.gguf.tensors import GgufTensor
-
-Config = dict[str, Any]
-Tensors = Mapping[str, GgufTensor]
-RowOrder = Callable[[Config, str], NDArray[np.int64] | None]
-
-_SIZES = {
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-}
-_BLOCK = re.compile(r"blk\.(\d{1,5})\.(.+)")
-# Under the architecture's prefix, but without effect on what the model computes.
-_INERT = ("vocab_size", "rope.scaling.finetuned", "use_parallel_residual", "tensor_data_layout")
 
 
-def _in_order(config: Config, module: str) -> None:
-    return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture:
-    """One value of ``general.architecture``.
-
-    Attributes:
-        name: the class in ``config.json``; ``with_experts``: the one where the file has experts.
-        names: tensor names, ``blk.N.`` as ``blk.``, to those of the family, ``{layer}`` for the number.
-        sizes: metadata keys to config keys.
-        extra: the rest of the config.
-        row_order: from the config, the stored row of each row of a module (the name behind ``blk.N.``).
-        norm_offset: what norms have more than in the family's checkpoints.
-        rotary: has rotary positions, and keys that scale them.
-        described: tensors that are part of the config, not of the checkpoint.
-    """
-
-    name: str
-    model_type: str
-    names: Mapping[str, str]
-    extra: Callable[[Metadata, Tensors, Config], Config]
-    sizes: Mapping[str, str] = field(default_factory=lambda: _SIZES)
-    row_order: RowOrder = _in_order
-    norm_offset: float = 0.0
-    rotary: bool = True
-    described: frozenset[str] = frozenset({"rope_freqs.weight"})
-
-
-def find_architecture(file: GgufFile) -> tuple[str, Architecture]:
-    """The architecture of a file and its name there. Raises ModelError naming the known ones."""
+def find_architecture(file: GgufFile) -> Architecture:
+    """The architecture of a file. Raises ModelError naming the known ones."""
     metadata = Metadata(file)
     kind = metadata.text("general.type", "model")
     if kind != "model":
         raise file.fail("general.type", f"is {kind!r}: it is not a model that can be served")
     name = metadata.text("general.architecture")
+    if name == "llama" and metadata.value("llama.expert_count"):
+        return _MIXTRAL
     if name not in ARCHITECTURES:
         raise file.fail("general.architecture", f"{name!r} is not supported; known: {', '.join(ARCHITECTURES)}")
-    return name, ARCHITECTURES[name]
-
-
-def read_config(file: GgufFile, tensors: Tensors) -> Config:
-    """The ``config.json`` of a file's model. Raises ModelError naming the key at fault, or one of no known meaning."""
-    name, architecture = find_architecture(file)
-    keys = Metadata(file, f"{name}.")
-    if "token_embd.weight" not in tensors or len(tensors["token_embd.weight"].shape) != 2:
-        raise ModelError(f"{file.path}: tensor token_embd.weight is missing, or no matrix")
-    config: Config = {
-        "architectures": [architecture.name],
-        "model_type": architecture.model_type,
-        "vocab_size": tensors["token_embd.weight"].shape[0],
-        "tie_word_embeddings": "output.weight" not in tensors,
-    }
-    config |= {ours: keys.size(theirs) for theirs, ours in architecture.sizes.items()}
-    if architecture.rotary:
-        config["rope_theta"] = keys.number("rope.freq_base", 10_000.0)
-        config["rope_scaling"] = _rope_scaling(keys, tensors)
-    config |= architecture.extra(keys, tensors, config)
-    for key in _INERT:
-        keys.has(key)
-    keys.refuse_others()
-    return config
-
-
-def family_name(architecture: Architecture, stored: str) -> str | None:
-    """A tensor's name in the family's checkpoints; None for one of no known use."""
-    module, _, kind = stored.rpartition(".")
-    block = _BLOCK.fullmatch(module)
-    key = f"blk.{block[2]}" if block else module
-    if key not in architecture.names:
-        return None
-    return f"{architecture.names[key].format(layer=block[1] if block else '')}.{kind}"
-
-
-def row_order(architecture: Architecture, config: Config, stored: str) -> NDArray[np.int64] | None:
-    """For a tensor, the stored row of each row as the family has it; None: they are the same."""
-    block = _BLOCK.fullmatch(stored.rpartition(".")[0])
-    return architecture.row_order(config, block[2]) if block else None
-
-
-def _rope_scaling(keys: Metadata, tensors: Tensors) -> Config | None:
-    """The rotary scaling that the keys describe, or a tensor of divisors."""
-    divisors = _divisors(tensors, "rope_freqs.weight")
-    keys.refuse("rope.scaling.yarn_log_multiplier", 0.0)
-    kind = keys.text("rope.scaling.type", "none")
-    factor = keys.number("rope.scaling.factor", 1.0)
-    if kind == "none" and keys.has("rope.scale_linear"):  # before there were types
-        kind, factor = "linear", keys.number("rope.scale_linear")
-    if divisors is not None:
-        if kind != "none":
-            raise keys.file.fail("rope.scaling.type", f"{kind!r} is not supported beside tensor rope_freqs.weight")
-        return {"rope_type": "divided", "divisors": divisors} if set(divisors) != {1.0} else None
-    if kind == "linear" and factor != 1.0:
-        return {"rope_type": "linear", "factor": factor}
-    if kind == "yarn":
-        return _yarn(keys, factor)
-    if kind not in ("none", "linear", "longrope"):
-        raise keys.file.fail("rope.scaling.type", f"{kind!r} is not supported; known: none, linear, yarn, longrope")
-    return None
-
-
-def _divisors(tensors: Tensors, name: str) -> list[float] | None:
-    """What each pair's frequency is divided by; None where the file has no such tensor."""
-    if name not in tensors:
-        return None
-    tensor = tensors[name]
-    if len(tensor.shape) != 1 or tensor.shape[0] > 4096 or tensor.dtype != "float32":
-        raise tensor.fail("is not a vector of float32")
-    divisors = [float(str(divisor)) for divisor in tensor.read()]
-    if not all(math.isfinite(divisor) and divisor > 0 for divisor in divisors):
-        raise tensor.fail("holds a number that is not positive")
-    return divisors
-
-
-def _yarn(keys: Metadata, factor: float) -> Config:
-    keys.refuse("rope.scaling.yarn_ext_factor", 1.0, -1.0)
-    scaling: Config = {
-        "rope_type": "yarn",
-        "factor": factor,
-        "original_max_position_embeddings": keys.size("rope.scaling.original_context_length"),
-    }
-    for theirs, ours in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
-        if keys.has(f"rope.scaling.{theirs}"):
-            scaling[ours] = keys.number(f"rope.scaling.{theirs}")
-    if keys.has("rope.scaling.yarn_attn_factor"):
-        scaling["attention_factor"] = keys.number("rope.scaling.yarn_attn_factor")
-    elif keys.has("rope.scaling.attn_factor"):  # multiplies what the factor gives
-        amplitude = 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
-        scaling["attention_factor"] = amplitude * keys.number("rope.scaling.attn_factor")
-    return scaling
-
-
-def _heads(keys: Metadata, config: Config) -> Config:
-    """Head counts and sizes; the rotated part of a head must be all of it."""
-    head_dim = _head_dim(keys, config)
-    rotated = keys.size("rope.dimension_count", head_dim)
-    if rotated != head_dim:
-        raise keys.file.fail("rope.dimension_count", f"{rotated} is not supported: heads have {head_dim} dimensions")
-    kv_heads = keys.size("attention.head_count_kv", config["num_attention_heads"])
-    return {"num_key_value_heads": kv_heads, "head_dim": head_dim}
-
-
-def _head_dim(keys: Metadata, config: Config) -> int:
-    head_dim = keys.size("attention.key_length", config["hidden_size"] // config["num_attention_heads"])
-    if keys.size("attention.value_length", head_dim) != head_dim:
-        raise keys.file.fail("attention.value_length", f"differs from the keys' {head_dim}")
-    return head_dim
-
-
-def _partly_rotated(keys: Metadata, config: Config) -> Config:
-    """The same where only the first dimensions of a head are rotated."""
-    head_dim = _head_dim(keys, config)
-    rotated = keys.size("rope.dimension_count", head_dim)
-    kv_heads = keys.size("attention.head_count_kv", config["num_attention_heads"])
-    # A hair more than the quotient: families take the whole part of the product.
-    factor = rotated / head_dim if int(rotated / head_dim * head_dim) == rotated else (rotated + 0.5) / head_dim
-    return {"num_key_value_heads": kv_heads, "partial_rotary_factor": factor}
-
-
-def _rms(keys: Metadata) -> Config:
-    return {"rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon")}
+    return ARCHITECTURES[name]
 
 
 def _llama(keys: Metadata, tensors: Tensors, config: Config) -> Config:
     keys.refuse("attention.sliding_window", 0)
-    if keys.has("expert_count") and keys.size("expert_count"):
-        return _mixtral(keys, tensors, config)
-    found = _heads(keys, config) | _rms(keys)
-    found["attention_bias"] = "blk.0.attn_q.bias" in tensors
-    found["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
-    return found
+    keys.refuse("expert_count", 0)
+    keys.refuse("expert_used_count", 0)
+    return heads(keys, config) | rms(keys) | _biases(tensors)
 
 
-def _mixtral(keys: Metadata, tensors: Tensors, config: Config) -> Config:
-    return (
-        _heads(keys, config)
-        | _rms(keys)
-        | {
-            "architectures": ["MixtralForCausalLM"],
-            "model_type": "mixtral",
-            "num_local_experts": keys.size("expert_count"),
-            "num_experts_per_tok": keys.size("expert_used_count"),
-        }
-    )
+def _biases(tensors: Tensors) -> Config:
+    return {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_up.bias" in tensors}
 
 
 def _qwen2(keys: Metadata, tensors: Tensors, config: Config) -> Config:
-    return _heads(keys, config) | _rms(keys) | {"use_sliding_window": False}
+    return heads(keys, config) | rms(keys) | {"use_sliding_window": False}
 
 
 def _qwen3(keys: Metadata, tensors: Tensors, config: Config) -> Config:
     return _qwen2(keys, tensors, config) | {"attention_bias": "blk.0.attn_q.bias" in tensors}
 
 
+def _gemma(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    return heads(keys, config) | rms(keys) | {"hidden_activation": "gelu_pytorch_tanh"}
+
+
+def _gemma2(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    layers = config["num_hidden_layers"]
+    found = _gemma(keys, tensors, config)
+    return found | {
+        "query_pre_attn_scalar": _query_scalar(config, found["head_dim"], widest=46),
+        "attn_logit_softcapping": keys.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": keys.number("final_logit_softcapping", 30.0),
+        "sliding_window": keys.size("attention.sliding_window", 4096),
+        "layer_types": layer_types(keys, layers, 2),
+    }
+
+
+def _gemma3(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    layers = config["num_hidden_layers"]
+    found = _gemma(keys, tensors, config)
+    slides = keys.value("attention.sliding_window") not in (None, 0)
+    capped = keys.value("final_logit_softcapping") not in (None, 0.0)
+    return found | {
+        "query_pre_attn_scalar": _query_scalar(config, found["head_dim"], widest=62),
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": keys.number("final_logit_softcapping") if capped else None,
+        "rope_theta": keys.number("rope.freq_base", 1_000_000.0),
+        "rope_local_base_freq": keys.number("rope.freq_base_swa", 10_000.0),
+        "sliding_window": keys.size("attention.sliding_window") if slides else 4096,
+        "layer_types": layer_types(keys, layers, 6) if slides else ["full_attention"] * layers,
+    }
+
+
+def _query_scalar(config: Config, head_dim: int, widest: int) -> float:
+    """The files do not say it: the largest model of each Gemma, known by its layers, has one that is no head's size."""
+    largest = config["num_hidden_layers"] == widest
+    return float(config["hidden_size"] // config["num_attention_heads"] if largest else head_dim)
+
+
+def _phi2(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    found = partly_rotated(keys, config) | layer_norm(keys, "layer_norm_eps")
+    return found | {"hidden_act": "gelu_new", "qk_layernorm": False}
+
+
+def _phi3(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    window = keys.value("attention.sliding_window")
+    original = keys.size("rope.scaling.original_context_length", config["max_position_embeddings"])
+    found = partly_rotated(keys, config) | rms(keys) | {
+        "sliding_window": keys.size("attention.sliding_window") if window else None,
+        "original_max_position_embeddings": original,
+    }  # fmt: skip
+    short, long = (divisors(tensors, f"rope_factors_{which}.weight") for which in ("short", "long"))
+    if (short is None) != (long is None):
+        raise ModelError(f"{keys.file.path}: of rope_factors_short.weight and rope_factors_long.weight one is missing")
+    if short is not None:
+        scaling: dict[str, Any] = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+        if keys.has("rope.scaling.attn_factor"):
+            scaling["attention_factor"] = keys.number("rope.scaling.attn_factor")
+        found["rope_scaling"] = scaling
+    return found
+
+
+def _cohere(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    found = heads(keys, config) | layer_norm(keys, "layer_norm_eps")
+    return found | {
+        "logit_scale": keys.number("logit_scale"),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in tensors,
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+    }
+
+
+def _cohere2(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    return _cohere(keys, tensors, config) | {
+        "sliding_window": keys.size("attention.sliding_window"),
+        "layer_types": layer_types(keys, config["num_hidden_layers"], 4),
+    }
+
+
+def _glm4(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    keys.refuse("nextn_predict_layers", 0)
+    found = partly_rotated(keys, config) | rms(keys)
+    return found | {"head_dim": head_size(keys, config), "attention_bias": "blk.0.attn_q.bias" in tensors}
+
+
+def _granite(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    return heads(keys, config) | rms(keys) | _biases(tensors) | {
+        "attention_multiplier": keys.number("attention.scale", 1.0),
+        "embedding_multiplier": keys.number("embedding_scale", 1.0),
+        "residual_multiplier": keys.number("residual_scale", 1.0),
+        "logits_scaling": keys.number("logit_scale", 1.0),
+    }  # fmt: skip
+
+
+def _olmo2(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    found = heads(keys, config) | rms(keys) | {"attention_bias": "blk.0.attn_q.bias" in tensors}
+    if keys.value("attention.sliding_window") in (None, 0):
+        keys.has("attention.sliding_window_pattern")
+        return found
+    return found | {
+        "architectures": ["Olmo3ForCausalLM"],
+        "model_type": "olmo3",
+        "sliding_window": keys.size("attention.sliding_window"),
+        "layer_types": layer_types(keys, config["num_hidden_layers"], 4),
+    }
+
+
+def _smollm3(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    rotated = [int((layer + 1) % 4 != 0) for layer in range(config["num_hidden_layers"])]  # no key says otherwise
+    return _llama(keys, tensors, config) | {"no_rope_layers": rotated}
+
+
+def _stablelm(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    keys.has("use_parallel_residual")  # converters write it wrongly; whether there is a second norm tells
+    found = partly_rotated(keys, config) | layer_norm(keys, "layer_norm_eps")
+    return found | {
+        "use_qkv_bias": "blk.0.attn_q.bias" in tensors,
+        "qk_layernorm": "blk.0.attn_q_norm.weight" in tensors,
+        "use_parallel_residual": "blk.0.ffn_norm.weight" not in tensors,
+    }
+
+
+def _starcoder2(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    found = heads(keys, config) | layer_norm(keys, "norm_epsilon")
+    return found | {"use_bias": "blk.0.attn_q.bias" in tensors, "sliding_window": None}
+
+
+def _experts(keys: Metadata, norm_topk: bool) -> Config:
+    keys.refuse("expert_gating_func", 1)  # softmax
+    keys.refuse("expert_weights_scale", 1.0, 0.0)
+    for key in ("expert_group_count", "expert_group_used_count"):
+        keys.refuse(key, 0, 1)
+    return {
+        "num_experts": keys.size("expert_count"),
+        "num_experts_per_tok": keys.size("expert_used_count"),
+        "norm_topk_prob": keys.flag("expert_weights_norm", norm_topk),
+    }
+
+
+def _mixtral(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    found = _experts(keys, norm_topk=True)
+    keys.refuse("attention.sliding_window", 0)
+    return heads(keys, config) | rms(keys) | found | {"num_local_experts": found["num_experts"], "sliding_window": None}
+
+
+def _qwen_moe(keys: Metadata, tensors: Tensors, config: Config, norm_topk: bool) -> Config:
+    found = _qwen3(keys, tensors, config) | _experts(keys, norm_topk)
+    for key in ("expert_feed_forward_length", "expert_shared_feed_forward_length"):
+        keys.has(key)  # the tensors say it too, in every file
+    inward = tensors.get("blk.0.ffn_gate_exps.weight")
+    if inward is None or len(inward.shape) != 3:
+        raise ModelError(f"{keys.file.path}: tensor blk.0.ffn_gate_exps.weight is missing, or no stack of matrices")
+    shared = tensors.get("blk.0.ffn_gate_shexp.weight")
+    found |= {"moe_intermediate_size": inward.shape[1], "qkv_bias": found["attention_bias"]}
+    return found if shared is None else found | {"shared_expert_intermediate_size": shared.shape[0]}
+
+
+def _qwen2_moe(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    return _qwen_moe(keys, tensors, config, norm_topk=False)
+
+
+def _qwen3_moe(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    return _qwen_moe(keys, tensors, config, norm_topk=True)
+
+
+def _olmoe(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    keys.refuse("attention.clamp_kqv", 0.0)
+    return heads(keys, config) | rms(keys) | _experts(keys, norm_topk=False) | _biases(tensors)
+
+
 def _gpt2(keys: Metadata, tensors: Tensors, config: Config) -> Config:
     keys.refuse("attention.head_count_kv", config["n_head"])
-    return {"layer_norm_epsilon": keys.number("attention.layer_norm_epsilon"), "activation_function": "gelu_new"}
+    return layer_norm(keys, "layer_norm_epsilon") | {"activation_function": "gelu_new"}
 
 
 def _llama_rows(config: Config, module: str) -> NDArray[np.int64] | None:
     """llama.cpp rotates neighbours where the families rotate halves, so rows of queries and keys are interleaved."""
-    heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(module)
-    if heads is None:
+    key = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(module)
+    if key is None:
         return None
     head_dim = config["head_dim"]
     halves = np.arange(head_dim).reshape(head_dim // 2, 2).T.reshape(-1)
-    rows: NDArray[np.int64] = np.arange(config[heads])[:, None] * head_dim + halves
+    rows: NDArray[np.int64] = np.arange(config[key])[:, None] * head_dim + halves
     return rows.reshape(-1)
 
 
+def _architecture(name: str, model_type: str, table: dict[str, str], extra: Any, **options: Any) -> Architecture:
+    return Architecture(name=name, model_type=model_type, names=table, extra=extra, **options)
+
+
+_MIXTRAL = _architecture("MixtralForCausalLM", "mixtral", names.MIXTRAL, _mixtral, row_order=_llama_rows)
+
+_GPT2_SIZES = {
+    "context_length": "n_positions",
+    "embedding_length": "n_embd",
+    "block_count": "n_layer",
+    "feed_forward_length": "n_inner",
+    "attention.head_count": "n_head",
+}
+_LONGROPE = frozenset({"rope_factors_short.weight", "rope_factors_long.weight"})
+
+# Queries and keys have llama.cpp's order of rows in the files of those whose converter is a kind of Llama's.
 ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture(
-        name="LlamaForCausalLM", model_type="llama", names=LLAMA, extra=_llama, row_order=_llama_rows
-    ),
-    "qwen2": Architecture(name="Qwen2ForCausalLM", model_type="qwen2", names=LLAMA, extra=_qwen2),
-    "qwen3": Architecture(name="Qwen3ForCausalLM", model_type="qwen3", names=LLAMA, extra=_qwen3),
-    "gpt2": Architecture(
-        name="GPT2LMHeadModel",
-        model_type="gpt2",
-        names=GPT2,
-        extra=_gpt2,
-        sizes={
-            "context_length": "n_positions",
-            "embedding_length": "n_embd",
-            "block_count": "n_layer",
-            "feed_forward_length": "n_inner",
-            "attention.head_count": "n_head",
-        },
-        rotary=False,
-    ),
+    "llama": _architecture("LlamaForCausalLM", "llama", names.LLAMA, _llama, row_order=_llama_rows),
+    "qwen2": _architecture("Qwen2ForCausalLM", "qwen2", names.LLAMA, _qwen2),
+    "qwen3": _architecture("Qwen3ForCausalLM", "qwen3", names.LLAMA, _qwen3),
+    "qwen2moe": _architecture("Qwen2MoeForCausalLM", "qwen2_moe", names.QWEN_MOE, _qwen2_moe),
+    "qwen3moe": _architecture("Qwen3MoeForCausalLM", "qwen3_moe", names.QWEN_MOE, _qwen3_moe),
+    "olmoe": _architecture("OlmoeForCausalLM", "olmoe", names.QWEN_MOE, _olmoe),
+    "gemma": _architecture("GemmaForCausalLM", "gemma", names.LLAMA, _gemma, norm_offset=1.0),
+    "gemma2": _architecture("Gemma2ForCausalLM", "gemma2", names.GEMMA2, _gemma2, norm_offset=1.0),
+    "gemma3": _architecture("Gemma3ForCausalLM", "gemma3_text", names.GEMMA2, _gemma3, norm_offset=1.0),
+    "phi2": _architecture("PhiForCausalLM", "phi", names.PHI2, _phi2),
+    "phi3": _architecture("Phi3ForCausalLM", "phi3", names.PHI3, _phi3, described=_LONGROPE),
+    "gpt2": _architecture("GPT2LMHeadModel", "gpt2", names.GPT2, _gpt2, sizes=_GPT2_SIZES, rotary=False),
+    "starcoder2": _architecture("Starcoder2ForCausalLM", "starcoder2", names.STARCODER2, _starcoder2),
+    "stablelm": _architecture("StableLmForCausalLM", "stablelm", names.STABLELM, _stablelm),
+    "olmo2": _architecture("Olmo2ForCausalLM", "olmo2", names.OLMO2, _olmo2),
+    "granite": _architecture("GraniteForCausalLM", "granite", names.LLAMA, _granite, row_order=_llama_rows),
+    "smollm3": _architecture("SmolLM3ForCausalLM", "smollm3", names.LLAMA, _smollm3, row_order=_llama_rows),
+    "command-r": _architecture("CohereForCausalLM", "cohere", names.COHERE, _cohere),
+    "cohere2": _architecture("Cohere2ForCausalLM", "cohere2", names.COHERE, _cohere2),
+    "glm4": _architecture("Glm4ForCausalLM", "glm4", names.GLM4, _glm4),
 }

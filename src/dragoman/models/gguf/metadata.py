@@ -31,6 +31,10 @@ class Metadata:
         """Whether the file has the key."""
         return self._get(key) is not None
 
+    def value(self, key: str) -> object:
+        """Whatever the key holds; None where it is missing."""
+        return self._get(key)
+
     def size(self, key: str, default: int | None = None) -> int:
         """A positive count. One for each layer may stand instead, if they are all the same."""
         value = self._get(key)

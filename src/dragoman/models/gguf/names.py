@@ -1,11 +1,15 @@
-"""Tensor names of GGUF files in the families' checkpoints. ``blk.`` stands for ``blk.N.``, ``{layer}`` for N."""
+"""Tensor names of GGUF files in the families' checkpoints.
+
+``blk.`` stands for ``blk.N.``, ``{layer}`` for N. A name with ``{expert}`` stands for each matrix of a stack, one with
+``{part}`` for each row of a matrix.
+"""
 
 from __future__ import annotations
 
 _LAYER = "model.layers.{layer}."
 
+_ENDS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _ATTENTION = {
-    "blk.attn_norm": _LAYER + "input_layernorm",
     "blk.attn_q": _LAYER + "self_attn.q_proj",
     "blk.attn_k": _LAYER + "self_attn.k_proj",
     "blk.attn_v": _LAYER + "self_attn.v_proj",
@@ -13,14 +17,67 @@ _ATTENTION = {
     "blk.attn_k_norm": _LAYER + "self_attn.k_norm",
     "blk.attn_output": _LAYER + "self_attn.o_proj",
 }
-_ENDS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _GATED = {
     "blk.ffn_gate": _LAYER + "mlp.gate_proj",
     "blk.ffn_up": _LAYER + "mlp.up_proj",
     "blk.ffn_down": _LAYER + "mlp.down_proj",
 }
+_GATED_TOGETHER = {"blk.ffn_up": _LAYER + "mlp.gate_up_proj", "blk.ffn_down": _LAYER + "mlp.down_proj"}
+_NORM = {"blk.attn_norm": _LAYER + "input_layernorm"}
+_NORMS = _NORM | {"blk.ffn_norm": _LAYER + "post_attention_layernorm"}
+_NORMS_BEHIND = {
+    "blk.post_attention_norm": _LAYER + "post_attention_layernorm",
+    "blk.post_ffw_norm": _LAYER + "post_feedforward_layernorm",
+}
 
-LLAMA = _ENDS | _ATTENTION | _GATED | {"blk.ffn_norm": _LAYER + "post_attention_layernorm"}
+LLAMA = _ENDS | _ATTENTION | _GATED | _NORMS
+GEMMA2 = _ENDS | _ATTENTION | _GATED | _NORM | _NORMS_BEHIND | {"blk.ffn_norm": _LAYER + "pre_feedforward_layernorm"}
+OLMO2 = _ENDS | _ATTENTION | _GATED | _NORMS_BEHIND
+COHERE = _ENDS | _ATTENTION | _GATED | _NORM
+PHI2 = (
+    _ATTENTION
+    | _NORM
+    | {
+        "token_embd": "model.embed_tokens",
+        "output_norm": "model.final_layernorm",
+        "output": "lm_head",
+        "blk.attn_output": _LAYER + "self_attn.dense",
+        "blk.ffn_up": _LAYER + "mlp.fc1",
+        "blk.ffn_down": _LAYER + "mlp.fc2",
+    }
+)
+PHI3 = _ENDS | _NORMS | _GATED_TOGETHER | {
+    "blk.attn_qkv": _LAYER + "self_attn.qkv_proj",
+    "blk.attn_output": _LAYER + "self_attn.o_proj",
+}  # fmt: skip
+GLM4 = _ENDS | _ATTENTION | _GATED_TOGETHER | _NORMS | {
+    "blk.post_attention_norm": _LAYER + "post_self_attn_layernorm",
+    "blk.post_ffw_norm": _LAYER + "post_mlp_layernorm",
+}  # fmt: skip
+STABLELM = LLAMA | {
+    "blk.attn_q_norm": _LAYER + "self_attn.q_layernorm.norms.{part}",
+    "blk.attn_k_norm": _LAYER + "self_attn.k_layernorm.norms.{part}",
+}
+STARCODER2 = _ENDS | _ATTENTION | _NORMS | {
+    "blk.ffn_up": _LAYER + "mlp.c_fc",
+    "blk.ffn_down": _LAYER + "mlp.c_proj",
+}  # fmt: skip
+MIXTRAL = _ENDS | _ATTENTION | _NORMS | {
+    "blk.ffn_gate_inp": _LAYER + "block_sparse_moe.gate",
+    "blk.ffn_gate_exps": _LAYER + "block_sparse_moe.experts.{expert}.w1",
+    "blk.ffn_up_exps": _LAYER + "block_sparse_moe.experts.{expert}.w3",
+    "blk.ffn_down_exps": _LAYER + "block_sparse_moe.experts.{expert}.w2",
+}  # fmt: skip
+QWEN_MOE = _ENDS | _ATTENTION | _NORMS | {
+    "blk.ffn_gate_inp": _LAYER + "mlp.gate",
+    "blk.ffn_gate_exps": _LAYER + "mlp.experts.{expert}.gate_proj",
+    "blk.ffn_up_exps": _LAYER + "mlp.experts.{expert}.up_proj",
+    "blk.ffn_down_exps": _LAYER + "mlp.experts.{expert}.down_proj",
+    "blk.ffn_gate_inp_shexp": _LAYER + "mlp.shared_expert_gate",
+    "blk.ffn_gate_shexp": _LAYER + "mlp.shared_expert.gate_proj",
+    "blk.ffn_up_shexp": _LAYER + "mlp.shared_expert.up_proj",
+    "blk.ffn_down_shexp": _LAYER + "mlp.shared_expert.down_proj",
+}  # fmt: skip
 
 GPT2 = {
     "token_embd": "transformer.wte",

@@ -11,19 +11,13 @@ import secrets
 import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dragoman.core.errors import ModelError
-from dragoman.models.gguf.architectures import (
-    Architecture,
-    Config,
-    family_name,
-    find_architecture,
-    read_config,
-    row_order,
-)
+from dragoman.models.gguf.architecture import Architecture, Config, family_name, read_config, row_order
+from dragoman.models.gguf.architectures import find_architecture
 from dragoman.models.gguf.file import GgufFile, read_gguf
 from dragoman.models.gguf.metadata import Metadata
 from dragoman.models.gguf.tensors import GgufTensor
@@ -85,8 +79,8 @@ def _check_part(file: GgufFile, number: int, count: int) -> None:
 
 def tensor_files(model: GgufModel) -> TensorFiles:
     """The tensors under their family's names. Raises ModelError naming one that no part of the model asks for."""
-    _, architecture = find_architecture(model.first)
-    config = read_config(model.first, model.stored)
+    architecture = find_architecture(model.first)
+    config = read_config(architecture, model.first, model.stored)
     tensors: dict[str, Tensor] = {}
     for name, tensor in model.stored.items():
         if name in architecture.described:
@@ -94,9 +88,24 @@ def tensor_files(model: GgufModel) -> TensorFiles:
         family = family_name(architecture, name)
         if family is None:
             raise tensor.fail(f"is of no known use in {architecture.name}")
-        tensors[family] = _as_family(architecture, config, replace(tensor, name=family))
+        for each in _singly(replace(tensor, name=family)):
+            tensors[each.name] = _as_family(architecture, config, each)
     where = str(model.first.path) if len(model.files) == 1 else f"{model.first.path} and {len(model.files) - 1} more"
     return TensorFiles(tensors, {file.path: file.raw for file in model.files}, where, upright=True)
+
+
+def _singly(tensor: GgufTensor) -> Iterator[GgufTensor]:
+    """The tensors that a family has for one of a file: itself, or each expert's matrix, or each head's vector."""
+    for place, dimensions in (("{expert}", 3), ("{part}", 2)):
+        if place in tensor.name:
+            if len(tensor.shape) != dimensions:
+                raise tensor.fail(f"has {len(tensor.shape)} dimensions, where {dimensions} are expected")
+            for i in range(tensor.shape[0]):
+                yield replace(tensor.matrix(i), name=tensor.name.replace(place, str(i)))
+            return
+    if tensor.name.endswith("shared_expert_gate.weight") and len(tensor.shape) == 1:  # a matrix of one row
+        tensor = replace(tensor, shape=(1, *tensor.shape))
+    yield tensor
 
 
 def _as_family(architecture: Architecture, config: Config, tensor: GgufTensor) -> GgufTensor:
@@ -163,7 +172,7 @@ def cache_root() -> Path:
 
 
 def _contents(model: GgufModel) -> dict[str, Config]:
-    config = read_config(model.first, model.stored)
+    config = read_config(find_architecture(model.first), model.first, model.stored)
     check_vocabulary(model.first, config["vocab_size"])
     Metadata(model.first, "split.").refuse("axis")
     return {"config.json": config, **tokenizer_files(model.first)}

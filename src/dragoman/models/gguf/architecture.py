@@ -1,0 +1,208 @@
+"""What an architecture of GGUF files is: how its metadata and tensor names read in the terms of our families.
+
+An ``Architecture`` turns the metadata of a file into the ``config.json`` that its family reads, and the file's tensors
+into those of the family's checkpoint: one table for the keys, one for the names, and what was done to the numbers.
+The values of ``general.architecture`` and the keys are those of llama.cpp's ``gguf-py``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.core.errors import ModelError
+from dragoman.models.gguf.file import GgufFile
+from dragoman.models.gguf.metadata import Metadata
+from dragoman.models.gguf.tensors import GgufTensor
+
+Config = dict[str, Any]
+Tensors = Mapping[str, GgufTensor]
+RowOrder = Callable[[Config, str], NDArray[np.int64] | None]
+
+SIZES = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+}
+_BLOCK = re.compile(r"blk\.(\d{1,5})\.(.+)")
+# Under the architecture's prefix, but without effect on what the model computes.
+_INERT = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")
+
+
+def in_order(config: Config, module: str) -> None:
+    """Rows are stored as the family has them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """One value of ``general.architecture``.
+
+    Attributes:
+        name: the class in ``config.json``, unless ``extra`` gives another.
+        names: tensor names, ``blk.N.`` as ``blk.``, to those of the family, ``{layer}`` for the number. Those with
+            ``{expert}`` or ``{part}`` stand for each matrix of a stack, or each row of a matrix.
+        sizes: metadata keys to config keys.
+        extra: the rest of the config.
+        row_order: from the config, the stored row of each row of a module (the name behind ``blk.N.``).
+        norm_offset: what norms have more than in the family's checkpoints.
+        rotary: has rotary positions, and keys that scale them.
+        described: tensors that are part of the config, not of the checkpoint.
+    """
+
+    name: str
+    model_type: str
+    names: Mapping[str, str]
+    extra: Callable[[Metadata, Tensors, Config], Config]
+    sizes: Mapping[str, str] = field(default_factory=lambda: SIZES)
+    row_order: RowOrder = in_order
+    norm_offset: float = 0.0
+    rotary: bool = True
+    described: frozenset[str] = frozenset({"rope_freqs.weight"})
+
+
+def read_config(architecture: Architecture, file: GgufFile, tensors: Tensors) -> Config:
+    """The ``config.json`` of a file's model. Raises ModelError naming the key at fault, or one of no known meaning."""
+    keys = Metadata(file, f"{Metadata(file).text('general.architecture')}.")
+    if "token_embd.weight" not in tensors or len(tensors["token_embd.weight"].shape) != 2:
+        raise ModelError(f"{file.path}: tensor token_embd.weight is missing, or no matrix")
+    config: Config = {
+        "architectures": [architecture.name],
+        "model_type": architecture.model_type,
+        "vocab_size": tensors["token_embd.weight"].shape[0],
+        "tie_word_embeddings": "output.weight" not in tensors,
+    }
+    config |= {ours: keys.size(theirs) for theirs, ours in architecture.sizes.items()}
+    if architecture.rotary:
+        config["rope_theta"] = keys.number("rope.freq_base", 10_000.0)
+        config["rope_scaling"] = _rope_scaling(keys, tensors)
+    config |= architecture.extra(keys, tensors, config)
+    for key in _INERT:
+        keys.has(key)
+    keys.refuse_others()
+    return config
+
+
+def family_name(architecture: Architecture, stored: str) -> str | None:
+    """A tensor's name in the family's checkpoints; None for one of no known use."""
+    module, _, kind = stored.rpartition(".")
+    block = _BLOCK.fullmatch(module)
+    key = f"blk.{block[2]}" if block else module
+    if key not in architecture.names:
+        return None
+    return f"{architecture.names[key].replace('{layer}', block[1] if block else '')}.{kind}"
+
+
+def row_order(architecture: Architecture, config: Config, stored: str) -> NDArray[np.int64] | None:
+    """For a tensor, the stored row of each row as the family has it; None: they are the same."""
+    block = _BLOCK.fullmatch(stored.rpartition(".")[0])
+    return architecture.row_order(config, block[2]) if block else None
+
+
+def _rope_scaling(keys: Metadata, tensors: Tensors) -> Config | None:
+    """The rotary scaling that the keys describe, or a tensor of divisors."""
+    factors = divisors(tensors, "rope_freqs.weight")
+    keys.refuse("rope.scaling.yarn_log_multiplier", 0.0)
+    kind = keys.text("rope.scaling.type", "none")
+    factor = keys.number("rope.scaling.factor", 1.0)
+    if kind == "none" and keys.has("rope.scale_linear"):  # before there were types
+        kind, factor = "linear", keys.number("rope.scale_linear")
+    if factors is not None:
+        if kind != "none":
+            raise keys.file.fail("rope.scaling.type", f"{kind!r} is not supported beside tensor rope_freqs.weight")
+        return {"rope_type": "divided", "divisors": factors} if set(factors) != {1.0} else None
+    if kind == "linear" and factor != 1.0:
+        return {"rope_type": "linear", "factor": factor}
+    if kind == "yarn":
+        return _yarn(keys, factor)
+    if kind not in ("none", "linear", "longrope"):
+        raise keys.file.fail("rope.scaling.type", f"{kind!r} is not supported; known: none, linear, yarn, longrope")
+    return None
+
+
+def divisors(tensors: Tensors, name: str) -> list[float] | None:
+    """What each pair's frequency is divided by; None where the file has no such tensor."""
+    if name not in tensors:
+        return None
+    tensor = tensors[name]
+    if len(tensor.shape) != 1 or tensor.shape[0] > 4096 or tensor.dtype != "float32":
+        raise tensor.fail("is not a vector of float32")
+    found = [float(str(divisor)) for divisor in tensor.read()]
+    if not all(math.isfinite(divisor) and divisor > 0 for divisor in found):
+        raise tensor.fail("holds a number that is not positive")
+    return found
+
+
+def _yarn(keys: Metadata, factor: float) -> Config:
+    keys.refuse("rope.scaling.yarn_ext_factor", 1.0, -1.0)
+    scaling: Config = {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": keys.size("rope.scaling.original_context_length"),
+    }
+    for theirs, ours in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
+        if keys.has(f"rope.scaling.{theirs}"):
+            scaling[ours] = keys.number(f"rope.scaling.{theirs}")
+    if keys.has("rope.scaling.yarn_attn_factor"):
+        scaling["attention_factor"] = keys.number("rope.scaling.yarn_attn_factor")
+    elif keys.has("rope.scaling.attn_factor"):  # multiplies what the factor gives
+        amplitude = 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
+        scaling["attention_factor"] = amplitude * keys.number("rope.scaling.attn_factor")
+    return scaling
+
+
+def heads(keys: Metadata, config: Config) -> Config:
+    """Head counts and sizes; the rotated part of a head must be all of it."""
+    head_dim = head_size(keys, config)
+    rotated = keys.size("rope.dimension_count", head_dim)
+    if rotated != head_dim:
+        raise keys.file.fail("rope.dimension_count", f"{rotated} is not supported: heads have {head_dim} dimensions")
+    kv_heads = keys.size("attention.head_count_kv", config["num_attention_heads"])
+    return {"num_key_value_heads": kv_heads, "head_dim": head_dim}
+
+
+def head_size(keys: Metadata, config: Config) -> int:
+    head_dim = keys.size("attention.key_length", config["hidden_size"] // config["num_attention_heads"])
+    if keys.size("attention.value_length", head_dim) != head_dim:
+        raise keys.file.fail("attention.value_length", f"differs from the keys' {head_dim}")
+    return head_dim
+
+
+def partly_rotated(keys: Metadata, config: Config) -> Config:
+    """The same where only the first dimensions of a head are rotated."""
+    head_dim = head_size(keys, config)
+    rotated = keys.size("rope.dimension_count", head_dim)
+    if rotated > head_dim:
+        raise keys.file.fail("rope.dimension_count", f"{rotated} is more than the {head_dim} dimensions of a head")
+    kv_heads = keys.size("attention.head_count_kv", config["num_attention_heads"])
+    # A hair more than the quotient: families take the whole part of the product.
+    factor = rotated / head_dim if int(rotated / head_dim * head_dim) == rotated else (rotated + 0.5) / head_dim
+    return {"num_key_value_heads": kv_heads, "partial_rotary_factor": factor}
+
+
+def rms(keys: Metadata) -> Config:
+    return {"rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon")}
+
+
+def layer_norm(keys: Metadata, name: str) -> Config:
+    """The term that keeps a LayerNorm's divisor from zero, under its name in the config."""
+    return {name: keys.number("attention.layer_norm_epsilon")}
+
+
+def layer_types(keys: Metadata, layers: int, period: int) -> list[str]:
+    """Which layers slide: each that the file says, or all but every ``period``-th."""
+    key = "attention.sliding_window_pattern"
+    value = keys.value(key)
+    if isinstance(value, np.ndarray):
+        sliding = [bool(each) for each in keys.numbers(key, layers)]  # type: ignore[union-attr]
+    else:
+        period = keys.size(key, period)
+        sliding = [layer % period < period - 1 for layer in range(layers)]
+    return ["sliding_attention" if slides else "full_attention" for slides in sliding]
