@@ -63,15 +63,18 @@ def write_gguf(
     describe: Callable[[gguf.GGUFWriter, dict[str, Any]], None],
     change: Callable[[str, np.ndarray, dict[str, Any]], np.ndarray] = lambda name, value, config: value,
     back: Callable[[str, np.ndarray, dict[str, Any]], np.ndarray] = lambda name, value, config: value,
+    gather: Callable[[Weights], Weights] = lambda weights: weights,
     **options: Any,
 ) -> Path:
     """Write a folder's model as GGUF, and its weights, dequantized again, back into the folder.
 
     ``kind``: the type of a matrix by its name in the folder. ``change``: what llama.cpp's converter does to a tensor,
-    and ``back`` its inverse. ``describe`` adds the metadata of the architecture. Names are those of the package's map.
+    and ``back`` its inverse; ``gather`` joins or renames tensors before that, and then the folder stays as it is.
+    ``describe`` adds the metadata of the architecture. Names are those of the package's map.
     """
     config = json.loads((folder / "config.json").read_text())
-    weights = load_file(folder / "model.safetensors")
+    originals = load_file(folder / "model.safetensors")
+    weights = gather(originals)
     number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(number, config.get("num_hidden_layers") or config.get("n_layer"))
     writer = gguf.GGUFWriter(path, arch, **options)
@@ -87,11 +90,14 @@ def write_gguf(
             continue
         blocks = quantize(stored, kind(name), seed=place)
         writer.add_tensor(stored_name, blocks, raw_dtype=kind(name))
+        if kind(name) == Type.F32:
+            continue
         floats = gguf.dequantize(blocks, kind(name)).astype(np.float32)
         restored[name] = np.ascontiguousarray(back(name, floats.reshape(stored.shape), config))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    save_file({**weights, **restored}, folder / "model.safetensors", metadata={"format": "pt"})
+    if weights.keys() == originals.keys():
+        save_file({**weights, **restored}, folder / "model.safetensors", metadata={"format": "pt"})
     return path

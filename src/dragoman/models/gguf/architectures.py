@@ -25,8 +25,8 @@ from dragoman.models.gguf.file import GgufFile
 from dragoman.models.gguf.metadata import Metadata
 
 
-def find_architecture(file: GgufFile) -> Architecture:
-    """The architecture of a file. Raises ModelError naming the known ones."""
+def find_architecture(file: GgufFile, tensors: Tensors) -> Architecture:
+    """The architecture of a model. Raises ModelError naming the known ones."""
     metadata = Metadata(file)
     kind = metadata.text("general.type", "model")
     if kind != "model":
@@ -34,6 +34,8 @@ def find_architecture(file: GgufFile) -> Architecture:
     name = metadata.text("general.architecture")
     if name == "llama" and metadata.value("llama.expert_count"):
         return _MIXTRAL
+    if name == "falcon" and "blk.0.attn_norm_2.weight" in tensors:
+        return _FALCON_40B
     if name not in ARCHITECTURES:
         raise file.fail("general.architecture", f"{name!r} is not supported; known: {', '.join(ARCHITECTURES)}")
     return ARCHITECTURES[name]
@@ -198,7 +200,11 @@ def _experts(keys: Metadata, norm_topk: bool) -> Config:
 def _mixtral(keys: Metadata, tensors: Tensors, config: Config) -> Config:
     found = _experts(keys, norm_topk=True)
     keys.refuse("attention.sliding_window", 0)
-    return heads(keys, config) | rms(keys) | found | {"num_local_experts": found["num_experts"], "sliding_window": None}
+    return heads(keys, config) | rms(keys) | {
+        "num_local_experts": found["num_experts"],
+        "num_experts_per_tok": found["num_experts_per_tok"],
+        "sliding_window": None,
+    }  # fmt: skip
 
 
 def _qwen_moe(keys: Metadata, tensors: Tensors, config: Config, norm_topk: bool) -> Config:
@@ -231,6 +237,46 @@ def _gpt2(keys: Metadata, tensors: Tensors, config: Config) -> Config:
     return layer_norm(keys, "layer_norm_epsilon") | {"activation_function": "gelu_new"}
 
 
+def _gpt_neox(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    keys.refuse("attention.head_count_kv", config["num_attention_heads"])
+    return partly_rotated(keys, config) | layer_norm(keys, "layer_norm_eps") | {
+        "use_parallel_residual": keys.flag("use_parallel_residual", True),
+        "attention_bias": "blk.0.attn_qkv.bias" in tensors,
+        "hidden_act": "gelu",
+    }  # fmt: skip
+
+
+def _bloom(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    keys.refuse("attention.head_count_kv", config["n_head"])
+    keys.refuse("feed_forward_length", 4 * config["hidden_size"])
+    return layer_norm(keys, "layer_norm_epsilon")
+
+
+def _falcon(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    found = heads(keys, config) | layer_norm(keys, "layer_norm_epsilon")
+    kv_heads = found["num_key_value_heads"]
+    two_norms = "blk.0.attn_norm_2.weight" in tensors
+    return found | {
+        "num_kv_heads": kv_heads,
+        "multi_query": kv_heads == 1,
+        "new_decoder_architecture": kv_heads > 1 or two_norms,
+        "num_ln_in_parallel_attn": (2 if two_norms else 1) if kv_heads > 1 or two_norms else None,
+        "ffn_hidden_size": config["intermediate_size"],
+        "bias": "blk.0.attn_qkv.bias" in tensors,
+    }
+
+
+def _rows_by_turns(config: Config, module: str) -> NDArray[np.int64] | None:
+    """llama.cpp stores all queries, all keys, all values; the families each key-value head's with its queries."""
+    if module != "attn_qkv":
+        return None
+    queries: int = config["n_head"] if "n_head" in config else config["num_attention_heads"]
+    groups, head_dim = config.get("num_kv_heads", queries), config["hidden_size"] // queries
+    stored = np.arange((queries + 2 * groups) * head_dim).reshape(-1, head_dim)
+    parts = np.split(stored, [queries, queries + groups])
+    return np.concatenate([part.reshape(groups, -1, head_dim) for part in parts], axis=1).reshape(-1)
+
+
 def _llama_rows(config: Config, module: str) -> NDArray[np.int64] | None:
     """llama.cpp rotates neighbours where the families rotate halves, so rows of queries and keys are interleaved."""
     key = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(module)
@@ -257,6 +303,14 @@ _GPT2_SIZES = {
 }
 _LONGROPE = frozenset({"rope_factors_short.weight", "rope_factors_long.weight"})
 
+_FALCON_40B = _architecture("FalconForCausalLM", "falcon", names.FALCON_40B, _falcon, row_order=_rows_by_turns)
+_BLOOM_SIZES = {
+    "context_length": "seq_length",
+    "embedding_length": "hidden_size",
+    "block_count": "n_layer",
+    "attention.head_count": "n_head",
+}
+
 # Queries and keys have llama.cpp's order of rows in the files of those whose converter is a kind of Llama's.
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": _architecture("LlamaForCausalLM", "llama", names.LLAMA, _llama, row_order=_llama_rows),
@@ -271,6 +325,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     "phi2": _architecture("PhiForCausalLM", "phi", names.PHI2, _phi2),
     "phi3": _architecture("Phi3ForCausalLM", "phi3", names.PHI3, _phi3, described=_LONGROPE),
     "gpt2": _architecture("GPT2LMHeadModel", "gpt2", names.GPT2, _gpt2, sizes=_GPT2_SIZES, rotary=False),
+    "gptneox": _architecture("GPTNeoXForCausalLM", "gpt_neox", names.NEOX, _gpt_neox, row_order=_rows_by_turns),
+    "bloom": _architecture(
+        "BloomForCausalLM", "bloom", names.BLOOM, _bloom, sizes=_BLOOM_SIZES, rotary=False, row_order=_rows_by_turns
+    ),
+    "falcon": _architecture("FalconForCausalLM", "falcon", names.FALCON, _falcon, row_order=_rows_by_turns),
     "starcoder2": _architecture("Starcoder2ForCausalLM", "starcoder2", names.STARCODER2, _starcoder2),
     "stablelm": _architecture("StableLmForCausalLM", "stablelm", names.STABLELM, _stablelm),
     "olmo2": _architecture("Olmo2ForCausalLM", "olmo2", names.OLMO2, _olmo2),

@@ -91,3 +91,31 @@ GPT2 = {
     "output_norm": "transformer.ln_f",
     "output": "lm_head",
 }
+
+_NEOX_LAYER, _BLOOM_LAYER = "gpt_neox.layers.{layer}.", "transformer.h.{layer}."
+NEOX = {
+    "token_embd": "gpt_neox.embed_in",
+    "blk.attn_norm": _NEOX_LAYER + "input_layernorm",
+    "blk.attn_qkv": _NEOX_LAYER + "attention.query_key_value",
+    "blk.attn_output": _NEOX_LAYER + "attention.dense",
+    "blk.ffn_norm": _NEOX_LAYER + "post_attention_layernorm",
+    "blk.ffn_up": _NEOX_LAYER + "mlp.dense_h_to_4h",
+    "blk.ffn_down": _NEOX_LAYER + "mlp.dense_4h_to_h",
+    "output_norm": "gpt_neox.final_layer_norm",
+    "output": "embed_out",
+}
+FALCON = {
+    "token_embd": "transformer.word_embeddings",
+    "blk.attn_norm": _BLOOM_LAYER + "input_layernorm",
+    "blk.attn_qkv": _BLOOM_LAYER + "self_attention.query_key_value",
+    "blk.attn_output": _BLOOM_LAYER + "self_attention.dense",
+    "blk.ffn_up": _BLOOM_LAYER + "mlp.dense_h_to_4h",
+    "blk.ffn_down": _BLOOM_LAYER + "mlp.dense_4h_to_h",
+    "output_norm": "transformer.ln_f",
+    "output": "lm_head",
+}
+FALCON_40B = FALCON | {"blk.attn_norm": _BLOOM_LAYER + "ln_mlp", "blk.attn_norm_2": _BLOOM_LAYER + "ln_attn"}
+BLOOM = FALCON | {
+    "token_embd_norm": "transformer.word_embeddings_layernorm",
+    "blk.ffn_norm": _BLOOM_LAYER + "post_attention_layernorm",
+}

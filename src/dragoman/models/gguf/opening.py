@@ -79,7 +79,7 @@ def _check_part(file: GgufFile, number: int, count: int) -> None:
 
 def tensor_files(model: GgufModel) -> TensorFiles:
     """The tensors under their family's names. Raises ModelError naming one that no part of the model asks for."""
-    architecture = find_architecture(model.first)
+    architecture = find_architecture(model.first, model.stored)
     config = read_config(architecture, model.first, model.stored)
     tensors: dict[str, Tensor] = {}
     for name, tensor in model.stored.items():
@@ -172,7 +172,7 @@ def cache_root() -> Path:
 
 
 def _contents(model: GgufModel) -> dict[str, Config]:
-    config = read_config(find_architecture(model.first), model.first, model.stored)
+    config = read_config(find_architecture(model.first, model.stored), model.first, model.stored)
     check_vocabulary(model.first, config["vocab_size"])
     Metadata(model.first, "split.").refuse("axis")
     return {"config.json": config, **tokenizer_files(model.first)}

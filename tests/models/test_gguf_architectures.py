@@ -1,0 +1,255 @@
+"""Every architecture of GGUF files that is served, written as llama.cpp's converter writes it, against transformers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+from gguf_files import Weights, interleave_halves, write_gguf
+from small_models import VARIANTS, make_folder, prompt, run_rows
+from transformers_reference import assert_close, load_reference, reference_logits, transformers
+
+from dragoman.models import load
+from dragoman.models.gguf.architectures import ARCHITECTURES
+from dragoman.models.settings import ModelSettings
+
+Config = dict[str, Any]
+Describe = Callable[[gguf.GGUFWriter, Any], None]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAGOMAN_CACHE", str(tmp_path / "cache"))
+
+
+def say_nothing(writer: gguf.GGUFWriter, config: Any) -> None:
+    """No keys but those that all architectures have."""
+
+
+def as_stored(name: str, value: np.ndarray, config: Config) -> np.ndarray:
+    return value
+
+
+def add_one(name: str, value: np.ndarray, config: Config) -> np.ndarray:
+    return value + 1 if name.endswith("norm.weight") else value
+
+
+def interleave(name: str, value: np.ndarray, config: Config) -> np.ndarray:
+    for part, key in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
+        if part in name:
+            return interleave_halves(value, config[key])
+    return value
+
+
+def heads_apart(name: str, value: np.ndarray, config: Config) -> np.ndarray:
+    """Queries, keys and values by turns for each head become all queries, all keys, all values."""
+    if "query_key_value" not in name:
+        return value
+    heads = config.get("num_attention_heads") or config["n_head"]
+    return value.reshape(heads, 3, -1, *value.shape[1:]).swapaxes(0, 1).reshape(value.shape)
+
+
+def groups_apart(name: str, value: np.ndarray, config: Config) -> np.ndarray:
+    """The same where heads share a key and a value."""
+    if "query_key_value" not in name:
+        return value
+    heads, groups = config["num_attention_heads"], config.get("num_kv_heads", 1)
+    parts = value.reshape(groups, heads // groups + 2, -1, value.shape[1])
+    return np.concatenate([parts[:, :-2].reshape(-1, value.shape[1]), parts[:, -2].reshape(-1, value.shape[1]),
+                           parts[:, -1].reshape(-1, value.shape[1])])  # fmt: skip
+
+
+def stack_experts(weights: Weights) -> Weights:
+    """Matrices of single experts, or gates and ups in one, as three stacks for each layer."""
+    found: dict[str, dict[int, np.ndarray]] = {}
+    rest = {}
+    for name, value in weights.items():
+        single = re.fullmatch(r"(.+experts)\.(\d+)\.(w1|w2|w3|gate_proj|up_proj|down_proj)\.weight", name)
+        if single is None:
+            rest[name] = value
+        else:
+            found.setdefault(f"{single[1]}.{single[3]}.weight", {})[int(single[2])] = value
+    stacks = {name: np.stack([part[i] for i in range(len(part))]) for name, part in found.items()}
+    # The converter renames Mixtral's.
+    return rest | {
+        re.sub(r"model\.(layers\.\d+)\.block_sparse_moe", r"\1.feed_forward", n): v for n, v in stacks.items()
+    }
+
+
+def stack_head_norms(weights: Weights) -> Weights:
+    found: dict[str, list[np.ndarray]] = {}
+    rest = {}
+    for name, value in weights.items():
+        part = re.fullmatch(r"(.+_layernorm)\.norms\.(\d+)\.weight", name)
+        if part is None:
+            rest[name] = value
+        else:
+            found.setdefault(f"{part[1]}.weight", []).append(value)
+    return rest | {name: np.stack(part) for name, part in found.items()}
+
+
+def without_base(weights: Weights) -> Weights:
+    """The converter drops it from BLOOM's names, and so the package's map has it."""
+    return {name.removeprefix("transformer."): value for name, value in weights.items()}
+
+
+def partial(share: float) -> Describe:
+    def describe(writer: gguf.GGUFWriter, config: Any) -> None:
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        rope = getattr(config, "rope_parameters", None) or {}
+        writer.add_rope_dimension_count(int(rope.get("partial_rotary_factor", share) * head_dim))
+
+    return describe
+
+
+def describe_gemma2(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+    writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    writer.add_sliding_window(config.sliding_window)
+
+
+def describe_gemma3(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+
+
+def describe_longrope(writer: gguf.GGUFWriter, config: Any) -> None:
+    rope = config.rope_parameters
+    writer.add_sliding_window(config.sliding_window or 0)
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
+    if "long_factor" in rope:
+        scale = config.max_position_embeddings / config.original_max_position_embeddings
+        factor = np.sqrt(1 + np.log(scale) / np.log(config.original_max_position_embeddings))
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+        writer.add_rope_scaling_attn_factors(float(factor))
+        for which in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{which}.weight", np.array(rope[f"{which}_factor"], np.float32))
+
+
+def describe_cohere(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_logit_scale(config.logit_scale)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+    if config.model_type == "cohere2":
+        describe_gemma3(writer, config)
+
+
+def describe_granite(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_attention_scale(config.attention_multiplier)
+    writer.add_embedding_scale(config.embedding_multiplier)
+    writer.add_residual_scale(config.residual_multiplier)
+    writer.add_logit_scale(config.logits_scaling)
+
+
+def describe_experts(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    if getattr(config, "moe_intermediate_size", None):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+
+
+def describe_neox(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_parallel_residual(config.use_parallel_residual)
+    partial(0.25)(writer, config)
+
+
+def describe_falcon(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_tensor_data_layout("jploski")
+    if not config.new_decoder_architecture:
+        writer.add_head_count_kv(1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """How llama.cpp's converter writes one architecture."""
+
+    arch: str
+    config: Config
+    describe: Describe = say_nothing
+    change: Callable[[str, np.ndarray, Config], np.ndarray] = as_stored
+    gather: Callable[[Weights], Weights] = lambda weights: weights
+
+
+_SCALAR = {"query_pre_attn_scalar": 24}  # a head's size: the files do not say another
+CASES = {
+    "gemma": Case("gemma", VARIANTS["gemma"], change=add_one),
+    "gemma2": Case("gemma2", VARIANTS["gemma2"] | _SCALAR, describe_gemma2, add_one),
+    "gemma3": Case("gemma3", VARIANTS["gemma3"] | _SCALAR, describe_gemma3, add_one),
+    "phi2": Case("phi2", VARIANTS["phi"], partial(0.5)),
+    "phi3": Case("phi3", VARIANTS["phi3"], describe_longrope),
+    "phi3-long": Case("phi3", VARIANTS["phi3-long"], describe_longrope),
+    "stablelm": Case("stablelm", VARIANTS["stablelm"], partial(0.25), gather=stack_head_norms),
+    "stablelm-parallel": Case("stablelm", VARIANTS["stablelm-parallel"], partial(0.25), gather=stack_head_norms),
+    "starcoder2": Case("starcoder2", VARIANTS["starcoder2"] | {"sliding_window": None}),
+    "olmo2": Case("olmo2", VARIANTS["olmo2"]),
+    "granite": Case("granite", VARIANTS["granite"], describe_granite, interleave),
+    "smollm3": Case("smollm3", VARIANTS["smollm3"] | {"no_rope_layer_interval": 4}, change=interleave),
+    "command-r": Case("command-r", VARIANTS["cohere"], describe_cohere),
+    "cohere2": Case("cohere2", VARIANTS["cohere2"], describe_cohere),
+    "glm4": Case("glm4", VARIANTS["glm4"], partial(0.5)),
+    "gptneox": Case("gptneox", VARIANTS["gpt-neox"], describe_neox, heads_apart),
+    "bloom": Case("bloom", VARIANTS["bloom"], change=heads_apart, gather=without_base),
+    "falcon": Case("falcon", VARIANTS["falcon"], describe_falcon, groups_apart),
+    "falcon-40b": Case("falcon", VARIANTS["falcon-40b"] | {"bias": False}, describe_falcon, groups_apart),
+    "mixtral": Case("llama", VARIANTS["mixtral"], describe_experts, interleave, stack_experts),
+    "qwen2moe": Case("qwen2moe", VARIANTS["qwen2-moe"], describe_experts, gather=stack_experts),
+    "qwen3moe": Case("qwen3moe", VARIANTS["qwen3-moe"], describe_experts, gather=stack_experts),
+    "olmoe": Case("olmoe", VARIANTS["olmoe"], describe_experts, gather=stack_experts),
+}
+
+
+def describe_all(case: Case, config: Any) -> Callable[[gguf.GGUFWriter, Config], None]:
+    """The keys that the converter writes of every config, and the architecture's own."""
+
+    def first(*names: str) -> Any:
+        return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
+
+    def describe(writer: gguf.GGUFWriter, _: Config) -> None:
+        writer.add_context_length(first("max_position_embeddings", "seq_length") or 2048)
+        writer.add_embedding_length(config.hidden_size)
+        writer.add_block_count(config.num_hidden_layers)
+        writer.add_feed_forward_length(first("intermediate_size", "ffn_hidden_size") or 4 * config.hidden_size)
+        writer.add_head_count(config.num_attention_heads)
+        if case.config.get("new_decoder_architecture"):
+            writer.add_head_count_kv(config.num_kv_heads)
+        elif "falcon" not in case.arch and (kv_heads := first("num_key_value_heads")):
+            writer.add_head_count_kv(kv_heads)
+        if eps := first("rms_norm_eps"):
+            writer.add_layer_norm_rms_eps(eps)
+        if eps := first("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"):
+            writer.add_layer_norm_eps(eps)
+        if case.config.get("head_dim"):
+            writer.add_key_length(config.head_dim)
+            writer.add_value_length(config.head_dim)
+        rope = first("rope_parameters") or {}
+        rope = rope.get("full_attention", rope)
+        if "rope_theta" in rope:
+            writer.add_rope_freq_base(rope["rope_theta"])
+        case.describe(writer, config)
+
+    return describe
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_logits_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, case.config)
+    config = transformers.AutoConfig.from_pretrained(folder)
+    file = write_gguf(
+        tmp_path / "model.gguf", folder, case.arch, lambda name: Type.F32, describe_all(case, config), case.change,
+        gather=case.gather,
+    )  # fmt: skip
+    model = load(file, ModelSettings(max_context=64))
+    tokens = prompt(131)
+    assert_close(run_rows(model, tokens), reference_logits(load_reference(folder), tokens), 5e-5)
+
+
+def test_every_architecture_has_a_case() -> None:
+    elsewhere = {"llama", "qwen2", "qwen3", "gpt2"}  # test_gguf_models.py
+    assert {case.arch for case in CASES.values()} | elsewhere == set(ARCHITECTURES)
