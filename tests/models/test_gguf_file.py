@@ -114,29 +114,29 @@ BAD: dict[str, tuple[bytes, str]] = {
     "a boolean of 2": (header([], [text("k") + struct.pack("<IB", 7, 2)]), "k is a boolean that is neither 0 nor 1"),
     "a text value that is longer": (header([], [text("k") + struct.pack("<IQ", 8, 2**40)]), "metadata k is a text of"),
     "an array of no type": (header([], [text("k") + struct.pack("<IIQ", 9, 77, 1)]), "k is an array of type 77"),
-    "an array of 2^62 numbers": (header([], [text("k") + struct.pack("<IIQ", 9, 4, 2**62)]), "truncated: .* metadata k"),
+    "an array of 2^62 numbers": (header([], [text("k") + struct.pack("<IIQ", 9, 4, 2**62)]), "truncated: .* k"),
     "an array of 2^62 texts": (header([], [text("k") + struct.pack("<IIQ", 9, 8, 2**62)]), "k says that it has 4611"),
     "arrays without an end": (header([], [DEEP]), "metadata k is an array of arrays, 5 deep and more"),
-    "alignment 0": (header([], [text("general.alignment") + struct.pack("<II", 4, 0)]), "alignment must be a power of 2"),
+    "alignment 0": (header([], [text("general.alignment") + struct.pack("<II", 4, 0)]), "must be a power of 2"),
     "alignment 48": (header([], [text("general.alignment") + struct.pack("<II", 4, 48)]), "alignment must .* got 48"),
     "alignment of text": (header([], [text("general.alignment") + struct.pack("<I", 8) + text("32")]), "got '32'"),
     "a tensor without dimensions": (header([entry("t", (), 0, 0)], []), "tensor t: it has 0 dimensions"),
     "a tensor of five dimensions": (header([entry("t", (1,) * 5, 0, 0)], []), "tensor t: it has 5 dimensions"),
-    "a billion dimensions": (header([text("t") + struct.pack("<IQQQ", 10**9, 1, 1, 1)], []), "has 1000000000 dimensions"),
+    "a billion dimensions": (header([text("t") + struct.pack("<IQQQ", 10**9, 1, 1, 1)], []), "000000 dimensions"),
     "a tensor of nothing": (header([entry("t", (0,), 0, 0)], []), r"tensor t: its shape \[0\] is not possible"),
     "a shape that overflows": (header([entry("t", (2**33, 2**33), 0, 0)], []), "tensor t: its shape .* not possible"),
-    "an unknown type": (header([entry("t", (32,), 200, 0)], []), "tensor t: its type number 200 is not supported; known"),
-    "a type that is not served": (header([entry("t", (256,), 16, 0)], []), "its type IQ2_XXS is not supported; known: F32"),
+    "an unknown type": (header([entry("t", (32,), 200, 0)], []), "its type number 200 is not supported"),
+    "a type that is not served": (header([entry("t", (256,), 16, 0)], []), "IQ2_XXS is not supported; known: F32"),
     "rows that are no blocks": (header([entry("t", (33,), 8, 0)], []), r"rows of 33 .* blocks of 32 \(Q8_0\)"),
-    "an offset that is not aligned": (whole(header([entry("t", (32,), 0, 4)], []), DATA), "its offset 4 is not a multiple"),
+    "an offset that is not aligned": (whole(header([entry("t", (32,), 0, 4)], []), DATA), "offset 4 is not a multiple"),
     "an offset outside": (whole(header([entry("t", (32,), 0, 2**40)], []), DATA), "tensor t: the file is truncated"),
     "an offset that overflows": (whole(header([entry("t", (32,), 0, 2**64 - 32)], []), DATA), "the file is truncated"),
     "a tensor cut short": (whole(header([ONE], []), DATA[:-1]), "tensor t: the file is truncated: it ends at byte"),
     "tensors that overlap": (whole(header([ONE, entry("u", (32,), 0, 96)], []), DATA + DATA), "tensor u: .* overlap"),
-    "a gap between tensors": (whole(header([ONE, entry("u", (32,), 0, 160)], []), bytes(288)), "tensor u: .* leave a gap"),
+    "a gap between tensors": (whole(header([ONE, entry("u", (32,), 0, 160)], []), bytes(288)), "u: .* leave a gap"),
     "a tensor twice": (whole(header([ONE, entry("t", (32,), 0, 128)], []), bytes(256)), "tensor t appears twice"),
     "bytes behind the end": (whole(header([ONE], []), DATA + bytes(64)), "holds 64 bytes that belong to no tensor"),
-    "a type smaller than its bytes": (whole(header([entry("t", (32,), 1, 0)], []), DATA), "bytes that belong to no tensor"),
+    "a type smaller than its bytes": (whole(header([entry("t", (32,), 1, 0)], []), DATA), "belong to no tensor"),
 }  # fmt: skip
 
 
@@ -177,9 +177,11 @@ def read_all(path: Path) -> GgufFile | None:
         for tensor in open_gguf([path]).stored.values():
             tensor.read()
     except ModelError as error:
-        assert str(path) in str(error)
-        return None
-    return found
+        said = str(error)
+    else:
+        return found
+    assert str(path) in said
+    return None
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
