@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 import signal
+from pathlib import Path
 
 import msgspec
 import pytest
 from simulation import Transcript, random_request, run, run_alone, step, stub, with_beams
+from tiny_model import make_tiny_adapter, make_tiny_llama
 
 from dragoman.core.errors import AdapterNotFound, BadRequest, Conflict, EngineUnavailable, ModelError
 from dragoman.core.events import FinishReason
@@ -21,8 +24,9 @@ from dragoman.core.request import EngineRequest
 from dragoman.core.sampling import LogprobParams, SamplingParams
 from dragoman.engine.client import EngineClient, State
 from dragoman.engine.engine import Engine
-from dragoman.engine.messages import StubModel, WorkerSettings
+from dragoman.engine.messages import LoadModel, StubModel, WorkerSettings
 from dragoman.engine.settings import SchedulerSettings
+from dragoman.models import ModelSettings
 
 NAMES = ["red", "green", "blue"]
 
@@ -233,6 +237,39 @@ def test_adapters_and_their_requests_survive_the_death_of_the_process() -> None:
             assert list(client.adapters) == ["red", "green"]
             assert await read(client, request("r", "green")) == alone("green", request("r", "green"))
             await client.load_adapter("blue", "folder of blue")  # its place is free
+        finally:
+            await client.close()
+
+    asyncio.run(main())
+
+
+def test_adapters_of_a_real_model_survive_its_process(tmp_path: Path) -> None:
+    """Read from their folders again, and with the same bits; one whose files have changed takes its requests along."""
+
+    async def main() -> None:
+        model = LoadModel(source=str(make_tiny_llama(tmp_path / "model")), settings=ModelSettings(max_adapters=2))
+        client = EngineClient(WorkerSettings(model=model))
+        await client.start()
+        try:
+            for seed, name in enumerate(("red", "green")):
+                await client.load_adapter(name, str(make_tiny_adapter(tmp_path / name, seed)))
+            with pytest.raises(ModelError, match="All 2 places"):
+                await client.load_adapter("blue", str(make_tiny_adapter(tmp_path / "blue", 2)))
+            asked = [request(name, name, tokens=300) for name in ("red", "green")]
+            before = [await read(client, each) for each in asked]
+            assert before[0] != before[1]
+            running = [asyncio.create_task(read(client, each)) for each in asked]
+            await asyncio.sleep(0.02)
+            shutil.copytree(tmp_path / "blue", tmp_path / "green", dirs_exist_ok=True)
+            pid = client.health().pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            red, green = await asyncio.gather(*running)
+            assert red == before[0]
+            assert green.finish == {0: FinishReason.ERROR} or green == before[1]  # it may have been done already
+            while list(client.adapters) != ["red"]:
+                await asyncio.sleep(0.01)
+            await client.load_adapter("blue", str(tmp_path / "blue"))
         finally:
             await client.close()
 

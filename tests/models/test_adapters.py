@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from small_adapters import make_adapter, peft_logits
-from small_models import VARIANTS, make_folder, prompt, run_rows
+from small_models import VARIANTS, Batch, make_folder, prompt, run_rows
 from transformers_reference import assert_close
 
 from dragoman import models
@@ -45,6 +46,13 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "Mistral": ("mistral", {"target_modules": "all-linear", "r": 4}),
     "Qwen 2": ("qwen2", {"target_modules": "all-linear", "r": 4}),
     "Qwen 3": ("qwen3", {"target_modules": "all-linear", "r": 4}),
+    "one projection for all heads": ("phi3", {"target_modules": ["qkv_proj", "gate_up_proj"], "r": 4}),
+    "heads by turns": ("gpt-neox", {"target_modules": "all-linear", "r": 4}),
+    "heads by turns, with DoRA": ("gpt-neox", {"target_modules": ["query_key_value"], "r": 4, "use_dora": True}),
+    "parallel branches": ("falcon", {"target_modules": "all-linear", "r": 4}),
+    "norms around": ("gemma2", {"target_modules": "all-linear", "r": 4}),
+    "the text of a model with eyes": ("gemma3-images", {"target_modules": "all-linear", "r": 4}),
+    "attention beside experts": ("qwen3-moe", {"target_modules": ["q_proj", "v_proj", "o_proj"], "r": 4}),
     "GPT-2": ("gpt2", {"target_modules": ["c_attn", "c_proj", "c_fc"], "r": 4, "fan_in_fan_out": True}),
     "GPT-2 by default": ("gpt2", {}),
     "GPT-2 with DoRA": ("gpt2", {"target_modules": ["c_attn", "c_fc"], "use_dora": True, "fan_in_fan_out": True}),
@@ -57,7 +65,7 @@ def test_logits_equal_those_of_peft(variant: str, options: dict[str, Any], tmp_p
     base = make_folder(tmp_path, config)
     folder = make_adapter(base, tmp_path / "adapter", **options)
     model = models.load(base, SETTINGS)
-    ids = prompt(config["vocab_size"])
+    ids = prompt(config.get("text_config", config)["vocab_size"])
     plain = run_rows(model, ids)
     info = model.load_adapter(2, "some", str(folder))
     # Merged into tied tables it would change the embedding too.
@@ -66,3 +74,54 @@ def test_logits_equal_those_of_peft(variant: str, options: dict[str, Any], tmp_p
     assert_close(run_rows(model, ids, adapter=2), expected, 1e-4)
     assert (run_rows(model, ids) == plain).all()
     assert info.nbytes > 0
+
+
+def test_an_adapter_of_the_model_without_its_head(tmp_path: Path) -> None:
+    """Its names lack the first part that those of the whole model have."""
+    base = make_folder(tmp_path, VARIANTS["llama"])
+    folder = make_adapter(base, tmp_path / "adapter", base=True, target_modules=["q_proj", "down_proj"])
+    model, ids = models.load(base, SETTINGS), prompt(131)
+    model.load_adapter(0, "some", str(folder))
+    assert_close(run_rows(model, ids, adapter=0), peft_logits(base, folder, ids, base=True), 1e-4)
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+@pytest.mark.parametrize(("precision", "error"), [("bfloat16", 0.05), ("int8", 0.1)])
+def test_rounded_models_keep_their_distance(
+    precision: Literal["bfloat16", "int8"], error: float, use_dora: bool, tmp_path: Path
+) -> None:
+    """An adapter brings no error of its own order: these are the bounds of such models without one."""
+    base = make_folder(tmp_path, VARIANTS["llama"])
+    folder = make_adapter(base, tmp_path / "adapter", target_modules="all-linear", r=4, use_dora=use_dora)
+    settings = models.ModelSettings(precision=precision, max_tokens=64, max_logit_rows=64)
+    model, ids = models.load(base, settings), prompt(131)
+    model.load_adapter(0, "some", str(folder))
+    assert_close(run_rows(model, ids, adapter=0), peft_logits(base, folder, ids), error)
+
+
+def test_three_adapters_and_none_in_one_batch_give_each_row_its_own_bits(tmp_path: Path) -> None:
+    """Whatever the order of sequences: of two rows each here, prompts and wanted rows of any length in the engine."""
+    base = make_folder(tmp_path, VARIANTS["llama"])
+    model = models.load(base, SETTINGS)
+    for slot, options in enumerate(({"r": 3}, {"target_modules": "all-linear"}, {"use_dora": True})):
+        folder = make_adapter(
+            base, tmp_path / str(slot), seed=slot, **{"target_modules": ["q_proj", "o_proj"], **options}
+        )
+        model.load_adapter(slot, str(slot), str(folder))
+    alone = [run_rows(model, prompt(131, 12, seed=n), adapter=n % 4 - 1, blocks=np.array([n])) for n in range(8)]
+    for seed in range(4):
+        order = np.random.default_rng(seed).permutation(8)
+        batch = Batch(
+            token_ids=np.concatenate([prompt(131, 12, seed=n) for n in order]),
+            positions=np.tile(np.arange(12, dtype=np.int32), 8),
+            row_starts=np.arange(9, dtype=np.int32) * 12,
+            block_tables=np.arange(8, dtype=np.int32)[:, None],
+            logit_rows=np.arange(96, dtype=np.int32),
+            adapters=(order % 4 - 1).astype(np.int32),
+        )
+        found = np.array(model.run(batch)).reshape(8, 12, -1)
+        for place, n in enumerate(order):
+            assert (found[place] == alone[n]).all()
+        some = np.arange(0, 96, 5)  # of some sequences several rows, of others none
+        sparse = np.array(model.run(replace(batch, logit_rows=some.astype(np.int32))))
+        assert (sparse == found.reshape(96, -1)[some]).all()

@@ -15,7 +15,6 @@ import httpx
 import msgspec
 import uvicorn
 
-from dragoman.core.errors import AdapterNotFound, ModelError
 from dragoman.core.events import EngineEvent, FinishEvent, FinishReason
 from dragoman.core.request import EngineRequest
 from dragoman.core.serving import ModelCard
@@ -92,10 +91,13 @@ class LocalEngine:
         self.streams: dict[str, LocalStream] = {}
         self.requests: list[EngineRequest] = []
         self.cancelled: list[tuple[str, int | None]] = []
-        self.adapters: dict[str, AdapterInfo] = {}
         self.free = asyncio.Event()
         self.free.set()
         self._work = asyncio.Event()
+
+    @property
+    def adapters(self) -> dict[str, AdapterInfo]:
+        return self.engine.adapters.infos()
 
     @property
     def free_blocks(self) -> int:
@@ -103,10 +105,10 @@ class LocalEngine:
         return self.engine.scheduler.cache.available
 
     async def load_adapter(self, name: str, source: str) -> AdapterInfo:
-        raise ModelError(f"{source}: this engine has no adapters")
+        return self.engine.load_adapter(name, source)
 
     async def unload_adapter(self, name: str) -> None:
-        raise AdapterNotFound(f"there is no adapter {name}")
+        self.engine.unload_adapter(name)
 
     def submit(self, request: EngineRequest) -> LocalStream:
         self.requests.append(request)

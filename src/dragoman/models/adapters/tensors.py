@@ -64,7 +64,10 @@ def read_contents(folder: Path, config: AdapterConfig, spec: DecoderSpec, family
         if table := _copied_table(tensor, family):
             copies.append((table, tensor))
             continue
-        module, kind = _place(tensor, modules, spec, family)
+        place = _place(tensor, modules, spec, family)
+        if place is None:
+            continue
+        module, kind = place
         if module.name not in targets:
             raise tensor.fail(f"{config.file.name} does not mean {module.name} by its target_modules")
         if kind in found.setdefault(module.name, {}):
@@ -88,8 +91,9 @@ def _copied_table(tensor: StoredTensor, family: Family) -> str | None:
 
 def _place(
     tensor: StoredTensor, modules: Mapping[str, Module], spec: DecoderSpec, family: Family
-) -> tuple[Module, str]:
-    """The module that a tensor belongs to, and which part of its change it is."""
+) -> tuple[Module, str] | None:
+    """The module that a tensor belongs to, and which part of its change it is; None: to what is no part of the decoder,
+    such as the eyes of a model that is asked for text only."""
     parts = _NAME.fullmatch(tensor.name)
     if parts is None:
         if ".lora_embedding_" in tensor.name:
@@ -99,6 +103,8 @@ def _place(
     for candidate in (name, f"{family.base}{name}"):
         if candidate in modules:
             return modules[candidate], parts["kind"]
+    if family.ignored.fullmatch(f"{name}.weight".removeprefix(family.base)):
+        return None
     raise tensor.fail(
         f"{spec.architecture} has no matrix {name} that can be changed: is it an adapter for another model?"
     )
