@@ -335,7 +335,7 @@ class Scheduler:
 
     def _select(self) -> Schedule:
         # Neighbours that run with one adapter read its weights once. Without any the order stays as it is.
-        decodes = sorted([s for s in self.running if s.remaining == 1], key=_by_adapter)
+        decodes = sorted([s for s in self.running if s.remaining == 1], key=attrgetter("adapter_slot"))
         encodes = self.inputs.to_encode()
         if len(decodes) == len(self.running):
             self._draft(decodes)
@@ -478,11 +478,6 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Every promise about memory and membership, walked. AssertionError names the broken one."""
         check_integrity(self)
-
-
-def _by_adapter(sequence: Sequence) -> int:
-    adapter = sequence.group.adapter
-    return -1 if adapter is None else adapter.slot
 
 
 def _is_stuck(sequence: Sequence) -> bool:
