@@ -37,7 +37,7 @@ Precision precision_named(const std::string& name) {
   throw std::invalid_argument("unknown precision \"" + name + "\": choose float32, bfloat16, int8 or int4");
 }
 
-Matrix describe(long n, long k, const std::string& precision, bool minimum, bool wide) {
+Matrix describe(long n, long k, const std::string& precision, bool minimum, bool wide, bool ordered = false) {
   // The bound keeps every product of sizes below far from overflow.
   if (n < 1 || k < 1 || n > (1L << 31) || k > (1L << 24)) {
     throw std::invalid_argument("a packed matrix needs 1 <= n <= 2**31 and 1 <= k <= 2**24, got n = " +
@@ -49,13 +49,28 @@ Matrix describe(long n, long k, const std::string& precision, bool minimum, bool
   matrix.precision = precision_named(precision);
   matrix.minimum = minimum;
   matrix.wide = wide;
+  matrix.ordered = ordered;
+  if (ordered && matrix.precision < Precision::int8) throw std::invalid_argument("only int8 and int4 have an order");
   if (minimum && matrix.precision != Precision::int4) throw std::invalid_argument("only int4 groups have a minimum");
   if (wide && matrix.precision != Precision::int8) throw std::invalid_argument("only int8 groups can share a scale");
   return matrix;
 }
 
-PackedMatrix view(nb::object data, long n, long k, const std::string& precision, bool minimum, bool wide) {
-  Matrix matrix = describe(n, k, precision, minimum, wide);
+// Every place of an order has an input of its own.
+void require_order(const std::int32_t* order, long k) {
+  std::vector<bool> seen(static_cast<std::size_t>(k));
+  for (long i = 0; i < k; ++i) {
+    const std::int32_t input = order[i];
+    if (input < 0 || input >= k || seen[static_cast<std::size_t>(input)]) {
+      throw std::invalid_argument("an order must name each of " + std::to_string(k) + " inputs once");
+    }
+    seen[static_cast<std::size_t>(input)] = true;
+  }
+}
+
+PackedMatrix view(nb::object data, long n, long k, const std::string& precision, bool minimum, bool wide,
+                  bool ordered = false) {
+  Matrix matrix = describe(n, k, precision, minimum, wide, ordered);
   const auto array = nb::cast<ByteArray>(data);
   if (array.shape(0) != matrix.bytes()) {
     throw std::invalid_argument("a packed " + precision + " matrix of shape (" + std::to_string(n) + ", " +
@@ -97,17 +112,21 @@ PackedMatrix pack_weight(const Weight& weight, const std::string& precision, boo
 }
 
 PackedMatrix pack_given(const CodeRows& values, const HalfRows& scales, std::optional<HalfRows> minimums,
-                        const std::string& precision) {
+                        const std::string& precision, bool wide, std::optional<Ids> order) {
   const auto n = static_cast<long>(values.shape(0)), k = static_cast<long>(values.shape(1));
-  const Matrix matrix = describe(n, k, precision, minimums.has_value(), false);
+  const Matrix matrix = describe(n, k, precision, minimums.has_value(), wide, order.has_value());
   require(matrix.precision >= Precision::int8, "only int8 and int4 are made of codes");
+  require(!order || static_cast<long>(order->shape(0)) == k, "an order must be [K]");
+  if (order) require_order(order->data(), k);
   const auto fits = [&](const HalfRows& given) {
     return static_cast<long>(given.shape(0)) == n && static_cast<long>(given.shape(1)) == matrix.groups();
   };
   require(fits(scales) && (!minimums || fits(*minimums)), "scales and minimums must be [N, ceil(K / 32)]");
-  PackedMatrix packed = view(empty_bytes(matrix.bytes()), n, k, precision, minimums.has_value(), false);
+  PackedMatrix packed =
+      view(empty_bytes(matrix.bytes()), n, k, precision, minimums.has_value(), wide, order.has_value());
   nb::gil_scoped_release release;
-  pack_codes(packed.matrix, {values.data(), scales.data(), minimums ? minimums->data() : nullptr});
+  pack_codes(packed.matrix, {values.data(), scales.data(), minimums ? minimums->data() : nullptr,
+                             order ? order->data() : nullptr});
   return packed;
 }
 
@@ -138,14 +157,19 @@ void bind_linear(nb::module_& m) {
   nb::class_<PackedMatrix>(m, "PackedMatrix")
       .def("__init__",
            [](PackedMatrix* self, nb::object data, long n, long k, const std::string& precision, bool minimum,
-              bool wide) { new (self) PackedMatrix(view(std::move(data), n, k, precision, minimum, wide)); },
+              bool wide, bool ordered) {
+             PackedMatrix packed = view(std::move(data), n, k, precision, minimum, wide, ordered);
+             if (ordered) require_order(packed.matrix.order(), k);
+             new (self) PackedMatrix(std::move(packed));
+           },
            nb::arg("data"), nb::arg("n"), nb::arg("k"), nb::arg("precision"), nb::arg("minimum") = false,
-           nb::arg("wide") = false)
+           nb::arg("wide") = false, nb::arg("ordered") = false)
       .def_prop_ro("shape", [](const PackedMatrix& w) { return std::pair(w.matrix.n, w.matrix.k); })
       .def_prop_ro("precision",
                    [](const PackedMatrix& w) { return kPrecisionNames[static_cast<int>(w.matrix.precision)]; })
       .def_prop_ro("minimum", [](const PackedMatrix& w) { return w.matrix.minimum; })
       .def_prop_ro("wide", [](const PackedMatrix& w) { return w.matrix.wide; })
+      .def_prop_ro("ordered", [](const PackedMatrix& w) { return w.matrix.ordered; })
       .def_prop_ro("nbytes", [](const PackedMatrix& w) { return w.matrix.bytes(); })
       .def_prop_ro("data", [](const PackedMatrix& w) { return w.data; })
       .def("dequantize",
@@ -166,13 +190,15 @@ void bind_linear(nb::module_& m) {
       });
 
   m.def("packed_bytes",
-        [](long n, long k, const std::string& precision, bool minimum, bool wide) {
-          return describe(n, k, precision, minimum, wide).bytes();
+        [](long n, long k, const std::string& precision, bool minimum, bool wide, bool ordered) {
+          return describe(n, k, precision, minimum, wide, ordered).bytes();
         },
-        nb::arg("n"), nb::arg("k"), nb::arg("precision"), nb::arg("minimum") = false, nb::arg("wide") = false);
+        nb::arg("n"), nb::arg("k"), nb::arg("precision"), nb::arg("minimum") = false, nb::arg("wide") = false,
+        nb::arg("ordered") = false);
   m.def("pack", pack_weight, nb::arg("weight").noconvert(), nb::arg("precision"), nb::arg("minimum"), nb::arg("wide"));
   m.def("pack_codes", pack_given, nb::arg("values").noconvert(), nb::arg("scales").noconvert(),
-        nb::arg("minimums").noconvert().none(), nb::arg("precision"));
+        nb::arg("minimums").noconvert().none(), nb::arg("precision"), nb::arg("wide"),
+        nb::arg("order").noconvert().none());
   m.def("gather_rows", gather, nb::arg("w"), nb::arg("ids").noconvert(), nb::arg("out").noconvert());
   m.def("linear", multiply_rows, nb::arg("x").noconvert(), nb::arg("w"), nb::arg("bias").none(),
         nb::arg("out").noconvert(), nb::arg("accumulate"));

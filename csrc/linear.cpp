@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <new>
+#include <vector>
 
 #include "kernels.h"
 #include "thread_pool.h"
@@ -21,6 +22,17 @@ long padded_stride(long bytes) {
 int bias_of(const Matrix& w) {
   if (w.precision == Precision::int8) return 128;
   return w.precision == Precision::int4 && !w.minimum ? 8 : 0;
+}
+
+// Row `row` of w as k float32, every input in its own place.
+void unpack_inputs(const Matrix& w, long row, float* out) {
+  const auto unpack_row = kernels().linear.unpack_row;
+  const std::int32_t* const order = w.order();
+  if (order == nullptr) return unpack_row(w, row, out);
+  thread_local std::vector<float> ordered;
+  ordered.resize(static_cast<std::size_t>(w.k));
+  unpack_row(w, row, ordered.data());
+  for (long i = 0; i < w.k; ++i) out[order[i]] = ordered[static_cast<std::size_t>(i)];
 }
 
 }  // namespace
@@ -54,14 +66,26 @@ Activations describe_activations(const Matrix& w, long rows) {
 
 Activations prepare_activations(const Matrix& w, const float* x, long ldx, long rows, Scratch& scratch) {
   Activations a = describe_activations(w, rows);
+  const auto prepare = kernels().linear.prepare;
+  const long grain = std::max(1L, 16384 / std::max(1L, w.k));  // below some 10 µs a second thread does not pay
+  if (const std::int32_t* const order = w.order()) {
+    a.values = scratch.get(static_cast<std::size_t>(rows * a.stride));
+    pool().parallel_for(rows, grain, [&](long begin, long end) {
+      thread_local std::vector<float> ordered;
+      ordered.resize(static_cast<std::size_t>(w.k));
+      for (long row = begin; row < end; ++row) {
+        for (long i = 0; i < w.k; ++i) ordered[static_cast<std::size_t>(i)] = x[row * ldx + order[i]];
+        prepare(a, ordered.data(), 0, row, row + 1);
+      }
+    });
+    return a;
+  }
   if (w.precision == Precision::float32 && w.k == w.k_padded()) {
     a.values = reinterpret_cast<std::uint8_t*>(const_cast<float*>(x));
     a.stride = ldx * 4;
     return a;
   }
   a.values = scratch.get(static_cast<std::size_t>(rows * a.stride));
-  const auto prepare = kernels().linear.prepare;
-  const long grain = std::max(1L, 16384 / std::max(1L, w.k));  // below some 10 µs a second thread does not pay
   pool().parallel_for(rows, grain, [&](long begin, long end) { prepare(a, x, ldx, begin, end); });
   return a;
 }
@@ -90,17 +114,15 @@ void pack(const Matrix& w, const void* source, SourceType type) {
 }
 
 void gather_rows(const Matrix& w, const std::int32_t* ids, long count, float* out, long ldout) {
-  const auto unpack_row = kernels().linear.unpack_row;
   const long grain = std::max(1L, 16384 / std::max(1L, w.k));
   pool().parallel_for(count, grain, [&](long begin, long end) {
-    for (long i = begin; i < end; ++i) unpack_row(w, ids[i], out + i * ldout);
+    for (long i = begin; i < end; ++i) unpack_inputs(w, ids[i], out + i * ldout);
   });
 }
 
 void unpack(const Matrix& w, float* out) {
-  const auto unpack_row = kernels().linear.unpack_row;
   pool().parallel_for(w.n, std::max(1L, 16384 / w.k), [&](long begin, long end) {
-    for (long row = begin; row < end; ++row) unpack_row(w, row, out + row * w.k);
+    for (long row = begin; row < end; ++row) unpack_inputs(w, row, out + row * w.k);
   });
 }
 

@@ -67,7 +67,7 @@ void linear(const Matrix& w, const float* x, long ldx, long rows, float* y, long
             Scratch& scratch);
 
 // The two halves of linear(), for several matrices that multiply the same x. The result of prepare_activations fits
-// every matrix of the same k, precision and minimum; it lives in `scratch`, or in x itself for float32.
+// every matrix of the same k, precision, minimum and order of inputs; it lives in `scratch`, or in x itself for float32.
 Activations prepare_activations(const Matrix& w, const float* x, long ldx, long rows, Scratch& scratch);
 void multiply(const Matrix& w, const Activations& a, float* y, long ldy, const float* bias, bool accumulate);
 
@@ -83,6 +83,7 @@ struct GroupCodes {
   const std::int8_t* values;
   const std::uint16_t* scales;
   const std::uint16_t* minimums;
+  const std::int32_t* order;  // [k]: the input that stands at each place, where w is ordered
 };
 
 // Fills w.data from numbers that are in its format's range.

@@ -15,7 +15,11 @@
 // So a matrix is one stream of bytes, and the processor's prefetcher has an easy task: scales apart from their numbers, or
 // columns side by side that lie a page apart, cost a quarter of the bandwidth with one row and half of it with eight.
 //
-// int8 numbers are those of GGUF's Q8_0, but for the width: w ≈ scale · q. int4 those of Q4_0, w ≈ scale · (code − 8), or with minimum of
+// Inputs may stand in an order of their own, so that those which share a scale lie side by side: behind the blocks then
+// follow [k] int32, for each place the input that stands there.
+//
+// int8 numbers are those of GGUF's Q8_0, but for the width: w ≈ scale · q. int4 those of Q4_0, w ≈ scale · (code − 8),
+// or with minimum of
 // Q4_1, w ≈ scale · code + minimum.
 #pragma once
 
@@ -55,6 +59,7 @@ struct Matrix {
   Precision precision = Precision::float32;
   bool minimum = false;  // int4 only: each group has a minimum beside its scale
   bool wide = false;     // int8 only: the groups of a span share their scales
+  bool ordered = false;  // inputs stand in an order of their own
 
   long blocks() const { return (n + kBlock - 1) / kBlock; }
   long groups() const { return (k + kGroup - 1) / kGroup; }
@@ -63,7 +68,8 @@ struct Matrix {
   long block_bytes() const {
     return wide ? groups() * numbers_bytes(precision) + spans() * kBlock * 2 : groups() * group_bytes(precision, minimum);
   }
-  std::size_t bytes() const { return static_cast<std::size_t>(blocks()) * static_cast<std::size_t>(block_bytes()); }
+  std::size_t bytes() const { return order_offset() + (ordered ? static_cast<std::size_t>(k) * 4 : 0); }
+  std::int32_t* order() const { return ordered ? reinterpret_cast<std::int32_t*>(data + order_offset()) : nullptr; }
 
   std::uint8_t* block(long b) const { return data + b * block_bytes(); }
   std::uint8_t* group(long b, long g) const {
@@ -76,6 +82,11 @@ struct Matrix {
     return reinterpret_cast<std::uint16_t*>(group(b, last) + numbers_bytes(precision));
   }
   std::uint16_t* minimums(long b, long g) const { return scales(b, g) + kBlock; }
+
+ private:
+  std::size_t order_offset() const {
+    return static_cast<std::size_t>(blocks()) * static_cast<std::size_t>(block_bytes());
+  }
 };
 
 }  // namespace dragoman

@@ -42,6 +42,7 @@ void pack_group(const Matrix& w, long block, long g, const GroupCodes& from) {
 }  // namespace
 
 void pack_codes(const Matrix& w, const GroupCodes& codes) {
+  if (w.ordered) std::copy_n(codes.order, w.k, w.order());
   pool().parallel_for(w.blocks(), 1, [&](long begin, long end) {
     for (long block = begin; block < end; ++block) {
       for (long g = 0; g < w.groups(); ++g) pack_group(w, block, g, codes);

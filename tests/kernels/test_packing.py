@@ -1,5 +1,7 @@
 """Packed matrices: the numbers of GGUF's formats, one layout on every instruction set, bytes that can be mapped."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -203,3 +205,71 @@ def test_codes_beyond_their_range_are_refused() -> None:
         kernels.pack_codes(np.zeros((2, 64), np.int8), scales, None, "int8")
     with pytest.raises(ValueError, match="codes"):
         kernels.pack_codes(np.zeros((2, 32), np.int8), scales, None, "bfloat16")
+
+
+@pytest.fixture(params=kernels.instruction_sets())
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = kernels.instruction_set()
+    kernels.force(request.param)
+    yield request.param
+    kernels.force(before)
+
+
+@pytest.mark.usefixtures("instruction_set")
+@pytest.mark.parametrize(("precision", "minimum"), [("int8", False), ("int4", False), ("int4", True)])
+@pytest.mark.parametrize("shape", [(64, 128), (37, 70), (5, 300)])
+def test_inputs_in_an_order_are_found_where_they_stand(
+    precision: kernels.Precision, minimum: bool, shape: tuple[int, int]
+) -> None:
+    """The product is bit for bit that of inputs put into the order beforehand; numbers come back in their places."""
+    random = np.random.default_rng(4)
+    rows, inputs = shape
+    least, most = (-128, 127) if precision == "int8" else (0, 15) if minimum else (-8, 7)
+    values = random.integers(least, most, shape, np.int8, endpoint=True)
+    scales, minimums = random.normal(size=(2, rows, -(-inputs // 32))).astype(np.float16)
+    codes = (values, scales, minimums if minimum else None, precision)
+    order = random.permutation(inputs).astype(np.int32)
+    plain, ordered = kernels.pack_codes(*codes), kernels.pack_codes(*codes, order)
+    assert ordered.ordered
+    assert ordered.nbytes == plain.nbytes + 4 * inputs
+    assert ordered.nbytes == kernels.packed_bytes(rows, inputs, precision, minimum=minimum, ordered=True)
+    x = random.normal(size=(9, inputs)).astype(np.float32)
+    np.testing.assert_array_equal(kernels.linear(x, ordered), kernels.linear(x[:, order], plain))
+    np.testing.assert_array_equal(kernels.linear(x[3:4], ordered), kernels.linear(x, ordered)[3:4])
+    np.testing.assert_array_equal(ordered.dequantize()[:, order], plain.dequantize())
+    ids = [rows - 1, 0]
+    np.testing.assert_array_equal(kernels.gather_rows(ordered, ids), ordered.dequantize()[ids])
+    mapped = kernels.PackedMatrix(ordered.data, rows, inputs, precision, minimum, ordered=True)
+    np.testing.assert_array_equal(mapped.dequantize(), ordered.dequantize())
+
+
+def test_orders_that_are_none_are_refused() -> None:
+    values, scales = np.zeros((2, 32), np.int8), np.ones((2, 1), np.float16)
+    for wrong in ([0] * 32, [*range(1, 33)], [-1, *range(1, 32)]):
+        with pytest.raises(ValueError, match="each of 32 inputs once"):
+            kernels.pack_codes(values, scales, None, "int8", np.array(wrong, np.int32))
+    with pytest.raises(ValueError, match=r"must be \[K\]"):
+        kernels.pack_codes(values, scales, None, "int8", np.arange(31, dtype=np.int32))
+    data = kernels.pack_codes(values, scales, None, "int8", np.arange(32, dtype=np.int32)).data.copy()
+    data[-4:] = 255
+    with pytest.raises(ValueError, match="each of 32 inputs once"):
+        kernels.PackedMatrix(data, 2, 32, "int8", ordered=True)
+    with pytest.raises(ValueError, match="only int8 and int4"):
+        kernels.PackedMatrix(data, 2, 32, "bfloat16", ordered=True)
+
+
+@pytest.mark.parametrize("shape", [(64, 256), (37, 170), (3, 40)])
+def test_codes_of_wide_groups_are_packed_as_they_are(shape: tuple[int, int]) -> None:
+    random = np.random.default_rng(5)
+    rows, inputs = shape
+    values = random.integers(-128, 127, shape, np.int8, endpoint=True)
+    spans = random.normal(size=(rows, -(-inputs // 128))).astype(np.float16)
+    scales = np.repeat(spans, 4, axis=1)[:, : -(-inputs // 32)]
+    packed = kernels.pack_codes(values, scales, None, "int8", wide=True)
+    assert packed.nbytes == kernels.packed_bytes(rows, inputs, "int8", wide=True)
+    expected = values * np.repeat(spans.astype(np.float32), 128, axis=1)[:, :inputs]
+    np.testing.assert_array_equal(packed.dequantize(), expected)
+    scales[0, -1] += 1
+    if scales.shape[1] % 4 != 1:
+        with pytest.raises(ValueError, match="the same in all four"):
+            kernels.pack_codes(values, scales, None, "int8", wide=True)

@@ -79,7 +79,10 @@ Packer = Callable[[str, Array], tuple[Pieces, Array]]
 def write_model(
     root: Path, packer: Packer, quantization: Mapping[str, Any], config: Mapping[str, Any] = CONFIG, **files: Any
 ) -> QuantizedModel:
-    """Quantize all matrices of a random model's layers. ``files``: where its options stand, if not in the config."""
+    """Quantize all matrices of a random model's layers, and its head where the options have ``lm_head``.
+
+    ``files``: where the options stand, if not in the config.
+    """
     plain, folder = root / "plain", root / "quantized"
     make_models.make_model(plain, dict(config), dtype="F32", seed=1, std=0.15)
     folder.mkdir()
@@ -87,7 +90,7 @@ def write_model(
     stored: Pieces = {}
     for name, tensor in sorted(tensors.items()):
         module = name.removesuffix(".weight")
-        if not module.endswith("_proj"):
+        if not module.endswith("_proj") and not (module == "lm_head" and quantization.get("lm_head")):
             stored[name] = tensor if "norm" in name else tensor.half()
             tensors[name] = stored[name].float()
             continue

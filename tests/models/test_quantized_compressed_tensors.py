@@ -94,18 +94,18 @@ def packer(weights: dict[str, Any], layout: str, dtype: str = "bfloat16") -> Pac
 
 
 SCHEMES: dict[str, tuple[dict[str, Any], str, str, Format, float]] = {
-    "W8A8": (args(), "int-quantized", "bfloat16", Format("int8"), 0),
-    "W8A8, float32 scales": (args(), "int-quantized", "float32", Format("int8"), 3e-4),
-    "W8A8 by tensor": (args(strategy="tensor"), "int-quantized", "bfloat16", Format("int8"), 0),
+    "W8A8": (args(), "int-quantized", "bfloat16", Format("int8", wide=True), 0),
+    "W8A8, float32 scales": (args(), "int-quantized", "float32", Format("int8", wide=True), 3e-4),
+    "W8A8 by tensor": (args(strategy="tensor"), "int-quantized", "bfloat16", Format("int8", wide=True), 0),
     "W8A8 by block": (
         args(strategy="block", block_structure=[*BLOCK]),
         "naive-quantized",
         "float16",
-        Format("int8"),
+        Format("int8", wide=True),
         0,
     ),
     "W8A8, asymmetric": (args(symmetric=False), "int-quantized", "bfloat16", Format("int8"), 0.007),
-    "W4 in int8": (args(num_bits=4), "int-quantized", "bfloat16", Format("int8"), 0),
+    "W4 in int8": (args(num_bits=4), "int-quantized", "bfloat16", Format("int8", wide=True), 0),
     "W4A16": (
         args(num_bits=4, strategy="group", group_size=32),
         "pack-quantized",
@@ -178,6 +178,7 @@ def test_inputs_in_an_order_of_their_own(tmp_path: Path) -> None:
     weights = args(num_bits=4, strategy="group", group_size=32, actorder="group")
     model = write_model(tmp_path, pack, config(weights, "pack-quantized"))
     model.assert_float32_logits_equal_transformers()
+    assert all(form.precision == "int4" for form in model.forms() - {Format("int8")})
     assert max(model.errors().values()) <= 0.007
 
 
@@ -251,7 +252,7 @@ def test_scales_that_float16_holds_badly_keep_their_matrix_at_bfloat16(tmp_path:
     model = write_model(tmp_path, pack, config(args(), "int-quantized"))
     formats = checkpoint_of(model.folder).formats
     assert formats["layers.0.feed_forward_out.weight"] == formats["layers.0.qkv.weight"] == Format("bfloat16")
-    assert formats["layers.0.feed_forward_in.weight"] == Format("int8")
+    assert formats["layers.0.feed_forward_in.weight"] == Format("int8", wide=True)
     assert max(model.errors().values()) <= 2**-8
 
 
@@ -328,6 +329,7 @@ WRONG_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "no block": (_group(strategy="block"), "block_structure must be two positive integers"),
     "block of letters": (_group(strategy="block", block_structure="axb"), "block_structure must be"),
     "dynamic weights": (_group(dynamic=True), "dynamic = true is not supported"),
+    "order of another kind": (_group(actorder="random"), "actorder 'random' is not known"),
     "unknown option": (_group(rank=3), "rank = 3 is not known"),
     "other type": (_group(type="float"), r"weight: its type I8 does not fit; .* must be F8_E4M3"),
     "ignored": ({"ignore": ["Linear"]}, "is quantized, where the config says that its module is not"),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy_decoder import NumpyDecoder, round_to_bfloat16
 from quantized_models import (
+    CONFIG,
     WEIGHTS,
     Array,
     Packer,
@@ -22,9 +25,10 @@ from quantized_models import (
     torch,
     write_model,
 )
-from small_models import VARIANTS, checkpoint_of, make_folder
+from small_models import VARIANTS, checkpoint_of, make_folder, prompt, run_rows
+from test_truth_rounded import round_to_int8
 
-from dragoman import models
+from dragoman import kernels, models
 from dragoman.core.errors import ModelError
 from dragoman.models.tensors import Format
 
@@ -38,15 +42,21 @@ def packer(
     act_order: bool = False,
     offset: int = 1,
     lowest: bool = False,
+    one_order: bool = True,
 ) -> Packer:
-    """``offset``: what the format takes off a zero point before it stores it. ``lowest``: some zero points are 0."""
-    random = np.random.default_rng(0)
+    """``offset``: what the format takes off a zero point before it stores it. ``lowest``: some zero points are 0.
+
+    ``one_order``: modules of the same inputs have these in the same order, for it follows from them.
+    """
 
     def pack(module: str, weight: Array) -> tuple[Pieces, Array]:
         inputs = weight.shape[1]
         of_input = np.arange(inputs) // (inputs if group < 0 else group)
         if act_order:
-            of_input = random.permutation(of_input)
+            inputs_of = module
+            for several, name in (("[qkv]_proj", "attention"), ("(gate|up)_proj", "mlp")):
+                inputs_of = re.sub(several, name, inputs_of) if one_order else inputs_of
+            of_input = np.random.default_rng(list(inputs_of.encode())).permutation(of_input)
         if lowest:
             weight = np.abs(weight)
         codes, scales, zeros = quantize_groups(weight, of_input, bits, symmetric)
@@ -77,7 +87,7 @@ def test_numbers_are_those_of_the_definition(bits: int, symmetric: bool, group: 
         assert forms == {Format("int8")}
         assert max(errors.values()) < 0.007
     elif bits == 8:
-        assert forms == {Format("int8")}
+        assert forms == {Format("int8", wide=symmetric and group != 32)}
         assert max(errors.values()) <= (0.0 if symmetric else 0.007)
     else:
         assert forms == {Format("int4", minimum=not symmetric)}
@@ -97,13 +107,62 @@ def test_zero_point_below_the_lowest_stands_as_the_highest(tmp_path: Path) -> No
     model.assert_float32_logits_equal_transformers()
 
 
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 64), (8, 32)])
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_inputs_in_an_order_of_their_own(symmetric: bool, tmp_path: Path) -> None:
-    config = options(desc_act=True, sym=symmetric)
-    model = write_model(tmp_path, packer(symmetric=symmetric, act_order=True), config)
+def test_inputs_in_an_order_of_their_own(bits: int, symmetric: bool, group: int, tmp_path: Path) -> None:
+    config = options(bits=bits, group_size=group, desc_act=True, sym=symmetric, lm_head=True)
+    # No more inputs than share a scale when they are quantized, so that this does not depend on the order.
+    shape = CONFIG | {"intermediate_size": 128}
+    model = write_model(tmp_path, packer(bits, group, symmetric, act_order=True), config, shape)
     model.assert_float32_logits_equal_transformers()
-    assert model.forms() == {Format("int8")}
+    forms, errors = model.forms(), model.errors()
+    assert {form.precision for form in forms} == {"int4" if bits == 4 else "int8"}
+    if bits == 8 and not symmetric:
+        assert forms == {Format("int8")}
+        assert max(errors.values()) < 0.007
+    else:
+        assert len(forms) == 8  # an order for each matrix
+        assert max(errors.values()) <= (0.0 if symmetric else 5e-4)
+    assert_logits_equal_numpy(model)
+
+
+def test_orders_that_differ_in_one_product_are_packed_anew(tmp_path: Path) -> None:
+    model = write_model(tmp_path, packer(act_order=True, one_order=False), options(desc_act=True))
+    formats = checkpoint_of(model.folder).formats
+    assert formats["layers.0.qkv.weight"] == Format("int8")
+    assert formats["layers.0.attention_out.weight"].order != 0
     assert max(model.errors().values()) < 0.007
+
+
+def test_groups_of_unequal_sizes_are_packed_anew(tmp_path: Path) -> None:
+    model = write_model(tmp_path, packer(), options(desc_act=True))
+    change_tensors(model.folder, lambda tensors: tensors[f"{MODULE}.g_idx"].__setitem__(0, 5))
+    assert checkpoint_of(model.folder).formats["layers.1.feed_forward_out.weight"] == Format("int8")
+    model.load()
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_packed_logits_equal_numpy_on_the_same_numbers(symmetric: bool, tmp_path: Path) -> None:
+    config = options(sym=symmetric, lm_head=True)
+    assert_logits_equal_numpy(write_model(tmp_path, packer(symmetric=symmetric), config))
+
+
+def assert_logits_equal_numpy(model: QuantizedModel) -> None:
+    """Of a model whose head is quantized too. ``test_truth_rounded.py`` says how near they can be."""
+    loaded = model.load()
+    weights = {
+        name: value.dequantize() if isinstance(value, kernels.PackedMatrix) else np.asarray(value)
+        for name, value in loaded.weights.items()
+    }
+    round_query = round_to_bfloat16 if kernels.instruction_set() == "avx512" else np.asarray
+    judge = NumpyDecoder(loaded.config, weights, round_to_int8, round_to_bfloat16, round_query, rounded=True)
+    errors = []
+    for seed in range(12):
+        ids = prompt(CONFIG["vocab_size"], length=5, seed=seed)
+        expected = judge.logits(ids)
+        errors.append(np.abs(run_rows(loaded, ids) - expected).max() / np.abs(expected).max())
+    assert np.median(errors) <= 1e-5
+    assert max(errors) <= 5e-2
 
 
 def test_act_order_of_one_group_is_no_order(tmp_path: Path) -> None:

@@ -108,7 +108,8 @@ def _sequences(schedule: Schedule) -> list[Sequence]:
 
 
 def _adapters(sequences: list[Sequence]) -> Int32 | None:
-    slots = [sequence.adapter_slot for sequence in sequences]
+    adapters = [sequence.group.adapter for sequence in sequences]
+    slots = [-1 if adapter is None else adapter.slot for adapter in adapters]
     return np.array(slots, np.int32) if max(slots, default=-1) >= 0 else None
 
 

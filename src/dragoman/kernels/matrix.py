@@ -38,17 +38,27 @@ def pack_codes(
     scales: NDArray[np.float16],
     minimums: NDArray[np.float16] | None,
     precision: Precision,
+    order: NDArray[np.int32] | None = None,
+    *,
+    wide: bool = False,
 ) -> PackedMatrix:
     """Pack a matrix ``[N, K]`` whose numbers are quantized already, changing none of them.
 
     ``values``: -128 … 127 for int8; for int4 -8 … 7, or 0 … 15 with ``minimums``. ``scales`` and ``minimums``, of
-    groups of 32 along K: ``[N, ceil(K / 32)]``. ValueError on shapes that do not fit and on numbers outside the range.
+    groups of 32 along K: ``[N, ceil(K / 32)]``. ``order`` ``[K]``: which input stands in each column of ``values``,
+    where they are not in order; products and ``dequantize`` take and give inputs in order. ``wide``, of int8: four
+    groups have the same scale, stored once. ValueError on shapes that do not fit, on numbers outside the range, on an
+    order that does not name each input once, and on scales that differ where they are to be one.
     """
     least, most = (-128, 127) if precision == "int8" else (-8, 7) if minimums is None else (0, 15)
     if precision == "int4" and values.size and not (least <= values.min() and values.max() <= most):
         raise ValueError(f"the numbers of int4 must be {least} … {most}")
     lowest = None if minimums is None else _float16_bits(minimums)
-    return _native.pack_codes(np.ascontiguousarray(values, np.int8), _float16_bits(scales), lowest, precision)
+    places = None if order is None else np.ascontiguousarray(order, np.int32)
+    bits = _float16_bits(scales)
+    if wide and not np.array_equal(np.repeat(bits[:, ::4], 4, axis=1)[:, : bits.shape[1]], bits):
+        raise ValueError("scales of wide groups must be the same in all four")
+    return _native.pack_codes(np.ascontiguousarray(values, np.int8), bits, lowest, precision, wide, places)
 
 
 def linear(
@@ -92,9 +102,11 @@ def gather_rows(w: PackedMatrix, ids: ArrayLike) -> NDArray[np.float32]:
     return out
 
 
-def packed_bytes(n: int, k: int, precision: Precision, *, minimum: bool = False, wide: bool = False) -> int:
+def packed_bytes(
+    n: int, k: int, precision: Precision, *, minimum: bool = False, wide: bool = False, ordered: bool = False
+) -> int:
     """How many bytes a packed ``[n, k]`` matrix takes."""
-    return _native.packed_bytes(n, k, precision, minimum, wide)
+    return _native.packed_bytes(n, k, precision, minimum, wide, ordered)
 
 
 def empty(nbytes: int) -> NDArray[np.uint8]:

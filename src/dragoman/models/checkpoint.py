@@ -15,6 +15,9 @@ from dragoman.models.settings import PRECISIONS
 from dragoman.models.spec import DecoderSpec, Parameter, parameters
 from dragoman.models.tensors import ELEMENTS, Codes, Format, Tensor, TensorFiles, to_float32
 
+# The matrices that are multiplied one by one.
+_MAY_BE_ORDERED = ("qkv", "attention_out", "feed_forward_in", "feed_forward_out", "head")
+
 
 class Checkpoint:
     """The tensors of a model's weight files, under a family's names; each is read when it is asked for.
@@ -42,7 +45,12 @@ class Checkpoint:
         }
         if all(part.form is None for parts in self.parts.values() for part in parts):
             return {}
-        return {name: widest(found) for name, found in forms.items()}
+        formats = {name: widest(found) for name, found in forms.items()}
+        for parameter in parameters(self.spec):
+            # A row goes to all experts at once, its inputs in one order.
+            if parameter.matrix and parameter.module not in _MAY_BE_ORDERED and formats[parameter.name].order:
+                formats[parameter.name] = Format("int8")
+        return formats
 
     def read(self, parameter: Parameter) -> NDArray[Any]:
         """A parameter, its parts stacked along the outputs: vectors and tables as float32, matrices as they are stored.
@@ -65,7 +73,7 @@ class Checkpoint:
 
     def codes(self, parameter: Parameter, form: Format) -> Codes | None:
         """A matrix in the numbers of ``form``, its parts stacked, where all of them have these; else None."""
-        if form.wide or self._is_transposed(parameter):
+        if self._is_transposed(parameter):
             return None
         parts = []
         for part in self.parts[parameter.name]:
@@ -74,11 +82,14 @@ class Checkpoint:
                 return None
             parts.append(codes)
         minimums = [part.minimums for part in parts if part.minimums is not None]
-        stacked = Codes(
-            np.concatenate([part.values for part in parts]),
-            np.concatenate([part.scales for part in parts]),
-            np.concatenate(minimums) if minimums else None,
-        )
+        stacked = parts[0]
+        if len(parts) > 1:
+            stacked = Codes(
+                np.concatenate([part.values for part in parts]),
+                np.concatenate([part.scales for part in parts]),
+                np.concatenate(minimums) if minimums else None,
+                parts[0].order,
+            )
         order = self._family.row_order(self.spec, parameter)
         return stacked if order is None else stacked.rows(order)
 
@@ -181,10 +192,11 @@ def _is_norm_weight(parameter: Parameter) -> bool:
 
 def widest(forms: Iterable[Format]) -> Format:
     """One format for parts that are stored differently: that which loses least of all of them."""
-    distinct = sorted(set(forms), key=lambda form: PRECISIONS.index(form.precision))
-    if len(distinct) > 1 and distinct[0].precision == "int4":  # with and without minimums
-        return Format("int8")
-    return distinct[0]
+    distinct = set(forms)
+    if len(distinct) == 1:
+        return distinct.pop()
+    precision = min((form.precision for form in distinct), key=PRECISIONS.index)
+    return Format("int8" if precision == "int4" else precision)
 
 
 def _stored_form(tensor: Tensor) -> Format:

@@ -62,9 +62,10 @@ def _own_format(parameter: Parameter, precision: Precision) -> Format:
 def packed_bytes(outputs: int, inputs: int, form: Format) -> int:
     """Size of a packed matrix ``[outputs, inputs]``."""
     blocks, groups = -(-outputs // _BLOCK), -(-inputs // _GROUP)
+    order = 4 * inputs * (form.order != 0)
     if form.wide:
-        return blocks * (groups * _BLOCK * _GROUP + 2 * _BLOCK * -(-groups // _SPAN_GROUPS))
-    return blocks * groups * (_GROUP_BYTES[form.precision] + 2 * _BLOCK * form.minimum)
+        return blocks * (groups * _BLOCK * _GROUP + 2 * _BLOCK * -(-groups // _SPAN_GROUPS)) + order
+    return blocks * groups * (_GROUP_BYTES[form.precision] + 2 * _BLOCK * form.minimum) + order
 
 
 def plan_layout(spec: DecoderSpec, precision: Precision, formats: Mapping[str, Format] | None = None) -> Layout:

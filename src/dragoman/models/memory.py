@@ -127,7 +127,8 @@ def _formats(description: ModelDescription, asked: AskedPrecision) -> dict[str, 
     """Of the matrices that are quantized already: their own, or groups of int8, which hold the integers of int4 too."""
     kept = {name: form for name, form in description.formats.items() if asked in ("auto", form.precision)}
     if asked == "int8":
-        kept |= {name: Format("int8") for name, form in description.formats.items() if form.precision == "int4"}
+        integers = ((name, form) for name, form in description.formats.items() if form.precision == "int4")
+        kept |= {name: Format("int8", order=form.order) for name, form in integers}
     return kept
 
 

@@ -20,6 +20,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -163,13 +164,7 @@ class _DamagedError(Exception):
 
 def _describe(layout: Layout) -> list[list[Any]]:
     return [
-        [
-            e.parameter.name,
-            e.form and [e.form.precision, e.form.minimum, e.form.wide],
-            list(e.parameter.shape),
-            e.offset,
-            e.nbytes,
-        ]
+        [e.parameter.name, e.form and list(astuple(e.form)), list(e.parameter.shape), e.offset, e.nbytes]
         for e in layout.entries
     ]
 

@@ -30,7 +30,8 @@ def pack_checkpoint(checkpoint: Checkpoint, layout: Layout, progress: Progress =
     def pack(entry: Entry, tensor: NDArray[Any] | Codes) -> NDArray[np.uint8]:
         if isinstance(tensor, Codes):
             assert entry.form is not None
-            return kernels.pack_codes(tensor.values, tensor.scales, tensor.minimums, entry.form.precision).data
+            codes = (tensor.values, tensor.scales, tensor.minimums, entry.form.precision, tensor.order)
+            return kernels.pack_codes(*codes, wide=entry.form.wide).data
         if entry.form is None:
             return np.ascontiguousarray(tensor).view(np.uint8).reshape(-1)
         form = entry.form
@@ -108,4 +109,5 @@ def _view(entry: Entry, data: NDArray[np.uint8]) -> Any:
     if entry.form is None:
         return data.view(np.float32).reshape(entry.parameter.shape)
     outputs, inputs = entry.parameter.shape
-    return kernels.PackedMatrix(data, outputs, inputs, entry.form.precision, entry.form.minimum, entry.form.wide)
+    form = entry.form
+    return kernels.PackedMatrix(data, outputs, inputs, form.precision, form.minimum, form.wide, form.order != 0)

@@ -7,6 +7,7 @@ that a format stores in pieces (numbers, scales, zero points) is one tensor here
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,11 +34,18 @@ class Format:
     Attributes:
         minimum: of int4 only: each group has a minimum beside its scale.
         wide: of int8 only: four groups share their scale.
+        order: where its inputs stand in an order of their own, a checksum of that (``checksum_of_order``); else 0.
     """
 
     precision: Precision
     minimum: bool = False
     wide: bool = False
+    order: int = 0
+
+
+def checksum_of_order(order: NDArray[np.int32]) -> int:
+    """Tells orders apart; never 0."""
+    return zlib.crc32(np.ascontiguousarray(order, "<i4").tobytes()) or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +56,18 @@ class Codes:
         values: int8 ``[N, K]``: -128 to 127 for int8; for int4 -8 to 7, or 0 to 15 with minimums.
         scales, minimums: float16 ``[N, ceil(K / 32)]``; w = scale * value (+ minimum). Wider ones
             of a file are rounded.
+        order: int32 ``[K]``: the input that stands in each column of ``values``, where they are not in order.
     """
 
     values: NDArray[np.int8]
     scales: NDArray[np.float16]
     minimums: NDArray[np.float16] | None = None
+    order: NDArray[np.int32] | None = None
 
     def rows(self, order: NDArray[np.intp]) -> Codes:
         """Those of its rows, in this order."""
         minimums = None if self.minimums is None else self.minimums[order]
-        return Codes(self.values[order], self.scales[order], minimums)
+        return Codes(self.values[order], self.scales[order], minimums, self.order)
 
 
 class Tensor(Protocol):

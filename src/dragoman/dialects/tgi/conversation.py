@@ -78,8 +78,7 @@ class Conversation:
     def check(self) -> None:
         """The rules that need no tokens, which a generation looks at itself. Raises InvalidInput."""
         service = self._service
-        card = self._serving.model(None)
-        max_input_tokens, _ = service.settings.limits(card.context_tokens, card.encoder_context_tokens)
+        max_input_tokens, _ = service.settings.limits(self._serving.model(None).context_tokens)
         check_parameters(self._asked, self.run.text, service.settings, service.quirks, max_input_tokens)
         check_grammar(self._asked, service.settings)
 

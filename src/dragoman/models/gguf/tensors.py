@@ -72,6 +72,8 @@ class GgufTensor:
         """Its numbers as ``form`` holds them: as they are stored where that is so, or rounded as docs/gguf.md says."""
         if BLOCK_TYPES[self.kind].name in _PLAIN or form.precision not in ("int8", "int4") or len(self.shape) != 2:
             return None
+        if form.wide or form.order:
+            return None
         assert not self.offset  # only of vectors
         from dragoman import kernels  # as above
 

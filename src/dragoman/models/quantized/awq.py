@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dragoman.core.errors import ModelError
 from dragoman.models.quantized.bit_packing import unpack
-from dragoman.models.quantized.matrices import GROUP, Grid, IntegerMatrix
+from dragoman.models.quantized.matrices import Grid, IntegerMatrix, integer_form
 from dragoman.models.quantized.module_names import in_layers, is_kept
 from dragoman.models.quantized.scheme import FLOATS, Options, Pieces, find_pieces, read_finite, replace_pieces
 from dragoman.models.safetensors_file import StoredTensor
@@ -63,7 +63,7 @@ class Awq:
         """By the config alone."""
         if not in_layers(module) or is_kept(module, self.kept):
             return None
-        return Format("int8") if self.size > 0 and self.size % GROUP else Format("int4", minimum=True)
+        return integer_form(_BITS, False, self.size if self.size > 0 else None)
 
     def join(self, stored: Mapping[str, StoredTensor]) -> Mapping[str, Tensor]:
         """Each ``qweight`` with what belongs to it as one matrix."""

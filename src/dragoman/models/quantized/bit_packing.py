@@ -16,9 +16,9 @@ def unpack(words: NDArray[np.int32], bits: int, count: int) -> NDArray[np.int8]:
     """
     whole = np.ascontiguousarray(words, "<i4").view(np.uint8)
     if bits == 3:
-        return _unpack_three(whole)[:, :count]
-    codes = _TABLES[bits][whole]
-    return codes.view(np.int8).reshape(len(words), -1)[:, :count]
+        return np.ascontiguousarray(_unpack_three(whole)[:, :count])
+    codes = _TABLES[bits][whole].view(np.int8).reshape(len(words), -1)
+    return np.ascontiguousarray(codes[:, :count])
 
 
 def packed_words(count: int, bits: int) -> int:

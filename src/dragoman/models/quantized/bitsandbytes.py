@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.core.errors import ModelError
-from dragoman.models.quantized.matrices import Grid, IntegerMatrix, NumberMatrix
+from dragoman.models.quantized.matrices import Grid, IntegerMatrix, NumberMatrix, integer_form
 from dragoman.models.quantized.module_names import in_layers, is_kept
 from dragoman.models.quantized.scheme import Options, Pieces, find_pieces, read_finite, replace_pieces
 from dragoman.models.safetensors_file import StoredTensor
@@ -58,7 +58,9 @@ class BitsAndBytes:
 
     def form(self, module: str) -> Format | None:
         """By the config alone."""
-        return Format("int8") if in_layers(module) and not is_kept(module, self.kept) else None
+        if not in_layers(module) or is_kept(module, self.kept):
+            return None
+        return integer_form(8, True, None) if self.bits == 8 else Format("int8")
 
     def join(self, stored: Mapping[str, StoredTensor]) -> Mapping[str, Tensor]:
         """Each quantized ``weight`` with what belongs to it as one matrix."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dragoman.core.errors import ModelError
 from dragoman.models.quantized.bit_packing import packed_words, unpack
 from dragoman.models.quantized.float8 import FLOAT8_FORM, float8_matrix, scale_blocks
-from dragoman.models.quantized.matrices import GROUP, Grid, IntegerMatrix, block_grid, input_order
+from dragoman.models.quantized.matrices import Grid, IntegerMatrix, block_grid, input_order, integer_form
 from dragoman.models.quantized.module_names import compile_patterns
 from dragoman.models.quantized.scheme import FLOATS, Options, Pieces, find_pieces, read_finite, replace_pieces
 from dragoman.models.safetensors_file import StoredTensor
@@ -36,6 +36,8 @@ _DECISIVE = frozenset(
     {"quant_method", "config_groups", "ignore", "format", "quantization_status", "kv_cache_scheme", "sparsity_config"}
 )
 _HARMLESS = frozenset({"global_compression_ratio", "version", "compressor_version"})
+# Where inputs stand in an order of their own, ``weight_g_idx`` is there to say it.
+_ORDERS = (None, False, True, "group", "dynamic", "weight", "static")
 _GROUP_FIELDS = frozenset({"targets", "weights", "format", "input_activations", "output_activations"})
 _WEIGHT_FIELDS = frozenset(
     {"num_bits", "type", "symmetric", "strategy", "group_size", "block_structure", "dynamic", "actorder"}
@@ -66,7 +68,6 @@ class _Group:
     Attributes:
         size: inputs that share a scale, under the strategy ``group``.
         shared: outputs and inputs that share one, under ``group`` and ``block``.
-        ordered: inputs are quantized in an order of their own.
     """
 
     targets: _Targets
@@ -77,15 +78,13 @@ class _Group:
     strategy: str
     size: int
     shared: tuple[int, int] | None
-    ordered: bool
 
     @property
     def form(self) -> Format:
         if self.floating:
             return FLOAT8_FORM
-        aligned = self.strategy in ("tensor", "channel") or (self.size % GROUP == 0 and not self.ordered)
-        small = self.bits <= 4 and self.layout == "pack-quantized"
-        return Format("int4", minimum=not self.symmetric) if small and aligned else Format("int8")
+        bits = self.bits if self.layout == "pack-quantized" else 8
+        return integer_form(bits, self.symmetric, self.shared[1] if self.shared else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +250,8 @@ def _read_group(name: str, values: object, layout: object, where: str) -> _Group
     floating = weights.one_of("type", "int", ("int", "float")) == "float"
     if weights.flag("dynamic", False):
         raise ModelError(f"{weights.where}: dynamic = true is not supported: weights are quantized once")
+    if weights.values.get("actorder") not in _ORDERS:
+        raise ModelError(f"{weights.where}: actorder {weights.values['actorder']!r} is not known")
     strategy, size = _read_strategy(weights)
     known = _PACKED_BITS if own == "pack-quantized" else (8,) if floating else (4, 8)
     return _Group(
@@ -262,7 +263,6 @@ def _read_group(name: str, values: object, layout: object, where: str) -> _Group
         strategy=strategy,
         size=size,
         shared=(1, size) if strategy == "group" else _read_block(weights) if strategy == "block" else None,
-        ordered=weights.values.get("actorder") in ("group", "dynamic", True),
     )
 
 

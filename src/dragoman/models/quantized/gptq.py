@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dragoman.core.errors import ModelError
 from dragoman.models.quantized.bit_packing import KNOWN_BITS, packed_words, unpack
-from dragoman.models.quantized.matrices import GROUP, Grid, IntegerMatrix, input_order
+from dragoman.models.quantized.matrices import Grid, IntegerMatrix, input_order, integer_form
 from dragoman.models.quantized.module_names import compile_patterns, in_layers, is_kept
 from dragoman.models.quantized.scheme import FLOATS, Options, Pieces, find_pieces, read_finite, replace_pieces
 from dragoman.models.safetensors_file import StoredTensor
@@ -49,9 +49,7 @@ class _Groups:
 
     @property
     def form(self) -> Format:
-        if self.bits > 4 or self.act_order or (self.size > 0 and self.size % GROUP):
-            return Format("int8")
-        return Format("int4", minimum=not self.symmetric)
+        return integer_form(self.bits, self.symmetric, self.size if self.size > 0 else None)
 
 
 @dataclass(frozen=True, slots=True)

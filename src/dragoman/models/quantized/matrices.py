@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dragoman.core.errors import ModelError
 from dragoman.models.safetensors_file import StoredTensor
-from dragoman.models.tensors import Codes, Format, Tensor
+from dragoman.models.tensors import Codes, Format, Tensor, checksum_of_order
 
 GROUP = 32  # inputs that share a scale in the packed formats
 _LARGEST_FLOAT16 = 65504.0
@@ -36,6 +36,16 @@ class Grid:
     zeros: NDArray[np.int16] | None
     group: int
     of_input: NDArray[np.int32] | None = None
+
+    @property
+    def order(self) -> NDArray[np.int32] | None:
+        """The inputs, those of a group side by side, where they are not so already."""
+        return None if self.of_input is None else np.argsort(self.of_input, kind="stable").astype(np.int32)
+
+    @property
+    def in_order(self) -> Grid:
+        """The grid of inputs in ``order``."""
+        return replace(self, of_input=None)
 
     def subtract_zeros(self, integers: NDArray[Any]) -> None:
         """In place: integer - zero."""
@@ -86,9 +96,13 @@ class IntegerMatrix:
         grid = self.read_grid()
         if not _fits_float16(grid.scales):
             return Format("bfloat16")
-        if self.bits > 4 or not self._aligned(grid):
+        if not self._aligned(grid) or (self.bits > 4 and not self._within_int8(grid)):
             return Format("int8")
-        return Format("int4", minimum=grid.zeros is not None)
+        order = grid.order
+        checksum = 0 if order is None else checksum_of_order(order)
+        if self.bits > 4:
+            return Format("int8", wide=self._wide(grid), order=checksum)
+        return Format("int4", minimum=grid.zeros is not None, order=checksum)
 
     def read(self) -> NDArray[np.float32]:
         """Its numbers."""
@@ -104,15 +118,18 @@ class IntegerMatrix:
         if form.precision not in ("int8", "int4"):
             return None
         grid = self.read_grid()
+        order = grid.order
         if not self._aligned(grid) or not _fits_float16(grid.scales):
             return None
-        if form.precision == "int8":
-            return self._int8_codes(grid)
-        if self.bits > 4 or (grid.zeros is not None and not form.minimum):
+        if form.order != (0 if order is None else checksum_of_order(order)):
             return None
-        if not form.minimum:
-            return Codes(self.read_integers(), self._per_group(grid, grid.scales))
-        return self._minimum_codes(grid)
+        if form.precision == "int4":
+            if self.bits > 4 or (grid.zeros is not None and not form.minimum):
+                return None
+            return self._minimum_codes(grid, order) if form.minimum else self._codes(grid, order)
+        if not self._within_int8(grid) or (form.wide and not self._wide(grid)):
+            return None
+        return self._codes(grid, order)
 
     def matrix(self, index: int) -> Tensor:
         """It is one matrix. Raises ModelError."""
@@ -122,29 +139,45 @@ class IntegerMatrix:
         """An error that names file and tensor."""
         return ModelError(f"{self.file}: tensor {self.name}: {reason}")
 
-    def _int8_codes(self, grid: Grid) -> Codes | None:
-        half = 2 ** (self.bits - 1)
-        if grid.zeros is not None and not (
-            half - 128 <= -int(grid.zeros.max()) and half - int(grid.zeros.min()) <= 128
-        ):
-            return None
-        integers = self.read_integers()
-        grid.subtract_zeros(integers)
-        return Codes(integers, self._per_group(grid, grid.scales))
+    def _codes(self, grid: Grid, order: NDArray[np.int32] | None) -> Codes:
+        """integer - zero, and the scale."""
+        integers = self._in_order(order)
+        grid.in_order.subtract_zeros(integers)
+        return Codes(integers, self._per_group(grid, grid.scales), order=order)
 
-    def _minimum_codes(self, grid: Grid) -> Codes | None:
+    def _minimum_codes(self, grid: Grid, order: NDArray[np.int32] | None) -> Codes | None:
         """scale * (integer - zero) as scale * code + minimum, the code from 0 up."""
         lift = 2 ** (self.bits - 1)
         zeros = np.zeros_like(grid.scales) if grid.zeros is None else grid.zeros
         minimums = -grid.scales * (zeros + np.float32(lift))
         if not _fits_float16(minimums):
             return None
-        return Codes(
-            self.read_integers() + np.int8(lift), self._per_group(grid, grid.scales), self._per_group(grid, minimums)
-        )
+        integers = self._in_order(order)
+        integers += np.int8(lift)
+        return Codes(integers, self._per_group(grid, grid.scales), self._per_group(grid, minimums), order)
+
+    def _in_order(self, order: NDArray[np.int32] | None) -> NDArray[np.int8]:
+        integers = self.read_integers()
+        return integers if order is None else np.take(integers, order, axis=1)
+
+    def _within_int8(self, grid: Grid) -> bool:
+        """Whether every integer - zero that there may be is an int8."""
+        half = 2 ** (self.bits - 1)
+        if grid.zeros is None:
+            return True
+        return bool(half - 128 <= -int(grid.zeros.max()) and half - int(grid.zeros.min()) <= 128)
 
     def _aligned(self, grid: Grid) -> bool:
-        return grid.of_input is None and (grid.group % GROUP == 0 or grid.group >= self.shape[1])
+        """Whether groups are whole ones of 32, once their inputs stand side by side."""
+        if grid.of_input is not None:
+            sizes = np.bincount(grid.of_input, minlength=grid.scales.shape[1])
+            if not np.array_equal(sizes[:-1], np.full(len(sizes) - 1, grid.group)):
+                return False
+        return bool(grid.group % GROUP == 0 or grid.group >= self.shape[1])
+
+    def _wide(self, grid: Grid) -> bool:
+        """Whether four groups of 32 always have one scale."""
+        return grid.group % (4 * GROUP) == 0 or grid.group >= self.shape[1]
 
     def _per_group(self, grid: Grid, values: NDArray[np.float32]) -> NDArray[np.float16]:
         """For each group of 32 what its wider group has."""
@@ -187,6 +220,15 @@ class NumberMatrix:
     def fail(self, reason: str) -> ModelError:
         """An error that names file and tensor."""
         return ModelError(f"{self.file}: tensor {self.name}: {reason}")
+
+
+def integer_form(bits: int, symmetric: bool, group: int | None) -> Format:
+    """What an ``IntegerMatrix`` will be packed as, when its scales are usual ones. ``group``: None: all inputs."""
+    if group is not None and group % GROUP:
+        return Format("int8")
+    if bits <= 4:
+        return Format("int4", minimum=not symmetric)
+    return Format("int8", wide=symmetric and (group is None or group % (4 * GROUP) == 0))
 
 
 def block_grid(
