@@ -23,6 +23,21 @@ DRAGOMAN_INLINE Vec load_numbers_at(const std::uint8_t* p, long index) {
 template <Precision precision>
 constexpr long kNumberBytes = precision == Precision::float32 ? 4 : 2;
 
+// The horizontal sums of four vectors, each added up in the order of hsum().
+DRAGOMAN_INLINE void sum_four(const Vec (&a)[kRankTile], float* out) {
+#if defined(DRAGOMAN_AVX512) || defined(DRAGOMAN_AVX2)
+  __m128 four[kRankTile];
+  for (int i = 0; i < kRankTile; ++i) {
+    const __m256 eight = _mm256_add_ps(low_half(a[i]), high_half(a[i]));
+    four[i] = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  }
+  _MM_TRANSPOSE4_PS(four[0], four[1], four[2], four[3]);
+  _mm_storeu_ps(out, _mm_add_ps(_mm_add_ps(four[0], four[2]), _mm_add_ps(four[1], four[3])));
+#else
+  for (int i = 0; i < kRankTile; ++i) out[i] = hsum(a[i]);
+#endif
+}
+
 // Four ranks of M rows; every sum is one chain of fused multiply-adds along x, then the horizontal sum.
 template <Precision precision, int M>
 DRAGOMAN_INLINE void shrink_tile(const std::uint8_t* a, long k, const float* x, long ldx, float factor, float* t,
@@ -44,7 +59,9 @@ DRAGOMAN_INLINE void shrink_tile(const std::uint8_t* a, long k, const float* x, 
     }
   });
   for (int m = 0; m < M; ++m) {
-    for (int i = 0; i < kRankTile; ++i) t[m * ldt + i] = hsum(sums[m][i]) * factor;
+    float* const out = t + m * ldt;
+    sum_four(sums[m], out);
+    for (int i = 0; i < kRankTile; ++i) out[i] = out[i] * factor;
   }
 }
 

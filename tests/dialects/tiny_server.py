@@ -57,11 +57,12 @@ def tiny_server(
     settings: ServerSettings = SETTINGS,
     dialect_settings: Mapping[str, Any] | None = None,
     keys: Keyring = NO_KEYS,
+    max_context: int = CONTEXT,
 ) -> Iterator[RunningServer]:
     """The model in ``folder``, served with the tokenizer and the chat template of the embedded one."""
     model = LoadModel(
         source=str(folder),
-        settings=ModelSettings(precision="float32", max_sequences=16, max_context=CONTEXT, cache_bytes=0),
+        settings=ModelSettings(precision="float32", max_sequences=16, max_context=max_context, cache_bytes=0),
     )
     dialects = made_dialects(dialect_settings)
     with running_server(settings, model, FOLDER, dialects=dialects, keys=keys) as server:

@@ -16,7 +16,6 @@ from dragoman.core.request import EngineRequest
 from dragoman.engine.engine import Engine
 from dragoman.engine.messages import StepOutput
 from dragoman.engine.settings import SchedulerSettings
-from dragoman.models.memory import blocks_held
 
 VOCAB = 61
 
@@ -133,8 +132,7 @@ class Traffic(RuleBasedStateMachine):
             transcript, cancelled = self.transcripts[request.request_id], self.cancelled[request.request_id]
             assert set(transcript.finish) == set(range(len(request.seeds))) - cancelled
             tokens, scheduler = len(request.prompt) + request.max_tokens, self.engine.scheduler
-            held = blocks_held(tokens, scheduler.window, scheduler.step_tokens, cache.block_size)
-            too_long = held > cache.num_blocks
+            too_long = scheduler.window.most_blocks(tokens) > cache.num_blocks
             assert (FinishReason.ERROR in transcript.finish.values()) <= too_long
         for request in list(self.requests.values())[:3]:
             if not self.cancelled[request.request_id] and FinishReason.ERROR not in (

@@ -14,9 +14,10 @@ from dragoman.core.events import FinishReason
 from dragoman.core.request import EngineRequest
 from dragoman.core.sampling import SamplingParams
 from dragoman.engine.engine import Engine
-from dragoman.engine.kv_cache import NOT_HELD, KVCache, block_hash, first_seen_block
+from dragoman.engine.kv_cache import NOT_HELD, KVCache, block_hash
 from dragoman.engine.runner import Runner
 from dragoman.engine.settings import SchedulerSettings
+from dragoman.engine.window import Window
 
 WINDOW = 64
 STEP = 32
@@ -100,17 +101,18 @@ def test_a_decoder_with_windows_in_little_memory(runner: Runner) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.booleans(), max_size=14), st.integers(2, 20))
-def test_the_longest_prefix_whose_window_is_there(known: list[bool], window: int) -> None:
+def test_the_longest_prefix_whose_window_is_there(known: list[bool], positions: int) -> None:
     """Against trying every length; ``known``: which blocks of a chain are in memory."""
     size = 4
+    window = Window(positions, step_tokens=8, block_size=size)
     cache, names = KVCache(16, size), [block_hash(b"", [index]) for index in range(len(known))]
     blocks = [cache.allocate() for _ in known]
     for block, name, is_known in zip(blocks, names, known, strict=True):
         if is_known:
             cache.name(block, name)
     for length in range(len(known), -1, -1):
-        first = first_seen_block(length * size, window, size)
+        first = window.first_block(length * size)
         if all(known[first:length]):
             assert cache.match_window(names, window) == [NOT_HELD] * first + blocks[first:length]
             break
-    assert cache.match_window(names, 0) == cache.match(names)
+    assert cache.match_window(names, Window(0, step_tokens=8, block_size=size)) == cache.match(names)

@@ -55,6 +55,9 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "attention beside experts": ("qwen3-moe", {"target_modules": ["q_proj", "v_proj", "o_proj"], "r": 4}),
     "GPT-2": ("gpt2", {"target_modules": ["c_attn", "c_proj", "c_fc"], "r": 4, "fan_in_fan_out": True}),
     "GPT-2 by default": ("gpt2", {}),
+    "projections stored by turns": ("gpt-neox", {"target_modules": ["query_key_value", "dense_h_to_4h"], "r": 4}),
+    "grouped projections": ("falcon-40b", {"target_modules": ["query_key_value", "dense"], "r": 4}),
+    "the attention of a mixture": ("mixtral", {"target_modules": ["q_proj", "v_proj", "o_proj"], "r": 4}),
     "GPT-2 with DoRA": ("gpt2", {"target_modules": ["c_attn", "c_fc"], "use_dora": True, "fan_in_fan_out": True}),
 }
 

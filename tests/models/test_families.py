@@ -299,6 +299,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "flag that is a word": ("llama", {"attention_bias": "yes"}, "attention_bias must be true or false"),
     "experts of a family that has none": ("llama", {"num_local_experts": 8}, "num_local_experts"),
     "more experts chosen than there are": ("mixtral", {"num_experts_per_tok": 5}, "5 is more than 4 experts"),
+    "more experts than any has": ("qwen3-moe", {"num_experts": 2**30}, "1073741824 experts are more than 1024"),
     "dense layers that are no layers": ("qwen3-moe", {"mlp_only_layers": [3]}, "mlp_only_layers must list some of 3"),
     "dense layers that are no list": ("qwen2-moe", {"mlp_only_layers": 1}, "mlp_only_layers must list"),
     "windows by no rule": ("qwen2-moe", {"use_sliding_window": True}, "use_sliding_window needs layer_types"),

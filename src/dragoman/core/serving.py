@@ -44,6 +44,9 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     ``template_variables``, ``template_members``: the names that its chat template reads, and the attributes and keys.
     ``tool_calls``: None where its chat template knows no tools, or calls them in an unknown format. ``reasoning``: None
     where it is not known to write such blocks. ``base``: of an adapter, the model that it changes; None for a model.
+
+    ``encoder_context_tokens``: None, and ``context_tokens`` are those of prompt and output together; of an
+    encoder-decoder model the most tokens of a prompt, and ``context_tokens`` those of an output.
     """
 
     name: str
@@ -56,11 +59,22 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     has_chat_template: bool
     has_fill_tokens: bool
     has_bos: bool = True
+    encoder_context_tokens: int | None = None
     template_variables: frozenset[str] = frozenset()
     template_members: frozenset[str] = frozenset()
     tool_calls: ToolCalls | None = None
     reasoning: ReasoningBlocks | None = None
     base: str | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Most tokens of a prompt."""
+        return self.context_tokens if self.encoder_context_tokens is None else self.encoder_context_tokens
+
+    def room(self, prompt_tokens: int, output_tokens: int = 0) -> int:
+        """How many tokens can be generated behind so many of the prompt and of earlier output."""
+        before = output_tokens if self.encoder_context_tokens is not None else prompt_tokens + output_tokens
+        return self.context_tokens - before
 
 
 class Serving(Protocol):

@@ -108,8 +108,7 @@ def _sequences(schedule: Schedule) -> list[Sequence]:
 
 
 def _adapters(sequences: list[Sequence]) -> Int32 | None:
-    adapters = [sequence.group.adapter for sequence in sequences]
-    slots = [-1 if adapter is None else adapter.slot for adapter in adapters]
+    slots = [sequence.adapter_slot for sequence in sequences]
     return np.array(slots, np.int32) if max(slots, default=-1) >= 0 else None
 
 

@@ -6,9 +6,8 @@ from collections import Counter
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from dragoman.engine.kv_cache import NOT_HELD, first_seen_block
+from dragoman.engine.kv_cache import NOT_HELD
 from dragoman.engine.sequence import Status
-from dragoman.models.memory import blocks_held
 
 if TYPE_CHECKING:
     from dragoman.engine.scheduler import Scheduler
@@ -36,10 +35,9 @@ def check_integrity(scheduler: Scheduler) -> None:
         assert row.tolist() == s.encoder_blocks + [-1] * (len(row) - len(s.encoder_blocks)), "of its encoder too"
         assert s.encoded is (s.group.encoder is not None), "a sequence runs whose encoder's input is not encoded"
         assert s.blocks[: s.first_block] == [NOT_HELD] * s.first_block, "a block is held behind the window"
-        seen = first_seen_block(s.computed, scheduler.window, scheduler.cache.block_size)
-        assert s.first_block <= seen, "a block that is seen was given back"
+        assert s.first_block <= scheduler.window.first_block(s.computed), "a block that is seen was given back"
         assert NOT_HELD not in s.blocks[s.first_block :], "a block that is seen is not held"
-        most = blocks_held(len(s.token_ids), scheduler.window, scheduler.step_tokens, scheduler.cache.block_size)
+        most = scheduler.window.most_blocks(len(s.token_ids))
         assert len(s.blocks) - s.first_block <= most, "more blocks are held than a window needs"
         assert s.computed <= len(s.blocks) * scheduler.cache.block_size, "computed beyond its blocks"
         computing.update(s.hashes[s.computed // scheduler.cache.block_size :])

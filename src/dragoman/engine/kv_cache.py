@@ -7,13 +7,10 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
+from dragoman.engine.window import Window
+
 NOT_HELD = -1
 """In place of a block that its sequence does not see any more. It has no owner: releasing and sharing pass over it."""
-
-
-def first_seen_block(computed: int, window: int, block_size: int) -> int:
-    """The first block of which the token behind ``computed`` ones sees anything; ``window`` 0: it sees all."""
-    return max(0, computed - window + 1) // block_size if window else 0
 
 
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
@@ -66,11 +63,11 @@ class KVCache:
             blocks.append(block)
         return blocks
 
-    def match_window(self, hashes: Sequence[bytes], window: int) -> list[int]:
-        """The same where a token sees ``window`` positions: of the longest prefix that a sequence can go on behind, the
-        blocks that the next token sees, and NOT_HELD for those before. 0: all have to be there.
+    def match_window(self, hashes: Sequence[bytes], window: Window) -> list[int]:
+        """The same where a token sees a window: of the longest prefix that a sequence can go on behind, the blocks that
+        the next token sees, and NOT_HELD for those before.
         """
-        if not window:
+        if not window.positions:
             return self.match(hashes)
         if self._block_of.keys().isdisjoint(hashes):  # most often so, and soon said of thousands
             return []
@@ -79,9 +76,9 @@ class KVCache:
         for index, block in enumerate(blocks):
             if block == NOT_HELD:
                 unbroken = index + 1
-            elif unbroken <= first_seen_block((index + 1) * self.block_size, window, self.block_size):
+            elif unbroken <= window.first_block((index + 1) * self.block_size):
                 end = index + 1
-        first = first_seen_block(end * self.block_size, window, self.block_size)
+        first = window.first_block(end * self.block_size)
         return [NOT_HELD] * first + blocks[first:end]
 
     def ownerless(self, blocks: Iterable[int]) -> int:

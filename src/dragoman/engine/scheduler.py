@@ -40,13 +40,13 @@ from dragoman.core.events import BeamStep
 from dragoman.engine.batch import Int32
 from dragoman.engine.encoder import EncoderInputs
 from dragoman.engine.integrity import check_integrity
-from dragoman.engine.kv_cache import NOT_HELD, KVCache, block_hash, first_seen_block
+from dragoman.engine.kv_cache import NOT_HELD, KVCache, block_hash
 from dragoman.engine.runner import Runner
 from dragoman.engine.schedule import Chunk, Schedule
 from dragoman.engine.sequence import Sequence, SequenceGroup, Status
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.speculation import Lookup
-from dragoman.models.memory import blocks_held
+from dragoman.engine.window import Window
 
 SMALLEST_SHARE = 32
 """Prompt tokens per step that another prompt must be able to get before it is started beside others."""
@@ -76,8 +76,8 @@ class Scheduler:
         self.preemptions = 0
         self.drafted_tokens = 0
         self.accepted_tokens = 0
-        self.window = runner.window
-        self.max_length = self._longest(runner)
+        self.window = Window(runner.window, self.step_tokens, runner.block_size)
+        self.max_length = self.window.longest(runner.max_context, runner.num_blocks)
         width = self.cache.blocks_for(self.max_length + 1)
         self.tables: Int32 = np.full((self.capacity, width), -1, np.int32)
         encoder_width = min(self.cache.blocks_for(runner.encoder_context), runner.num_blocks)
@@ -86,12 +86,6 @@ class Scheduler:
         self._copies: list[tuple[int, int]] = []
         self.computing: Counter[bytes] = Counter()
         self.inputs = EncoderInputs(self.cache, shared=self.settings.prefix_cache)
-
-    def _longest(self, runner: Runner) -> int:
-        """The most tokens of a sequence for which there is memory."""
-        held = blocks_held(runner.max_context, runner.window, self.step_tokens, runner.block_size)
-        whole = runner.num_blocks * runner.block_size
-        return runner.max_context if held <= runner.num_blocks else min(runner.max_context, whole)
 
     # Coming and going ------------------------------------------------------------------------------------------------
 
@@ -211,20 +205,11 @@ class Scheduler:
         """Memory for all its tokens, or a window of them, and one block more for each running sequence, lest it be
         preempted at once."""
         cached = self.cache.match_window(self._shareable_hashes(sequence), self.window)
-        new = self._end_block(len(sequence.token_ids), self._first_block(len(cached))) - len(cached)
+        first = self.window.first_block(len(cached) * self.cache.block_size)
+        new = self.window.end_block(len(sequence.token_ids), first) - len(cached)
         needed = new + self.cache.ownerless(cached)
         needed += self.inputs.blocks_needed(sequence)
         return needed + len(self.running) <= self.cache.available
-
-    def _first_block(self, cached: int) -> int:
-        """The first block that a sequence holds behind so many cached ones."""
-        return first_seen_block(cached * self.cache.block_size, self.window, self.cache.block_size)
-
-    def _end_block(self, num_tokens: int, first_block: int) -> int:
-        """Up to where a sequence of so many tokens, which holds blocks from ``first_block`` on, has memory."""
-        size = self.cache.block_size
-        most = blocks_held(num_tokens, self.window, self.step_tokens, size)
-        return min(first_block + most, self.cache.blocks_for(num_tokens))
 
     def _shareable_hashes(self, sequence: Sequence) -> list[bytes]:
         """Names of the leading full blocks that may come from the cache. The last token is always computed."""
@@ -247,8 +232,8 @@ class Scheduler:
         cached = self.cache.match_window(self._shareable_hashes(sequence), self.window)
         self.cache.share(cached)
         self.inputs.start(sequence)
-        sequence.first_block = self._first_block(len(cached))
-        new = self._end_block(len(sequence.token_ids), sequence.first_block) - len(cached)
+        sequence.first_block = self.window.first_block(len(cached) * self.cache.block_size)
+        new = self.window.end_block(len(sequence.token_ids), sequence.first_block) - len(cached)
         sequence.blocks = cached + [self.cache.allocate() for _ in range(new)]
         sequence.computed = len(cached) * self.cache.block_size
         if sequence.group.cached_tokens is None:
@@ -300,7 +285,7 @@ class Scheduler:
                 del self.computing[name]
 
     def _grow(self) -> None:
-        if self.window:
+        if self.window.positions:
             for sequence in self.running:
                 self._slide(sequence)
         index = 0
@@ -312,7 +297,7 @@ class Scheduler:
 
     def _slide(self, sequence: Sequence) -> None:
         """Give back the blocks that the next token does not see."""
-        first = first_seen_block(sequence.computed, self.window, self.cache.block_size)
+        first = self.window.first_block(sequence.computed)
         if first <= sequence.first_block:
             return
         unseen = slice(sequence.first_block, first)
@@ -324,9 +309,9 @@ class Scheduler:
     def _needs_block(self, sequence: Sequence) -> bool:
         if sequence.shares_last_block:
             return True
-        if not self.window:  # it began with all but those of its output
+        if not self.window.positions:  # it began with all but those of its output
             return sequence.computed == len(sequence.blocks) * self.cache.block_size
-        return len(sequence.blocks) < self._end_block(len(sequence.token_ids), sequence.first_block)
+        return len(sequence.blocks) < self.window.end_block(len(sequence.token_ids), sequence.first_block)
 
     def _give_block(self, sequence: Sequence) -> None:
         """A block of its own to write the next token into; the last in order pay for it, itself included."""
@@ -350,7 +335,7 @@ class Scheduler:
 
     def _select(self) -> Schedule:
         # Neighbours that run with one adapter read its weights once. Without any the order stays as it is.
-        decodes = sorted([s for s in self.running if s.remaining == 1], key=_by_adapter)
+        decodes = sorted([s for s in self.running if s.remaining == 1], key=attrgetter("adapter_slot"))
         encodes = self.inputs.to_encode()
         if len(decodes) == len(self.running):
             self._draft(decodes)
@@ -493,11 +478,6 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Every promise about memory and membership, walked. AssertionError names the broken one."""
         check_integrity(self)
-
-
-def _by_adapter(sequence: Sequence) -> int:
-    adapter = sequence.group.adapter
-    return -1 if adapter is None else adapter.slot
 
 
 def _is_stuck(sequence: Sequence) -> bool:

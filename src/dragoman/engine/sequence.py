@@ -252,6 +252,11 @@ class Sequence:
             self.follower.push(token_id)
 
     @property
+    def adapter_slot(self) -> int:
+        """Where the adapter lies that it runs with; -1: it has none."""
+        return -1 if self.group.adapter is None else self.group.adapter.slot
+
+    @property
     def said(self) -> list[int]:
         """All tokens that the text may go on like: the encoder's input, and then its own."""
         encoder = self.group.encoder

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dragoman.models.adapters import AdapterInfo, find_adapter
-from dragoman.models.description import ModelDescription, ModelInfo, describe
+from dragoman.models.description import EncoderInfo, ModelDescription, ModelInfo, describe
 from dragoman.models.memory import MemoryPlan, plan
 from dragoman.models.progress import Progress, nobody
 from dragoman.models.settings import ModelSettings
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdapterInfo",
+    "EncoderInfo",
     "MemoryPlan",
     "ModelDescription",
     "ModelInfo",

@@ -99,9 +99,9 @@ def _section(architecture: str, all_asked: dict[str, Asked]) -> Iterator[str]:
 
 
 def _common(all_asked: dict[str, Asked]) -> set[str]:
-    """Fields of the first family that two thirds of all families read."""
+    """Fields of the first family that more than half of all families read."""
     readers = {key: sum(key in asked.read for asked in all_asked.values()) for key in all_asked[_FIRST].read}
-    return {key for key, count in readers.items() if 3 * count > 2 * len(all_asked)}
+    return {key for key, count in readers.items() if 2 * count > len(all_asked)}
 
 
 def _fields(keys: set[str]) -> str:
@@ -116,7 +116,7 @@ def _refusal(key: str, harmless: tuple[object, ...]) -> str:
 def fields_of(family: Family) -> Asked:
     """What a family's reader asks of a config that says no more than it must, and of those that differ from it in one
     flag."""
-    asked, least = Asked(), _least_config(family)
+    asked, least = Asked(), least_config(family)
     family.read(Config(least, asked=asked))
     for key, flag, beside in itertools.product(sorted(asked.read), (True, False), ({}, _LAYERS)):
         with contextlib.suppress(ModelError):  # no flag, or one that needs another field beside it
@@ -124,7 +124,7 @@ def fields_of(family: Family) -> Asked:
     return asked
 
 
-def _least_config(family: Family) -> dict[str, Any]:
+def least_config(family: Family) -> dict[str, Any]:
     """The fields without which a family's configs cannot be read, with sizes that fit each other."""
     values: dict[str, Any] = {}
     while True:

@@ -45,19 +45,20 @@ class LoadedAdapters:
 
     @property
     def cards(self) -> Mapping[str, ModelCard]:
-        """Of those that are loaded, by name."""
-        return self._cards
+        """Of those that are loaded, by name. The engine may have lost one: see ``EngineClient``."""
+        known = self._engine.adapters
+        return {name: card for name, card in self._cards.items() if name in known}
 
     def card(self, name: str) -> ModelCard:
         """Raises AdapterNotFound."""
-        card = self._cards.get(name)
+        card = self.cards.get(name)
         if card is None:
             raise AdapterNotFound(f"The adapter '{name[:256]}' does not exist.", param="model")
         return card
 
     def entries(self) -> tuple[AdapterEntry, ...]:
-        loaded = [_entry(name, self._engine.adapters[name]) for name in self._cards]
-        offered = [offer.name for offer in self._shelf.offers() if offer.name not in self._cards]
+        loaded = [_entry(name, self._engine.adapters[name]) for name in self.cards]
+        offered = [offer.name for offer in self._shelf.offers() if offer.name not in self.cards]
         return (*loaded, *(AdapterEntry(name=name, loaded=False) for name in offered))
 
     async def load(self, name: str, source: str | None = None) -> AdapterEntry:
@@ -65,7 +66,7 @@ class LoadedAdapters:
             if name in self._names:
                 raise Conflict(f"'{name}' is the name of the model.", param="lora_name")
             offer = await asyncio.to_thread(self._shelf.find, name, source)
-            if name not in self._cards:
+            if name not in self.cards:
                 return await self._load(offer)
             if source is not None and self._offers[name].source != offer.source:
                 raise Conflict(f"Another adapter '{name}' is loaded: unload it first.", param="lora_name")

@@ -17,22 +17,26 @@ def prompt_ready(
     adapter: str = "",
 ) -> PromptReady:
     """The first event of a request: with the prompt's text where it is echoed, and its tokens where either the echo or
-    the prompt's log-probabilities are asked for."""
+    the prompt's log-probabilities are asked for. Those of an encoder-decoder model are what the decoder begins with."""
     text, tokens = "", tuple[Token, ...]()
     wanted = request.logprobs is not None and request.logprobs.prompt
-    if request.echo or wanted:
-        decoded, tokens = _decoded(model, submitted.prompt, request.ending.skip_special_tokens, event)
-        if request.echo:
-            # A text prompt comes back as it was sent: a tokenizer may normalize what it reads.
-            text = request.prompt.text if isinstance(request.prompt, TextPrompt) else decoded
+    if wanted or (request.echo and not submitted.encoder_input):
+        text, tokens = _decoded(model, submitted.prompt, request.ending.skip_special_tokens, event)
+    if not request.echo:
+        text = ""
+    elif isinstance(request.prompt, TextPrompt):
+        # A text prompt comes back as it was sent: a tokenizer may normalize what it reads.
+        text = request.prompt.text
+    elif submitted.encoder_input:
+        text = model.tokenizer.decode(submitted.encoder_input, request.ending.skip_special_tokens)
     return PromptReady(
-        prompt_tokens=len(submitted.prompt) + sum(map(len, submitted.generated)),
+        prompt_tokens=submitted.prompt_tokens + sum(map(len, submitted.generated)),
         cached_tokens=event.cached_tokens,
         seeds=submitted.seeds,
         tokens=tokens,
         text=text,
         reasoning_begun=isinstance(request.prompt, ChatPrompt) and _begins_reasoning(model, submitted.prompt),
-        prompt_ids=submitted.prompt if request.resumable else (),
+        prompt_ids=(submitted.encoder_input or submitted.prompt) if request.resumable else (),
         earlier_text=earlier_text,
         adapter=adapter if request.resumable else "",
     )

@@ -27,7 +27,7 @@ class Meter:
         """The request is handed to the engine now."""
         seen = self._seen
         self._submitted = perf_counter()
-        seen.prompt_tokens, seen.max_tokens, seen.seeds = len(submitted.prompt), submitted.max_tokens, submitted.seeds
+        seen.prompt_tokens, seen.max_tokens, seen.seeds = submitted.prompt_tokens, submitted.max_tokens, submitted.seeds
         seen.validation_s = self._submitted - self.arrived
         if seen.request.gathers:
             seen.request.generations.append(seen)

@@ -9,6 +9,7 @@ import msgspec
 from dragoman.core.events import Token, TokenLogprob
 from dragoman.core.serving import ModelCard
 from dragoman.core.vocabulary import Vocabulary
+from dragoman.models import EncoderInfo
 from dragoman.text import ChatTemplate, Tokenizer
 
 
@@ -42,7 +43,8 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         card: as clients know it, under its first name.
         aliases: its other names.
         eos_ids: tokens that end a generation.
-        context_tokens: most tokens of prompt and output together that the engine can hold.
+        context_tokens: most tokens of prompt and output together that the engine can hold; of an output, where the
+            prompt is an encoder's input. encoder: None where the model has none.
     """
 
     card: ModelCard
@@ -52,6 +54,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     vocab_size: int
     eos_ids: tuple[int, ...] = ()
     aliases: tuple[str, ...] = ()
+    encoder: EncoderInfo | None = None
 
     @cached_property
     def pieces(self) -> Pieces:
@@ -77,4 +80,9 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def max_prompt_chars(self) -> int:
         """Longer text cannot fit the context, whatever it says: refused without tokenizing it."""
-        return self.context_tokens * self.tokenizer.max_token_chars
+        return self.max_prompt_tokens * self.tokenizer.max_token_chars
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Most tokens of a prompt."""
+        return self.context_tokens if self.encoder is None else self.encoder.context_tokens

@@ -77,8 +77,8 @@ class PromptReader:
         return ids
 
     def _checked(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
-        if len(token_ids) > self._model.context_tokens:
-            raise self._overflow(f"the prompt has {len(token_ids)}", "prompt")
+        if len(token_ids) > self._model.max_prompt_tokens:
+            raise self.overflow(f"the prompt has {len(token_ids)}", "prompt")
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._model.vocab_size:
             raise BadRequest(f"Token ids are from 0 to {self._model.vocab_size - 1}.", param="prompt")
         return token_ids
@@ -90,9 +90,11 @@ class PromptReader:
             raise BadRequest("The prompt is empty, and the model has no token to begin with.", param="prompt")
         return (first,)
 
-    def _overflow(self, what: str, param: str) -> ContextOverflow:
-        context = self._model.context_tokens
-        message = f"This model's maximum context length is {context} tokens. However, {what}."
+    def overflow(self, what: str, param: str) -> ContextOverflow:
+        """The error of a prompt that is too long."""
+        context = self._model.max_prompt_tokens
+        longest = "maximum context length is" if self._model.encoder is None else "encoder reads at most"
+        message = f"This model's {longest} {context} tokens. However, {what}."
         return ContextOverflow(message, param=param, context_tokens=context)
 
     async def _maybe_inline(self, chars: int, work: Callable[[], Result], param: str) -> Result:
@@ -108,7 +110,7 @@ class PromptReader:
         try:
             return work()
         except ContextOverflow as error:
-            raise self._overflow(error.message, param) from None
+            raise self.overflow(error.message, param) from None
         except BadRequest as error:
             error.param = error.param or param
             raise

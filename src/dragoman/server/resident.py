@@ -18,6 +18,7 @@ from dragoman.models.memory import available_memory
 from dragoman.server.adapter_shelf import AdapterShelf
 from dragoman.server.admission import Admission
 from dragoman.server.continuing import SqliteContinueStore
+from dragoman.server.encoder import output_tokens
 from dragoman.server.metrics import Metrics
 from dragoman.server.model import ServedModel
 from dragoman.server.rotation import Progress
@@ -212,10 +213,14 @@ class ModelOpening:
 def served_model(offer: Offer, info: EngineInfo, tokenizer: Tokenizer, template: ChatTemplate) -> ServedModel:
     """The engine's model under the names and with the text abilities that it has here."""
     names = template_names(template.source)
+    encoder, context_tokens = info.model.encoder, info.max_context
+    if encoder is not None:
+        context_tokens = output_tokens(encoder, context_tokens)
     card = ModelCard(
         name=offer.name,
         created=int(time.time()),
-        context_tokens=info.max_context,
+        context_tokens=context_tokens,
+        encoder_context_tokens=None if encoder is None else encoder.context_tokens,
         vocab_size=info.vocab_size,
         hidden_size=info.model.hidden_size,
         precision=info.model.precision,
@@ -232,7 +237,8 @@ def served_model(offer: Offer, info: EngineInfo, tokenizer: Tokenizer, template:
         card=card,
         tokenizer=tokenizer,
         template=template,
-        context_tokens=info.max_context,
+        context_tokens=context_tokens,
+        encoder=encoder,
         vocab_size=info.vocab_size,
         eos_ids=tuple(dict.fromkeys((*tokenizer.eos_ids, *info.model.eos_token_ids))),
         aliases=offer.aliases,

@@ -43,6 +43,7 @@ from dragoman.server.collect import best, collect
 from dragoman.server.constraints import ConstraintReader
 from dragoman.server.continuing import SqliteContinueStore
 from dragoman.server.echo import prompt_ready
+from dragoman.server.encoder import check_kind, for_encoder
 from dragoman.server.meter import Meter
 from dragoman.server.metrics import Metrics
 from dragoman.server.model import ServedModel
@@ -177,8 +178,9 @@ class EngineServing:
             submitted = self._engine_request(request, prompt, count, logprobs)
             grammar = await self._constraints.read(request.constraint, request.constraint_param)
             submitted = msgspec.structs.replace(submitted, grammar=grammar)
+            submitted = for_encoder(submitted, self._model.encoder, resumable=request.resumable)
             transcripts = transcripts_of(
-                self._model, count, prompt, request.ending, request.shown_tokens, resumable=request.resumable
+                self._model, count, submitted.prompt, request.ending, request.shown_tokens, resumable=request.resumable
             )
             earlier_text = ""
             if request.resumed is not None:
@@ -258,6 +260,7 @@ class EngineServing:
         """The request in token ids, its length fitted to the context. Raises BadRequest or ContextOverflow."""
         ending, vocab_size = request.ending, self._model.vocab_size
         sampling = request.sampling
+        check_kind(request, self._model.encoder, self._model.context_tokens)
         self._check_ids("logit_bias", sampling.logit_bias)
         self._check_ids("forced_output_tokens", sampling.forced_tokens)
         self._check_ids("dry_sequence_breaker_ids", sampling.dry_breaker_ids)
@@ -269,7 +272,7 @@ class EngineServing:
             _check_embeddings(request.embeddings, len(prompt), self._model.card.hidden_size)
         resumed, before = request.resumed, _before(request, prompt)
         earlier = before - len(prompt)
-        max_tokens = self._max_tokens(request, before)
+        max_tokens = self._max_tokens(request, len(prompt), earlier)
         min_tokens = max(ending.min_tokens, ending.min_total_tokens - len(prompt))
         if min_tokens > max_tokens and not request.resumable:
             name = "min_total_tokens" if ending.min_total_tokens else "min_tokens"
@@ -303,11 +306,15 @@ class EngineServing:
             return ()
         return self._model.eos_ids if ending.end_token_ids is None else ending.end_token_ids
 
-    def _max_tokens(self, request: GenerationRequest, prompt_tokens: int) -> int:
+    def _max_tokens(self, request: GenerationRequest, prompt_tokens: int, earlier: int) -> int:
+        """``earlier``: tokens of the output that earlier calls have generated."""
         ending, context = request.ending, self._model.context_tokens
-        asked = ending.max_tokens
+        asked, encoder = ending.max_tokens, self._model.encoder
+        if encoder is not None and prompt_tokens > encoder.context_tokens:
+            raise self._prompts.overflow(f"the prompt has {prompt_tokens}", "prompt")
+        prompt_tokens = earlier if encoder is not None else prompt_tokens + earlier
         room = context - prompt_tokens
-        if ending.max_total_tokens is not None and room > 0:
+        if ending.max_total_tokens is not None and room > 0 and encoder is None:
             left = min(ending.max_total_tokens, context) - prompt_tokens
             if left <= 0:
                 message = f"'max_total_tokens' ({ending.max_total_tokens}) leaves no room behind a prompt of "
@@ -317,12 +324,16 @@ class EngineServing:
             asked = min(asked, room)
         if asked is None and room > 0:
             return room
+        if encoder is not None and (asked is None or asked > room):
+            wanted = earlier + (asked or 1)
+            message = f"This model generates at most {context} tokens. However, {wanted} were requested."
+            raise ContextOverflow(message, param="max_tokens", max_tokens=asked, context_tokens=context)
         if asked is None or asked > room:
             is_chat = isinstance(request.prompt, ChatPrompt)
-            wanted = f"{prompt_tokens} in the {'messages' if is_chat else 'prompt'}, {asked or 1} to generate"
+            parts = f"{prompt_tokens} in the {'messages' if is_chat else 'prompt'}, {asked or 1} to generate"
             raise ContextOverflow(
                 f"This model's maximum context length is {context} tokens. "
-                f"However, {prompt_tokens + (asked or 1)} tokens were requested: {wanted}.",
+                f"However, {prompt_tokens + (asked or 1)} tokens were requested: {parts}.",
                 param="messages" if is_chat else "prompt",
                 prompt_tokens=prompt_tokens,
                 max_tokens=asked,

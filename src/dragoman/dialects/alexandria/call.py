@@ -192,7 +192,7 @@ async def open_call(
         config = asked.config or (saved.config if saved else None) or {}
         if saved is not None:
             rows = [Progress(s.prompt, s.output, s.seed, finished=s.finished) for s in saved.sequences]
-            if any(len(row.prompt) + len(row.output) >= card.context_tokens for row in rows if not row.is_eos):
+            if any(card.room(len(row.prompt), len(row.output)) <= 0 for row in rows if not row.is_eos):
                 raise ContextFull("Context length exceeded")
         else:
             rows = []
@@ -200,9 +200,9 @@ async def open_call(
                 if row.prompt is None or not (row.prompt or empty_prompts):
                     raise BadCall(INVALID)
                 ids = await serving.tokenize(TextPrompt(text=row.prompt))
-                if len(ids) >= card.context_tokens:
+                if card.room(len(ids)) <= 0 or len(ids) > card.prompt_tokens:
                     raise ContextOverflow(
-                        f"The prompt has {len(ids)} tokens, and the context of the model {card.context_tokens}.",
+                        f"The prompt has {len(ids)} tokens, and the context of the model {card.prompt_tokens}.",
                         param="prompt",
                     )
                 rows.append(Progress(ids, (), seed_of(settings, asked.ids, place), finished=False))

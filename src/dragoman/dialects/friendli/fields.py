@@ -242,16 +242,18 @@ _REST: tuple[Field, ...] = (
     Field(
         name="encoder_repetition_penalty",
         kind=Number(above=0),
-        treatment=REFUSED,
-        neutral=(1, 1.0),
-        note="For encoder-decoder models, of which none is served.",
+        default=1.0,
+        becomes="sampling.encoder_repetition_penalty",
+        note="As `repetition_penalty`, over the encoder's input. On decoders only 1, which is off.",
     ),
     Field(
         name="encoder_no_repeat_ngram",
         kind=COUNT,
-        treatment=REFUSED,
-        neutral=(0, 1),
-        note="For encoder-decoder models, of which none is served.",
+        default=1,
+        becomes="sampling.encoder_no_repeat_ngram_size",
+        convert=lambda size: size if size > 1 else 0,
+        note="No so many tokens in a row of the encoder's input occur in the output; 0 and 1 are off. On decoders only "
+        "these.",
     ),
     Field(
         name="bad_words",

@@ -78,7 +78,8 @@ class Conversation:
     def check(self) -> None:
         """The rules that need no tokens, which a generation looks at itself. Raises InvalidInput."""
         service = self._service
-        max_input_tokens, _ = service.settings.limits(self._serving.model(None).context_tokens)
+        card = self._serving.model(None)
+        max_input_tokens, _ = service.settings.limits(card.context_tokens, card.encoder_context_tokens)
         check_parameters(self._asked, self.run.text, service.settings, service.quirks, max_input_tokens)
         check_grammar(self._asked, service.settings)
 

@@ -83,7 +83,7 @@ class Introspection:
 
 def info(card: ModelCard, settings: TgiSettings) -> Info:
     """What is served, and its limits."""
-    max_input, max_total = settings.limits(card.context_tokens)
+    max_input, max_total = settings.limits(card.context_tokens, card.encoder_context_tokens)
     return Info(
         model_id=card.name,
         model_sha=None,

@@ -87,7 +87,8 @@ class TgiObserver(Observer):
         if len(generation.finishes) < generation.sequences or not SUCCESSES.issuperset(generation.finishes):
             return
         if self._limits is None:
-            self._limits = self._settings.limits(self._instruments.models()[0].context_tokens)
+            card = self._instruments.models()[0]
+            self._limits = self._settings.limits(card.context_tokens, card.encoder_context_tokens)
         max_input, max_total = self._limits
         tokens = generation.tokens / generation.sequences
         per_token_s = generation.inference_s / max(1.0, tokens)
@@ -129,8 +130,9 @@ class TgiObserver(Observer):
 
     def _warn_of_limits(self) -> None:
         """What the operator asked for and the model cannot hold is lowered, but not in silence."""
-        context = self._instruments.models()[0].context_tokens
-        limits = self._settings.limits(context)
+        card = self._instruments.models()[0]
+        context = card.context_tokens
+        limits = self._settings.limits(context, card.encoder_context_tokens)
         asked = (self._settings.max_input_tokens, self._settings.max_total_tokens)
         for name, wanted, had in zip(("input", "total"), asked, limits, strict=True):
             if wanted is not None and wanted > had:

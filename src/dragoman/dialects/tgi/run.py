@@ -81,7 +81,8 @@ class Run:
         Raises InvalidInput and whatever the core does; what fails inside leaves the service unhealthy.
         """
         settings, asked = self._service.settings, self.asked
-        limits = settings.limits(self._serving.model(None).context_tokens)
+        card = self._serving.model(None)
+        limits = settings.limits(card.context_tokens, card.encoder_context_tokens)
         check_parameters(asked, self.text, settings, self._service.quirks, limits[0])
         try:
             prompt = await self._serving.tokenize(self._prompt, bounded=False)
@@ -90,6 +91,8 @@ class Run:
         prompt = prompt if asked.truncate is None else prompt[-asked.truncate :]
         self.input_tokens = len(prompt)
         self.budget = token_budget(asked, len(prompt), settings, limits)
+        if asked.max_new_tokens is None:
+            self.budget = min(self.budget, card.room(len(prompt)))
         check_grammar(asked, settings)
         adapter = adapter_of(asked, self._serving, self._service.quirks)
         seed = secrets.randbits(64) if asked.seed is None else asked.seed

@@ -117,7 +117,14 @@ class TgiSettings(msgspec.Struct, frozen=True, kw_only=True):
             if route and not (route.startswith("/") and "{" not in route):
                 raise DragomanError(f"--aip-{name}-route {route}: a path begins with /")
 
-    def limits(self, context_tokens: int) -> tuple[int, int]:
-        """``(max_input_tokens, max_total_tokens)`` for a model with such a context."""
+    def limits(self, context_tokens: int, encoder_tokens: int | None = None) -> tuple[int, int]:
+        """``(max_input_tokens, max_total_tokens)`` for a model with such a context.
+
+        ``encoder_tokens``: of an encoder's input, which is none of that context.
+        """
+        if encoder_tokens is not None:
+            most = encoder_tokens + context_tokens
+            total = min(self.max_total_tokens or most, most)
+            return min(self.max_input_tokens or encoder_tokens, encoder_tokens, total - 1), total
         total = min(self.max_total_tokens or context_tokens, context_tokens)
         return min(self.max_input_tokens or total - 1, total - 1), total

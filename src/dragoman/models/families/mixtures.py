@@ -9,6 +9,7 @@ from dragoman.models.families.llama import HEAD_NORM_NAMES, LLAMA_NAMES, ROTARY_
 from dragoman.models.families.qwen import qwen_windows
 from dragoman.models.spec import DecoderSpec, Experts, HeadNorm
 
+_MOST_EXPERTS = 1024  # of the kernels
 _MIXTRAL_NAMES = LLAMA_NAMES | {
     "router": ("model.layers.{layer}.block_sparse_moe.gate",),
     "expert_in": (
@@ -130,7 +131,9 @@ def _read_olmoe(config: Config) -> DecoderSpec:
 
 
 def checked(experts: Experts) -> Experts:
-    """The same, if that many can be chosen. Raises ModelError."""
+    """The same, if there may be that many and so many of them can be chosen. Raises ModelError."""
+    if experts.count > _MOST_EXPERTS:
+        raise ModelError(f"config.json: {experts.count} experts are more than {_MOST_EXPERTS}")
     if experts.active > experts.count:
         raise ModelError(f"config.json: num_experts_per_tok {experts.active} is more than {experts.count} experts")
     return experts
