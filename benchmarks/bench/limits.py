@@ -2,7 +2,8 @@
 
 Steps that decode read every weight once, whatever the number of their rows. A prompt's tokens are multiplied by all
 weights but the output projection, and their attention by the multiply rate of bfloat16, in which keys and values are
-kept. What a server also has to do (norms, choosing tokens, HTTP) counts as nothing here.
+kept. Of experts, those are read and multiplied by that the rows of a step choose, were every choice even. What a server
+also has to do (norms, choosing tokens, HTTP) counts as nothing here.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 import msgspec
 
 from dragoman.models import ModelDescription, ModelSettings, plan
+from dragoman.models.layout import plan_layout
 from dragoman.models.settings import Precision
 from dragoman.models.spec import DecoderSpec, parameters
 
@@ -34,7 +36,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """A model at a precision, in what it costs.
 
     Attributes:
-        step_bytes: weights read by a step that decodes.
+        step_bytes: weights read by a step that decodes one token.
+        expert_bytes: weights of all experts. expert_share: how much of these is at work for a token.
         resident_bytes: weights in memory.
         prompt_operations: for a token of a prompt, whose logits nobody needs.
         decode_operations: for a token that the next is drawn from.
@@ -44,6 +47,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
     precision: Precision
     step_bytes: int
+    expert_bytes: int = 0
+    expert_share: float = 0.0
     resident_bytes: int
     prompt_operations: int
     decode_operations: int
@@ -54,10 +59,20 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 def shape_of(described: ModelDescription, precision: Precision) -> Shape:
     """What follows from a model's description, without loading it."""
     spec, planned = described.spec, plan(described, ModelSettings(precision=precision))
-    inside = 2 * sum(math.prod(p.shape) for p in parameters(spec) if p.matrix and p.module not in ("embedding", "head"))
+    share = spec.experts.active / spec.experts.count if spec.experts else 0.0
+    inside = 2 * int(
+        sum(
+            math.prod(p.shape) * (1.0 if p.expert is None else share)
+            for p in parameters(spec)
+            if p.matrix and p.module not in ("embedding", "head")
+        )
+    )
+    entries = plan_layout(spec, precision).entries
     return Shape(
         precision=precision,
         step_bytes=planned.bytes_per_decoded_token,
+        expert_bytes=sum(entry.nbytes for entry in entries if entry.parameter.expert is not None),
+        expert_share=share,
         resident_bytes=planned.weight_bytes,
         prompt_operations=inside,
         decode_operations=inside + 2 * spec.vocab_size * spec.width,
@@ -79,19 +94,22 @@ class Limits:
         self._peak = machine.operations_per_s[MULTIPLIED_AS[shape.precision]]
         self._attention_peak = machine.operations_per_s["bfloat16"]
 
-    def read_s(self) -> float:
-        """All weights, once."""
-        return self._shape.step_bytes / self._machine.bytes_per_s
+    def read_s(self, rows: int) -> float:
+        """All weights that so many rows need, once."""
+        shape = self._shape
+        chosen = 1 - (1 - shape.expert_share) ** rows
+        more = (chosen - shape.expert_share) * shape.expert_bytes  # than those of one row
+        return (shape.step_bytes + more) / self._machine.bytes_per_s
 
     def step_s(self, rows: int) -> float:
         """One step that decodes a token of each of ``rows`` sequences."""
-        return max(self.read_s(), rows * self._shape.decode_operations / self._peak)
+        return max(self.read_s(rows), rows * self._shape.decode_operations / self._peak)
 
     def prompts_s(self, count: int, tokens: int, cached: int = 0) -> float:
         """``count`` prompts of ``tokens`` tokens behind ``cached`` ones that are computed already."""
         products = count * tokens * self._shape.prompt_operations / self._peak
         pairs = count * tokens * (cached + tokens / 2)
-        return max(self.read_s(), products + pairs * self._shape.pair_operations / self._attention_peak)
+        return max(self.read_s(count * tokens), products + pairs * self._shape.pair_operations / self._attention_peak)
 
     def first_token_s(self, tokens: int) -> float:
         """Of a prompt that shares nothing with another."""

@@ -39,6 +39,13 @@ def test_a_step_takes_the_longer_of_reading_and_multiplying(rows: int, seconds: 
     assert LIMITS.step_s(rows) == pytest.approx(seconds)
 
 
+def test_more_rows_read_more_experts() -> None:
+    """Half of the experts are at work for a row, so that two rows read three quarters of them."""
+    mixture = Limits(shape(step_bytes=100_000_000, expert_bytes=120_000_000, expert_share=0.5), MACHINE)
+    assert mixture.step_s(1) == pytest.approx(0.1)
+    assert mixture.step_s(2) == pytest.approx(0.13)
+
+
 def test_a_prompt_is_multiplied_and_attends_to_itself() -> None:
     tokens = 1000
     assert LIMITS.first_token_s(tokens) == pytest.approx((tokens * 1e9 + tokens**2 / 2 * 1e6) / 1e12)

@@ -56,16 +56,17 @@ class Network:
         self.inward = [normal((1 + self.gated) * size, WIDTH) for size in hidden]
         self.outward = [normal(WIDTH, size) for size in hidden]
 
-    def precision(self, expert: int) -> Any:
-        return self.precisions[expert % len(self.precisions)]
+    def form(self, expert: int) -> dict[str, Any]:
+        precision = self.precisions[expert % len(self.precisions)]
+        return {"precision": precision.removeprefix("wide "), "wide": precision.startswith("wide")}
 
     def record(self, p: kernels.Program, out: int, x: int, **options: Any) -> None:
         p.experts(
             out,
             x,
             kernels.pack(self.router, "float32"),
-            [kernels.pack(w, self.precision(e)) for e, w in enumerate(self.inward)],
-            [kernels.pack(w, self.precision(e)) for e, w in enumerate(self.outward)],
+            [kernels.pack(w, **self.form(e)) for e, w in enumerate(self.inward)],
+            [kernels.pack(w, **self.form(e)) for e, w in enumerate(self.outward)],
             active=self.active,
             over_all=self.over_all,
             shared=self.shared,
@@ -99,11 +100,10 @@ class Network:
         )
 
     def _network(self, expert: int, x: Floats) -> NDArray[np.float64]:
-        precision = self.precision(expert)
-        inner = linear_reference.linear(x, self.inward[expert], precision).astype(np.float32)
+        inner = linear_reference.linear(x, self.inward[expert], **self.form(expert)).astype(np.float32)
         apply = transform_reference.gate if self.gated else transform_reference.activate
         return linear_reference.linear(
-            apply(inner, self.activation).astype(np.float32), self.outward[expert], precision
+            apply(inner, self.activation).astype(np.float32), self.outward[expert], **self.form(expert)
         )
 
 
@@ -142,7 +142,9 @@ def test_every_way_of_routing_equals_numpy(network: Network, rows: int) -> None:
     np.testing.assert_allclose(run(network.program(rows), ids), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("precisions", [("bfloat16",), ("int8",), ("int4",), ("int8", "bfloat16", "int4", "float32")])
+@pytest.mark.parametrize(
+    "precisions", [("bfloat16",), ("int8",), ("int4",), ("wide int8",), ("int8", "wide int8", "int4", "float32")]
+)
 def test_precisions_may_differ_from_expert_to_expert(precisions: tuple[str, ...]) -> None:
     network = Network(8, 3, precisions, shared="gated")
     for rows in (1, 40):
@@ -188,7 +190,7 @@ def test_what_is_not_a_number_stays_in_its_row() -> None:
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_a_row_has_the_same_bits_in_any_company(data: st.DataObject) -> None:
-    precision = data.draw(st.sampled_from(["float32", "bfloat16", "int8", "int4"]))
+    precision = data.draw(st.sampled_from(["float32", "bfloat16", "int8", "int4", "wide int8"]))
     network = Network(
         data.draw(st.integers(2, 20)),
         2,
