@@ -70,7 +70,9 @@ class GgufTensor:
 
     def codes(self, form: Format) -> Codes | None:
         """Its numbers as ``form`` holds them: as they are stored where that is so, or rounded as docs/gguf.md says."""
-        if BLOCK_TYPES[self.kind].name in _PLAIN or form.precision not in ("int8", "int4") or len(self.shape) != 2:
+        if BLOCK_TYPES[self.kind].name in _PLAIN or form.wide or len(self.shape) != 2:
+            return None
+        if form.precision != "int8" and form.precision != "int4":
             return None
         if form.wide or form.order:
             return None
