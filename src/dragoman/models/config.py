@@ -12,6 +12,12 @@ from dragoman.core.errors import ModelError
 
 _LARGEST_FILE_BYTES = 8 << 20  # configs are a few kilobytes; a larger file is something else
 
+# Sizes of which each unit is described by itself: far beyond any model, and still quickly listed.
+_MOST = dict.fromkeys(("num_hidden_layers", "n_layer"), 512)
+_MOST |= dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads"), 8192)
+_MOST |= dict.fromkeys(("num_experts", "num_local_experts"), 1024)
+_MOST_OTHERWISE = 2**31 - 1
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a small file. Raises ModelError naming the file when it is not one."""
@@ -66,8 +72,10 @@ class Config:
         value = self._value(key, default)
         if value is None:
             raise ModelError(f"{self.where}: {key} is missing")
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
-            raise ModelError(f"{self.where}: {key} must be a positive integer, got {value!r}")
+        most = _MOST.get(key, _MOST_OTHERWISE)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+            at_most = f" up to {most:,}" if key in _MOST else ""
+            raise ModelError(f"{self.where}: {key} must be a positive integer{at_most}, got {_short(value)}")
         return value
 
     def number(self, key: str, default: float) -> float:
@@ -96,11 +104,11 @@ class Config:
         names = self._value(key, None)
         if names is None:
             return None
-        if not isinstance(names, list) or len(names) != count or any(name not in meanings for name in names):
-            raise ModelError(
-                f"{self.where}: {key} must name {count} layers, each {' or '.join(meanings)}, got {_short(names)}"
-            )
-        return tuple(meanings[name] for name in names)
+        listed = names if isinstance(names, list) else []
+        if len(listed) != count or not all(isinstance(name, str) and name in meanings for name in listed):
+            kinds = " or ".join(meanings)
+            raise ModelError(f"{self.where}: {key} must name {count} layers, each {kinds}, got {_short(names)}")
+        return tuple(meanings[name] for name in listed)
 
     def block(self, key: str) -> dict[str, Any]:
         """A nested object; absent or ``null`` is empty."""

@@ -67,8 +67,8 @@ def read_rope_block(
         share = config.number("partial_rotary_factor", partial)
         share = Config(values).number("partial_rotary_factor", share)
         values.pop("partial_rotary_factor", None)
-        dim = int(head_dim * share)
-        if not 0 < share <= 1 or dim % 2 or not dim:
+        dim = int(head_dim * share) if share <= 1 else 0
+        if dim % 2 or not dim:
             raise ModelError(
                 f"config.json: partial_rotary_factor {share:g} of heads of {head_dim} does not give pairs to rotate"
             )
@@ -81,7 +81,17 @@ def read_rope_block(
             raise ModelError(
                 f"config.json: rope scaling {scaling.kind!r}: {key} has {count} numbers for {dim // 2} pairs"
             )
+    _check_context(scaling, positions)
     return Rope(theta, dim, scaling, interleaved)
+
+
+def _check_context(scaling: Scaling, positions: int) -> None:
+    try:
+        fine = 1 <= scaling.context(positions) < 2**31
+    except OverflowError:
+        fine = False
+    if not fine:
+        raise ModelError(f"config.json: rope scaling {scaling.kind!r} of {positions} positions gives no usable context")
 
 
 def blocks_by_layer_type(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -92,7 +102,8 @@ def blocks_by_layer_type(config: Config) -> tuple[dict[str, Any], dict[str, Any]
     by_type, scaling = config.block("rope_parameters"), config.block("rope_scaling")
     if not any(isinstance(value, dict) for value in by_type.values()):
         by_type, scaling = {}, {**by_type, **scaling}
-    full, sliding = (dict(by_type.get(kind) or {}) for kind in ("full_attention", "sliding_attention"))
+    of_types = Config(by_type, f"{config.where}: rope_parameters")
+    full, sliding = (dict(of_types.block(kind)) for kind in ("full_attention", "sliding_attention"))
     if (local := config.value("rope_local_base_freq")) is not None:
         sliding.setdefault("rope_theta", local)
     return {**full, **scaling}, sliding
@@ -120,7 +131,7 @@ def read_scaling(block: dict[str, Any], max_positions: int, original: object = N
     Raises ModelError on an unknown type, a missing or an unknown key.
     """
     kind = block.get("rope_type", block.get("type", "default"))
-    if kind not in SCALINGS:
+    if not isinstance(kind, str) or kind not in SCALINGS:
         raise ModelError(f"config.json: rope scaling {kind!r} is not supported; known: {', '.join(SCALINGS)}")
     scaling = SCALINGS[kind]
     values = {key: value for key, value in block.items() if key not in _INERT_KEYS and value is not None}

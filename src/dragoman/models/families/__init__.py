@@ -89,13 +89,13 @@ def read_spec(values: dict[str, Any]) -> DecoderSpec:
 
 def _architecture(values: dict[str, Any]) -> str:
     declared = values.get("architectures")
-    names = declared if isinstance(declared, list) else []
+    names = [str(name) for name in declared] if isinstance(declared, list) else []
     for name in names:
         if name in FAMILIES:
-            return str(name)
-    if not names and (name := _BY_MODEL_TYPE.get(str(values.get("model_type")))):
-        return name
-    asked = ", ".join(map(str, names)) or f"model_type {values.get('model_type')!r}"
+            return name
+    if not names and (found := _BY_MODEL_TYPE.get(str(values.get("model_type")))):
+        return found
+    asked = ", ".join(names) or f"model_type {values.get('model_type')!r}"
     raise ModelError(f"architecture {asked} is not supported; known: {', '.join(FAMILIES)}")
 
 
