@@ -15,7 +15,6 @@ _LARGEST_FILE_BYTES = 8 << 20  # configs are a few kilobytes; a larger file is s
 # Sizes of which each unit is described by itself: far beyond any model, and still quickly listed.
 _MOST = dict.fromkeys(("num_hidden_layers", "n_layer"), 512)
 _MOST |= dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads"), 8192)
-_MOST |= dict.fromkeys(("num_experts", "num_local_experts"), 1024)
 _MOST_OTHERWISE = 2**31 - 1
 
 
