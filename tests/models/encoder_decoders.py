@@ -108,8 +108,9 @@ def reference_greedy(model: Any, inputs: Ids, count: int) -> list[int]:
 class Driven:
     """A loaded model with one input encoded: the last blocks hold it, the first are the decoder's."""
 
-    def __init__(self, model: Any, inputs: Ids) -> None:
+    def __init__(self, model: Any, inputs: Ids, adapter: int = -1) -> None:
         self.model, self.length = model, len(inputs)
+        self.adapters = np.array([adapter], np.int32) if adapter >= 0 else None
         count = -(-self.length // BLOCK_TOKENS)
         every = np.arange(model.num_blocks, dtype=np.int32)
         self.encoder_blocks, self.blocks = every[-count:][None], every[:-count][None]
@@ -123,6 +124,7 @@ class Driven:
                 row_starts=np.array([0, self.length], np.int32),
                 block_tables=self.encoder_blocks,
                 logit_rows=np.empty(0, np.int32),
+                adapters=self.adapters,
             )
         )
 
@@ -135,6 +137,7 @@ class Driven:
             row_starts=np.array([0, count], np.int32),
             block_tables=self.blocks,
             logit_rows=np.arange(count, dtype=np.int32),
+            adapters=self.adapters,
             encoder_tables=self.encoder_blocks,
             encoder_lengths=np.array([self.length], np.int32),
         )

@@ -14,11 +14,14 @@ peft = pytest.importorskip("peft")
 
 
 def make_adapter(model_folder: Path, folder: Path, seed: int = 0, base: bool = False, **options: Any) -> Path:
-    """Write an adapter for the model, large enough to change its logits; ``base``: of the model without head."""
+    """Write an adapter for the model; ``base``: of the model without head."""
     model = load_reference(model_folder)
-    adapted = peft.get_peft_model(
-        model.base_model if base else model, peft.LoraConfig(task_type=None if base else "CAUSAL_LM", **options)
-    )
+    return write_adapter(model.base_model if base else model, folder, seed, None if base else "CAUSAL_LM", **options)
+
+
+def write_adapter(model: Any, folder: Path, seed: int = 0, task: str | None = None, **options: Any) -> Path:
+    """An adapter with random weights, large enough to change what the model says."""
+    adapted = peft.get_peft_model(model, peft.LoraConfig(task_type=task, **options))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():

@@ -206,7 +206,7 @@ class Recorder:
         logits = p.buffer(spec.vocab_size)
         table = self.weights.matrix("embedding" if spec.tied else "head")
         p.linear(logits, x, table, bias=self.weights.bias("head"))
-        p.adapt(logits, x, table, product_name("head", None))
+        p.adapt(logits, x, table, self._product("head", None))
         if spec.output.scale != 1.0:
             p.scale(logits, spec.output.scale)
         if spec.output.softcap:
@@ -254,7 +254,11 @@ class Recorder:
     def _linear(self, out: int, x: int, module: str, layer: int | None = None, accumulate: bool = False) -> None:
         matrix, bias = self.weights.matrix(module, layer), self.weights.bias(module, layer)
         self.program.linear(out, x, matrix, bias=bias, accumulate=accumulate)
-        self.program.adapt(out, x, matrix, product_name(module, layer))
+        self.program.adapt(out, x, matrix, self._product(module, layer))
+
+    def _product(self, module: str, layer: int | None) -> str:
+        """What adapters call the product with a module's matrix."""
+        return product_name(module, layer)
 
     def _stream(self) -> _Stream:
         spec, p = self.spec, self.program

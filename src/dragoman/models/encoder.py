@@ -10,7 +10,7 @@ from __future__ import annotations
 from dragoman import kernels
 from dragoman.models.decoder import Recorder
 from dragoman.models.packing import Weights
-from dragoman.models.spec import DecoderSpec
+from dragoman.models.spec import DecoderSpec, product_name
 
 
 def build_encoder(
@@ -26,6 +26,9 @@ def build_encoder(
 class _EncoderRecorder(Recorder):
     causal = False
 
+    def _product(self, module: str, layer: int | None) -> str:
+        return product_name(f"encoder_{module}", layer)
+
     def record_for(self, decoder: DecoderSpec, weights: Weights) -> None:
         """Record the layers, and the keys and values that those of the decoder, with these weights, look at."""
         stream, p = self._layers(), self.program
@@ -37,4 +40,5 @@ class _EncoderRecorder(Recorder):
         for layer in range(decoder.layers):
             module = "cross_key_value", layer
             p.linear(pair, x, weights.matrix(*module), bias=weights.bias(*module))
+            p.adapt(pair, x, weights.matrix(*module), product_name(*module))
             p.write_kv(pair, 0, decoder.kv_width, layer)

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman import kernels
-from dragoman.core.errors import ModelError
 from dragoman.models.adapters import AdapterInfo
 from dragoman.models.adapters.loading import load_adapter
 from dragoman.models.description import ModelInfo
@@ -92,6 +91,9 @@ class Model:
         self.max_logit_rows = settings.max_logit_rows
         self.max_adapters = settings.max_adapters
         self._adapter_bytes = settings.adapter_bytes
+        self._programs = [program] if encoder is None else [program, encoder]
+        self._matrices = {name: matrix for each in self._programs for name, (_, matrix) in each.products.items()}
+        """Those that adapters can change, by the names of their products."""
         self._adapters: dict[int, int] = {}
         """Bytes of the adapter in each slot."""
         self._adapters_lock = threading.Lock()
@@ -122,6 +124,7 @@ class Model:
             batch.logit_rows,
             batch.embedding_rows,
             batch.embedding_values,
+            batch.adapters,
         )
 
     def copy_blocks(self, sources: Int32s, targets: Int32s) -> None:
@@ -130,19 +133,20 @@ class Model:
 
     def load_adapter(self, slot: int, name: str, source: str) -> AdapterInfo:
         """Read the adapter in the folder ``source`` into a free slot. Raises ModelError."""
-        if self.encoder is not None:
-            raise ModelError(f"{source}: adapters of encoder-decoder models are not supported")
         with self._adapters_lock:
             left = None if self._adapter_bytes is None else self._adapter_bytes - sum(self._adapters.values())
             changes, info = load_adapter(
-                Path(source), name, self.program, self.weights, self.config, self.card, limit_bytes=left
+                Path(source), name, self._matrices, self.weights, self.config, self.card, limit_bytes=left
             )
-            self.program.set_adapter(slot, changes)
+            for program in self._programs:
+                own = {product: change for product, change in changes.items() if product in program.products}
+                program.set_adapter(slot, own)
             self._adapters[slot] = info.nbytes
         return info
 
     def unload_adapter(self, slot: int) -> None:
         """Free a slot that no later step names."""
         with self._adapters_lock:
-            self.program.remove_adapter(slot)
+            for program in self._programs:
+                program.remove_adapter(slot)
             self._adapters.pop(slot, None)

@@ -32,7 +32,7 @@ _FREE_BYTES = 256 << 20  # left to the rest of the machine
 def load_adapter(
     folder: Path,
     name: str,
-    program: kernels.Program,
+    matrices: Mapping[str, kernels.PackedMatrix],
     weights: Weights,
     spec: DecoderSpec,
     card: ModelInfo,
@@ -41,8 +41,8 @@ def load_adapter(
 ) -> tuple[dict[str, kernels.LowRank], AdapterInfo]:
     """Read an adapter: its change of each product that it changes, and what there is to say about it.
 
-    ``limit_bytes``: how much memory it may take; None: what the machine has left. Raises ModelError naming file, field
-    or tensor.
+    ``matrices``: of the products that can be changed, by name. ``limit_bytes``: how much memory it may take; None: what
+    the machine has left. Raises ModelError naming file, field or tensor.
     """
     require_files(folder)
     config = read_adapter_config(folder)
@@ -50,7 +50,7 @@ def load_adapter(
     contents = read_contents(folder, config, spec, family)
     changes = contents.changes
     for change in changes:
-        if change.target.module.product not in program.products:
+        if change.target.module.product not in matrices:
             raise change.a.fail(
                 f"{spec.architecture} is not computed in a way that {change.target.module.name} can be changed"
             )
@@ -61,7 +61,7 @@ def load_adapter(
             raise tensor.fail("is another table than the model's own, which an adapter cannot bring along")
     products = {
         product: _pack(
-            [change for change in changes if change.target.module.product == product], program, spec, family, card
+            [each for each in changes if each.target.module.product == product], matrices[product], spec, family, card
         )
         for product in dict.fromkeys(change.target.module.product for change in changes)
     }
@@ -69,10 +69,9 @@ def load_adapter(
 
 
 def _pack(
-    changes: Sequence[Change], program: kernels.Program, spec: DecoderSpec, family: Family, card: ModelInfo
+    changes: Sequence[Change], matrix: kernels.PackedMatrix, spec: DecoderSpec, family: Family, card: ModelInfo
 ) -> kernels.LowRank:
-    """The changes of one product together."""
-    _, matrix = program.products[changes[0].target.module.product]
+    """The changes of one product together, that with ``matrix``."""
     packed = kernels.LowRank(changes[0].target.module.inputs, _precision(card))
     for change in changes:
         module, factor = change.target.module, change.target.factor
