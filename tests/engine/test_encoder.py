@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from itertools import chain
+from typing import cast, get_args
 
 import msgspec
 import numpy as np
@@ -21,7 +22,9 @@ from simulation import (
     stub,
     with_beams,
 )
+from tiny_model import make_tiny_t5
 
+from dragoman import models
 from dragoman.core.events import PromptEvent
 from dragoman.core.request import EngineRequest
 from dragoman.core.sampling import SamplingParams
@@ -31,14 +34,29 @@ from dragoman.engine.replay import Unfinished
 from dragoman.engine.runner import Runner
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.stub import StubRunner
+from dragoman.models.settings import Precision
 
 VOCAB = 199
 LIMITS = {"num_blocks": 256, "max_tokens": 256, "max_sequences": 64, "max_logit_rows": 64, "encoder_context": 300}
 
 
-@pytest.fixture(params=["stub", "repeating stub"])
-def runner(request: pytest.FixtureRequest) -> Runner:
-    return stub(vocab_size=VOCAB, period=19 if request.param == "repeating stub" else 0, **LIMITS)
+@pytest.fixture(scope="module")
+def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    """By name: the stub with an encoder, or a small T5 in that precision."""
+    if "stub" in request.param:
+        return stub(vocab_size=VOCAB, period=19 if request.param == "repeating stub" else 0, **LIMITS)
+    folder = make_tiny_t5(tmp_path_factory.mktemp("t5"))
+    settings = models.ModelSettings(
+        precision=cast(Precision, request.param), max_tokens=256, max_context=300, kv_tokens=256 * 32, cache_bytes=0
+    )
+    return models.load(folder, settings)
+
+
+def on_models(stubs: int, real: int) -> pytest.MarkDecorator:
+    """So many random cases on the stubs, and so many on a small T5 in each precision."""
+    counts = {"stub": stubs, "repeating stub": stubs, **dict.fromkeys(get_args(Precision), real)}
+    cases = [(model, case) for model, count in counts.items() for case in range(count)]
+    return pytest.mark.parametrize(("runner", "case"), cases, indirect=["runner"])
 
 
 def a_request(rng: random.Random, runner: Runner, name: str = "ours") -> EngineRequest:
@@ -66,7 +84,7 @@ class Watched:
         self.runner.encode = watching  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("case", range(8))
+@on_models(6, 2)
 def test_in_any_company(runner: Runner, case: int) -> None:
     rng = random.Random(case)
     request = a_request(rng, runner)
@@ -78,7 +96,7 @@ def test_in_any_company(runner: Runner, case: int) -> None:
             assert run(Engine(runner, SchedulerSettings(speculation=speculation)), crowd)["ours"] == alone
 
 
-@pytest.mark.parametrize("case", range(8))
+@on_models(6, 1)
 def test_under_any_budget_and_with_hardly_any_memory(runner: Runner, case: int) -> None:
     rng = random.Random(case)
     requests = [a_request(rng, runner, f"r{index}") for index in range(8)]
@@ -140,7 +158,7 @@ def test_a_step_encodes_no_more_than_its_budget_or_one_input_alone() -> None:
     assert all(len(step) == 1 or sum(map(len, step)) <= 64 for step in watched.encoded)
 
 
-@pytest.mark.parametrize("case", range(6))
+@on_models(5, 2)
 def test_replayed_from_any_token(runner: Runner, case: int) -> None:
     """What a crash leaves of a request goes on as if nothing had happened."""
     rng = random.Random(case)
@@ -163,7 +181,7 @@ def test_replayed_from_any_token(runner: Runner, case: int) -> None:
     assert unfinished.generated == [alone.ids(index) for index in range(len(request.seeds))]
 
 
-@pytest.mark.parametrize("case", range(8))
+@on_models(6, 1)
 def test_beams_share_the_input(runner: Runner, case: int) -> None:
     """The same hypotheses alone, in company, and with hardly any memory."""
     rng = random.Random(case)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from dragoman.models.families import find_family, read_spec
+from dragoman.models.families import FAMILIES, find_family, read_spec
 from dragoman.models.spec import parameters
 
 CONFIG = {
@@ -153,3 +153,36 @@ def _low_rank(rng: np.random.Generator, module: str, rank: int, rows: int, colum
         f"base_model.model.{module}.{kind}.weight": rng.normal(scale=0.2, size=shape).astype(np.float32)
         for kind, shape in shapes.items()
     }
+
+
+T5_CONFIG = {
+    "architectures": ["T5ForConditionalGeneration"],
+    "model_type": "t5",
+    "d_model": 48,
+    "d_kv": 12,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "vocab_size": 199,
+    "feed_forward_proj": "gated-gelu",
+    "decoder_start_token_id": 0,
+}
+
+
+def make_tiny_t5(folder: Path) -> Path:
+    """The same of an encoder-decoder model."""
+    rng = np.random.default_rng(8)
+    spec, names = read_spec(T5_CONFIG), FAMILIES["T5ForConditionalGeneration"].names
+    weights = {}
+    for parameter in parameters(spec):
+        modules = names[parameter.module]
+        for part, rows in enumerate(parameter.parts):
+            module = modules[part if len(modules) > 1 else 0].format(layer=parameter.layer, part=part)
+            shape = (rows, *parameter.shape[1:])
+            scale = 1.2 / np.sqrt(shape[-1]) if parameter.matrix and parameter.module != "embedding" else 1.0
+            value = np.ones(shape) if parameter.module.endswith("norm") else rng.normal(scale=scale, size=shape)
+            weights[f"{module}.weight"] = value.astype(np.float32)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(T5_CONFIG), encoding="utf-8")
+    save_file(weights, folder / "model.safetensors")
+    return folder
