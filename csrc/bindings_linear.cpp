@@ -5,11 +5,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <memory>
 #include <stdexcept>
 
 #include "anonymous_memory.h"
 #include "bindings.h"
 #include "checksum.h"
+#include "file_memory.h"
 #include "kernels.h"
 #include "measure.h"
 #include "thread_pool.h"
@@ -85,6 +87,18 @@ nb::object empty_bytes(std::size_t bytes) {
   auto* const memory = new AnonymousMemory(bytes);
   nb::capsule owner(memory, [](void* p) noexcept { delete static_cast<AnonymousMemory*>(p); });
   return nb::cast(nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(memory->data(), {bytes}, owner));
+}
+
+// What Python holds, apart from the arrays over the memory, which keep it alive without it.
+struct SharedFileMemory {
+  std::shared_ptr<FileMemory> memory;
+};
+
+nb::object bytes_of(const SharedFileMemory& file) {
+  auto* const kept = new std::shared_ptr<FileMemory>(file.memory);
+  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::shared_ptr<FileMemory>*>(p); });
+  return nb::cast(
+      nb::ndarray<nb::numpy, const std::uint8_t, nb::ndim<1>>((*kept)->data(), {(*kept)->size()}, owner));
 }
 
 SourceType source_type(const Weight& weight) {
@@ -202,6 +216,16 @@ void bind_linear(nb::module_& m) {
   m.def("gather_rows", gather, nb::arg("w"), nb::arg("ids").noconvert(), nb::arg("out").noconvert());
   m.def("linear", multiply_rows, nb::arg("x").noconvert(), nb::arg("w"), nb::arg("bias").none(),
         nb::arg("out").noconvert(), nb::arg("accumulate"));
+  nb::class_<SharedFileMemory>(m, "FileMemory")
+      .def("__init__",
+           [](SharedFileMemory* self, int file, std::size_t nbytes) {
+             new (self) SharedFileMemory{std::make_shared<FileMemory>(file, nbytes)};
+           },
+           nb::arg("file"), nb::arg("nbytes"))
+      .def_prop_ro("data", bytes_of)
+      .def("settle", [](const SharedFileMemory& self) { self.memory->settle(); })
+      .def("settled", [](const SharedFileMemory& self) { return self.memory->settled(); },
+           nb::call_guard<nb::gil_scoped_release>());
   m.def("empty", empty_bytes, nb::arg("nbytes"));
 
   m.def("instruction_set", [] { return std::string(kernels().name); });

@@ -1,6 +1,8 @@
 """Packed matrices: the numbers of GGUF's formats, one layout on every instruction set, bytes that can be mapped."""
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -180,6 +182,31 @@ def test_empty_memory_is_zero_aligned_and_writable():
     assert memory.ctypes.data % 64 == 0
     memory[:] = 1
     assert kernels.empty(0).size == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there can pages be exchanged beneath a reader")
+def test_a_file_moves_into_memory_of_its_own_beneath_its_readers(tmp_path: Path) -> None:
+    content = np.random.default_rng(5).integers(0, 256, (9 << 20) + 4321, np.uint8)
+    content.tofile(tmp_path / "file")
+    with (tmp_path / "file").open("rb") as stream:
+        memory = kernels.FileMemory(stream.fileno(), content.size)
+    expected = kernels.checksum(content)
+    read, address = memory.data, memory.data.ctypes.data
+    memory.settle()
+    while_moving = [kernels.checksum(read) for _ in range(20)]
+    assert memory.settled()
+    assert set(while_moving) == {expected}
+    (tmp_path / "file").write_bytes(bytes(content.size))  # what has moved is no longer the file's
+    whole = content.size >> 21 << 21
+    np.testing.assert_array_equal(read[:whole], content[:whole])
+    assert memory.data.ctypes.data == address
+    del memory
+    assert read[7] == content[7]  # an array keeps it alive
+
+
+def test_a_file_that_cannot_be_mapped_is_refused() -> None:
+    with pytest.raises(MemoryError):
+        kernels.FileMemory(-1, 4096)
 
 
 @pytest.mark.parametrize(("precision", "minimum"), [("int8", False), ("int4", False), ("int4", True)])

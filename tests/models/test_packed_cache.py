@@ -65,26 +65,29 @@ def test_second_start_reads_the_cache_and_computes_the_same_bits(
     assert (run_rows(first, ids) == run_rows(second, ids)).all()
 
 
-@pytest.mark.parametrize(("huge_kb", "copied"), [(10**6, False), (0, True), (None, True)])
-def test_auto_maps_a_file_in_huge_pages_and_copies_any_other(
-    huge_kb: int | None, copied: bool, folder: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("huge_kb", "moved"), [(10**6, False), (0, True), (None, True)])
+def test_auto_moves_a_file_into_huge_pages_unless_it_comes_in_some(
+    huge_kb: int | None, moved: bool, folder: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     smaps = tmp_path / "smaps"
     monkeypatch.setattr(packed_cache, "_SMAPS", smaps)
     if huge_kb is not None:
         other = "10-20 r--s 00000000 fe:00 7 /other\nFilePmdMapped: 0 kB\n"
         smaps.write_text(f"{other}20-{1 << 63:x} r--s 00000000 fe:00 7 /file\nFilePmdMapped: {huge_kb} kB\n")
-    seen: list[int] = []
-    copy = packed_cache._copy
+    seen: list[kernels.FileMemory] = []
 
-    def spy(*arguments: Any) -> PackedBytes:
-        seen.append(1)
-        return copy(*arguments)
+    class Spy(kernels.FileMemory):
+        def settle(self) -> None:
+            seen.append(self)
+            super().settle()
 
-    monkeypatch.setattr(packed_cache, "_copy", spy)
+    monkeypatch.setattr(packed_cache.kernels, "FileMemory", Spy)
     first, second = (models.load(folder, settings(cache, weights_memory="auto")) for _ in range(2))
-    assert bool(seen) == copied
-    assert (run_rows(first, prompt(131)) == run_rows(second, prompt(131))).all()
+    assert bool(seen) == moved
+    while_moving = run_rows(second, prompt(131))
+    assert all(memory.settled() for memory in seen)
+    assert (run_rows(first, prompt(131)) == while_moving).all()
+    assert (run_rows(second, prompt(131)) == while_moving).all()
 
 
 def test_every_other_content_precision_and_file_has_its_own_entry(folder: Path, cache: Path, tmp_path: Path) -> None:

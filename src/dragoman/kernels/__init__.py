@@ -6,6 +6,7 @@ in NumPy, for tests.
 """
 
 from dragoman.kernels._native import (
+    FileMemory,
     PackedMatrix,
     force,
     instruction_set,
@@ -43,6 +44,7 @@ __all__ = [
     "BLOCK_TOKENS",
     "MOST_RANK",
     "Activation",
+    "FileMemory",
     "KVPool",
     "KVPrecision",
     "LowRank",

@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import mmap
 import os
 import re
 import secrets
@@ -36,7 +35,6 @@ _LOG = logging.getLogger("dragoman.models")
 _FORMAT = 2  # of the file; how the kernels pack is part of the key by itself
 _MAGIC = b"DRGMPACK"
 _PAGE = 4096
-_PROBE_BYTES = 16 << 20
 _LARGEST_HEADER_BYTES = 64 << 20
 _FREE_DISK_BYTES = 1 << 30  # never fill the last gigabyte of a disk
 _ABANDONED_AFTER_S = 3600.0
@@ -97,11 +95,10 @@ class PackedCache:
         try:
             with path.open("rb") as stream:
                 checksums, start = _read_header(stream.fileno(), layout)
-                packed = None
-                if memory == "map" or (memory == "auto" and _may_be_huge(stream.fileno())):
-                    packed = _map(stream.fileno(), start, layout, checksums)
-                if packed is None or (memory == "auto" and not _in_huge_pages(packed[0].ctypes.data, layout.nbytes)):
+                if memory == "copy":
                     packed = _copy(stream.fileno(), start, layout, checksums)
+                else:
+                    packed = _map(stream.fileno(), start, layout, checksums, stays=memory == "map")
             with contextlib.suppress(OSError):  # a cache that may only be read
                 os.utime(path)  # what was used last is removed last
             return packed, checksums
@@ -195,28 +192,16 @@ def _read_header(file: int, layout: Layout) -> tuple[list[int], int]:
     return checksums, start
 
 
-def _map(file: int, start: int, layout: Layout, checksums: Sequence[int]) -> PackedBytes:
-    mapped = mmap.mmap(file, 0, access=mmap.ACCESS_READ)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):
-            mapped.madvise(mmap.MADV_HUGEPAGE)  # a cold file is then read in large pieces too, three times as fast
-    packed = split_bytes(layout, np.frombuffer(mapped, np.uint8, layout.nbytes, start))
+def _map(file: int, start: int, layout: Layout, checksums: Sequence[int], stays: bool) -> PackedBytes:
+    """Map the file. Unless it ``stays`` or comes in huge pages, it moves into some while the model already serves."""
+    mapped = kernels.FileMemory(file, start + layout.nbytes)
+    packed = split_bytes(layout, mapped.data[start:])
     for entry, found, expected in zip(layout.entries, entry_checksums(packed), checksums, strict=True):
         if found != expected:
             raise _DamagedError(f"checksum of {entry.parameter.name}")
+    if not stays and not _in_huge_pages(mapped.data.ctypes.data, layout.nbytes):
+        mapped.settle()
     return packed
-
-
-def _may_be_huge(file: int) -> bool:
-    """Whether the beginning of a file comes in huge pages. Mapping all of one that does not, and then copying it, takes
-    0.1 s more for each GB."""
-    mapped = mmap.mmap(file, min(os.fstat(file).st_size, _PROBE_BYTES), access=mmap.ACCESS_READ)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):
-            mapped.madvise(mmap.MADV_HUGEPAGE)
-    beginning = np.frombuffer(mapped, np.uint8)
-    kernels.checksum(beginning)  # touches every page
-    return _in_huge_pages(beginning.ctypes.data, len(beginning))
 
 
 def _in_huge_pages(address: int, nbytes: int) -> bool:

@@ -40,7 +40,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         adapter_bytes: most memory for all adapters together; by default what the machine has left.
         weights_memory: how cached weights come into memory. map: the packed cache's file is mapped, at once and shared
             by all processes that serve the model; copy: it is read into huge pages of our own, as decoding reads small
-            pages 15 to 20 % slower; auto: mapped where the system keeps the file in huge pages, else copied.
+            pages 15 to 20 % slower; auto: mapped, and unless the system keeps the file in huge pages moved into our own
+            while requests are served already.
         cache_folder: of packed weights; by default $DRAGOMAN_CACHE/packed or ~/.cache/dragoman/packed.
         cache_bytes: most bytes kept there, the longest unused removed first; 0 turns the cache off.
     """

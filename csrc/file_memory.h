@@ -1,0 +1,43 @@
+// A file's bytes in memory: mapped at once, and moved into huge pages of our own while they are being read.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <thread>
+
+namespace dragoman {
+
+class FileMemory {
+ public:
+  // Maps the first `bytes` of an open file, read-only, at an address that huge pages can take over. The file must keep its
+  // length. Throws std::bad_alloc when the system does not allow it.
+  FileMemory(int file, std::size_t bytes);
+  ~FileMemory();
+  FileMemory(const FileMemory&) = delete;
+  FileMemory& operator=(const FileMemory&) = delete;
+
+  const std::uint8_t* data() const { return data_; }
+  std::size_t size() const { return size_; }
+
+  // Begins to copy the bytes into huge pages and to put these in place of the file's, one after the other, beneath
+  // readers that notice nothing: neither address nor bytes change. A thread of lower priority does it: what is computed
+  // meanwhile goes first. To be called once.
+  void settle();
+
+  // Waits for the end of that. Whether everything moved but what is left of the last page; what did not stays mapped.
+  bool settled();
+
+ private:
+  void move();
+
+  void* reserved_ = nullptr;
+  std::size_t reserved_bytes_ = 0;
+  std::uint8_t* data_ = nullptr;
+  std::size_t size_ = 0;
+  std::atomic<std::size_t> moved_{0};
+  std::atomic<bool> stopping_{false};
+  std::thread mover_;
+};
+
+}  // namespace dragoman
