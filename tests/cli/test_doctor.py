@@ -139,6 +139,22 @@ def test_beside_transformers(folder: Path) -> None:
 
 
 @pytest.mark.skipif(not has_witness(), reason="transformers is not installed")
+def test_an_encoder_decoder_beside_transformers(folder: Path) -> None:
+    import transformers
+
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        (folder / name).unlink()
+    sizes: dict[str, Any] = {"vocab_size": 4096, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+    special = {"decoder_start_token_id": 0, "eos_token_id": 2, "pad_token_id": 0}
+    transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, **special)).save_pretrained(folder)
+    examined = examine(str(folder), ModelSettings())
+    assert "encoder" in examined.chapters["model"]
+    found = compare(examined)
+    assert not found.differs
+    assert "same at 16 of 16" in found.rows["logits"]
+
+
+@pytest.mark.skipif(not has_witness(), reason="transformers is not installed")
 def test_a_difference_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     examined = examine(str(folder), ModelSettings())
     monkeypatch.setattr(comparison, "MESSAGES", ({"role": "user", "content": "Hello."},))

@@ -115,20 +115,19 @@ def _compare_chats(
 
 
 def _compare_logits(theirs: dict[str, Any], described: ModelDescription, comparison: Comparison) -> None:
-    ids = np.array(theirs["logit_ids"], np.int32)
-    ours = _logits(described, ids)
+    ours = _logits(described, theirs["encoder_ids"], theirs["logit_ids"])
     expected = np.array(theirs["logits"], np.float32)
     difference = float(np.abs(ours - expected).max() / np.abs(expected).max())
     same = int((ours.argmax(1) == expected.argmax(1)).sum())
     agrees = difference <= TOLERANCE
     told = (
-        f"differ by at most {difference:.1e} of the largest, the most likely token is the same at {same} of {len(ids)}"
+        f"differ by at most {difference:.1e} of the largest, the most likely token is the same at {same} of {len(ours)}"
     )
     comparison.note("logits", agrees, told if agrees else f"{told}: more than rounding explains")
 
 
-def _logits(described: ModelDescription, ids: NDArray[np.int32]) -> NDArray[np.float32]:
-    """Logits of every position, in float32."""
+def _logits(described: ModelDescription, encoder_ids: list[int] | None, ids: list[int]) -> NDArray[np.float32]:
+    """Logits of every position of ``ids``, behind the encoder's input where the model has an encoder, in float32."""
     source = described.source
     settings = ModelSettings(
         precision="float32",
@@ -138,11 +137,19 @@ def _logits(described: ModelDescription, ids: NDArray[np.int32]) -> NDArray[np.f
         cache_bytes=0,
     )
     model = load(source.gguf[0] if source.gguf else source.repository or source.folder, settings)
-    blocks = np.arange(model.num_blocks, dtype=np.int32)[None]
-    count = len(ids)
-    batch = Batch(ids, np.arange(count, dtype=np.int32), np.array([0, count], np.int32), blocks,
-                  np.arange(count, dtype=np.int32))  # fmt: skip
+    # The first half of the blocks is the encoder's.
+    before, behind = np.array_split(np.arange(model.num_blocks, dtype=np.int32), 2)
+    batch = _one_sequence(ids, behind if encoder_ids else np.concatenate([before, behind]))
+    if encoder_ids:
+        model.encode(_one_sequence(encoder_ids, before)._replace(logit_rows=np.array([], np.int32)))
+        lengths = np.array([len(encoder_ids)], np.int32)
+        batch = batch._replace(encoder_tables=before[None], encoder_lengths=lengths)
     return np.array(model.run(batch))
+
+
+def _one_sequence(ids: list[int], blocks: NDArray[np.int32]) -> Batch:
+    rows = np.arange(len(ids), dtype=np.int32)
+    return Batch(np.array(ids, np.int32), rows, np.array([0, len(ids)], np.int32), blocks[None], rows)
 
 
 def _has_memory(described: ModelDescription) -> tuple[bool, str]:
@@ -160,7 +167,7 @@ def _ask_witness(described: ModelDescription, tokenizer: Tokenizer, *, with_logi
         "gguf_file": gguf[0].name if gguf else None,
         "texts": TEXTS,
         "messages": MESSAGES,
-        "logit_ids": _ids_to_run(tokenizer, described.spec.vocab_size) if with_logits else None,
+        **(_ids_to_run(described, tokenizer) if with_logits else {"encoder_ids": None, "logit_ids": None}),
     }
     script = Path(__file__).with_name("witness.py")
     try:
@@ -176,7 +183,9 @@ def _ask_witness(described: ModelDescription, tokenizer: Tokenizer, *, with_logi
     return answer
 
 
-def _ids_to_run(tokenizer: Tokenizer, vocab_size: int) -> list[int]:
-    """A short prompt of the model's own tokens."""
-    ids = [i for text in TEXTS for i in tokenizer.encode(text) if i < vocab_size]
-    return ids[:48] or [0]
+def _ids_to_run(described: ModelDescription, tokenizer: Tokenizer) -> dict[str, list[int] | None]:
+    """A short prompt of the model's own tokens; for an encoder-decoder model an input, and how its answer begins."""
+    ids = [i for text in TEXTS for i in tokenizer.encode(text) if i < described.spec.vocab_size][:48] or [0]
+    if described.encoder is None:
+        return {"encoder_ids": None, "logit_ids": ids}
+    return {"encoder_ids": ids, "logit_ids": [described.encoder.start_token_id, *ids[:15]]}

@@ -89,6 +89,7 @@ def _look_at_model(described: ModelDescription, settings: ModelSettings, found: 
         "size": f"{console.count(spec.parameter_count)} parameters in {spec.layers} layers, {spec.width} wide",
         "attention": f"{spec.heads} heads of {spec.head_dim}, {spec.kv_heads} of keys and values",
         "positions": _positions(described),
+        **({"encoder": f"inputs of {described.encoder.context_tokens:,} tokens"} if described.encoder else {}),
         "stored as": described.stored_as,
         **({"left out": "; ".join(left_out)} if left_out else {}),
     }

@@ -1,8 +1,9 @@
 """What transformers makes of a model: run as a script of its own, with a question on standard input.
 
-In: ``{"folder", "gguf_file", "texts", "messages", "logit_ids"}``. Out, on the last line: ``token_ids`` of the texts,
-the ``chat`` that the messages are rendered to, ``logits`` of every position of ``logit_ids``, and in ``failures`` why
-one of them is not there. No module of the program imports this one: the program does without transformers.
+In: ``{"folder", "gguf_file", "texts", "messages", "encoder_ids", "logit_ids"}``. Out, on the last line: ``token_ids``
+of the texts, the ``chat`` that the messages are rendered to, ``logits`` of every position of ``logit_ids`` (behind
+``encoder_ids``, where the model has an encoder), and in ``failures`` why one of them is not there. No module of the
+program imports this one: the program does without transformers.
 """
 
 from __future__ import annotations
@@ -40,18 +41,19 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
         return text
 
     def logits() -> list[list[float]]:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            asked["folder"], dtype=torch.float32, attn_implementation="eager", **place
-        )
+        encoder_ids, ids = asked["encoder_ids"], torch.tensor([asked["logit_ids"]])
+        kind = transformers.AutoModelForSeq2SeqLM if encoder_ids else transformers.AutoModelForCausalLM
+        model = kind.from_pretrained(asked["folder"], dtype=torch.float32, attn_implementation="eager", **place)
         with torch.no_grad():
-            rows: list[list[float]] = model(torch.tensor([asked["logit_ids"]])).logits[0].float().tolist()
+            out = model(torch.tensor([encoder_ids]), decoder_input_ids=ids) if encoder_ids else model(ids)
+            rows: list[list[float]] = out.logits[0].float().tolist()
         return rows
 
     add("token_ids", lambda: [tokenizer()(text)["input_ids"] for text in asked["texts"]])
     add("chat", chat)
     if asked["logit_ids"]:
         add("logits", logits)
-        found["logit_ids"] = asked["logit_ids"]
+        found |= {name: asked[name] for name in ("encoder_ids", "logit_ids")}
     return found
 
 
