@@ -54,7 +54,8 @@ def asymmetric_gptq(random: Random, n: int, k: int) -> Pieces:
 
 
 def act_order_gptq(random: Random, n: int, k: int) -> Pieces:
-    return gptq(random, n, k) | {"g_idx": ("I32", random.permutation(np.arange(k, dtype=np.int32) // _GROUP))}
+    order = np.random.default_rng(k).permutation(np.arange(k, dtype=np.int32) // _GROUP)  # one of the same inputs
+    return gptq(random, n, k) | {"g_idx": ("I32", order)}
 
 
 def awq(random: Random, n: int, k: int) -> Pieces:
