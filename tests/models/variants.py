@@ -158,7 +158,8 @@ MADE_BY_TRANSFORMERS: dict[str, Config] = {
     "gemma3-images": _GEMMA3_BOTH,
     "stablelm": _STABLELM,
     "stablelm-parallel": _STABLELM
-    | {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True, "partial_rotary_factor": 0.5},
+    | {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True, "partial_rotary_factor": 0.5}
+    | {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
     "starcoder2": _STARCODER2,
     "starcoder2-window": _STARCODER2
     | {"sliding_window": 20, "use_bias": False, "tie_word_embeddings": False, "hidden_act": "gelu"},
@@ -206,9 +207,20 @@ MADE_BY_TRANSFORMERS: dict[str, Config] = {
         "use_sliding_window": True,
         "sliding_window": 20,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5_000.0},
     },
     "cohere": _COHERE,
-    "cohere-norms": _COHERE | {"use_qk_norm": True, "attention_bias": True, "tie_word_embeddings": False},
+    "cohere-norms": _COHERE
+    | {"use_qk_norm": True, "attention_bias": True, "tie_word_embeddings": False}
+    | {
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        }
+    },
     "cohere2": _COHERE2,
     "cohere2-biases": _COHERE2
     | {
