@@ -115,10 +115,11 @@ def pull(settings: PullSettings) -> None:
 
     found = find_source(settings.repository, revision=settings.revision, token=settings.token)
     if found.repository is None:
-        raise ModelError(f"{settings.repository} is a folder on this machine: there is nothing to download")
+        raise ModelError(f"{settings.repository} is on this machine: there is nothing to download")
     found = find_weights(found, token=settings.token)
-    total = sum((found.folder / name).stat().st_size for name in found.weight_files)
-    console.notes().print(f"{found.name}: {console.size(total)} of weights in {found.folder}")
+    files = found.gguf or [found.folder / name for name in found.weight_files]
+    total = sum(file.stat().st_size for file in files)
+    console.notes().print(f"{found.name}: {console.size(total)} of weights in {files[0].parent}")
     console.notes().print(f"Serve it: dragoman serve {found.name}")
 
 
