@@ -94,7 +94,8 @@ class IntegerMatrix:
         """int4 or int8 with these very integers; int8 anew for groups that are not of 32; bfloat16 for scales that
         float16 cannot hold, which all packed groups have."""
         grid = self.read_grid()
-        if not _fits_float16(grid.scales):
+        most = float(np.abs(grid.scales).max(initial=0.0)) * 2**self.bits  # of a minimum
+        if not _fits_float16(grid.scales) or (grid.zeros is not None and most > _LARGEST_FLOAT16):
             return Format("bfloat16")
         if not self._aligned(grid) or (self.bits > 4 and not self._within_int8(grid)):
             return Format("int8")
