@@ -158,7 +158,8 @@ MADE_BY_TRANSFORMERS: dict[str, Config] = {
     "gemma3-images": _GEMMA3_BOTH,
     "stablelm": _STABLELM,
     "stablelm-parallel": _STABLELM
-    | {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True, "partial_rotary_factor": 0.5}
+    | {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True, "partial_rotary_factor": 0.5},
+    "stablelm-yarn": _STABLELM
     | {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
     "starcoder2": _STARCODER2,
     "starcoder2-window": _STARCODER2
