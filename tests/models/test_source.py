@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,16 @@ def test_describing_a_hub_model_fetches_no_weights(repository: Path, tmp_path: P
     assert found.split()[:2] == ["owner/model", COMMIT]
     assert "tokenizer.json" in found
     assert not [request for request in hub.requests if request.endswith((".safetensors", ".bin", "README.md"))]
+
+
+def test_scheme_of_a_quantized_hub_model_is_known_before_its_weights_are_fetched(
+    repository: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(repository, tmp_path / "quantized")
+    (folder / "quantize_config.json").write_text('{"bits": 5, "group_size": 128}')
+    with fake_hub(folder) as hub:
+        assert find(hub.url, tmp_path).startswith("ModelError: quantize_config.json: bits 5 is not supported")
+    assert not [request for request in hub.requests if request.endswith(".safetensors")]
 
 
 def test_hub_model_is_fetched_whole_then_found_offline(repository: Path, tmp_path: Path) -> None:
