@@ -141,3 +141,65 @@ def test_what_does_not_fit_is_refused() -> None:
             np.zeros((1, 16), np.float32),
             np.zeros((1, 7), np.float32),
         )
+
+
+# In a program ---------------------------------------------------------------------------------------------------------
+
+
+def adaptable() -> tuple[kernels.Program, kernels.LowRank]:
+    """Four tokens of 16 numbers, and one product that makes logits of them."""
+    kv = kernels.KVPool(layers=1, blocks=4, kv_heads=1, head_dim=16, precision="float32")
+    program = kernels.Program(max_tokens=8, max_sequences=4, max_logit_rows=8, kv=kv)
+    x, wanted, logits = program.buffer(16), program.buffer(16), program.buffer(8)
+    table, head = kernels.pack(random_floats(0, 8, 16), "float32"), kernels.pack(random_floats(1, 8, 16), "float32")
+    program.embed(x, table)
+    program.select_rows(wanted, x)
+    program.linear(logits, wanted, head)
+    program.adapt(logits, wanted, head, "head")
+    program.logits(logits)
+    change = kernels.LowRank(16, "float32")
+    change.add(0, random_floats(2, 2, 16), random_floats(3, 8, 2), 1.0)
+    return program, change
+
+
+def run(program: kernels.Program, logit_rows: list[int], adapters: list[int] | None) -> Floats:
+    tables = np.zeros((3, 1), np.int32)
+    found = program.run([1, 2, 3, 4], [0, 1, 0, 0], [0, 2, 3, 4], tables, logit_rows, adapters=adapters)
+    return np.array(found)
+
+
+def test_wanted_rows_keep_the_adapter_of_their_sequence() -> None:
+    program, change = adaptable()
+    program.set_adapter(5, {"head": change})
+    rows = [1, 2, 3]
+    plain = run(program, rows, None)
+    for slots in ([5, -1, -1], [-1, 5, -1], [5, 5, -1], [-1, -1, 5], [5, 5, 5]):
+        is_changed = (run(program, rows, slots) != plain).any(axis=1)
+        assert is_changed.tolist() == [slot == 5 for slot in slots]
+    assert (run(program, [1, 3], [-1, 5, -1]) == plain[[0, 2]]).all()  # no row of the sequence is wanted
+
+
+def test_a_program_refuses_slots_and_changes_that_do_not_fit() -> None:
+    program, change = adaptable()
+    with pytest.raises(ValueError, match="no product tail"):
+        program.set_adapter(0, {"tail": change})
+    wide = kernels.LowRank(32, "float32")
+    wide.add(0, random_floats(2, 2, 32), random_floats(3, 8, 2), 1.0)
+    long = kernels.LowRank(16, "float32")
+    long.add(4, random_floats(2, 2, 16), random_floats(3, 8, 2), 1.0)
+    for other in (wide, long):
+        with pytest.raises(ValueError, match="does not fit"):
+            program.set_adapter(0, {"head": other})
+    for slot in (-1, 1024):
+        with pytest.raises(ValueError, match="there are slots for"):
+            program.set_adapter(slot, {"head": change})
+    program.set_adapter(0, {"head": change})
+    for slots in ([1, -1, -1], [-2, 0, 0], [0, 0, 10**6]):
+        with pytest.raises(ValueError, match="no adapter in slot"):
+            run(program, [1], slots)
+    with pytest.raises(ValueError, match="one entry of adapters per sequence"):
+        run(program, [1], [0])
+    program.remove_adapter(0)
+    with pytest.raises(ValueError, match="no adapter in slot 0"):
+        run(program, [1], [0, -1, -1])
+    assert run(program, [1], None).shape == (1, 8)

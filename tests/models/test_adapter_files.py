@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_hub import fake_hub
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -166,6 +170,39 @@ def test_missing_and_pickled_files_are_refused(model: Model, tmp_path: Path) -> 
         models.find_adapter(tmp_path / "adapter_config.json")
     with pytest.raises(ModelError, match="not a hub id"):
         models.find_adapter("no/such/folder")
+
+
+_FIND = """
+import sys
+from dragoman import models
+from dragoman.core.errors import ModelError
+try:
+    print(models.find_adapter("owner/model", revision=sys.argv[1]))
+except ModelError as error:
+    print(f"ModelError: {error}")
+"""
+
+
+def find_on_hub(url: str, cache: Path, revision: str) -> str:
+    """What a process of its own finds: hub address and cache are settings of the environment."""
+    environment = os.environ | {"HF_ENDPOINT": url, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1"}
+    environment |= {"HF_HUB_ETAG_TIMEOUT": "2", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment.pop("HF_TOKEN", None)
+    done = subprocess.run(
+        [sys.executable, "-c", _FIND, revision], env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout.strip()
+
+
+def test_adapters_come_from_the_hub_at_a_revision(tmp_path: Path) -> None:
+    repository = Path(write(tmp_path / "repository"))
+    (repository / "training_args.bin").write_bytes(b"\x80\x02")
+    with fake_hub(repository) as hub:
+        found = Path(find_on_hub(hub.url, tmp_path / "cache", "v1"))
+        assert sorted(path.name for path in found.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+        assert "has no revision v9" in find_on_hub(hub.url, tmp_path / "cache", "v9")
+        (repository / "adapter_model.safetensors").rename(repository / "adapter_model.bin")
+        assert "pickle" in find_on_hub(hub.url, tmp_path / "other cache", "v1")
 
 
 @settings(max_examples=60, deadline=None)

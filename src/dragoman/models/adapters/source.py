@@ -38,10 +38,11 @@ def require_files(folder: Path) -> None:
         raise ModelError(f"{folder} has no {CONFIG_NAME}: it is not an adapter in the layout of PEFT")
     if (folder / WEIGHTS_NAME).is_file():
         return
-    if pickled := [name for name in _PICKLED if (folder / name).is_file()]:
-        raise ModelError(
-            f"{folder / pickled[0]} is a pickle file, which can run any code when it is opened, so it is not read. "
-            "Convert the adapter once, where you trust it: load it with peft and save_pretrained(FOLDER, "
-            "safe_serialization=True)"
-        )
-    raise ModelError(f"{folder} has no {WEIGHTS_NAME}")
+    pickled = [name for name in _PICKLED if (folder / name).is_file()]
+    found = (
+        f"{folder / pickled[0]} is" if pickled else f"{folder} has no {WEIGHTS_NAME}; one of {', '.join(_PICKLED)} is"
+    )
+    raise ModelError(
+        f"{found} a pickle file, which can run any code when it is opened, so it is not read. Convert the adapter "
+        "once, where you trust it: load it with peft and save_pretrained(FOLDER, safe_serialization=True)"
+    )
