@@ -237,3 +237,10 @@ def test_a_hostname_that_is_no_address_is_every_address(hostname: str) -> None:
     begun, notes = launched(LauncherSettings(hostname=hostname), start())
     assert begun.server.host == ("0.0.0.0" if hostname == "container-7" else hostname)
     assert any("is no IP address" in note for note in notes) == (hostname == "container-7")
+
+
+def test_keys_and_values_in_eight_bits() -> None:
+    begun, notes = launched(LauncherSettings(kv_cache_dtype="fp8_e5m2"), start())
+    assert begun.model.kv_precision == "int8"
+    assert "--kv-cache-dtype fp8_e5m2: keys and values are int8 here" in notes
+    assert launched(LauncherSettings(), start())[0].model.kv_precision == "auto"

@@ -29,7 +29,6 @@ Count = Annotated[int, Meta(ge=1)]
 
 NOTHING_HERE = {
     "trust_remote_code": "no code that comes with a model is ever run",
-    "kv_cache_dtype": "keys and values are kept in the precision that is said at the start",
     "waiting_served_ratio": "prompts are computed beside running sequences in every step",
     "max_waiting_tokens": "prompts are computed beside running sequences in every step",
     "max_image_fetch_size": "images are not fetched",
@@ -109,7 +108,7 @@ class LauncherSettings(msgspec.Struct, frozen=True, kw_only=True):
         trust_remote_code: no effect.
         dtype: precision of the weights; float16 is bfloat16 here.
         quantize: precision of the weights; the names of checkpoint formats leave that to the checkpoint.
-        kv_cache_dtype: no effect.
+        kv_cache_dtype: precision of keys and values, as --kv-precision; the kinds of fp8 are int8 here.
         speculate: tokens that are guessed ahead by lookup; 0 is off.
         max_input_length: an older name of --max-input-tokens.
         max_batch_prefill_tokens: tokens computed in one step, as --step-tokens.
@@ -145,7 +144,7 @@ class LauncherSettings(msgspec.Struct, frozen=True, kw_only=True):
     trust_remote_code: bool = False
     dtype: Literal["float16", "bfloat16", "float32"] | None = None
     quantize: str | None = None
-    kv_cache_dtype: str | None = None
+    kv_cache_dtype: Literal["fp8_e4m3fn", "fp8_e5m2"] | None = None
     speculate: Annotated[int, Meta(ge=0)] | None = None
     max_input_length: Count | None = None
     max_batch_prefill_tokens: Count | None = None
@@ -252,6 +251,9 @@ def _model(asked: LauncherSettings, model: ModelSettings, notes: list[str]) -> M
         if wanted not in (changes["precision"], "auto"):
             option = "dtype" if asked.dtype else "quantize"
             notes.append(f"--{option} {wanted}: weights are {_said(changes['precision'])}")
+    if asked.kv_cache_dtype is not None:
+        changes["kv_precision"] = "int8"
+        notes.append(f"--kv-cache-dtype {asked.kv_cache_dtype}: keys and values are int8 here")
     if asked.max_batch_size is not None:
         changes["max_sequences"] = asked.max_batch_size
     if asked.max_batch_total_tokens is not None:
