@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from simulation import Transcript, random_request, run_alone, stub
-from tiny_model import make_tiny_llama
+from tiny_model import make_tiny_llama, make_tiny_t5
 
 from dragoman import models
 from dragoman.core.events import EngineEvent, FinishEvent, FinishReason, TokenEvent
@@ -82,6 +82,35 @@ def test_mirostat_knows_what_it_had_learned_before_the_process_was_killed() -> N
             return transcript
 
     assert asyncio.run(main()) == run_alone(stub(vocab_size=STUB.vocab_size), request)
+
+
+def test_an_encoder_s_input_is_encoded_again(tmp_path: Path) -> None:
+    """It goes along with the request; what the process had made of it died with it."""
+    model = LoadModel(
+        source=str(make_tiny_t5(tmp_path)), settings=models.ModelSettings(precision="int8", cache_bytes=0)
+    )
+    request = EngineRequest(
+        request_id="ours",
+        prompt=(0,),
+        encoder_input=tuple(range(3, 90)),
+        seeds=(1, 2),
+        max_tokens=300,
+        sampling=SamplingParams(encoder_repetition_penalty=1.2, encoder_no_repeat_ngram_size=3),
+        logprobs=LogprobParams(top=1),
+    )
+
+    async def main() -> Transcript:
+        async with started(model) as client:
+            transcript, seen = Transcript(), 0
+            async for event in client.submit(request):
+                transcript.add(event)
+                seen += isinstance(event, TokenEvent) and event.sequence == 0
+                if seen in (10, 150):
+                    seen += kill(client)
+            assert client.stats().restarts == 2
+            return transcript
+
+    assert asyncio.run(main()) == run_alone(models.load(model.source, settings), request)
 
 
 @pytest.mark.parametrize("kind", ["deterministic", "sampling", "stochastic"])
