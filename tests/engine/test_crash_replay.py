@@ -86,9 +86,8 @@ def test_mirostat_knows_what_it_had_learned_before_the_process_was_killed() -> N
 
 def test_an_encoder_s_input_is_encoded_again(tmp_path: Path) -> None:
     """It goes along with the request; what the process had made of it died with it."""
-    model = LoadModel(
-        source=str(make_tiny_t5(tmp_path)), settings=models.ModelSettings(precision="int8", cache_bytes=0)
-    )
+    settings = models.ModelSettings(precision="int8", cache_bytes=0)
+    model = LoadModel(source=str(make_tiny_t5(tmp_path)), settings=settings)
     request = EngineRequest(
         request_id="ours",
         prompt=(0,),

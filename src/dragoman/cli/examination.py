@@ -226,7 +226,8 @@ def _positions(described: ModelDescription) -> str:
     spec = described.spec
     windows = sorted({window for window in spec.windows if window})
     sliding = f", windows of {', '.join(map(str, windows))}" if windows else ""
-    return f"context of {spec.context:,} tokens{sliding}"
+    beside = f", inputs of the encoder of {spec.encoder.context:,}" if spec.encoder else ""
+    return f"context of {spec.context:,} tokens{sliding}{beside}"
 
 
 def _declared_dtype(folder: Path) -> str | None:
