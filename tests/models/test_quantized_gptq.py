@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from numpy_decoder import NumpyDecoder, round_to_bfloat16
@@ -30,6 +31,7 @@ from test_truth_rounded import round_to_int8
 
 from dragoman import kernels, models
 from dragoman.core.errors import ModelError
+from dragoman.models import loading
 from dragoman.models.tensors import Format
 
 MODULE = "model.layers.1.mlp.down_proj"
@@ -355,3 +357,17 @@ def test_turned_matrices_are_refused_by_name(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match="quantized weights of GPT2LMHeadModel"):
         models.load(folder)
+
+
+def test_packed_order_comes_back_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write_model(tmp_path, packer(act_order=True), options(desc_act=True))
+    monkeypatch.setattr(loading, "_SMALLEST_CACHED_BYTES", 0)
+    settings = models.ModelSettings(max_logit_rows=64, cache_folder=str(tmp_path / "cache"))
+    ids = prompt(CONFIG["vocab_size"], 40)
+    first = run_rows(models.load(model.folder, settings), ids)
+    assert list((tmp_path / "cache").glob("*.packed"))
+    monkeypatch.setattr(loading, "pack_checkpoint", None)
+    for memory in ("map", "copy"):
+        again = models.load(model.folder, msgspec.structs.replace(settings, weights_memory=memory))
+        assert again.weights.matrix("qkv", 0).ordered
+        assert (run_rows(again, ids) == first).all()
