@@ -166,6 +166,7 @@ def test_matrices_keep_their_own_formats_and_a_precision_overrides_all(tmp_path:
     assert described.formats["embedding.weight"] == Format("bfloat16")
     assert described.formats["head.weight"] == Format("float32")
     assert described.precision("auto") == "int8"  # that of most numbers
+    assert described.stored_as == "GGUF Q4_0, Q6_K, Q8_0"
     for precision in ("bfloat16", "int8", "int4"):
         model = load(file, ModelSettings(max_context=64, precision=precision))
         assert model.weights.matrix("feed_forward_in", 0).precision == precision

@@ -15,7 +15,7 @@ from dragoman.core.errors import ModelError
 from dragoman.models.checkpoint import Checkpoint, widest
 from dragoman.models.config import read_json, token_ids
 from dragoman.models.families import FAMILIES, read_spec
-from dragoman.models.gguf.opening import most_used_dtype, open_gguf
+from dragoman.models.gguf.opening import most_used_dtype, open_gguf, quantized_types
 from dragoman.models.quantized import Scheme, find_scheme
 from dragoman.models.rope_config import with_scaling
 from dragoman.models.safetensors_file import read_header, stored_dtype
@@ -54,7 +54,14 @@ class ModelDescription:
     @property
     def stored_as(self) -> str:
         """For people: the type of the weights, or how they are quantized."""
-        return self.quantization.summary if self.quantization else self.stored_dtype
+        return self.quantized_as or self.stored_dtype
+
+    @property
+    def quantized_as(self) -> str | None:
+        """For people: how the weights are quantized; None: they are not."""
+        if self.source.gguf and self.formats:
+            return f"GGUF {', '.join(quantized_types(open_gguf(self.source.gguf)))}"
+        return self.quantization.summary if self.quantization else None
 
     def precision(self, asked: AskedPrecision) -> Precision:
         """The precision that ``asked`` means for this model."""

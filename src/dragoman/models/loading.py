@@ -196,6 +196,6 @@ def _card(described: ModelDescription, planned: MemoryPlan, settings: ModelSetti
         weight_bytes=planned.weight_bytes,
         fingerprint=fingerprint,
         tokenizer_folder=str(described.tokenizer_folder),
-        quantization=described.quantization.summary if described.quantization else None,
+        quantization=described.quantized_as,
         encoder=described.encoder and structs.replace(described.encoder, context_tokens=planned.encoder_tokens),
     )

@@ -18,6 +18,7 @@ from pathlib import Path
 from dragoman.core.errors import ModelError
 from dragoman.models.gguf.architecture import Architecture, Config, family_name, read_config, row_order
 from dragoman.models.gguf.architectures import find_architecture
+from dragoman.models.gguf.block_types import BLOCK_TYPES
 from dragoman.models.gguf.file import GgufFile, read_gguf
 from dragoman.models.gguf.metadata import Metadata
 from dragoman.models.gguf.tensors import GgufTensor
@@ -125,6 +126,15 @@ def most_used_dtype(model: GgufModel) -> str:
     for tensor in model.stored.values():
         sizes[tensor.dtype] += tensor.nbytes
     return sizes.most_common(1)[0][0]
+
+
+def quantized_types(model: GgufModel) -> list[str]:
+    """The quantized types in the files, that of most bytes first."""
+    sizes: Counter[str] = Counter()
+    for tensor in model.stored.values():
+        if tensor.form is not None:
+            sizes[BLOCK_TYPES[tensor.kind].name] += tensor.nbytes
+    return [name for name, _ in sizes.most_common()]
 
 
 def describing_folder(model: GgufModel) -> Path:
