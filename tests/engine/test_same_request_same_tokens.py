@@ -73,9 +73,8 @@ def test_in_any_company(runner: Runner, case: int, speculation: int) -> None:
 def test_beside_adapters_and_with_one(runner: Runner, case: int, speculation: int, tmp_path: Path) -> None:
     """Three adapters and the model as it is in one batch: each gets what it gets alone, in whatever slot."""
     rng = random.Random(case)
-    mixture = runner.card.architecture == "Qwen2MoeForCausalLM"  # type: ignore[attr-defined]
-    names = ("a", "b", "c")
-    folders = {name: make_tiny_adapter(tmp_path / name, seed, of_mixture=mixture) for seed, name in enumerate(names)}
+    of = runner.card.architecture  # type: ignore[attr-defined]
+    folders = {name: make_tiny_adapter(tmp_path / name, seed, architecture=of) for seed, name in enumerate("abc")}
     crowd = []
     for index in range(8):
         asked = random_request(rng, f"r{index}", runner.vocab_size, hidden_size=runner.hidden_size)

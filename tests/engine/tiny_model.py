@@ -126,18 +126,27 @@ def _make(folder: Path, config: dict[str, object], networks: dict[str, int]) -> 
     return folder
 
 
-ATTENTION = (("q_proj", 64, 64), ("k_proj", 32, 64), ("v_proj", 32, 64), ("o_proj", 64, 64))
-NETWORK = (("gate_proj", 96, 64), ("up_proj", 96, 64), ("down_proj", 64, 96))
+# What adapters of these models change, in each layer: matrices, their outputs and inputs.
+_ATTENTION = {"q_proj": (64, 64), "k_proj": (32, 64), "v_proj": (32, 64), "o_proj": (64, 64)}
+_NETWORK = {"gate_proj": (96, 64), "up_proj": (96, 64), "down_proj": (64, 96)}
+_CHANGED = {
+    "Qwen2MoeForCausalLM": (_ATTENTION, {}),
+    "PhiForCausalLM": (
+        dict.fromkeys(("q_proj", "k_proj", "v_proj", "dense"), (64, 64)),
+        {"fc1": (96, 64), "fc2": (64, 96)},
+    ),
+}
 
 
-def make_tiny_adapter(folder: Path, seed: int, *, of_mixture: bool = False) -> Path:
+def make_tiny_adapter(folder: Path, seed: int, *, architecture: str = "LlamaForCausalLM") -> Path:
     """Write a random adapter in PEFT's layout, of all matrices that it can change; its rank differs by seed."""
+    attention, network = _CHANGED.get(architecture, (_ATTENTION, _NETWORK))
     rng, rank = np.random.default_rng(seed), 2 + 3 * seed
     weights = _low_rank(rng, "lm_head", rank, 199, 64)
     for layer in range(2):
-        for name, rows, columns in ATTENTION:
+        for name, (rows, columns) in attention.items():
             weights |= _low_rank(rng, f"model.layers.{layer}.self_attn.{name}", rank, rows, columns)
-        for name, rows, columns in () if of_mixture else NETWORK:
+        for name, (rows, columns) in network.items():
             weights |= _low_rank(rng, f"model.layers.{layer}.mlp.{name}", rank, rows, columns)
     targets = sorted({name.split(".")[-3] for name in weights})
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": targets}
