@@ -213,3 +213,10 @@ def test_divisors_of_frequencies_are_llama3s(tmp_path: Path) -> None:
     )
     theirs = reference_logits(load_reference(folder), prompt(131))
     assert_close(logits_of(file), theirs, 2e-5)
+    before, found = describe(file).source.folder, describe(file).spec.rope(0)
+    divisors += 0.5  # in a file with the same header
+    other = write_gguf(
+        tmp_path / "m2.gguf", folder, "llama", lambda name: Type.F32, describe_scaled, change_llama, back_llama
+    )
+    assert describe(other).source.folder != before
+    assert describe(other).spec.rope(0) != found

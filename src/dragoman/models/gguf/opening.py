@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dragoman.core.errors import ModelError
-from dragoman.models.gguf.architecture import Architecture, Config, family_name, read_config, row_order
+from dragoman.models.gguf.architecture import Architecture, Config, divisors, family_name, read_config, row_order
 from dragoman.models.gguf.architectures import find_architecture
 from dragoman.models.gguf.block_types import BLOCK_TYPES
 from dragoman.models.gguf.file import GgufFile, read_gguf
@@ -140,7 +140,7 @@ def quantized_types(model: GgufModel) -> list[str]:
 def describing_folder(model: GgufModel) -> Path:
     """A folder with what other models' folders have beside their weights, made of the metadata once and kept.
 
-    It lies beside the packed cache, named after the content of the headers; the longest unused of many are removed.
+    It lies beside the packed cache, named after what it was made of; the longest unused of many are removed.
     Raises ModelError on metadata that cannot be served, and where no folder can be written.
     """
     root = cache_root()
@@ -148,6 +148,8 @@ def describing_folder(model: GgufModel) -> Path:
     digest.update(f"{_FORMAT}".encode())
     for file in model.files:
         digest.update(file.raw)
+    for name in sorted(find_architecture(model.first, model.stored).described & model.stored.keys()):
+        digest.update(repr(divisors(model.stored, name)).encode())
     folder = root / digest.hexdigest()
     try:
         if (folder / "config.json").is_file():
