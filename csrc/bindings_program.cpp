@@ -106,7 +106,6 @@ void record_experts(OwningProgram& p, int out, int x, const PackedMatrix& router
   experts.router = p.keep(router);
   for (std::size_t i = 0; i < inward.size(); ++i) {
     require(inward[i] != nullptr && outward[i] != nullptr, "experts: a matrix is missing");
-    require(!inward[i]->matrix.ordered && !outward[i]->matrix.ordered, "experts: their inputs stand in one order");
     experts.experts.push_back({p.keep(*inward[i]), p.keep(*outward[i])});
   }
   experts.gated = gated;

@@ -83,17 +83,25 @@ void for_pairs(const ExpertsScratch& s, long grain, Body&& body) {
   });
 }
 
-// Every row once in the form that its experts multiply with, and copies of these beside each other.
+// Every row once in the form that its experts multiply with, and copies of these beside each other. An expert whose inputs
+// stand in an order of their own has its rows made for itself.
 void gather_inputs(const float* x, long ldx, long rows, ExpertsScratch& s) {
-  const auto prepare = kernels().linear.prepare;
   Activations kinds[8];
   long copied = 0;
   for (Part& part : s.parts) {
-    Activations& all = kinds[kind_of(part.expert->in)];
+    const Matrix& in = part.expert->in;
+    if (in.ordered) {
+      part.input = describe_activations(in, part.rows);
+      copied += part.rows * part.input.stride;
+      continue;
+    }
+    Activations& all = kinds[kind_of(in)];
     if (all.values == nullptr) {
-      all = describe_activations(part.expert->in, rows);
-      all.values = s.prepared[kind_of(part.expert->in)].get(static_cast<std::size_t>(rows * all.stride));
-      pool().parallel_for(rows, grain_of(all.k), [&](long begin, long end) { prepare(all, x, ldx, begin, end); });
+      all = describe_activations(in, rows);
+      all.values = s.prepared[kind_of(in)].get(static_cast<std::size_t>(rows * all.stride));
+      pool().parallel_for(rows, grain_of(all.k), [&](long begin, long end) {
+        prepare_rows(in, all, x, ldx, begin, end);
+      });
     }
     part.input = all;
     part.input.rows = part.rows;
@@ -113,7 +121,14 @@ void gather_inputs(const float* x, long ldx, long rows, ExpertsScratch& s) {
     next += part.rows * part.input.stride;
   }
   for_pairs(s, grain_of(s.parts[0].input.stride / 4), [&](const Part& part, long begin, long end) {
-    const Activations& all = kinds[kind_of(part.expert->in)];
+    const Matrix& in = part.expert->in;
+    if (in.ordered) {
+      for (long i = begin; i < end; ++i) {
+        prepare_rows(in, part.input, x + s.rows[part.first + i] * ldx, 0, i, i + 1);
+      }
+      return;
+    }
+    const Activations& all = kinds[kind_of(in)];
     if (part.input.values >= all.values && part.input.values < all.values + rows * all.stride) return;
     for (long i = begin; i < end; ++i) {
       std::memcpy(part.input.values + i * all.stride, all.values + s.rows[part.first + i] * all.stride,
@@ -181,7 +196,7 @@ void activate(const Experts& e, ExpertsScratch& s) {
     } else {
       kernels().transform.activate(e.activation, rows, part.ldwide, end - begin, width);
     }
-    kernels().linear.prepare(part.inner, part.wide, part.ldwide, begin, end);
+    prepare_rows(part.expert->out, part.inner, part.wide, part.ldwide, begin, end);
   });
 }
 

@@ -64,29 +64,27 @@ Activations describe_activations(const Matrix& w, long rows) {
   return a;
 }
 
+void prepare_rows(const Matrix& w, const Activations& a, const float* x, long ldx, long begin, long end) {
+  const std::int32_t* const order = w.order();
+  if (order == nullptr) return kernels().linear.prepare(a, x, ldx, begin, end);
+  thread_local std::vector<float> ordered;
+  ordered.resize(static_cast<std::size_t>(w.k));
+  for (long row = begin; row < end; ++row) {
+    for (long i = 0; i < w.k; ++i) ordered[static_cast<std::size_t>(i)] = x[row * ldx + order[i]];
+    kernels().linear.prepare(a, ordered.data(), 0, row, row + 1);
+  }
+}
+
 Activations prepare_activations(const Matrix& w, const float* x, long ldx, long rows, Scratch& scratch) {
   Activations a = describe_activations(w, rows);
-  const auto prepare = kernels().linear.prepare;
   const long grain = std::max(1L, 16384 / std::max(1L, w.k));  // below some 10 µs a second thread does not pay
-  if (const std::int32_t* const order = w.order()) {
-    a.values = scratch.get(static_cast<std::size_t>(rows * a.stride));
-    pool().parallel_for(rows, grain, [&](long begin, long end) {
-      thread_local std::vector<float> ordered;
-      ordered.resize(static_cast<std::size_t>(w.k));
-      for (long row = begin; row < end; ++row) {
-        for (long i = 0; i < w.k; ++i) ordered[static_cast<std::size_t>(i)] = x[row * ldx + order[i]];
-        prepare(a, ordered.data(), 0, row, row + 1);
-      }
-    });
-    return a;
-  }
   if (w.precision == Precision::float32 && w.k == w.k_padded()) {
     a.values = reinterpret_cast<std::uint8_t*>(const_cast<float*>(x));
     a.stride = ldx * 4;
     return a;
   }
   a.values = scratch.get(static_cast<std::size_t>(rows * a.stride));
-  pool().parallel_for(rows, grain, [&](long begin, long end) { prepare(a, x, ldx, begin, end); });
+  pool().parallel_for(rows, grain, [&](long begin, long end) { prepare_rows(w, a, x, ldx, begin, end); });
   return a;
 }
 

@@ -71,8 +71,10 @@ void linear(const Matrix& w, const float* x, long ldx, long rows, float* y, long
 Activations prepare_activations(const Matrix& w, const float* x, long ldx, long rows, Scratch& scratch);
 void multiply(const Matrix& w, const Activations& a, float* y, long ldy, const float* bias, bool accumulate);
 
-// Prepared activations without their memory, which is to be rows · stride bytes.
+// Prepared activations without their memory, which is to be rows · stride bytes; and rows [begin, end) of x into it, in the
+// order of w's inputs, by this thread.
 Activations describe_activations(const Matrix& w, long rows);
+void prepare_rows(const Matrix& w, const Activations& a, const float* x, long ldx, long begin, long end);
 
 // Fills w.data (w.bytes() bytes) from the row-major [n, k] matrix `source`.
 void pack(const Matrix& w, const void* source, SourceType type);

@@ -155,6 +155,32 @@ def test_precisions_may_differ_from_expert_to_expert(precisions: tuple[str, ...]
         assert error.max() < 2e-2
 
 
+def test_inputs_may_stand_in_an_order_of_their_own() -> None:
+    """As those of act-order checkpoints do, each expert's in its own order."""
+    network, rng = Network(6, 2, ("int8",), shared="added"), np.random.default_rng(3)
+
+    def packed(w: Floats, shuffled: bool) -> kernels.PackedMatrix:
+        codes, scales = linear_reference.quantize_int8(w)
+        rows, k = len(w), w.shape[1]
+        order = rng.permutation(k).astype(np.int32) if shuffled else np.arange(k, dtype=np.int32)
+        values = codes.reshape(rows, -1)[:, :k]
+        scales = np.broadcast_to(scales.max(axis=1, keepdims=True), scales.shape).astype(np.float16)
+        return kernels.pack_codes(np.ascontiguousarray(values[:, order]), scales, None, "int8", order)
+
+    results = []
+    for shuffled in (False, True):
+        p = program(40)
+        x, out, last = (p.buffer(WIDTH) for _ in range(3))
+        p.embed(x, kernels.pack(network.x, "float32"))
+        inward, outward = ([packed(w, shuffled) for w in each] for each in (network.inward, network.outward))
+        p.experts(out, x, kernels.pack(network.router, "float32"), inward, outward, active=2, shared="added")
+        p.select_rows(last, out)
+        p.logits(last)
+        results.append([run(p, some_ids(rows)) for rows in (1, 40)])
+    for plain, shuffled in zip(*results, strict=True):  # spans of 128 hold all inputs, in whatever order
+        np.testing.assert_allclose(shuffled, plain, rtol=1e-4, atol=1e-5)
+
+
 def test_result_is_scaled_and_added() -> None:
     network, ids = Network(8, 2, shared="added"), some_ids(9)
     plain = run(network.program(9), ids)

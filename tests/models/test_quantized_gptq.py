@@ -128,6 +128,17 @@ def test_inputs_in_an_order_of_their_own(bits: int, symmetric: bool, group: int,
     assert_logits_equal_numpy(model)
 
 
+def test_each_expert_has_an_order_of_its_own(tmp_path: Path) -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True}
+    mixture = CONFIG | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 32} | experts
+    model = write_model(tmp_path, packer(act_order=True), options(desc_act=True, lm_head=True), mixture)
+    formats = checkpoint_of(model.folder).formats
+    orders = [form.order for name, form in formats.items() if ".expert_" in name]
+    assert len(orders) == 16
+    assert all(orders)
+    assert_logits_equal_numpy(model)
+
+
 def test_orders_that_differ_in_one_product_are_packed_anew(tmp_path: Path) -> None:
     model = write_model(tmp_path, packer(act_order=True, one_order=False), options(desc_act=True))
     formats = checkpoint_of(model.folder).formats

@@ -15,8 +15,9 @@ from dragoman.models.settings import PRECISIONS
 from dragoman.models.spec import DecoderSpec, Parameter, parameters
 from dragoman.models.tensors import ELEMENTS, Codes, Format, Tensor, TensorFiles, to_float32
 
-# The matrices that are multiplied one by one.
-_MAY_BE_ORDERED = ("qkv", "attention_out", "feed_forward_in", "feed_forward_out", "head")
+# The matrices whose products put their inputs in order.
+_NETWORKS = ("feed_forward", "expert", "shared_expert")
+_MAY_BE_ORDERED = {"qkv", "attention_out", "head", *(f"{name}_{half}" for name in _NETWORKS for half in ("in", "out"))}
 
 
 class Checkpoint:
@@ -47,7 +48,6 @@ class Checkpoint:
             return {}
         formats = {name: widest(found) for name, found in forms.items()}
         for parameter in parameters(self.spec):
-            # A row goes to all experts at once, its inputs in one order.
             if parameter.matrix and parameter.module not in _MAY_BE_ORDERED and formats[parameter.name].order:
                 formats[parameter.name] = Format("int8")
         return formats
