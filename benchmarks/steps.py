@@ -69,7 +69,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.threads:
         kernels.set_threads(options.threads)
-    settings = models.ModelSettings(precision=options.precision, kv_precision=options.kv_precision, kv_bytes=1 << 30)
+    settings = models.ModelSettings(
+        precision=options.precision, kv_precision=options.kv_precision, kv_bytes=1 << 30, weights_memory="copy"
+    )
     model = models.load(str(options.model), settings)
     for context in options.context:
         for rows in options.rows:

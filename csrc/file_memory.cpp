@@ -5,17 +5,10 @@
 #include <cstring>
 #include <new>
 
-#ifdef __linux__
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-
 namespace dragoman {
 namespace {
 
 constexpr std::size_t kHugePage = 2 << 20;
-constexpr int kPriority = 5;  // nice: a third of what a thread gets that computes
 
 std::uint8_t* aligned(void* address) {
   return reinterpret_cast<std::uint8_t*>((reinterpret_cast<std::uintptr_t>(address) + kHugePage - 1) / kHugePage * kHugePage);
@@ -61,7 +54,6 @@ bool FileMemory::settled() {
 
 void FileMemory::move() {
 #ifdef __linux__
-  setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kPriority);
   const std::size_t whole = size_ / kHugePage * kHugePage, bytes = whole + kHugePage;
   void* const region = reserve(bytes, PROT_READ | PROT_WRITE);
   if (region == MAP_FAILED) return;

@@ -21,8 +21,8 @@ class FileMemory {
   std::size_t size() const { return size_; }
 
   // Begins to copy the bytes into huge pages and to put these in place of the file's, one after the other, beneath
-  // readers that notice nothing: neither address nor bytes change. A thread of lower priority does it: what is computed
-  // meanwhile goes first. To be called once.
+  // readers that notice nothing: neither address nor bytes change. A thread does it, of no lower priority: steps take up to
+  // twice their time meanwhile, but with a lower one it lasted several times as long. To be called once.
   void settle();
 
   // Waits for the end of that. Whether everything moved but what is left of the last page; what did not stays mapped.
