@@ -12,7 +12,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 PYTHON_VERSION := $(shell $(or $(PYTHON),false) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 
 # The tests compare our models with PyTorch's. It is installed first, alone and in this one spelling: resolved together
-# with other packages, pip may choose a build that is gigabytes larger. `make test TORCH=` goes without those tests.
+# with other packages, pip may choose a build that is gigabytes larger. `make test TORCH=` goes without those tests, and
+# without the packages that would bring PyTorch along.
 TORCH ?= torch==2.13.0
 
 # Clients of servers that are gone, whose declared dependencies are older than those of other packages here. They work
@@ -86,7 +87,8 @@ $(TEST) $(DEV): $(VENV)/.extra-%: $(BUILT)
 	$(if $(TORCH),$(if $(filter test,$*),$(PIP) install $(TORCH)))
 	@$(BIN)/python -c 'import tomllib; \
 		extra = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$*"]; \
-		print(*(line for line in extra if not line.startswith("torch")), sep="\n")' > $(VENV)/$*.txt
+		left_out = ("torch",) if "$(TORCH)" else ("torch", "peft", "compressed-tensors"); \
+		print(*(line for line in extra if not line.startswith(left_out)), sep="\n")' > $(VENV)/$*.txt
 	$(PIP) install --requirement $(VENV)/$*.txt
 	$(if $(ALONE),$(if $(filter test,$*),$(PIP) install --no-deps $(ALONE)))
 	@touch $@

@@ -13,8 +13,10 @@ import openai
 import uvicorn
 from stub_house import QUICK, STUB, TOKENIZER, local_model
 
+from dragoman.core.errors import AdapterNotFound, ModelError
 from dragoman.core.events import EngineEvent, FinishReason, PromptEvent, TokenEvent, TokenLogprob
 from dragoman.core.request import EngineRequest
+from dragoman.models import AdapterInfo
 from dragoman.server.app import create_app
 from dragoman.server.metrics import Metrics
 from dragoman.server.serving import EngineServing
@@ -46,6 +48,13 @@ class ScriptedEngine:
     def __init__(self) -> None:
         self.texts: list[str] = [""]
         self.requests: list[EngineRequest] = []
+        self.adapters: dict[str, AdapterInfo] = {}
+
+    async def load_adapter(self, name: str, source: str) -> AdapterInfo:
+        raise ModelError(f"{source}: this engine has no adapters")
+
+    async def unload_adapter(self, name: str) -> None:
+        raise AdapterNotFound(f"there is no adapter {name}")
 
     def submit(self, request: EngineRequest) -> ScriptedEvents:
         self.requests.append(request)
