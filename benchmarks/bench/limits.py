@@ -14,8 +14,9 @@ import msgspec
 
 from dragoman.models import ModelDescription, ModelSettings, plan
 from dragoman.models.layout import plan_layout
+from dragoman.models.parameters import parameters
 from dragoman.models.settings import Precision
-from dragoman.models.spec import DecoderSpec, parameters
+from dragoman.models.spec import DecoderSpec
 
 MULTIPLIED_AS: dict[Precision, Precision] = {
     "float32": "float32",

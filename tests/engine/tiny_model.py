@@ -9,7 +9,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from dragoman.models.families import FAMILIES, find_family, read_spec
-from dragoman.models.spec import parameters
+from dragoman.models.parameters import parameters
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

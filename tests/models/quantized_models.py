@@ -16,8 +16,8 @@ from transformers_reference import assert_close, load_reference, reference_logit
 
 from dragoman import models
 from dragoman.models.model import Model
+from dragoman.models.parameters import parameters
 from dragoman.models.settings import AskedPrecision
-from dragoman.models.spec import parameters
 from dragoman.models.tensors import Format, to_float32
 
 torch = pytest.importorskip("torch")

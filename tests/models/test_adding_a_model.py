@@ -11,7 +11,7 @@ from small_models import VARIANTS, checkpoint_of, make_folder, prompt
 from transformers_reference import assert_close, load_reference, reference_logits
 
 from dragoman.models import families
-from dragoman.models.spec import parameters
+from dragoman.models.parameters import parameters
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding-a-model.md"
 

@@ -17,8 +17,8 @@ from small_models import VARIANTS, checkpoint_of, make_folder, make_models
 
 from dragoman.core.errors import ModelError
 from dragoman.models import describe
+from dragoman.models.parameters import parameters
 from dragoman.models.safetensors_file import choose_weight_files, read_header
-from dragoman.models.spec import parameters
 from dragoman.models.tensors import to_float32
 
 WEIGHTS = "model.safetensors"

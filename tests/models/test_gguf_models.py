@@ -18,8 +18,8 @@ from transformers_reference import assert_close, load_reference, reference_logit
 
 from dragoman import kernels
 from dragoman.models import describe, load
+from dragoman.models.parameters import parameters
 from dragoman.models.settings import ModelSettings
-from dragoman.models.spec import parameters
 from dragoman.models.tensors import Format
 
 Config = dict[str, Any]

@@ -13,7 +13,8 @@ from small_models import SCALED, VARIANTS
 
 from dragoman.core.errors import ModelError
 from dragoman.models.families import read_spec
-from dragoman.models.spec import DecoderSpec, parameters
+from dragoman.models.parameters import parameters
+from dragoman.models.spec import DecoderSpec
 
 Config = dict[str, Any]
 

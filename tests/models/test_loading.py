@@ -18,6 +18,7 @@ from dragoman.core.errors import ModelError
 from dragoman.models import ModelSettings, loading
 from dragoman.models.layout import packed_bytes
 from dragoman.models.memory import BLOCK_TOKENS
+from dragoman.models.parameters import parameter_count
 from dragoman.models.settings import PRECISIONS, Precision
 from dragoman.models.tensors import Format
 
@@ -62,7 +63,7 @@ def test_card_tells_what_other_rooms_need(folder: Path) -> None:
     assert (card.context_tokens, model.max_context) == (100, 100)
     assert (card.vocab_size, model.vocab_size) == (160, 160)
     assert (card.eos_token_ids, card.bos_token_id) == ((2,), 1)
-    assert card.parameter_count == model.config.parameter_count
+    assert card.parameter_count == parameter_count(model.config)
     assert card.weight_bytes == sum(getattr(w, "nbytes", 0) for w in model.weights.values())
     assert card.tokenizer_folder == str(folder)
     assert models.load(folder).card.name == folder.name

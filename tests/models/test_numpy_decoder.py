@@ -9,7 +9,7 @@ from numpy_decoder import NumpyDecoder
 from small_models import VARIANTS, Config, checkpoint_of, make_folder, prompt
 from transformers_reference import assert_close, load_reference, reference_logits
 
-from dragoman.models.spec import parameters
+from dragoman.models.parameters import parameters
 
 
 @pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)

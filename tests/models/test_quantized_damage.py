@@ -24,7 +24,7 @@ from test_quantized_gptq import options as gptq_options
 from test_quantized_gptq import packer as gptq_packer
 
 from dragoman.core.errors import ModelError
-from dragoman.models.spec import parameters
+from dragoman.models.parameters import parameters
 from dragoman.models.tensors import Format
 
 _GROUPS = args(num_bits=4, strategy="group", group_size=32, symmetric=False)

@@ -15,8 +15,8 @@ from transformers_reference import load_reference, reference_logits
 from dragoman import kernels, models
 from dragoman.models.families import read_spec
 from dragoman.models.model import Model
+from dragoman.models.parameters import parameters
 from dragoman.models.settings import Precision
-from dragoman.models.spec import parameters
 
 Array = NDArray[Any]
 

@@ -23,6 +23,7 @@ from dragoman.core.errors import DragomanError, ModelError
 from dragoman.core.request import ChatPrompt
 from dragoman.engine.batch import Batch
 from dragoman.models import ModelDescription, ModelSettings, load
+from dragoman.models.parameters import parameter_count
 from dragoman.text.chat_template import ChatTemplate
 from dragoman.text.tokenizer import Tokenizer
 
@@ -155,7 +156,7 @@ def _one_sequence(ids: list[int], blocks: NDArray[np.int32]) -> Batch:
 def _has_memory(described: ModelDescription) -> tuple[bool, str]:
     from dragoman.models.memory import available_memory
 
-    needed = 2 * _BYTES_PER_PARAMETER * described.spec.parameter_count
+    needed = 2 * _BYTES_PER_PARAMETER * parameter_count(described.spec)
     return needed < 0.8 * available_memory(), console.size(needed)
 
 

@@ -19,8 +19,8 @@ from dragoman.models.checkpoint import Checkpoint
 from dragoman.models.config import read_json
 from dragoman.models.families import FAMILIES
 from dragoman.models.layout import matrix_precision
+from dragoman.models.parameters import parameter_count, parameters
 from dragoman.models.source import find_weights, open_files
-from dragoman.models.spec import parameters
 from dragoman.text.chat_template import ChatTemplate
 from dragoman.text.tokenizer import Tokenizer
 from dragoman.text.tool_calls import reasoning_of, tool_calls_of
@@ -86,7 +86,7 @@ def _look_at_model(described: ModelDescription, settings: ModelSettings, found: 
     spec, left_out = described.spec, described.quantization.notes if described.quantization else ()
     found.chapters["model"] = {
         "architecture": spec.architecture,
-        "size": f"{console.count(spec.parameter_count)} parameters in {spec.layers} layers, {spec.width} wide",
+        "size": f"{console.count(parameter_count(spec))} parameters in {spec.layers} layers, {spec.width} wide",
         "attention": f"{spec.heads} heads of {spec.head_dim}, {spec.kv_heads} of keys and values",
         "positions": _positions(described),
         **({"encoder": f"inputs of {described.encoder.context_tokens:,} tokens"} if described.encoder else {}),

@@ -14,6 +14,7 @@ import msgspec
 
 from dragoman.cli import console
 from dragoman.core.errors import ModelError
+from dragoman.models.parameters import parameter_count
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, CachedRevisionInfo
@@ -288,7 +289,7 @@ def _served_as(folder: Path) -> dict[str, str]:
         return {"can be served": f"no: {error.message}"}
     spec = described.spec
     return {
-        "architecture": f"{spec.architecture}, {console.count(spec.parameter_count)} parameters",
+        "architecture": f"{spec.architecture}, {console.count(parameter_count(spec))} parameters",
         "context": f"{spec.context:,} tokens",
         "stored as": described.stored_as,
         "memory": f"{console.size(planned.total_bytes)} of {console.size(planned.available_bytes)} available",

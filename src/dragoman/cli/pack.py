@@ -11,7 +11,7 @@ from dragoman.cli.loading_bar import LoadingBar
 from dragoman.cli.settings import ModelChoice
 from dragoman.models import ModelSettings
 from dragoman.models.layout import matrix_precision
-from dragoman.models.spec import parameters
+from dragoman.models.parameters import parameters
 
 if TYPE_CHECKING:
     from dragoman.models.loading import PackedModel

@@ -8,6 +8,7 @@ from dragoman.cli import console
 from dragoman.cli.settings import MachineSettings, ModelChoice
 from dragoman.models import MemoryPlan, ModelDescription, ModelSettings, describe
 from dragoman.models import plan as plan_memory
+from dragoman.models.parameters import parameter_count
 from dragoman.models.settings import AskedPrecision
 
 MEASURE_S = 0.5
@@ -51,7 +52,7 @@ def print_plans(described: ModelDescription, plans: list[MemoryPlan], bandwidth:
     spec = described.spec
     out = console.output()
     out.print(
-        f"[bold]{described.source.name}[/]: {spec.architecture}, {console.count(spec.parameter_count)} parameters, "
+        f"[bold]{described.source.name}[/]: {spec.architecture}, {console.count(parameter_count(spec))} parameters, "
         f"context of {spec.context:,} tokens, stored as {described.stored_as}"
     )
     out.print(f"Memory: {console.size(plans[0].available_bytes)} available, read at {console.size(bandwidth)}/s\n")

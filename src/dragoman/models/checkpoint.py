@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from dragoman.core.errors import ModelError
 from dragoman.models.families import Family
+from dragoman.models.parameters import Parameter, parameters
 from dragoman.models.settings import PRECISIONS
-from dragoman.models.spec import DecoderSpec, Parameter, parameters
+from dragoman.models.spec import DecoderSpec
 from dragoman.models.tensors import ELEMENTS, Codes, Format, Tensor, TensorFiles, to_float32
 
 # The matrices whose products put their inputs in order.

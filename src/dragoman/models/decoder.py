@@ -13,8 +13,9 @@ import numpy as np
 
 from dragoman import kernels
 from dragoman.models.packing import Weights
+from dragoman.models.parameters import product_name
 from dragoman.models.positions import Float32, sinusoids
-from dragoman.models.spec import DecoderSpec, Experts, product_name
+from dragoman.models.spec import DecoderSpec, Experts
 from dragoman.models.tensors import nearest_bfloat16
 
 

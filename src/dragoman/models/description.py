@@ -16,12 +16,13 @@ from dragoman.models.checkpoint import Checkpoint, widest
 from dragoman.models.config import read_json, token_ids
 from dragoman.models.families import FAMILIES, read_spec
 from dragoman.models.gguf.opening import most_used_dtype, open_gguf, quantized_types
+from dragoman.models.parameters import parameters
 from dragoman.models.quantized import Scheme, find_scheme
 from dragoman.models.rope_config import with_scaling
 from dragoman.models.safetensors_file import read_header, stored_dtype
 from dragoman.models.settings import PRECISIONS, AskedPrecision, KVPrecision, Precision
 from dragoman.models.source import Source, find_source, find_weights, open_files
-from dragoman.models.spec import DecoderSpec, EncoderSpec, parameters
+from dragoman.models.spec import DecoderSpec, EncoderSpec
 from dragoman.models.tensors import Format
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dragoman import kernels
 from dragoman.models.decoder import Recorder
 from dragoman.models.packing import Weights
-from dragoman.models.spec import DecoderSpec, product_name
+from dragoman.models.parameters import product_name
+from dragoman.models.spec import DecoderSpec
 
 
 def build_encoder(

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dragoman.models.parameters import Parameter, parameters
 from dragoman.models.settings import Precision
-from dragoman.models.spec import DecoderSpec, Parameter, parameters
+from dragoman.models.spec import DecoderSpec
 from dragoman.models.tensors import Format
 
 _ALIGNMENT = 64  # a cache line: the kernels read whole ones

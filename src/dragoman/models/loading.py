@@ -23,6 +23,7 @@ from dragoman.models.memory import MemoryPlan, plan
 from dragoman.models.model import Model
 from dragoman.models.packed_cache import Packed, PackedCache, cache_key, default_cache_folder
 from dragoman.models.packing import Weights, entry_checksums, pack_checkpoint
+from dragoman.models.parameters import parameter_count
 from dragoman.models.progress import READING, Progress, nobody, part
 from dragoman.models.settings import ModelSettings
 from dragoman.models.source import find_source, find_weights, open_files
@@ -192,7 +193,7 @@ def _card(described: ModelDescription, planned: MemoryPlan, settings: ModelSetti
         hidden_size=described.spec.embedding_width,
         eos_token_ids=described.eos_token_ids,
         bos_token_id=described.bos_token_id,
-        parameter_count=described.spec.parameter_count,
+        parameter_count=parameter_count(described.spec),
         weight_bytes=planned.weight_bytes,
         fingerprint=fingerprint,
         tokenizer_folder=str(described.tokenizer_folder),

@@ -13,8 +13,9 @@ from msgspec import structs
 from dragoman.core.errors import ModelError
 from dragoman.models.description import ModelDescription
 from dragoman.models.layout import plan_layout
+from dragoman.models.parameters import Parameter
 from dragoman.models.settings import AskedPrecision, KVPrecision, ModelSettings, Precision
-from dragoman.models.spec import DecoderSpec, Parameter
+from dragoman.models.spec import DecoderSpec
 from dragoman.models.tensors import Format
 
 BLOCK_TOKENS = 32  # positions of one KV block

@@ -10,7 +10,8 @@ from dragoman.core.errors import ModelError
 from dragoman.models.adapters.config import ALL_LINEAR, AdapterConfig
 from dragoman.models.adapters.patterns import full_matches
 from dragoman.models.families import Family
-from dragoman.models.spec import DecoderSpec, Parameter, parameters, product_name
+from dragoman.models.parameters import Parameter, parameters, product_name
+from dragoman.models.spec import DecoderSpec
 
 _PLAIN_NAME = re.compile(r"[\w.-]+")
 _OTHER_PLACE = re.compile(r"\{(?!layer\})")

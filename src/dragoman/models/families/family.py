@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.models.config import Config
-from dragoman.models.spec import DecoderSpec, Parameter
+from dragoman.models.parameters import Parameter
+from dragoman.models.spec import DecoderSpec
 
 RowOrder = Callable[[DecoderSpec, Parameter], NDArray[np.intp] | None]
 """For a parameter, the stored row of each of its rows; None: they are stored in our order."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.models.spec import DecoderSpec, Parameter
+from dragoman.models.parameters import Parameter
+from dragoman.models.spec import DecoderSpec
 
 
 def grouped_rows(spec: DecoderSpec, parameter: Parameter) -> NDArray[np.intp] | None:

@@ -1,0 +1,169 @@
+"""The parameters of a decoder: the list of tensors that follows from its spec, each under its canonical name."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from dragoman.models.positions import RelativeBias
+from dragoman.models.spec import DecoderSpec, Experts, HeadNorm
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One tensor the program needs, under the canonical name of its module.
+
+    Attributes:
+        module: ``embedding``, ``qkv`` …: a key of a family's weight-name map. layer: None outside the layers.
+        shape: ``[outputs, inputs]`` of a matrix, ``[size]`` of a vector, ``[positions, width]`` of learned positions.
+        parts: how many rows each fused projection (query, key, value; gate, up) or head's norm gives; one entry if
+            nothing is fused.
+        matrix: multiplied, so packed for the kernels; otherwise kept as float32.
+        expert: whose it is, where a layer has several.
+    """
+
+    module: str
+    kind: Literal["weight", "bias"]
+    layer: int | None
+    shape: tuple[int, ...]
+    parts: tuple[int, ...]
+    matrix: bool
+    expert: int | None = None
+
+    @property
+    def name(self) -> str:
+        """``layers.3.qkv.weight``, ``layers.3.expert_in.7.weight``, ``final_norm.bias`` …: as in the packed cache."""
+        place = "" if self.layer is None else f"layers.{self.layer}."
+        module = self.module if self.expert is None else f"{self.module}.{self.expert}"
+        return f"{place}{module}.{self.kind}"
+
+
+def parameters(spec: DecoderSpec) -> tuple[Parameter, ...]:
+    """Every parameter of the decoder, in the order the program reads them."""
+    embedding = spec.embedding
+    found = [_matrix("embedding", None, (spec.vocab_size,), spec.embedding_width)]
+    if spec.encoder is not None:
+        found += [replace(p, module=f"encoder_{p.module}") for p in parameters(spec.encoder_stack)[1:]]
+    if embedding.norm:
+        found += _norm(spec, "embedding_norm", None, spec.embedding_width)
+    if embedding.width is not None:
+        found.append(_matrix("embedding_in", None, (spec.width,), embedding.width))
+    if embedding.positions and not embedding.sinusoidal:
+        rows = spec.context + embedding.positions_offset
+        found.append(Parameter("positions", "weight", None, (rows, spec.width), (rows,), False))
+    if spec.relative_bias is not None and not spec.relative_bias.by_layer:
+        found.append(_relative_bias(spec, spec.relative_bias, None))
+    for layer in range(spec.layers):
+        found += _layer_parameters(spec, layer)
+    if spec.output.norm:
+        found += _norm(spec, "final_norm", None)
+    if embedding.width is not None:
+        found.append(_matrix("embedding_out", None, (embedding.width,), spec.width))
+    if not spec.tied:
+        found.append(_matrix("head", None, (spec.vocab_size,), spec.embedding_width))
+    if spec.output.bias:
+        found.append(_vector("head", "bias", None, (spec.vocab_size,)))
+    return tuple(found)
+
+
+def parameter_count(spec: DecoderSpec) -> int:
+    """Numbers in all parameters, a tied table counted once."""
+    return sum(math.prod(parameter.shape) for parameter in parameters(spec))
+
+
+def _layer_parameters(spec: DecoderSpec, layer: int) -> list[Parameter]:
+    qkv = (spec.query_width, spec.kv_width, spec.kv_width)
+    before = spec.block.norms in ("before", "around")
+    after = spec.block.norms != "before"
+    found = _norm(spec, "attention_norm", layer) if before else []
+    found += _linear("qkv", layer, qkv, spec.width, spec.qkv_bias)
+    if spec.head_norm:
+        found += _head_norms(spec, spec.head_norm, layer)
+    if spec.relative_bias is not None and spec.relative_bias.by_layer:
+        found.append(_relative_bias(spec, spec.relative_bias, layer))
+    found += _linear("attention_out", layer, (spec.width,), spec.query_width, spec.attention_out_bias)
+    if after:
+        found += _norm(spec, "attention_out_norm", layer)
+    if spec.encoder is not None:
+        found += _cross_parameters(spec, layer)
+    if before and not spec.block.shared_norm:
+        found += _norm(spec, "feed_forward_norm", layer)
+    if experts := spec.routed(layer):
+        found += _expert_parameters(spec, experts, layer)
+    else:
+        found += _linear("feed_forward_in", layer, _inward(spec, spec.feed_forward), spec.width, spec.feed_forward_bias)
+        found += _linear("feed_forward_out", layer, (spec.width,), spec.feed_forward, spec.feed_forward_bias)
+    if after:
+        found += _norm(spec, "feed_forward_out_norm", layer)
+    return found
+
+
+def _expert_parameters(spec: DecoderSpec, experts: Experts, layer: int) -> list[Parameter]:
+    logits = (experts.count, 1) if experts.shared_gated else (experts.count,)
+    found = [_matrix("router", layer, logits, spec.width)]
+    for expert in range(experts.count):
+        found.append(_matrix("expert_in", layer, _inward(spec, experts.feed_forward), spec.width, expert))
+        found.append(_matrix("expert_out", layer, (spec.width,), experts.feed_forward, expert))
+    if experts.shared:
+        found.append(_matrix("shared_expert_in", layer, _inward(spec, experts.shared), spec.width))
+        found.append(_matrix("shared_expert_out", layer, (spec.width,), experts.shared))
+    return found
+
+
+def _inward(spec: DecoderSpec, feed_forward: int) -> tuple[int, ...]:
+    return (feed_forward, feed_forward) if spec.gated else (feed_forward,)
+
+
+def _cross_parameters(spec: DecoderSpec, layer: int) -> list[Parameter]:
+    """Of the branch that looks at the encoder's input. Keys and values are made once, behind the encoder."""
+    found = _norm(spec, "cross_norm", layer) if spec.block.norms in ("before", "around") else []
+    found += _linear("cross_query", layer, (spec.query_width,), spec.width, spec.qkv_bias)
+    found += _linear("cross_key_value", layer, (spec.kv_width, spec.kv_width), spec.width, spec.qkv_bias)
+    found += _linear("cross_out", layer, (spec.width,), spec.query_width, spec.attention_out_bias)
+    if spec.block.norms != "before":
+        found += _norm(spec, "cross_out_norm", layer)
+    return found
+
+
+def _relative_bias(spec: DecoderSpec, bias: RelativeBias, layer: int | None) -> Parameter:
+    return Parameter("relative_bias", "weight", layer, (bias.buckets, spec.heads), (bias.buckets,), False)
+
+
+def _head_norms(spec: DecoderSpec, norm: HeadNorm, layer: int) -> list[Parameter]:
+    kinds: tuple[Literal["weight", "bias"], ...] = ("weight", "bias") if norm.bias else ("weight",)
+    heads = {"query_norm": spec.heads, "key_norm": spec.kv_heads}
+    found = []
+    for module, count in heads.items():
+        parts = {"head": (spec.head_dim,), "own": (spec.head_dim,) * count, "all": (count * spec.head_dim,)}[norm.over]
+        found += [_vector(module, kind, layer, parts) for kind in kinds]
+    return found
+
+
+def _linear(module: str, layer: int, parts: tuple[int, ...], inputs: int, bias: bool) -> list[Parameter]:
+    found = [_matrix(module, layer, parts, inputs)]
+    if bias:
+        found.append(_vector(module, "bias", layer, parts))
+    return found
+
+
+def _norm(spec: DecoderSpec, module: str, layer: int | None, width: int | None = None) -> list[Parameter]:
+    found = [_vector(module, "weight", layer, (width or spec.width,))] if spec.norm_weight else []
+    if spec.norm_bias:
+        found.append(_vector(module, "bias", layer, (width or spec.width,)))
+    return found
+
+
+def _matrix(
+    module: str, layer: int | None, parts: tuple[int, ...], inputs: int, expert: int | None = None
+) -> Parameter:
+    return Parameter(module, "weight", layer, (sum(parts), inputs), parts, True, expert)
+
+
+def _vector(module: str, kind: Literal["weight", "bias"], layer: int | None, parts: tuple[int, ...]) -> Parameter:
+    return Parameter(module, kind, layer, (sum(parts),), parts, False)
+
+
+def product_name(module: str, layer: int | None) -> str:
+    """What adapters call the product with a module's matrix: ``layers.3.qkv``, ``head``."""
+    return module if layer is None else f"layers.{layer}.{module}"
