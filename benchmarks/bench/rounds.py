@@ -68,7 +68,8 @@ class Rounds:
         for options, rows in _by_options(_fitting(case)):
             if self._late(len(rows)):
                 continue
-            with started(self._ours, case.model, precision, (*context, *options)) as server:
+            # Weights that are still moved into huge pages would take bandwidth from the first rows.
+            with started(self._ours, case.model, precision, (*context, "--weights-memory", "copy", *options)) as server:
                 servers = [server, *self._others]
                 for each in servers:
                     asyncio.run(each.load.run([_prompts(case.model, "warm", number).make(64)], 8, 1))
