@@ -358,14 +358,14 @@ def test_every_text_follows_the_grammar(kind: str) -> None:
 )
 def test_what_does_not_go_together(fields: dict[str, Any], param: str | None) -> None:
     with pytest.raises(BadRequest) as error:
-        admission.check(ask(3, **fields), stub())
+        admission.check(ask(3, **fields), stub(), 64)
     assert error.value.param == param
 
 
 @pytest.mark.parametrize(("num_beams", "n"), [(0, 1), (32, 1), (3, 4)])
 def test_how_many(num_beams: int, n: int) -> None:
     with pytest.raises(BadRequest, match="beams"):
-        admission.check(ask(num_beams, n), stub())
+        admission.check(ask(num_beams, n), stub(), 64)
 
 
 # Memory ---------------------------------------------------------------------------------------------------------------

@@ -221,4 +221,4 @@ def test_processed_log_probabilities_are_of_what_the_token_was_drawn_from() -> N
 def test_the_engine_refuses_what_would_break_a_step(bad: dict[str, Any]) -> None:
     request = EngineRequest(request_id="r", prompt=(1,), seeds=(0,), max_tokens=5, sampling=SamplingParams(**bad))
     with pytest.raises(BadRequest):
-        admission.check(request, StubRunner())
+        admission.check(request, StubRunner(), 64)

@@ -70,7 +70,10 @@ class Checkpoint:
         if parameter.matrix:
             return value
         value = to_float32(value).reshape(parameter.shape)
-        return value + np.float32(self._family.norm_offset) if _is_norm_weight(parameter) else value
+        if not (_is_norm_weight(parameter) and self._family.norm_offset):
+            return value
+        with np.errstate(invalid="ignore"):  # a file may hold any bits, and what is no number stays none
+            return value + np.float32(self._family.norm_offset)
 
     def codes(self, parameter: Parameter, form: Format) -> Codes | None:
         """A matrix in the numbers of ``form``, its parts stacked, where all of them have these; else None."""
