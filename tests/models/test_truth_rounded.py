@@ -74,7 +74,7 @@ def test_rounded_model_equals_numpy_on_the_same_rounded_weights(
 
     A short prompt rounds some ten thousand numbers, and one in 10⁵ falls that close: most prompts meet no such case and
     must agree to 10⁻⁵ of the largest logit, the others to 5 % (one step moves a logit of these models by 1 to 4 %), and
-    one in ten, which may meet two such cases, to 10 %. A wrong scale, rounding or group moves every prompt.
+    one in ten, which may meet two such cases, to 6 %. A wrong scale, rounding or group moves every prompt.
     In a mixture one step may also decide which of two experts is chosen: in one prompt of ten, it may do anything.
     """
     model = loaded(make_folder(tmp_path, config, "BF16"), precision)
@@ -93,7 +93,7 @@ def test_rounded_model_equals_numpy_on_the_same_rounded_weights(
         errors.append(np.abs(run_rows(model, ids) - expected).max() / np.abs(expected).max())
     assert np.median(errors) <= 1e-5
     assert np.quantile(errors, 0.9) <= 5e-2
-    assert max(errors) <= 1e-1 or model.config.experts is not None
+    assert max(errors) <= 6e-2 or model.config.experts is not None
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
