@@ -5,8 +5,6 @@ Nothing is loaded: files are read as the server reads them, so that what cannot 
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,8 +16,8 @@ from dragoman.models import MemoryPlan, ModelDescription, ModelSettings, describ
 from dragoman.models.checkpoint import Checkpoint
 from dragoman.models.config import read_json
 from dragoman.models.families import FAMILIES
-from dragoman.models.layout import matrix_precision
-from dragoman.models.parameters import parameter_count, parameters
+from dragoman.models.layout import format_shares, plan_layout
+from dragoman.models.parameters import parameter_count
 from dragoman.models.source import find_weights, open_files
 from dragoman.text.chat_template import ChatTemplate
 from dragoman.text.tokenizer import Tokenizer
@@ -212,14 +210,8 @@ def _ends(described: ModelDescription, tokenizer: Tokenizer) -> dict[int, list[s
 
 def _shares(checkpoint: Checkpoint, planned: MemoryPlan) -> str:
     """How much of the matrices is packed in which format."""
-    counted: Counter[str] = Counter()
-    for parameter in parameters(checkpoint.spec):
-        if parameter.matrix:
-            form = planned.formats.get(parameter.name)
-            name = form.precision if form else matrix_precision(parameter, planned.precision)
-            counted[name] += math.prod(parameter.shape)
-    total = counted.total()
-    return ", ".join(f"{name} {count / total:.0%}" for name, count in counted.most_common())
+    shares = format_shares(plan_layout(checkpoint.spec, planned.precision, planned.formats))
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
 
 
 def _positions(described: ModelDescription) -> str:

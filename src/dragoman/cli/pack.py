@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from dragoman.cli import console
 from dragoman.cli.loading_bar import LoadingBar
 from dragoman.cli.settings import ModelChoice
 from dragoman.models import ModelSettings
-from dragoman.models.layout import matrix_precision
-from dragoman.models.parameters import parameters
+from dragoman.models.layout import format_shares, plan_layout
 
 if TYPE_CHECKING:
     from dragoman.models.loading import PackedModel
@@ -33,23 +31,10 @@ def pack(choice: ModelChoice, settings: ModelSettings) -> None:
     _tell(packed, time.monotonic() - started)
 
 
-def formats_of(packed: PackedModel) -> Counter[str]:
-    """How many numbers are packed in each format."""
-    counted: Counter[str] = Counter()
-    for parameter in parameters(packed.described.spec):
-        if parameter.matrix:
-            given = packed.planned.formats.get(parameter.name)
-            own = matrix_precision(parameter, packed.planned.precision)
-            name = own if given is None else f"{given.precision} with minimums" if given.minimum else given.precision
-            counted[name] += parameter.shape[0] * parameter.shape[1]
-    return counted
-
-
 def _tell(packed: PackedModel, seconds: float) -> None:
     described, planned = packed.described, packed.planned
-    counted = formats_of(packed)
-    total = counted.total()
-    shares = ", ".join(f"{name} {count / total:.0%}" for name, count in counted.most_common())
+    formats = format_shares(plan_layout(described.spec, planned.precision, planned.formats))
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in formats.items())
     out = console.output()
     out.print(
         f"{described.source.name}: {described.spec.architecture} at {planned.precision} ({shares} of the numbers), "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -86,6 +87,16 @@ def plan_layout(spec: DecoderSpec, precision: Precision, formats: Mapping[str, F
             entries.append(Entry(parameter, None, offset, 4 * math.prod(parameter.shape)))
         offset += _aligned(entries[-1].nbytes)
     return Layout(tuple(entries), offset)
+
+
+def format_shares(layout: Layout) -> dict[str, float]:
+    """By the name of its format, how much of the numbers in matrices is packed so; the most first."""
+    counted: Counter[str] = Counter()
+    for entry in layout.entries:
+        if entry.form is not None:
+            name = f"{entry.form.precision} with minimums" if entry.form.minimum else entry.form.precision
+            counted[name] += math.prod(entry.parameter.shape)
+    return {name: count / counted.total() for name, count in counted.most_common()}
 
 
 def _aligned(nbytes: int) -> int:
