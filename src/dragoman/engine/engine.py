@@ -152,11 +152,12 @@ class Engine:
             sources, targets = np.array(schedule.copies, np.int32).T.copy()
             self.runner.copy_blocks(sources, targets)
         if schedule.encodes:
-            self.runner.encode(build_encoder_batch(schedule.encodes, self.scheduler.encoder_tables))
+            self.runner.encode(build_encoder_batch(schedule.encodes, self.scheduler.tables.encoder_blocks))
             for sequence in schedule.encodes:
                 self.scheduler.inputs.encoded(sequence)
         if schedule.decodes or schedule.chunks:
-            logits = self.runner.run(build_batch(schedule, self.scheduler.tables, self.scheduler.encoder_tables))
+            tables = self.scheduler.tables
+            logits = self.runner.run(build_batch(schedule, tables.blocks, tables.encoder_blocks))
             self._postprocess(schedule, logits)
             self._steps += 1
         self._busy_s += time.perf_counter() - started
@@ -222,7 +223,7 @@ class Engine:
                 )
             )
             if finish is None and sequence.draft[place : place + 1] == [token_id]:
-                self.scheduler.computed(sequence, 1)
+                self.scheduler.tables.computed(sequence, 1)
                 going_on.append(sequence)
                 their_rows.append(rows[index] + 1)
                 continue
@@ -237,12 +238,12 @@ class Engine:
         """Note what has been computed. Returns who draws a token now, and from which row of the logits."""
         drawing, rows, row = list(schedule.decodes), [], 0
         for sequence in schedule.decodes:
-            self.scheduler.computed(sequence, 1)
+            self.scheduler.tables.computed(sequence, 1)
             rows.append(row)
             row += 1 + len(sequence.draft)
         for chunk in schedule.chunks:
             self._add_prompt_logprobs(chunk, logits, row)
-            self.scheduler.computed(chunk.sequence, chunk.length)
+            self.scheduler.tables.computed(chunk.sequence, chunk.length)
             row += chunk.logit_rows
             if chunk.is_last:
                 drawing.append(chunk.sequence)

@@ -20,8 +20,9 @@ def check_integrity(scheduler: Scheduler) -> None:
         assert sequences == sorted(sequences, key=attrgetter("order")), f"{status.name} is out of order"
         assert all(s.status is status for s in sequences), f"a sequence in {status.name} is not"
     assert len(scheduler.running) <= scheduler.capacity, "more sequences run than have rows"
-    slots = [s.slot for s in scheduler.running]
-    assert sorted(slots + scheduler.free_slots) == list(range(scheduler.capacity)), "a table row has two owners or none"
+    tables = scheduler.tables
+    rows = [s.slot for s in scheduler.running] + tables.free_rows
+    assert sorted(rows) == list(range(scheduler.capacity)), "a table row has two owners or none"
     groups = scheduler.groups.values()
     assert scheduler.unfinished == sum(len(group.unfinished) for group in groups), "sequences are lost"
     listed = {id(s) for s in scheduler.running} | {id(s) for s in scheduler.waiting}
@@ -29,9 +30,9 @@ def check_integrity(scheduler: Scheduler) -> None:
         group.check_integrity(listed)
     computing: Counter[bytes] = Counter()
     for s in scheduler.running:
-        row = scheduler.tables[s.slot]
+        row = tables.blocks[s.slot]
         assert row.tolist() == s.blocks + [-1] * (len(row) - len(s.blocks)), "a table row differs from its blocks"
-        row = scheduler.encoder_tables[s.slot]
+        row = tables.encoder_blocks[s.slot]
         assert row.tolist() == s.encoder_blocks + [-1] * (len(row) - len(s.encoder_blocks)), "of its encoder too"
         assert s.encoded is (s.group.encoder is not None), "a sequence runs whose encoder's input is not encoded"
         assert s.blocks[: s.first_block] == [NOT_HELD] * s.first_block, "a block is held behind the window"
@@ -41,4 +42,4 @@ def check_integrity(scheduler: Scheduler) -> None:
         assert len(s.blocks) - s.first_block <= most, "more blocks are held than a window needs"
         assert s.computed <= len(s.blocks) * scheduler.cache.block_size, "computed beyond its blocks"
         computing.update(s.hashes[s.computed // scheduler.cache.block_size :])
-    assert computing == scheduler.computing, "blocks are waited for that nobody computes"
+    assert computing == tables.computing, "blocks are waited for that nobody computes"

@@ -1,4 +1,6 @@
-"""Who runs in the next step, and in which blocks. No I/O, no clock: state in, decision out.
+"""Who runs in the next step. No I/O, no clock: state in, decision out.
+
+What a sequence has in memory is kept by ``block_tables``; here is decided who has any.
 
 Policy, in order of priority and then arrival:
 
@@ -30,17 +32,14 @@ are the first to make some.
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter
 from operator import attrgetter
-
-import numpy as np
 
 from dragoman.core.errors import Overloaded
 from dragoman.core.events import BeamStep
-from dragoman.engine.batch import Int32
+from dragoman.engine.block_tables import BlockTables
 from dragoman.engine.encoder import EncoderInputs
 from dragoman.engine.integrity import check_integrity
-from dragoman.engine.kv_cache import NOT_HELD, KVCache, block_hash
+from dragoman.engine.kv_cache import KVCache
 from dragoman.engine.runner import Runner
 from dragoman.engine.schedule import Chunk, Schedule
 from dragoman.engine.sequence import Sequence, SequenceGroup, Status
@@ -78,14 +77,16 @@ class Scheduler:
         self.accepted_tokens = 0
         self.window = Window(runner.window, self.step_tokens, runner.block_size)
         self.max_length = self.window.longest(runner.max_context, runner.num_blocks)
-        width = self.cache.blocks_for(self.max_length + 1)
-        self.tables: Int32 = np.full((self.capacity, width), -1, np.int32)
-        encoder_width = min(self.cache.blocks_for(runner.encoder_context), runner.num_blocks)
-        self.encoder_tables: Int32 = np.full((self.capacity, encoder_width), -1, np.int32)
-        self.free_slots = list(range(self.capacity - 1, -1, -1))
-        self._copies: list[tuple[int, int]] = []
-        self.computing: Counter[bytes] = Counter()
-        self.inputs = EncoderInputs(self.cache, shared=self.settings.prefix_cache)
+        self.inputs = EncoderInputs(self.cache, shared=settings.prefix_cache)
+        self.tables = BlockTables(
+            self.cache,
+            self.inputs,
+            self.window,
+            rows=self.capacity,
+            width=self.cache.blocks_for(self.max_length + 1),
+            encoder_width=min(self.cache.blocks_for(runner.encoder_context), runner.num_blocks),
+            prefix_cache=settings.prefix_cache,
+        )
 
     # Coming and going ------------------------------------------------------------------------------------------------
 
@@ -137,12 +138,11 @@ class Scheduler:
     # The decision ----------------------------------------------------------------------------------------------------
 
     def schedule(self) -> Schedule:
-        """Decide the next step. Afterwards the caller runs it and reports with ``computed``."""
+        """Decide the next step. Afterwards the caller runs it and reports with ``tables.computed``."""
         if self.waiting:
             self._admit()
         self._grow()
         schedule = self._select()
-        self._copies = []
         self.inputs.begin_step()
         return schedule
 
@@ -154,14 +154,15 @@ class Scheduler:
         index = 0
         while index < len(self.waiting) and (budget >= SMALLEST_SHARE or not prefills):
             sequence = self.waiting[index]
-            if self._must_wait(sequence):
+            if self.tables.must_wait(sequence):
                 index += 1
                 continue
             to_encode = self.inputs.tokens_to_encode(sequence)
             if (to_encode > budget and prefills) or not self._make_room(sequence):
                 break
             self.waiting.pop(index)
-            self._start(sequence)
+            self.tables.place(sequence)
+            self._run(sequence)
             prefills.append(sequence.remaining)
             budget = max(0, budget - to_encode)
             budget -= min(sequence.remaining, budget // 2)
@@ -170,19 +171,6 @@ class Scheduler:
         """Prompt tokens that a step computes beside so many decode rows."""
         budget = self.step_tokens - decodes
         return min(budget, self.settings.mixed_prefill_tokens) if decodes else budget
-
-    def _must_wait(self, sequence: Sequence) -> bool:
-        """Whether another sequence is computing the block that this one could share next."""
-        if self.inputs.must_wait(sequence):
-            return True
-        if not self.computing or sequence.group.wants_prompt_logprobs:
-            return False
-        if sequence.waits_for is not None and sequence.waits_for in self.computing:
-            return True
-        hashes = self._shareable_hashes(sequence)
-        known = len(self.cache.match_window(hashes, self.window))
-        sequence.waits_for = hashes[known] if known < len(hashes) and hashes[known] in self.computing else None
-        return sequence.waits_for is not None
 
     def _make_room(self, sequence: Sequence) -> bool:
         while len(self.running) >= self.capacity or not self._fits(sequence):
@@ -202,71 +190,19 @@ class Scheduler:
         return None
 
     def _fits(self, sequence: Sequence) -> bool:
-        """Memory for all its tokens, or a window of them, and one block more for each running sequence, lest it be
-        preempted at once."""
-        cached = self.cache.match_window(self._shareable_hashes(sequence), self.window)
-        first = self.window.first_block(len(cached) * self.cache.block_size)
-        new = self.window.end_block(len(sequence.token_ids), first) - len(cached)
-        needed = new + self.cache.ownerless(cached)
-        needed += self.inputs.blocks_needed(sequence)
-        return needed + len(self.running) <= self.cache.available
-
-    def _shareable_hashes(self, sequence: Sequence) -> list[bytes]:
-        """Names of the leading full blocks that may come from the cache. The last token is always computed."""
-        if not self.settings.prefix_cache:
-            return []
-        tokens = min(len(sequence.token_ids) - 1, sequence.group.cacheable_tokens)
-        count = tokens // self.cache.block_size
-        self._extend_hashes(sequence, count)
-        return sequence.hashes[:count]
-
-    def _extend_hashes(self, sequence: Sequence, count: int) -> None:
-        hashes, size = sequence.hashes, self.cache.block_size
-        while len(hashes) < count:
-            start = len(hashes) * size
-            parent = hashes[-1] if hashes else sequence.salt
-            hashes.append(block_hash(parent, sequence.token_ids[start : start + size]))
-
-    def _start(self, sequence: Sequence) -> None:
-        """Give the sequence a row, the cached blocks of its prefix, and new blocks for the rest of its tokens."""
-        cached = self.cache.match_window(self._shareable_hashes(sequence), self.window)
-        self.cache.share(cached)
-        self.inputs.start(sequence)
-        sequence.first_block = self.window.first_block(len(cached) * self.cache.block_size)
-        new = self.window.end_block(len(sequence.token_ids), sequence.first_block) - len(cached)
-        sequence.blocks = cached + [self.cache.allocate() for _ in range(new)]
-        sequence.computed = len(cached) * self.cache.block_size
-        if sequence.group.cached_tokens is None:
-            sequence.group.cached_tokens = sequence.cached_prompt_tokens
-        if self.settings.prefix_cache:
-            self._extend_hashes(sequence, len(sequence.token_ids) // self.cache.block_size)
-            self.computing.update(sequence.hashes[len(cached) :])
-        self._run(sequence)
+        """Memory for it, and one block more for each running sequence, lest it be preempted at once."""
+        return self.tables.blocks_needed(sequence) + len(self.running) <= self.cache.available
 
     def _run(self, sequence: Sequence) -> None:
+        """Its blocks are chosen, and a row is free."""
+        self.tables.enter(sequence)
         sequence.status = Status.RUNNING
-        sequence.waits_for = None
-        sequence.slot = self.free_slots.pop()
-        self.tables[sequence.slot, : len(sequence.blocks)] = sequence.blocks
-        self.encoder_tables[sequence.slot, : len(sequence.encoder_blocks)] = sequence.encoder_blocks
         insort(self.running, sequence, key=_by_order)
 
     def _stop(self, sequence: Sequence) -> None:
         """Take back everything a running sequence has."""
         self.running.remove(sequence)
-        self._no_longer_computing(sequence.hashes[sequence.computed // self.cache.block_size :])
-        self.cache.release(sequence.blocks)
-        self.cache.release(sequence.encoder_blocks)
-        self.tables[sequence.slot, : len(sequence.blocks)] = -1
-        self.encoder_tables[sequence.slot, : len(sequence.encoder_blocks)] = -1
-        self.free_slots.append(sequence.slot)
-        sequence.blocks = []
-        sequence.first_block = 0
-        sequence.encoder_blocks = []
-        sequence.encoded = False
-        sequence.computed = 0
-        sequence.slot = -1
-        sequence.shares_last_block = False
+        self.tables.leave(sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
         self.preemptions += 1
@@ -278,68 +214,36 @@ class Scheduler:
         else:
             self._wait(sequence)
 
-    def _no_longer_computing(self, hashes: list[bytes]) -> None:
-        for name in hashes:
-            self.computing[name] -= 1
-            if not self.computing[name]:
-                del self.computing[name]
-
     def _grow(self) -> None:
         if self.window.positions:
             for sequence in self.running:
-                self._slide(sequence)
+                self.tables.slide(sequence)
         index = 0
         while index < len(self.running):
             sequence = self.running[index]
-            while sequence.remaining and sequence.status is Status.RUNNING and self._needs_block(sequence):
+            while sequence.remaining and sequence.status is Status.RUNNING and self.tables.needs_block(sequence):
                 self._give_block(sequence)
             index += 1
 
-    def _slide(self, sequence: Sequence) -> None:
-        """Give back the blocks that the next token does not see."""
-        first = self.window.first_block(sequence.computed)
-        if first <= sequence.first_block:
-            return
-        unseen = slice(sequence.first_block, first)
-        self.cache.release(sequence.blocks[unseen])
-        sequence.blocks[unseen] = [NOT_HELD] * (first - sequence.first_block)
-        self.tables[sequence.slot, unseen] = NOT_HELD
-        sequence.first_block = first
-
-    def _needs_block(self, sequence: Sequence) -> bool:
-        if sequence.shares_last_block:
-            return True
-        if not self.window.positions:  # it began with all but those of its output
-            return sequence.computed == len(sequence.blocks) * self.cache.block_size
-        return len(sequence.blocks) < self.window.end_block(len(sequence.token_ids), sequence.first_block)
-
     def _give_block(self, sequence: Sequence) -> None:
         """A block of its own to write the next token into; the last in order pay for it, itself included."""
-        is_copy = sequence.shares_last_block and sequence.computed < len(sequence.blocks) * self.cache.block_size
-        if is_copy and self.cache.owners(sequence.blocks[-1]) == 1:
-            sequence.shares_last_block = False
+        if self.tables.keeps_last_block(sequence):
             return
         while not self.cache.available:
             victim = self.running[-1]
             self._preempt(victim)
             if victim is sequence:
                 return
-        block = self.cache.allocate()
-        if is_copy:
-            shared = sequence.blocks.pop()
-            self._copies.append((shared, block))
-            self.cache.release([shared])
-        sequence.shares_last_block = False
-        self.tables[sequence.slot, len(sequence.blocks)] = block
-        sequence.blocks.append(block)
+        self.tables.add_block(sequence)
 
     def _select(self) -> Schedule:
         # Neighbours that run with one adapter read its weights once. Without any the order stays as it is.
         decodes = sorted([s for s in self.running if s.remaining == 1], key=attrgetter("adapter_slot"))
         encodes = self.inputs.to_encode()
+        copies = self.tables.take_copies()
         if len(decodes) == len(self.running):
             self._draft(decodes)
-            return Schedule(decodes, [], self._copies, encodes)
+            return Schedule(decodes, [], copies, encodes)
         prefills = [s for s in self.running if s.remaining > 1]
         budget = self._prompt_budget(len(decodes)) - sum(len(s.group.request.encoder_input) for s in encodes)
         wanted = sum(s.remaining for s in prefills)
@@ -354,7 +258,7 @@ class Scheduler:
             budget -= chunk.length
             logit_rows -= max(0, chunk.logit_rows - 1)
             chunks.append(chunk)
-        return Schedule(decodes, chunks, self._copies, encodes)
+        return Schedule(decodes, chunks, copies, encodes)
 
     def _draft(self, sequences: list[Sequence]) -> None:
         """Fill the step with drafts, in fair parts.
@@ -387,19 +291,6 @@ class Scheduler:
 
     # What became of it -----------------------------------------------------------------------------------------------
 
-    def computed(self, sequence: Sequence, num_tokens: int) -> None:
-        """``num_tokens`` more tokens are in the sequence's blocks. Blocks that are full now can be shared."""
-        size = self.cache.block_size
-        before, after = sequence.computed // size, (sequence.computed + num_tokens) // size
-        sequence.computed += num_tokens
-        if after == before or not self.settings.prefix_cache:
-            return
-        announced = len(sequence.hashes)
-        self._extend_hashes(sequence, after)
-        for index in range(before, after):
-            self.cache.name(sequence.blocks[index], sequence.hashes[index])
-        self._no_longer_computing(sequence.hashes[before : min(after, announced)])
-
     def verified(self, sequence: Sequence, accepted: int) -> None:
         """The first ``accepted`` tokens of the sequence's draft came true. The others are written over."""
         assert sequence.lookup is not None
@@ -417,25 +308,14 @@ class Scheduler:
         for sequence in leader.group.sequences:
             if sequence.status is not Status.HELD:
                 continue
-            if not self.free_slots:
+            if not self.tables.free_rows:
                 self._wait(sequence)
                 continue
-            self._share_blocks(leader, sequence)
+            self.tables.share(leader, sequence)
             sequence.hashes = list(leader.hashes)
             self._run(sequence)
             forks.append(sequence)
         return forks
-
-    def _share_blocks(self, parent: Sequence, sequence: Sequence) -> None:
-        """Have a sequence that does not run stand where its parent stands."""
-        self.cache.share(parent.blocks)
-        self.cache.share(parent.encoder_blocks)
-        sequence.blocks = list(parent.blocks)
-        sequence.first_block = parent.first_block
-        sequence.encoder_blocks = list(parent.encoder_blocks)
-        sequence.encoded = parent.encoded
-        sequence.computed = parent.computed
-        sequence.shares_last_block = parent.shares_last_block = True
 
     def branch(self, group: SequenceGroup, step: BeamStep) -> None:
         """Bring the sequences of a beam search behind a step of it: each text that goes on gets one.
@@ -470,9 +350,9 @@ class Scheduler:
     def _fork_beam(self, parent: Sequence, sequence: Sequence) -> None:
         """Stays held where the parent is not in memory, or there is no row."""
         sequence.become(parent)
-        if parent.status is not Status.RUNNING or not self.free_slots:
+        if parent.status is not Status.RUNNING or not self.tables.free_rows:
             return
-        self._share_blocks(parent, sequence)
+        self.tables.share(parent, sequence)
         self._run(sequence)
 
     def check_integrity(self) -> None:
