@@ -20,6 +20,7 @@ from dragoman.server.keys import Keyring, hashed
 DIALECTS = (toy("north"), toy("south", field="words"))
 AUTO = msgspec.structs.replace(QUICK, dialect="auto")
 KEY = "a-key-of-enough-characters"
+IN_PAGE = f"openai-insecure-api-key.{KEY}"
 
 
 @pytest.fixture(scope="module")
@@ -153,11 +154,44 @@ def test_what_runs_is_answered_before_the_server_ends() -> None:
             assert closed.value.rcvd.code == 1012
 
 
-def test_a_key_is_asked_for_before_the_socket_opens() -> None:
+@pytest.fixture(scope="module")
+def locked() -> Iterator[RunningServer]:
     with running_server(AUTO, dialects=DIALECTS, keys=Keyring([hashed(KEY, "ann")])) as server:
-        with pytest.raises(InvalidStatus) as refused:
-            opened(server, "/north-talk")
-        assert refused.value.response.status_code == 401
-        assert json.loads(refused.value.response.body or b"") == {"north": "Unauthorized"}
-        with opened(server, "/north-talk", additional_headers={"authorization": f"Bearer {KEY}"}) as socket:
+        yield server
+
+
+def test_a_key_is_asked_for_before_the_socket_opens(locked: RunningServer) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        opened(locked, "/north-talk")
+    assert refused.value.response.status_code == 401
+    assert json.loads(refused.value.response.body or b"") == {"north": "Unauthorized"}
+    with opened(locked, "/north-talk", additional_headers={"authorization": f"Bearer {KEY}"}) as socket:
+        assert answer_to(socket, "Once")
+
+
+def test_a_pages_key_is_a_subprotocol_that_is_not_sent_back(
+    locked: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "dragoman")
+    for offered in (["page", IN_PAGE], [IN_PAGE, "page", "more"]):
+        with opened(locked, "/north-talk", subprotocols=offered) as socket:
+            assert socket.subprotocol == "page"
+            assert KEY not in str(socket.response.headers)
             assert answer_to(socket, "Once")
+    with opened(locked, "/north-talk", subprotocols=[IN_PAGE]) as socket:
+        assert socket.subprotocol is None
+    assert KEY not in caplog.text
+
+
+@pytest.mark.parametrize("offered", ["page", KEY, "openai-insecure-api-key.", IN_PAGE + "x"])
+def test_other_subprotocols_let_nobody_in(locked: RunningServer, offered: str) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        opened(locked, "/north-talk", subprotocols=["page", offered])
+    assert refused.value.response.status_code == 401
+
+
+def test_a_page_with_a_key_reaches_a_server_that_asks_for_none(server: RunningServer) -> None:
+    with opened(server, "/north-talk", subprotocols=["page", IN_PAGE]) as socket:
+        assert socket.subprotocol == "page"
+    with opened(server, "/north-talk", subprotocols=["page"]) as socket:
+        assert socket.subprotocol is None

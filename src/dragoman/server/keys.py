@@ -32,6 +32,10 @@ SCOPES: tuple[Scope, ...] = ("infer", "admin")
 PREFIX = "dgm-"
 """Of keys made here: so that scanners of source code find one that was left lying about."""
 
+KEY_PROTOCOL = "openai-insecure-api-key."
+"""Begins the subprotocol that holds a page's key for a WebSocket: scripts in browsers can set no header of a handshake.
+The name is OpenAI's."""
+
 MIN_CHARS = 16
 """Of a key that an operator thought of. Shorter ones can be guessed."""
 
@@ -103,12 +107,14 @@ class Keyring:
         """Whether the operation needs no key."""
         return operation.probe or (operation.open and not self._protect_all)
 
-    def holder(self, headers: Mapping[str, str], key_headers: Sequence[str], scope: Scope) -> Key:
-        """Whose key the request carries: ``Authorization: Bearer``, or one of the other headers.
+    def holder(
+        self, headers: Mapping[str, str], key_headers: Sequence[str], scope: Scope, subprotocols: Sequence[str] = ()
+    ) -> Key:
+        """Whose key the request carries: ``Authorization: Bearer``, one of the other headers, or a subprotocol.
 
         Raises Unauthorized without a known key, Forbidden with one that is not good for this.
         """
-        presented = _presented(headers, key_headers)
+        presented = _presented(headers, key_headers) or _offered(subprotocols)
         if not presented:
             raise Unauthorized("No API key was given. Send it in the header 'Authorization: Bearer <key>'.")
         digest = hashlib.sha256(presented.encode("utf-8", "surrogateescape")).hexdigest()
@@ -195,3 +201,7 @@ def _presented(headers: Mapping[str, str], key_headers: Sequence[str]) -> str:
     if scheme.lower() == "bearer" and value.strip():
         return value.strip()
     return next((headers[name].strip() for name in key_headers if headers.get(name)), "")
+
+
+def _offered(subprotocols: Sequence[str]) -> str:
+    return next((name.removeprefix(KEY_PROTOCOL) for name in subprotocols if name.startswith(KEY_PROTOCOL)), "")

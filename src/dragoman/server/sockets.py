@@ -26,6 +26,7 @@ from dragoman.dialects.wire import Answer, Call, Dialect, NotJson
 from dragoman.server.body import decode_json
 from dragoman.server.exchange import Ready
 from dragoman.server.hosting import Hosting, SocketPlace
+from dragoman.server.keys import KEY_PROTOCOL
 
 log = logging.getLogger("dragoman.server")
 
@@ -84,12 +85,13 @@ class SocketEndpoint:
             keys = self._hosting.keys
             if keys:
                 names = [name for place in self._places for name in place.dialect.key_headers]
-                socket.tenant = keys.holder(socket.headers, names, operation.scope).tenant
+                subprotocols = scope["subprotocols"]
+                socket.tenant = keys.holder(socket.headers, names, operation.scope, subprotocols).tenant
         except DragomanError as error:
             await socket.refuse(dialect.render_error(error))
             return
         try:
-            await socket.accept()
+            await socket.accept(_agreed(scope["subprotocols"]))
             if len(self._places) == 1:
                 await self._run(self._quiet, socket)
             else:
@@ -143,6 +145,16 @@ class SocketEndpoint:
             place for place in self._places if place.operation.claims is not None and place.operation.claims(call)
         )
         return next(claims, self._quiet)
+
+
+def _agreed(offered: Sequence[str]) -> str | None:
+    """The name beside a key, which is not to be sent back: a browser closes a socket whose offer was not taken up.
+
+    No dialect has a protocol of its own. Where there is no key among them, none is agreed on.
+    """
+    if not any(name.startswith(KEY_PROTOCOL) for name in offered):
+        return None
+    return next((name for name in offered if not name.startswith(KEY_PROTOCOL)), None)
 
 
 class _Shared:
@@ -230,10 +242,10 @@ class Socket:
                 await self._tell({"type": "websocket.close", "code": code, "reason": reason[:100]})
             self._shared.gone = True
 
-    async def accept(self) -> None:
+    async def accept(self, subprotocol: str | None = None) -> None:
         """Let the client in."""
         await self._hear()  # websocket.connect
-        await self._tell({"type": "websocket.accept", "headers": []})
+        await self._tell({"type": "websocket.accept", "subprotocol": subprotocol, "headers": []})
 
     async def refuse(self, answer: Answer) -> None:
         """Answer as to any other request, instead of opening the socket."""
