@@ -12,8 +12,12 @@ import grpc
 import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from stub_house import LocalHouse
+from sockets import until
+from stub_house import LocalHouse, running_server
+from websockets.sync.client import connect
 
 from dragoman.core.errors import DragomanError
 from dragoman.server.tracing import Tracing, TracingSettings, exporting, tracing_of
@@ -105,6 +109,46 @@ async def test_errors_are_named_and_only_the_servers_own_are_faults(
     assert (wrong.attributes["error.type"], wrong.status.is_ok) == ("Violation", True)
     assert (failed.attributes["error.type"], failed.status.is_ok) == ("ZeroDivisionError", False)
     assert failed.attributes["http.response.status_code"] == 500
+
+
+def span_named(request_id: str, spans: InMemorySpanExporter) -> dict[str, Any]:
+    """The attributes of it, once it has ended."""
+    until(lambda: request_id in {span.attributes["request_id"] for span in spans.get_finished_spans()})
+    [span] = [s for s in spans.get_finished_spans() if s.attributes["request_id"] == request_id]
+    assert f"{span.parent.span_id:016x}" == CALLER.split("-")[2]
+    return dict(span.attributes)
+
+
+def test_each_message_of_a_socket_has_its_span_in_the_trace_of_the_handshake(spans: InMemorySpanExporter) -> None:
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    with running_server() as server:
+        server.house.metrics.observers.append(Tracing(provider))
+        url = f"ws://127.0.0.1:{server.port}/alexandria/api/ws"
+        with connect(url, additional_headers={"traceparent": CALLER, "x-request-id": "here"}) as socket:
+            for number, limit in ((1, 3), (2, 5)):
+                prompt = {"request_id": f"a{number}", "prompt": "Once upon a time"}
+                config = {"max_new_tokens": limit}
+                socket.send(json.dumps({"prompts": [prompt], "generation_config": config}))
+                while "COMPLETE" not in socket.recv(10):
+                    pass
+                told = span_named(f"here-{number}", spans)
+                assert (told["generated_tokens"], told["http.response.status_code"]) == (limit, 200)
+                assert (told["dialect"], told["http.route"]) == ("alexandria", "/api/ws")
+                assert 0 < told["queue_time"] + told["inference_time"] <= told["total_time"]
+                assert "Once upon" not in str(told)
+            socket.send("no JSON")
+            socket.recv(10)
+            assert span_named("here-3", spans)["http.response.status_code"] == 400
+            long = {"prompts": [{**prompt, "request_id": "b"}], "generation_config": {"max_new_tokens": 200}}
+            socket.send(json.dumps(long))
+            while "PROGRESS" not in socket.recv(10):
+                pass
+        told = span_named("here-4", spans)
+        assert (told["error.type"], told["http.response.status_code"]) == ("Cancelled", 499)
+        figures = httpx.get(f"{server.url}/tgi/metrics").text
+    assert len(spans.get_finished_spans()) == 4
+    assert "tgi_request_success 2" in figures
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):

@@ -54,8 +54,9 @@ def toy(name: str, field: str = "text", **more: object) -> Dialect:
             if message == "fail":
                 raise RuntimeError("as asked")
             text = message if isinstance(message, str) else message.decode()
-            async for piece in pieces(serving, f"{socket.request_id}-{text}", text):
-                await socket.send(piece if isinstance(message, str) else piece.encode())
+            with socket.answering(f"{socket.request_id}-{text}"):
+                async for piece in pieces(serving, f"{socket.request_id}-{text}", text):
+                    await socket.send(piece if isinstance(message, str) else piece.encode())
             await socket.send("")
 
     async def listen(serving: Serving, socket: Socket) -> None:

@@ -21,11 +21,12 @@ class ObservedRequest:
 
     Attributes:
         dialect: whose operation it asks for; empty, where nobody asked over HTTP.
-        method: as HTTP has it. operation: the path of it, without what a client put into the path.
+        method: as HTTP has it; MESSAGE for one of those on a WebSocket, each of which is a request.
+        operation: the path of what it asks for, without what a client put into the path.
         headers: the request's, by names in lower case.
         answer_headers: what observers add to the headers of its answer.
         generations: those that it made so far; one for each prompt.
-        gathers: False: ``generations`` stays empty, for a socket may live long.
+        gathers: False: ``generations`` stays empty, for nobody asked and it never ends.
     """
 
     __slots__ = ("answer_headers", "dialect", "gathers", "generations", "headers", "method", "operation", "request_id")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -142,6 +143,10 @@ class Socket(Protocol):
         Raises Cancelled when the client has left, EngineUnavailable when the server is told to stop: what runs may then
         still be answered.
         """
+
+    def answering(self, request_id: str) -> AbstractContextManager[None]:
+        """Around all that is done for one message that asks for something: it is told, counted and traced as a request
+        of this id, in the handshake's trace. What is raised inside is how it ended, and goes on outside."""
 
     async def send(self, data: str | bytes) -> None:
         """Send a message, when the client has read enough of those before. Raises Cancelled when it has left."""

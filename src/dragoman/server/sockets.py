@@ -10,9 +10,10 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
+from time import perf_counter
 from typing import Any
 
 import msgspec
@@ -21,10 +22,11 @@ from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from dragoman.core.errors import Cancelled, DragomanError, EngineUnavailable, PayloadTooLarge
-from dragoman.core.observer import ObservedRequest, current_request
+from dragoman.core.observer import ObservedRequest, Observer, RequestEnd, current_request
 from dragoman.dialects.wire import Answer, Call, Dialect, NotJson
 from dragoman.server.body import decode_json
 from dragoman.server.exchange import Ready
+from dragoman.server.gate import CLIENT_GONE
 from dragoman.server.hosting import Hosting, SocketPlace
 from dragoman.server.keys import KEY_PROTOCOL
 
@@ -78,7 +80,7 @@ class SocketEndpoint:
         self._quiet = next((place for place in places if place.operation.claims is None), places[0])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        socket = Socket(scope, receive, send, self._hosting.ready)
+        socket = Socket(scope, receive, send, self._quiet, self._hosting)
         dialect, operation = self._quiet
         scope["dialect"], scope["operation"] = dialect.name, operation.path
         try:
@@ -107,11 +109,7 @@ class SocketEndpoint:
             await socket.close(RESTARTING if socket.stopping else 1000)
 
     async def _run(self, place: SocketPlace, socket: Socket) -> None:
-        current_request.set(
-            ObservedRequest(
-                place.dialect.name, place.operation.path, "GET", socket.request_id, socket.headers, gathers=False
-            )
-        )
+        socket.place = place
         await place.operation.handler(self._hosting.serving, socket)
 
     async def _run_whichever(self, socket: Socket, scope: Scope) -> None:
@@ -157,6 +155,19 @@ def _agreed(offered: Sequence[str]) -> str | None:
     return next((name for name in offered if not name.startswith(KEY_PROTOCOL)), None)
 
 
+def _status(fault: Exception | None, dialect: Dialect) -> int:
+    """That of the answer, had a message been asked as a request of HTTP."""
+    match fault:
+        case None:
+            return 200
+        case Cancelled():
+            return CLIENT_GONE
+        case DragomanError():
+            return dialect.render_error(fault).status
+        case _:
+            return 500
+
+
 class _Shared:
     """What a socket and its copies know together: what was heard and not taken yet, and whether it is over."""
 
@@ -170,7 +181,8 @@ class _Shared:
 class Socket:
     """The server's side of ``dialects.wire.Socket``."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, ready: Ready) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, place: SocketPlace, hosting: Hosting) -> None:
+        self.place = place
         self.request_id: str = scope["request_id"]
         self.path: str = scope["path"]
         self.client: str = (scope.get("client") or ("",))[0]
@@ -178,7 +190,8 @@ class Socket:
         self._query_string: bytes = scope.get("query_string", b"")
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
         self.tenant = ""
-        self._ready = ready
+        self._ready: Ready = hosting.ready
+        self._observers: Sequence[Observer] = hosting.observers
         self._hear, self._send = receive, send
         self._shared = _Shared()
         self._behind: asyncio.Event | None = None
@@ -231,6 +244,29 @@ class Socket:
             stopping.cancel()
             await asyncio.gather(hearing, stopping, return_exceptions=True)
         return self._content(message)
+
+    @contextlib.contextmanager
+    def answering(self, request_id: str) -> Iterator[None]:
+        dialect, operation = self.place
+        began = perf_counter()
+        fault: Exception | None = None
+        seen = ObservedRequest(dialect.name, operation.path, "MESSAGE", request_id, self.headers)
+        for observer in self._observers:
+            observer.arrived(seen)
+        token = current_request.set(seen)
+        try:
+            yield
+        except asyncio.CancelledError:
+            fault = Cancelled("The client has left.")
+            raise
+        except Exception as error:
+            fault = error
+            raise
+        finally:
+            current_request.reset(token)
+            end = RequestEnd(status=_status(fault, dialect), seconds=perf_counter() - began, error=fault)
+            for observer in self._observers:
+                observer.ended(seen, end)
 
     async def send(self, data: str | bytes) -> None:
         content = {"text": data} if isinstance(data, str) else {"bytes": data}

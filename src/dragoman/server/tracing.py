@@ -40,7 +40,8 @@ class TracingSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tracing(Observer):
-    """One span for each request that asks for something; those that only look (GET) have none.
+    """One span for each request that asks for something, and each message of a WebSocket that does; those that only
+    look (GET) have none.
 
     Its attributes are those of TGI: ``parameters`` (never the prompt), ``total_time``, ``validation_time``,
     ``queue_time``, ``inference_time``, ``time_per_token`` in seconds, ``seed``; of several prompts in one request the

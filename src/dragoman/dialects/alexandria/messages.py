@@ -66,35 +66,39 @@ class Messages:
 
     async def _answer(self, serving: Serving, socket: Socket, message: str | bytes, request_id: str) -> None:
         encoding = self._encoding(message)
+        ids: tuple[str, ...] = ()
         try:
-            asked = await asyncio.to_thread(self._asked, message)
-        except (NotJson, thrift.NotThrift):
-            await socket.send(encoding.failed(encoding.not_decodable))
+            with socket.answering(request_id):
+                asked = await asyncio.to_thread(self._asked, message)
+                ids = asked.ids
+                await self._generate(serving, socket, asked, encoding, request_id)
             return
-        except (BadCall, Violation):
-            await socket.send(encoding.failed(INVALID_MESSAGE))
-            return
-        ids = asked.ids
-        try:
-            async with (
-                serving.held(),
-                open_call(serving, socket.tenant, asked, self._settings, empty_prompts=True) as call,
-            ):
-                try:
-                    async with aclosing(self._frames(call, asked, encoding, request_id)) as frames:
-                        async for frame in frames:
-                            await socket.send(frame)
-                except (Cancelled, asyncio.CancelledError):
-                    await call.keep()
-                    raise
-        except ContextFull as error:
-            await socket.send(_failed(encoding, ids, worded(error)))
-        except (BadCall, Violation):
-            await socket.send(encoding.failed(INVALID_MESSAGE))
         except Cancelled:
             return
+        except (NotJson, thrift.NotThrift):
+            frame = encoding.failed(encoding.not_decodable)
+        except ContextFull as error:
+            frame = _failed(encoding, ids, worded(error))
+        except (BadCall, Violation):
+            frame = encoding.failed(INVALID_MESSAGE)
         except DragomanError as error:
-            await socket.send(_failed(encoding, ids, worded(error)))
+            frame = _failed(encoding, ids, worded(error))
+        await socket.send(frame)
+
+    async def _generate(
+        self, serving: Serving, socket: Socket, asked: Asked, encoding: Encoding, request_id: str
+    ) -> None:
+        async with (
+            serving.held(),
+            open_call(serving, socket.tenant, asked, self._settings, empty_prompts=True) as call,
+        ):
+            try:
+                async with aclosing(self._frames(call, asked, encoding, request_id)) as frames:
+                    async for frame in frames:
+                        await socket.send(frame)
+            except (Cancelled, asyncio.CancelledError):
+                await call.keep()
+                raise
 
     def _encoding(self, message: str | bytes) -> Encoding:
         """A message is answered as it came."""
