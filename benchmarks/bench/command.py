@@ -10,7 +10,10 @@ import tempfile
 import time
 from pathlib import Path
 
+import msgspec
+
 from benchmarks.bench import machine
+from benchmarks.bench.beside import beside
 from benchmarks.bench.report import Sample, json_lines, table
 from benchmarks.bench.rounds import START_ROW, Case, Rounds, line
 from benchmarks.bench.servers import Ours, other
@@ -57,6 +60,8 @@ def run(options: argparse.Namespace) -> int:
                 file.write(json_lines([sample]))
 
     effort = SHORT if options.short else Effort()
+    if options.prefixed:
+        effort = msgspec.structs.replace(effort, prefixed=options.prefixed)
     cases = cases_of(options, effort)
     print(machine_line(), file=sys.stderr, flush=True)
     others = [other(named) for named in options.against]
@@ -72,6 +77,8 @@ def run(options: argparse.Namespace) -> int:
     print(machine_line())
     print()
     print(table(samples))
+    if others:
+        print(f"\n{beside(samples)}")
     if rounds.left_out:
         print(f"\nTime was too short for {rounds.left_out} rows; --minutes gives more.")
     return int(rounds.left_out > 0 or any(sample.failure for sample in samples))
@@ -143,6 +150,7 @@ def arguments() -> argparse.ArgumentParser:
     add(
         "--against", nargs="+", default=[], metavar="[NAME=]URL", help="other OpenAI-compatible servers, in alternation"
     )
+    add("--prefixed", type=int, metavar="N", help="requests of the row `prefix`, fewer for a server that is slow at it")
     add("--json", type=Path, metavar="FILE", help="append each result as a line of JSON")
     add("--threads", type=int, help="of the engine, and of the measurement of the machine")
     add("--folder", type=Path, default=default_folder(), help="where models are made and kept (default: %(default)s)")

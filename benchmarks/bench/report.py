@@ -63,7 +63,7 @@ class Spread(msgspec.Struct, frozen=True):
 
     def text(self, digits: int = 3) -> str:
         """``12.3 (11.9–12.4)``, or one number where all are the same."""
-        said = [_number(value, digits) for value in (self.median, self.least, self.most)]
+        said = [number(value, digits) for value in (self.median, self.least, self.most)]
         return said[0] if said[1] == said[2] else f"{said[0]} ({said[1]}–{said[2]})"
 
 
@@ -111,7 +111,7 @@ def _row(samples: Sequence[Sample]) -> Row:
         bar=bar,
         reached=reached,
         bandwidth=Spread.of([s.machine.bytes_per_s / 1e9 for s in ours]),
-        ratios={name: ratio for name in others if (ratio := Spread.of(_ratios(samples, name))) is not None},
+        ratios={name: spread for name in others if (spread := Spread.of(_ratios(samples, name))) is not None},
         failures=tuple(dict.fromkeys(f"{s.server}: {s.failure}" for s in samples if s.failure)),
     )
 
@@ -124,9 +124,14 @@ def _ratios(samples: Sequence[Sample], name: str) -> list[float]:
             continue
         for ours in samples:
             if ours.server == OURS and ours.round == theirs.round and ours.values:
-                mine, other = statistics.median(ours.values), statistics.median(theirs.values)
-                found.append(mine / other if theirs.unit is Unit.RATE else other / mine)
+                found.append(ratio(ours, theirs))
     return found
+
+
+def ratio(ours: Sample, theirs: Sample) -> float:
+    """How many times better ours was, 1 being even. Both have values."""
+    mine, other = statistics.median(ours.values), statistics.median(theirs.values)
+    return mine / other if theirs.unit is Unit.RATE else other / mine
 
 
 def table(samples: Sequence[Sample]) -> str:
@@ -140,17 +145,17 @@ def table(samples: Sequence[Sample]) -> str:
 def _section(model: str, rows: Sequence[Row]) -> str:
     names = list(dict.fromkeys(name for row in rows for name in row.ratios))
     head = ["work", "precision", "measured", "limit", "of the limit", "bar", "GB/s beside"]
-    lines = [f"## {model}", "", _line([*head, *(f"ratio to {name}" for name in names)])]
+    lines = [f"## {model}", "", markdown_line([*head, *(f"ratio to {name}" for name in names)])]
     lines.append("|---" * (len(head) + len(names)) + "|")
     for row in rows:
         ratios = [row.ratios[name].text() if name in row.ratios else "–" for name in names]
-        lines.append(_line([*_cells(row), *ratios]))
+        lines.append(markdown_line([*_cells(row), *ratios]))
     lines += [f"\n{row.title}, {row.precision}: {failure}" for row in rows for failure in row.failures]
     return "\n".join(lines)
 
 
 def _cells(row: Row) -> list[str]:
-    bar = "–" if row.bar is None else _number(row.bar)
+    bar = "–" if row.bar is None else number(row.bar)
     if row.reached is not None:
         bar += " ✓" if row.reached else " ✗"
     return [
@@ -164,11 +169,12 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _line(cells: Sequence[str]) -> str:
+def markdown_line(cells: Sequence[str]) -> str:
+    """One row of a table."""
     return f"| {' | '.join(cells)} |"
 
 
-def _number(value: float, digits: int = 3) -> str:
+def number(value: float, digits: int = 3) -> str:
     """So many significant digits, and no power of ten."""
     if value == 0:
         return "0"

@@ -72,7 +72,7 @@ class Rounds:
             with started(self._ours, case.model, precision, (*context, "--weights-memory", "copy", *options)) as server:
                 servers = [server, *self._others]
                 for each in servers:
-                    asyncio.run(each.load.run([_prompts(case.model, "warm", number).make(64)], 8, 1))
+                    asyncio.run(each.load.run([_prompts(case.model, f"warm {precision}", number).make(64)], 8, 1))
                 for row in rows:
                     if self._late(1):
                         continue
@@ -104,7 +104,8 @@ class Rounds:
         values: list[float] = []
         failure = ""
         try:
-            values = asyncio.run(row.measure(server.load, _prompts(case.model, row.name + again, number), self._effort))
+            prompts = _prompts(case.model, f"{row.name}{again} {shape.precision}", number)
+            values = asyncio.run(row.measure(server.load, prompts, self._effort))
             if row.unit is Unit.SIZE and server.pid is not None:
                 values = [machine.memory_bytes(server.pid) / 1e9]
         except Failed as error:
@@ -161,7 +162,8 @@ def _fitting(case: Case) -> list[Workload]:
 
 
 def _prompts(model: Path, row: str, number: int) -> Prompts:
-    """The same for every server of a round, and for none of another: a prefix cache must not know them."""
+    """The same for every server of a round, and for none of another round or precision (which ``row`` names): another
+    server stays up all the while, and its prefix cache must not know them."""
     return Prompts(model, f"{row} {number}")
 
 

@@ -73,17 +73,20 @@ def fraction(unit: Unit, value: float, limit: float) -> float:
     return value / limit if unit is Unit.RATE else limit / value
 
 
-def checked(records: list[StreamRecord]) -> list[StreamRecord]:
+def checked(records: list[StreamRecord], tokens: int) -> list[StreamRecord]:
+    """The records, each of which brought ``tokens``. Raises Failed otherwise: less work is no better speed."""
     for record in records:
         if not record.succeeded:
             raise Failed(record.error or "no text arrived")
+        if record.tokens != tokens:
+            raise Failed(f"{record.tokens} tokens came of the {tokens} that were asked for")
     return records
 
 
 async def _one_stream(load: Load, prompts: Prompts, effort: Effort) -> list[float]:
     found = []
     for _ in range(effort.singles):
-        [record] = checked([await load.time(prompts.make(128), 128)])
+        [record] = checked([await load.time(prompts.make(128), 128)], 128)
         rate = record.decode_tokens_per_s
         assert rate is not None, "a stream of 128 tokens takes time"
         found.append(rate)
@@ -102,7 +105,7 @@ async def _edit(load: Load, prompts: Prompts, effort: Effort) -> list[float]:
         prompt = prompts.ids(EDITED)
         others = prompts.ids(EDITED)
         edited = [others[i] if i % EVERY == EVERY - 1 else token for i, token in enumerate(prompt)]
-        [record] = checked([await load.time(prompt, len(edited), forced_output_tokens=edited)])
+        [record] = checked([await load.time(prompt, len(edited), forced_output_tokens=edited)], len(edited))
         rate = record.decode_tokens_per_s
         assert rate is not None, "a stream of hundreds of tokens takes time"
         found.append(rate)
@@ -111,7 +114,7 @@ async def _edit(load: Load, prompts: Prompts, effort: Effort) -> list[float]:
 
 def _first_token(tokens: int, times: Callable[[Effort], int]) -> Measure:
     async def measure(load: Load, prompts: Prompts, effort: Effort) -> list[float]:
-        return [checked([await load.time(prompts.make(tokens), 2)])[0].first_token_s for _ in range(times(effort))]
+        return [checked([await load.time(prompts.make(tokens), 2)], 2)[0].first_token_s for _ in range(times(effort))]
 
     return measure
 
@@ -120,7 +123,7 @@ def _streams(streams: int) -> Measure:
     async def measure(load: Load, prompts: Prompts, effort: Effort) -> list[float]:
         texts = [prompts.make(128) for _ in range(effort.waves * streams)]
         records, wall_s = await load.run(texts, 128, streams)
-        return [sum(record.tokens for record in checked(records)) / wall_s]
+        return [sum(record.tokens for record in checked(records, 128)) / wall_s]
 
     return measure
 
@@ -131,14 +134,14 @@ SHARED, OWN, AT_ONCE = 1024, 32, 8
 async def _shared_prefix(load: Load, prompts: Prompts, effort: Effort) -> list[float]:
     texts = prompts.with_shared_prefix(SHARED, OWN, effort.prefixed)
     records, wall_s = await load.run(texts, 16, AT_ONCE)
-    checked(records)
+    checked(records, 16)
     return [wall_s]
 
 
 async def _eight_long(load: Load, prompts: Prompts, effort: Effort) -> list[float]:
     """Asked for their memory, which the caller looks at."""
     records, _ = await load.run([prompts.make(896) for _ in range(8)], 128, 8)
-    checked(records)
+    checked(records, 128)
     return []
 
 
