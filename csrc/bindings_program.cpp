@@ -196,7 +196,7 @@ void bind_program(nb::module_& m) {
   nb::class_<OwningProgram>(m, "Program")
       .def(nb::init<long, long, long, std::shared_ptr<KVPool>>(), nb::kw_only(), nb::arg("max_tokens"),
            nb::arg("max_sequences"), nb::arg("max_logit_rows"), nb::arg("kv"))
-      .def("buffer", &OwningProgram::buffer, nb::arg("width"))
+      .def("buffer", &OwningProgram::buffer, nb::arg("width"), nb::arg("over"))
       .def("width", &OwningProgram::width)
       .def("embed", [](OwningProgram& p, int x, const PackedMatrix& table, float scale) {
         p.embed(x, p.keep(table), scale);

@@ -47,13 +47,21 @@ Program::~Program() {
   if (toucher_.joinable()) toucher_.join();
 }
 
-int Program::buffer(long width) {
+int Program::buffer(long width, int over) {
   in_range(width, 1 << 24, "width");
   auto buffer = std::make_unique<Buffer>();
   buffer->width = width;
-  buffer->stride = ((width + 15) / 16 | 1) * 16;  // a power of two would put a tile's rows into the same cache sets
-  const std::size_t rows = static_cast<std::size_t>(std::max(max_tokens_, max_logit_rows_));
-  buffer->memory = AnonymousMemory(rows * static_cast<std::size_t>(buffer->stride) * sizeof(float));
+  if (over >= 0) {
+    const Buffer& other = at(over);
+    require(width <= other.width, "a buffer is wider than the one whose memory it is to have");
+    buffer->stride = other.stride;
+    buffer->memory = other.memory;
+  } else {
+    buffer->stride = ((width + 15) / 16 | 1) * 16;  // a power of two would put a tile's rows into the same cache sets
+    const std::size_t rows = static_cast<std::size_t>(std::max(max_tokens_, max_logit_rows_));
+    const std::size_t bytes = rows * static_cast<std::size_t>(buffer->stride) * sizeof(float);
+    buffer->memory = std::make_shared<const AnonymousMemory>(bytes);
+  }
   buffers_.push_back(std::move(buffer));
   return static_cast<int>(buffers_.size()) - 1;
 }
@@ -71,9 +79,16 @@ Program::Buffer& Program::read(int x) {
 }
 
 Program::Buffer& Program::write(int x, Rows rows) {
-  at(x);
+  const Buffer& written = at(x);
+  for (const auto& buffer : buffers_) {
+    if (buffer->memory == written.memory) buffer->rows = Rows::unwritten;
+  }
   buffers_[x]->rows = rows;
   return *buffers_[x];
+}
+
+void Program::require_apart(int out, int x, const char* operation) const {
+  require(at(out).memory != at(x).memory, std::string(operation) + ": the result cannot replace its own input");
 }
 
 void Program::require_tokens(const Buffer& x, const char* operation) const {
@@ -124,7 +139,7 @@ void Program::norm(int out, int x, const float* weight, const float* bias, float
 
 void Program::linear(int out, int x, const Matrix& w, const float* bias, bool accumulate) {
   const Buffer& from = read(x);
-  require(out != x, "linear: the result cannot replace its own input");
+  require_apart(out, x, "linear");
   require(from.width == w.k, "linear: the weight has " + std::to_string(w.k) + " inputs, the buffer is " +
                                  std::to_string(from.width) + " wide");
   require(at(out).width == w.n, "linear: the weight has " + std::to_string(w.n) + " outputs, the buffer is " +
@@ -190,7 +205,7 @@ void Program::require_attention(int out, int x, long q_offset, long heads, long 
   const long head_dim = kv_->head_dim();
   require(heads > 0 && heads % kv_->kv_heads() == 0, "attend: heads must be a multiple of the pool's KV heads");
   require(q_offset >= 0 && q_offset + heads * head_dim <= from.width, "attend: the queries reach beyond the buffer");
-  require(out != x, "attend: the result cannot replace its own input");
+  require_apart(out, x, "attend");
   require(at(out).width == heads * head_dim, "attend: the result is " + std::to_string(heads * head_dim) + " wide");
   require(layer >= 0 && layer < kv_->layers(), "attend: the pool has no layer " + std::to_string(layer));
   require(scale > 0, "attend: the scale must be positive");
@@ -269,7 +284,7 @@ void Program::experts(int out, int x, Experts experts, bool accumulate) {
   const Buffer& from = read(x);
   const Routing& routing = experts.routing;
   const long shared = routing.shared != SharedExpert::none;
-  require(out != x, "experts: the result cannot replace its own input");
+  require_apart(out, x, "experts");
   require(routing.experts >= 1 && routing.experts <= kMostExperts,
           "experts: there can be 1 to " + std::to_string(kMostExperts));
   require(routing.active >= 1 && routing.active <= routing.experts, "experts: cannot choose more than there are");
@@ -333,7 +348,8 @@ void Program::soft_cap(int x, float cap) {
 void Program::select_rows(int out, int x) {
   const Buffer& from = read(x);
   require_tokens(from, "select_rows");
-  require(out != x && at(out).width == from.width, "select_rows: needs another buffer of the same width");
+  require_apart(out, x, "select_rows");
+  require(at(out).width == from.width, "select_rows: the buffers differ in width");
   Buffer& to = write(out, Rows::logits);
   push(kSelect, [&from, &to](const Batch& batch) {
     for_rows(batch.logits, from.width, [&](long begin, long end) {
@@ -354,7 +370,7 @@ void Program::logits(int x) {
 // What a first long prompt writes: the buffers of tokens, and some blocks.
 void Program::touch_memory() const {
   for (const auto& buffer : buffers_) {
-    if (buffer->rows == Rows::tokens) buffer->memory.touch(buffer->memory.size());
+    if (buffer->rows == Rows::tokens) buffer->memory->touch(buffer->memory->size());
   }
   if (writes_kv_) kv_->touch(kTouchedBlocks);
 }

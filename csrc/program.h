@@ -65,7 +65,9 @@ class Program {
   Program(long max_tokens, long max_sequences, long max_logit_rows, std::shared_ptr<KVPool> kv);
   ~Program();
 
-  int buffer(long width);
+  // A new buffer [rows, width]; `over` (or -1): in the memory of another that is at least as wide, row r where its row r
+  // is, for values that are not needed at the same time. Writing one of them ends what the others hold.
+  int buffer(long width, int over = -1);
   void embed(int x, const Matrix& table, float scale);
   void add_positions(int x, const float* table, long positions);
   void norm(int out, int x, const float* weight, const float* bias, float eps, Norm kind);
@@ -120,9 +122,9 @@ class Program {
     long width;
     long stride;  // floats between rows: rows start on cache lines
     Rows rows = Rows::unwritten;
-    AnonymousMemory memory;
+    std::shared_ptr<const AnonymousMemory> memory;
 
-    float* data() const { return reinterpret_cast<float*>(memory.data()); }
+    float* data() const { return reinterpret_cast<float*>(memory->data()); }
     float* row(long r) const { return data() + r * stride; }
   };
 
@@ -145,6 +147,7 @@ class Program {
   Buffer& read(int x);
   Buffer& write(int x, Rows rows);
   void require_tokens(const Buffer& x, const char* operation) const;
+  void require_apart(int out, int x, const char* operation) const;
   long rows(Rows kind, const Batch& batch) const { return kind == Rows::tokens ? batch.tokens : batch.logits; }
   void push(Kind kind, std::function<void(const Batch&)> run, std::string shape = {}) {
     operations_.push_back({kind, std::move(shape), std::move(run)});

@@ -372,3 +372,49 @@ def test_pool_sizes_and_copies() -> None:
     for sources, targets in (([5], [0]), ([0], [5]), ([-1], [0]), ([0], [1, 2])):
         with pytest.raises(ValueError, match=r"\w"):
             kv.copy_blocks(sources, targets)
+
+
+def test_buffers_in_the_memory_of_others_hold_one_value_at_a_time(empty: kernels.Program) -> None:
+    p = empty
+    x, wide, y = p.buffer(32), p.buffer(64), p.buffer(32)
+    narrow, first = p.buffer(32, over=wide), p.buffer(48, over=wide)
+    table = kernels.pack(np.zeros((5, 32), np.float32), "float32")
+    up, square = (kernels.pack(np.zeros((n, 32), np.float32), "float32") for n in (64, 32))
+    with pytest.raises(ValueError, match="wider"):
+        p.buffer(33, over=x)
+    p.embed(x, table)
+    p.linear(first, x, kernels.pack(np.zeros((48, 32), np.float32), "float32"))
+    p.linear(wide, x, up)
+    with pytest.raises(ValueError, match="before it is written"):
+        p.head_norm(first, 0, 3, 16, np.ones(16), 1e-5)
+    p.gate(narrow, wide, "silu")
+    with pytest.raises(ValueError, match="before it is written"):
+        p.gate(y, wide, "silu")
+    with pytest.raises(ValueError, match="its own input"):
+        p.linear(wide, narrow, up)
+    p.linear(y, narrow, square)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("hidden", [16, 24, 80, 96])
+def test_a_gate_in_place_is_the_gate(precision: kernels.Precision, hidden: int) -> None:
+    rng = np.random.default_rng(hidden)
+    rows = 37
+    table, up, down = (
+        np.asarray(rng.normal(size=shape), np.float32) for shape in ((rows, 32), (2 * hidden, 32), (32, hidden))
+    )
+    results = []
+    for shared in (False, True):
+        kv = kernels.KVPool(layers=1, blocks=2, kv_heads=1, head_dim=16, precision="float32")
+        p = kernels.Program(max_tokens=rows, max_sequences=1, max_logit_rows=rows, kv=kv)
+        x, wide, out, last = p.buffer(32), p.buffer(2 * hidden), p.buffer(32), p.buffer(32)
+        narrow = p.buffer(hidden, over=wide if shared else None)
+        p.embed(x, kernels.pack(table, "float32"))
+        p.linear(wide, x, kernels.pack(up, precision))
+        p.gate(narrow, wide, "gelu")
+        p.linear(out, narrow, kernels.pack(down, precision))
+        p.select_rows(last, out)
+        p.logits(last)
+        at = np.arange(rows)
+        results.append(p.run(at, at, [0, rows], [[0, 1]], at).copy())
+    np.testing.assert_array_equal(*results)

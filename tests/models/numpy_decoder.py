@@ -168,7 +168,7 @@ class NumpyDecoder:
 
 def rotate(x: Array, rope: Rope) -> Array:
     """Pairs of the first ``rope.dim`` dimensions turned: halves, or neighbours; the others stay."""
-    cos, sin = (table[:, None, :] for table in rope.tables(len(x)))
+    cos, sin = (table[:, None, :] for table in rope.tables(range(len(x))))
     turned = x.copy()
     near = np.s_[..., : rope.dim : 2] if rope.interleaved else np.s_[..., : rope.dim // 2]
     far = np.s_[..., 1 : rope.dim : 2] if rope.interleaved else np.s_[..., rope.dim // 2 : rope.dim]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -79,10 +79,16 @@ class Program:
         self.kv = kv
         self.products: dict[str, tuple[int, PackedMatrix]] = {}
         """Those that adapters can change, by name: their numbers and matrices."""
+        self._before_positions: list[Callable[[int], None]] = []
+        self._positions = 0  # all below it have been told of
 
-    def buffer(self, width: int) -> int:
-        """A new buffer ``[rows, width]``; its number names it in the operations."""
-        return self._native.buffer(width)
+    def buffer(self, width: int, over: int | None = None) -> int:
+        """A new buffer ``[rows, width]``; its number names it in the operations.
+
+        ``over``: in the memory of that buffer, which is at least as wide, for values that are not needed at the same
+        time: writing one of the two ends what the other holds. ``gate`` and ``norm`` may go from one to the other.
+        """
+        return self._native.buffer(width, -1 if over is None else over)
 
     def width(self, x: int) -> int:
         """The width of a buffer."""
@@ -139,6 +145,10 @@ class Program:
         """Rotary embedding of each head, in place: elements i and i + r/2 are a pair (r the rotary dimension, at most
         ``head_dim``), or, where ``interleaved``, 2i and 2i + 1; cos and sin float32 ``[positions, r/2]``."""
         self._native.rotate(x, offset, heads, head_dim, _float32(cos), _float32(sin), interleaved)
+
+    def before_positions(self, reach: Callable[[int], None]) -> None:
+        """Have ``reach(n)`` called before the first run that may look at positions up to n - 1 in a table."""
+        self._before_positions.append(reach)
 
     def write_kv(self, x: int, k_offset: int, v_offset: int, layer: int) -> None:
         """Write the keys and values of all rows, KV head by KV head, into their sequence's blocks."""
@@ -304,11 +314,14 @@ class Program:
         ValueError, with nothing computed, when the batch does not fit the program, its tables or the KV pool. The GIL
         is released meanwhile.
         """
+        tables = _int32(block_tables)
+        if tables.ndim == 2 and tables.shape[1] * BLOCK_TOKENS > self._positions:
+            self._reach(tables.shape[1] * BLOCK_TOKENS)
         return self._native.run(
             _int32(token_ids),
             _int32(positions),
             _int32(row_starts),
-            _int32(block_tables),
+            tables,
             _int32(logit_rows),
             None if embedding_rows is None else _int32(embedding_rows),
             _float32_or_none(embedding_values),
@@ -316,6 +329,11 @@ class Program:
             None if cross_tables is None else _int32(cross_tables),
             None if cross_lengths is None else _int32(cross_lengths),
         )
+
+    def _reach(self, positions: int) -> None:
+        for reach in self._before_positions:
+            reach(positions)
+        self._positions = positions
 
     def profile(self, *, by_shape: bool = False) -> dict[str, float]:
         """Seconds spent by kind of operation since the last call; ``by_shape`` tells matrix products apart."""

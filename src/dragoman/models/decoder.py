@@ -15,6 +15,7 @@ from dragoman import kernels
 from dragoman.models.packing import Weights
 from dragoman.models.parameters import product_name
 from dragoman.models.positions import Float32, sinusoids
+from dragoman.models.rope import RotaryTables
 from dragoman.models.spec import DecoderSpec, Experts
 from dragoman.models.tensors import nearest_bfloat16
 
@@ -61,7 +62,9 @@ class Recorder:
         self.spec, self.weights, self.program = spec, weights, program
         self.context = context
         self.query: int | None = None  # a buffer of cross-attention's queries
-        self.tables = {rope: rope.tables(context) for rope in set(spec.ropes) if rope is not None}
+        self.tables = {rope: RotaryTables(rope, context) for rope in set(spec.ropes) if rope is not None}
+        for tables in self.tables.values():
+            program.before_positions(tables.reach)
 
     def record(self) -> None:
         """Record a decoder: layers and logits."""
@@ -70,7 +73,8 @@ class Recorder:
     def _layers(self) -> _Stream:
         """All of them. Returns the stream behind the last, with the rows that go on."""
         spec = self.spec
-        stream, qkv = self._stream(), self.program.buffer(spec.qkv_width)
+        stream = self._stream()
+        qkv = self._buffer(spec.qkv_width, over=stream.wide)
         self._embed(stream)
         for layer in range(spec.layers):
             self._attend(layer, stream, self._branch_input(stream, "attention_norm", layer), qkv)
@@ -126,8 +130,9 @@ class Recorder:
             self._norm_heads(qkv, 0, spec.heads, "query_norm", layer)
             self._norm_heads(qkv, keys, spec.kv_heads, "key_norm", layer)
         if rope := spec.rope(layer):
-            p.rotate(qkv, 0, spec.heads, spec.head_dim, *self.tables[rope], rope.interleaved)
-            p.rotate(qkv, keys, spec.kv_heads, spec.head_dim, *self.tables[rope], rope.interleaved)
+            cos, sin = self.tables[rope].cos, self.tables[rope].sin
+            p.rotate(qkv, 0, spec.heads, spec.head_dim, cos, sin, rope.interleaved)
+            p.rotate(qkv, keys, spec.kv_heads, spec.head_dim, cos, sin, rope.interleaved)
         place = layer if self.causal else 0
         p.write_kv(qkv, keys, values, place)
         window = spec.windows[layer] if spec.windows[layer] < self.context else 0
@@ -262,12 +267,20 @@ class Recorder:
         return product_name(module, layer)
 
     def _stream(self) -> _Stream:
+        """Buffers that share memory where one is done with before the other begins: 27 MB of 68 for Llama 3.2 1B."""
         spec, p = self.spec, self.program
         wide = p.buffer(2 * spec.feed_forward if spec.gated else spec.feed_forward)
-        narrow = p.buffer(spec.feed_forward) if spec.gated else wide
+        narrow = p.buffer(spec.feed_forward, over=wide) if spec.gated else wide
         branch = None if spec.block.joins_directly else p.buffer(spec.width)
-        residual, normed, mixed = p.buffer(spec.width), p.buffer(spec.width), p.buffer(spec.query_width)
+        residual, normed = p.buffer(spec.width), p.buffer(spec.width)
+        # Side by side, the feed-forward network has the same input as attention.
+        mixed = self._buffer(spec.query_width, over=None if spec.block.parallel else normed)
         return _Stream(residual, normed, mixed, wide, narrow, branch)
+
+    def _buffer(self, width: int, over: int | None) -> int:
+        """A buffer in the memory of another, if it fits there."""
+        fits = over is not None and width <= self.program.width(over)
+        return self.program.buffer(width, over if fits else None)
 
     def _select(self, stream: _Stream) -> _Stream:
         """The rows whose logits are wanted, in buffers of their own."""

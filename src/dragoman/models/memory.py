@@ -182,13 +182,15 @@ def activation_bytes(spec: DecoderSpec, settings: ModelSettings) -> int:
         whole = structs.replace(settings, max_tokens=rows, max_logit_rows=0)
         decoder = replace(spec, encoder=None)
         return activation_bytes(spec.encoder_stack, whole) + activation_bytes(decoder, settings)
-    wide = (3 if spec.gated else 1) * spec.feed_forward
+    # Buffers whose values are not needed at the same time have the same memory.
+    inner = (2 if spec.gated else 1) * spec.feed_forward
+    mixed = spec.query_width if spec.block.parallel else max(0, spec.query_width - spec.width)
     normal = 2 if spec.block.joins_directly else 3
     projected = 0 if spec.embedding.width is None else spec.embedding.width
-    stream = normal * spec.width + projected + wide + spec.query_width
+    stream = normal * spec.width + projected + mixed
     # Half as much again for the quantized copies of a matrix's input, which the kernels keep between calls.
-    tokens = settings.max_tokens * ((stream + spec.qkv_width) * 6 + _routed_bytes(spec))
-    return tokens + settings.max_logit_rows * (stream + spec.vocab_size) * 4
+    tokens = settings.max_tokens * ((stream + max(inner, spec.qkv_width)) * 6 + _routed_bytes(spec))
+    return tokens + settings.max_logit_rows * (stream + inner + spec.vocab_size) * 4
 
 
 def _routed_bytes(spec: DecoderSpec) -> int:

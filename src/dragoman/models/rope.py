@@ -9,6 +9,7 @@ changes the frequencies so that longer contexts look like those of training. ``r
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -35,7 +36,7 @@ class Scaling:
         """The scaling where no sequence is longer than ``context``."""
         return self
 
-    def frequencies(self, theta: float, dim: int, positions: int) -> NDArray[np.float64]:
+    def frequencies(self, theta: float, dim: int, positions: range) -> NDArray[np.float64]:
         """Angle per position: ``[dim / 2]``, or ``[positions, dim / 2]`` where it depends on the position."""
         return _frequencies(theta, dim)
 
@@ -50,7 +51,7 @@ class Linear(Scaling):
     def context(self, max_positions: int) -> int:
         return int(max_positions * self.factor)
 
-    def frequencies(self, theta: float, dim: int, positions: int) -> NDArray[np.float64]:
+    def frequencies(self, theta: float, dim: int, positions: range) -> NDArray[np.float64]:
         return _frequencies(theta, dim) / self.factor
 
 
@@ -70,8 +71,10 @@ class Dynamic(Scaling):
     def context(self, max_positions: int) -> int:
         return int(max_positions * self.factor)
 
-    def frequencies(self, theta: float, dim: int, positions: int) -> NDArray[np.float64]:
-        length = np.maximum(np.arange(1, positions + 1, dtype=np.float64), self.max_position_embeddings)
+    def frequencies(self, theta: float, dim: int, positions: range) -> NDArray[np.float64]:
+        length = np.maximum(
+            1 + np.arange(positions.start, positions.stop, dtype=np.float64), self.max_position_embeddings
+        )
         growth = self.factor * length / self.max_position_embeddings - (self.factor - 1)
         bases = theta * growth ** (dim / (dim - 2))
         frequencies: NDArray[np.float64] = bases[:, None] ** -_exponents(dim)
@@ -88,7 +91,7 @@ class Llama3(Scaling):
     high_freq_factor: float
     original_max_position_embeddings: int
 
-    def frequencies(self, theta: float, dim: int, positions: int) -> NDArray[np.float64]:
+    def frequencies(self, theta: float, dim: int, positions: range) -> NDArray[np.float64]:
         base = _frequencies(theta, dim)
         turns = self.original_max_position_embeddings * base / (2 * math.pi)
         keep = np.clip((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0.0, 1.0)
@@ -123,7 +126,7 @@ class Yarn(Scaling):
     def context(self, max_positions: int) -> int:
         return max(max_positions, int(self.original_max_position_embeddings * self.factor))
 
-    def frequencies(self, theta: float, dim: int, positions: int) -> NDArray[np.float64]:
+    def frequencies(self, theta: float, dim: int, positions: range) -> NDArray[np.float64]:
         base = _frequencies(theta, dim)
         low, high = (self._dimension_of(turns, theta, dim) for turns in (self.beta_fast or 32, self.beta_slow or 1))
         if self.truncate:
@@ -169,7 +172,7 @@ class LongRope(Scaling):
     def served_within(self, context: int) -> Scaling:
         return replace(self, long=context > self.original_max_position_embeddings)
 
-    def frequencies(self, theta: float, dim: int, positions: int) -> NDArray[np.float64]:
+    def frequencies(self, theta: float, dim: int, positions: range) -> NDArray[np.float64]:
         factors = np.array(self.long_factor if self.long else self.short_factor, np.float64)
         divided: NDArray[np.float64] = _frequencies(theta, dim) / factors
         return divided
@@ -182,7 +185,7 @@ class Divided(Scaling):
     kind: ClassVar[str] = "divided"
     divisors: tuple[float, ...]
 
-    def frequencies(self, theta: float, dim: int, positions: int) -> NDArray[np.float64]:
+    def frequencies(self, theta: float, dim: int, positions: range) -> NDArray[np.float64]:
         divided: NDArray[np.float64] = _frequencies(theta, dim) / np.array(self.divisors)
         return divided
 
@@ -200,15 +203,43 @@ class Rope:
         """The same rotation where no sequence is longer than ``context``."""
         return replace(self, scaling=self.scaling.served_within(context))
 
-    def tables(self, positions: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Cosines and sines for positions 0 … ``positions`` - 1: two float32 arrays ``[positions, dim / 2]``.
+    def tables(self, positions: range) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Cosines and sines: two float32 arrays ``[positions, dim / 2]``.
 
         Angles are products of float32 numbers, because the models were trained with angles rounded so.
         """
         frequencies = self.scaling.frequencies(self.theta, self.dim, positions).astype(np.float32)
-        angles = np.arange(positions, dtype=np.float32)[:, None] * frequencies
+        angles = np.arange(positions.start, positions.stop, dtype=np.float32)[:, None] * frequencies
         amplitude = np.float32(self.scaling.amplitude)
         return np.cos(angles) * amplitude, np.sin(angles) * amplitude
+
+
+class RotaryTables:
+    """The tables of a rotation for a whole context, filled as far as positions have been asked for: a long context that
+    nobody uses takes address space only. Any thread may ask.
+
+    Attributes:
+        cos, sin: float32 ``[positions, dim / 2]``, of which the first ``filled`` rows have their values.
+    """
+
+    def __init__(self, rope: Rope, positions: int) -> None:
+        self.cos = np.empty((positions, rope.dim // 2), np.float32)
+        self.sin = np.empty_like(self.cos)
+        self.filled = 0
+        self._rope = rope
+        self._lock = threading.Lock()
+
+    def reach(self, positions: int) -> None:
+        """Fill positions 0 … ``positions`` - 1, as far as there are so many."""
+        with self._lock:
+            while self.filled < min(positions, len(self.cos)):
+                rows = range(self.filled, min(self.filled + _FILLED_AT_ONCE, len(self.cos)))
+                at = slice(rows.start, rows.stop)
+                self.cos[at], self.sin[at] = self._rope.tables(rows)
+                self.filled = rows.stop
+
+
+_FILLED_AT_ONCE = 1024
 
 
 def _exponents(dim: int) -> NDArray[np.float64]:
