@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_hub import FakeHub, fake_hub
+from huggingface_hub import constants
+
+from dragoman.cli import model_search
+from dragoman.core.errors import ModelError
 
 LISTED = [
     {"id": "a/tiny-llama", "downloads": 10, "likes": 3, "tags": ["llama", "en"], "lastModified": "2026-01-02"},
@@ -114,6 +120,21 @@ def test_without_a_network_there_is_one_clear_line_and_no_output(hub: FakeHub) -
     # What is here can be shown all the same.
     own = discover(hub, "--format", "json", "--registry-only", HF_HUB_OFFLINE="1")
     assert json.loads(own.stdout)[0]["id"] == "embedded"
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once(hub: FakeHub) -> None:
+    [line] = discover(hub, code=1, HF_ENDPOINT="http://127.0.0.1:9").stderr.splitlines()
+    assert line.startswith("error: the hub cannot be asked (")
+
+
+def test_a_hub_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_search, "ANSWER_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        began = time.monotonic()
+        with pytest.raises(ModelError, match=r"the hub cannot be asked \(.+\)"):
+            model_search.discover(model_search.DiscoverSettings(hub_only=True))
+        assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("arguments", [("--limit", "0"), ("--sort", "size"), ("--format", "xml")], ids=str)

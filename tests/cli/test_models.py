@@ -65,6 +65,23 @@ def test_list_without_a_cache_is_no_error(tmp_path: Path) -> None:
     assert models(tmp_path / "absent", "list").startswith("MODEL")
 
 
+def test_list_shows_what_a_server_would_offer(cache: Path, tmp_path: Path) -> None:
+    snapshot = cache / "models--someone--small" / "snapshots" / COMMITS["small"]
+    (tmp_path / "shelf").mkdir()
+    (tmp_path / "shelf" / "kept").symlink_to(snapshot)
+    asked = ("--offer", f"mine={snapshot}", "--offer", "far=someone/absent")
+    said = models(cache, "list", *asked, DRAGOMAN_MODELS_FOLDER=str(tmp_path / "shelf"), COLUMNS="200")
+    rows = {line.split()[0]: line.split()[1:] for line in said.splitlines()[1:]}
+    assert rows["mine"] == rows["kept"] == ["llama", "bfloat16", "123", "kB", "offered"]
+    assert rows["far"] == ["–", "–", "–", "offered:", "someone/absent"]
+    assert {"embedded", "someone/small", "someone/other"} < rows.keys()
+    entries = json.loads(models(cache, "list", "--custom-only", "--format", "json", *asked))
+    mine, far = entries[:2]
+    assert [file["name"] for file in mine["model_files"]] == ["config.json", "model.safetensors"]
+    assert (mine["id"], far["model_files"], far["cached_at"]) == ("mine", [], None)
+    assert not any(entry["is_registry_model"] for entry in entries)
+
+
 def test_remove_deletes_that_model_only(cache: Path) -> None:
     assert "Deleted someone/small" in models(cache, "remove", "someone/small", "--yes")
     assert not (cache / "models--someone--small").exists()

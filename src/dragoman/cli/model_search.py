@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from concurrent.futures import Future
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -13,15 +14,13 @@ from dragoman.cli.models import cached_models
 from dragoman.core.errors import ModelError
 
 if TYPE_CHECKING:
-    from huggingface_hub import HfApi
     from huggingface_hub.hf_api import ModelInfo
 
 _HERE_ONLY = {"configurable": False}
-_SORTS: dict[str, Literal["downloads", "likes", "last_modified"]] = {
-    "downloads": "downloads",
-    "likes": "likes",
-    "recent": "last_modified",
-}
+_SORTS = {"downloads": "downloads", "likes": "likes", "recent": "lastModified"}
+
+ANSWER_S = 10.0
+"""For the hub to answer."""
 
 
 class DiscoverSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,22 +80,43 @@ def _registry(asked: DiscoverSettings) -> list[dict[str, Any]]:
 
 def _on_hub(asked: DiscoverSettings, limit: int) -> list[dict[str, Any]]:
     """Raises ModelError when the hub cannot be asked."""
-    from huggingface_hub import HfApi
-
     here = {repository.repo_id for repository in cached_models()}
     try:
-        return [_item(model, model.id in here) for model in _listed(HfApi(), asked, limit)]
+        return [_item(model, model.id in here) for model in _listed(asked, limit)]
     except Exception as error:  # the library's own, its HTTP client's and the network's
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        reason = " ".join(str(error).split())[:300] or f"no answer in {ANSWER_S:g} s"
         raise ModelError(
             f"the hub cannot be asked ({reason}); `dragoman models list` shows what is on this machine"
         ) from error
 
 
-def _listed(hub: HfApi, asked: DiscoverSettings, limit: int) -> Iterable[ModelInfo]:
+def _listed(asked: DiscoverSettings, limit: int) -> list[ModelInfo]:
+    """A page of the hub's list, asked for once: the library tries for half a minute where there is no network."""
+    from huggingface_hub import constants
+    from huggingface_hub.hf_api import ModelInfo
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # type: ignore[attr-defined]
+
     tags = [tag.strip() for tag in (asked.tags or "").split(",") if tag.strip()]
-    sort = _SORTS[asked.sort]
-    return hub.list_models(search=asked.search, filter=tags or None, sort=sort, limit=limit, full=True)
+    params: dict[str, Any] = {"sort": _SORTS[asked.sort], "limit": limit, "full": True}
+    if asked.search:
+        params["search"] = asked.search
+    if tags:
+        params["filter"] = tags
+    page: Future[list[Any]] = Future()
+
+    def ask() -> None:
+        try:
+            url = f"{constants.ENDPOINT}/api/models"
+            answer = get_session().get(url, params=params, headers=build_hf_headers(), timeout=ANSWER_S)
+            hf_raise_for_status(answer)
+            page.set_result(answer.json())
+        except Exception as error:
+            page.set_exception(error)
+
+    # A name server that does not answer holds up the client for longer than any limit of its own.
+    Thread(target=ask, daemon=True).start()
+    found = page.result(ANSWER_S)[:limit]
+    return [ModelInfo(**{"siblings": None, **model}) for model in found]  # type: ignore[no-untyped-call]
 
 
 def _item(model: ModelInfo, cached: bool) -> dict[str, Any]:

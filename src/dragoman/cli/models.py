@@ -19,6 +19,8 @@ from dragoman.models.parameters import parameter_count
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, CachedRevisionInfo
 
+    from dragoman.server.shelf import Offer
+
 
 class ListSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Which models to list, and how."""
@@ -32,9 +34,13 @@ class ListSettings(msgspec.Struct, frozen=True, kw_only=True):
     registry_only: Annotated[
         bool, msgspec.Meta(description="Only what this program brings along.", extra={"configurable": False})
     ] = False
-    custom_only: Annotated[
-        bool, msgspec.Meta(description="Only what was downloaded.", extra={"configurable": False})
-    ] = False
+    custom_only: Annotated[bool, msgspec.Meta(description="Only what it does not.", extra={"configurable": False})] = (
+        False
+    )
+    offer: Annotated[
+        tuple[str, ...], msgspec.Meta(description="List this one too, as `dragoman serve` would offer it.")
+    ] = ()
+    models_folder: Annotated[str | None, msgspec.Meta(description="List the models in this folder too.")] = None
 
 
 class PullSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,20 +98,22 @@ class RemoveSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_models(asked: ListSettings) -> None:
-    """List the models on this machine: the embedded one and those in the hub cache."""
+    """List the models on this machine: the embedded one, those that are offered, and those in the hub cache."""
     if asked.registry_only and asked.custom_only:
         raise ModelError("--registry-only and --custom-only exclude each other")
+    offered = () if asked.registry_only else _offers(asked)
     cached = () if asked.registry_only else cached_models()
     if asked.format == "json":
         embedded = [] if asked.custom_only else _embedded_entry()
-        _write_json([*embedded, *map(_cached_entry, cached)])
+        _write_json([*embedded, *map(_offered_entry, offered), *map(_cached_entry, cached)])
         return
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("MODEL", "TYPE", "PRECISION", "SIZE", "LAST USED"):
         table.add_column(column, justify="right" if column == "SIZE" else "left", no_wrap=True)
-    for row in (*([] if asked.custom_only else _embedded_row()), *map(_cached_row, cached)):
+    embedded_rows = [] if asked.custom_only else _embedded_row()
+    for row in (*embedded_rows, *map(_offered_row, offered), *map(_cached_row, cached)):
         table.add_row(*row)
     console.output().print(table)
 
@@ -192,6 +200,35 @@ def cached_models() -> tuple[CachedRepoInfo, ...]:
     except CacheNotFound:
         return ()
     return tuple(sorted((r for r in repositories if r.repo_type == "model"), key=lambda r: r.repo_id.lower()))
+
+
+def _offers(asked: ListSettings) -> tuple[Offer, ...]:
+    """What `dragoman serve` would offer beside the embedded model and the cache. Raises DragomanError."""
+    from dragoman.models.source import EMBEDDED
+    from dragoman.server.shelf import CatalogSettings, Offer, Shelf
+
+    chosen = CatalogSettings(offer=asked.offer, models_folder=asked.models_folder, offer_cached=False)
+    return tuple(o for o in Shelf(chosen, Offer(name=EMBEDDED, source=None)).offers() if o.source is not None)
+
+
+def _offered_row(offer: Offer) -> tuple[str, str, str, str, str]:
+    files = _files_of(offer)
+    kind = _described(files[0].parent) if files else ("–", "–")
+    size = console.size(_size_of(offer, files)) if files else "–"
+    return offer.name, *kind, size, "offered" if files else f"offered: {offer.source}"
+
+
+def _files_of(offer: Offer) -> list[Path]:
+    """Those that are here: none of a model that would come from the hub."""
+    place = Path(offer.source or "").expanduser()
+    if place.is_file():
+        return [place]
+    return sorted(path for path in place.iterdir() if path.is_file()) if place.is_dir() else []
+
+
+def _size_of(offer: Offer, files: list[Path]) -> int:
+    """Of its weights, where the shelf counted them."""
+    return offer.size_bytes or sum(path.stat().st_size for path in files)
 
 
 def _embedded_row() -> list[tuple[str, str, str, str, str]]:
@@ -309,6 +346,13 @@ def _embedded_entry() -> list[dict[str, Any]]:
     return [_entry(EMBEDDED, folder, [(path.name, path.stat().st_size, path) for path in files], made, None)]
 
 
+def _offered_entry(offer: Offer) -> dict[str, Any]:
+    files = _files_of(offer)
+    told = [(path.name, path.stat().st_size, path) for path in files]
+    made = max((path.stat().st_mtime for path in files), default=None)
+    return _entry(offer.name, Path(offer.source or ""), told, made, None) | {"is_registry_model": False}
+
+
 def _cached_entry(repository: CachedRepoInfo) -> dict[str, Any]:
     newest = _newest(repository)
     files = sorted((file.file_name, file.size_on_disk, file.file_path) for file in newest.files)
@@ -319,7 +363,7 @@ def _cached_entry(repository: CachedRepoInfo) -> dict[str, Any]:
 
 
 def _entry(
-    name: str, path: Path, files: list[tuple[str, int, Path]], cached: float, used: float | None
+    name: str, path: Path, files: list[tuple[str, int, Path]], cached: float | None, used: float | None
 ) -> dict[str, Any]:
     """A model as LocalLab's command lists it; null is what nobody keeps count of."""
     size = sum(count for _, count, _ in files)
@@ -334,7 +378,7 @@ def _entry(
         "file_count": len(files),
         "model_files": [{"name": file, "size": count, "path": str(place)} for file, count, place in files],
         "path": str(path),
-        "cached_at": _moment(cached),
+        "cached_at": None if cached is None else _moment(cached),
         "download_method": None if used is None else "huggingface_hub",
         "last_accessed": None if used is None else _moment(used),
         "access_count": None,
