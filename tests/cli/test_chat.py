@@ -16,9 +16,11 @@ import termios
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
 
 import pytest
 
+from dragoman.cli.app import cli
 from dragoman.cli.background import background
 from dragoman.cli.chat import Conversation, obey
 from dragoman.cli.session import Delta
@@ -52,6 +54,27 @@ def test_history_grows_with_each_answer() -> None:
     assert "".join(said) == "1 messages3 messages"
     assert roles(conversation) == ["user", "assistant"] * 2
     assert conversation.messages[1]["content"] == "1 messages"
+
+
+def test_locallabs_spellings_of_the_options() -> None:
+    known = {option.name: (option.flag, *option.also) for option in cli.commands["chat"]}
+    assert known["url"] == ("--url", "-u")
+    assert known["generate"] == ("--generate", "-g")
+    assert known["max_new_tokens"] == ("--max-new-tokens", "-m", "--max-tokens")
+    assert (known["temperature"][1], known["top_p"][1], known["verbose"][1]) == ("-t", "-p", "-v")
+
+
+def test_a_conversation_is_saved_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    conversation, file = Conversation(Echo(), SamplingSettings(), "Be brief."), tmp_path / "new" / "one.json"
+    with background() as loop:
+        conversation.say("hello", loop, lambda text: None)
+    assert obey(f"/save {file}", conversation)
+    saved = json.loads(file.read_text())
+    assert (saved["messages"], saved["model_info"]) == (conversation.messages, "echo")
+    assert obey("/save /proc/none/one.json", conversation)
+    assert obey("/clear", conversation)
+    assert roles(conversation) == ["system"]
+    assert not obey("/goodbye", conversation)
 
 
 def test_failed_answer_takes_its_question_back() -> None:

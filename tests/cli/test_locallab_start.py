@@ -187,7 +187,7 @@ def test_the_saved_configuration_may_be_elsewhere(locallab: Started, tmp_path: P
         ("[1]", "config.json is not a JSON object"),
         ({"port": [1]}, "config.json: port is not a single value"),
         ({"temperature": "hot"}, "config.json: temperature: Expected `float`"),
-        ({"temperature": 5}, "--temperature: Expected `float` <= 2"),
+        ({"temperature": 5}, "config.json: temperature: Expected `float` <= 2"),
         ("1" * (1 << 20) + "0", "is larger than 1 MiB"),
     ],
     ids=["no JSON", "no object", "a list", "a word", "too hot", "too large"],

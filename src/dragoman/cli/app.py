@@ -12,7 +12,7 @@ import typer
 
 import dragoman
 from dragoman.cli import adapters as adapter_commands
-from dragoman.cli import console, locallab_start, machine_info, model_search, models
+from dragoman.cli import console, locallab_config, locallab_start, machine_info, model_search, models
 from dragoman.cli.borrowed_variables import borrowed, useless
 from dragoman.cli.doctor import doctor
 from dragoman.cli.keys import keys
@@ -164,9 +164,9 @@ def _started(settled: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 cli.command(start, more=_DIALECTS, spellings=locallab_start.SPELLINGS, borrowed=_started)
+cli.command(locallab_config.config)
 
 
-@cli.command
 def chat(
     choice: ModelChoice,
     remote: RemoteSettings,
@@ -181,6 +181,18 @@ def chat(
 
     with background() as loop, loop.hold(_session(choice.model, remote, settings, machine)) as session:
         converse(session, sampling, conversation, loop)
+
+
+# LocalLab's spellings too.
+_CHAT = {
+    "url": ("-u",),
+    "generate": ("-g",),
+    "max_new_tokens": ("-m", "--max-tokens"),
+    "temperature": ("-t",),
+    "top_p": ("-p",),
+    "verbose": ("-v",),
+}
+cli.command(chat, spellings=_CHAT)
 
 
 @cli.command

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
+import time
 from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
 
 from dragoman.cli import console
 from dragoman.cli.background import Background
 from dragoman.cli.session import Message, Session
 from dragoman.cli.settings import ChatSettings, SamplingSettings
 from dragoman.core.errors import ContextOverflow, DragomanError
+from dragoman.core.events import Usage
 
 HELP = """\
-/reset          forget the conversation
+/reset          forget the conversation (or /clear)
 /system TEXT    forget it, and start anew with TEXT as the system message
+/history        show it
+/save [FILE]    write it to a file, by default in conversations/
 /help           this list
-/exit           leave (as Ctrl-D does)
+/exit           leave (as Ctrl-D does; or /quit, /bye, /goodbye)
 Ctrl-C          stop the answer; what there is of it stays in the conversation"""
 
 
@@ -27,7 +34,12 @@ class Conversation:
         self.messages: list[Message] = []
         self._session = session
         self._options = options
+        self.usage: Usage | None = None
         self.reset(system)
+
+    @property
+    def model(self) -> str:
+        return self._session.model
 
     def reset(self, system: str | None = None) -> None:
         self.messages = [{"role": "system", "content": system}] if system else []
@@ -43,12 +55,14 @@ class Conversation:
         """
         self.messages.append({"role": "user", "content": text})
         answer: list[str] = []
+        self.usage = None
 
         async def stream() -> None:
             async with contextlib.aclosing(self._session.chat(self.messages, self._options)) as deltas:
                 async for delta in deltas:
                     answer.append(delta.text)
                     write(delta.text)
+                    self.usage = delta.usage or self.usage
 
         try:
             background.run(stream())
@@ -78,8 +92,7 @@ def converse(session: Session, options: SamplingSettings, chosen: ChatSettings, 
             line = input("> " if interactive else "").strip()
             asked = bool(line) and not line.startswith("/")
             if asked:
-                conversation.say(line, background, write)
-                write("\n")
+                _answer(conversation, line, chosen, background)
             elif line and not obey(line, conversation):
                 return
         except EOFError:
@@ -92,23 +105,52 @@ def converse(session: Session, options: SamplingSettings, chosen: ChatSettings, 
             console.error(error.message)
 
 
+def _answer(conversation: Conversation, line: str, chosen: ChatSettings, background: Background) -> None:
+    began = time.perf_counter()
+    held: list[str] = []
+    conversation.say(line, background, held.append if chosen.generate == "simple" else write)
+    write("".join(held) + "\n")
+    if chosen.verbose and conversation.usage is not None:
+        seconds = time.perf_counter() - began
+        console.notes().print(f"[dim]{conversation.usage.completion_tokens} tokens in {seconds:.1f} s[/]")
+
+
 def obey(line: str, conversation: Conversation) -> bool:
     """Carry out a line that begins with a slash. False: the user wants to leave."""
     command, _, rest = line.partition(" ")
     match command:
-        case "/exit" | "/quit":
+        case "/exit" | "/quit" | "/bye" | "/goodbye":
             return False
-        case "/reset":
+        case "/reset" | "/clear":
             conversation.reset(conversation.system)
             console.notes().print("The conversation is forgotten.")
         case "/system":
             conversation.reset(rest.strip() or None)
             console.notes().print("A new conversation" + (", with this system message." if rest.strip() else "."))
+        case "/history":
+            for message in conversation.messages:
+                console.output().print(f"{message['role']}: {message['content']}", markup=False)
+        case "/save":
+            _save(conversation, rest.strip())
         case "/help":
             console.notes().print(HELP)
         case _:
             console.error(f"there is no {command}; /help lists the commands")
     return True
+
+
+def _save(conversation: Conversation, name: str) -> None:
+    """As JSON: when, with which model, and the messages."""
+    now = datetime.now()
+    file = Path(name).expanduser() if name else Path("conversations") / f"conversation_{now:%Y%m%d_%H%M%S}.json"
+    saved = {"timestamp": now.isoformat(), "model_info": conversation.model, "messages": conversation.messages}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(saved, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    except OSError as error:
+        console.error(f"{file}: {error.strerror}")
+    else:
+        console.notes().print(f"Saved in {file}", markup=False)
 
 
 def write(text: str) -> None:

@@ -1,7 +1,7 @@
 """``dragoman start``: LocalLab's command of that name, which is ``serve --dialect locallab`` in other words.
 
-What ``locallab config`` saved in ``~/.locallab/config.json`` counts where neither the command line nor a variable says
-otherwise. The file is only read: what a start is given is for that start.
+What ``locallab config``, or ``dragoman config``, saved in ``~/.locallab/config.json`` counts where neither the command
+line nor a variable says otherwise. The file is only read: what a start is given is for that start.
 """
 
 from __future__ import annotations
@@ -141,15 +141,25 @@ def read_saved(folder: str) -> dict[str, Any]:
         raise DragomanError(f"{path} is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise DragomanError(f"{path} is not a JSON object")
-    known = {option.name: option for struct in _SET_BY_IT for option in options_of(struct)}
-    for key, value in found.items():
-        if isinstance(value, list | dict) and _variable(key) in {*SAVED.values(), *_first_names()}:
-            raise DragomanError(f"{path}: {key} is not a single value")
-        try:
-            from_texts(borrowed(DIALECT, _variables({key: value})), known)
-        except DragomanError as error:
-            raise DragomanError(f"{path}: {key}{error.message[error.message.index(':') :][:300]}") from None
+    check_saved(found, f"{path}: ")
     return found
+
+
+def check_saved(saved: Mapping[str, Any], where: str = "") -> None:
+    """Raises DragomanError, ``where`` and the key, for a value that the option it sets cannot have."""
+    known = {option.name: option for struct in _SET_BY_IT for option in options_of(struct)}
+    for key, value in saved.items():
+        if isinstance(value, list | dict) and _variable(key) in {*SAVED.values(), *_first_names()}:
+            raise DragomanError(f"{where}{key} is not a single value")
+        try:
+            values = from_texts(borrowed(DIALECT, _variables({key: value})), known)
+        except DragomanError as error:
+            raise DragomanError(f"{where}{key}{error.message[error.message.index(':') :][:300]}") from None
+        for struct in _SET_BY_IT:
+            try:
+                msgspec.convert({o: v for o, v in values.items() if o in struct.__struct_fields__}, struct)
+            except msgspec.ValidationError as error:
+                raise DragomanError(f"{where}{key}: {str(error).partition(' - at ')[0]}") from None
 
 
 def _variables(saved: Mapping[str, Any]) -> dict[str, str]:

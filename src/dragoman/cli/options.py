@@ -251,7 +251,7 @@ def _parameter(option: Option) -> inspect.Parameter:
         info: Any = typer.Argument(**common, metavar=option.flag)
     else:
         names = (option.flag, *option.also)
-        flags = [f"{name}/--no-{name[2:]}" if annotation is bool else name for name in names]
+        flags = [f"{name}/--no-{name[2:]}" if annotation is bool and name[1] == "-" else name for name in names]
         if option.short is not None:
             flags.insert(0, f"{option.short}/" if annotation is bool else option.short)
         info = typer.Option(

@@ -14,6 +14,7 @@ from dragoman.models.settings import ModelSettings
 
 POSITIONAL = {"positional": True}
 GIVEN = {"positional": True, "configurable": False}
+HERE_ONLY = {"configurable": False}
 
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]  # msgspec knows no larger bound
 Count = Annotated[int, Meta(ge=1)]
@@ -77,15 +78,19 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a conversation begins.
+    """How a conversation begins, and how it looks.
 
     Attributes:
         system: the system message.
+        generate: stream and chat write answers as they come, simple when they are whole.
+        verbose: tell how long each answer is, and took.
     """
 
     PANEL = "Conversation"
 
     system: str | None = None
+    generate: Annotated[Literal["stream", "simple", "chat"], Meta(extra=HERE_ONLY)] = "stream"
+    verbose: Annotated[bool, Meta(extra=HERE_ONLY)] = False
 
 
 class PromptSettings(msgspec.Struct, frozen=True, kw_only=True):
