@@ -253,7 +253,8 @@ def _hub_error(repository: str, revision: str | None, error: Exception) -> Model
         case errors.RevisionNotFoundError():
             return ModelError(f"{repository} has no revision {revision}")
         case errors.LocalEntryNotFoundError() | errors.OfflineModeIsEnabled():
-            return ModelError(f"{place} is not in the cache on this machine, and the hub cannot be reached: {error}")
+            reason = str(error).partition("\n")[0]
+            return ModelError(f"{place} is not in the cache on this machine, and the hub cannot be reached: {reason}")
         case OSError():
             return ModelError(f"{place} could not be downloaded: {error}")
         case _:
