@@ -83,6 +83,34 @@ def stack_experts(weights: Weights) -> Weights:
     }
 
 
+def split_granite(weights: Weights) -> Weights:
+    """Gates and ups of Granite's stacks, in the names that the package's map knows."""
+    found = {}
+    for name, value in weights.items():
+        stack = re.fullmatch(
+            r"(model\.layers\.\d+\.)(block_sparse_moe|shared_mlp)\.(?:experts\.)?(\w+)(\.weight)?", name
+        )
+        place = stack and stack[1] + ("mlp.experts." if stack[2] == "block_sparse_moe" else "mlp.shared_expert.")
+        if stack and stack[3] in ("input_linear", "gate_up_proj"):
+            found[f"{place}gate_proj.weight"], found[f"{place}up_proj.weight"] = np.split(value, 2, axis=-2)
+        elif stack and stack[3] in ("output_linear", "down_proj"):
+            found[f"{place}down_proj.weight"] = value
+        else:
+            found[name.replace("router.weight", "router.layer.weight")] = value
+    return found
+
+
+def fuse_attention(weights: Weights) -> Weights:
+    """Queries, keys and values in one, as converters wrote Phi-2 in 2024."""
+    rest = {n: v for n, v in weights.items() if not re.search(r"\.[qkv]_proj\.", n)}
+    for name, value in weights.items():
+        if ".q_proj." in name:
+            three = [value, *(weights[name.replace(".q_proj.", f".{part}_proj.")] for part in "kv")]
+            layer, kind = name.split(".")[2], name.rpartition(".")[2]
+            rest[f"transformer.h.{layer}.mixer.Wqkv.{kind}"] = np.concatenate(three)
+    return rest
+
+
 def stack_head_norms(weights: Weights) -> Weights:
     found: dict[str, list[np.ndarray]] = {}
     rest = {}
@@ -155,6 +183,13 @@ def describe_experts(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
 
 
+def describe_granite_moe(writer: gguf.GGUFWriter, config: Any) -> None:
+    describe_granite(writer, config)
+    describe_experts(writer, config)
+    if shared := getattr(config, "shared_intermediate_size", None):
+        writer.add_expert_shared_feed_forward_length(shared)
+
+
 def describe_neox(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_parallel_residual(config.use_parallel_residual)
     partial(0.25)(writer, config)
@@ -183,6 +218,7 @@ CASES = {
     "gemma2": Case("gemma2", VARIANTS["gemma2"] | _SCALAR, describe_gemma2, add_one),
     "gemma3": Case("gemma3", VARIANTS["gemma3"] | _SCALAR, describe_gemma3, add_one),
     "phi2": Case("phi2", VARIANTS["phi"], partial(0.5)),
+    "phi2-fused": Case("phi2", VARIANTS["phi"], partial(0.5), gather=fuse_attention),
     "phi3": Case("phi3", VARIANTS["phi3"], describe_longrope),
     "phi3-long": Case("phi3", VARIANTS["phi3-long"], describe_longrope),
     "stablelm": Case("stablelm", VARIANTS["stablelm"], partial(0.25), gather=stack_head_norms),
@@ -190,6 +226,10 @@ CASES = {
     "starcoder2": Case("starcoder2", VARIANTS["starcoder2"] | {"sliding_window": None}),
     "olmo2": Case("olmo2", VARIANTS["olmo2"]),
     "granite": Case("granite", VARIANTS["granite"], describe_granite, interleave),
+    "granitemoe": Case("granitemoe", VARIANTS["granite-moe"], describe_granite_moe, interleave, split_granite),
+    "granitemoe-shared": Case(
+        "granitemoe", VARIANTS["granite-moe-shared"], describe_granite_moe, interleave, split_granite
+    ),
     "smollm3": Case("smollm3", VARIANTS["smollm3"] | {"no_rope_layer_interval": 4}, change=interleave),
     "command-r": Case("command-r", VARIANTS["cohere"], describe_cohere),
     "cohere2": Case("cohere2", VARIANTS["cohere2"], describe_cohere),

@@ -16,10 +16,23 @@ _MOE_NAMES = LLAMA_NAMES | {
     "expert_in": ("model.layers.{layer}.block_sparse_moe.input_linear",),  # stacks of all experts
     "expert_out": ("model.layers.{layer}.block_sparse_moe.output_linear",),
 }
-_MOE_OTHER_NAMES = {
-    "router": ("model.layers.{layer}.block_sparse_moe.router",),
-    "expert_in": ("model.layers.{layer}.block_sparse_moe.experts.gate_up_proj",),
-    "expert_out": ("model.layers.{layer}.block_sparse_moe.experts.down_proj",),
+# Those of newer versions of transformers.
+_MOE_ALIASES = (
+    (r"\.router\.(?!layer\.)", ".router.layer."),
+    (r"\.experts\.gate_up_proj", ".input_linear"),
+    (r"\.block_sparse_moe\.experts\.down_proj", ".block_sparse_moe.output_linear"),
+)
+# As GGUF files have them.
+_MOE_PIECES = {
+    "expert_in": (
+        "model.layers.{layer}.block_sparse_moe.experts.{expert}.gate_proj",
+        "model.layers.{layer}.block_sparse_moe.experts.{expert}.up_proj",
+    ),
+    "expert_out": ("model.layers.{layer}.block_sparse_moe.experts.{expert}.down_proj",),
+    "shared_expert_in": (
+        "model.layers.{layer}.shared_mlp.gate_proj",
+        "model.layers.{layer}.shared_mlp.up_proj",
+    ),
 }
 _MOE_SHARED_NAMES = _MOE_NAMES | {
     "shared_expert_in": ("model.layers.{layer}.shared_mlp.input_linear",),
@@ -80,7 +93,8 @@ FAMILIES: dict[str, Family] = {
         _MOE_NAMES,
         "granitemoe",
         base="model.",
-        other_names=_MOE_OTHER_NAMES,
+        aliases=_MOE_ALIASES,
+        other_names=_MOE_PIECES,
         ignored=ROTARY_BUFFER,
         title="Granite 3 MoE",
         examples=("ibm-granite/granite-3.1-1b-a400m-instruct", "ibm-granite/granite-3.1-3b-a800m-instruct"),
@@ -90,7 +104,8 @@ FAMILIES: dict[str, Family] = {
         _MOE_SHARED_NAMES,
         "granitemoeshared",
         base="model.",
-        other_names=_MOE_OTHER_NAMES,
+        aliases=_MOE_ALIASES,
+        other_names=_MOE_PIECES,
         ignored=ROTARY_BUFFER,
         title="Granite MoE with a shared expert",
         examples=("ibm-research/moe-7b-1b-active-shared-experts",),

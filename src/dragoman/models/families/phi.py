@@ -71,6 +71,7 @@ FAMILIES: dict[str, Family] = {
         _PHI_NAMES,
         "phi",
         base="model.",
+        other_names={"qkv": ("model.layers.{layer}.self_attn.qkv_proj",)},  # in old GGUF files
         ignored=ROTARY_BUFFER,
         title="Phi-1, 1.5 and 2",
         examples=("microsoft/phi-2", "microsoft/phi-1_5"),

@@ -227,6 +227,23 @@ def _qwen3_moe(keys: Metadata, tensors: Tensors, config: Config) -> Config:
     return _qwen_moe(keys, tensors, config, norm_topk=True)
 
 
+def _granite_moe(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    experts = _experts(keys, norm_topk=True)
+    found = _granite(keys, tensors, config) | {
+        "num_local_experts": experts["num_experts"],
+        "num_experts_per_tok": experts["num_experts_per_tok"],
+    }
+    keys.has("expert_shared_feed_forward_length")  # the tensors say it too
+    shared = tensors.get("blk.0.ffn_gate_shexp.weight")
+    if shared is None:
+        return found
+    return found | {
+        "architectures": ["GraniteMoeSharedForCausalLM"],
+        "model_type": "granitemoeshared",
+        "shared_intermediate_size": shared.shape[0],
+    }
+
+
 def _olmoe(keys: Metadata, tensors: Tensors, config: Config) -> Config:
     keys.refuse("attention.clamp_kqv", 0.0)
     return heads(keys, config) | rms(keys) | _experts(keys, norm_topk=False) | _biases(tensors)
@@ -334,6 +351,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "stablelm": _architecture("StableLmForCausalLM", "stablelm", names.STABLELM, _stablelm),
     "olmo2": _architecture("Olmo2ForCausalLM", "olmo2", names.OLMO2, _olmo2),
     "granite": _architecture("GraniteForCausalLM", "granite", names.LLAMA, _granite, row_order=_llama_rows),
+    "granitemoe": _architecture(
+        "GraniteMoeForCausalLM", "granitemoe", names.GRANITE_MOE, _granite_moe, row_order=_llama_rows
+    ),
     "smollm3": _architecture("SmolLM3ForCausalLM", "smollm3", names.LLAMA, _smollm3, row_order=_llama_rows),
     "command-r": _architecture("CohereForCausalLM", "cohere", names.COHERE, _cohere),
     "cohere2": _architecture("Cohere2ForCausalLM", "cohere2", names.COHERE, _cohere2),

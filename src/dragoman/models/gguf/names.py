@@ -41,6 +41,7 @@ PHI2 = (
         "token_embd": "model.embed_tokens",
         "output_norm": "model.final_layernorm",
         "output": "lm_head",
+        "blk.attn_qkv": _LAYER + "self_attn.qkv_proj",  # files of 2024 and before
         "blk.attn_output": _LAYER + "self_attn.dense",
         "blk.ffn_up": _LAYER + "mlp.fc1",
         "blk.ffn_down": _LAYER + "mlp.fc2",
@@ -77,6 +78,15 @@ QWEN_MOE = _ENDS | _ATTENTION | _NORMS | {
     "blk.ffn_gate_shexp": _LAYER + "mlp.shared_expert.gate_proj",
     "blk.ffn_up_shexp": _LAYER + "mlp.shared_expert.up_proj",
     "blk.ffn_down_shexp": _LAYER + "mlp.shared_expert.down_proj",
+}  # fmt: skip
+GRANITE_MOE = _ENDS | _ATTENTION | _NORMS | {
+    "blk.ffn_gate_inp": _LAYER + "block_sparse_moe.router.layer",
+    "blk.ffn_gate_exps": _LAYER + "block_sparse_moe.experts.{expert}.gate_proj",
+    "blk.ffn_up_exps": _LAYER + "block_sparse_moe.experts.{expert}.up_proj",
+    "blk.ffn_down_exps": _LAYER + "block_sparse_moe.experts.{expert}.down_proj",
+    "blk.ffn_gate_shexp": _LAYER + "shared_mlp.gate_proj",
+    "blk.ffn_up_shexp": _LAYER + "shared_mlp.up_proj",
+    "blk.ffn_down_shexp": _LAYER + "shared_mlp.output_linear",
 }  # fmt: skip
 
 GPT2 = {
