@@ -12,6 +12,7 @@ namespace dragoman {
 namespace {
 
 constexpr std::size_t kAlignment = 64;
+constexpr std::size_t kTurnBytes = 2 << 20;  // of the memory that next() gives out in turn
 
 // A power-of-two distance between rows would put the rows of a tile into the same cache sets.
 long padded_stride(long bytes) {
@@ -46,6 +47,15 @@ std::uint8_t* Scratch::get(std::size_t bytes) {
     size_ = rounded;
   }
   return static_cast<std::uint8_t*>(memory_.get());
+}
+
+std::uint8_t* Scratch::next(std::size_t bytes) {
+  const std::size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  std::uint8_t* const memory = get(std::max(rounded, kTurnBytes));
+  if (next_ + rounded > size_) next_ = 0;
+  std::uint8_t* const piece = memory + next_;
+  next_ += rounded;
+  return piece;
 }
 
 Activations describe_activations(const Matrix& w, long rows) {
@@ -83,7 +93,7 @@ Activations prepare_activations(const Matrix& w, const float* x, long ldx, long 
     a.stride = ldx * 4;
     return a;
   }
-  a.values = scratch.get(static_cast<std::size_t>(rows * a.stride));
+  a.values = scratch.next(static_cast<std::size_t>(rows * a.stride));
   pool().parallel_for(rows, grain, [&](long begin, long end) { prepare_rows(w, a, x, ldx, begin, end); });
   return a;
 }
