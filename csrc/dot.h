@@ -16,6 +16,20 @@ constexpr bool kBytesAreSigned = true;
 constexpr bool kBytesAreSigned = false;
 #endif
 
+// Asks for a line in the second-level cache, behind what was added to a sum before hold(sum). Where both are left to the
+// compiler, it puts all prefetches of a loop's body side by side: products of 8 rows took 3 to 9 % longer.
+#if defined(DRAGOMAN_AVX512)
+DRAGOMAN_INLINE void prefetch_here(const std::uint8_t* line) { asm volatile("prefetcht1 %0" : : "m"(*line)); }
+template <class Sum>
+DRAGOMAN_INLINE void hold(Sum& sum) {
+  asm volatile("" : "+v"(sum));
+}
+#else
+DRAGOMAN_INLINE void prefetch_here(const std::uint8_t* line) { __builtin_prefetch(line, 0, 2); }
+template <class Sum>
+DRAGOMAN_INLINE void hold(Sum&) {}
+#endif
+
 #if defined(DRAGOMAN_AVX512)
 
 using Ints = __m512i;   // 16 int32

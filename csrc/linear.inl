@@ -20,7 +20,7 @@ constexpr long kQuadBytes = kBlock * 4;    // of a quad of each column
 // no more than the registers hold. A quantized chain takes two, integer and float. And how many vectors of a tile take
 // their group's products side by side.
 #if defined(DRAGOMAN_AVX512)
-constexpr int kQuantizedRows = 7, kWideRows = 8, kFloatRows = 8, kTogether = 2;
+constexpr int kQuantizedRows = 6, kWideRows = 8, kFloatRows = 8, kTogether = 2;
 #elif defined(DRAGOMAN_AVX2)
 constexpr int kQuantizedRows = 4, kWideRows = 4, kFloatRows = 4, kTogether = 1;
 #else
@@ -40,13 +40,19 @@ struct NextBlock {
     for (long i = 0; i < lines_per_group; ++i, next += 64) __builtin_prefetch(next, 0, 2);
   }
   __attribute__((always_inline)) inline void fetch(const std::uint8_t*) const {}
+  template <class Sum>
+  __attribute__((always_inline)) inline void spread(Sum&) const {}
 };
 // What lies a distance ahead of each line that is read, where a single tile reads a block from memory.
 struct Ahead {
   long bytes;
 
   __attribute__((always_inline)) inline void fetch_group() const {}
-  __attribute__((always_inline)) inline void fetch(const std::uint8_t* line) const { __builtin_prefetch(line + bytes, 0, 2); }
+  __attribute__((always_inline)) inline void fetch(const std::uint8_t* line) const { prefetch_here(line + bytes); }
+  template <class Sum>
+  __attribute__((always_inline)) inline void spread(Sum& sum) const {
+    hold(sum);
+  }
 };
 
 // The bytes of one group over V vectors of columns, added to integer sums: acc[i][j] += Σ q · w.
@@ -65,6 +71,7 @@ DRAGOMAN_INLINE void add_bytes(const std::uint8_t* w, Ahead ahead, Span span, lo
 #pragma GCC unroll 2
       for (int j = 0; j < V; ++j) acc[i][j] = dot_bytes(acc[i][j], quads[j], quad);
     }
+    ahead.spread(acc[M - 1][V - 1]);
   }
 }
 
@@ -179,10 +186,18 @@ DRAGOMAN_INLINE void wide_tile(const std::uint8_t* w, long groups, const std::ui
 #pragma GCC unroll 2
         for (int j = 0; j < kTogether; ++j) acc[i][j] = broadcast_int(kBytesAreSigned ? 0 : span(i).wide_start);
       }
-#pragma GCC unroll 1
-      for (long g = 0; g < count; ++g) {
+      const auto add_group = [&](long g) __attribute__((always_inline)) {
         if (v == 0) prefetch.fetch_group();
         add_bytes(w + g * numbers_bytes(Precision::int8) + v * 64, prefetch, span, g, acc);
+      };
+      // A loop moves sums of many rows between registers, 2 % slower; one row, read as fast as memory gives, suffers from
+      // loads at many addresses of code.
+      if (M > 4 && count == kSpanGroups) {
+#pragma GCC unroll 4
+        for (long g = 0; g < kSpanGroups; ++g) add_group(g);
+      } else {
+#pragma GCC unroll 1
+        for (long g = 0; g < count; ++g) add_group(g);
       }
 #pragma GCC unroll 2
       for (int j = 0; j < kTogether; ++j) {
@@ -233,12 +248,15 @@ DRAGOMAN_INLINE void float_tile(const std::uint8_t* w, long groups, const std::u
         typename Step::Numbers numbers[kTogether];
 #pragma GCC unroll 2
         for (int j = 0; j < kTogether; ++j) numbers[j] = Step::load_numbers(w + s * kBlock * 4 + (v + j) * 64);
+#pragma GCC unroll 2
+        for (int j = 0; j < kTogether; ++j) prefetch.fetch(w + s * kBlock * 4 + (v + j) * 64);
 #pragma GCC unroll 8
         for (int i = 0; i < M; ++i) {
           const std::uint32_t value = load_u32(x + i * stride + s * 4);
 #pragma GCC unroll 2
           for (int j = 0; j < kTogether; ++j) part[i][j] = Step::multiply(part[i][j], numbers[j], value);
         }
+        prefetch.spread(part[M - 1][kTogether - 1]);
       }
       for (int i = 0; i < M; ++i) {
         for (int j = 0; j < kTogether; ++j) sum[i][v + j] = part[i][j];
@@ -325,16 +343,17 @@ Tile<Prefetch> tile_of(long rows) {
 }
 
 // How far ahead weights are fetched that one tile reads from memory, and beside how many rows: beside fewer, and with
-// float weights, the processor's own prefetcher does better alone.
+// float32 weights, the processor's own prefetcher does better alone.
 struct FetchAhead {
   long rows, bytes;
 };
 constexpr FetchAhead fetch_ahead(Kind kind) {
-  if (kind == Kind::float32 || kind == Kind::bfloat16) return {kMaxRows + 1, 0};
+  if (kind == Kind::float32) return {kMaxRows + 1, 0};
   const bool nibbles = kind == Kind::int4 || kind == Kind::int4_minimum;
 #if defined(DRAGOMAN_AVX512)
-  return {nibbles ? 2 : 5, 7168};
+  return {nibbles ? 2 : 5, 7168};  // more than 8 KiB ahead costs 5 % where both cores share a memory link
 #else
+  if (kind == Kind::bfloat16) return {kMaxRows + 1, 0};
   return {1, nibbles ? 32768 : 16384};  // its arithmetic is as heavy with one row as that of several above
 #endif
 }
