@@ -5,7 +5,7 @@ One stream of observations fills every dialect's own metrics, and spans: nobody 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 
 import msgspec
@@ -146,6 +146,12 @@ class Observer:
 
     def step(self, step: ObservedStep) -> None:
         """The engine took a step."""
+
+
+def listeners(observers: Iterable[Observer], method: str) -> list[Callable[..., None]]:
+    """That method of each observer that overrides it: what is told very often is told to nobody else."""
+    silent = getattr(Observer, method)
+    return [getattr(each, method) for each in observers if getattr(type(each), method) is not silent]
 
 
 current_request: ContextVar[ObservedRequest] = ContextVar("current_request")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
-from typing import NamedTuple, Self
+from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,6 +16,7 @@ from dragoman.core.events import EngineEvent, FinishEvent, FinishReason
 from dragoman.core.request import EngineRequest
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.engine.adapter_loads import AdapterLoad, AdapterLoads
+from dragoman.engine.event_stream import EventStream
 from dragoman.engine.messages import (
     AdapterLoaded,
     AdapterRefused,
@@ -76,43 +77,6 @@ class Health(NamedTuple):
     state: State
     message: str = ""
     pid: int | None = None
-
-
-class EventStream:
-    """The events of one request, in order; ends when all its sequences have. Closing it early cancels the request."""
-
-    def __init__(self, client: EngineClient, request: Unfinished) -> None:
-        self._client = client
-        self._request = request
-        self._events: deque[EngineEvent] = deque()
-        self._wake: asyncio.Future[None] | None = None
-        self._ended = False
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> EngineEvent:
-        while not self._events:
-            if self._ended:
-                raise StopAsyncIteration
-            self._wake = asyncio.get_running_loop().create_future()
-            try:
-                await self._wake
-            finally:
-                self._wake = None
-        return self._events.popleft()
-
-    async def aclose(self) -> None:
-        """Cancel what is unfinished. Events not read yet are dropped."""
-        if not self._ended:  # once it has, the id may be another request's
-            self._client.cancel(self._request.request_id)
-        self._events.clear()
-
-    def _deliver(self, events: list[EngineEvent], ended: bool) -> None:
-        self._events.extend(events)
-        self._ended = ended
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
 
 
 class EngineClient:
@@ -279,7 +243,7 @@ class EngineClient:
         if request.adapter is not None:
             request = msgspec.structs.replace(request, adapter=self._adapters.enter(request.adapter))
         unfinished = Unfinished(request)
-        stream = EventStream(self, unfinished)
+        stream = EventStream(partial(self.cancel, request.request_id))
         self._requests[request.request_id] = unfinished
         self._streams[request.request_id] = stream
         if self._quarantine.alone is None:
@@ -302,7 +266,7 @@ class EngineClient:
         open_sequences = [index for index in request.open_sequences if sequence is None or index == sequence]
         if open_sequences and request_id in self._in_engine and self._process is not None:
             self._process.send(Cancel(request_id, sequence))
-        self._deliver(request, [FinishEvent(request_id, index, FinishReason.CANCELLED) for index in open_sequences])
+        self._deliver(request, [FinishEvent(request_id, i, FinishReason.CANCELLED) for i in open_sequences]).wake()
 
     def stats(self) -> EngineStats:
         """The newest gauges; counters over all lives of the process."""
@@ -389,31 +353,43 @@ class EngineClient:
             self._gone.set()
 
     def _take(self, output: StepOutput) -> None:
-        """Sort a step's events by request: one delivery, one waking, per stream."""
+        """Sort a step's events by request: one delivery per stream. Then, with all books kept, push them on."""
         by_request: dict[str, list[EngineEvent]] = {}
         for step in output.beams:
             by_request[step.request_id] = []
             if step.request_id in self._requests:
                 self._requests[step.request_id].follow(step)
         for event in output.events:
-            by_request.setdefault(event.request_id, []).append(event)
+            its_events = by_request.get(event.request_id)
+            if its_events is None:
+                by_request[event.request_id] = [event]
+            else:
+                its_events.append(event)
         if by_request:
             self._wait_s = FIRST_WAIT_S
+        streams = []
         for request_id, its_events in by_request.items():
             request = self._requests.get(request_id)
             if request is not None:
-                self._deliver(request, its_events)
+                streams.append(self._deliver(request, its_events))
+        for stream in streams:
+            stream.push()
 
-    def _deliver(self, request: Unfinished, events: list[EngineEvent]) -> None:
+    def _deliver(self, request: Unfinished, events: list[EngineEvent]) -> EventStream:
+        """Note what is new of it, and put that into its stream, which is then to be woken or pushed."""
+        request_id = request.request_id
+        stream = self._streams[request_id]
         new = [event for event in events if request.accept(event)]
-        self._streams[request.request_id]._deliver(new, request.is_over)
-        if request.is_over:
-            del self._requests[request.request_id], self._streams[request.request_id]
-            self._in_engine.discard(request.request_id)
+        is_over = request.is_over
+        stream.deliver(new, is_over)
+        if is_over:
+            del self._requests[request_id], self._streams[request_id]
+            self._in_engine.discard(request_id)
             if request.request.adapter is not None:
                 self._unload(self._adapters.leave(request.request.adapter))
         if self._quarantine.is_cleared(request):
             self._release(request)
+        return stream
 
     def _release(self, request: Unfinished) -> None:
         """A suspect has proved harmless, or is over. It pauses while the other suspects are tried, then all go on."""
@@ -433,4 +409,4 @@ class EngineClient:
 
     def _fail(self, requests: list[Unfinished], message: str) -> None:
         for request in requests:
-            self._deliver(request, request.failures(message))
+            self._deliver(request, request.failures(message)).wake()

@@ -32,6 +32,7 @@ class Unfinished:
     def __init__(self, request: EngineRequest) -> None:
         count = len(request.seeds)
         self.request = request
+        self.request_id = request.request_id
         self.generated = [list(ids) for ids in request.generated] or [[] for _ in range(count)]
         self.finished = list(request.finished) or [False] * count
         self.mirostat = list(request.mirostat) or [None] * count
@@ -41,10 +42,6 @@ class Unfinished:
         self.deaths_alone = 0
         self._behind: set[int] = set()
         """Sequences that have delivered nothing since the death their request is blamed for."""
-
-    @property
-    def request_id(self) -> str:
-        return self.request.request_id
 
     @property
     def is_over(self) -> bool:

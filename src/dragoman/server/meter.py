@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from time import perf_counter
 
 from dragoman.core.events import FinishReason
-from dragoman.core.observer import ObservedGeneration, ObservedRequest, Observer, current_request
+from dragoman.core.observer import ObservedGeneration, ObservedRequest, Observer, current_request, listeners
 from dragoman.core.request import EngineRequest, GenerationRequest
 
 NOBODY = ObservedRequest(gathers=False)
@@ -18,6 +18,7 @@ class Meter:
 
     def __init__(self, observers: Sequence[Observer], asked: GenerationRequest, sequences: int) -> None:
         self._observers = observers
+        self._next_token = listeners(observers, "next_token")
         self._seen = ObservedGeneration(current_request.get(NOBODY), asked, sequences)
         self._last = [0.0] * sequences
         self._submitted = 0.0
@@ -42,12 +43,12 @@ class Meter:
 
     def token(self, sequence: int) -> None:
         """One more token of a sequence."""
-        now, seen = perf_counter(), self._seen
+        now, seen, last = perf_counter(), self._seen, self._last
         seen.tokens += 1
-        before, self._last[sequence] = self._last[sequence], now
+        before, last[sequence] = last[sequence], now
         if before:
-            for observer in self._observers:
-                observer.next_token(seen, now - before)
+            for next_token in self._next_token:
+                next_token(seen, now - before)
         elif not seen.first_token_s:
             seen.first_token_s = now - self.arrived
             for observer in self._observers:

@@ -13,20 +13,15 @@ from dragoman.models import EncoderInfo
 from dragoman.text import ChatTemplate, Tokenizer
 
 
-class Pieces:
+class Pieces(dict[int, tuple[str, bytes, bool]]):
     """Text, bytes and specialness of single tokens, each computed once. Bounded by the vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._known: dict[int, tuple[str, bytes, bool]] = {}
 
-    def __getitem__(self, token_id: int) -> tuple[str, bytes, bool]:
-        piece = self._known.get(token_id)
-        if piece is None:
-            tokenizer = self._tokenizer
-            raw = tokenizer.token_bytes(token_id)
-            piece = raw.decode("utf-8", "replace"), raw, tokenizer.is_special(token_id)
-            self._known[token_id] = piece
+    def __missing__(self, token_id: int) -> tuple[str, bytes, bool]:
+        raw = self._tokenizer.token_bytes(token_id)
+        piece = self[token_id] = raw.decode("utf-8", "replace"), raw, self._tokenizer.is_special(token_id)
         return piece
 
     def token(self, token_id: int, logprob: float | None, top: tuple[TokenLogprob, ...], text_offset: int) -> Token:

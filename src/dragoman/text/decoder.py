@@ -234,13 +234,19 @@ class _ByteLevel:
     each maximal part of a character)."""
 
     def __init__(self, _: Mapping[str, Any]) -> None:
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._unfinished = b""
 
     def push(self, token: str) -> Sequence[str]:
-        return (self._utf8.decode(byte_level_bytes(token)),)
+        data = byte_level_bytes(token)
+        if self._unfinished:
+            data = self._unfinished + data
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._unfinished = data[used:]
+        return (text,)
 
     def flush(self) -> Sequence[str]:
-        return (self._utf8.decode(b"", True),)
+        rest, self._unfinished = self._unfinished, b""
+        return (rest.decode("utf-8", "replace"),)
 
 
 class _ByteFallback:

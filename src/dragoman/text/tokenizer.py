@@ -37,6 +37,8 @@ class Tokenizer:
     def __init__(self, files: TokenizerFiles) -> None:
         self._pipeline = files.pipeline
         self._plain: Pipeline | None = None
+        self._tokens: dict[int, str] = {}
+        """Those that were asked for: the library takes some microseconds to spell one."""
         self._lock = threading.Lock()
         self.decoder = DecoderSpec(files.decoder)
         self.special_tokens = files.special_tokens
@@ -95,7 +97,12 @@ class Tokenizer:
 
     def token(self, token_id: int) -> str | None:
         """The token as the vocabulary spells it; None for an id outside the vocabulary."""
-        return self._pipeline.id_to_token(token_id) if 0 <= token_id <= _MAX_ID else None
+        token = self._tokens.get(token_id)
+        if token is None and 0 <= token_id <= _MAX_ID:
+            token = self._pipeline.id_to_token(token_id)
+            if token is not None:
+                self._tokens[token_id] = token
+        return token
 
     def token_id(self, token: str) -> int | None:
         """The id of a token in the vocabulary's spelling; None where there is none."""

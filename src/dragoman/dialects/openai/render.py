@@ -74,7 +74,8 @@ class Head(msgspec.Struct, frozen=True):
         return Body(self.id, kind, self.created, self.model, self.fingerprint, choices, usage)
 
     def chunk(self, kind: str, choice: Any) -> bytes:
-        return sse(self.body(kind, [choice], None if self.counted else msgspec.UNSET))
+        counts = None if self.counted else msgspec.UNSET
+        return sse(Body(self.id, kind, self.created, self.model, self.fingerprint, [choice], counts))
 
     def end(self, kind: str, counts: Sequence[Usage]) -> Iterable[bytes]:
         """The counts, where they were asked for, and the mark of the end."""
