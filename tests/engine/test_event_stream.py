@@ -10,6 +10,7 @@ import pytest
 
 from dragoman.core.events import TokenEvent
 from dragoman.engine.event_stream import EventStream
+from dragoman.server.cork import Corked
 
 pytestmark = pytest.mark.anyio
 
@@ -23,6 +24,19 @@ def anyio_backend() -> str:
 
 def token(index: int) -> TokenEvent:
     return TokenEvent("r", 0, index, index)
+
+
+class Counting:
+    """A transport that keeps what it was given, write by write."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+    def is_closing(self) -> bool:
+        return False
 
 
 class Reader:
@@ -98,6 +112,43 @@ async def test_a_cancelled_reader_is_not_resumed() -> None:
     with pytest.raises(asyncio.CancelledError):
         await reader.task
     assert await reader.push(1) == []
+
+
+async def test_who_was_woken_can_still_be_cancelled() -> None:
+    reader = Reader()
+    await asyncio.sleep(0)
+    reader.stream.deliver([token(0)], False)
+    reader.stream.wake()
+    reader.stream.wake()
+    reader.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader.task
+
+
+async def test_a_reader_may_give_up_waiting_and_read_on() -> None:
+    stream = EventStream(lambda: None)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await anext(stream)
+    stream.deliver([token(0)], True)
+    stream.push()
+    assert [event async for event in stream] == [token(0)]
+
+
+async def test_what_one_step_brings_a_connection_leaves_in_one_write() -> None:
+    beneath = Counting()
+    corked = Corked(beneath, asyncio.get_running_loop())  # type: ignore[arg-type]
+    reader = Reader()
+
+    async def write() -> None:
+        corked.write(b"%d" % reader.read[-1])
+
+    reader._room = write
+    await asyncio.sleep(0)
+    await reader.push(0, 1, 2)
+    await reader.push(3)
+    await asyncio.sleep(0)
+    assert beneath.written == [b"012", b"3"]
 
 
 async def test_a_reader_that_leaves_within_a_push_cancels_its_request() -> None:

@@ -4,32 +4,66 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextvars import Context
 from typing import Any, Self
 
 from dragoman.core.events import EngineEvent
 
 
-class Pause(asyncio.Future[None]):
-    """What a task awaits that can go on at once, within a callback of the event loop.
+class Pause:
+    """What one task awaits, again and again, and can be resumed from within a callback of the event loop.
 
-    A plain future has the loop resume its task in the next turn, which costs a switch for every token of every stream.
+    To tasks it is a future, by ``_asyncio_future_blocking`` as asyncio has it. With one of asyncio's own, the loop
+    would resume the task in its next turn: a new future and a handle for every token of every stream.
     """
 
-    _step: Callable[[Any], object]
-    _context: Context
+    __slots__ = ("_asyncio_future_blocking", "_context", "_is_cancelled", "_loop", "_step")
 
-    def add_done_callback(self, step: Callable[[Any], object], /, *, context: Context | None = None) -> None:
-        self._step = step
-        self._context = context  # type: ignore[assignment]  # the task that awaits gives its own
-        super().add_done_callback(step, context=context)
+    def __init__(self) -> None:
+        self._asyncio_future_blocking = False
+        self._loop = asyncio.get_running_loop()
+        self._step: Callable[[Pause], object] | None = None
+        """Resumes the task that waits; None: nobody does."""
+        self._context: Context
+        self._is_cancelled = False
+
+    def __await__(self) -> Generator[Any, None, None]:
+        self._asyncio_future_blocking = True
+        yield self
 
     def end(self) -> None:
-        """Resume the task now. Only where no task is running."""
-        self.remove_done_callback(self._step)
-        self.set_result(None)
-        self._context.run(self._step, self)
+        """Resume the task that waits, if one does, now. Only where no task is running."""
+        step = self._step
+        if step is not None:
+            self._step = None
+            self._context.run(step, self)
+
+    def end_soon(self) -> None:
+        """Resume the task that waits, if one does, in the next turn of the loop."""
+        step = self._step
+        if step is not None:
+            self._step = None
+            self._loop.call_soon(step, self, context=self._context)
+
+    # What a task asks of a future ------------------------------------------------------------------------------------
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    def add_done_callback(self, step: Callable[[Pause], object], *, context: Context) -> None:
+        self._step, self._context = step, context
+
+    def cancel(self, msg: object = None) -> bool:
+        """The task is cancelled. False: it goes on already, and is told when it does."""
+        self._is_cancelled = self._step is not None
+        self.end_soon()
+        return self._is_cancelled
+
+    def result(self) -> None:
+        if self._is_cancelled:
+            self._is_cancelled = False
+            raise asyncio.CancelledError
 
 
 class EventStream:
@@ -38,7 +72,7 @@ class EventStream:
     def __init__(self, cancel: Callable[[], None]) -> None:
         self._cancel = cancel
         self._events: deque[EngineEvent] = deque()
-        self._pause: Pause | None = None
+        self._pause = Pause()
         self._ended = False
 
     def __aiter__(self) -> Self:
@@ -48,11 +82,7 @@ class EventStream:
         while not self._events:
             if self._ended:
                 raise StopAsyncIteration
-            self._pause = Pause()
-            try:
-                await self._pause
-            finally:
-                self._pause = None
+            await self._pause
         return self._events.popleft()
 
     async def aclose(self) -> None:
@@ -68,10 +98,8 @@ class EventStream:
 
     def wake(self) -> None:
         """Whoever waits goes on in the next turn of the event loop."""
-        if self._pause is not None and not self._pause.done():
-            self._pause.set_result(None)
+        self._pause.end_soon()
 
     def push(self) -> None:
         """Whoever waits goes on now, and takes the events as far as it can. Only where no task is running."""
-        if self._pause is not None and not self._pause.done():
-            self._pause.end()
+        self._pause.end()
