@@ -46,7 +46,7 @@ class ReadyMade:
         self._logits = made.astype(np.float32)
         self._output = np.empty_like(self._logits)
 
-    def run(self, batch: Batch) -> Float32:
+    def run(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> Float32:
         rows = len(batch.logit_rows)
         self._output[:rows] = self._logits[:rows]
         return self._output[:rows]

@@ -10,6 +10,7 @@
 
 #include "bindings.h"
 #include "program.h"
+#include "thread_pool.h"
 
 namespace nb = nanobind;
 
@@ -118,7 +119,8 @@ nb::object run(OwningProgram& program, const Ids& token_ids, const Ids& position
                const Array<std::int32_t, 2>& block_tables, const Ids& logit_rows,
                const std::optional<Ids>& embedding_rows, const std::optional<Table>& embedding_values,
                const std::optional<Ids>& adapters,
-               const std::optional<Array<std::int32_t, 2>>& cross_tables, const std::optional<Ids>& cross_lengths) {
+               const std::optional<Array<std::int32_t, 2>>& cross_tables, const std::optional<Ids>& cross_lengths,
+               const std::optional<nb::callable>& meanwhile) {
   require(positions.shape(0) == token_ids.shape(0), "token_ids and positions differ in length");
   require(row_starts.shape(0) == block_tables.shape(0) + 1, "row_starts must have one entry more than block_tables");
   require(embedding_rows.has_value() == embedding_values.has_value(), "embedding_rows and embedding_values go together");
@@ -151,10 +153,19 @@ nb::object run(OwningProgram& program, const Ids& token_ids, const Ids& position
     batch.cross_width = static_cast<long>(cross_tables->shape(1));
   }
   Logits logits{};
+  Errand errand;
+  if (meanwhile) {
+    errand.run = [&] {
+      const nb::gil_scoped_acquire acquire;
+      (*meanwhile)();
+    };
+  }
   {
     const nb::gil_scoped_release release;
+    const ThreadPool::Stretch stretch(pool(), meanwhile ? &errand : nullptr);
     logits = program.run(batch);
   }
+  if (errand.error) std::rethrow_exception(errand.error);
   const std::size_t shape[] = {static_cast<std::size_t>(logits.rows), static_cast<std::size_t>(logits.vocab)};
   const std::int64_t strides[] = {logits.stride, 1};
   return nb::cast(nb::ndarray<nb::numpy, float>(const_cast<float*>(logits.data), 2, shape, nb::find(program), strides),
@@ -266,7 +277,8 @@ void bind_program(nb::module_& m) {
            })
       .def("run", &run, nb::arg("token_ids"), nb::arg("positions"), nb::arg("row_starts"), nb::arg("block_tables"),
            nb::arg("logit_rows"), nb::arg("embedding_rows").none(), nb::arg("embedding_values").none(),
-           nb::arg("adapters").none(), nb::arg("cross_tables").none(), nb::arg("cross_lengths").none())
+           nb::arg("adapters").none(), nb::arg("cross_tables").none(), nb::arg("cross_lengths").none(),
+           nb::arg("meanwhile").none())
       .def("profile",
            [](OwningProgram& p, bool by_shape) {
              nb::dict seconds;

@@ -18,6 +18,9 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLowest = std::numeric_limits<float>::lowest();  // above what is forbidden
 
+// A row that is alone is looked at by all threads, in parts of so many tokens.
+constexpr long kPart = 256 * kScanBlock;
+
 // The tokens that are still in play, ascending by id, and their weights: exp((logit − maximum) / temperature).
 struct Candidates {
   std::vector<std::int32_t> ids;
@@ -55,6 +58,11 @@ struct Candidates {
 
 // What a thread needs for one row, kept between rows.
 struct Workspace {
+  struct Part {
+    float maximum;
+    bool valid;  // neither NaN nor +infinity
+  };
+  std::vector<Part> parts;
   Candidates candidates;
   std::vector<float> block_maxima, block_sums, selection;
   static constexpr std::uint32_t kBins = 2048;
@@ -73,7 +81,20 @@ class Row {
   Row(const float* logits, long vocab, Workspace& work) : logits_(logits), vocab_(vocab), work_(work) {
     work.block_maxima.resize(scan_blocks(vocab));
     work.block_sums.resize(scan_blocks(vocab));
-    valid_ = kernels().sampling.scan(logits, vocab, work.block_maxima.data(), &maximum_);
+    std::vector<Workspace::Part>& parts = work.parts;
+    parts.resize((vocab + kPart - 1) / kPart);
+    pool().parallel_for(vocab, kPart, [&](long begin, long end) {
+      Workspace::Part& part = parts[begin / kPart];
+      part.valid = kernels().sampling.scan(logits + begin, end - begin, work.block_maxima.data() + begin / kScanBlock,
+                                           &part.maximum);
+    });
+    maximum_ = -kInfinity;
+    valid_ = true;
+    for (const Workspace::Part& part : parts) {
+      maximum_ = std::max(maximum_, part.maximum);
+      valid_ = valid_ && part.valid;
+    }
+    valid_ = valid_ && maximum_ > -kInfinity;
   }
 
   bool valid() const { return valid_; }
@@ -88,7 +109,13 @@ class Row {
 
   // Also leaves the sums of the blocks in the workspace.
   double sum(float inverse_temperature) const {
-    return kernels().sampling.sum(logits_, vocab_, maximum_, inverse_temperature, work_.block_sums.data());
+    pool().parallel_for(vocab_, kPart, [&](long begin, long end) {
+      kernels().sampling.sum(logits_ + begin, end - begin, maximum_, inverse_temperature,
+                             work_.block_sums.data() + begin / kScanBlock);
+    });
+    double total = 0;  // in the order of the blocks, however many threads there are
+    for (const float part : work_.block_sums) total += part;
+    return total;
   }
 
   float log_sum() const { return static_cast<float>(std::log(sum(1.0f))); }

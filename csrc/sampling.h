@@ -10,8 +10,7 @@ constexpr long kScanBlock = 64;
 constexpr long scan_blocks(long vocab) { return (vocab + kScanBlock - 1) / kScanBlock; }
 
 struct SamplingKernels {
-  // The maximum of each block, and in *maximum that of all. False when there is a NaN or +infinity among x, or nothing but
-  // −infinity: such a row is not a distribution.
+  // The maximum of each block, and in *maximum that of all. False when there is a NaN or +infinity among x.
   bool (*scan)(const float* x, long vocab, float* block_maxima, float* maximum);
 
   // Σ exp((x − maximum) · inverse_temperature), and each block's part.

@@ -14,6 +14,10 @@ namespace {
 // Long enough to bridge the gap between two loops of a step, short enough not to starve the process next door.
 constexpr auto kSpin = std::chrono::microseconds(20);
 
+// How long a worker stays awake behind a stretch of loops, giving way to whoever else wants its processor: what a process
+// does between two steps takes less, and to wake a processor up takes tens of microseconds on a virtual machine.
+constexpr std::int64_t kLingerNs = 1000000;
+
 constexpr std::uint64_t kClosed = 0xffffffff;  // a chunk number that no loop has
 
 thread_local bool inside_loop = false;
@@ -37,6 +41,10 @@ bool spin_until(Condition condition) {
     }
   } while (std::chrono::steady_clock::now() < deadline);
   return condition();
+}
+
+std::int64_t now_ns() {
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 int available_processors() {
@@ -147,14 +155,64 @@ void ThreadPool::worker(std::uint32_t seen) {
   for (;;) {
     work_until_empty(seen);
     const auto changed = [&] { return epoch_.load(std::memory_order_acquire) != seen; };
-    if (!spin_until(changed)) {
+    if (!spin_until(changed) && !linger_until(changed)) {
       sleepers_.fetch_add(1, std::memory_order_seq_cst);
       while (epoch_.load(std::memory_order_seq_cst) == seen) epoch_.wait(seen, std::memory_order_seq_cst);
       sleepers_.fetch_sub(1, std::memory_order_seq_cst);
     }
     if (stopping_.load()) return;
     seen = epoch_.load(std::memory_order_acquire);
+    if (errand_.load(std::memory_order_relaxed) != nullptr) {
+      if (Errand* const errand = errand_.exchange(nullptr)) do_errand(*errand);
+    }
   }
+}
+
+// Waits on in a stretch, and some time behind it; true when the condition held.
+template <class Condition>
+bool ThreadPool::linger_until(Condition condition) {
+  for (;;) {
+    for (int i = 0; i < 32; ++i) {
+      if (condition()) return true;
+      pause();
+    }
+    std::this_thread::yield();
+    const std::int64_t ended = stretch_ended_.load(std::memory_order_relaxed);
+    const bool in_stretch = stretches_.load(std::memory_order_relaxed) > 0;
+    if (!in_stretch && now_ns() - ended > kLingerNs) return condition();
+  }
+}
+
+void ThreadPool::do_errand(Errand& errand) {
+  try {
+    errand.run();
+  } catch (...) {
+    errand.error = std::current_exception();
+  }
+  errand.done.store(true, std::memory_order_release);  // from here on it may be gone
+}
+
+void ThreadPool::begin_stretch(Errand* errand) {
+  stretches_.fetch_add(1, std::memory_order_relaxed);
+  Errand* none = nullptr;
+  if (errand != nullptr && (threads_ == 1 || !errand_.compare_exchange_strong(none, errand))) do_errand(*errand);
+  if (threads_ == 1) return;
+  const std::unique_lock lock(busy_, std::try_to_lock);
+  if (!lock) return;  // somebody else's loop is running, and nobody asleep
+  // A loop without chunks: everybody wakes up, and looks for the errand.
+  const std::uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
+  cursor_.store((static_cast<std::uint64_t>(epoch) << 32) | kClosed, std::memory_order_release);
+  epoch_.store(epoch, std::memory_order_seq_cst);
+  if (sleepers_.load(std::memory_order_seq_cst) > 0) epoch_.notify_all();
+}
+
+void ThreadPool::end_stretch(Errand* errand) {
+  stretch_ended_.store(now_ns(), std::memory_order_relaxed);
+  stretches_.fetch_sub(1, std::memory_order_relaxed);
+  if (errand == nullptr) return;
+  Errand* waiting = errand;
+  if (errand_.compare_exchange_strong(waiting, nullptr)) do_errand(*errand);  // nobody has come for it
+  while (!errand->done.load(std::memory_order_acquire)) std::this_thread::yield();
 }
 
 ThreadPool& pool() {

@@ -8,6 +8,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
+#include <functional>
 #include <mutex>
 #include <thread>
 #include <type_traits>
@@ -15,8 +17,32 @@
 
 namespace dragoman {
 
+// Something to be done once, by any thread, beside loops. What it throws is kept in `error`.
+struct Errand {
+  std::function<void()> run;
+  std::exception_ptr error;
+  std::atomic<bool> done{false};
+};
+
 class ThreadPool {
  public:
+  // A stretch of loops that follow each other closely, such as a step: its threads stay awake from its beginning to its
+  // end and a little longer, for to wake one up takes longer than many a loop. An errand is done by one of them meanwhile,
+  // or by the caller, and is over when the stretch is.
+  class Stretch {
+   public:
+    explicit Stretch(ThreadPool& pool, Errand* errand = nullptr) : pool_(pool), errand_(errand) {
+      pool_.begin_stretch(errand_);
+    }
+    ~Stretch() { pool_.end_stretch(errand_); }
+    Stretch(const Stretch&) = delete;
+    Stretch& operator=(const Stretch&) = delete;
+
+   private:
+    ThreadPool& pool_;
+    Errand* const errand_;
+  };
+
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -49,6 +75,11 @@ class ThreadPool {
  private:
   using Function = void (*)(void* context, long begin, long end);
 
+  void begin_stretch(Errand* errand);
+  void end_stretch(Errand* errand);
+  static void do_errand(Errand& errand);
+  template <class Condition>
+  bool linger_until(Condition condition);
   void run(long count, long grain, bool guided, Function function, void* context);
   void work_until_empty(std::uint32_t epoch);
   void worker(std::uint32_t epoch);
@@ -70,6 +101,9 @@ class ThreadPool {
   std::atomic<int> sleepers_{0};
   std::atomic<bool> caller_sleeps_{false};
   std::atomic<bool> stopping_{false};
+  std::atomic<int> stretches_{0};                           // that have begun and not ended
+  std::atomic<std::int64_t> stretch_ended_{INT64_MIN / 2};  // when the last did, in nanoseconds of the steady clock
+  std::atomic<Errand*> errand_{nullptr};                    // that nobody has come for
 
   std::mutex busy_;
   int threads_ = 1;

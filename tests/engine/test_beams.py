@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -40,7 +41,7 @@ class Chain(StubRunner):
         super().__init__()
         self.table, self.vocab_size = table, len(table)
 
-    def run(self, batch: Batch) -> Float32:
+    def run(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> Float32:
         return self.table[batch.token_ids[batch.logit_rows]].copy()
 
     def copy_blocks(self, sources: Int32, targets: Int32) -> None: ...

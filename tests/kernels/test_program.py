@@ -167,6 +167,36 @@ def test_logits_are_the_same_bits_in_any_batch_and_chunking(decoder: Decoder, da
         np.testing.assert_array_equal(np.concatenate(parts), decoder.program().run(**one(text)))
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_an_errand_is_done_once_beside_a_step(decoder: Decoder, threads: int) -> None:
+    token_ids = np.arange(40, dtype=np.int32)
+    program = decoder.program()
+    expected = program.run(**one(token_ids)).copy()
+    before = kernels.threads()
+    kernels.set_threads(threads)
+    try:
+        calls: list[None] = []
+        for count in range(1, 200):
+            logits = program.run(**one(token_ids), meanwhile=lambda: calls.append(None))
+            assert len(calls) == count
+            np.testing.assert_array_equal(logits, expected)
+    finally:
+        kernels.set_threads(before)
+
+
+def test_what_an_errand_raises_is_raised_behind_the_step(decoder: Decoder) -> None:
+    def fail() -> None:
+        raise BrokenPipeError("nobody listens")
+
+    program = decoder.program()
+    with pytest.raises(BrokenPipeError, match="nobody listens"):
+        program.run(**one(np.arange(4, dtype=np.int32)), meanwhile=fail)
+    calls: list[None] = []
+    with pytest.raises(ValueError, match="vocabulary"):
+        program.run(**one(np.array([VOCAB], np.int32)), meanwhile=lambda: calls.append(None))
+    assert calls == [None]
+
+
 def test_given_embeddings_replace_looked_up_ones(decoder: Decoder) -> None:
     token_ids = np.array([5, 6, 7, 8], np.int32)
     program = decoder.program()

@@ -218,6 +218,29 @@ def test_a_row_is_the_same_among_others_and_with_any_threads(rng: np.random.Gene
     kernels.set_threads(before)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_of_a_large_vocabulary_is_looked_at_in_parts(rng: np.random.Generator, temperature: float) -> None:
+    logits = (rng.normal(size=(3, 40000)) * 3).astype(np.float32)
+    logits[1, 16384:32768] = -np.inf
+    logits[2] = -np.inf
+    logits[2, 39999] = 1.0
+    uniform = rng.random(3, np.float32)
+    together = sample(logits, temperature, uniform=uniform)
+    before = kernels.threads()
+    for threads in (1, 2):
+        kernels.set_threads(threads)
+        for r in range(3):
+            assert sample(logits[r : r + 1], temperature, uniform=uniform[r : r + 1]) == together[r]
+    kernels.set_threads(before)
+    if temperature == 0:
+        assert together.tolist() == logits.argmax(1).tolist()
+    for place, value in ((20000, np.nan), (39000, np.inf)):
+        spoilt = logits.copy()
+        spoilt[:, place] = value
+        assert sample(spoilt, temperature).tolist() == [-1, -1, -1]
+    assert sample(np.full((1, 40000), -np.inf, np.float32), temperature).tolist() == [-1]
+
+
 def test_logprobs(rng: np.random.Generator) -> None:
     padded = (rng.normal(size=(6, 1040)) * 5).astype(np.float32)
     logits = padded[:, :1027]  # rows as a program returns them, padded

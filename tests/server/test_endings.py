@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+from collections.abc import Callable
 from typing import NamedTuple
 
 from hypothesis import given, settings
@@ -59,8 +60,8 @@ class Speaker(StubRunner):
         super().__init__(STUB)
         self.script = script
 
-    def run(self, batch: Batch) -> Float32:
-        logits = super().run(batch)
+    def run(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> Float32:
+        logits = super().run(batch, meanwhile)
         for row, position in enumerate(batch.positions[batch.logit_rows] + 1 - len(PROMPT)):
             logits[row, self.script[min(position, len(self.script) - 1)]] = 1000.0
         return logits

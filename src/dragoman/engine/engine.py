@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -143,8 +144,11 @@ class Engine:
         self.sweep_adapters()
         return self.scheduler.schedule()
 
-    def run(self, schedule: Schedule) -> StepOutput:
-        """Compute a schedule. What the runner raises passes through, and the engine is then of no further use."""
+    def run(self, schedule: Schedule, meanwhile: Callable[[], None] | None = None) -> StepOutput:
+        """Compute a schedule. What the runner raises passes through, and the engine is then of no further use.
+
+        ``meanwhile`` is called once: by any thread and beside the computation, where there is something to compute.
+        """
         self._step_started = started = time.perf_counter()
         for chunk in schedule.chunks:
             self._note_queue_time(chunk.sequence.group)
@@ -157,9 +161,12 @@ class Engine:
                 self.scheduler.inputs.encoded(sequence)
         if schedule.decodes or schedule.chunks:
             tables = self.scheduler.tables
-            logits = self.runner.run(build_batch(schedule, tables.blocks, tables.encoder_blocks))
+            batch = build_batch(schedule, tables.blocks, tables.encoder_blocks)
+            logits = self.runner.run(batch, meanwhile)
             self._postprocess(schedule, logits)
             self._steps += 1
+        elif meanwhile is not None:
+            meanwhile()
         self._busy_s += time.perf_counter() - started
         return self.output()
 

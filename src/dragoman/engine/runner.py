@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from dragoman.engine.batch import Batch, Float32, Int32
@@ -39,8 +40,11 @@ class Runner(Protocol):
     @property
     def max_adapters(self) -> int: ...
 
-    def run(self, batch: Batch) -> Float32:
-        """Logits [len(batch.logit_rows), vocab_size]. The next call may overwrite them; the caller may too."""
+    def run(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> Float32:
+        """Logits [len(batch.logit_rows), vocab_size]. The next call may overwrite them; the caller may too.
+
+        ``meanwhile`` is called once, beside the computation and from any thread; what it raises passes through.
+        """
 
     def encode(self, batch: Batch) -> None:
         """Encode inputs, each whole, into the blocks that its block table names. At most ``max_tokens`` tokens, or one

@@ -56,6 +56,9 @@ class _Rows(NamedTuple):
     """Rows whose log-probabilities are those of what the token was drawn from."""
     forced: list[tuple[int, Sequence]]
     seeds: NDArray[np.uint64]
+    is_greedy: bool
+    """No row draws, so none needs a random number."""
+    no_uniform: Float32
     processed: list[tuple[int, Sequence]]
     followed: list[tuple[int, Follower]]
     logprob_rows: Int32
@@ -90,6 +93,8 @@ class _Rows(NamedTuple):
             overwrite=np.array(processed_logprobs, np.uint8) if any(processed_logprobs) else None,
             forced=[(row, s) for row, s in enumerate(sequences) if s.sampling.forced_tokens],
             seeds=np.array([s.seed for s in sequences], np.uint64),
+            is_greedy=all(p.temperature == 0 for p in sampling),
+            no_uniform=np.zeros(len(sequences), np.float32),
             processed=[(row, s) for row, s in enumerate(sequences) if s.processors],
             followed=[(row, s.follower) for row, s in enumerate(sequences) if s.follower is not None],
             logprob_rows=np.flatnonzero(raw).astype(np.int32),
@@ -117,8 +122,8 @@ class Sampler:
                 process(logits[row], sequence)
         for row, follower in rows.followed:
             follower.mask(logits[row])
-        positions = np.array([s.num_generated for s in sequences], np.uint64)
-        uniform = kernels.philox_uniform(rows.seeds, positions, DRAW_TOKEN)
+        positions = rows.seeds if rows.is_greedy else np.array([s.num_generated for s in sequences], np.uint64)
+        uniform = rows.no_uniform if rows.is_greedy else kernels.philox_uniform(rows.seeds, positions, DRAW_TOKEN)
         token_ids = np.empty(len(sequences), np.int32)
         mirostat = None
         if rows.mirostat is not None:

@@ -84,7 +84,9 @@ class StubRunner:
             tokenizer_folder="",
         )
 
-    def run(self, batch: Batch) -> Float32:
+    def run(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> Float32:
+        if meanwhile is not None:
+            meanwhile()
         self.steps += 1
         if self._seen is not None:
             self._seen(batch)

@@ -1,7 +1,8 @@
 """The engine's process: ``python -m dragoman.engine.worker --fd N``, where N is its end of a socket pair.
 
 It reads its ``WorkerSettings``, loads the model, says ``Ready``, and from then on turns submitted requests into one
-``StepOutput`` per step. Without work it sleeps in ``poll``. It ends when its parent closes the socket, or dies.
+``StepOutput`` per step, sent while the next one is computed. Without work it sleeps in ``poll``. It ends when its
+parent closes the socket, or dies.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from dragoman.engine.messages import (
     LoadModel,
     Ready,
     Shutdown,
+    StepOutput,
     Submit,
     Teach,
     ToEngine,
@@ -60,6 +62,8 @@ class Worker:
         self._frames = FrameReader()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
         self._in_batch: list[str] = []
+        self._output: StepOutput | None = None
+        """Of the last step, where another follows."""
         self._reader = AdapterReader(engine.adapters)
         self._poll.register(self._reader, select.POLLIN)
 
@@ -77,9 +81,21 @@ class Worker:
             if engine.has_work:
                 schedule = engine.schedule()
                 self._announce(schedule)
-                self._connection.sendall(frame(engine.run(schedule)))
+                self._output = engine.run(schedule, self._send_output)
+                if not engine.scheduler.has_work:
+                    self._send_output()
             elif arrived:
+                self._send_output()
                 self._connection.sendall(frame(engine.output()))
+
+    def _send_output(self) -> None:
+        """Say what the last step brought forth, if that has not been said.
+
+        While the next one is computed, for sending wakes a process up that takes this one's core at once.
+        """
+        output, self._output = self._output, None
+        if output is not None:
+            self._connection.sendall(frame(output))
 
     def _receive(self) -> bool:
         """Take in all that has arrived. False: time to go."""
@@ -110,6 +126,7 @@ class Worker:
         sequences = schedule.decodes + [chunk.sequence for chunk in schedule.chunks] + schedule.encodes
         in_batch = list(dict.fromkeys([s.group.request_id for s in sequences]))
         if in_batch != self._in_batch:
+            self._send_output()
             self._in_batch = in_batch
             self._connection.sendall(frame(InBatch(in_batch)))
 

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -206,6 +208,7 @@ class Program:
         adapters: NDArray[np.int32] | None,
         cross_tables: NDArray[np.int32] | None,
         cross_lengths: NDArray[np.int32] | None,
+        meanwhile: Callable[[], None] | None,
     ) -> NDArray[np.float32]: ...
     def profile(self, by_shape: bool) -> dict[str, float]: ...
 

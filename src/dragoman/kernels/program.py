@@ -293,6 +293,7 @@ class Program:
         adapters: ArrayLike | None = None,
         cross_tables: ArrayLike | None = None,
         cross_lengths: ArrayLike | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> NDArray[np.float32]:
         """Run one batch; returns logits ``[len(logit_rows), vocab]``, a view that the next run overwrites.
 
@@ -308,6 +309,8 @@ class Program:
             adapters: int32 ``[S]``: the slot of each sequence's adapter, -1 without one; None: nobody has any.
             cross_tables, cross_lengths: int32 ``[S, N]`` and ``[S]``: the blocks of the text that sequence i looks at
                 by cross-attention, and how many positions it has.
+            meanwhile: called once, at the beginning and beside the computation, by a thread of the pool where there are
+                several. What it raises is raised when all is computed.
 
         A program without ``logits`` runs for what it writes into blocks: no row is wanted of it.
 
@@ -328,6 +331,7 @@ class Program:
             None if adapters is None else _int32(adapters),
             None if cross_tables is None else _int32(cross_tables),
             None if cross_lengths is None else _int32(cross_lengths),
+            meanwhile,
         )
 
     def _reach(self, positions: int) -> None:

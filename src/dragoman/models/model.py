@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -98,8 +99,11 @@ class Model:
         """Bytes of the adapter in each slot."""
         self._adapters_lock = threading.Lock()
 
-    def run(self, batch: Batch) -> NDArray[np.float32]:
-        """Run one step: logits ``[len(batch.logit_rows), vocab_size]``, overwritten by the next step."""
+    def run(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> NDArray[np.float32]:
+        """Run one step: logits ``[len(batch.logit_rows), vocab_size]``, overwritten by the next step.
+
+        ``meanwhile`` is called once, beside the computation and from any thread.
+        """
         return self.program.run(
             batch.token_ids,
             batch.positions,
@@ -111,6 +115,7 @@ class Model:
             batch.adapters,
             batch.encoder_tables,
             batch.encoder_lengths,
+            meanwhile,
         )
 
     def encode(self, batch: Batch) -> None:
