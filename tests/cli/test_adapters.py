@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from stub_house import running_server
 
-from dragoman.server.adapter_shelf import AdapterSettings
+from dragoman.server.settings import AdapterSettings
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,10 @@ from typer.testing import CliRunner
 from dragoman.cli.app import cli
 from dragoman.cli.borrowed_variables import ALEXANDRIA, LOCALLAB, WITHOUT_EFFECT, borrowed, useless
 from dragoman.cli.settings import ModelChoice
-from dragoman.dialects.alexandria import AlexandriaSettings
-from dragoman.dialects.locallab import LocalLabSettings
+from dragoman.dialects.alexandria.settings import AlexandriaSettings
+from dragoman.dialects.locallab.settings import LocalLabSettings
 from dragoman.models.settings import ModelSettings
-from dragoman.server.continuing import ContinueSettings
-from dragoman.server.settings import ServerSettings
+from dragoman.server.settings import ContinueSettings, ServerSettings
 
 LOCALLAB_SET = {
     "HUGGINGFACE_MODEL": "org/one",

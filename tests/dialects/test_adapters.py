@@ -11,7 +11,7 @@ import openai
 import pytest
 from stub_house import RunningServer, running_server
 
-from dragoman.server.adapter_shelf import AdapterSettings
+from dragoman.server.settings import AdapterSettings
 
 PROMPT = "hello there"
 

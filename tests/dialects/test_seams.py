@@ -13,10 +13,10 @@ from dragoman.core.errors import DragomanError, MethodNotAllowed, NotFound
 from dragoman.core.events import TextDelta
 from dragoman.core.request import GenerationRequest, TextPrompt
 from dragoman.core.serving import Serving
-from dragoman.dialects import openai
 from dragoman.dialects.document import fields_page
 from dragoman.dialects.field import Field, Table, ending_of, sampling_of
 from dragoman.dialects.kinds import Integer, Number, String, Violation
+from dragoman.dialects.openai import dialect as openai
 from dragoman.dialects.wire import Answer, Dialect, Exchange, NotJson, Operation, WrongMediaType
 from dragoman.server.app import create_app
 

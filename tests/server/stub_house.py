@@ -25,7 +25,6 @@ from dragoman.engine.messages import LoadModel, StubModel, WorkerSettings
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.stub import StubRunner
 from dragoman.models import AdapterInfo
-from dragoman.server.adapter_shelf import AdapterSettings
 from dragoman.server.admission import Admission
 from dragoman.server.app import create_app
 from dragoman.server.keys import Keyring
@@ -34,8 +33,7 @@ from dragoman.server.metrics import Metrics
 from dragoman.server.model import ServedModel
 from dragoman.server.opening import NO_ADAPTERS, ONE_MODEL, House, open_house
 from dragoman.server.serving import EngineServing
-from dragoman.server.settings import ServerSettings
-from dragoman.server.shelf import CatalogSettings
+from dragoman.server.settings import AdapterSettings, CatalogSettings, ServerSettings
 from dragoman.text import ChatTemplate, Tokenizer
 from dragoman.text.template_names import template_names
 from dragoman.text.tool_calls import reasoning_of, tool_calls_of

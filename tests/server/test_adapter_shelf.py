@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from dragoman.core.errors import AdapterNotFound, DragomanError
-from dragoman.server.adapter_shelf import AdapterOffer, AdapterSettings, AdapterShelf, read_list
+from dragoman.server.adapter_shelf import AdapterOffer, AdapterShelf, read_list
+from dragoman.server.settings import AdapterSettings
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ import pytest
 from dragoman.core.continuing import ContinueKey, CutGeneration, CutSequence
 from dragoman.core.errors import DragomanError, GenerationFailed
 from dragoman.server import continuing
-from dragoman.server.continuing import ContinueSettings, SqliteContinueStore
+from dragoman.server.continuing import SqliteContinueStore
+from dragoman.server.settings import ContinueSettings
 
 pytestmark = pytest.mark.anyio
 

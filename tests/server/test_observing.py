@@ -16,7 +16,7 @@ from stub_house import QUICK, STUB, LocalHouse, local_house, running_server
 from dragoman.core.errors import Cancelled
 from dragoman.core.events import FinishReason
 from dragoman.core.observer import ObservedGeneration, ObservedRequest, ObservedStep, Observer, RequestEnd
-from dragoman.dialects import openai
+from dragoman.dialects.openai import dialect as openai
 from dragoman.dialects.wire import Dialect, Instruments
 from dragoman.server.app import create_app
 from dragoman.text import ChatTemplate

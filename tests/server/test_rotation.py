@@ -18,7 +18,8 @@ from dragoman.core.errors import (
     Overloaded,
 )
 from dragoman.server.rotation import Progress, Rotation
-from dragoman.server.shelf import CatalogSettings, Offer, Shelf
+from dragoman.server.settings import CatalogSettings
+from dragoman.server.shelf import Offer, Shelf
 
 pytestmark = pytest.mark.anyio
 

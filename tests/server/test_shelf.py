@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from dragoman.core.errors import DragomanError, ModelNotFound
-from dragoman.server.shelf import CatalogSettings, Offer, Shelf
+from dragoman.server.settings import CatalogSettings
+from dragoman.server.shelf import Offer, Shelf
 
 FIRST = Offer(name="first", source="/somewhere/first", aliases=("org/alias",))
 ALONE = CatalogSettings(offer_cached=False)

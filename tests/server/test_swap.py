@@ -15,10 +15,11 @@ import msgspec
 import pytest
 from stub_house import FOLDER, QUICK, RunningServer, running_server
 
-from dragoman.dialects import locallab, made_dialects
+from dragoman.dialects import made_dialects
+from dragoman.dialects.locallab import dialect as locallab
 from dragoman.engine.messages import LoadModel
 from dragoman.server.keys import Keyring, hashed
-from dragoman.server.shelf import CatalogSettings
+from dragoman.server.settings import CatalogSettings
 
 STREAMS = 16
 BODY: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 200, "seed": 1, "ignore_eos": True}

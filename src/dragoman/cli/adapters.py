@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
 from dragoman.cli import console
-from dragoman.cli.remote import Address, fetch_json, fetch_text
+
+if TYPE_CHECKING:
+    from dragoman.cli.remote import Address
 
 HERE = "http://127.0.0.1:8000"
 LOAD_TIMEOUT_S = 600.0
@@ -35,6 +36,8 @@ class ServerChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def address(self) -> Address:
+        from dragoman.cli.remote import Address
+
         return Address.parse(self.url or HERE, next(iter(self.api_key), ""))
 
 
@@ -61,7 +64,11 @@ class AdapterChoice(LoadedAdapterChoice, frozen=True, kw_only=True):
 
 def list_adapters(server: ServerChoice) -> None:
     """List the adapters of a running server: those that are loaded, and those that can be."""
+    import asyncio
+
     from rich.table import Table
+
+    from dragoman.cli.remote import fetch_json
 
     answer = asyncio.run(fetch_json(server.address, "/v1/lora_adapters"))
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -84,6 +91,10 @@ def unload(choice: LoadedAdapterChoice, server: ServerChoice) -> None:
 
 
 def _tell(address: Address, path: str, body: dict[str, Any]) -> None:
+    import asyncio
+
+    from dragoman.cli.remote import fetch_text
+
     console.output().print(asyncio.run(fetch_text(address, path, body, timeout_s=LOAD_TIMEOUT_S)), markup=False)
 
 

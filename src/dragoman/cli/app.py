@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -21,7 +20,6 @@ from dragoman.cli.logs import LogSettings
 from dragoman.cli.options import CommandLine
 from dragoman.cli.pack import pack
 from dragoman.cli.plan import plan
-from dragoman.cli.session import LocalSession, RemoteSession, remote_session
 from dragoman.cli.settings import (
     OMITTED,
     BenchSettings,
@@ -41,12 +39,14 @@ from dragoman.dialects import REGISTRY
 from dragoman.dialects.locallab.settings import LocalLabSettings
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models.settings import ModelSettings
-from dragoman.server.adapter_shelf import AdapterSettings
-from dragoman.server.continuing import ContinueSettings
 from dragoman.server.keys import KeySettings
-from dragoman.server.settings import ServerSettings
-from dragoman.server.shelf import CatalogSettings
+from dragoman.server.settings import AdapterSettings, CatalogSettings, ContinueSettings, ServerSettings
 from dragoman.server.tracing import TracingSettings
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from dragoman.cli.session import LocalSession, RemoteSession
 
 
 def _borrowed(settled: Mapping[str, Any]) -> Mapping[str, str]:
@@ -258,20 +258,18 @@ _models.command(models.clean)
 _models.command(model_search.discover)
 
 
-@asynccontextmanager
-async def _session(
+def _session(
     model: str | None,
     asked: RemoteSettings,
     settings: ModelSettings,
     machine: MachineSettings,
     scheduling: SchedulerSettings = SchedulerSettings(),  # noqa: B008 (frozen)
-) -> AsyncIterator[LocalSession | RemoteSession]:
+) -> AbstractAsyncContextManager[LocalSession | RemoteSession]:
     """The server that is asked; without one, an engine of the command's own."""
     if asked.url is not None:
-        async with remote_session(asked.url, model, next(iter(asked.api_key), "")) as remote:
-            yield remote
-        return
+        from dragoman.cli.session import remote_session
+
+        return remote_session(asked.url, model, next(iter(asked.api_key), ""))
     from dragoman.cli.engine import own_engine
 
-    async with own_engine(model, settings, scheduling, machine) as serving:
-        yield LocalSession(serving)
+    return own_engine(model, settings, scheduling, machine)

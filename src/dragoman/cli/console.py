@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING
@@ -26,6 +28,16 @@ def _console(*, stderr: bool) -> Console:
     from rich.console import Console  # here, not above: tens of milliseconds that `generate` in a pipe need not wait
 
     return Console(stderr=stderr, highlight=False, soft_wrap=True)
+
+
+def say(*lines: str) -> None:
+    """On standard error, as they are: for a start that should not wait for a library of terminals to be imported."""
+    print(*lines, sep="\n", file=sys.stderr, flush=True)
+
+
+def bold(text: str) -> str:
+    """For ``say``."""
+    return f"\033[1m{text}\033[0m" if sys.stderr.isatty() and not os.environ.get("NO_COLOR") else text
 
 
 def error(message: str) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from dragoman.cli import console
 from dragoman.cli.settings import ModelChoice
-from dragoman.models import ModelSettings
+from dragoman.models.settings import ModelSettings
 
 if TYPE_CHECKING:
     from dragoman.cli.comparison import Comparison

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from dragoman.cli.settings import MachineSettings
-from dragoman.core.errors import DragomanError
+from dragoman.engine.launch import Launched
 from dragoman.engine.messages import LoadModel, WorkerSettings
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models import ModelDescription, ModelSettings, describe, plan
 from dragoman.server.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from dragoman.core.serving import Serving
+    from dragoman.cli.session import LocalSession
 
 
 def completed(settings: ModelSettings, scheduling: SchedulerSettings) -> ModelSettings:
@@ -37,7 +36,6 @@ def worker_settings(
 
     Raises ModelError for a model that is missing, of a kind that cannot be served, or too large for this machine.
     """
-    _check_kernels()
     described = describe(model, revision=settings.revision, token=settings.token, rope=settings.rope)
     chosen = completed(settings, scheduling)
     plan(described, chosen).require_fit()
@@ -45,25 +43,19 @@ def worker_settings(
     return WorkerSettings(model=load, scheduler=scheduling, threads=machine.threads), described
 
 
-def _check_kernels() -> None:
-    """Raises DragomanError for forced kernels that cannot be had: else the engine's process would die of them."""
-    if os.environ.get("DRAGOMAN_KERNELS"):
-        try:
-            importlib.import_module("dragoman.kernels")
-        except ImportError as error:
-            raise DragomanError(str(error)) from None
-
-
 @asynccontextmanager
 async def own_engine(
     model: str | None, settings: ModelSettings, scheduling: SchedulerSettings, machine: MachineSettings
-) -> AsyncIterator[Serving]:
+) -> AsyncIterator[LocalSession]:
     """An engine for this command alone, behind the serving of the server. Raises ModelError."""
-    from dragoman.server.opening import open_house
+    with closing(Launched()) as launched:
+        worker, described = worker_settings(model, settings, scheduling, machine)
+        # Only now, while the process imports its half.
+        from dragoman.cli.session import LocalSession
+        from dragoman.server.opening import open_house
 
-    worker, described = worker_settings(model, settings, scheduling, machine)
-    async with open_house(ServerSettings(), worker, described.tokenizer_folder) as house:
-        yield house.serving
+        async with open_house(ServerSettings(), worker, described.tokenizer_folder, launched=launched) as house:
+            yield LocalSession(house.serving)
 
 
 def thread_count(machine: MachineSettings) -> int:

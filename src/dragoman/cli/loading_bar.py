@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from dragoman.cli import console
@@ -19,7 +20,7 @@ class LoadingBar:
         self._closed = False
 
     def __call__(self, stage: str, share: float) -> None:
-        if self._closed or not console.notes().is_terminal:
+        if self._closed or not sys.stderr.isatty():
             return
         if self._bar is None:
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn

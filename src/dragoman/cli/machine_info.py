@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import platform
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import typer
 
 import dragoman
 from dragoman.cli import configuration, console
-from dragoman.cli.remote import Address, fetch_json
 from dragoman.core.errors import EngineUnavailable, GenerationFailed
+
+if TYPE_CHECKING:
+    from dragoman.cli.remote import Address
 
 HERE = "http://127.0.0.1:8000"
 
@@ -43,6 +44,10 @@ def version() -> None:
 
 def status(asked: StatusSettings) -> None:
     """Ask a running server how it is, and which model is current. Exit code 1: it does not answer, or is not well."""
+    import asyncio
+
+    from dragoman.cli.remote import Address
+
     address = Address.parse(asked.url or HERE, next(iter(asked.api_key), ""))
     healthy, rows = asyncio.run(_status(address))
     _print(rows)
@@ -57,6 +62,8 @@ def info() -> None:
 
 async def _status(address: Address) -> tuple[bool, dict[str, str]]:
     """Whether it is well, and the rows to show. Raises EngineUnavailable when nobody answers."""
+    from dragoman.cli.remote import fetch_json
+
     rows = {"server": str(address)}
     try:
         answer = await fetch_json(address, "/health", timeout_s=10)

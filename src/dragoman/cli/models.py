@@ -14,7 +14,6 @@ import msgspec
 
 from dragoman.cli import console
 from dragoman.core.errors import ModelError
-from dragoman.models.parameters import parameter_count
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, CachedRevisionInfo
@@ -205,7 +204,8 @@ def cached_models() -> tuple[CachedRepoInfo, ...]:
 def _offers(asked: ListSettings) -> tuple[Offer, ...]:
     """What `dragoman serve` would offer beside the embedded model and the cache. Raises DragomanError."""
     from dragoman.models.source import EMBEDDED
-    from dragoman.server.shelf import CatalogSettings, Offer, Shelf
+    from dragoman.server.settings import CatalogSettings
+    from dragoman.server.shelf import Offer, Shelf
 
     chosen = CatalogSettings(offer=asked.offer, models_folder=asked.models_folder, offer_cached=False)
     return tuple(o for o in Shelf(chosen, Offer(name=EMBEDDED, source=None)).offers() if o.source is not None)
@@ -318,6 +318,7 @@ def _known(name: str) -> dict[str, str]:
 def _served_as(folder: Path) -> dict[str, str]:
     """Architecture, size and context, and the memory it takes; or why it cannot be served."""
     from dragoman.models import ModelSettings, describe, plan
+    from dragoman.models.parameters import parameter_count
 
     try:
         described = describe(str(folder))

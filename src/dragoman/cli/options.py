@@ -12,6 +12,7 @@ default.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import re
 import types
@@ -73,14 +74,23 @@ def options_of(settings: Settings, omitted: Container[str] = ()) -> Iterator[Opt
     Those ``omitted`` keep their defaults. ``Meta(extra=...)`` may hold ``positional`` (an argument, not an option),
     ``configurable`` (False: only on the command line) and ``short`` (``-p``).
     """
+    found = _all_options(settings)  # type: ignore[arg-type]  # a class can be hashed
+    return (option for option in found if option.name not in omitted)
+
+
+@functools.cache
+def _all_options(settings: Settings) -> tuple[Option, ...]:
+    """Looked at once: many commands have the same settings, and every start of the program waits for all of them."""
+    return tuple(_read_options(settings))
+
+
+def _read_options(settings: Settings) -> Iterator[Option]:
     hints = typing.get_type_hints(settings, include_extras=True)
     described = _documented_attributes(settings, hints)
     panel = getattr(settings, "PANEL", _words(settings.__name__.removesuffix("Settings").removesuffix("Options")))
     for name, default in _defaults(settings):
         annotation, metas = _plain(hints[name])
         extra = {key: value for meta in metas for key, value in (meta.extra or {}).items()}
-        if name in omitted:
-            continue
         yield Option(
             name=name,
             annotation=annotation,

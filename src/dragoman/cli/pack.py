@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from dragoman.cli import console
 from dragoman.cli.loading_bar import LoadingBar
 from dragoman.cli.settings import ModelChoice
-from dragoman.models import ModelSettings
-from dragoman.models.layout import format_shares, plan_layout
+from dragoman.models.settings import ModelSettings
 
 if TYPE_CHECKING:
     from dragoman.models.loading import PackedModel
@@ -32,6 +31,8 @@ def pack(choice: ModelChoice, settings: ModelSettings) -> None:
 
 
 def _tell(packed: PackedModel, seconds: float) -> None:
+    from dragoman.models.layout import format_shares, plan_layout
+
     described, planned = packed.described, packed.planned
     formats = format_shares(plan_layout(described.spec, planned.precision, planned.formats))
     shares = ", ".join(f"{name} {share:.0%}" for name, share in formats.items())

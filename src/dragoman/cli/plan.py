@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from dragoman.cli import console
 from dragoman.cli.settings import MachineSettings, ModelChoice
-from dragoman.models import MemoryPlan, ModelDescription, ModelSettings, describe
-from dragoman.models import plan as plan_memory
-from dragoman.models.parameters import parameter_count
-from dragoman.models.settings import AskedPrecision
+from dragoman.models.settings import AskedPrecision, ModelSettings
+
+if TYPE_CHECKING:
+    from dragoman.models import MemoryPlan, ModelDescription
 
 MEASURE_S = 0.5
 
@@ -19,6 +21,8 @@ def plan(choice: ModelChoice, settings: ModelSettings, machine: MachineSettings)
 
     With --precision auto, the stored precision and every lower one stand side by side.
     """
+    from dragoman.models import describe
+
     described = describe(choice.model, revision=settings.revision, token=settings.token, rope=settings.rope)
     plans = plans_of(described, settings)
     bandwidth = measured_bandwidth(machine.threads)
@@ -27,6 +31,8 @@ def plan(choice: ModelChoice, settings: ModelSettings, machine: MachineSettings)
 
 def plans_of(described: ModelDescription, settings: ModelSettings) -> list[MemoryPlan]:
     """The plan of the asked precision; for ``auto`` those of the stored one and of all below it."""
+    from dragoman.models import plan as plan_memory
+
     stored = described.precision(settings.precision)
     lower: dict[str, tuple[AskedPrecision, ...]] = {
         "float32": ("bfloat16", "int8", "int4"),
@@ -48,6 +54,8 @@ def measured_bandwidth(threads: int | None) -> float:
 def print_plans(described: ModelDescription, plans: list[MemoryPlan], bandwidth: float) -> None:
     """One column for each plan."""
     from rich.table import Table
+
+    from dragoman.models.parameters import parameter_count
 
     spec = described.spec
     out = console.output()

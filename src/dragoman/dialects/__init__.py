@@ -1,34 +1,50 @@
 """The wire formats, in order of precedence: of those that share a bare path the first has it, others being equal.
 
-Each is made from settings of its own, which are options of ``dragoman serve``.
+Each is made from settings of its own, which are options of ``dragoman serve``. Their names and settings are here; the
+rest of a dialect is imported when it is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dragoman.dialects import alexandria, friendli, locallab, octoai, openai, tgi
-from dragoman.dialects.wire import Dialect
+from dragoman.dialects.alexandria.settings import AlexandriaSettings
+from dragoman.dialects.friendli.settings import FriendliSettings
+from dragoman.dialects.locallab.settings import LocalLabSettings
+from dragoman.dialects.octoai.settings import OctoAISettings
+from dragoman.dialects.openai.settings import OpenAISettings
+from dragoman.dialects.tgi.settings import TgiSettings
+
+if TYPE_CHECKING:
+    from dragoman.dialects.wire import Dialect
+
+    DIALECTS: tuple[Dialect, ...]
+    """All with their default settings: for documents and tests. Made when they are first asked for."""
 
 
 class Registered(msgspec.Struct, frozen=True):
-    """A dialect by its name: how it is made, and the struct of settings that it is made from."""
+    """A dialect by its name, which is that of its package, and the struct of settings that it is made from."""
 
     name: str
-    make: Callable[[Any], Dialect]
     settings_type: type[Any]
+
+    def make(self, settings: Any) -> Dialect:
+        """The dialect. Raises DragomanError where the settings contradict each other."""
+        made: Dialect = importlib.import_module(f"{__name__}.{self.name}.dialect").make(settings)
+        return made
 
 
 REGISTRY: tuple[Registered, ...] = (
-    Registered("openai", openai.make, openai.OpenAISettings),
-    Registered("tgi", tgi.make, tgi.TgiSettings),
-    Registered("friendli", friendli.make, friendli.FriendliSettings),
-    Registered("octoai", octoai.make, octoai.OctoAISettings),
-    Registered("locallab", locallab.make, locallab.LocalLabSettings),
-    Registered("alexandria", alexandria.make, alexandria.AlexandriaSettings),
+    Registered("openai", OpenAISettings),
+    Registered("tgi", TgiSettings),
+    Registered("friendli", FriendliSettings),
+    Registered("octoai", OctoAISettings),
+    Registered("locallab", LocalLabSettings),
+    Registered("alexandria", AlexandriaSettings),
 )
 
 
@@ -38,5 +54,15 @@ def made_dialects(settings: Mapping[str, Any] | None = None) -> tuple[Dialect, .
     return tuple(each.make(given.get(each.name) or each.settings_type()) for each in REGISTRY)
 
 
-DIALECTS: tuple[Dialect, ...] = made_dialects()
-"""All with their default settings: for documents and tests."""
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raises DragomanError where those of a dialect contradict each other, as ``made_dialects`` would."""
+    for each in settings.values():
+        if hasattr(each, "check"):
+            each.check()
+
+
+def __getattr__(name: str) -> Any:
+    if name != "DIALECTS":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = made = made_dialects()
+    return made

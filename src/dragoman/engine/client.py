@@ -17,6 +17,7 @@ from dragoman.core.request import EngineRequest
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.engine.adapter_loads import AdapterLoad, AdapterLoads
 from dragoman.engine.event_stream import EventStream
+from dragoman.engine.launch import Launched
 from dragoman.engine.messages import (
     AdapterLoaded,
     AdapterRefused,
@@ -90,8 +91,10 @@ class EngineClient:
     All methods belong to one event loop.
     """
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings, launched: Launched | None = None) -> None:
+        """``launched``: the first process, where it has been started already."""
         self._settings = settings
+        self._launched = launched
         self._state = State.STARTING
         self._message = ""
         self._info: EngineInfo | None = None
@@ -149,7 +152,8 @@ class EngineClient:
         self._in_engine.clear()
         self._taught = False
         self._ready = asyncio.get_running_loop().create_future()
-        self._process = await WorkerProcess.spawn(self._settings, self._heard, self._lost)
+        launched, self._launched = self._launched, None
+        self._process = await WorkerProcess.spawn(self._settings, self._heard, self._lost, launched)
         info = await self._ready
         await self._restore_adapters(self._process)
         self._info = info

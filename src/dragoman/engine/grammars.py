@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,9 @@ from dragoman.core.errors import BadRequest
 from dragoman.core.request import EngineRequest
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.engine.batch import Float32
-from dragoman.grammar.matching import Matcher, Matching
+
+if TYPE_CHECKING:
+    from dragoman.grammar.matching import Matcher, Matching
 
 CACHED = 64
 """Compiled grammars that are kept for the next request."""
@@ -142,6 +144,8 @@ class Grammars:
 
     def _learn(self, vocabulary: Vocabulary) -> Matching:
         """In the thread: it takes some tenths of a second, for which nobody else has to wait."""
+        from dragoman.grammar.matching import Matching  # 6 MB, and nothing that a start should wait for
+
         self._compiled.clear()
         return Matching(vocabulary)
 

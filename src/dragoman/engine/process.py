@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from typing import cast
 
 import msgspec
 
+from dragoman.engine.launch import Launched
 from dragoman.engine.messages import FrameReader, FromEngine, Shutdown, WorkerSettings, frame
 
 log = logging.getLogger(__name__)
@@ -33,19 +32,18 @@ class WorkerProcess(asyncio.Protocol):
 
     @classmethod
     async def spawn(
-        cls, settings: WorkerSettings, heard: Callable[[FromEngine], None], gone: Callable[[], None]
+        cls,
+        settings: WorkerSettings,
+        heard: Callable[[FromEngine], None],
+        gone: Callable[[], None],
+        launched: Launched | None = None,
     ) -> WorkerProcess:
-        """Start the process and send it its settings. It answers ``Ready`` or ``Failed`` when it is done loading."""
-        ours, theirs = socket.socketpair()
+        """Start the process, unless one waits already, and send it its settings. It answers ``Ready`` or ``Failed``
+        when it is done loading."""
+        launched = (launched or Launched()).adopt()
         worker = cls(heard, gone)
-        with theirs:
-            command = [sys.executable, "-m", "dragoman.engine.worker", "--fd", str(theirs.fileno())]
-            try:
-                worker._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-            except BaseException:
-                ours.close()
-                raise
-        await asyncio.get_running_loop().create_unix_connection(lambda: worker, sock=ours)
+        worker._process = launched.process
+        await asyncio.get_running_loop().create_unix_connection(lambda: worker, sock=launched.connection)
         worker.send(settings)
         return worker
 

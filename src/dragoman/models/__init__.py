@@ -1,22 +1,21 @@
 """Models: the decoder described once, its variants as data, and how weights become a model that can run.
 
-``describe`` and ``plan`` read small files only and need no kernels; ``load`` is the engine's.
+``describe`` and ``plan`` read small files only and need no kernels; ``load`` is the engine's. What the package offers
+is imported when it is first asked for: settings are wanted by commands that never look at a model.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from dragoman.models.adapters import AdapterInfo, find_adapter
-from dragoman.models.description import EncoderInfo, ModelDescription, ModelInfo, describe
-from dragoman.models.memory import MemoryPlan, plan
-from dragoman.models.progress import Progress, nobody
-from dragoman.models.settings import ModelSettings
-from dragoman.models.source import embedded_path
+import importlib
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dragoman.models.model import Model
+    from dragoman.models.adapters import AdapterInfo, find_adapter
+    from dragoman.models.description import EncoderInfo, ModelDescription, ModelInfo, describe
+    from dragoman.models.loading import load
+    from dragoman.models.memory import MemoryPlan, plan
+    from dragoman.models.settings import ModelSettings
+    from dragoman.models.source import embedded_path
 
 __all__ = [
     "AdapterInfo",
@@ -32,9 +31,23 @@ __all__ = [
     "plan",
 ]
 
+_MODULES = {
+    "AdapterInfo": "adapters",
+    "EncoderInfo": "description",
+    "MemoryPlan": "memory",
+    "ModelDescription": "description",
+    "ModelInfo": "description",
+    "ModelSettings": "settings",
+    "describe": "description",
+    "embedded_path": "source",
+    "find_adapter": "adapters",
+    "load": "loading",
+    "plan": "memory",
+}
 
-def load(source: str | Path | None = None, settings: ModelSettings | None = None, progress: Progress = nobody) -> Model:
-    """Load a model: a folder, a hub id, or None for the embedded one. Raises ModelError; see ``models.loading``."""
-    from dragoman.models import loading  # here: only the engine process needs the native kernels
 
-    return loading.load(source, settings, progress)
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return found

@@ -9,32 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, NamedTuple
-
-import msgspec
+from typing import NamedTuple
 
 from dragoman.core.errors import AdapterNotFound, DragomanError
 from dragoman.models.adapters.source import find_adapter
+from dragoman.server.settings import AdapterSettings
 
 MAX_OFFERS = 1024
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _CONFIG = "adapter_config.json"
-
-
-class AdapterSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Which low-rank adapters requests may name.
-
-    Attributes:
-        lora_adapters: adapters to load at the start, a list with commas: REPOSITORY, REPOSITORY@REVISION, NAME=FOLDER
-            or NAME=REPOSITORY@REVISION, in PEFT's format.
-        adapters_folder: each folder in it that holds an adapter may be loaded, under its own name, while the server
-            runs.
-    """
-
-    PANEL: ClassVar[str] = "Models"
-
-    lora_adapters: str | None = None
-    adapters_folder: str | None = None
 
 
 class AdapterOffer(NamedTuple):

@@ -13,7 +13,8 @@ from dragoman.core.adapters import AdapterEntry
 from dragoman.core.errors import AdapterNotFound, Conflict, LoadFailed, ModelError
 from dragoman.core.serving import ModelCard
 from dragoman.models import AdapterInfo
-from dragoman.server.adapter_shelf import AdapterOffer, AdapterSettings, AdapterShelf
+from dragoman.server.adapter_shelf import AdapterOffer, AdapterShelf
+from dragoman.server.settings import AdapterSettings
 
 NO_ADAPTERS = AdapterShelf(AdapterSettings())
 

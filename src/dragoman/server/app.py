@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dragoman.core.errors import Cancelled, DragomanError, GenerationFailed, NotFound
 from dragoman.core.serving import Serving
-from dragoman.dialects import DIALECTS
+from dragoman.dialects import made_dialects
 from dragoman.dialects.wire import Answer, Dialect
 from dragoman.server.documents import with_documents
 from dragoman.server.exchange import Exchange, Ready
@@ -35,7 +35,7 @@ def create_app(
     metrics: Metrics | None = None,
     ready: Ready = lambda: "",
     ended: Callable[[], bool] = lambda: False,
-    dialects: Sequence[Dialect] = DIALECTS,
+    dialects: Sequence[Dialect] | None = None,
     keys: Keyring = Keyring(),  # noqa: B008 (without keys it has no state)
 ) -> Starlette:
     """Everything behind the port.
@@ -46,6 +46,7 @@ def create_app(
     Raises DragomanError when the settings name a dialect that is not among those given.
     """
     metrics = metrics or Metrics()
+    dialects = made_dialects() if dialects is None else dialects
     chosen = chosen_dialect(dialects, settings)
     for dialect in dialects:
         if dialect.observer is not None:

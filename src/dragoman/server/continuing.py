@@ -11,20 +11,19 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import os
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import TypeVar
 
 import msgspec
-from msgspec import Meta
 
 from dragoman.core.continuing import ContinueKey, CutGeneration
 from dragoman.core.errors import DragomanError, GenerationFailed
+from dragoman.server.settings import ContinueSettings
 
 log = logging.getLogger("dragoman.server")
 
@@ -50,40 +49,6 @@ COMMIT;
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(CutGeneration).decode
-
-
-class ContinueSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Generations that were cut, and wait to be gone on with.
-
-    Attributes:
-        state_dir: folder of what outlives the server; by default $XDG_STATE_HOME/dragoman or ~/.local/state/dragoman.
-        continue_store: disk: a file in that folder, so that they outlive the server. memory: nothing is written.
-        continue_ttl_s: seconds that each is kept after it was cut; 0: none is kept.
-        continue_max_entries: how many are kept; beyond that the least recently used are forgotten.
-        continue_max_bytes: bytes that all of them may take; beyond that the least recently used are forgotten.
-    """
-
-    PANEL = "Continuing"
-
-    state_dir: str | None = None
-    continue_store: Literal["disk", "memory"] = "disk"
-    continue_ttl_s: Annotated[float, Meta(ge=0)] = 3600.0
-    continue_max_entries: Annotated[int, Meta(ge=1)] = 16384
-    continue_max_bytes: Annotated[int, Meta(ge=1)] = 256 * 1024 * 1024
-
-    @property
-    def file(self) -> Path | None:
-        """The database; None where it is in memory."""
-        if self.continue_store == "memory":
-            return None
-        return self.folder / "continue.sqlite3"
-
-    @property
-    def folder(self) -> Path:
-        """What outlives the server is kept here."""
-        home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-        folder = Path(self.state_dir) if self.state_dir else Path(home) / "dragoman"
-        return folder.expanduser()
 
 
 IN_MEMORY = ContinueSettings(continue_store="memory")

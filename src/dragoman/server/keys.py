@@ -16,13 +16,15 @@ import secrets
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from dragoman.core.errors import DragomanError, Forbidden, Unauthorized
-from dragoman.dialects.wire import Operation
+
+if TYPE_CHECKING:
+    from dragoman.dialects.wire import Operation
 
 log = logging.getLogger("dragoman.server")
 

@@ -16,21 +16,20 @@ from types import FrameType
 import uvicorn
 
 from dragoman.core.observer import Observer
-from dragoman.dialects import DIALECTS
+from dragoman.dialects import made_dialects
 from dragoman.dialects.wire import Dialect
+from dragoman.engine.launch import Launched
 from dragoman.engine.messages import WorkerSettings
-from dragoman.server.adapter_shelf import AdapterSettings
 from dragoman.server.address import address_of, bound
 from dragoman.server.app import create_app
 from dragoman.server.connection import connection_class
-from dragoman.server.continuing import IN_MEMORY, ContinueSettings
+from dragoman.server.continuing import IN_MEMORY
 from dragoman.server.figures import figures_listener, serve_figures
 from dragoman.server.hosting import chosen_dialect
 from dragoman.server.keys import Keyring
 from dragoman.server.opening import NO_ADAPTERS, ONE_MODEL, House, open_house
 from dragoman.server.rotation import Progress
-from dragoman.server.settings import ServerSettings
-from dragoman.server.shelf import CatalogSettings
+from dragoman.server.settings import AdapterSettings, CatalogSettings, ContinueSettings, ServerSettings
 from dragoman.server.sockets import SocketConnection, socket_paths
 
 Opened = Callable[[House, str], None]
@@ -48,7 +47,7 @@ def serve(
     worker: WorkerSettings,
     folder: Path,
     *,
-    dialects: Sequence[Dialect] = DIALECTS,
+    dialects: Sequence[Dialect] | None = None,
     keys: Keyring = NO_KEYS,
     catalog: CatalogSettings = ONE_MODEL,
     adapters: AdapterSettings = NO_ADAPTERS,
@@ -56,13 +55,15 @@ def serve(
     observers: Sequence[Observer] = (),
     progress: Progress = lambda stage, share: None,
     opened: Opened | None = None,
+    launched: Launched | None = None,
 ) -> int:
     """Serve a model until SIGTERM or SIGINT; then answer what is running for ``drain_s`` seconds. A second signal ends
     it at once. Returns the exit code, 0.
 
     ``worker`` says what the engine loads, ``folder`` holds the tokenizer and the chat template. Raises ModelError when
     the model cannot be loaded, DragomanError when the address cannot be listened on. ``catalog`` says what else may be
-    loaded later, ``adapters`` which adapters; ``progress`` is told how far the loading of the first model is.
+    loaded later, ``adapters`` which adapters; ``progress`` is told how far the loading of the first model is;
+    ``launched`` is the process of its engine, where that waits already.
     """
     factory = uvicorn.Config(_nothing, loop="auto").get_loop_factory()
     with asyncio.Runner(loop_factory=factory) as runner:
@@ -79,6 +80,7 @@ def serve(
                 observers=observers,
                 progress=progress,
                 opened=opened,
+                launched=launched,
             )
         )
     return 0
@@ -89,7 +91,7 @@ async def run(
     worker: WorkerSettings,
     folder: Path,
     *,
-    dialects: Sequence[Dialect] = DIALECTS,
+    dialects: Sequence[Dialect] | None = None,
     keys: Keyring = NO_KEYS,
     catalog: CatalogSettings = ONE_MODEL,
     adapters: AdapterSettings = NO_ADAPTERS,
@@ -97,13 +99,22 @@ async def run(
     observers: Sequence[Observer] = (),
     progress: Progress = lambda stage, share: None,
     opened: Opened | None = None,
+    launched: Launched | None = None,
 ) -> None:
     """``serve``, inside a running event loop."""
+    dialects = made_dialects() if dialects is None else dialects
     # Bound before the engine starts, so that a taken port is known at once; but nobody can connect before it listens.
     with contextlib.closing(bound(settings.host, settings.port)) as listener:
         figures = figures_listener(settings, dialects)
         async with open_house(
-            settings, worker, folder, catalog=catalog, adapters=adapters, continuing=continuing, progress=progress
+            settings,
+            worker,
+            folder,
+            catalog=catalog,
+            adapters=adapters,
+            continuing=continuing,
+            progress=progress,
+            launched=launched,
         ) as house:
             house.metrics.observers.extend(observers)
             server = Server(settings, house, opened, dialects=dialects, keys=keys)
@@ -120,9 +131,10 @@ class Server(uvicorn.Server):
         house: House,
         opened: Opened | None = None,
         *,
-        dialects: Sequence[Dialect] = DIALECTS,
+        dialects: Sequence[Dialect] | None = None,
         keys: Keyring = NO_KEYS,
     ) -> None:
+        dialects = made_dialects() if dialects is None else dialects
         app = create_app(
             house.serving,
             settings,

@@ -12,17 +12,18 @@ from pathlib import Path
 from dragoman.core.errors import EngineUnavailable
 from dragoman.core.observer import ObservedStep
 from dragoman.engine.client import EngineClient
+from dragoman.engine.launch import Launched
 from dragoman.engine.messages import EngineInfo, EngineStats, LoadModel, WorkerSettings
 from dragoman.models.source import source_name
-from dragoman.server.adapter_shelf import AdapterSettings, AdapterShelf
+from dragoman.server.adapter_shelf import AdapterShelf
 from dragoman.server.admission import Admission
-from dragoman.server.continuing import IN_MEMORY, ContinueSettings, SqliteContinueStore
+from dragoman.server.continuing import IN_MEMORY, SqliteContinueStore
 from dragoman.server.current import CurrentServing
 from dragoman.server.metrics import Metrics
 from dragoman.server.resident import ModelOpening, ModelResident
 from dragoman.server.rotation import Progress, Rotation
-from dragoman.server.settings import ServerSettings
-from dragoman.server.shelf import CatalogSettings, Offer, Shelf, offer_of
+from dragoman.server.settings import AdapterSettings, CatalogSettings, ContinueSettings, ServerSettings
+from dragoman.server.shelf import Offer, Shelf, offer_of
 
 ONE_MODEL = CatalogSettings(fixed_model=True)
 NO_ADAPTERS = AdapterSettings()
@@ -74,9 +75,11 @@ async def open_house(
     adapters: AdapterSettings = NO_ADAPTERS,
     continuing: ContinueSettings = IN_MEMORY,
     progress: Progress = lambda stage, share: None,
+    launched: Launched | None = None,
 ) -> AsyncIterator[House]:
     """Load the first model and wait until it can generate. ``worker`` says what its engine loads, ``folder`` holds the
-    tokenizer's and the chat template's files; ``progress`` is told how far it is.
+    tokenizer's and the chat template's files; ``progress`` is told how far it is. ``launched``: the process of
+    its engine, where that waits already.
 
     Leaving ends every engine; what is unfinished then fails. Raises ModelError, and DragomanError where what was kept
     of cut generations cannot be used.
@@ -94,6 +97,7 @@ async def open_house(
         kept,
         AdapterShelf(adapters, allow_downloads=catalog.offer_downloads, token=_hub_token(worker)),
         on_step=lambda before, after: metrics.tell(_step(before, after)),
+        launched=launched,
     )
     rotation = Rotation(Shelf(catalog, first), opening, max_waiting=settings.max_waiting)
     with _threads(settings.text_threads):

@@ -12,6 +12,7 @@ import msgspec
 from dragoman.core.catalog import CatalogEntry, ModelState
 from dragoman.core.serving import ModelCard
 from dragoman.engine.client import EngineClient, State
+from dragoman.engine.launch import Launched
 from dragoman.engine.messages import EngineInfo, EngineStats, LoadModel, WorkerSettings
 from dragoman.models import ModelSettings, describe, plan
 from dragoman.models.memory import available_memory
@@ -122,8 +123,10 @@ class ModelOpening:
         continuing: SqliteContinueStore,
         adapters: AdapterShelf,
         on_step: Step,
+        launched: Launched | None = None,
     ) -> None:
-        """``adapters``: those of the start are of the first model, and loaded with it."""
+        """``adapters``: those of the start are of the first model, and loaded with it. ``launched``: its process."""
+        self._launched = launched
         self._settings, self._worker, self._folder = settings, worker, folder
         self._adapters = adapters
         self._metrics, self._admission, self._continuing = metrics, admission, continuing
@@ -169,7 +172,8 @@ class ModelOpening:
             if not is_first:
                 described = await asyncio.to_thread(describe, offer.source, token=settings.token)
                 folder = described.tokenizer_folder
-        engine = EngineClient(worker)
+        launched, self._launched = self._launched, None
+        engine = EngineClient(worker, launched)
         engine.on_loading = progress
         # The process loads weights for as long as the tokenizer takes, or longer.
         starting = asyncio.create_task(engine.start())

@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import ClassVar
 
 import msgspec
 
@@ -18,33 +17,13 @@ from dragoman.core.errors import DragomanError, ModelError, ModelNotFound
 from dragoman.models.config import read_json
 from dragoman.models.gguf.parts import models_among
 from dragoman.models.source import EMBEDDED, embedded_path, source_name
+from dragoman.server.settings import CatalogSettings
 
 MAX_MODELS = 1024
 """In a folder, and in the hub's cache."""
 
 _FRESH_S = 10.0
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
-
-
-class CatalogSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Which models may be loaded while the server runs.
-
-    Attributes:
-        offer: another model that may be loaded, as NAME=SOURCE or SOURCE, a folder, a GGUF file or a hub id; may be
-            given several times.
-        models_folder: each folder in it that holds a model is offered under its own name, and each GGUF file.
-        offer_cached: offer the models in the hub's cache on this machine.
-        offer_downloads: let clients name any repository of the hub, which is then downloaded.
-        fixed_model: always serve the model that the server starts with; nothing else is offered.
-    """
-
-    PANEL: ClassVar[str] = "Models"
-
-    offer: tuple[str, ...] = ()
-    models_folder: str | None = None
-    offer_cached: bool = True
-    offer_downloads: bool = False
-    fixed_model: bool = False
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from alexandria_calls import BATCH, HERE, ONE, batch, one, rows
 from stub_house import STUB, TOKENIZER, LocalHouse, RunningServer, local_house
 
 from dragoman.core.events import FinishReason, PromptEvent, TokenEvent
-from dragoman.dialects import alexandria
+from dragoman.dialects.alexandria import dialect as alexandria
 from dragoman.dialects.alexandria import thrift_structs as thrift
 from dragoman.text import ChatTemplate
 

@@ -14,7 +14,7 @@ from stub_house import STUB, RunningServer, running_server
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from dragoman.dialects import alexandria
+from dragoman.dialects.alexandria import dialect as alexandria
 from dragoman.dialects.alexandria import thrift_structs as thrift
 
 NO_STREAMER = "`streamer` cannot be used with beam search (yet!). Make sure that `num_beams` is set to 1."

@@ -12,7 +12,7 @@ from scripted import ScriptedEngine, ScriptedHouse, scripted_house
 from stub_house import QUICK, STUB, local_model
 
 from dragoman.dialects import made_dialects
-from dragoman.dialects.friendli import FriendliSettings
+from dragoman.dialects.friendli.settings import FriendliSettings
 from dragoman.server.app import create_app
 from dragoman.server.metrics import Metrics
 from dragoman.server.serving import EngineServing

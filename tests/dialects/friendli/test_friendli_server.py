@@ -14,7 +14,7 @@ import pytest
 from stub_house import QUICK, LocalHouse, RunningServer, local_house
 
 from dragoman.dialects import made_dialects
-from dragoman.dialects.friendli import FriendliSettings
+from dragoman.dialects.friendli.settings import FriendliSettings
 from dragoman.server.app import create_app
 from dragoman.server.keys import Keyring, hashed
 from dragoman.text import ChatTemplate

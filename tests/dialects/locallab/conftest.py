@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from locallab_house import HERE
 from stub_house import LocalHouse, local_house
 
-from dragoman.dialects import locallab
+from dragoman.dialects.locallab import dialect as locallab
 from dragoman.text import ChatTemplate
 
 

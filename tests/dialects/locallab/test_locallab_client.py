@@ -11,9 +11,10 @@ import pytest
 from environments import names_of_checks, outcomes_of, python_with
 from stub_house import FOLDER, QUICK, RunningServer, running_server
 
-from dragoman.dialects import locallab, made_dialects
+from dragoman.dialects import made_dialects
+from dragoman.dialects.locallab import dialect as locallab
 from dragoman.engine.messages import LoadModel
-from dragoman.server.shelf import CatalogSettings
+from dragoman.server.settings import CatalogSettings
 
 SCRIPT = Path(__file__).with_name("checks_locallab.py")
 

@@ -13,7 +13,7 @@ from locallab_house import BODY, CHAT, HERE, last, prompt_text
 from stub_house import STUB, LocalHouse, local_house
 
 from dragoman.core.events import FinishEvent, FinishReason
-from dragoman.dialects import locallab
+from dragoman.dialects.locallab import dialect as locallab
 from dragoman.text import ChatTemplate
 
 pytestmark = pytest.mark.anyio

@@ -17,10 +17,10 @@ from stub_house import QUICK, TOKENIZER, LocalHouse, local_house
 
 from dragoman.core.errors import BadRequest, UnsupportedFeature
 from dragoman.dialects import made_dialects
-from dragoman.dialects.octoai import OctoAISettings
 from dragoman.dialects.octoai.clients import claims
 from dragoman.dialects.octoai.fields import COMPLETIONS
 from dragoman.dialects.octoai.messages import template_messages
+from dragoman.dialects.octoai.settings import OctoAISettings
 from dragoman.dialects.octoai.translate import completion_requests
 from dragoman.dialects.wire import Call
 from dragoman.text import ChatTemplate

@@ -15,7 +15,7 @@ from stub_house import QUICK, STUB, TOKENIZER, local_model
 
 from dragoman.core.events import EngineEvent, FinishEvent, FinishReason
 from dragoman.core.request import EngineRequest
-from dragoman.dialects import tgi
+from dragoman.dialects.tgi import dialect as tgi
 from dragoman.dialects.tgi.settings import TgiSettings
 from dragoman.server.app import create_app
 from dragoman.server.metrics import Metrics

@@ -13,7 +13,7 @@ from chat_house import JSON
 from crowd import CLIENTS
 from stub_house import QUICK, STUB, LocalHouse, RunningServer, local_house, running_server
 
-from dragoman.dialects import tgi
+from dragoman.dialects.tgi import dialect as tgi
 from dragoman.dialects.tgi.settings import TgiSettings
 from dragoman.engine.messages import StubModel
 from dragoman.server.settings import ServerSettings

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from chat_house import ChatHouse, chat_house
 
-from dragoman.dialects import tgi
+from dragoman.dialects.tgi import dialect as tgi
 from dragoman.dialects.tgi.chat_fields import CHAT, COMPLETIONS
 from dragoman.dialects.tgi.documents import DOCUMENTED, document
 from dragoman.dialects.tgi.fields import COMPAT_GENERATE, PARAMETERS

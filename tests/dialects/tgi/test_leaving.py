@@ -12,7 +12,7 @@ from native import tgi_served
 from sockets import Left, ask, request_of, status_of, until
 from stub_house import TOKENIZER, RunningServer, running_server
 
-from dragoman.dialects import tgi
+from dragoman.dialects.tgi import dialect as tgi
 from dragoman.dialects.tgi.settings import TgiSettings
 from dragoman.engine.messages import StubModel
 

@@ -14,7 +14,7 @@ from stub_house import QUICK, TOKENIZER
 from dragoman.core.events import EngineEvent, FinishEvent, FinishReason, PromptEvent, TokenEvent
 from dragoman.core.request import EngineRequest
 from dragoman.core.serving import Serving
-from dragoman.dialects import openai
+from dragoman.dialects.openai import dialect as openai
 from dragoman.dialects.tgi.errors import render_error
 from dragoman.dialects.tgi.render import COMMENT
 from dragoman.dialects.wire import Dialect, Exchange, Operation

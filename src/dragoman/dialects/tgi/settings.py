@@ -109,7 +109,8 @@ class TgiSettings(msgspec.Struct, frozen=True, kw_only=True):
         return Quirks(**dict.fromkeys(names if self.tgi_strict else asked, True))
 
     def check(self) -> None:
-        """Raises DragomanError where two settings contradict each other."""
+        """Raises DragomanError where two settings contradict each other, and for quirks that there are not."""
+        self.quirks()
         given, total = self.max_input_tokens, self.max_total_tokens
         if given is not None and total is not None and given >= total:
             raise DragomanError(f"`max_input_tokens`({given}) must be < `max_total_tokens`({total})")

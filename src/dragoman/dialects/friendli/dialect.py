@@ -1,0 +1,25 @@
+"""The Friendli dialect as a whole: its operations, and how it is made from its settings."""
+
+from __future__ import annotations
+
+from dragoman.dialects.friendli.errors import render_error
+from dragoman.dialects.friendli.metrics import FriendliObserver
+from dragoman.dialects.friendli.routes import SurfaceApi
+from dragoman.dialects.friendli.settings import FriendliSettings
+from dragoman.dialects.friendli.surface import Surface
+from dragoman.dialects.wire import Dialect
+
+__all__ = ["FriendliSettings", "make"]
+
+
+def make(settings: FriendliSettings) -> Dialect:
+    """The dialect with these settings."""
+    operations = tuple(operation for surface in Surface for operation in SurfaceApi(surface, settings).operations())
+    return Dialect(
+        name="friendli",
+        title="Friendli",
+        operations=operations,
+        render_error=render_error,
+        observer=FriendliObserver,
+        metrics_port=8281,
+    )

@@ -1,0 +1,187 @@
+"""The LocalLab dialect as a whole: its operations, and how it is made from its settings."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from dragoman.dialects.locallab import models
+from dragoman.dialects.locallab.errors import RateLimited, render_error
+from dragoman.dialects.locallab.fields import BATCH, CHAT, GENERATE, INSTRUCTIONS, LOAD
+from dragoman.dialects.locallab.generating import Generating
+from dragoman.dialects.locallab.instructions import Instructions
+from dragoman.dialects.locallab.limiter import Limiter
+from dragoman.dialects.locallab.settings import LocalLabSettings
+from dragoman.dialects.locallab.system import System
+from dragoman.dialects.locallab.updates import updates
+from dragoman.dialects.wire import Call, Cors, Dialect, Operation, SocketOperation
+
+LIMITED = RateLimited(1.0, {})
+
+
+def make(settings: LocalLabSettings) -> Dialect:
+    """The dialect as the operator wants it."""
+    instructions = Instructions(Path(settings.locallab_folder).expanduser(), settings.locallab_instructions)
+    limiter = Limiter(settings.locallab_rate_limit, settings.locallab_burst, time.monotonic)
+    system = System(instructions)
+    return Dialect(
+        name="locallab",
+        title="LocalLab",
+        operations=(
+            *_generating(Generating(settings, instructions, limiter)),
+            *MODELS,
+            *_system(system),
+        ),
+        sockets=(SocketOperation(path="/ws", summary="Tell when models come and go.", handler=updates),),
+        render_error=render_error,
+        cors=Cors(
+            origins=settings.locallab_cors_origins,
+            echo_origin=True,
+            credentials=True,
+            max_age_s=600,
+            preflight_body="OK",
+        ),
+        headers=system.headers,
+        max_body_bytes=settings.locallab_max_body_bytes,
+        key_headers=("x-api-key",),
+    )
+
+
+def _is_prompt(call: Call) -> bool:
+    return call.has("prompt") and not call.has("inputs")
+
+
+def _generating(handlers: Generating) -> tuple[Operation, ...]:
+    return (
+        Operation(
+            method="POST",
+            path="/generate",
+            summary="Answer a prompt.",
+            handler=handlers.generate,
+            faults=(LIMITED,),
+            table=GENERATE,
+            claims=_is_prompt,
+        ),
+        Operation(
+            method="POST",
+            path="/generate/stream",
+            summary="Answer a prompt as plain text while it is written.",
+            handler=handlers.generate_stream,
+            faults=(LIMITED,),
+            table=GENERATE,
+            media=("text/plain", "text/event-stream"),
+        ),
+        Operation(
+            method="POST",
+            path="/generate/batch",
+            summary="Answer several prompts.",
+            handler=handlers.batch,
+            faults=(LIMITED,),
+            table=BATCH,
+        ),
+        Operation(
+            method="POST",
+            path="/chat",
+            summary="Answer a conversation.",
+            handler=handlers.chat,
+            table=CHAT,
+            faults=(LIMITED,),
+        ),
+        Operation(
+            method="POST",
+            path="/chat/stream",
+            summary="Answer a conversation while the answer is written.",
+            handler=handlers.chat_stream,
+            faults=(LIMITED,),
+            table=CHAT,
+            media=("text/event-stream", "text/plain"),
+        ),
+    )
+
+
+MODELS = (
+    Operation(method="GET", path="/models", summary="List the models, in all forms.", handler=models.by_id),
+    Operation(method="GET", path="/models/available", summary="List the models.", handler=models.available),
+    Operation(method="GET", path="/models/list", summary="List the models.", handler=models.available),
+    Operation(method="GET", path="/models/current", summary="Describe the current model.", handler=models.current),
+    Operation(
+        method="GET", path="/models/status/{id:path}", summary="Say whether a model is loaded.", handler=models.status
+    ),
+    Operation(
+        method="POST",
+        path="/models/load",
+        summary="Load a model, and answer when it is there.",
+        handler=models.load,
+        table=LOAD,
+        scope="admin",
+    ),
+    Operation(
+        method="POST",
+        path="/models/load/{id:path}",
+        summary="Begin to load a model.",
+        handler=models.begin_loading,
+        scope="admin",
+    ),
+    Operation(
+        method="POST",
+        path="/models/unload",
+        summary="Free the current model.",
+        handler=models.unload,
+        scope="admin",
+    ),
+)
+
+
+def _has_root(call: Call) -> bool:
+    """TGI's clients look at no more than the status of ``GET /``; browsers want a page, and all others an answer."""
+    return call.dialect != "tgi" and "text/html" not in call.headers.get("accept", "")
+
+
+def _system(handlers: System) -> tuple[Operation, ...]:
+    return (
+        Operation(method="GET", path="/", summary="Say what runs here.", handler=handlers.root, claims=_has_root),
+        Operation(
+            method="GET",
+            path="/health",
+            summary="Say whether it can generate.",
+            handler=handlers.health,
+            open=True,
+            probe=True,
+        ),
+        Operation(
+            method="GET",
+            path="/startup-status",
+            summary="Say whether a model is being loaded.",
+            handler=handlers.startup,
+            open=True,
+            probe=True,
+        ),
+        Operation(method="GET", path="/system/info", summary="Measure the machine.", handler=handlers.info),
+        Operation(method="GET", path="/resources", summary="Measure the machine.", handler=handlers.resources),
+        Operation(method="GET", path="/system/resources", summary="Measure the machine.", handler=handlers.resources),
+        Operation(method="GET", path="/network", summary="List network addresses.", handler=handlers.network),
+        Operation(
+            method="GET",
+            path="/system/instructions",
+            summary="Show what models are told first.",
+            handler=handlers.instructions,
+        ),
+        Operation(
+            method="POST",
+            path="/system/instructions",
+            summary="Store what models are told first.",
+            handler=handlers.store_instructions,
+            table=INSTRUCTIONS,
+            scope="admin",
+        ),
+        Operation(
+            method="POST",
+            path="/system/instructions/reset",
+            summary="Forget what models are told first.",
+            handler=handlers.reset_instructions,
+            scope="admin",
+        ),
+    )
+
+
+__all__ = ["LocalLabSettings", "make"]

@@ -1,0 +1,21 @@
+"""The OctoAI dialect as a whole: its operations, and how it is made from its settings."""
+
+from __future__ import annotations
+
+from dragoman.dialects.octoai.errors import render_error
+from dragoman.dialects.octoai.routes import Api
+from dragoman.dialects.octoai.settings import OctoAISettings
+from dragoman.dialects.wire import Dialect
+
+__all__ = ["OctoAISettings", "make"]
+
+
+def make(settings: OctoAISettings) -> Dialect:
+    """The dialect with these settings."""
+    return Dialect(
+        name="octoai",
+        title="OctoAI",
+        operations=Api(settings).operations(),
+        render_error=render_error,
+        headers=lambda exchange: {"x-user-request-id": exchange.request_id},
+    )

@@ -1,0 +1,19 @@
+"""The OpenAI dialect as a whole: its operations, and how it is made from its settings."""
+
+from __future__ import annotations
+
+from dragoman.dialects.openai import adapters, routes
+from dragoman.dialects.openai.errors import render_error
+from dragoman.dialects.openai.settings import OpenAISettings
+from dragoman.dialects.wire import Dialect
+
+__all__ = ["DIALECT", "OpenAISettings", "make"]
+
+DIALECT = Dialect(
+    name="openai", title="OpenAI", operations=(*routes.OPERATIONS, *adapters.OPERATIONS), render_error=render_error
+)
+
+
+def make(settings: OpenAISettings) -> Dialect:
+    """The same for everyone."""
+    return DIALECT

@@ -1,0 +1,60 @@
+"""The TGI dialect as a whole: its operations, and how it is made from its settings."""
+
+from __future__ import annotations
+
+from dragoman.dialects.tgi import chat, clouds, completions, generate, introspect, kserve, pages
+from dragoman.dialects.tgi.errors import render_error
+from dragoman.dialects.tgi.observer import TgiObserver
+from dragoman.dialects.tgi.service import Service
+from dragoman.dialects.tgi.settings import TgiSettings
+from dragoman.dialects.wire import Cors, Dialect, Operation
+
+__all__ = ["TgiSettings", "make"]
+
+EXPOSED = (
+    "x-request-id",
+    "x-compute-type",
+    "x-compute-time",
+    "x-compute-characters",
+    "x-total-time",
+    "x-validation-time",
+    "x-queue-time",
+    "x-inference-time",
+    "x-time-per-token",
+    "x-prompt-tokens",
+    "x-generated-tokens",
+    "x-dragoman-warnings",
+)
+
+
+def make(settings: TgiSettings) -> Dialect:
+    """The dialect with these settings. Raises DragomanError where they contradict each other."""
+    return Dialect(
+        name="tgi",
+        title="Text Generation Inference",
+        operations=operations(Service(settings)),
+        render_error=render_error,
+        cors=Cors(
+            origins=settings.cors_allow_origin,
+            echo_origin=bool(settings.cors_allow_origin),
+            methods=("GET", "POST"),
+            headers=("content-type", "authorization"),
+            exposed=EXPOSED,
+            vary="origin, access-control-request-method, access-control-request-headers",
+        ),
+        max_body_bytes=settings.payload_limit,
+        observer=lambda instruments: TgiObserver(settings, instruments),
+    )
+
+
+def operations(service: Service) -> tuple[Operation, ...]:
+    """Every operation: each module of routes lists its own."""
+    return (
+        *introspect.operations(service),
+        *generate.operations(service),
+        *chat.operations(service),
+        *completions.operations(service),
+        *clouds.operations(service),
+        *kserve.operations(service),
+        *pages.operations(service.settings),
+    )

@@ -1,0 +1,70 @@
+"""What a start waits for: which process imports what, and the engine's process that waits for its settings."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from dragoman.core.errors import DragomanError
+from dragoman.engine.launch import Launched
+
+HTTP = ("starlette", "uvicorn", "httptools", "websockets", "asyncio", "ssl", "sqlite3", "prometheus_client")
+TEXT = ("tokenizers", "jinja2", "llguidance")
+TERMINAL = ("typer", "rich", "pydantic")
+HUB = ("huggingface_hub", "requests", "httpx")
+
+
+def imported(code: str) -> set[str]:
+    """The modules of a fresh interpreter that has run the code."""
+    code = f"{textwrap.dedent(code)}\nimport sys\nprint(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_the_engines_process_imports_nothing_of_the_servers() -> None:
+    modules = imported("""
+        import dragoman.engine.worker
+        from dragoman import models
+
+        models.load(None, models.ModelSettings(max_context=64))
+    """)
+    assert not modules & {*HTTP, *TEXT, *TERMINAL, *HUB, "dragoman.server", "dragoman.cli", "dragoman.dialects"}
+
+
+def test_the_command_line_imports_neither_the_server_nor_the_engine() -> None:
+    modules = imported("import dragoman.cli.app, dragoman.cli.serve")
+    assert not modules & {*HTTP, *TEXT, *HUB, "numpy", "rich", "dragoman.kernels", "dragoman.models.families"}
+    assert not {name for name in modules if name.startswith("dragoman.dialects.") and name.endswith(".dialect")}
+
+
+def test_the_server_imports_nothing_of_the_kernels() -> None:
+    modules = imported("import dragoman.cli.running\nfrom dragoman.dialects import made_dialects\nmade_dialects()")
+    assert not modules & {"llguidance", "rich", "typer", *HUB, "dragoman.kernels", "dragoman.models.loading"}
+
+
+def test_a_process_that_nobody_needs_ends() -> None:
+    launched = Launched()
+    launched.close()
+    launched.close()
+    assert launched.process.poll() is not None
+
+
+def test_a_process_whose_parent_leaves_before_it_says_anything_ends_by_itself() -> None:
+    launched = Launched()
+    launched.connection.close()
+    assert launched.process.wait(30) == 0
+
+
+def test_kernels_that_cannot_be_had_are_refused_before_a_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAGOMAN_KERNELS", "none-such")
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
+    monkeypatch.setattr(importlib, "import_module", _refusing)
+    with pytest.raises(DragomanError, match="none-such"):
+        Launched()
+
+
+def _refusing(name: str) -> None:
+    raise ImportError("DRAGOMAN_KERNELS=none-such")
