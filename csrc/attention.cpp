@@ -47,10 +47,7 @@ std::vector<AttentionTile> tiles_of(const Attention& a, const Attention::Sequenc
       }
     }
   }
-  for (std::size_t i = 0; i + 1 < tiles.size(); ++i) {
-    const AttentionTile& next = tiles[i + 1];
-    tiles[i].following = a.kv.keys(next.blocks[next.first_seen(next.first) / kBlockTokens], next.kv_head);
-  }
+  for (std::size_t i = 0; i + 1 < tiles.size(); ++i) tiles[i].following = &tiles[i + 1];
   return tiles;
 }
 

@@ -1,11 +1,11 @@
 // Attention over the blocks of a KV pool, with online softmax.
 //
 // What is computed for one query (one head of one row) is fixed, so that neither the other rows of the batch, nor the
-// chunking of the prompt, nor the number of threads can change a bit of it. Positions fall into spans of 512 and blocks of
-// 32, both counted from position 0. Within a span: for each block in ascending order, the scores of all its visible tokens,
-// their maximum m, the running state rescaled by exp(m_old − m), then the sum of exp(score − m) · value over ascending
-// tokens. The spans' states are then merged in ascending order. Tokens that the query does not see are not touched
-// arithmetically: what lies in their slots (old contents, even NaN) has no influence.
+// chunking of the prompt, nor the number of threads can change a bit of it. Positions fall into spans of 512, steps of 128
+// and blocks of 32, all counted from position 0. Within a span: for each step in ascending order, the scores of all its
+// visible tokens, their maximum m, the running state rescaled by exp(m_old − m), then exp(score − m) · value added to it
+// over ascending tokens. The spans' states are then merged in ascending order. Tokens that the query does not see are not
+// touched arithmetically: what lies in their slots (old contents, even NaN) has no influence.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,8 @@
 namespace dragoman {
 
 constexpr long kSpanTokens = 512;
+constexpr long kStepTokens = 128;
+constexpr long kStepBlocks = kStepTokens / kBlockTokens;
 constexpr long kTileQueries = 32;
 
 // What becomes of a scaled score, in this order. Pointers are borrowed; heads are query heads.
@@ -45,8 +47,8 @@ struct AttentionTile {
   long length;    // all queries see the positions before this one; 0: each sees those up to its own
   long window;    // positions seen, the query's own included; 0: all
   float scale;
-  ScoreTerms terms;                         // its pointers begin at the tile's first query head
-  const std::uint8_t* following = nullptr;  // the keys that whoever computes this tile needs next, to be fetched
+  ScoreTerms terms;                          // its pointers begin at the tile's first query head
+  const AttentionTile* following = nullptr;  // what whoever computes this tile needs next, to be fetched
 
   // Positions that the query `n` sees: from first_seen to before seen_end.
   long seen_end(long n) const { return length > 0 ? length : position + n / group + 1; }
@@ -60,11 +62,14 @@ struct AttentionTile {
 };
 
 // The state of one query over some positions, as floats: sum of exp(score − m) · value [padded_dim], 16 partial sums of
-// exp(score − m), m, and padding to a multiple of 16.
+// exp(score − m), m / ln 2, and padding to a multiple of 16.
 constexpr long state_floats(long padded_dim) { return padded_dim + 32; }
 
-// Queries, scores and weights of a tile.
-constexpr long tile_floats(long padded_dim) { return kTileQueries * (padded_dim + 2 * kBlockTokens); }
+// Queries, scores and weights of a tile. In int8 there is a set of weights for every 32 dimensions, and a scale.
+constexpr long tile_floats(long padded_dim) {
+  const long sets = kv_groups(padded_dim);
+  return kTileQueries * (padded_dim + kStepTokens + sets * (kStepTokens / 2 + 1) + kStepTokens);
+}
 
 struct AttentionKernels {
   // Writes `count` tokens of one head into block `block` at slots slot, slot + 1, …; token i has its key at k + i·ld.

@@ -18,13 +18,13 @@ constexpr int kScoreRows = 2, kWeighRows = 1, kWeighVectors = 2;
 DRAGOMAN_INLINE float* sums_of(float* state, long padded_dim) { return state + padded_dim; }
 DRAGOMAN_INLINE float& maximum_of(float* state, long padded_dim) { return state[padded_dim + kWidth]; }
 
-DRAGOMAN_INLINE float exp_one(float x) {
+DRAGOMAN_INLINE float exp2_one(float x) {
   float lanes[kWidth];
-  store(lanes, exp(broadcast(x)));
+  store(lanes, exp2(broadcast(x)));
   return lanes[0];
 }
 
-constexpr float kAscending[kWidth] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+constexpr float kLog2E = 1.44269504f;
 
 // The entries of a head's bias table [2 · reach + 1] for 16 keys, the first of which is `distance` behind the query.
 DRAGOMAN_INLINE Vec biases(const float* table, long reach, long distance) {
@@ -53,7 +53,7 @@ class Span {
         with_terms_(tile.terms.any()),
         states_(states),
         scores_(workspace),
-        weights_(reinterpret_cast<Weight*>(workspace + kTileQueries * kBlockTokens)),
+        weights_(reinterpret_cast<Weight*>(workspace + kTileQueries * kStepTokens)),
         queries_(reinterpret_cast<Query*>(weights_ + kTileQueries * Cache::weight_row(dim_))) {
     for (long i = 0; i < tile.count; ++i) {
       const long n = tile.first + i;
@@ -61,6 +61,7 @@ class Span {
       seen_end_[i] = tile.seen_end(n);
       const float* const q = tile.q + (n / tile.group) * tile.ldq + (n % tile.group) * tile.kv->head_dim;
       Cache::pack(q, tile.kv->head_dim, dim_, queries_ + i * Cache::query_row(dim_));
+      fetch_rows(i);
       float* const state = states_ + i * stride_;
       std::memset(state, 0, static_cast<std::size_t>(stride_) * sizeof(float));
       maximum_of(state, dim_) = -__builtin_inff();
@@ -68,77 +69,125 @@ class Span {
   }
 
   void run(long span) {
-    const long seen = tile_.first_seen(tile_.first), last = tile_.last_position();
-    const long begin = span * kSpanTokens, end = begin + kSpanTokens - 1;
-    const long first_block = (seen > begin ? seen : begin) / kBlockTokens;
-    const long last_block = (last < end ? last : end) / kBlockTokens;
-    for (long b = first_block; b <= last_block; ++b) block(b);
+    const long seen = tile_.first_seen(tile_.first), begin = span * kSpanTokens;
+    const long last = begin + kSpanTokens - 1 < tile_.last_position() ? begin + kSpanTokens - 1 : tile_.last_position();
+    for (long b = (seen > begin ? seen : begin) / kBlockTokens; b * kBlockTokens <= last;) {
+      const long end = end_of_step(b, last);
+      step(b, end);
+      b = end;
+    }
   }
 
  private:
-  // Neighbouring queries that see the same tokens of the block are taken together.
-  void block(long number) {
-    const bool last = number == tile_.last_position() / kBlockTokens;
-    fetch_.start(last ? tile_.following : tile_.kv->keys(tile_.blocks[number + 1], tile_.kv_head), tile_.kv->head_bytes);
-    long begin = 0, from = 0, to = 0;
+  // Rows of many heads lie too far apart for the processor to fetch ahead: those that the i-th query's result goes to, and
+  // the i-th query of the next tile.
+  void fetch_rows(long i) {
+    const auto fetch = [](const AttentionTile& tile, const float* rows, long ld, long i) {
+      const long n = tile.first + i;
+      const float* const row = rows + (n / tile.group) * ld + (n % tile.group) * tile.kv->head_dim;
+      for (long d = 0; d < tile.kv->head_dim; d += 64 / sizeof(float)) __builtin_prefetch(row + d, 0, 2);
+    };
+    fetch(tile_, tile_.out, tile_.ldout, i);
+    const AttentionTile* const next = tile_.following;
+    if (next != nullptr && i < next->count) fetch(*next, next->q, next->ldq, i);
+  }
+
+  // Blocks [first, end) of the sequence.
+  void step(long first, long end) {
+    fetch_.plan(tile_, first, end);
+    tokens_ = (end - first) * kBlockTokens;
+    values_.count = end - first;
+    long begin = tile_.count, after = 0;  // the queries that see any of this
     for (long i = 0; i < tile_.count; ++i) {
-      const long before = seen_begin_[i] - number * kBlockTokens, after = seen_end_[i] - number * kBlockTokens;
-      const long first = before > 0 ? before : 0, end = after < kBlockTokens ? after : kBlockTokens;
-      if (first == from && end == to) continue;
-      if (from < to) attend(begin, i, number, from, to);
-      begin = i, from = first, to = end;
+      const long from = seen_begin_[i] - first * kBlockTokens, to = seen_end_[i] - first * kBlockTokens;
+      from_[i] = from > 0 ? from : 0;
+      to_[i] = to < tokens_ ? to : tokens_;
+      if (from_[i] >= to_[i]) continue;
+      begin = i < begin ? i : begin;
+      after = i + 1;
     }
-    if (from < to) attend(begin, tile_.count, number, from, to);
+    for (long b = 0; b < values_.count; ++b) values_.blocks[b] = tile_.kv->values(tile_.blocks[first + b], tile_.kv_head);
+    cache_.begin_step(values_, dim_);
+    for (long b = 0; b < values_.count; ++b) {
+      const std::uint8_t* const keys = tile_.kv->keys(tile_.blocks[first + b], tile_.kv_head);
+      fetch_.begin(b);
+      score_rows<kScoreRows>(begin, after, keys, scores_ + b * kBlockTokens);
+    }
+    for (long i = begin; i < after; ++i) {
+      if (with_terms_) apply_terms(i, first * kBlockTokens);
+      raise_maximum(i);
+    }
+    for (long i = begin / kWidth * kWidth; i < after; i += kWidth) store(alpha_ + i, exp2(load(alpha_ + i)));
+    for (long i = begin; i < after; ++i) {
+      if (i == begin || from_[i] != from_[i - 1] || to_[i] != to_[i - 1]) {
+        cache_.begin_values(values_, dim_, from_[i], to_[i]);
+      }
+      soften(i);
+    }
+    long d = 0;
+    for (; d + kWeighVectors * kWidth <= dim_; d += kWeighVectors * kWidth) {
+      weigh_rows<kWeighRows, kWeighVectors>(begin, after, d);
+    }
+    if constexpr (kWeighVectors > 2) {
+      for (; d + 2 * kWidth <= dim_; d += 2 * kWidth) weigh_rows<kWeighRows, 2>(begin, after, d);
+    }
+    for (; d < dim_; d += kWidth) weigh_rows<kWeighRows, 1>(begin, after, d);
   }
 
-  // Queries [begin, end) to tokens [from, to) of block `number` of the sequence.
-  void attend(long begin, long end, long number, long from, long to) {
-    const long block = tile_.blocks[number];
-    score_rows<kScoreRows>(begin, end, tile_.kv->keys(block, tile_.kv_head));
-    const std::uint8_t* const values = tile_.kv->values(block, tile_.kv_head);
-    cache_.begin_values(values, dim_, from, to);
-    const Vec scale = broadcast(with_terms_ ? 1.0f : tile_.scale);
-    for (long i = begin; i < end; ++i) {
-      float* const s = scores_ + i * kBlockTokens;
-      if (with_terms_) apply_terms(i, number, s);
-      for (long t = 0; t < from; ++t) s[t] = -__builtin_inff();
-      for (long t = to; t < kBlockTokens; ++t) s[t] = -__builtin_inff();
-      soften(i, load(s) * scale, load(s + kWidth) * scale);
-    }
-    weigh_rows<kWeighRows>(begin, end, values, from, to);
-  }
-
+  // Queries [begin, end) to the tokens of one block.
   template <int R>
-  void score_rows(long begin, long end, const std::uint8_t* keys) {
+  void score_rows(long begin, long end, const std::uint8_t* keys, float* scores) {
     for (; begin + R <= end; begin += R) {
       const Query* const q = queries_ + begin * Cache::query_row(dim_);
-      cache_.template scores<R>(q, dim_, keys, scores_ + begin * kBlockTokens, fetch_);
+      cache_.template scores<R>(q, dim_, keys, scores + begin * kStepTokens, fetch_);
     }
-    if constexpr (R > 1) score_rows<R / 2>(begin, end, keys);
+    if constexpr (R > 1) score_rows<R / 2>(begin, end, keys, scores);
   }
 
-  template <int R>
-  void weigh_rows(long begin, long end, const std::uint8_t* values, long from, long to) {
-    for (; begin + R <= end; begin += R) {
-      const Weight* const w = weights_ + begin * Cache::weight_row(dim_);
-      float* const o = states_ + begin * stride_;
-      long d = 0;
-      for (; d + kWeighVectors * kWidth <= dim_; d += kWeighVectors * kWidth) {
-        cache_.template weigh<R, kWeighVectors>(w, values, dim_, d, from, to, alpha_ + begin, o, stride_, fetch_);
-      }
-      for (; d < dim_; d += kWidth) {
-        cache_.template weigh<R, 1>(w, values, dim_, d, from, to, alpha_ + begin, o, stride_, fetch_);
-      }
-    }
-    if constexpr (R > 1) weigh_rows<R / 2>(begin, end, values, from, to);
+  template <int R, int V>
+  void weigh_rows(long begin, long end, long d) {
+    for (; begin + R <= end; begin += R) weigh_seen<R, V>(begin, d);
+    if constexpr (R > 1) weigh_rows<R / 2, V>(begin, end, d);
   }
 
-  // Scales the scores of a block and does to them what ScoreTerms says.
-  void apply_terms(long i, long number, float* s) {
+  // Queries [i, i + R): what all of them see together, the rest one by one.
+  template <int R, int V>
+  void weigh_seen(long i, long d) {
+    const long last = i + R - 1;
+    if (!Cache::kSplits || R == 1 || (from_[i] == from_[last] && to_[i] == to_[last])) {
+      return weigh<R, V>(i, d, from_[i], to_[last], alpha_ + i);
+    }
+    const long begin = (from_[last] + 1) / 2 * 2, end = to_[i] / 2 * 2;
+    const bool any = begin < end;
+    float alpha[R];
+    for (int r = 0; r < R; ++r) {
+      alpha[r] = alpha_[i + r];
+      const long before = any ? begin : to_[i + r];
+      if (from_[i + r] >= before) continue;
+      weigh<1, V>(i + r, d, from_[i + r], before, alpha + r);
+      alpha[r] = 1.0f;
+    }
+    if (!any) return;
+    weigh<R, V>(i, d, begin, end, alpha);
+    alpha[0] = 1.0f;
+    for (int r = 0; r < R; ++r) {
+      if (end < to_[i + r]) weigh<1, V>(i + r, d, end, to_[i + r], alpha);
+    }
+  }
+
+  template <int R, int V>
+  void weigh(long i, long d, long from, long to, const float* alpha) {
+    const Weight* const w = weights_ + i * Cache::weight_row(dim_);
+    cache_.template weigh<R, V>(w, values_, dim_, d, from, to, alpha, states_ + i * stride_, stride_, fetch_);
+  }
+
+  // Scales the scores of a step whose first token is at `position`, and does to them what ScoreTerms says.
+  void apply_terms(long i, long position) {
     const ScoreTerms& terms = tile_.terms;
+    float* const s = scores_ + i * kStepTokens;
     const long n = tile_.first + i, head = n % tile_.group;
-    for (long t = 0; t < kBlockTokens; t += kWidth) {
-      const long distance = number * kBlockTokens + t - (tile_.position + n / tile_.group);
+    for (long t = 0; t < tokens_; t += kWidth) {
+      const long distance = position + t - (tile_.position + n / tile_.group);
       Vec score = load(s + t) * broadcast(tile_.scale);
       if (terms.softcap > 0) score = broadcast(terms.softcap) * tanh(score / broadcast(terms.softcap));
       if (terms.slopes != nullptr) {
@@ -152,31 +201,60 @@ class Span {
     }
   }
 
-  // From a block's scaled scores to weights: the maximum moves up, the sums are rescaled and grow.
-  void soften(long i, Vec s0, Vec s1) {
-    float* const state = states_ + i * stride_;
-    float& maximum = maximum_of(state, dim_);
-    const float highest = hmax(max(s0, s1));
-    const float now = highest > maximum ? highest : maximum;
-    alpha_[i] = now == maximum ? 1.0f : exp_one(maximum - now);  // exp(0) is 1 exactly
+  float factor() const { return with_terms_ ? kLog2E : tile_.scale * kLog2E; }
+
+  // Blanks the scores of tokens that are not seen. The maximum moves up, alpha_ becomes how far it was below, both / ln 2.
+  void raise_maximum(long i) {
+    float* const s = scores_ + i * kStepTokens;
+    const long from = from_[i], to = to_[i];
+    for (long t = 0; t < from; t += kWidth) store(s + t, seen_only(load(s + t), t, from, to, -__builtin_inff()));
+    for (long t = to / kWidth * kWidth; t < tokens_; t += kWidth) {
+      store(s + t, seen_only(load(s + t), t, from, to, -__builtin_inff()));
+    }
+    Vec highest = max(load(s), load(s + kWidth));
+    for (long t = kBlockTokens; t < tokens_; t += kBlockTokens) {
+      highest = max(highest, max(load(s + t), load(s + t + kWidth)));
+    }
+    float& maximum = maximum_of(states_ + i * stride_, dim_);
+    const float here = hmax(highest) * factor(), now = here > maximum ? here : maximum;
+    alpha_[i] = maximum - now;
     maximum = now;
-    const Vec p0 = exp(s0 - broadcast(now)), p1 = exp(s1 - broadcast(now));
+  }
+
+  // From the scores of a step to weights; the sums are rescaled and grow.
+  void soften(long i) {
+    float* const s = scores_ + i * kStepTokens;
+    float* const state = states_ + i * stride_;
     float* const sums = sums_of(state, dim_);
-    store(sums, fma(load(sums), broadcast(alpha_[i]), p0 + p1));
-    cache_.put_weights(weights_ + i * Cache::weight_row(dim_), p0, p1);
+    const Vec factors = broadcast(factor()), offset = broadcast(-maximum_of(state, dim_));
+    Weight* const w = weights_ + i * Cache::weight_row(dim_);
+    Vec sum = load(sums) * broadcast(alpha_[i]), most = zero();
+    for (long t = 0; t < tokens_; t += kBlockTokens) {
+      const Vec p0 = cache_.power(fma(load(s + t), factors, offset));
+      const Vec p1 = cache_.power(fma(load(s + t + kWidth), factors, offset));
+      sum = sum + (p0 + p1);
+      most = max(most, max(p0, p1));
+      cache_.put_weights(w + t, s + t, p0, p1);
+    }
+    store(sums, sum);
+    cache_.end_weights(w, s, tokens_, most);
   }
 
   const AttentionTile& tile_;
   const long dim_, stride_;
   const bool with_terms_;
   Cache cache_;
-  Fetch fetch_;  // of the next block: one is too short for the processor to guess where the next one is
+  Fetch fetch_;
   float* const states_;
   float* const scores_;
   Weight* const weights_;
   Query* const queries_;
   long seen_begin_[kTileQueries], seen_end_[kTileQueries];  // the positions each query sees
-  float alpha_[kTileQueries];
+  // Of the step in progress: its tokens and values, which of the tokens each query sees, and the factor of what it had.
+  long tokens_ = 0;
+  Values values_;
+  long from_[kTileQueries], to_[kTileQueries];
+  alignas(64) float alpha_[kTileQueries];
 };
 
 void attend_span(const AttentionTile& tile, long span, float* states, float* workspace) {
@@ -197,7 +275,7 @@ void merge(long padded_dim, long count, float* total, const float* states) {
       continue;
     }
     const float now = next > before ? next : before;
-    const Vec a = broadcast(exp_one(before - now)), b = broadcast(exp_one(next - now));
+    const Vec a = broadcast(exp2_one(before - now)), b = broadcast(exp2_one(next - now));
     for (long d = 0; d < padded_dim + kWidth; d += kWidth) {  // values and, behind them, the sums
       store(total + d, fma(load(total + d), a, load(states + d) * b));
     }

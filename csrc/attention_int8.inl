@@ -101,9 +101,11 @@ class Int8Cache {
   using Query = std::int16_t;
   using Weight = std::int16_t;
 
-  // Both rows end with their scale, a float.
+  static constexpr bool kSplits = false;
+
+  // A query ends with its scale, a float; weights are [groups][kStepTokens], then a float for each group.
   static constexpr long query_row(long padded_dim) { return padded_dim + 2; }
-  static constexpr long weight_row(long padded_dim) { return kv_groups(padded_dim) * kBlockTokens + 2; }
+  static constexpr long weight_row(long padded_dim) { return kv_groups(padded_dim) * (kStepTokens + 2); }
 
   static void pack(const float* q, long n, long padded_dim, Query* packed) {
     std::int32_t most = 0;
@@ -120,34 +122,51 @@ class Int8Cache {
     put_scale(packed + padded_dim, largest / kSteps);
   }
 
-  // Before the weights of a block's tokens [from, to): their scales, divided by the largest of each group.
-  void begin_values(const std::uint8_t* values, long padded_dim, long from, long to) {
-    const std::uint16_t* scale = scales(values, padded_dim);
-    for (long g = 0; g < kv_groups(padded_dim); ++g, scale += kBlockTokens) {
-      float seen[kBlockTokens];
-      store(seen, load_bf16(scale));
-      store(seen + kWidth, load_bf16(scale + kWidth));
-      for (long t = 0; t < from; ++t) seen[t] = 0.0f;
-      for (long t = to; t < kBlockTokens; ++t) seen[t] = 0.0f;
-      const Vec s0 = load(seen), s1 = load(seen + kWidth);
-      largest_[g] = bits_to_float(static_cast<std::uint32_t>(largest_magnitude(s0, s1, 0)));
-      const Vec factor = broadcast(largest_[g] > 0.0f ? 1.0f / largest_[g] : 0.0f);
-      store(relative_[g], s0 * factor);
-      store(relative_[g] + kWidth, s1 * factor);
+  // The scales of values are needed long before the values.
+  static void begin_step(const Values& values, long padded_dim) {
+    for (long b = 0; b < values.count; ++b) {
+      const std::uint16_t* const scale = scales(values.blocks[b], padded_dim);
+      for (long g = 0; g < kv_groups(padded_dim); ++g) __builtin_prefetch(scale + g * kBlockTokens);
     }
-    groups_ = kv_groups(padded_dim);
   }
 
-  // A NaN among the weights is in their sum too, which the result is divided by.
-  void put_weights(Weight* w, Vec p0, Vec p1) const {
-    const float largest = hmax(max(p0, p1));
-    const Vec factor = broadcast(steps(largest));
-    p0 = p0 * factor, p1 = p1 * factor;
-    for (long g = 0; g < groups_; ++g, w += kBlockTokens) {
-      store_int16(w, p0 * load(relative_[g]));
-      store_int16(w + kWidth, p1 * load(relative_[g] + kWidth));
+  // Before the weights of a step's tokens [from, to): the scales of their values, divided by the largest of each group.
+  void begin_values(const Values& values, long padded_dim, long from, long to) {
+    groups_ = kv_groups(padded_dim);
+    for (long g = 0; g < groups_; ++g) {
+      std::int32_t most = 0;
+      for (long b = 0; b < values.count; ++b) {
+        const std::uint16_t* const scale = scales(values.blocks[b], padded_dim) + g * kBlockTokens;
+        float* const seen = relative_[g] + b * kBlockTokens;
+        const Vec s0 = seen_only(load_bf16(scale), b * kBlockTokens, from, to, 0.0f);
+        const Vec s1 = seen_only(load_bf16(scale + kWidth), b * kBlockTokens + kWidth, from, to, 0.0f);
+        store(seen, s0);
+        store(seen + kWidth, s1);
+        most = largest_magnitude(s0, s1, most);
+      }
+      largest_[g] = bits_to_float(static_cast<std::uint32_t>(most));
+      const Vec factor = broadcast(largest_[g] > 0.0f ? 1.0f / largest_[g] : 0.0f);
+      for (long t = 0; t < values.count * kBlockTokens; t += kWidth) {
+        store(relative_[g] + t, load(relative_[g] + t) * factor);
+      }
     }
-    put_scale(w, largest / kSteps);
+  }
+
+  DRAGOMAN_INLINE Vec power(Vec x) { return exp2(x); }
+  DRAGOMAN_INLINE void put_weights(Weight*, float* s, Vec p0, Vec p1) {
+    store(s, p0);
+    store(s + kWidth, p1);
+  }
+  // A NaN among the weights is in their sum too, which the result is divided by.
+  void end_weights(Weight* w, const float* p, long count, Vec most) const {
+    const float largest = hmax(most);
+    const Vec factor = broadcast(steps(largest));
+    for (long g = 0; g < groups_; ++g) {
+      for (long t = 0; t < count; t += kWidth) {
+        store_int16(w + g * kStepTokens + t, load(p + t) * factor * load(relative_[g] + t));
+      }
+      put_scale(w + groups_ * kStepTokens + 2 * g, largest / kSteps * largest_[g]);
+    }
   }
 
   template <int R>
@@ -158,10 +177,12 @@ class Int8Cache {
     for (long begin = 0; begin < padded_dim; begin += kKVGroup, scale += kBlockTokens) {
       const long end = begin + kKVGroup < padded_dim ? begin + kKVGroup : padded_dim;
       Sums sum[R][2];
+      DRAGOMAN_UNROLL
       for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = no_sums();
       for (long d = begin; d < end; d += 2, k += 2 * kBlockTokens) {
         fetch.step<2>();
         const Pairs k0 = widen(k), k1 = widen(k + 2 * kWidth);
+        DRAGOMAN_UNROLL
         for (int r = 0; r < R; ++r) {
           const std::int32_t pair = pair_at(q + r * row + d);
           sum[r][0] = add_products(sum[r][0], k0, pair);
@@ -169,8 +190,9 @@ class Int8Cache {
         }
       }
       const Vec s0 = load_bf16(scale), s1 = load_bf16(scale + kWidth);
+      DRAGOMAN_UNROLL
       for (int r = 0; r < R; ++r) {
-        float* const out = s + r * kBlockTokens;
+        float* const out = s + r * kStepTokens;
         const Vec factor = broadcast(scale_at(q + r * row + padded_dim));
         const Vec a = to_floats(sum[r][0]) * (s0 * factor), b = to_floats(sum[r][1]) * (s1 * factor);
         store(out, begin == 0 ? a : load(out) + a);
@@ -180,35 +202,47 @@ class Int8Cache {
   }
 
   template <int R, int V>
-  void weigh(const Weight* w, const std::uint8_t* values, long padded_dim, long d, long begin, long end,
-             const float* alpha, float* o, long ldo, Fetch& fetch) const {
+  static void weigh(const Weight* w, const Values& values, long padded_dim, long d, long begin, long end,
+                    const float* alpha, float* o, long ldo, Fetch& fetch) {
     // Neighbouring vectors share a group, and with it their weights. d is a multiple of 16 · V.
     constexpr int shared = kKVGroup / kWidth < V ? kKVGroup / kWidth : V;
     const long row = weight_row(padded_dim), group = d / kKVGroup;
-    w += group * kBlockTokens;
-    const std::int8_t* v = reinterpret_cast<const std::int8_t*>(values) + 2 * (begin / 2 * padded_dim + d);
+    const Weight* const weights = w + group * kStepTokens;
     Sums sum[R][V];
+    DRAGOMAN_UNROLL
     for (int r = 0; r < R; ++r) {
+      DRAGOMAN_UNROLL
       for (int j = 0; j < V; ++j) sum[r][j] = no_sums();
     }
-    // A token of a pair that is not seen has the weight 0.
-    for (long t = begin / 2 * 2; t < end; t += 2, v += 2 * padded_dim) {
-      fetch.step<2>();
-      Pairs value[V];
-      for (int j = 0; j < V; ++j) value[j] = widen(v + 2 * j * kWidth);
-      for (int r = 0; r < R; ++r) {
-        for (int j = 0; j < V; j += shared) {
-          const std::int32_t pair = pair_at(w + r * row + j / shared * kBlockTokens + t);
-          for (int i = j; i < j + shared; ++i) sum[r][i] = add_products(sum[r][i], value[i], pair);
+    // A token that is not seen has the weight 0.
+    for (long t = begin / 2 * 2; t < end;) {
+      const long b = t / kBlockTokens, stop = end_in_block(b, end);
+      fetch.begin(values.count + b);
+      const std::int8_t* v =
+          reinterpret_cast<const std::int8_t*>(values.blocks[b]) + 2 * (t % kBlockTokens / 2 * padded_dim + d);
+      for (; t < stop; t += 2, v += 2 * padded_dim) {
+        fetch.step<2>();
+        Pairs value[V];
+        DRAGOMAN_UNROLL
+        for (int j = 0; j < V; ++j) value[j] = widen(v + 2 * j * kWidth);
+        DRAGOMAN_UNROLL
+        for (int r = 0; r < R; ++r) {
+          DRAGOMAN_UNROLL
+          for (int j = 0; j < V; j += shared) {
+            const std::int32_t pair = pair_at(weights + r * row + j / shared * kStepTokens + t);
+            DRAGOMAN_UNROLL
+            for (int i = j; i < j + shared; ++i) sum[r][i] = add_products(sum[r][i], value[i], pair);
+          }
         }
       }
     }
-    w -= group * kBlockTokens;
+    const Weight* const factors = w + kv_groups(padded_dim) * kStepTokens + 2 * group;
+    DRAGOMAN_UNROLL
     for (int r = 0; r < R; ++r) {
-      const float scale = scale_at(w + (r + 1) * row - 2);
+      DRAGOMAN_UNROLL
       for (int j = 0; j < V; ++j) {
         float* const out = o + r * ldo + d + j * kWidth;
-        const Vec factor = broadcast(scale * largest_[group + j / shared]);
+        const Vec factor = broadcast(scale_at(factors + r * row + 2 * (j / shared)));
         store(out, fma(load(out), broadcast(alpha[r]), to_floats(sum[r][j]) * factor));
       }
     }
@@ -257,7 +291,7 @@ class Int8Cache {
     }
   }
 
-  float relative_[kMaxHeadDim / kKVGroup][kBlockTokens];  // of the block's values: scales / largest_, 0 if not seen
+  float relative_[kMaxHeadDim / kKVGroup][kStepTokens];  // of the step's values: scales / largest_, 0 if not seen
   float largest_[kMaxHeadDim / kKVGroup];
   long groups_ = 0;
 };

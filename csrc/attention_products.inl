@@ -2,20 +2,55 @@
 namespace dragoman::DRAGOMAN_ISA {
 namespace {
 
-// A cache of one precision says how queries and weights are kept beside it (the elements of a row of each; before the
-// weights of a block begin_values is called), and holds the two products:
-//   scores<R>: s[r][32] = q[r] · keys of the block, for R queries
-//   weigh<R, V>: o[r][16·V] = o[r] · alpha[r] + Σ weight[r][t] · value[t], tokens [begin, end) of the block ascending
-// Every accumulator is one chain over ascending d or t, so R and V do not show in the result.
+// A cache of one precision says how queries and weights are kept beside it (the elements of a row of each), and holds the
+// two products:
+//   scores<R>: s[r][32] = q[r] · keys of a block, for R queries; rows of s are kStepTokens apart
+//   weigh<R, V>: o[r][16·V] = o[r] · alpha[r] + Σ weight[r][t] · value[t], tokens [begin, end) of a step ascending
+// Between the two, for each query of a step: power(), which raises 2 to 16 differences to the maximum, put_weights() for
+// every block, and end_weights() with the powers and the largest of them. Before the first query and where other tokens
+// are seen than by the last one, begin_values() says which. begin_step() comes before all of a step.
+// Every accumulator is one chain over ascending d or t, so R and V do not show in the result. With kSplits, neither does
+// where [begin, end) is cut in two, between pairs of tokens; without, sums are exact, and tokens with a weight of 0 no harm.
+
+// Behind the last block of the step that block `begin` is in, for a tile that sees no more than `last_position`.
+DRAGOMAN_INLINE long end_of_step(long begin, long last_position) {
+  const long next = (begin / kStepBlocks + 1) * kStepBlocks, end = last_position / kBlockTokens + 1;
+  return next < end ? next : end;
+}
 
 // What comes next, fetched a few lines with every step of the arithmetic: as a burst, fetches would take all places where
-// the core keeps track of missing lines, and the keys and values in use would have to wait for them.
+// the core keeps track of missing lines, and the keys and values in use would have to wait for them. A block is too short
+// for the processor to guess where the next one is, and memory so far away that blocks are fetched a whole step ahead.
 class Fetch {
  public:
-  void start(const std::uint8_t* bytes, std::size_t count) {
-    next_ = bytes;
-    lines_ = bytes == nullptr ? 0 : static_cast<long>(count / 64);
+  // Blocks [begin, end) are a step of the tile: all their keys are used, then all their values.
+  void plan(const AttentionTile& tile, long begin, long end) {
+    lines_of_block_ = static_cast<long>(tile.kv->head_bytes / 64);
+    begun_ = 0, lines_ = 0;
+    long count = 0;
+    for (const AttentionTile* t = &tile; t != nullptr;) {
+      for (long b = begin; b < end; ++b) blocks_[count++] = t->kv->keys(t->blocks[b], t->kv_head);
+      if (count >= 2 * kStepBlocks) return;
+      begin = end;
+      if (end * kBlockTokens > t->last_position()) {
+        t = t->following;
+        if (t == nullptr) break;
+        begin = t->first_seen(t->first) / kBlockTokens;
+      }
+      end = end_of_step(begin, t->last_position());
+    }
+    for (; count < 2 * kStepBlocks; ++count) blocks_[count] = nullptr;
   }
+
+  // Keys or values of the step are in use from now on, of which `number` were before: a block is fetched during two.
+  void begin(long number) {
+    if (number < begun_) return;
+    begun_ = number + 1;
+    if (number % 2 != 0) return;
+    next_ = blocks_[number / 2 + kStepBlocks];
+    lines_ = next_ == nullptr ? 0 : lines_of_block_;
+  }
+
   template <int lines>
   void step() {
     if (lines_ <= 0) return;
@@ -24,16 +59,42 @@ class Fetch {
   }
 
  private:
+  const std::uint8_t* blocks_[3 * kStepBlocks];
   const std::uint8_t* next_ = nullptr;
-  long lines_ = 0;
+  long lines_ = 0, lines_of_block_ = 0, begun_ = 0;
+};
+
+// The values of a step's blocks.
+struct Values {
+  const std::uint8_t* blocks[kStepBlocks];
+  long count;
 };
 
 // Rows of the caches whose queries and weights need no scales.
 struct PlainRows {
+  static constexpr bool kSplits = true;
   static constexpr long query_row(long padded_dim) { return padded_dim; }
-  static constexpr long weight_row(long) { return kBlockTokens; }
-  static void begin_values(const std::uint8_t*, long, long, long) {}
+  static constexpr long weight_row(long) { return kStepTokens; }
+  static void begin_step(const Values&, long) {}
+  static void begin_values(const Values&, long, long, long) {}
+  template <class Weight>
+  static void end_weights(Weight*, const float*, long, Vec) {}
 };
+
+constexpr float kAscending[kWidth] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// The numbers of tokens t, t + 1, …; those outside [from, to) become `other`.
+DRAGOMAN_INLINE Vec seen_only(Vec a, long t, long from, long to, float other) {
+  const Vec lane = load(kAscending);
+  a = select_less(lane, broadcast(static_cast<float>(from - t)), broadcast(other), a);
+  return select_less(lane, broadcast(static_cast<float>(to - t)), a, broadcast(other));
+}
+
+// Where tokens that end before `end` end in block b of their step.
+DRAGOMAN_INLINE long end_in_block(long b, long end) {
+  const long all = (b + 1) * kBlockTokens;
+  return end < all ? end : all;
+}
 
 struct Float32Cache : PlainRows {
   using Query = float;
@@ -42,7 +103,8 @@ struct Float32Cache : PlainRows {
   static void pack(const float* q, long n, long padded_dim, Query* packed) {
     for (long d = 0; d < padded_dim; ++d) packed[d] = d < n ? q[d] : 0.0f;
   }
-  DRAGOMAN_INLINE void put_weights(Weight* w, Vec p0, Vec p1) {
+  DRAGOMAN_INLINE Vec power(Vec x) { return exp2(x); }
+  DRAGOMAN_INLINE void put_weights(Weight* w, float*, Vec p0, Vec p1) {
     store(w, p0);
     store(w + kWidth, p1);
   }
@@ -62,33 +124,34 @@ struct Float32Cache : PlainRows {
       }
     }
     for (int r = 0; r < R; ++r) {
-      store(s + r * kBlockTokens, sum[r][0]);
-      store(s + r * kBlockTokens + kWidth, sum[r][1]);
+      store(s + r * kStepTokens, sum[r][0]);
+      store(s + r * kStepTokens + kWidth, sum[r][1]);
     }
   }
 
   template <int R, int V>
-  static void weigh(const Weight* w, const std::uint8_t* values, long padded_dim, long d, long begin, long end,
+  static void weigh(const Weight* w, const Values& values, long padded_dim, long d, long begin, long end,
                     const float* alpha, float* o, long ldo, Fetch& fetch) {
     Vec sum[R][V];
     for (int r = 0; r < R; ++r) {
-      for (int j = 0; j < V; ++j) sum[r][j] = zero();
+      for (int j = 0; j < V; ++j) sum[r][j] = load(o + r * ldo + d + j * kWidth) * broadcast(alpha[r]);
     }
-    const float* v = reinterpret_cast<const float*>(values) + begin * padded_dim + d;
-    for (long t = begin; t < end; ++t, v += padded_dim) {
-      fetch.step<2>();
-      Vec value[V];
-      for (int j = 0; j < V; ++j) value[j] = load(v + j * kWidth);
-      for (int r = 0; r < R; ++r) {
-        const Vec b = broadcast(w[r * kBlockTokens + t]);
-        for (int j = 0; j < V; ++j) sum[r][j] = fma(b, value[j], sum[r][j]);
+    for (long t = begin; t < end;) {
+      const long b = t / kBlockTokens, stop = end_in_block(b, end);
+      fetch.begin(values.count + b);
+      const float* v = reinterpret_cast<const float*>(values.blocks[b]) + t % kBlockTokens * padded_dim + d;
+      for (; t < stop; ++t, v += padded_dim) {
+        fetch.step<2>();
+        Vec value[V];
+        for (int j = 0; j < V; ++j) value[j] = load(v + j * kWidth);
+        for (int r = 0; r < R; ++r) {
+          const Vec p = broadcast(w[r * kStepTokens + t]);
+          for (int j = 0; j < V; ++j) sum[r][j] = fma(p, value[j], sum[r][j]);
+        }
       }
     }
     for (int r = 0; r < R; ++r) {
-      for (int j = 0; j < V; ++j) {
-        float* const out = o + r * ldo + d + j * kWidth;
-        store(out, fma(load(out), broadcast(alpha[r]), sum[r][j]));
-      }
+      for (int j = 0; j < V; ++j) store(o + r * ldo + d + j * kWidth, sum[r][j]);
     }
   }
 
@@ -128,7 +191,8 @@ struct BFloat16Cache : PairedLayout {
   static void pack(const float* q, long n, long padded_dim, Query* packed) {
     round_row(q, n, padded_dim, packed);
   }
-  DRAGOMAN_INLINE void put_weights(Weight* w, Vec p0, Vec p1) {
+  DRAGOMAN_INLINE Vec power(Vec x) { return exp2_near(x); }
+  DRAGOMAN_INLINE void put_weights(Weight* w, float*, Vec p0, Vec p1) {
     const __m512bh both = _mm512_cvtne2ps_pbh(p1.v, p0.v);
     std::memcpy(w, &both, sizeof both);
   }
@@ -143,54 +207,74 @@ struct BFloat16Cache : PairedLayout {
   static void scores(const Query* q, long padded_dim, const std::uint8_t* keys, float* s, Fetch& fetch) {
     const std::uint16_t* k = reinterpret_cast<const std::uint16_t*>(keys);
     __m512 sum[R][2];
+    DRAGOMAN_UNROLL
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
     for (long d = 0; d < padded_dim; d += 2, k += 2 * kBlockTokens) {
       fetch.step<2>();
       const __m512bh k0 = pairs(k), k1 = pairs(k + 2 * kWidth);
+      DRAGOMAN_UNROLL
       for (int r = 0; r < R; ++r) {
         const __m512bh b = broadcast_pair(q + r * padded_dim + d);
         sum[r][0] = _mm512_dpbf16_ps(sum[r][0], b, k0);
         sum[r][1] = _mm512_dpbf16_ps(sum[r][1], b, k1);
       }
     }
+    DRAGOMAN_UNROLL
     for (int r = 0; r < R; ++r) {
-      _mm512_storeu_ps(s + r * kBlockTokens, sum[r][0]);
-      _mm512_storeu_ps(s + r * kBlockTokens + kWidth, sum[r][1]);
+      _mm512_storeu_ps(s + r * kStepTokens, sum[r][0]);
+      _mm512_storeu_ps(s + r * kStepTokens + kWidth, sum[r][1]);
     }
   }
 
   template <int R, int V>
-  static void weigh(const Weight* w, const std::uint8_t* values, long padded_dim, long d, long begin, long end,
+  static void weigh(const Weight* w, const Values& values, long padded_dim, long d, long begin, long end,
                     const float* alpha, float* o, long ldo, Fetch& fetch) {
     __m512 sum[R][V];
+    DRAGOMAN_UNROLL
     for (int r = 0; r < R; ++r) {
-      for (int j = 0; j < V; ++j) sum[r][j] = _mm512_setzero_ps();
+      const __m512 factor = _mm512_set1_ps(alpha[r]);
+      DRAGOMAN_UNROLL
+      for (int j = 0; j < V; ++j) sum[r][j] = _mm512_mul_ps(_mm512_loadu_ps(o + r * ldo + d + j * kWidth), factor);
     }
-    const auto step = [&](long pair, int mask) {
-      const std::uint16_t* const v = reinterpret_cast<const std::uint16_t*>(values) + 2 * (pair * padded_dim + d);
-      __m512bh value[V];
-      for (int j = 0; j < V; ++j) {
-        const __m512i both = _mm512_loadu_si512(v + 2 * j * kWidth);
-        value[j] = (__m512bh)_mm512_and_si512(both, _mm512_set1_epi32(mask));
+    for (long t = begin; t < end;) {
+      const long b = t / kBlockTokens, stop = end_in_block(b, end);
+      fetch.begin(values.count + b);
+      const std::uint16_t* v =
+          reinterpret_cast<const std::uint16_t*>(values.blocks[b]) + 2 * (t % kBlockTokens / 2 * padded_dim + d);
+      const Weight* p = w + t / 2 * 2;
+      const auto step = [&](int mask) __attribute__((always_inline)) {
+        __m512bh value[V];
+        DRAGOMAN_UNROLL
+        for (int j = 0; j < V; ++j) {
+          const __m512i both = _mm512_loadu_si512(v + 2 * j * kWidth);
+          value[j] = (__m512bh)_mm512_and_si512(both, _mm512_set1_epi32(mask));
+        }
+        DRAGOMAN_UNROLL
+        for (int r = 0; r < R; ++r) {
+          const __m512bh b = broadcast_pair(p + r * kStepTokens);
+          DRAGOMAN_UNROLL
+          for (int j = 0; j < V; ++j) sum[r][j] = _mm512_dpbf16_ps(sum[r][j], b, value[j]);
+        }
+        v += 2 * padded_dim, p += 2;
+      };
+      // A pair of which one token is not seen: the other's weight is 0, but its value may be anything, so it is blanked.
+      if (t % 2 != 0) {
+        step(static_cast<int>(0xffff0000u));
+        ++t;
       }
-      for (int r = 0; r < R; ++r) {
-        const __m512bh b = broadcast_pair(w + r * kBlockTokens + 2 * pair);
-        for (int j = 0; j < V; ++j) sum[r][j] = _mm512_dpbf16_ps(sum[r][j], b, value[j]);
+      for (; t + 2 <= stop; t += 2) {
+        fetch.step<4>();
+        step(-1);
       }
-    };
-    // A pair of which one token is not seen: the other's weight is 0, but its value may be anything, so it is blanked.
-    long t = begin;
-    if (t % 2 != 0) step(t++ / 2, static_cast<int>(0xffff0000u));
-    for (; t + 2 <= end; t += 2) {
-      fetch.step<4>();
-      step(t / 2, -1);
+      if (t < stop) {
+        step(0x0000ffff);
+        ++t;
+      }
     }
-    if (t < end) step(t / 2, 0x0000ffff);
+    DRAGOMAN_UNROLL
     for (int r = 0; r < R; ++r) {
-      for (int j = 0; j < V; ++j) {
-        float* const out = o + r * ldo + d + j * kWidth;
-        _mm512_storeu_ps(out, _mm512_fmadd_ps(_mm512_loadu_ps(out), _mm512_set1_ps(alpha[r]), sum[r][j]));
-      }
+      DRAGOMAN_UNROLL
+      for (int j = 0; j < V; ++j) _mm512_storeu_ps(o + r * ldo + d + j * kWidth, sum[r][j]);
     }
   }
 };
@@ -205,7 +289,8 @@ struct BFloat16Cache : PairedLayout {
   static void pack(const float* q, long n, long padded_dim, Query* packed) {
     Float32Cache::pack(q, n, padded_dim, packed);
   }
-  DRAGOMAN_INLINE void put_weights(Weight* w, Vec p0, Vec p1) { Float32Cache::put_weights(w, p0, p1); }
+  DRAGOMAN_INLINE Vec power(Vec x) { return exp2(x); }
+  DRAGOMAN_INLINE void put_weights(Weight* w, float* s, Vec p0, Vec p1) { Float32Cache::put_weights(w, s, p0, p1); }
 
 #if defined(DRAGOMAN_AVX2)
   DRAGOMAN_INLINE Vec even(const std::uint16_t* p) {
@@ -245,34 +330,35 @@ struct BFloat16Cache : PairedLayout {
       }
     }
     for (int r = 0; r < R; ++r) {
-      store(s + r * kBlockTokens, sum[r][0]);
-      store(s + r * kBlockTokens + kWidth, sum[r][1]);
+      store(s + r * kStepTokens, sum[r][0]);
+      store(s + r * kStepTokens + kWidth, sum[r][1]);
     }
   }
 
   template <int R, int V>
-  static void weigh(const Weight* w, const std::uint8_t* values, long padded_dim, long d, long begin, long end,
+  static void weigh(const Weight* w, const Values& values, long padded_dim, long d, long begin, long end,
                     const float* alpha, float* o, long ldo, Fetch& fetch) {
     Vec sum[R][V];
     for (int r = 0; r < R; ++r) {
-      for (int j = 0; j < V; ++j) sum[r][j] = zero();
+      for (int j = 0; j < V; ++j) sum[r][j] = load(o + r * ldo + d + j * kWidth) * broadcast(alpha[r]);
     }
-    for (long t = begin; t < end; ++t) {
-      fetch.step<2>();
-      const std::uint16_t* const v =
-          reinterpret_cast<const std::uint16_t*>(values) + 2 * ((t / 2) * padded_dim + d);
-      Vec value[V];
-      for (int j = 0; j < V; ++j) value[j] = t % 2 == 0 ? even(v + 2 * j * kWidth) : odd(v + 2 * j * kWidth);
-      for (int r = 0; r < R; ++r) {
-        const Vec b = broadcast(w[r * kBlockTokens + t]);
-        for (int j = 0; j < V; ++j) sum[r][j] = fma(b, value[j], sum[r][j]);
+    for (long t = begin; t < end;) {
+      const long b = t / kBlockTokens, stop = end_in_block(b, end);
+      fetch.begin(values.count + b);
+      const std::uint16_t* const block = reinterpret_cast<const std::uint16_t*>(values.blocks[b]) + 2 * d;
+      for (; t < stop; ++t) {
+        fetch.step<2>();
+        const std::uint16_t* const v = block + t % kBlockTokens / 2 * 2 * padded_dim;
+        Vec value[V];
+        for (int j = 0; j < V; ++j) value[j] = t % 2 == 0 ? even(v + 2 * j * kWidth) : odd(v + 2 * j * kWidth);
+        for (int r = 0; r < R; ++r) {
+          const Vec p = broadcast(w[r * kStepTokens + t]);
+          for (int j = 0; j < V; ++j) sum[r][j] = fma(p, value[j], sum[r][j]);
+        }
       }
     }
     for (int r = 0; r < R; ++r) {
-      for (int j = 0; j < V; ++j) {
-        float* const out = o + r * ldo + d + j * kWidth;
-        store(out, fma(load(out), broadcast(alpha[r]), sum[r][j]));
-      }
+      for (int j = 0; j < V; ++j) store(o + r * ldo + d + j * kWidth, sum[r][j]);
     }
   }
 };
