@@ -230,8 +230,8 @@ class Span {
     Weight* const w = weights_ + i * Cache::weight_row(dim_);
     Vec sum = load(sums) * broadcast(alpha_[i]), most = zero();
     for (long t = 0; t < tokens_; t += kBlockTokens) {
-      const Vec p0 = cache_.power(fma(load(s + t), factors, offset));
-      const Vec p1 = cache_.power(fma(load(s + t + kWidth), factors, offset));
+      const Vec p0 = exp2(fma(load(s + t), factors, offset));
+      const Vec p1 = exp2(fma(load(s + t + kWidth), factors, offset));
       sum = sum + (p0 + p1);
       most = max(most, max(p0, p1));
       cache_.put_weights(w + t, s + t, p0, p1);

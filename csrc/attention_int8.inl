@@ -152,7 +152,6 @@ class Int8Cache {
     }
   }
 
-  DRAGOMAN_INLINE Vec power(Vec x) { return exp2(x); }
   DRAGOMAN_INLINE void put_weights(Weight*, float* s, Vec p0, Vec p1) {
     store(s, p0);
     store(s + kWidth, p1);

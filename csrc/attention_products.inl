@@ -6,7 +6,7 @@ namespace {
 // two products:
 //   scores<R>: s[r][32] = q[r] · keys of a block, for R queries; rows of s are kStepTokens apart
 //   weigh<R, V>: o[r][16·V] = o[r] · alpha[r] + Σ weight[r][t] · value[t], tokens [begin, end) of a step ascending
-// Between the two, for each query of a step: power(), which raises 2 to 16 differences to the maximum, put_weights() for
+// Between the two, for each query of a step: 2 to the differences to the maximum, put_weights() for
 // every block, and end_weights() with the powers and the largest of them. Before the first query and where other tokens
 // are seen than by the last one, begin_values() says which. begin_step() comes before all of a step.
 // Every accumulator is one chain over ascending d or t, so R and V do not show in the result. With kSplits, neither does
@@ -103,7 +103,6 @@ struct Float32Cache : PlainRows {
   static void pack(const float* q, long n, long padded_dim, Query* packed) {
     for (long d = 0; d < padded_dim; ++d) packed[d] = d < n ? q[d] : 0.0f;
   }
-  DRAGOMAN_INLINE Vec power(Vec x) { return exp2(x); }
   DRAGOMAN_INLINE void put_weights(Weight* w, float*, Vec p0, Vec p1) {
     store(w, p0);
     store(w + kWidth, p1);
@@ -191,7 +190,6 @@ struct BFloat16Cache : PairedLayout {
   static void pack(const float* q, long n, long padded_dim, Query* packed) {
     round_row(q, n, padded_dim, packed);
   }
-  DRAGOMAN_INLINE Vec power(Vec x) { return exp2_near(x); }
   DRAGOMAN_INLINE void put_weights(Weight* w, float*, Vec p0, Vec p1) {
     const __m512bh both = _mm512_cvtne2ps_pbh(p1.v, p0.v);
     std::memcpy(w, &both, sizeof both);
@@ -289,7 +287,6 @@ struct BFloat16Cache : PairedLayout {
   static void pack(const float* q, long n, long padded_dim, Query* packed) {
     Float32Cache::pack(q, n, padded_dim, packed);
   }
-  DRAGOMAN_INLINE Vec power(Vec x) { return exp2(x); }
   DRAGOMAN_INLINE void put_weights(Weight* w, float* s, Vec p0, Vec p1) { Float32Cache::put_weights(w, s, p0, p1); }
 
 #if defined(DRAGOMAN_AVX2)

@@ -290,33 +290,25 @@ DRAGOMAN_INLINE Vec exp(Vec x) {
   return select_less(x, low, zero(), scale_by_power(p, n));
 }
 
-// p[0] · x^degree + … + p[degree]
-template <int degree>
-DRAGOMAN_INLINE Vec polynomial(const float (&p)[degree + 1], Vec x) {
-  Vec sum = broadcast(p[0]);
-  for (int i = 1; i <= degree; ++i) sum = fma(sum, x, broadcast(p[i]));
+// 2ˣ within 2 units in the last place for x below 128; 1 at 0 exactly, 0 at −∞, NaN stays NaN. The polynomial is a
+// least-maximum fit of our own on [0, 1].
+DRAGOMAN_INLINE Vec exp2_of_fraction(Vec x) {
+  constexpr float rest[] = {1.246784581e-03f, 9.675451554e-03f, 5.548528209e-02f,
+                            2.402293086e-01f, 6.931470633e-01f, 1.0f};
+  Vec sum = broadcast(2.161291632e-04f);
+  for (const float factor : rest) sum = fma(sum, x, broadcast(factor));
   return sum;
 }
-
-// 2ˣ for x below 128; 1 at 0 exactly, 0 at −∞, NaN stays NaN. Least-maximum fits of our own on [0, 1], one within 2 units in
-// the last place, and one with a relative error of 3e-6 for what is rounded to bfloat16.
-constexpr float kExp2[] = {2.161291632e-04f, 1.246784581e-03f, 9.675451554e-03f, 5.548528209e-02f,
-                           2.402293086e-01f, 6.931470633e-01f, 1.0f};
-constexpr float kExp2Near[] = {1.342668571e-02f, 5.224247277e-02f, 2.412802130e-01f, 6.930448413e-01f, 1.0f};
-
-template <int degree>
-DRAGOMAN_INLINE Vec exp2_by(const float (&p)[degree + 1], Vec x) {
+DRAGOMAN_INLINE Vec exp2(Vec x) {
 #if defined(DRAGOMAN_AVX512)
   // Scaling takes the floor of its power by itself; the fraction of an infinity is 0.
   constexpr int mode = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
-  return {_mm512_scalef_ps(polynomial<degree>(p, {_mm512_reduce_ps(x.v, mode)}).v, x.v)};
+  return {_mm512_scalef_ps(exp2_of_fraction({_mm512_reduce_ps(x.v, mode)}).v, x.v)};
 #else
   const Vec bounded = max(broadcast(-200.0f), x), whole = floor(bounded);
-  return scale_by_power(polynomial<degree>(p, bounded - whole), whole);
+  return scale_by_power(exp2_of_fraction(bounded - whole), whole);
 #endif
 }
-DRAGOMAN_INLINE Vec exp2(Vec x) { return exp2_by<6>(kExp2, x); }
-DRAGOMAN_INLINE Vec exp2_near(Vec x) { return exp2_by<4>(kExp2Near, x); }
 
 // tanh x within 2 units in the last place; NaN stays NaN. Near 0 an odd polynomial, our own least-maximum fit on
 // [0, 0.6] (relative error 3e-9 before rounding), as 1 − 2 / (exp(2x) + 1) would cancel there.
