@@ -17,16 +17,18 @@ constexpr int kVectors = kBlock / kWidth;  // of a row of a tile
 constexpr long kQuadBytes = kBlock * 4;    // of a quad of each column
 
 // Most rows of a tile: enough chains to cover the latency of the multiplier (about 12), in a shape that loads least, and
-// no more than the registers hold. A quantized chain takes two, integer and float. And how many vectors of a tile take
-// their group's products side by side.
+// no more than the registers hold. A quantized chain takes two, integer and float. And up to how many rows the vectors of
+// a tile take their group's products side by side: only then are lines read in their order.
 #if defined(DRAGOMAN_AVX512)
-constexpr int kQuantizedRows = 6, kWideRows = 8, kFloatRows = 8, kTogether = 2;
+constexpr int kQuantizedRows = 6, kWideRows = 8, kFloatRows = 8, kTogetherRows = 8;
 #elif defined(DRAGOMAN_AVX2)
-constexpr int kQuantizedRows = 4, kWideRows = 4, kFloatRows = 4, kTogether = 1;
+constexpr int kQuantizedRows = 4, kWideRows = 4, kFloatRows = 4, kTogetherRows = 1;
 #else
-constexpr int kQuantizedRows = 1, kWideRows = 1, kFloatRows = 1, kTogether = 1;
+constexpr int kQuantizedRows = 1, kWideRows = 1, kFloatRows = 1, kTogetherRows = 0;
 #endif
 constexpr int kMaxRows = 8;
+template <int M>
+constexpr int kTogether = M <= kTogetherRows ? kVectors : 1;
 
 // What a tile fetches into the second-level cache while it runs: always lines in ascending order without a gap. The
 // processor's own prefetcher works best beside that; leaving out one line in 65 has cost a third of the bandwidth.
@@ -133,11 +135,11 @@ DRAGOMAN_INLINE void quantized_tile(const std::uint8_t* w, long groups, const st
     for (long g = 0; g < count; ++g) {
       prefetch.fetch_group();
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; v += kTogether) {
-        Ints acc[M][kTogether];
-        multiply_group<M, kTogether, nibbles>(w + v * 64, prefetch, span, g, acc);
+      for (int v = 0; v < kVectors; v += kTogether<M>) {
+        Ints acc[M][kTogether<M>];
+        multiply_group<M, kTogether<M>, nibbles>(w + v * 64, prefetch, span, g, acc);
 #pragma GCC unroll 2
-        for (int j = 0; j < kTogether; ++j) {
+        for (int j = 0; j < kTogether<M>; ++j) {
           const auto* const scales = reinterpret_cast<const std::uint16_t*>(w + numbers_bytes(kPrecision));
           const Vec scale = load_fp16(scales + (v + j) * kWidth);
 #pragma GCC unroll 8
@@ -179,12 +181,12 @@ DRAGOMAN_INLINE void wide_tile(const std::uint8_t* w, long groups, const std::ui
     const long count = left < kSpanGroups ? left : kSpanGroups;
     const auto* const scales = reinterpret_cast<const std::uint16_t*>(w + count * numbers_bytes(Precision::int8));
 #pragma GCC unroll 2
-    for (int v = 0; v < kVectors; v += kTogether) {
-      Ints acc[M][kTogether];
+    for (int v = 0; v < kVectors; v += kTogether<M>) {
+      Ints acc[M][kTogether<M>];
 #pragma GCC unroll 16
       for (int i = 0; i < M; ++i) {
 #pragma GCC unroll 2
-        for (int j = 0; j < kTogether; ++j) acc[i][j] = broadcast_int(kBytesAreSigned ? 0 : span(i).wide_start);
+        for (int j = 0; j < kTogether<M>; ++j) acc[i][j] = broadcast_int(kBytesAreSigned ? 0 : span(i).wide_start);
       }
       const auto add_group = [&](long g) __attribute__((always_inline)) {
         if (v == 0) prefetch.fetch_group();
@@ -200,7 +202,7 @@ DRAGOMAN_INLINE void wide_tile(const std::uint8_t* w, long groups, const std::ui
         for (long g = 0; g < count; ++g) add_group(g);
       }
 #pragma GCC unroll 2
-      for (int j = 0; j < kTogether; ++j) {
+      for (int j = 0; j < kTogether<M>; ++j) {
         const Vec scale = load_fp16(scales + (v + j) * kWidth);
 #pragma GCC unroll 16
         for (int i = 0; i < M; ++i) {
@@ -238,28 +240,28 @@ DRAGOMAN_INLINE void float_tile(const std::uint8_t* w, long groups, const std::u
   for (long g = 0; g < groups; ++g) {
     prefetch.fetch_group();
 #pragma GCC unroll 2
-    for (int v = 0; v < kVectors; v += kTogether) {
-      Vec part[M][kTogether];
+    for (int v = 0; v < kVectors; v += kTogether<M>) {
+      Vec part[M][kTogether<M>];
       for (int i = 0; i < M; ++i) {
-        for (int j = 0; j < kTogether; ++j) part[i][j] = sum[i][v + j];
+        for (int j = 0; j < kTogether<M>; ++j) part[i][j] = sum[i][v + j];
       }
 #pragma GCC unroll 2
       for (int s = 0; s < Step::kSteps; ++s) {
-        typename Step::Numbers numbers[kTogether];
+        typename Step::Numbers numbers[kTogether<M>];
 #pragma GCC unroll 2
-        for (int j = 0; j < kTogether; ++j) numbers[j] = Step::load_numbers(w + s * kBlock * 4 + (v + j) * 64);
+        for (int j = 0; j < kTogether<M>; ++j) numbers[j] = Step::load_numbers(w + s * kBlock * 4 + (v + j) * 64);
 #pragma GCC unroll 2
-        for (int j = 0; j < kTogether; ++j) prefetch.fetch(w + s * kBlock * 4 + (v + j) * 64);
+        for (int j = 0; j < kTogether<M>; ++j) prefetch.fetch(w + s * kBlock * 4 + (v + j) * 64);
 #pragma GCC unroll 8
         for (int i = 0; i < M; ++i) {
           const std::uint32_t value = load_u32(x + i * stride + s * 4);
 #pragma GCC unroll 2
-          for (int j = 0; j < kTogether; ++j) part[i][j] = Step::multiply(part[i][j], numbers[j], value);
+          for (int j = 0; j < kTogether<M>; ++j) part[i][j] = Step::multiply(part[i][j], numbers[j], value);
         }
-        prefetch.spread(part[M - 1][kTogether - 1]);
+        prefetch.spread(part[M - 1][kTogether<M> - 1]);
       }
       for (int i = 0; i < M; ++i) {
-        for (int j = 0; j < kTogether; ++j) sum[i][v + j] = part[i][j];
+        for (int j = 0; j < kTogether<M>; ++j) sum[i][v + j] = part[i][j];
       }
     }
     x += Step::kSteps * 4;
@@ -349,12 +351,12 @@ struct FetchAhead {
 };
 constexpr FetchAhead fetch_ahead(Kind kind) {
   if (kind == Kind::float32) return {kMaxRows + 1, 0};
-  const bool nibbles = kind == Kind::int4 || kind == Kind::int4_minimum;
 #if defined(DRAGOMAN_AVX512)
+  const bool nibbles = kind == Kind::int4 || kind == Kind::int4_minimum;
   return {nibbles ? 2 : 5, 7168};  // more than 8 KiB ahead costs 5 % where both cores share a memory link
 #else
   if (kind == Kind::bfloat16) return {kMaxRows + 1, 0};
-  return {1, nibbles ? 32768 : 16384};  // its arithmetic is as heavy with one row as that of several above
+  return {1, 7168};  // its arithmetic is as heavy with one row as that of several above
 #endif
 }
 
@@ -364,8 +366,8 @@ template <Kind kind, int R>
 void multiply_block(const Matrix& w, const Activations& a, long block, bool another, const Output& out) {
   constexpr FetchAhead ahead = fetch_ahead(kind);
   const long count = (a.rows + R - 1) / R;
-  if constexpr (kTogether == kVectors && ahead.rows <= R) {  // else the lines of a group are not read in their order
-    if (count == 1 && a.rows >= ahead.rows) {
+  if constexpr (ahead.rows <= R) {
+    if (count == 1 && a.rows >= ahead.rows && a.rows <= kTogetherRows) {
       return tile_of<kind, R, Ahead>(a.rows)(w, a, 0, Ahead{ahead.bytes}, out, block);
     }
   }
