@@ -46,7 +46,7 @@ serve: $(BUILT) ## Serve the embedded model (or MODEL=...) on port 8000 (or PORT
 	$(BIN)/dragoman serve $(MODEL) --port $(PORT) $(ARGS)
 
 test: $(TEST) ## Install what the tests need, and run them.
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile $(ARGS)
 
 soak: $(TEST) ## Send crowds of clients round after round (ROUNDS=100) and look for what is left of them.
 	$(BIN)/python tests/dialects/tgi/crowd.py $(ROUNDS)
