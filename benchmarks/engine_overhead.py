@@ -24,6 +24,7 @@ from dragoman.engine import engine as engine_module
 from dragoman.engine.batch import Batch, Float32, Int32
 from dragoman.engine.engine import Engine
 from dragoman.engine.messages import frame
+from dragoman.engine.settings import SchedulerSettings
 from dragoman.kernels import set_threads
 
 
@@ -90,7 +91,7 @@ def measure(rows: int, vocab_size: int, steps: int, kind: str) -> dict[str, floa
     """Medians in microseconds of each part of a step that decodes ``rows`` sequences."""
     sampling, logprobs = KINDS[kind]
     runner = ReadyMade(vocab_size)
-    engine = Engine(runner)
+    engine = Engine(runner, SchedulerSettings(speculation=0))
     for index in range(rows):
         prompt = tuple(np.random.default_rng(index).integers(0, vocab_size, 64).tolist())
         request = EngineRequest(
