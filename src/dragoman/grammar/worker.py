@@ -19,8 +19,6 @@ import random
 import resource
 import select
 import signal
-import socket
-import struct
 import time
 from collections.abc import Callable
 from functools import partial
@@ -33,6 +31,7 @@ from dragoman.core.errors import BadRequest, UnsupportedFeature
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.grammar.lark import grammar_of
 from dragoman.grammar.matching import Matching
+from dragoman.text.limited_program import greet, limit, receive, send
 
 NICE = 5
 WALKS = 4
@@ -83,10 +82,8 @@ def _walk(matching: Matching, grammar: str) -> str:
 
 def main() -> None:
     """Serve the socket until the other end closes it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which closes the socket when it stops
-    connection = socket.socket(fileno=0)
-    _send(connection, {})
-    setup = _receive(connection)
+    connection = greet()
+    setup = receive(connection)
     table = setup["vocabulary"]
     vocabulary = Vocabulary(
         tokens=tuple(token.encode("latin-1") for token in table["tokens"]),
@@ -95,10 +92,10 @@ def main() -> None:
     )
     matching = Matching(vocabulary)
     _limit(setup["memory_bytes"])
-    _send(connection, {})
+    send(connection, {})
     while True:
-        request = _receive(connection)
-        _send(connection, in_child(partial(answer, request["constraint"], matching), setup["time_s"]))
+        request = receive(connection)
+        send(connection, in_child(partial(answer, request["constraint"], matching), setup["time_s"]))
 
 
 def in_child(work: Callable[[], dict[str, str]], time_s: float) -> dict[str, str]:
@@ -132,37 +129,14 @@ def in_child(work: Callable[[], dict[str, str]], time_s: float) -> dict[str, str
 
 
 def _limit(memory_bytes: int) -> None:
-    """``memory_bytes`` more than the process has now, no files, no core dumps, and little while others compute."""
+    """``memory_bytes`` more than the process has now, and little of the processor while others compute."""
     os.nice(NICE)
     with contextlib.suppress(OSError), open("/proc/self/autogroup", "w", encoding="ascii") as file:
         # Where sessions share the processor by session, a nice process in one of its own is not nice to anybody.
         file.write(str(NICE))
     with open("/proc/self/statm", encoding="ascii") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (now + memory_bytes,) * 2)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-
-
-def _receive(connection: socket.socket) -> Any:
-    (size,) = struct.unpack(">I", _receive_exactly(connection, 4))
-    return json.loads(_receive_exactly(connection, size))
-
-
-def _receive_exactly(connection: socket.socket, size: int) -> bytearray:
-    data = bytearray(size)
-    view = memoryview(data)
-    while view:
-        count = connection.recv_into(view)
-        if not count:
-            raise EOFError
-        view = view[count:]
-    return data
-
-
-def _send(connection: socket.socket, value: object) -> None:
-    data = json.dumps(value).encode()
-    connection.sendall(struct.pack(">I", len(data)) + data)
+    limit(now + memory_bytes)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,33 @@ The room's public face. Any thread may use it; a ``Detokenizer`` and a ``StopMat
 
 One generated token passes ``Detokenizer.push`` (complete characters only), then ``StopMatcher.push`` (nothing that may
 yet belong to a stop string); what comes out may be sent.
+
+What the room offers is imported when it is first asked for: the programs of its processes need none of it.
 """
 
-from dragoman.text.chat_template import ChatTemplate
-from dragoman.text.detokenizer import Detokenizer
-from dragoman.text.stop import StopMatcher
-from dragoman.text.tokenizer import Tokenizer
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dragoman.text.chat_template import ChatTemplate
+    from dragoman.text.detokenizer import Detokenizer
+    from dragoman.text.stop import StopMatcher
+    from dragoman.text.tokenizer import Tokenizer
 
 __all__ = ["ChatTemplate", "Detokenizer", "StopMatcher", "Tokenizer"]
+
+_MODULES = {
+    "ChatTemplate": "chat_template",
+    "Detokenizer": "detokenizer",
+    "StopMatcher": "stop",
+    "Tokenizer": "tokenizer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return found

@@ -2,7 +2,7 @@
 
 It is a Python program that speaks frames on file descriptor 0, a stream socket: 4 bytes of length, big-endian, then
 JSON. It greets with ``{}``; the first frame that it gets is its setup, answered like every later one by an object.
-``{"error": …, "kind": …}`` is a failure.
+``{"error": …, "kind": …}`` is a failure. ``limited_program`` has what these programs share.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -19,6 +18,8 @@ import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from dragoman.text.limited_program import framed, receive_exactly, receive_size
 
 _START_S = 30.0  # a new interpreter takes 0.1 s; a machine can be very busy
 
@@ -95,10 +96,10 @@ class LimitedProcess:
 
     def _ask(self, connection: socket.socket, request: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            data = json.dumps(request).encode()
+            frame = framed(request)
         except RecursionError:
             raise ProcessFailure("failed", "the messages are nested too deeply") from None
-        return self._exchange(connection, struct.pack(">I", len(data)) + data, self._time_s)
+        return self._exchange(connection, frame, self._time_s)
 
     def _exchange(self, connection: socket.socket, frame: bytes, time_s: float) -> dict[str, Any]:
         """Send a frame and return the answer to it. Whatever goes wrong, a process out of step is not asked again."""
@@ -106,10 +107,10 @@ class LimitedProcess:
         try:
             connection.settimeout(time_s)
             connection.sendall(frame)
-            size = struct.unpack(">I", _receive(connection, 4, deadline))[0]
+            size = receive_size(connection, deadline)
             if size > self._answer_bytes:
                 raise EOFError
-            answer = json.loads(_receive(connection, size, deadline))
+            answer = json.loads(receive_exactly(connection, size, deadline))
         except TimeoutError:
             self._stop()
             raise ProcessFailure("time", f"it took more than {time_s:g} s") from None
@@ -133,18 +134,6 @@ def _is_open(connection: socket.socket) -> bool:
         return True
     except OSError:
         return False
-
-
-def _receive(connection: socket.socket, size: int, deadline: float) -> bytearray:
-    data = bytearray(size)
-    view = memoryview(data)
-    while view:
-        connection.settimeout(max(deadline - time.monotonic(), 1e-3))
-        count = connection.recv_into(view)
-        if not count:
-            raise EOFError
-        view = view[count:]
-    return data
 
 
 def _nothing() -> None:

@@ -4,10 +4,9 @@ A template is code that came with a model, and jinja2's sandbox bounds neither t
 in a loop, ``'%999999999d'|format(1)``, and constant folding already does such work at compile time. A process can be
 killed. Imports only what it needs, so that a new one is ready soon.
 
-Speaks frames on file descriptor 0, a stream socket: 4 bytes of length, big-endian, then JSON. It greets with ``{}``.
-The first request is ``{"limits": {...}, "templates": {name: source}}``, answered by ``{}`` or
-``{"error": ..., "kind": "syntax"}``; every later one is ``{"name": ..., "variables": {...}}``, answered by
-``{"text": ...}`` or ``{"error": ..., "kind": ...}``.
+Speaks the frames of ``limited_process``. The first request is ``{"limits": {...}, "templates": {name: source}}``,
+answered by ``{}`` or ``{"error": ..., "kind": "syntax"}``; every later one is ``{"name": ..., "variables": {...}}``,
+answered by ``{"text": ...}`` or ``{"error": ..., "kind": ...}``.
 """
 
 from __future__ import annotations
@@ -17,9 +16,6 @@ import datetime
 import json
 import math
 import resource
-import signal
-import socket
-import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,6 +25,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+
+from dragoman.text.limited_program import greet, limit, receive, send
 
 
 class Raised(TemplateError):
@@ -143,29 +141,6 @@ def compile_all(sources: Mapping[str, str]) -> tuple[dict[str, Template], dict[s
     return compiled, {}
 
 
-def receive(connection: socket.socket) -> Any:
-    """The next frame's value. Raises EOFError when the other end is closed."""
-    size = struct.unpack(">I", _receive_exactly(connection, 4))[0]
-    return json.loads(_receive_exactly(connection, size))
-
-
-def _receive_exactly(connection: socket.socket, size: int) -> bytearray:
-    data = bytearray(size)
-    view = memoryview(data)
-    while view:
-        count = connection.recv_into(view)
-        if not count:
-            raise EOFError
-        view = view[count:]
-    return data
-
-
-def send(connection: socket.socket, value: object) -> None:
-    """Write one frame."""
-    data = json.dumps(value).encode()
-    connection.sendall(struct.pack(">I", len(data)) + data)
-
-
 def allow_cpu(seconds: float) -> None:
     """Let the kernel end this process should it compute for longer, in case nobody is left to kill it."""
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -175,14 +150,10 @@ def allow_cpu(seconds: float) -> None:
 
 def main() -> None:
     """Serve the socket until the other end closes it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which closes the socket when it stops
-    connection = socket.socket(fileno=0)
-    send(connection, {})
+    connection = greet()
     setup = receive(connection)
     limits = setup["limits"]
-    resource.setrlimit(resource.RLIMIT_AS, (limits["memory_bytes"],) * 2)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    limit(limits["memory_bytes"])
     allow_cpu(limits["time_s"])
     templates, answer = compile_all(setup["templates"])
     send(connection, answer)
