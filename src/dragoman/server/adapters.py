@@ -50,9 +50,13 @@ class LoadedAdapters:
         known = self._engine.adapters
         return {name: card for name, card in self._cards.items() if name in known}
 
+    def find(self, name: str) -> ModelCard | None:
+        """The card of one that is loaded."""
+        return self._cards.get(name) if name in self._engine.adapters else None
+
     def card(self, name: str) -> ModelCard:
         """Raises AdapterNotFound."""
-        card = self.cards.get(name)
+        card = self.find(name)
         if card is None:
             raise AdapterNotFound(f"The adapter '{name[:256]}' does not exist.", param="model")
         return card

@@ -114,7 +114,7 @@ class EngineServing:
     def model(self, name: str | None) -> ModelCard:
         if name is None:
             return self._model.card
-        card = self._model.cards.get(name) or self.adapters.cards.get(name)
+        card = self._model.cards.get(name) or self.adapters.find(name)
         if card is None:
             raise ModelNotFound(f"The model '{name[:256]}' does not exist.", param="model")
         return card
@@ -166,10 +166,7 @@ class EngineServing:
         """The events of ``count`` sequences."""
         arrived = asyncio.get_running_loop().time()
         meter = Meter(self._observers, request, count)
-        card = self.model(request.model)
-        if card.base is not None:
-            request = msgspec.structs.replace(request, adapter=card.name)
-        adapter = self._adapter(request)
+        request, adapter = self._with_adapter(request)
         check_beams(request)
         request = _with_forced_length(request)
         with self.admission.enter() as place:
@@ -233,20 +230,24 @@ class EngineServing:
                 timings=Timings(validation_s=seen.validation_s, queue_s=seen.queue_s, inference_s=seen.inference_s),
             )
 
-    def _adapter(self, request: GenerationRequest) -> str:
-        """The fingerprint of the adapter that the request runs with; empty without one.
+    def _with_adapter(self, request: GenerationRequest) -> tuple[GenerationRequest, str]:
+        """The request with the adapter that it runs with, which it may name as its model too, and the fingerprint of
+        that; empty without one.
 
-        Raises AdapterNotFound, and Conflict where a generation would go on with another one than it began with.
+        Raises ModelNotFound, AdapterNotFound, and Conflict where a generation would go on with another one than it
+        began with.
         """
-        fingerprint = ""
-        if request.adapter is not None:
+        card, fingerprint = self.model(request.model), ""
+        if card.base is not None:
+            request, fingerprint = msgspec.structs.replace(request, adapter=card.name), card.fingerprint
+        elif request.adapter is not None:
             info = self._engine.adapters.get(request.adapter)
             if info is None:
                 raise AdapterNotFound(f"The adapter '{request.adapter[:256]}' does not exist.", param="model")
             fingerprint = info.fingerprint
         if request.resumed is not None and request.resumed.adapter != fingerprint:
             raise Conflict("This generation was begun with another adapter, or another version of it.", param="model")
-        return fingerprint
+        return request, fingerprint
 
     async def _prompt(self, request: GenerationRequest) -> tuple[int, ...]:
         if request.resumed is not None:
