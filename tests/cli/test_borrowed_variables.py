@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from dragoman.cli.app import cli
 from dragoman.cli.borrowed_variables import ALEXANDRIA, LOCALLAB, WITHOUT_EFFECT, borrowed, useless
+from dragoman.cli.serve_settings import ServeSettings
 from dragoman.cli.settings import ModelChoice
 from dragoman.dialects.alexandria.settings import AlexandriaSettings
 from dragoman.dialects.locallab.settings import LocalLabSettings
@@ -55,8 +56,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Any:
     def start(*arguments: str, **variables: str) -> tuple[dict[type, Any], str]:
         found: dict[type, Any] = {}
 
-        def serve(*given: Any) -> None:
-            for each in given:
+        def serve(settings: ServeSettings) -> None:
+            for each in msgspec.structs.astuple(settings):
                 many = each.values() if isinstance(each, dict) else [each]
                 found.update({type(one): one for one in many if isinstance(one, msgspec.Struct)})
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from dragoman.cli.app import cli
 from dragoman.cli.locallab_start import SAVED, SPELLINGS, StartSettings, started
+from dragoman.cli.serve_settings import ServeSettings
 from dragoman.cli.settings import ModelChoice
 from dragoman.cli.tunnel import TunnelSettings
 from dragoman.dialects.locallab.settings import LocalLabSettings
@@ -72,8 +73,8 @@ class Started:
                 monkeypatch.delenv(name)
         monkeypatch.setattr("dragoman.cli.serve.serve", self._note)
 
-    def _note(self, *given: Any) -> None:
-        for each in given:
+    def _note(self, settings: ServeSettings) -> None:
+        for each in msgspec.structs.astuple(settings):
             many = each.values() if isinstance(each, dict) else [each]
             self._found.update({type(one): one for one in many if isinstance(one, msgspec.Struct)})
 

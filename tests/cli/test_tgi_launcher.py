@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from dragoman.cli.app import cli
 from dragoman.cli.logs import LogSettings
-from dragoman.cli.settings import MachineSettings, ModelChoice
-from dragoman.cli.tgi_launcher import NOTHING_HERE, LauncherSettings, Start, launched, variables
+from dragoman.cli.serve_settings import ServeSettings
+from dragoman.cli.settings import ModelChoice
+from dragoman.cli.tgi_launcher import NOTHING_HERE, LauncherSettings, launched, variables
 from dragoman.core.errors import DragomanError
 from dragoman.dialects.tgi.settings import TgiSettings
 from dragoman.engine.settings import SchedulerSettings
@@ -88,8 +89,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(*arguments: str, **environment: str) -> dict[type, Any]:
         found: dict[type, Any] = {}
 
-        def serve(*settings: Any) -> None:
-            for each in settings:
+        def serve(settings: ServeSettings) -> None:
+            for each in msgspec.structs.astuple(settings):
                 found.update({type(each): each} if isinstance(each, msgspec.Struct) else {TgiSettings: each["tgi"]})
 
         monkeypatch.setattr("dragoman.cli.serve.serve", serve)
@@ -100,9 +101,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-def start(**dialect: Any) -> Start:
-    parts = (ModelChoice(), ModelSettings(), MachineSettings(), SchedulerSettings(), ServerSettings(dialect="tgi"))
-    return Start(*parts, KeySettings(), {"tgi": TgiSettings(**dialect)})
+def start(**dialect: Any) -> ServeSettings:
+    return ServeSettings(server=ServerSettings(dialect="tgi"), dialects={"tgi": TgiSettings(**dialect)})
 
 
 def test_every_option_of_the_launcher_is_taken(started: Any) -> None:
@@ -217,18 +217,20 @@ def test_contradictions() -> None:
     with pytest.raises(DragomanError, match=r"`max_input_tokens`\(9\) must be < `max_total_tokens`\(9\)"):
         TgiSettings(max_input_tokens=9, max_total_tokens=9).check()
     with pytest.raises(DragomanError, match="another is to be served already"):
-        launched(LauncherSettings(model_id="one"), start()._replace(choice=ModelChoice(model="another")))
+        launched(
+            LauncherSettings(model_id="one"), msgspec.structs.replace(start(), choice=ModelChoice(model="another"))
+        )
 
 
 def test_an_open_server_says_so() -> None:
     begun, notes = launched(LauncherSettings(hostname="0.0.0.0"), start())
     assert begun.keys.insecure
     assert notes == ("open to everyone who reaches it, as the original: --api-key closes it",)
-    guarded = start()._replace(keys=KeySettings(api_key=("k",)))
+    guarded = msgspec.structs.replace(start(), keys=KeySettings(api_key=("k",)))
     begun, notes = launched(LauncherSettings(hostname="0.0.0.0"), guarded)
     assert (begun.keys.insecure, notes) == (False, ())
     # Who speaks another dialect keeps the server's own care.
-    other = start()._replace(server=ServerSettings(host="0.0.0.0"))
+    other = msgspec.structs.replace(start(), server=ServerSettings(host="0.0.0.0"))
     assert not launched(LauncherSettings(), other)[0].keys.insecure
 
 

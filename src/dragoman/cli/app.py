@@ -16,10 +16,10 @@ from dragoman.cli.borrowed_variables import borrowed, useless
 from dragoman.cli.doctor import doctor
 from dragoman.cli.keys import keys
 from dragoman.cli.locallab_start import StartSettings
-from dragoman.cli.logs import LogSettings
 from dragoman.cli.options import CommandLine
 from dragoman.cli.pack import pack
 from dragoman.cli.plan import plan
+from dragoman.cli.serve_settings import GROUPS, settings_of
 from dragoman.cli.settings import (
     OMITTED,
     BenchSettings,
@@ -32,16 +32,13 @@ from dragoman.cli.settings import (
     SamplingSettings,
 )
 from dragoman.cli.structure import StructureSettings
-from dragoman.cli.tgi_launcher import LauncherSettings, Start, launched
-from dragoman.cli.tunnel import TunnelSettings
+from dragoman.cli.tgi_launcher import LauncherSettings, launched
 from dragoman.core.errors import DragomanError
 from dragoman.dialects import REGISTRY
 from dragoman.dialects.locallab.settings import LocalLabSettings
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models.settings import ModelSettings
-from dragoman.server.keys import KeySettings
-from dragoman.server.settings import AdapterSettings, CatalogSettings, ContinueSettings, ServerSettings
-from dragoman.server.tracing import TracingSettings
+from dragoman.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -73,89 +70,34 @@ def root(
         raise typer.Exit
 
 
-def serve(
-    choice: ModelChoice,
-    settings: ModelSettings,
-    machine: MachineSettings,
-    scheduling: SchedulerSettings,
-    server: ServerSettings,
-    keys: KeySettings,
-    catalog: CatalogSettings,
-    adapters: AdapterSettings,
-    continuing: ContinueSettings,
-    logs: LogSettings,
-    traces: TracingSettings,
-    way_in: TunnelSettings,
-    launcher: LauncherSettings,
-    **dialects: msgspec.Struct,
-) -> None:
+def serve(**groups: Any) -> None:
     """Serve a model over HTTP."""
     from dragoman.cli.serve import serve as run
 
-    start, notes = launched(launcher, Start(choice, settings, machine, scheduling, server, keys, dialects))
-    console.remarks((*notes, *useless(server.dialect, os.environ)))
-    choice, settings, machine, scheduling, server, keys, launched_dialects = start
-    run(
-        choice,
-        settings,
-        scheduling,
-        machine,
-        server,
-        keys,
-        catalog,
-        adapters,
-        continuing,
-        logs,
-        traces,
-        way_in,
-        launched_dialects,
-    )
+    launcher = groups.pop("launcher")
+    settings, notes = launched(launcher, settings_of(groups))
+    console.remarks((*notes, *useless(settings.server.dialect, os.environ)))
+    run(settings)
 
 
 _DIALECTS: dict[str, type[msgspec.Struct]] = {each.name: each.settings_type for each in REGISTRY}
-cli.command(serve, more=_DIALECTS)
+cli.command(serve, more={**GROUPS, "launcher": LauncherSettings, **_DIALECTS})
 
 
-def start(
-    choice: ModelOption,
-    asked: StartSettings,
-    settings: ModelSettings,
-    machine: MachineSettings,
-    scheduling: SchedulerSettings,
-    server: ServerSettings,
-    keys: KeySettings,
-    catalog: CatalogSettings,
-    adapters: AdapterSettings,
-    continuing: ContinueSettings,
-    logs: LogSettings,
-    traces: TracingSettings,
-    way_in: TunnelSettings,
-    **dialects: msgspec.Struct,
-) -> None:
+def start(choice: ModelOption, asked: StartSettings, **groups: Any) -> None:
     """Serve a model to LocalLab's clients: serve --dialect locallab, with the options of LocalLab's own start."""
     from dragoman.cli.serve import serve as run
 
-    settings, notes = locallab_start.started(asked, settings)
-    if server.dialect not in (ServerSettings().dialect, locallab_start.DIALECT):
-        raise DragomanError(f"--dialect {server.dialect}: start always means LocalLab's; `dragoman serve` takes others")
-    own = dialects[locallab_start.DIALECT]
+    settings = settings_of({**groups, "choice": ModelChoice(model=choice.model)})
+    model, notes = locallab_start.started(asked, settings.model)
+    if settings.server.dialect not in (ServerSettings().dialect, locallab_start.DIALECT):
+        given = settings.server.dialect
+        raise DragomanError(f"--dialect {given}: start always means LocalLab's; `dragoman serve` takes others")
+    own = settings.dialects[locallab_start.DIALECT]
     assert isinstance(own, LocalLabSettings)
     console.remarks((*notes, *locallab_start.without_effect(os.environ, own.locallab_folder)))
-    run(
-        ModelChoice(model=choice.model),
-        settings,
-        scheduling,
-        machine,
-        msgspec.structs.replace(server, dialect=locallab_start.DIALECT),
-        keys,
-        catalog,
-        adapters,
-        continuing,
-        logs,
-        traces,
-        way_in,
-        dialects,
-    )
+    server = msgspec.structs.replace(settings.server, dialect=locallab_start.DIALECT)
+    run(msgspec.structs.replace(settings, model=model, server=server))
 
 
 def _started(settled: Mapping[str, Any]) -> Mapping[str, str]:
@@ -163,7 +105,8 @@ def _started(settled: Mapping[str, Any]) -> Mapping[str, str]:
     return locallab_start.texts_by_option(os.environ, str(folder))
 
 
-cli.command(start, more=_DIALECTS, spellings=locallab_start.SPELLINGS, borrowed=_started)
+_AFTER_CHOICE = {name: group for name, group in GROUPS.items() if name != "choice"}
+cli.command(start, more={**_AFTER_CHOICE, **_DIALECTS}, spellings=locallab_start.SPELLINGS, borrowed=_started)
 cli.command(locallab_config.config)
 
 

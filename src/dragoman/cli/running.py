@@ -8,81 +8,65 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
 from urllib.parse import urlsplit
-
-import msgspec
 
 from dragoman.cli import console
 from dragoman.cli.engine import thread_count, worker_settings
 from dragoman.cli.loading_bar import LoadingBar
-from dragoman.cli.settings import MachineSettings, ModelChoice
+from dragoman.cli.serve_settings import ServeSettings
 from dragoman.cli.tunnel import Tunnel
 from dragoman.core.serving import ModelCard
 from dragoman.dialects import made_dialects
 from dragoman.engine.launch import Launched
-from dragoman.engine.settings import SchedulerSettings
-from dragoman.models import ModelSettings
 from dragoman.models import plan as plan_memory
 from dragoman.server.keys import Keyring
 from dragoman.server.lifecycle import serve as serve_until_told
 from dragoman.server.opening import House
-from dragoman.server.settings import AdapterSettings, CatalogSettings, ContinueSettings, ServerSettings
 from dragoman.server.tracing import Tracing
 
 log = logging.getLogger("dragoman.server")
 
 
 def run(
-    choice: ModelChoice,
-    settings: ModelSettings,
-    scheduling: SchedulerSettings,
-    machine: MachineSettings,
-    server: ServerSettings,
-    catalog: CatalogSettings,
-    adapters: AdapterSettings,
-    continuing: ContinueSettings,
-    dialects: Mapping[str, msgspec.Struct],
+    settings: ServeSettings,
     *,
     keyring: Keyring,
     tunnel: Tunnel | None,
     tracing: Tracing | None,
     launched: Launched,
-    json_output: bool,
     started: float,
 ) -> int:
     """Returns the server's exit code; raises ModelError or DragomanError before the port opens. ``started``: when the
     command was, on the clock of ``time.monotonic``."""
-    worker, described = worker_settings(choice.model, settings, scheduling, machine)
-    per_token = plan_memory(described, settings).kv_bytes_per_token
+    worker, described = worker_settings(settings.choice.model, settings.model, settings.scheduling, settings.machine)
+    per_token = plan_memory(described, settings.model).kv_bytes_per_token
 
     bar = LoadingBar()
 
     def opened(house: House, address: str) -> None:
         bar.close()
-        rows = started_plan(house, address, thread_count(machine), per_token)
+        rows = started_plan(house, address, thread_count(settings.machine), per_token)
         if keyring:
             rows["API keys"] = str(len(keyring))
         if tunnel is not None:
             rows["public"] = tunnel.open(urlsplit(address).port or 80)
-        if json_output:
+        if settings.logs.json_output:
             log.info("ready", extra={"fields": rows | {"seconds": round(time.monotonic() - started, 3)}})
             return
         console.say(*(f"{console.bold(f'{name:>10}')}  {text}" for name, text in rows.items()))
         console.say(f"\nReady after {time.monotonic() - started:.1f} s. Try it:\n")
         console.say(example(house.serving.models()[0], address, bool(keyring)) + "\n")
 
-    folder = described.tokenizer_folder
     try:
         exit_code = serve_until_told(
-            server,
+            settings.server,
             worker,
-            folder,
-            dialects=made_dialects(dialects),
+            described.tokenizer_folder,
+            dialects=made_dialects(settings.dialects),
             keys=keyring,
-            catalog=catalog,
-            adapters=adapters,
-            continuing=continuing,
+            catalog=settings.catalog,
+            adapters=settings.adapters,
+            continuing=settings.continuing,
             observers=() if tracing is None else (tracing,),
             progress=bar,
             opened=opened,

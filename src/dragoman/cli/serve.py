@@ -3,69 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
-import msgspec
 import typer
 
 from dragoman.cli import console
-from dragoman.cli.logs import LogSettings, configure_logs
-from dragoman.cli.settings import MachineSettings, ModelChoice
-from dragoman.cli.tunnel import Tunnel, TunnelSettings
+from dragoman.cli.logs import configure_logs
+from dragoman.cli.serve_settings import ServeSettings
+from dragoman.cli.tunnel import Tunnel
 from dragoman.dialects import check_settings
 from dragoman.engine.launch import Launched
-from dragoman.engine.settings import SchedulerSettings
-from dragoman.models.settings import ModelSettings
 from dragoman.server.keys import Keyring, KeySettings, first_key, keyring_of, reaches_others
-from dragoman.server.settings import AdapterSettings, CatalogSettings, ContinueSettings, ServerSettings
-from dragoman.server.tracing import TracingSettings, tracing_of
+from dragoman.server.tracing import tracing_of
 
 
-def serve(
-    choice: ModelChoice,
-    settings: ModelSettings,
-    scheduling: SchedulerSettings,
-    machine: MachineSettings,
-    server: ServerSettings,
-    keys: KeySettings,
-    catalog: CatalogSettings,
-    adapters: AdapterSettings,
-    continuing: ContinueSettings,
-    logs: LogSettings,
-    traces: TracingSettings,
-    way_in: TunnelSettings,
-    dialects: Mapping[str, msgspec.Struct],
-) -> None:
+def serve(settings: ServeSettings) -> None:
     """Raises ModelError or DragomanError before the port opens; afterwards typer.Exit with the server's exit code."""
     started = time.monotonic()
-    configure_logs(logs)
-    check_settings(dialects)
-    tracing = tracing_of(traces)
-    keyring = open_keyring(keys, server.host, continuing.folder)
-    tunnel = Tunnel(way_in, has_keys=bool(keyring)) if way_in.public else None
+    configure_logs(settings.logs)
+    check_settings(settings.dialects)
+    tracing = tracing_of(settings.traces)
+    keyring = open_keyring(settings.keys, settings.server.host, settings.continuing.folder)
+    tunnel = Tunnel(settings.tunnel, has_keys=bool(keyring)) if settings.tunnel.public else None
     with closing(Launched()) as launched:
         # The process imports its half of the program while this one imports the other: half of a start are imports.
         from dragoman.cli.running import run
 
-        exit_code = run(
-            choice,
-            settings,
-            scheduling,
-            machine,
-            server,
-            catalog,
-            adapters,
-            continuing,
-            dialects,
-            keyring=keyring,
-            tunnel=tunnel,
-            tracing=tracing,
-            launched=launched,
-            json_output=logs.json_output,
-            started=started,
-        )
+        exit_code = run(settings, keyring=keyring, tunnel=tunnel, tracing=tracing, launched=launched, started=started)
     raise typer.Exit(exit_code)
 
 

@@ -11,13 +11,14 @@ import ipaddress
 import os
 import platform
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 import dragoman
-from dragoman.cli.settings import MachineSettings, ModelChoice
+from dragoman.cli.serve_settings import ServeSettings
+from dragoman.cli.settings import ModelChoice
 from dragoman.core.errors import DragomanError
 from dragoman.dialects.tgi.settings import TgiSettings
 from dragoman.engine.settings import SchedulerSettings
@@ -173,19 +174,7 @@ class LauncherSettings(msgspec.Struct, frozen=True, kw_only=True):
     ngrok_edge: str | None = None
 
 
-class Start(NamedTuple):
-    """What ``dragoman serve`` starts with."""
-
-    choice: ModelChoice
-    model: ModelSettings
-    machine: MachineSettings
-    scheduling: SchedulerSettings
-    server: ServerSettings
-    keys: KeySettings
-    dialects: Mapping[str, msgspec.Struct]
-
-
-def launched(asked: LauncherSettings, start: Start) -> tuple[Start, tuple[str, ...]]:
+def launched(asked: LauncherSettings, start: ServeSettings) -> tuple[ServeSettings, tuple[str, ...]]:
     """``start`` with what the launcher's options say, and the sentences about those that say nothing here.
 
     Raises DragomanError where options contradict each other, or ask for what cannot be had.
@@ -197,7 +186,8 @@ def launched(asked: LauncherSettings, start: Start) -> tuple[Start, tuple[str, .
     tgi = start.dialects["tgi"]
     assert isinstance(tgi, TgiSettings)
     server = _server(asked, start.server, tgi, notes)
-    start = start._replace(
+    start = msgspec.structs.replace(
+        start,
         choice=_choice(asked, start.choice),
         model=_model(asked, start.model, notes),
         scheduling=_scheduling(asked, start.scheduling),
@@ -297,7 +287,7 @@ def _server(asked: LauncherSettings, server: ServerSettings, tgi: TgiSettings, n
     return msgspec.structs.replace(server, **changes)
 
 
-def _keys(start: Start, host: str, notes: list[str]) -> KeySettings:
+def _keys(start: ServeSettings, host: str, notes: list[str]) -> KeySettings:
     """Without a key the original is open to everyone, wherever it listens."""
     keys = start.keys
     guarded = keys.insecure or keys.api_key or keys.api_key_file

@@ -1,0 +1,52 @@
+"""All that ``dragoman serve`` is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, get_type_hints
+
+import msgspec
+
+from dragoman.cli.logs import LogSettings
+from dragoman.cli.settings import MachineSettings, ModelChoice
+from dragoman.cli.tunnel import TunnelSettings
+from dragoman.engine.settings import SchedulerSettings
+from dragoman.models.settings import ModelSettings
+from dragoman.server.keys import KeySettings
+from dragoman.server.settings import AdapterSettings, CatalogSettings, ContinueSettings, ServerSettings
+from dragoman.server.tracing import TracingSettings
+
+
+class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Groups of options, in the order of the help. A new group is one more field: the commands that serve have its
+    options by that, and whoever needs it finds it here.
+
+    Attributes:
+        dialects: by name, what each dialect lets an operator choose.
+    """
+
+    choice: ModelChoice = ModelChoice()
+    model: ModelSettings = ModelSettings()
+    machine: MachineSettings = MachineSettings()
+    scheduling: SchedulerSettings = SchedulerSettings()
+    server: ServerSettings = ServerSettings()
+    keys: KeySettings = KeySettings()
+    catalog: CatalogSettings = CatalogSettings()
+    adapters: AdapterSettings = AdapterSettings()
+    continuing: ContinueSettings = ContinueSettings()
+    logs: LogSettings = LogSettings()
+    traces: TracingSettings = TracingSettings()
+    tunnel: TunnelSettings = TunnelSettings()
+    dialects: Mapping[str, msgspec.Struct]
+
+
+GROUPS: dict[str, type[msgspec.Struct]] = {
+    name: group for name, group in get_type_hints(ServeSettings).items() if name != "dialects"
+}
+"""Each with its struct."""
+
+
+def settings_of(groups: Mapping[str, Any]) -> ServeSettings:
+    """What a command was given by group; every group that is not one of ``GROUPS`` is a dialect's."""
+    own = {name: group for name, group in groups.items() if name in GROUPS}
+    return ServeSettings(**own, dialects={name: group for name, group in groups.items() if name not in GROUPS})
