@@ -14,9 +14,11 @@ import pytest
 from dragoman.cli import console
 from dragoman.cli.bench import Load, measure
 from dragoman.cli.measurement import StreamRecord
-from dragoman.cli.plan import plans_of
+from dragoman.cli.plan import adapter_sizes, adapters_of, plans_of
 from dragoman.cli.settings import BenchSettings
+from dragoman.core.errors import ModelError
 from dragoman.models import ModelSettings, describe
+from dragoman.server.settings import AdapterSettings
 
 
 class Recorder:
@@ -87,6 +89,40 @@ def test_plan_says_memory_context_and_speed() -> None:
     [found] = plans_of(describe(None), ModelSettings(precision="int8"))
     for words in (console.size(found.weight_bytes), "2,048 tokens", "tokens/s", "GB/s", "int8"):
         assert words in said
+
+
+def adapter(folder: Path, **config: object) -> Path:
+    """An adapter's config, without its weights: the plan needs none."""
+    folder.mkdir(parents=True)
+    written = {"peft_type": "LORA", "r": 16, "target_modules": ["q_proj", "v_proj"], **config}
+    (folder / "adapter_config.json").write_text(json.dumps(written))
+    return folder
+
+
+def test_plan_counts_adapters(tmp_path: Path) -> None:
+    first = adapter(tmp_path / "first")
+    adapter(tmp_path / "offered" / "poems", r=32)
+    found = AdapterSettings(lora_adapters=f"red={first}", adapters_folder=str(tmp_path / "offered"))
+    described = describe(None)
+    loaded, others = adapters_of(found, ModelSettings())
+    sizes = [adapter_sizes(described, folders, "bfloat16") for folders in (loaded, others)]
+    spec = described.spec
+    width = 2 * spec.width + spec.query_width + spec.kv_heads * spec.head_dim
+    assert sizes == [spec.layers * 2 * rank * width for rank in (16, 32)]
+
+    given = ("--lora-adapters", f"red={first}", "--adapters-folder", str(tmp_path / "offered"))
+    said = dragoman("plan", "--precision", "bfloat16", "--max-adapters", "5", "--adapter-bytes", "50000000", *given)
+    rows = {line.rpartition("  ")[0].strip(): line.rpartition("  ")[2].strip() for line in said.splitlines()}
+    assert rows["adapters at the start"] == console.size(sizes[0])
+    assert rows["room for up to 5"] == "50 MB"
+    assert rows["offered beside them"] == console.size(sizes[1])
+    assert "its adapters do not" in dragoman("plan", "--adapter-bytes", "1", *given)
+
+
+def test_plan_of_more_adapters_than_there_are_places(tmp_path: Path) -> None:
+    named = ",".join(f"{name}={adapter(tmp_path / name)}" for name in ("red", "blue"))
+    with pytest.raises(ModelError, match="2 adapters, and --max-adapters 1"):
+        adapters_of(AdapterSettings(lora_adapters=named), ModelSettings(max_adapters=1))
 
 
 def test_plan_says_why_a_model_does_not_fit() -> None:

@@ -24,6 +24,8 @@ from dragoman import models
 from dragoman.core.errors import ModelError
 from dragoman.models.adapters import patterns
 from dragoman.models.adapters.patterns import full_matches
+from dragoman.models.adapters.size import adapter_bytes
+from dragoman.models.adapters.source import find_adapter_config
 from dragoman.models.model import Model
 
 SETTINGS = models.ModelSettings(precision="float32", max_tokens=64, max_logit_rows=64, max_sequences=4, max_adapters=2)
@@ -63,6 +65,21 @@ def test_the_adapter_that_the_others_are_made_from_is_fine(model: Model, tmp_pat
     assert (info.name, info.rank, info.scaling, info.target_modules) == ("x", 4, 2.0, ("q_proj",))
     assert info.source == str(tmp_path / "a")
     assert info.fingerprint != model.card.fingerprint
+
+
+def test_its_memory_is_known_from_its_config_alone(model: Model, tmp_path: Path) -> None:
+    folder = Path(write(tmp_path / "a"))
+    (folder / "adapter_model.safetensors").rename(folder / "elsewhere")
+    assert adapter_bytes(find_adapter_config(folder), model.config, "float32") == 3 * 4 * 4 * (64 + 64)
+    assert adapter_bytes(folder, model.config, "int8") == 3 * 2 * 4 * (64 + 64)
+    (folder / "elsewhere").rename(folder / "adapter_model.safetensors")
+    assert model.load_adapter(1, "y", str(folder)).nbytes == 3 * 4 * 4 * (64 + 64)
+
+
+def test_a_config_that_means_nothing_in_the_model_has_no_size(model: Model, tmp_path: Path) -> None:
+    folder = Path(write(tmp_path / "a", CONFIG | {"target_modules": ["c_attn"]}))
+    with pytest.raises(ModelError, match="mean no matrix of LlamaForCausalLM"):
+        adapter_bytes(folder, model.config, "float32")
 
 
 REFUSED_FIELDS: dict[str, tuple[dict[str, Any], str]] = {

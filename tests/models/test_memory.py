@@ -120,6 +120,25 @@ def test_impossible_settings_are_refused() -> None:
         plan(described("tiny"), ModelSettings(precision="int3"))  # type: ignore[arg-type]
 
 
+def test_adapters_get_what_keys_and_values_leave() -> None:
+    bare = plan_1b(24, max_context=4096, kv_bytes=GIB)
+    assert bare.first_adapters_bytes == 0
+    assert bare.total_bytes + bare.adapter_room_bytes < 24 * GIB
+    assert plan_1b(24, max_context=4096, kv_bytes=2 * GIB).adapter_room_bytes == bare.adapter_room_bytes - GIB
+    assert plan_1b(24, max_context=4096, kv_bytes=GIB, adapter_bytes=1000).adapter_room_bytes == 1000
+    assert plan_1b(24, max_context=4096, kv_bytes=GIB, max_adapters=0).adapter_room_bytes == 0
+
+
+def test_adapters_of_the_start_are_counted_and_refused_where_they_do_not_fit() -> None:
+    model, asked = described("llama-3.2-1b"), ModelSettings(kv_bytes=GIB, adapter_bytes=1 << 20)
+    bare, some = (plan(model, asked, available_bytes=24 * GIB, first_adapters_bytes=size) for size in (0, 1 << 20))
+    assert some.total_bytes == bare.total_bytes + (1 << 20)
+    assert (some.kv_bytes, some.refusal) == (bare.kv_bytes, None)
+    more = plan(model, asked, available_bytes=24 * GIB, first_adapters_bytes=3 << 20)
+    assert more.refusal is not None
+    assert "they need 3.0 MiB, and 1.0 MiB are left" in more.refusal
+
+
 def test_asked_kv_memory_is_what_is_taken() -> None:
     found = plan_1b(24, kv_bytes=GIB)
     assert found.kv_bytes == GIB

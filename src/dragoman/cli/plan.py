@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from dragoman.cli import console
 from dragoman.cli.settings import MachineSettings, ModelChoice
+from dragoman.core.errors import ModelError
 from dragoman.models.settings import AskedPrecision, ModelSettings
+from dragoman.server.settings import AdapterSettings
 
 if TYPE_CHECKING:
     from dragoman.models import MemoryPlan, ModelDescription
@@ -16,21 +20,47 @@ if TYPE_CHECKING:
 MEASURE_S = 0.5
 
 
-def plan(choice: ModelChoice, settings: ModelSettings, machine: MachineSettings) -> None:
+def plan(choice: ModelChoice, settings: ModelSettings, machine: MachineSettings, adapters: AdapterSettings) -> None:
     """Show what a model takes on this machine: memory, context, and the speed that the memory allows.
 
-    With --precision auto, the stored precision and every lower one stand side by side.
+    With --precision auto, the stored precision and every lower one stand side by side. Adapters are counted by their
+    configs.
     """
     from dragoman.models import describe
 
     described = describe(choice.model, revision=settings.revision, token=settings.token, rope=settings.rope)
-    plans = plans_of(described, settings)
+    first, others = adapters_of(adapters, settings)
+    plans = plans_of(described, settings, first)
     bandwidth = measured_bandwidth(machine.threads)
-    print_plans(described, plans, bandwidth)
+    offered = [adapter_sizes(described, others, found.precision) for found in plans]
+    print_plans(described, plans, bandwidth, settings.max_adapters, offered if others else [])
 
 
-def plans_of(described: ModelDescription, settings: ModelSettings) -> list[MemoryPlan]:
-    """The plan of the asked precision; for ``auto`` those of the stored one and of all below it."""
+def adapters_of(asked: AdapterSettings, settings: ModelSettings) -> tuple[list[Path], list[Path]]:
+    """The folders with the configs of the adapters of the start, and of those that may be loaded later.
+
+    Raises ModelError for one of the first that is not there, and where they are more than the model has places for.
+    """
+    from dragoman.models.adapters.source import find_adapter_config
+    from dragoman.server.adapter_shelf import AdapterShelf
+
+    shelf = AdapterShelf(asked, token=settings.token)
+    if len(shelf.first) > settings.max_adapters:
+        raise ModelError(f"--lora-adapters: {len(shelf.first)} adapters, and --max-adapters {settings.max_adapters}")
+    first = [find_adapter_config(each.source, revision=each.revision, token=settings.token) for each in shelf.first]
+    return first, [Path(offer.source) for offer in shelf.offers() if offer not in shelf.first]
+
+
+def adapter_sizes(described: ModelDescription, folders: Sequence[Path], precision: str) -> int:
+    """Bytes of all these adapters beside the model. Raises ModelError for one that is not for this model."""
+    from dragoman.models.adapters.size import adapter_bytes
+
+    return sum(adapter_bytes(folder, described.spec, precision) for folder in folders)
+
+
+def plans_of(described: ModelDescription, settings: ModelSettings, adapters: Sequence[Path] = ()) -> list[MemoryPlan]:
+    """The plan of the asked precision; for ``auto`` those of the stored one and of all below it. ``adapters``: folders
+    of those that are loaded at the start."""
     from dragoman.models import plan as plan_memory
 
     stored = described.precision(settings.precision)
@@ -39,7 +69,14 @@ def plans_of(described: ModelDescription, settings: ModelSettings) -> list[Memor
         "bfloat16": ("int8", "int4"),
     }
     precisions = (stored, *(lower.get(stored, ()) if settings.precision == "auto" else ()))
-    return [plan_memory(described, msgspec.structs.replace(settings, precision=precision)) for precision in precisions]
+    return [
+        plan_memory(
+            described,
+            msgspec.structs.replace(settings, precision=precision),
+            first_adapters_bytes=adapter_sizes(described, adapters, precision),
+        )
+        for precision in precisions
+    ]
 
 
 def measured_bandwidth(threads: int | None) -> float:
@@ -51,8 +88,11 @@ def measured_bandwidth(threads: int | None) -> float:
     return float(kernels.memory_bandwidth(MEASURE_S))
 
 
-def print_plans(described: ModelDescription, plans: list[MemoryPlan], bandwidth: float) -> None:
-    """One column for each plan."""
+def print_plans(
+    described: ModelDescription, plans: list[MemoryPlan], bandwidth: float, max_adapters: int, offered: list[int]
+) -> None:
+    """One column for each plan. ``offered``: in each, bytes of the adapters that may be loaded later; empty where none
+    are offered."""
     from rich.table import Table
 
     from dragoman.models.parameters import parameter_count
@@ -73,6 +113,9 @@ def print_plans(described: ModelDescription, plans: list[MemoryPlan], bandwidth:
         "keys and values": [console.size(found.kv_bytes) for found in plans],
         "  of one token": [console.size(found.kv_bytes_per_token) for found in plans],
         "activations and tables": [console.size(found.activation_bytes + found.table_bytes) for found in plans],
+        "adapters at the start": [console.size(found.first_adapters_bytes) for found in plans],
+        f"  room for up to {max_adapters}": [console.size(found.adapter_room_bytes) for found in plans],
+        **({"  offered beside them": [console.size(size) for size in offered]} if offered else {}),
         "in all": [console.size(found.total_bytes) for found in plans],
         "fits": ["no" if found.refusal else "yes" for found in plans],
         "largest context": [f"{found.context_tokens:,} tokens" for found in plans],

@@ -34,6 +34,8 @@ class MemoryPlan:
         kv_blocks: of 32 tokens each, shared by all sequences. held_tokens: of one sequence of the whole context, those
             whose keys and values are kept: less than the context where every layer has a window. encoder_tokens: most
             tokens of an encoder's input, which are held beside; 0: there is no encoder.
+        first_adapters_bytes: of adapters that are loaded at the start. adapter_room_bytes: most that all adapters may
+            take: what is left, or the limit that was set.
         bytes_per_decoded_token: weights read to decode one token alone; memory bandwidth over this is the limit of
             tokens per second.
         refusal: why the model does not fit; None when it does.
@@ -52,6 +54,8 @@ class MemoryPlan:
     held_tokens: int
     context_tokens: int
     encoder_tokens: int
+    first_adapters_bytes: int
+    adapter_room_bytes: int
     bytes_per_decoded_token: int
     refusal: str | None
 
@@ -63,7 +67,7 @@ class MemoryPlan:
     @property
     def total_bytes(self) -> int:
         """All that is held while serving."""
-        return self.weight_bytes + self.table_bytes + self.activation_bytes + self.kv_bytes
+        return self.weight_bytes + self.table_bytes + self.activation_bytes + self.kv_bytes + self.first_adapters_bytes
 
     @property
     def concurrency(self) -> float:
@@ -81,9 +85,16 @@ class MemoryPlan:
 
 
 def plan(
-    description: ModelDescription, settings: ModelSettings | None = None, *, available_bytes: int | None = None
+    description: ModelDescription,
+    settings: ModelSettings | None = None,
+    *,
+    available_bytes: int | None = None,
+    first_adapters_bytes: int = 0,
 ) -> MemoryPlan:
-    """Plan a model's memory. Raises ModelError on impossible settings; what does not fit is told by ``refusal``."""
+    """Plan a model's memory. Raises ModelError on impossible settings; what does not fit is told by ``refusal``.
+
+    ``first_adapters_bytes``: of adapters that are loaded at the start. They get what keys and values leave.
+    """
     settings = settings or ModelSettings()
     spec = description.spec
     precision = description.precision(settings.precision)
@@ -116,12 +127,16 @@ def plan(
         held_tokens=held,
         context_tokens=context,
         encoder_tokens=_encoder_tokens(spec, context),
+        first_adapters_bytes=first_adapters_bytes,
+        adapter_room_bytes=_adapter_room(settings, room - blocks * BLOCK_TOKENS * per_token),
         bytes_per_decoded_token=int(sum(entry.nbytes * _share_read(entry.parameter, spec) for entry in layout.entries)),
         refusal=None,
     )
-    if found.concurrency >= 1 and found.kv_bytes <= room:
-        return found
-    return replace(found, refusal=_refusal(found, description.source.name))
+    if found.concurrency < 1 or found.kv_bytes > room:
+        return replace(found, refusal=_refusal(found, description.source.name))
+    if first_adapters_bytes > found.adapter_room_bytes:
+        return replace(found, refusal=_adapter_refusal(found, description.source.name))
+    return found
 
 
 def _formats(description: ModelDescription, asked: AskedPrecision) -> dict[str, Format]:
@@ -301,6 +316,11 @@ def _share_read(parameter: Parameter, spec: DecoderSpec) -> float:
     return float(parameter.module != "positions" and (parameter.module != "embedding" or spec.tied))
 
 
+def _adapter_room(settings: ModelSettings, left: int) -> int:
+    most = left if settings.adapter_bytes is None else min(left, settings.adapter_bytes)
+    return max(most, 0) if settings.max_adapters else 0
+
+
 def _reserve(available: int) -> int:
     """Left to the rest of the machine."""
     return min(available // 10, 1 << 30)
@@ -314,6 +334,14 @@ def _refusal(found: MemoryPlan, name: str) -> str:
         f"(weights {_gib(found.weight_bytes)}, keys and values {_gib(kv)} for {found.context_tokens} tokens, "
         f"working memory {_gib(working)}), and {_gib(found.available_bytes)} is available, of which "
         f"{_gib(_reserve(found.available_bytes))} stays free. A lower precision or a smaller --max-context may fit"
+    )
+
+
+def _adapter_refusal(found: MemoryPlan, name: str) -> str:
+    return (
+        f"{name} at {found.precision} fits in memory, but its adapters do not: they need "
+        f"{_gib(found.first_adapters_bytes)}, and {_gib(found.adapter_room_bytes)} are left for them beside keys and "
+        f"values of {_gib(found.kv_bytes)}. Smaller --kv-bytes, or larger --adapter-bytes where any were given, may do"
     )
 
 

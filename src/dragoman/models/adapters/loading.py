@@ -15,6 +15,7 @@ from dragoman.core.errors import ModelError
 from dragoman.models.adapters.config import AdapterConfig, read_adapter_config
 from dragoman.models.adapters.info import AdapterInfo
 from dragoman.models.adapters.modules import Module
+from dragoman.models.adapters.size import change_bytes
 from dragoman.models.adapters.source import require_files
 from dragoman.models.adapters.tensors import Change, digest_of, read_contents, read_floats
 from dragoman.models.description import ModelInfo
@@ -127,10 +128,7 @@ def _row_lengths(
 
 
 def _require_room(folder: Path, changes: Sequence[Change], card: ModelInfo, limit_bytes: int | None) -> None:
-    size = 4 if _precision(card) == "float32" else 2
-    needed = sum(
-        size * change.target.rank * (change.target.module.inputs + change.target.module.size) for change in changes
-    )
+    needed = sum(change_bytes(change.target, card.precision) for change in changes)
     if limit_bytes is not None and needed > limit_bytes:
         raise ModelError(f"{folder}: needs {needed >> 20} MiB, and {limit_bytes >> 20} MiB are left for adapters")
     largest = max(sum(tensor.nbytes for tensor in change.tensors) for change in changes)

@@ -18,6 +18,19 @@ def find_adapter(source: str | Path, *, revision: str | None = None, token: str 
     ``source``: a folder, or a hub id (``owner/name``) with the branch, tag or commit ``revision``. Raises ModelError
     when there is no such adapter, naming what to do.
     """
+    folder = _folder(source, revision, token, (CONFIG_NAME, WEIGHTS_NAME))
+    require_files(folder)
+    return folder
+
+
+def find_adapter_config(source: str | Path, *, revision: str | None = None, token: str | None = None) -> Path:
+    """The same, where only its config is wanted: no weights are fetched."""
+    folder = _folder(source, revision, token, (CONFIG_NAME,))
+    _require_config(folder)
+    return folder
+
+
+def _folder(source: str | Path, revision: str | None, token: str | None, names: tuple[str, ...]) -> Path:
     folder = Path(source).expanduser()
     if folder.exists():
         if not folder.is_dir():
@@ -25,17 +38,15 @@ def find_adapter(source: str | Path, *, revision: str | None = None, token: str 
         if revision is not None:
             raise ModelError(f"{folder} is a folder, which has no revision {revision}")
     elif is_repository_id(str(source)):
-        folder = download(str(source), revision, token, (CONFIG_NAME, WEIGHTS_NAME))
+        folder = download(str(source), revision, token, names)
     else:
         raise ModelError(f"there is no folder {source}, and it is not a hub id (owner/name)")
-    require_files(folder)
     return folder.resolve()
 
 
 def require_files(folder: Path) -> None:
     """ModelError where the folder does not hold an adapter that can be read."""
-    if not (folder / CONFIG_NAME).is_file():
-        raise ModelError(f"{folder} has no {CONFIG_NAME}: it is not an adapter in the layout of PEFT")
+    _require_config(folder)
     if (folder / WEIGHTS_NAME).is_file():
         return
     pickled = [name for name in _PICKLED if (folder / name).is_file()]
@@ -46,3 +57,8 @@ def require_files(folder: Path) -> None:
         f"{found} a pickle file, which can run any code when it is opened, so it is not read. Convert the adapter "
         "once, where you trust it: load it with peft and save_pretrained(FOLDER, safe_serialization=True)"
     )
+
+
+def _require_config(folder: Path) -> None:
+    if not (folder / CONFIG_NAME).is_file():
+        raise ModelError(f"{folder} has no {CONFIG_NAME}: it is not an adapter in the layout of PEFT")
