@@ -63,6 +63,25 @@ class PromptEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
     values: bytes
 
 
+class ReasoningLimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How long the reasoning block that an output may begin with can be, for an engine that knows tokens only.
+
+    Attributes:
+        tokens: most of them between the marks, at least 1.
+        opening, closing: the marks. The block begins with the first, where only white space precedes it.
+        closing_ids: the tokens that write ``closing``.
+        texts: what the tokens say, by id, that may be part of a mark, and those that are white space. No others are.
+        begun: the prompt ended with ``opening``, so that the output begins inside of the block.
+    """
+
+    tokens: int
+    opening: str
+    closing: str
+    closing_ids: tuple[int, ...]
+    texts: dict[int, str]
+    begun: bool = False
+
+
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt and everything asked about it: the product of a dialect's ``translate``.
 
@@ -78,6 +97,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         constraint: what the generated text has to be; checked, or refused, before generation. constraint_param: the
             wire's name for it, for errors.
         shown_tokens: special tokens, as the vocabulary spells them, that have text whatever ``ending`` says.
+        reasoning_budget: most tokens of the reasoning block that a text may begin with; None: any number. Nothing is
+            counted where the model is not known to write such blocks.
         embeddings: what some of the prompt's tokens are embedded as.
         truncate: only the last so many tokens of the prompt are kept; None: all.
         echo: the prompt's text precedes the generated text.
@@ -101,6 +122,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     constraint: Constraint | None = None
     constraint_param: str = "constraint"
     shown_tokens: tuple[str, ...] = ()
+    reasoning_budget: int | None = None
     embeddings: PromptEmbeddings | None = None
     truncate: int | None = None
     echo: bool = False
@@ -117,6 +139,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     (crash replay, continuing): generation goes on behind it, with the random numbers of those positions.
     ``mirostat``: the state that the last token of each sequence came with, where that sampler is on.
     ``grammar``: what the text has to follow, as the room ``grammar`` has made and checked it.
+    ``reasoning``: how long each sequence may think before it answers; None: as long as the model likes.
     ``length_first``: as in ``EndingParams``. ``beams``: the sequences are searched for together, with the first seed;
     ``beam_steps`` says how far that had come before. ``adapter``: the loaded adapter to run with.
 
@@ -140,6 +163,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     finished: tuple[bool, ...] = ()
     mirostat: tuple[float | None, ...] = ()
     grammar: str | None = None
+    reasoning: ReasoningLimit | None = None
     beams: BeamParams | None = None
     beam_steps: tuple[BeamStep, ...] = ()
     embeddings: PromptEmbeddings | None = None

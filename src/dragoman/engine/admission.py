@@ -46,7 +46,8 @@ def check(request: EngineRequest, runner: Runner, step_tokens: int) -> None:
     sampling = request.sampling
     of_sampling = (sampling.logit_bias, sampling.forced_tokens, sampling.dry_breaker_ids, *sampling.banned_phrases)
     ends = [each for each in (request.first_token_id, request.last_token_id) if each is not None]
-    of_model = (request.encoder_input, request.end_token_ids, ends)
+    marks = () if request.reasoning is None else request.reasoning.closing_ids
+    of_model = (request.encoder_input, request.end_token_ids, ends, marks)
     for ids in (request.prompt, *request.generated, *of_model, *of_sampling):
         if ids and not 0 <= min(ids) <= max(ids) < runner.vocab_size:
             raise BadRequest(f"token ids are from 0 to {runner.vocab_size - 1}")
@@ -63,6 +64,8 @@ def check(request: EngineRequest, runner: Runner, step_tokens: int) -> None:
         raise BadRequest("forced tokens follow no grammar")
     if sampling.mirostat_mode and sampling.truncations:
         raise BadRequest(f"mirostat takes the place of {sampling.truncations[0]}", param="mirostat_mode")
+    if request.reasoning is not None and (request.reasoning.tokens < 1 or not marks):
+        raise BadRequest("reasoning has a token at least, and a mark that ends it")
     if request.beams is not None:
         _check_beams(request, request.beams)
 

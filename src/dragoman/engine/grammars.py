@@ -53,6 +53,11 @@ class Follower:
         """A token was generated. True: the text is complete, and nothing can follow."""
         return self._matcher.push(token_id)
 
+    def allows(self, token_id: int) -> bool:
+        """Whether the token may come next. Costs as much as a mask."""
+        allowed = self._matcher.mask()
+        return token_id < len(allowed) and bool(allowed[token_id])
+
     def mask(self, logits: Float32) -> None:
         """Forbid in one row of logits what the grammar does not allow.
 

@@ -16,6 +16,7 @@ from dragoman import kernels
 from dragoman.core.request import EngineRequest
 from dragoman.engine.batch import Float32, Int32
 from dragoman.engine.phrases import banned_phrases, dry, encoder_no_repeat_ngram, no_repeat_ngram
+from dragoman.engine.reasoning import reasoning_budget
 from dragoman.engine.sequence import Processor, Sequence
 
 EXTREME = 1e20
@@ -149,6 +150,7 @@ PIPELINE: tuple[Callable[[EngineRequest], Processor | None], ...] = (
     dry,
     logit_bias,
     watermark,
+    reasoning_budget,
     forced_ends,
 )
 """In the order of ``docs/generation.md``. The grammar, and then temperature and what follows, are in ``sampler``."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dragoman.core.events import PromptEvent, PromptReady, Token
-from dragoman.core.request import ChatPrompt, EngineRequest, GenerationRequest, TextPrompt
+from dragoman.core.request import EngineRequest, GenerationRequest, TextPrompt
 from dragoman.server.model import ServedModel
+from dragoman.server.reasoning import reasoning_begun
 from dragoman.text import Detokenizer
 
 
@@ -35,20 +36,11 @@ def prompt_ready(
         seeds=submitted.seeds,
         tokens=tokens,
         text=text,
-        reasoning_begun=isinstance(request.prompt, ChatPrompt) and _begins_reasoning(model, submitted.prompt),
+        reasoning_begun=reasoning_begun(model, request, submitted.prompt),
         prompt_ids=(submitted.encoder_input or submitted.prompt) if request.resumable else (),
         earlier_text=earlier_text,
         adapter=adapter if request.resumable else "",
     )
-
-
-def _begins_reasoning(model: ServedModel, token_ids: tuple[int, ...]) -> bool:
-    blocks = model.card.reasoning
-    if blocks is None:
-        return False
-    # Far more tokens than the mark has, and the line end behind it.
-    end = model.tokenizer.decode(token_ids[-32:], skip_special_tokens=False)
-    return end.rstrip().endswith(blocks.opening)
 
 
 def _decoded(

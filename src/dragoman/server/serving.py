@@ -49,6 +49,7 @@ from dragoman.server.metrics import Metrics
 from dragoman.server.model import ServedModel
 from dragoman.server.phrases import PhraseReader
 from dragoman.server.prompts import PromptReader
+from dragoman.server.reasoning import reasoning_limit
 from dragoman.server.transcript import transcripts_of
 
 MAX_LOGPROBS = 2**22
@@ -176,6 +177,8 @@ class EngineServing:
             grammar = await self._constraints.read(request.constraint, request.constraint_param)
             submitted = msgspec.structs.replace(submitted, grammar=grammar)
             submitted = for_encoder(submitted, self._model.encoder, resumable=request.resumable)
+            reasoning = await reasoning_limit(self._model, request, submitted.prompt)
+            submitted = msgspec.structs.replace(submitted, reasoning=reasoning)
             transcripts = transcripts_of(
                 self._model, count, submitted.prompt, request.ending, request.shown_tokens, resumable=request.resumable
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 
@@ -97,3 +97,20 @@ class ReasoningParser:
     def _take(self, size: int) -> str:
         taken, self._held = self._held[:size], self._held[size:]
         return taken
+
+
+def mark_texts(tokens: Iterable[bytes], marks: ReasoningMarks) -> dict[int, str]:
+    """The text of those tokens, by id, that may be part of a mark, and of those that are white space.
+
+    Any other token ends what may yet become a mark. ``tokens`` are the bytes of all, in order.
+    """
+    texts = enumerate(token.decode("utf-8", "replace") for token in tokens)
+    return {token_id: text for token_id, text in texts if text.isspace() or any(_shares(text, m) for m in marks)}
+
+
+def _shares(text: str, mark: str) -> bool:
+    """Whether they may lie across each other somewhere in a longer text."""
+    if not text or not (mark[0] in text or mark[-1] in text or text in mark):
+        return False  # almost all of a vocabulary
+    sizes = range(1, len(mark))
+    return text in mark or mark in text or any(text.endswith(mark[:k]) or text.startswith(mark[-k:]) for k in sizes)

@@ -189,6 +189,7 @@ async def test_a_chat_takes_what_the_old_client_sends_without_tools(house: Local
     fields = {"tools": None, "tool_choice": "auto", "max_completion_tokens": 4, "reasoning_budget": 5}
     answer = await house.client.post("/serverless/v1/chat/completions", json=CHAT | fields)
     assert answer.status_code == 200
+    assert answer.headers["x-dragoman-warnings"] == "ignored: reasoning_budget", "this model does not reason"
     assert (await house.client.post("/serverless/v1/chat/completions", json=CHAT | {"tools": []})).status_code == 200
 
 

@@ -134,7 +134,9 @@ _CHAT: tuple[Field, ...] = (
     Field(
         name="reasoning_budget",
         kind=Integer(1, 2**31 - 1),
-        note="Most tokens of reasoning; refused for models that reason, and kept by all others.",
+        becomes="reasoning_budget",
+        note="Most tokens of the reasoning block; it is then closed, and the answer begins. Ignored, and reported, for "
+        "a model that is not known to write such blocks, and with a `response_format`.",
     ),
 )
 

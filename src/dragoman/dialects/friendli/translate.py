@@ -89,9 +89,6 @@ def chat_request(
         if values["min_tokens"]:
             raise _exclusive("tools", "min_tokens")
     _check_ids(card, "logit_bias", values["logit_bias"] or ())
-    if values["reasoning_budget"] is not None and card.reasoning is not None:
-        message = f"'reasoning_budget' is not supported for the model '{card.name}', which reasons."
-        raise BadRequest(message, param="reasoning_budget")
     sampling, ending = _choosing_and_ending(table, values, card)
     return GenerationRequest(
         request_id=request_id,
@@ -105,6 +102,8 @@ def chat_request(
         constraint=plan.constraint or constraint,
         constraint_param="tools" if plan.constraint else "response_format",
         shown_tokens=plan.shown_tokens,
+        # A response format is that of the whole text: there is no room for a block, but for marks in its strings.
+        reasoning_budget=values["reasoning_budget"] if constraint is None else None,
         timeout_s=_timeout_s(values, elapsed_s),
     )
 
@@ -119,9 +118,11 @@ def chat_prompt(values: dict[str, Any], tools: Sequence[dict[str, Any]]) -> Chat
 
 
 def without_effect(values: dict[str, Any], card: ModelCard) -> tuple[str, ...]:
-    """Fields of a chat that this model's template has no use for, which the contract wants ignored."""
-    unread = "reasoning_effort" not in card.template_variables
-    return ("reasoning_effort",) if values["reasoning_effort"] is not None and unread else ()
+    """Fields of a chat that this model, or its template, has no use for, which the contract wants ignored."""
+    form = values.get("response_format")
+    reasons = card.reasoning is not None and (form is None or form["type"] == "text")
+    used = {"reasoning_effort": "reasoning_effort" in card.template_variables, "reasoning_budget": reasons}
+    return tuple(name for name, is_used in used.items() if values.get(name) is not None and not is_used)
 
 
 def functions_of(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
