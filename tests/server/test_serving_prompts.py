@@ -41,7 +41,7 @@ async def test_echo_with_no_new_tokens_scores_the_prompt(house: LocalHouse) -> N
 
 
 async def test_logprobs_of_one_answer_are_bounded(house: LocalHouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.server.serving.MAX_LOGPROBS", 2 * 12 * 6)
+    monkeypatch.setattr("dragoman.server.engine_request.MAX_LOGPROBS", 2 * 12 * 6)
     asked = request(n=2, logprobs=LogprobParams(top=5))
     assert (await house.serving.generate(asked)).usage.completion_tokens == 24
     with pytest.raises(BadRequest) as raised:

@@ -78,7 +78,7 @@ class PromptReader:
 
     def _checked(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         if len(token_ids) > self._model.max_prompt_tokens:
-            raise self.overflow(f"the prompt has {len(token_ids)}", "prompt")
+            raise overflow(self._model, f"the prompt has {len(token_ids)}", "prompt")
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._model.vocab_size:
             raise BadRequest(f"Token ids are from 0 to {self._model.vocab_size - 1}.", param="prompt")
         return token_ids
@@ -89,13 +89,6 @@ class PromptReader:
         if first is None:
             raise BadRequest("The prompt is empty, and the model has no token to begin with.", param="prompt")
         return (first,)
-
-    def overflow(self, what: str, param: str) -> ContextOverflow:
-        """The error of a prompt that is too long."""
-        context = self._model.max_prompt_tokens
-        longest = "maximum context length is" if self._model.encoder is None else "encoder reads at most"
-        message = f"This model's {longest} {context} tokens. However, {what}."
-        return ContextOverflow(message, param=param, context_tokens=context)
 
     async def _maybe_inline(self, chars: int, work: Callable[[], Result], param: str) -> Result:
         if chars > INLINE_CHARS:
@@ -110,7 +103,15 @@ class PromptReader:
         try:
             return work()
         except ContextOverflow as error:
-            raise self.overflow(error.message, param) from None
+            raise overflow(self._model, error.message, param) from None
         except BadRequest as error:
             error.param = error.param or param
             raise
+
+
+def overflow(model: ServedModel, what: str, param: str) -> ContextOverflow:
+    """The error of a prompt that is too long."""
+    context = model.max_prompt_tokens
+    longest = "maximum context length is" if model.encoder is None else "encoder reads at most"
+    message = f"This model's {longest} {context} tokens. However, {what}."
+    return ContextOverflow(message, param=param, context_tokens=context)

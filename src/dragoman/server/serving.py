@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Protocol
 
 import msgspec
 
-from dragoman.core.errors import (
-    AdapterNotFound,
-    BadRequest,
-    Conflict,
-    ContextOverflow,
-    GenerationFailed,
-    GenerationTimeout,
-    ModelNotFound,
-)
+from dragoman.core.errors import AdapterNotFound, BadRequest, Conflict, ModelNotFound
 from dragoman.core.events import (
     EngineEvent,
     FinishReason,
@@ -31,8 +22,8 @@ from dragoman.core.events import (
     TokenEvent,
     Usage,
 )
-from dragoman.core.request import ChatPrompt, EngineRequest, GenerationRequest, Prompt, PromptEmbeddings
-from dragoman.core.sampling import MAX_SEED, EndingParams, LogprobParams
+from dragoman.core.request import ChatPrompt, EngineRequest, GenerationRequest, Prompt
+from dragoman.core.sampling import LogprobParams
 from dragoman.core.serving import ModelCard
 from dragoman.server.adapter_shelf import AdapterShelf
 from dragoman.server.adapters import NO_ADAPTERS, AdapterEngine, LoadedAdapters
@@ -42,8 +33,10 @@ from dragoman.server.catalog import FixedCatalog
 from dragoman.server.collect import best, collect
 from dragoman.server.constraints import ConstraintReader
 from dragoman.server.continuing import SqliteContinueStore
+from dragoman.server.deadline import Deadline
 from dragoman.server.echo import prompt_ready
-from dragoman.server.encoder import check_kind, for_encoder
+from dragoman.server.encoder import for_encoder
+from dragoman.server.engine_request import engine_request, tokens_before, with_forced_length
 from dragoman.server.meter import Meter
 from dragoman.server.metrics import Metrics
 from dragoman.server.model import ServedModel
@@ -51,9 +44,6 @@ from dragoman.server.phrases import PhraseReader
 from dragoman.server.prompts import PromptReader
 from dragoman.server.reasoning import reasoning_limit
 from dragoman.server.transcript import transcripts_of
-
-MAX_LOGPROBS = 2**22
-"""Of one prompt's whole answer. They are held in memory until it is complete: some hundred megabytes at most."""
 
 DEFAULT_MAX_WAITING = 256
 
@@ -169,11 +159,11 @@ class EngineServing:
         meter = Meter(self._observers, request, count)
         request, adapter = self._with_adapter(request)
         check_beams(request)
-        request = _with_forced_length(request)
+        request = with_forced_length(request)
         with self.admission.enter() as place:
             prompt = await self._prompt(request)
             request = msgspec.structs.replace(request, sampling=await self._phrases.read(request.sampling))
-            submitted = self._engine_request(request, prompt, count, logprobs)
+            submitted = engine_request(self._model, request, prompt, count, logprobs)
             grammar = await self._constraints.read(request.constraint, request.constraint_param)
             submitted = msgspec.structs.replace(submitted, grammar=grammar)
             submitted = for_encoder(submitted, self._model.encoder, resumable=request.resumable)
@@ -228,7 +218,7 @@ class EngineServing:
             made = sum(transcript.num_tokens for transcript in transcripts)
             yield GenerationDone(
                 usage=Usage(
-                    prompt_tokens=_before(request, prompt), completion_tokens=made, cached_tokens=cached_tokens
+                    prompt_tokens=tokens_before(request, prompt), completion_tokens=made, cached_tokens=cached_tokens
                 ),
                 timings=Timings(validation_s=seen.validation_s, queue_s=seen.queue_s, inference_s=seen.inference_s),
             )
@@ -258,171 +248,5 @@ class EngineServing:
         prompt = await self._prompts.read(request.prompt)
         return prompt if request.truncate is None else prompt[-request.truncate :]
 
-    def _engine_request(
-        self, request: GenerationRequest, prompt: tuple[int, ...], count: int, logprobs: LogprobParams | None
-    ) -> EngineRequest:
-        """The request in token ids, its length fitted to the context. Raises BadRequest or ContextOverflow."""
-        ending, vocab_size = request.ending, self._model.vocab_size
-        sampling = request.sampling
-        check_kind(request, self._model.encoder, self._model.context_tokens)
-        self._check_ids("logit_bias", sampling.logit_bias)
-        self._check_ids("forced_output_tokens", sampling.forced_tokens)
-        self._check_ids("dry_sequence_breaker_ids", sampling.dry_breaker_ids)
-        for phrase in sampling.banned_phrases:
-            self._check_ids("bad_word_token_ids", phrase)
-        self._check_ids("stop_token_ids", ending.stop_token_ids)
-        self._check_ids("end_token_ids", ending.end_token_ids or ())
-        if request.embeddings is not None:
-            _check_embeddings(request.embeddings, len(prompt), self._model.card.hidden_size)
-        resumed, before = request.resumed, _before(request, prompt)
-        earlier = before - len(prompt)
-        max_tokens = self._max_tokens(request, len(prompt), earlier)
-        min_tokens = max(ending.min_tokens, ending.min_total_tokens - len(prompt))
-        if min_tokens > max_tokens and not request.resumable:
-            name = "min_total_tokens" if ending.min_total_tokens else "min_tokens"
-            message = f"'{name}' ({ending.min_total_tokens or ending.min_tokens}) is more than there is room for: "
-            raise BadRequest(f"{message}{len(prompt)} in the prompt and {max_tokens} to generate.", param=name)
-        if logprobs is not None:
-            # A step of a beam search follows up to num_beams texts, and ends as many.
-            computed = count if request.beams is None else 2 * request.beams.num_beams
-            _check_logprobs(logprobs, computed * max_tokens, vocab_size)
-        return EngineRequest(
-            request_id=request.request_id,
-            prompt=prompt,
-            seeds=_seeds(request.seeds, count) if request.beams is None else _seeds(request.seeds, 1) * count,
-            max_tokens=earlier + max_tokens,
-            generated=(resumed.output,) if resumed else (),
-            mirostat=(resumed.mirostat,) if resumed and sampling.mirostat_mode else (),
-            sampling=sampling,
-            min_tokens=min_tokens,
-            length_first=ending.length_first,
-            end_token_ids=self._end_token_ids(ending),
-            stop_token_ids=ending.stop_token_ids,
-            logprobs=logprobs,
-            priority=request.priority,
-            embeddings=request.embeddings,
-            beams=request.beams,
-            adapter=request.adapter,
-        )
-
-    def _end_token_ids(self, ending: EndingParams) -> tuple[int, ...]:
-        if ending.ignore_eos:
-            return ()
-        return self._model.eos_ids if ending.end_token_ids is None else ending.end_token_ids
-
-    def _max_tokens(self, request: GenerationRequest, prompt_tokens: int, earlier: int) -> int:
-        """``earlier``: tokens of the output that earlier calls have generated."""
-        ending, context = request.ending, self._model.context_tokens
-        asked, encoder = ending.max_tokens, self._model.encoder
-        if encoder is not None and prompt_tokens > encoder.context_tokens:
-            raise self._prompts.overflow(f"the prompt has {prompt_tokens}", "prompt")
-        prompt_tokens = earlier if encoder is not None else prompt_tokens + earlier
-        room = context - prompt_tokens
-        if ending.max_total_tokens is not None and room > 0 and encoder is None:
-            left = min(ending.max_total_tokens, context) - prompt_tokens
-            if left <= 0:
-                message = f"'max_total_tokens' ({ending.max_total_tokens}) leaves no room behind a prompt of "
-                raise BadRequest(f"{message}{prompt_tokens} tokens.", param="max_total_tokens")
-            asked = left if asked is None else min(asked, left)
-        if asked is not None and ending.clamp_to_context and room > 0:
-            asked = min(asked, room)
-        if asked is None and room > 0:
-            return room
-        if encoder is not None and (asked is None or asked > room):
-            wanted = earlier + (asked or 1)
-            message = f"This model generates at most {context} tokens. However, {wanted} were requested."
-            raise ContextOverflow(message, param="max_tokens", max_tokens=asked, context_tokens=context)
-        if asked is None or asked > room:
-            is_chat = isinstance(request.prompt, ChatPrompt)
-            parts = f"{prompt_tokens} in the {'messages' if is_chat else 'prompt'}, {asked or 1} to generate"
-            raise ContextOverflow(
-                f"This model's maximum context length is {context} tokens. "
-                f"However, {prompt_tokens + (asked or 1)} tokens were requested: {parts}.",
-                param="messages" if is_chat else "prompt",
-                prompt_tokens=prompt_tokens,
-                max_tokens=asked,
-                context_tokens=context,
-            )
-        return asked
-
-    def _check_ids(self, param: str, ids: Sequence[int] | dict[int, float]) -> None:
-        if ids and not 0 <= min(ids) <= max(ids) < self._model.vocab_size:
-            raise BadRequest(f"'{param}': token ids are from 0 to {self._model.vocab_size - 1}.", param=param)
-
     def _limit(self, request: GenerationRequest) -> float | None:
         return min((limit for limit in (request.timeout_s, self._timeout_s) if limit is not None), default=None)
-
-
-class Deadline:
-    """Calls ``cancel`` ``limit_s`` seconds after arrival, and says of what follows that it was for want of time."""
-
-    def __init__(self, arrived: float, limit_s: float | None, cancel: Callable[[], None]) -> None:
-        self._limit_s = limit_s
-        self._cancel = cancel
-        self._passed = False
-        self._timer: asyncio.TimerHandle | None = None
-        if limit_s is not None:
-            self._timer = asyncio.get_running_loop().call_at(arrived + limit_s, self._pass)
-
-    def lift(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def reason(self, finish: FinishReason) -> FinishReason:
-        return FinishReason.TIMEOUT if self._passed and finish is FinishReason.CANCELLED else finish
-
-    def failure(self, message: str) -> GenerationFailed:
-        return GenerationTimeout(self.words(message)) if self._passed else GenerationFailed(message)
-
-    def words(self, message: str) -> str:
-        return f"The generation did not finish within {self._limit_s:g} seconds." if self._passed else message
-
-    def _pass(self) -> None:
-        self._passed = True
-        self._cancel()
-
-
-def _before(request: GenerationRequest, prompt: tuple[int, ...]) -> int:
-    """Tokens that are there before the first new one: the prompt's, and those of earlier calls."""
-    return len(prompt) + (len(request.resumed.output) if request.resumed else 0)
-
-
-def _check_logprobs(logprobs: LogprobParams, tokens: int, vocab_size: int) -> None:
-    if logprobs.top > vocab_size:
-        raise BadRequest(f"The model has only {vocab_size} tokens.", param="logprobs")
-    if tokens * (logprobs.most + 1) > MAX_LOGPROBS:
-        message = (
-            f"{tokens} tokens with {logprobs.most} alternatives each are more than {MAX_LOGPROBS} log-probabilities."
-        )
-        raise BadRequest(f"{message} Ask for fewer tokens, sequences or alternatives.", param="logprobs")
-
-
-def _check_embeddings(embeddings: PromptEmbeddings, prompt_tokens: int, hidden_size: int) -> None:
-    last, count = embeddings.token_indices[-1], len(embeddings.token_indices)
-    if last >= prompt_tokens:
-        message = f"'token_index_to_replace' names place {last} of a prompt of {prompt_tokens} tokens."
-        raise BadRequest(message, param="token_index_to_replace")
-    if len(embeddings.values) != 4 * count * hidden_size:
-        message = f"'embedding_to_replace' has {len(embeddings.values) // 4} numbers, not {count} times {hidden_size}."
-        raise BadRequest(message, param="embedding_to_replace")
-
-
-def _with_forced_length(request: GenerationRequest) -> GenerationRequest:
-    """Where the output is given, nothing else ends it."""
-    forced, ending = request.sampling.forced_tokens, request.ending
-    if not forced:
-        return request
-    shown = EndingParams(
-        max_tokens=len(forced), end_token_ids=ending.end_token_ids, skip_special_tokens=ending.skip_special_tokens
-    )
-    return msgspec.structs.replace(request, ending=shown)
-
-
-def _seeds(given: tuple[int, ...] | None, count: int) -> tuple[int, ...]:
-    """One seed for each sequence: as given, counted up from a single one, or drawn from the operating system."""
-    if given is not None and len(given) == count > 1:
-        return given
-    if given is not None and len(given) != 1:
-        raise BadRequest(f"{len(given)} seeds were given for {count} sequences.", param="seed")
-    first = secrets.randbits(64) if given is None else given[0]
-    return tuple((first + i) & MAX_SEED for i in range(count))
