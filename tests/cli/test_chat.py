@@ -16,16 +16,16 @@ import termios
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
-from pathlib import Path
 
 import pytest
 
 from dragoman.cli.app import cli
 from dragoman.cli.background import background
-from dragoman.cli.chat import Conversation, obey
+from dragoman.cli.chat_commands import obey
+from dragoman.cli.conversation import Conversation
 from dragoman.cli.session import Delta
 from dragoman.cli.settings import SamplingSettings
-from dragoman.core.errors import GenerationFailed
+from dragoman.core.errors import BadRequest, GenerationFailed
 
 PATIENCE_S = 60.0
 
@@ -64,19 +64,6 @@ def test_locallabs_spellings_of_the_options() -> None:
     assert (known["temperature"][1], known["top_p"][1], known["verbose"][1]) == ("-t", "-p", "-v")
 
 
-def test_a_conversation_is_saved_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    conversation, file = Conversation(Echo(), SamplingSettings(), "Be brief."), tmp_path / "new" / "one.json"
-    with background() as loop:
-        conversation.say("hello", loop, lambda text: None)
-    assert obey(f"/save {file}", conversation)
-    saved = json.loads(file.read_text())
-    assert (saved["messages"], saved["model_info"]) == (conversation.messages, "echo")
-    assert obey("/save /proc/none/one.json", conversation)
-    assert obey("/clear", conversation)
-    assert roles(conversation) == ["system"]
-    assert not obey("/goodbye", conversation)
-
-
 def test_failed_answer_takes_its_question_back() -> None:
     conversation = Conversation(Echo(), SamplingSettings())
     with background() as loop:
@@ -101,8 +88,10 @@ def test_reset_keeps_the_system_message_and_system_replaces_it() -> None:
 def test_only_exit_leaves() -> None:
     conversation = Conversation(Echo(), SamplingSettings())
     assert not obey("/exit", conversation)
+    assert not obey("/GoodBye", conversation)
     assert obey("/help", conversation)
-    assert obey("/unknown", conversation)
+    with pytest.raises(BadRequest, match="no /unknown"):
+        obey("/unknown", conversation)
 
 
 class SlowServer(http.server.BaseHTTPRequestHandler):

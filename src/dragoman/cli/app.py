@@ -12,7 +12,7 @@ import typer
 import dragoman
 from dragoman.cli import adapters as adapter_commands
 from dragoman.cli import console, locallab_config, locallab_start, machine_info, model_search, models
-from dragoman.cli.borrowed_variables import borrowed, useless
+from dragoman.cli.borrowed_variables import borrowed, chat_variables, useless
 from dragoman.cli.doctor import doctor
 from dragoman.cli.keys import keys
 from dragoman.cli.locallab_start import StartSettings
@@ -120,10 +120,12 @@ def chat(
 ) -> None:
     """Talk with a model in the terminal. Ctrl-C stops the answer, /exit leaves."""
     from dragoman.cli.background import background
-    from dragoman.cli.chat import converse
+    from dragoman.cli.chat import converse, partner
 
-    with background() as loop, loop.hold(_session(choice.model, remote, settings, machine)) as session:
-        converse(session, sampling, conversation, loop)
+    whom = partner(choice.model, remote, conversation, lambda: _session(choice.model, remote, settings, machine))
+    with background() as loop, loop.hold(whom) as session:
+        code = converse(session, sampling, conversation, loop)
+    raise typer.Exit(code)
 
 
 # LocalLab's spellings too.
@@ -135,7 +137,13 @@ _CHAT = {
     "top_p": ("-p",),
     "verbose": ("-v",),
 }
-cli.command(chat, spellings=_CHAT)
+
+
+def _as_locallabs_chat(settled: Mapping[str, Any]) -> Mapping[str, str]:
+    return chat_variables(os.environ) if "generate" in settled else {}
+
+
+cli.command(chat, spellings=_CHAT, borrowed=_as_locallabs_chat)
 
 
 @cli.command

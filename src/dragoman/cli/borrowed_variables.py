@@ -31,6 +31,15 @@ LOCALLAB: dict[str, tuple[str, ...]] = {
     "log_level": ("LOCALLAB_LOG_LEVEL",),
 }
 
+LOCALLAB_CHAT: dict[str, tuple[str, ...]] = {
+    "url": ("LOCALLAB_URL",),
+    "max_new_tokens": ("LOCALLAB_MAX_TOKENS",),
+    "temperature": ("LOCALLAB_TEMPERATURE",),
+    "top_p": ("LOCALLAB_TOP_P",),
+    "timeout": ("LOCALLAB_TIMEOUT",),
+}
+"""Of LocalLab's terminal client; read by ``chat`` where a mode is chosen, which is an option of that client."""
+
 ALEXANDRIA: dict[str, tuple[str, ...]] = {
     "model": ("MODEL_PATH",),
     "host": ("SERVER_HOST",),
@@ -86,6 +95,11 @@ def borrowed(dialect: object, environment: Environment) -> dict[str, str]:
     """What the variables of the dialect's original server set, by option; empty ones count as none."""
     read = _READERS.get(str(dialect))
     return read(environment) if read is not None else {}
+
+
+def chat_variables(environment: Environment) -> dict[str, str]:
+    """What LocalLab's terminal client takes where its command line says nothing, by option."""
+    return {"temperature": "0.7", "top_p": "0.9", **_named(LOCALLAB_CHAT, environment)}
 
 
 def useless(dialect: str, environment: Environment) -> tuple[str, ...]:

@@ -3,154 +3,208 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
-from collections.abc import Callable
-from datetime import datetime
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from dragoman.cli import console
+from dragoman.cli import console, locallab_session
 from dragoman.cli.background import Background
-from dragoman.cli.session import Message, Session
-from dragoman.cli.settings import ChatSettings, SamplingSettings
-from dragoman.core.errors import ContextOverflow, DragomanError
-from dragoman.core.events import Usage
+from dragoman.cli.chat_commands import message_and_mode, obey
+from dragoman.cli.conversation import Conversation
+from dragoman.cli.locallab_session import LocalLabSession
+from dragoman.cli.session import Mode, Session, find_remote
+from dragoman.cli.settings import ChatSettings, RemoteSettings, SamplingSettings
+from dragoman.core.errors import ContextOverflow, DragomanError, GenerationFailed
 
-HELP = """\
-/reset          forget the conversation (or /clear)
-/system TEXT    forget it, and start anew with TEXT as the system message
-/history        show it
-/save [FILE]    write it to a file, by default in conversations/
-/help           this list
-/exit           leave (as Ctrl-D does; or /quit, /bye, /goodbye)
-Ctrl-C          stop the answer; what there is of it stays in the conversation"""
+_CONNECTING_S = 30.0
+_SILENCE_S = 300.0
+_INTERRUPTED = 130  # as a shell tells of a command that Ctrl-C ended
 
 
-class Conversation:
-    """The messages so far, and who answers them."""
+@asynccontextmanager
+async def partner(
+    model: str | None,
+    remote: RemoteSettings,
+    chosen: ChatSettings,
+    own_engine: Callable[[], AbstractAsyncContextManager[Session]],
+) -> AsyncIterator[Session | LocalLabSession]:
+    """Who answers: the server that is asked, else an engine of the command's own.
 
-    def __init__(self, session: Session, options: SamplingSettings, system: str | None = None) -> None:
-        self.messages: list[Message] = []
-        self._session = session
-        self._options = options
-        self.usage: Usage | None = None
-        self.reset(system)
-
-    @property
-    def model(self) -> str:
-        return self._session.model
-
-    def reset(self, system: str | None = None) -> None:
-        self.messages = [{"role": "system", "content": system}] if system else []
-
-    @property
-    def system(self) -> str | None:
-        return next((m["content"] for m in self.messages if m["role"] == "system"), None)
-
-    def say(self, text: str, background: Background, write: Callable[[str], object]) -> None:
-        """Send the user's message and write the answer as it comes.
-
-        An interrupted answer stays as far as it came; a message that could not be answered is taken back.
-        """
-        self.messages.append({"role": "user", "content": text})
-        answer: list[str] = []
-        self.usage = None
-
-        async def stream() -> None:
-            async with contextlib.aclosing(self._session.chat(self.messages, self._options)) as deltas:
-                async for delta in deltas:
-                    answer.append(delta.text)
-                    write(delta.text)
-                    self.usage = delta.usage or self.usage
-
-        try:
-            background.run(stream())
-        except DragomanError:
-            self.messages.pop()
-            raise
-        except KeyboardInterrupt:
-            self._keep(answer)
-            raise
-        self._keep(answer)
-
-    def _keep(self, answer: list[str]) -> None:
-        self.messages.append({"role": "assistant", "content": "".join(answer)})
-
-
-def converse(session: Session, options: SamplingSettings, chosen: ChatSettings, background: Background) -> None:
-    """Read lines and answer them until the user leaves."""
-    conversation = Conversation(session, options, chosen.system)
-    interactive = sys.stdin.isatty()
-    if interactive:
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  (editing and history for input())
-        console.notes().print(f"Talking to [bold]{session.model}[/]. /help lists the commands.")
-    while True:
-        asked = False
-        try:
-            line = input("> " if interactive else "").strip()
-            asked = bool(line) and not line.startswith("/")
-            if asked:
-                _answer(conversation, line, chosen, background)
-            elif line and not obey(line, conversation):
-                return
-        except EOFError:
-            return
-        except KeyboardInterrupt:
-            console.notes().print("\n[dim]stopped[/]" if asked else "\n/exit or Ctrl-D to leave")
-        except ContextOverflow as error:
-            console.error(f"{error.message} /reset begins anew.")
-        except DragomanError as error:
-            console.error(error.message)
-
-
-def _answer(conversation: Conversation, line: str, chosen: ChatSettings, background: Background) -> None:
-    began = time.perf_counter()
-    held: list[str] = []
-    conversation.say(line, background, held.append if chosen.generate == "simple" else write)
-    write("".join(held) + "\n")
-    if chosen.verbose and conversation.usage is not None:
-        seconds = time.perf_counter() - began
-        console.notes().print(f"[dim]{conversation.usage.completion_tokens} tokens in {seconds:.1f} s[/]")
-
-
-def obey(line: str, conversation: Conversation) -> bool:
-    """Carry out a line that begins with a slash. False: the user wants to leave."""
-    command, _, rest = line.partition(" ")
-    match command:
-        case "/exit" | "/quit" | "/bye" | "/goodbye":
-            return False
-        case "/reset" | "/clear":
-            conversation.reset(conversation.system)
-            console.notes().print("The conversation is forgotten.")
-        case "/system":
-            conversation.reset(rest.strip() or None)
-            console.notes().print("A new conversation" + (", with this system message." if rest.strip() else "."))
-        case "/history":
-            for message in conversation.messages:
-                console.output().print(f"{message['role']}: {message['content']}", markup=False)
-        case "/save":
-            _save(conversation, rest.strip())
-        case "/help":
-            console.notes().print(HELP)
-        case _:
-            console.error(f"there is no {command}; /help lists the commands")
-    return True
-
-
-def _save(conversation: Conversation, name: str) -> None:
-    """As JSON: when, with which model, and the messages."""
-    now = datetime.now()
-    file = Path(name).expanduser() if name else Path("conversations") / f"conversation_{now:%Y%m%d_%H%M%S}.json"
-    saved = {"timestamp": now.isoformat(), "model_info": conversation.model, "messages": conversation.messages}
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(saved, indent=2, ensure_ascii=False) + "\n", "utf-8")
-    except OSError as error:
-        console.error(f"{file}: {error.strerror}")
+    Where a mode was chosen, which is LocalLab's option, a server of LocalLab's kind is asked in LocalLab's way, and one
+    on its usual ports is found. Raises EngineUnavailable when nobody answers.
+    """
+    key = next(iter(remote.api_key), "")
+    if remote.url is not None:
+        yield await _server(remote.url, model, key, chosen)
+    elif chosen.generate is not None and model is None and (found := await locallab_session.detect(key)):
+        yield found
     else:
-        console.notes().print(f"Saved in {file}", markup=False)
+        async with own_engine() as session:
+            yield session
+
+
+async def _server(url: str, model: str | None, key: str, chosen: ChatSettings) -> Session | LocalLabSession:
+    patience_s = chosen.timeout or _CONNECTING_S
+    if chosen.generate is not None and (found := await locallab_session.connect(url, model, key, patience_s)):
+        return found
+    try:
+        return await find_remote(url, model, key, timeout_s=patience_s)
+    except GenerationFailed:
+        # Nothing of OpenAI's there: LocalLab's own server has only its own paths.
+        if found := await locallab_session.connect(url, model, key, patience_s):
+            return found
+        raise
+
+
+def converse(
+    session: Session | LocalLabSession, options: SamplingSettings, chosen: ChatSettings, background: Background
+) -> int:
+    """Read lines and answer them until the user leaves. The exit code: of piped lines, whether all were answered."""
+    conversation = Conversation(session, options, chosen.system, mode=chosen.generate or "chat")
+    conversation.timeout_s = chosen.timeout or (_SILENCE_S if conversation.server else None)
+    return _Terminal(conversation, chosen, background).run()
+
+
+class _Terminal:
+    """Standard input, as a user types or a file holds it, and the answers on standard output."""
+
+    def __init__(self, conversation: Conversation, chosen: ChatSettings, background: Background) -> None:
+        self._conversation = conversation
+        self._chosen = chosen
+        self._background = background
+        self._interactive = sys.stdin.isatty()
+        self._answering = False
+        self._failed = False
+        self._prompts: list[str] = []
+        """Piped lines that mode batch answers together."""
+
+    def run(self) -> int:
+        if self._interactive:
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401  (editing and history for input())
+            server = self._conversation.server
+            where = f" at {server}" if server else ""
+            console.notes().print(
+                f"Talking to {self._conversation.model}{where}. /help lists the commands.", markup=False
+            )
+        going = True
+        while going:
+            try:
+                going = self._turn()
+            except KeyboardInterrupt:
+                if not self._interactive:
+                    return _INTERRUPTED
+                console.notes().print("\n[dim]stopped[/]" if self._answering else "\n/exit or Ctrl-D to leave")
+            except ContextOverflow as error:
+                self._complain(f"{error.message} /reset begins anew.")
+            except DragomanError as error:
+                self._complain(error.message)
+            self._answering = False
+        return 1 if self._failed and not self._interactive else 0
+
+    def _turn(self) -> bool:
+        """Read a line and do what it asks for. False: there is no other."""
+        try:
+            line = self._read("> ")
+        except EOFError:
+            self._answer_prompts()
+            return False
+        if line.lower().split(" ")[0] == "/batch":
+            self._answer_prompts()
+            self._read_batch()
+        elif line.startswith("/"):
+            self._answer_prompts()
+            return obey(line, self._conversation)
+        elif line:
+            self._take(*message_and_mode(line))
+        return True
+
+    def _take(self, message: str, mode: Mode | None) -> None:
+        mode = mode or self._conversation.mode
+        if mode != "batch":
+            self._answer_prompts()
+            self._answer(message, mode)
+        elif self._interactive:
+            self._answer_batch([message])
+        else:
+            self._prompts.append(message)
+
+    def _answer_prompts(self) -> None:
+        prompts, self._prompts = self._prompts, []
+        if prompts:
+            self._answer_batch(prompts)
+
+    def _answer(self, message: str, mode: Mode) -> None:
+        began = time.perf_counter()
+        streamed = mode != "simple"
+        shown: list[str] = []
+
+        def show(text: str) -> None:
+            shown.append(text)
+            if streamed:
+                write(text)
+
+        self._answering = True
+        try:
+            self._conversation.say(message, self._background, show, mode)
+        except DragomanError:
+            if streamed and any(shown):
+                write("\n")
+            raise
+        write("\n" if streamed else "".join(shown) + "\n")
+        self._tell(began, self._conversation.usage.completion_tokens if self._conversation.usage else None)
+
+    def _answer_batch(self, prompts: list[str]) -> None:
+        """Answer them together. Several are numbered, and shown with their answers."""
+        began = time.perf_counter()
+        self._answering = True
+        answers = self._conversation.answer_all(prompts, self._background)
+        if len(prompts) == 1:
+            write(f"{answers[0]}\n")
+        else:
+            blocks = (f"{i}. {p}\n{a}\n" for i, (p, a) in enumerate(zip(prompts, answers, strict=True), 1))
+            write("\n".join(blocks))
+        self._tell(began, None)
+
+    def _read_batch(self) -> None:
+        """Prompts, one a line, up to an empty line, ``/done`` or the end; then their answers."""
+        if self._interactive:
+            console.notes().print("A prompt a line; an empty line or /done answers them. Also /list, /clear, /cancel.")
+        prompts: list[str] = []
+        while True:
+            try:
+                line = self._read(f"{len(prompts) + 1}> ")
+            except EOFError:
+                break
+            match line.lower():
+                case "" | "/done":
+                    break
+                case "/cancel":
+                    prompts.clear()
+                    break
+                case "/clear":
+                    prompts.clear()
+                case "/list":
+                    console.output().print("\n".join(f"{i}. {p}" for i, p in enumerate(prompts, 1)), markup=False)
+                case _:
+                    prompts.append(line)
+        if prompts:
+            self._answer_batch(prompts)
+        else:
+            console.notes().print("Nothing is asked.")
+
+    def _tell(self, began: float, tokens: int | None) -> None:
+        if self._chosen.verbose:
+            count = f"{tokens} tokens in " if tokens is not None else ""
+            console.notes().print(f"[dim]{count}{time.perf_counter() - began:.1f} s[/]")
+
+    def _read(self, prompt: str) -> str:
+        return input(prompt if self._interactive else "").strip()
+
+    def _complain(self, message: str) -> None:
+        self._failed = True
+        console.error(message)
 
 
 def write(text: str) -> None:

@@ -306,7 +306,7 @@ def _plain(hint: Any) -> tuple[Any, list[msgspec.Meta]]:
 def _metavar(annotation: Any) -> str | None:
     """What stands for the value in the help; None leaves it to typer, which lists choices."""
     kinds = {annotation, *typing.get_args(annotation)}
-    if typing.get_origin(annotation) is typing.Literal:
+    if any(typing.get_origin(kind) is typing.Literal for kind in kinds):
         return None
     return "N" if int in kinds else "X" if float in kinds else "" if bool in kinds else "TEXT"
 

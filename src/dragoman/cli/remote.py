@@ -9,7 +9,7 @@ import asyncio
 import ssl
 import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -18,6 +18,14 @@ from dragoman.core.errors import DragomanError, EngineUnavailable, GenerationFai
 
 _LINE_LIMIT = 1 << 22
 _ANSWER_LIMIT = 1 << 26
+
+
+class RateLimited(GenerationFailed):
+    """The server wants to be asked again in ``retry_after_s`` seconds."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -56,10 +64,13 @@ class Address(msgspec.Struct, frozen=True):
         return f"{'https' if self.secure else 'http'}://{self.authority}{self.path}"
 
 
-async def fetch_json(address: Address, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = 30) -> Any:
-    """GET the path, or POST ``body`` to it, and decode the answer.
+async def fetch_json(
+    address: Address, path: str, body: dict[str, Any] | None = None, *, timeout_s: float | None = 30
+) -> Any:
+    """GET the path, or POST ``body`` to it, and decode the answer, which may take as long as it likes without a time.
 
-    Raises EngineUnavailable when nobody answers, GenerationFailed with the server's own message for an error status.
+    Raises EngineUnavailable when nobody answers, GenerationFailed with the server's own message for an error status,
+    RateLimited among them.
     """
     try:
         async with asyncio.timeout(timeout_s), _exchange(address, path, body) as lines:
@@ -84,7 +95,7 @@ async def stream_json(address: Address, path: str, body: dict[str, Any]) -> Asyn
 
     Raises as ``fetch_json`` does, and GenerationFailed for an error that arrives inside the stream.
     """
-    async with _exchange(address, path, body) as lines:
+    async with aclosing(stream_lines(address, path, body)) as lines:
         async for line in lines:
             if not line.startswith(b"data:"):
                 continue
@@ -95,6 +106,13 @@ async def stream_json(address: Address, path: str, body: dict[str, Any]) -> Asyn
             if isinstance(event, dict) and "error" in event:
                 raise GenerationFailed(_error_message(data))
             yield event
+
+
+async def stream_lines(address: Address, path: str, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+    """POST ``body`` and yield the lines of the answer as they come. Otherwise as ``stream_json``."""
+    async with _exchange(address, path, body) as lines:
+        async for line in lines:
+            yield line
 
 
 @asynccontextmanager
@@ -125,9 +143,15 @@ async def _exchange(address: Address, path: str, body: dict[str, Any] | None) ->
         if code != [b"200"]:
             answer = b"".join([line async for line in lines])
             number = code[0].decode() if code else "no status"
-            raise GenerationFailed(f"{address}{path} answered {number}: {_error_message(answer)}")
+            message = f"{address}{path} answered {number}: {_error_message(answer)}"
+            if number == "429":
+                wait = headers.get("retry-after", "")
+                raise RateLimited(message, float(wait) if wait.isdecimal() else 1.0)
+            raise GenerationFailed(message)
         yield lines
-    except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+    except asyncio.IncompleteReadError:
+        raise GenerationFailed(f"the connection to {address} ended in the middle of the answer") from None
+    except (OSError, asyncio.LimitOverrunError) as error:
         raise GenerationFailed(f"the connection to {address} broke: {error}") from None
     finally:
         writer.close()
@@ -169,9 +193,12 @@ async def _lines(blocks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _error_message(answer: bytes) -> str:
-    """The message inside an error body of OpenAI's shape, or as much of the body as fits a line."""
+    """The message inside an error body of OpenAI's shape, or LocalLab's, or as much of the body as fits a line."""
     try:
-        error = msgspec.json.decode(answer)["error"]
+        body = msgspec.json.decode(answer)
+        error = body.get("error", body.get("detail"))
+        if error is None:
+            raise KeyError
         return str(error["message"] if isinstance(error, dict) else error)
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, AttributeError, KeyError, TypeError):
         return answer[:300].decode(errors="replace").strip() or "an empty answer"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -18,6 +18,10 @@ from dragoman.core.request import ChatPrompt, GenerationRequest, Prompt, TextPro
 from dragoman.core.serving import Serving
 
 Message = dict[str, str]
+
+Mode = Literal["stream", "simple", "chat", "batch"]
+"""How a message is answered. In mode chat with the conversation before it, otherwise by itself; simple: when it is
+whole; batch: several messages at a time."""
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,11 +123,19 @@ class LocalSession:
                     yield Delta(usage=event.usage)
 
 
-@asynccontextmanager
-async def remote_session(url: str, model: str | None, key: str = "") -> AsyncIterator[RemoteSession]:
+async def find_remote(url: str, model: str | None, key: str = "", *, timeout_s: float = 30) -> RemoteSession:
     """The server at ``url``, which may ask for a key, and the model named, or the first that it serves."""
     address = Address.parse(url, key)
-    served = [entry["id"] for entry in (await fetch_json(address, "/v1/models"))["data"]]
+    answer = await fetch_json(address, "/v1/models", timeout_s=timeout_s)
+    served = [entry["id"] for entry in answer["data"]]
+    if not served:
+        raise NotFound(f"{address} serves no model")
     if model is not None and model not in served:
         raise NotFound(f"{address} serves {', '.join(served)}, not {model}")
-    yield RemoteSession(address, model or served[0])
+    return RemoteSession(address, model or served[0])
+
+
+@asynccontextmanager
+async def remote_session(url: str, model: str | None, key: str = "") -> AsyncIterator[RemoteSession]:
+    """``find_remote`` where a session is held."""
+    yield await find_remote(url, model, key)

@@ -82,14 +82,17 @@ class ChatSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         system: the system message.
-        generate: stream and chat write answers as they come, simple when they are whole.
+        generate: as LocalLab's chat answers. chat with the conversation so far; stream, simple (when it is whole) and
+            batch each message by itself. Without it: with the conversation, as the answer comes.
+        timeout: seconds that a server may be silent; by default 30 when it is called on, and 300 in an answer.
         verbose: tell how long each answer is, and took.
     """
 
     PANEL = "Conversation"
 
     system: str | None = None
-    generate: Annotated[Literal["stream", "simple", "chat"], Meta(extra=HERE_ONLY)] = "stream"
+    generate: Annotated[Literal["stream", "simple", "chat", "batch"] | None, Meta(extra=HERE_ONLY)] = None
+    timeout: Annotated[float, Meta(gt=0)] | None = None
     verbose: Annotated[bool, Meta(extra=HERE_ONLY)] = False
 
 

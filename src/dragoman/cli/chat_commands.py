@@ -1,0 +1,109 @@
+"""What a line in ``dragoman chat`` asks for: a command, or a message and the mode that it is to be answered in."""
+
+from __future__ import annotations
+
+import re
+from typing import get_args
+
+from dragoman.cli import console
+from dragoman.cli.conversation import MOST_SENT, Conversation
+from dragoman.cli.saved_conversations import FOLDER, load, save, saved_files
+from dragoman.cli.session import Mode
+from dragoman.core.errors import BadRequest
+
+HELP = f"""\
+/reset          forget the conversation
+/system TEXT    forget it, and start anew with TEXT as the system message
+/history        show it
+/stats          count its messages and characters
+/save [FILE]    write it to a file, by default in {FOLDER}/
+/load [FILE]    go on with a saved one, by default the newest in {FOLDER}/
+/batch          enter several prompts, which are answered together and by themselves
+/clear          clear the screen
+/help           this list
+/exit           leave (as Ctrl-D does; or /quit, /bye, /goodbye)
+Ctrl-C          stop the answer; what there is of it stays in the conversation
+A message may end in --chat (answered with the conversation before it), --stream or --simple (by itself, as the answer
+comes or when it is whole) or --batch, for this once."""
+
+MODES: dict[str, Mode] = {mode: mode for mode in get_args(Mode)}
+_SHOWN_FILES = 10
+_LAST_WORD = re.compile(r"(?:^|\s+)--(\w+)\s*$")
+
+
+def message_and_mode(line: str) -> tuple[str, Mode | None]:
+    """The message, and the mode that its last word demands. Raises BadRequest for ``--word`` that is no mode."""
+    found = _LAST_WORD.search(line)
+    if found is None:
+        return line.strip(), None
+    mode = MODES.get(found[1].lower())
+    if mode is None:
+        known = ", ".join(f"--{name}" for name in MODES)
+        raise BadRequest(f"--{found[1]} is no mode; of such words a message may end in {known}")
+    if not (message := line[: found.start()].strip()):
+        raise BadRequest(f"there is no message before --{mode}")
+    return message, mode
+
+
+def obey(line: str, conversation: Conversation) -> bool:
+    """Carry out a line that begins with a slash. False: the user wants to leave. Raises DragomanError."""
+    command, _, rest = line.partition(" ")
+    rest = rest.strip()
+    match command.lower():
+        case "/exit" | "/quit" | "/bye" | "/goodbye":
+            return False
+        case "/reset":
+            conversation.reset(conversation.system)
+            console.notes().print("The conversation is forgotten.")
+        case "/system":
+            conversation.reset(rest or None)
+            console.notes().print("A new conversation" + (", with this system message." if rest else "."))
+        case "/clear":
+            console.output().clear()
+        case "/history":
+            if not conversation.messages:
+                console.notes().print("Nothing has been said yet.")
+            for message in conversation.messages:
+                console.output().print(f"{message['role']}: {message['content']}", markup=False)
+        case "/stats":
+            _show(statistics(conversation))
+        case "/save":
+            if conversation.messages:
+                console.notes().print(f"Saved in {save(conversation, rest)}", markup=False)
+            else:
+                console.notes().print("There is nothing to save yet.")
+        case "/load":
+            _load(conversation, rest)
+        case "/help":
+            console.notes().print(HELP, markup=False)
+        case _:
+            raise BadRequest(f"there is no {command}; /help lists the commands")
+    return True
+
+
+def statistics(conversation: Conversation) -> dict[str, str]:
+    """What ``/stats`` shows, by name."""
+    rows = {"messages": f"{len(conversation.messages)} (at most {MOST_SENT} are sent)"}
+    for role in ("user", "assistant"):
+        said = conversation.said_by(role)
+        characters = sum(map(len, said))
+        rows[role] = f"{len(said)} messages, {characters:,} characters, {characters // max(1, len(said)):,} on average"
+    rows |= {"model": conversation.model, "mode": conversation.mode}
+    return {**rows, "server": conversation.server} if conversation.server else rows
+
+
+def _show(rows: dict[str, str]) -> None:
+    width = max(map(len, rows))
+    for name, text in rows.items():
+        console.output().print(f"{name:>{width}}  {text}", markup=False)
+
+
+def _load(conversation: Conversation, name: str) -> None:
+    if not name:
+        files = saved_files()
+        for file in files[:_SHOWN_FILES]:
+            console.notes().print(f"  {file}", markup=False)
+        if len(files) > _SHOWN_FILES:
+            console.notes().print(f"  and {len(files) - _SHOWN_FILES} older ones")
+    file = load(conversation, name)
+    console.notes().print(f"Going on with {file}: {len(conversation.messages)} messages", markup=False)

@@ -1,0 +1,191 @@
+"""The messages of a conversation, and how each is answered: with what came before it, by itself, or with others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from dragoman.cli.background import Background
+from dragoman.cli.locallab_session import LocalLabSession
+from dragoman.cli.remote import RateLimited
+from dragoman.cli.session import Delta, Message, Mode, RemoteSession, Session
+from dragoman.cli.settings import SamplingSettings
+from dragoman.core.errors import DragomanError, EngineUnavailable
+from dragoman.core.events import Usage
+
+MOST_SENT = 50
+"""The newest messages of a conversation, which a model is given beside the system message. Older ones are only kept."""
+
+_AT_ONCE = 8
+_SHORTEST_WAIT_S = 0.1
+
+
+class Conversation:
+    """The messages so far, and who answers them. ``timeout_s``: how long he may be silent; None is no limit."""
+
+    def __init__(
+        self,
+        session: Session | LocalLabSession,
+        options: SamplingSettings,
+        system: str | None = None,
+        *,
+        mode: Mode = "chat",
+    ) -> None:
+        self.messages: list[Message] = []
+        self.mode: Mode = mode
+        self.usage: Usage | None = None
+        self._session = session
+        self._options = options
+        self.timeout_s: float | None = None
+        self.reset(system)
+
+    @property
+    def model(self) -> str:
+        return self._session.model
+
+    @property
+    def model_info(self) -> dict[str, Any]:
+        """What the server tells of its model, where it tells more than a name."""
+        known = self._session.info if isinstance(self._session, LocalLabSession) else {}
+        return {"model_id": self.model, **known}
+
+    @property
+    def server(self) -> str | None:
+        """The server's address; None for an engine of the command's own."""
+        known = self._session if isinstance(self._session, LocalLabSession | RemoteSession) else None
+        return str(known.address) if known is not None else None
+
+    @property
+    def system(self) -> str | None:
+        return next((m["content"] for m in self.messages if m["role"] == "system"), None)
+
+    def reset(self, system: str | None = None) -> None:
+        self.messages = [{"role": "system", "content": system}] if system else []
+
+    def said_by(self, role: str) -> list[str]:
+        return [m["content"] for m in self.messages if m["role"] == role]
+
+    def say(self, text: str, background: Background, write: Callable[[str], object], mode: Mode | None = None) -> None:
+        """Send the user's message and write the answer as it comes, in the conversation's mode or another.
+
+        An interrupted answer stays as far as it came; a message that could not be answered is taken back.
+        """
+        self.messages.append({"role": "user", "content": text})
+        answer: list[str] = []
+        self.usage = None
+
+        async def stream() -> None:
+            async with contextlib.aclosing(self._answer(mode or self.mode)) as deltas:
+                async for delta in deltas:
+                    answer.append(delta.text)
+                    write(delta.text)
+                    self.usage = delta.usage or self.usage
+
+        try:
+            background.run(stream())
+        except DragomanError:
+            self.messages.pop()
+            raise
+        except KeyboardInterrupt:
+            self._keep(answer)
+            raise
+        self._keep(answer)
+
+    def answer_all(self, prompts: list[str], background: Background) -> list[str]:
+        """An answer to each prompt by itself, in their order. They are no part of the conversation."""
+
+        async def ask() -> list[str]:
+            try:
+                async with asyncio.timeout(self.timeout_s):
+                    if isinstance(self._session, LocalLabSession):
+                        return await self._session.batch(prompts, self.system, self._options)
+                    return await self._each(self._session, prompts)
+            except TimeoutError:
+                raise self._too_late() from None
+
+        async def run() -> list[str]:
+            waited_s = 0.0
+            while True:
+                try:
+                    return await ask()
+                except RateLimited as limit:
+                    waited_s = await self._wait(limit, waited_s)
+
+        return background.run(run())
+
+    async def _each(self, session: Session, prompts: list[str]) -> list[str]:
+        gate = asyncio.Semaphore(_AT_ONCE)
+        first = [m for m in self.messages if m["role"] == "system"]
+
+        async def one(prompt: str) -> str:
+            messages = [*first, {"role": "user", "content": prompt}]
+            async with gate, contextlib.aclosing(session.chat(messages, self._options)) as deltas:
+                return "".join([delta.text async for delta in deltas])
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(prompt)) for prompt in prompts]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _answer(self, mode: Mode) -> AsyncGenerator[Delta, None]:
+        """Waits where the server wants to be asked again later, which it says before the first delta.
+
+        Raises EngineUnavailable when who answers is silent for too long.
+        """
+        messages = self._sent(mode)
+        waited_s = 0.0
+        while True:
+            try:
+                async with contextlib.aclosing(self._ask(mode, messages)) as deltas:
+                    async for delta in deltas:
+                        yield delta
+                return
+            except RateLimited as limit:
+                waited_s = await self._wait(limit, waited_s)
+
+    async def _ask(self, mode: Mode, messages: list[Message]) -> AsyncGenerator[Delta, None]:
+        if isinstance(self._session, LocalLabSession):
+            answer = self._session.answer(mode, messages, self._options)
+        else:
+            answer = self._session.chat(messages, self._options)
+        async with contextlib.aclosing(answer) as deltas:
+            while True:
+                try:
+                    async with asyncio.timeout(self.timeout_s):
+                        delta = await anext(deltas)
+                except StopAsyncIteration:
+                    return
+                except TimeoutError:
+                    raise self._too_late() from None
+                yield delta
+
+    async def _wait(self, limit: RateLimited, waited_s: float) -> float:
+        """As long as the server asks for; how long that has been in all. Raises it where it would be too long."""
+        pause_s = max(limit.retry_after_s, _SHORTEST_WAIT_S)
+        if self.timeout_s is not None and waited_s + pause_s > self.timeout_s:
+            raise limit
+        await asyncio.sleep(pause_s)
+        return waited_s + pause_s
+
+    def _sent(self, mode: Mode) -> list[Message]:
+        """What of the conversation goes with its last message. The first that is sent is the user's."""
+        first, rest = [], self.messages
+        if self.system is not None:
+            first, rest = rest[:1], rest[1:]
+        if mode != "chat":
+            rest = rest[-1:]
+        elif len(rest) > MOST_SENT:
+            rest = rest[len(rest) - MOST_SENT :]
+            while rest[0]["role"] != "user":
+                rest = rest[1:]
+        return [*first, *rest]
+
+    def _too_late(self) -> EngineUnavailable:
+        return EngineUnavailable(f"no word from {self.server or self.model} for {self.timeout_s:g} s (see --timeout)")
+
+    def _keep(self, answer: list[str]) -> None:
+        self.messages.append({"role": "assistant", "content": "".join(answer)})

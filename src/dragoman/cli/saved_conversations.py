@@ -1,0 +1,73 @@
+"""Conversations in files, as LocalLab's terminal client writes and reads them."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+
+from dragoman.cli.conversation import Conversation
+from dragoman.cli.session import Message
+from dragoman.core.errors import DragomanError
+
+FOLDER = Path("conversations")
+_FILE_LIMIT = 1 << 26
+
+
+def save(conversation: Conversation, name: str = "") -> Path:
+    """Write it to the file named, or to a new one in ``conversations/``. Raises DragomanError."""
+    now = datetime.now()
+    file = Path(name).expanduser() if name else FOLDER / f"conversation_{now:%Y%m%d_%H%M%S}.json"
+    counts = {role: len(conversation.said_by(role)) for role in ("user", "assistant")}
+    saved = {
+        "timestamp": now.isoformat(),
+        "mode": conversation.mode,
+        "model_info": conversation.model_info,
+        "server_url": conversation.server,
+        "messages": conversation.messages,
+        "stats": {
+            "total_messages": len(conversation.messages),
+            "user_messages": counts["user"],
+            "assistant_messages": counts["assistant"],
+        },
+    }
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(saved, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    except OSError as error:
+        raise DragomanError(f"{file}: {error.strerror}") from None
+    return file
+
+
+def saved_files() -> list[Path]:
+    """Those in ``conversations/``, the newest first."""
+    return sorted(FOLDER.glob("conversation_*.json"), key=lambda file: (file.stat().st_mtime, file.name), reverse=True)
+
+
+def load(conversation: Conversation, name: str = "") -> Path:
+    """Go on with the messages of the file named, or of the newest in ``conversations/``. Raises DragomanError, and
+    leaves the conversation as it is, where there is none, or it is no conversation."""
+    if not name and not (found := saved_files()):
+        raise DragomanError(f"there is no saved conversation in {FOLDER}/")
+    file = Path(name).expanduser() if name else found[0]
+    try:
+        if file.stat().st_size > _FILE_LIMIT:
+            raise DragomanError(f"{file} is larger than 64 MiB: it is no conversation")
+        saved = json.loads(file.read_bytes())
+    except OSError as error:
+        raise DragomanError(f"{file}: {error.strerror}") from None
+    except ValueError as error:
+        raise DragomanError(f"{file} is not JSON: {error}") from None
+    messages = saved.get("messages") if isinstance(saved, dict) else None
+    if not isinstance(messages, list) or not all(map(_is_message, messages)):
+        raise DragomanError(f"{file} has no messages of a conversation")
+    conversation.messages = [_message(message) for message in messages]
+    return file
+
+
+def _is_message(found: object) -> bool:
+    return isinstance(found, dict) and all(isinstance(found.get(name), str) for name in ("role", "content"))
+
+
+def _message(found: dict[str, str]) -> Message:
+    return {"role": found["role"], "content": found["content"]}

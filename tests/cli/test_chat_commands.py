@@ -1,0 +1,143 @@
+"""What lines of a chat ask for, what of a conversation is sent, and conversations in files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from dragoman.cli.background import background
+from dragoman.cli.chat_commands import message_and_mode, obey
+from dragoman.cli.conversation import MOST_SENT, Conversation
+from dragoman.cli.session import Delta
+from dragoman.cli.settings import SamplingSettings
+from dragoman.core.errors import BadRequest, DragomanError, EngineUnavailable, GenerationFailed
+
+Messages = list[dict[str, str]]
+
+
+class Recorder:
+    """A session that keeps what it is sent and answers with the last message's text; ``fail`` and ``sleep`` do so."""
+
+    model = "recorder"
+
+    def __init__(self) -> None:
+        self.sent: list[Messages] = []
+
+    async def chat(self, messages: Messages, options: SamplingSettings) -> AsyncGenerator[Delta, None]:
+        self.sent.append(list(messages))
+        text = messages[-1]["content"]
+        if text == "sleep":
+            await asyncio.sleep(60)
+        if text == "fail":
+            raise GenerationFailed("the engine stumbled")
+        yield Delta(text=f"<{text}>")
+
+
+def test_the_last_word_of_a_message_is_its_mode() -> None:
+    assert message_and_mode("Hello world --stream") == ("Hello world", "stream")
+    assert message_and_mode("Explain  --SIMPLE  ") == ("Explain", "simple")
+    assert message_and_mode("a --chat b") == ("a --chat b", None)
+    assert message_and_mode("well--chat") == ("well--chat", None)
+    with pytest.raises(BadRequest, match="--amend is no mode"):
+        message_and_mode("git commit --amend")
+    with pytest.raises(BadRequest, match="no message"):
+        message_and_mode("--batch")
+
+
+def test_only_mode_chat_sends_what_was_said_before() -> None:
+    session = Recorder()
+    conversation = Conversation(session, SamplingSettings(), "Be brief.", mode="chat")
+    with background() as loop:
+        for mode in (None, "stream", "simple", "chat"):
+            conversation.say("hello", loop, lambda text: None, mode)
+    assert [len(messages) for messages in session.sent] == [2, 2, 2, 8]
+    assert {messages[0]["role"] for messages in session.sent} == {"system"}
+
+
+def test_the_newest_messages_are_sent_and_all_are_kept() -> None:
+    session = Recorder()
+    conversation = Conversation(session, SamplingSettings(), "Be brief.")
+    with background() as loop:
+        for number in range(MOST_SENT):
+            conversation.say(str(number), loop, lambda text: None)
+    first, second = session.sent[-1][:2]
+    assert (first["role"], second["role"], len(session.sent[-1])) == ("system", "user", MOST_SENT)
+    assert len(conversation.messages) == 2 * MOST_SENT + 1
+
+
+def test_a_batch_is_answered_in_its_order_and_is_not_remembered() -> None:
+    conversation = Conversation(Recorder(), SamplingSettings(), "Be brief.")
+    with background() as loop:
+        assert conversation.answer_all([str(n) for n in range(20)], loop) == [f"<{n}>" for n in range(20)]
+        with pytest.raises(GenerationFailed, match="stumbled"):
+            conversation.answer_all(["one", "fail", "sleep"], loop)
+    assert len(conversation.messages) == 1
+
+
+def test_a_silent_partner_is_given_up() -> None:
+    conversation = Conversation(Recorder(), SamplingSettings())
+    conversation.timeout_s = 0.05
+    with background() as loop:
+        with pytest.raises(EngineUnavailable, match="no word from recorder for"):
+            conversation.say("sleep", loop, lambda text: None)
+        with pytest.raises(EngineUnavailable):
+            conversation.answer_all(["one", "sleep"], loop)
+    assert conversation.messages == []
+
+
+def test_a_conversation_is_saved_as_locallab_does_and_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    conversation = Conversation(Recorder(), SamplingSettings(), mode="stream")
+    with pytest.raises(DragomanError, match="no saved conversation"):
+        obey("/load", conversation)
+    assert obey("/save", conversation), "nothing is said, and nothing saved"
+    assert not Path("conversations").exists()
+    with background() as loop:
+        conversation.say("hello", loop, lambda text: None)
+    messages = conversation.messages
+    assert obey("/save", conversation)
+    (file,) = Path("conversations").glob("conversation_????????_??????.json")
+    saved = json.loads(file.read_text())
+    assert list(saved) == ["timestamp", "mode", "model_info", "server_url", "messages", "stats"]
+    assert (saved["mode"], saved["model_info"], saved["server_url"]) == ("stream", {"model_id": "recorder"}, None)
+    assert saved["stats"] == {"total_messages": 2, "user_messages": 1, "assistant_messages": 1}
+    assert obey("/save elsewhere/one.json", conversation)
+    assert obey("/reset", conversation)
+    assert obey("/load", conversation)
+    assert conversation.messages == saved["messages"] == messages
+    os.utime(file, (1, 1))
+    older = Path("conversations/conversation_19990101_000000.json")
+    older.write_text('{"messages": [{"role": "user", "content": "newer"}]}')
+    assert obey("/load", conversation)
+    assert conversation.messages == [{"role": "user", "content": "newer"}]
+    assert obey("/load elsewhere/one.json", conversation)
+    assert conversation.messages == messages
+    older.write_text('{"messages": [{"role": "user"}]}')
+    for wrong in (older, "none.json", tmp_path):
+        with pytest.raises(DragomanError):
+            obey(f"/load {wrong}", conversation)
+    with pytest.raises(DragomanError):
+        obey("/save /proc/none/one.json", conversation)
+    assert conversation.messages == messages
+
+
+def test_statistics_history_and_clear(capsys: pytest.CaptureFixture[str]) -> None:
+    conversation = Conversation(Recorder(), SamplingSettings(), mode="simple")
+    with background() as loop:
+        conversation.say("four", loop, lambda text: None)
+        conversation.say("fourteen", loop, lambda text: None)
+    for command in ("/stats", "/History", "/clear"):
+        assert obey(command, conversation)
+    shown = capsys.readouterr().out
+    assert "user  2 messages, 12 characters, 6 on average" in shown
+    assert "assistant  2 messages, 16 characters, 8 on average" in shown
+    assert "simple" in shown
+    assert "assistant: <four>" in shown
+    assert len(conversation.messages) == 4, "/clear is for the screen"
