@@ -24,18 +24,20 @@ from dragoman.core.errors import DragomanError, ModelError
 from dragoman.engine.client import EngineClient
 from dragoman.engine.messages import EngineInfo, LoadModel, WorkerSettings
 from dragoman.server import lifecycle
+from dragoman.server.lifecycle import until_told
 
 PROGRAM = """
 import sys
 from pathlib import Path
 import msgspec
 from dragoman.engine.messages import StubModel, WorkerSettings
-from dragoman.server.lifecycle import serve
+from dragoman.server.lifecycle import serve, until_told
 from dragoman.server.settings import ServerSettings
 
 settings = msgspec.json.decode(sys.argv[1], type=ServerSettings)
 stub = msgspec.json.decode(sys.argv[2], type=StubModel)
-sys.exit(serve(settings, WorkerSettings(model=stub), Path(sys.argv[3]), opened=lambda _, url: print(url, flush=True)))
+worker, folder = WorkerSettings(model=stub), Path(sys.argv[3])
+sys.exit(until_told(serve(settings, worker, folder, opened=lambda _, url: print(url, flush=True))))
 """
 
 PROMPT = {"prompt": "Once upon a time", "seed": 1, "ignore_eos": True}
@@ -179,7 +181,7 @@ def test_the_port_opens_when_the_engine_can_generate(monkeypatch: pytest.MonkeyP
 
     async def play() -> int:
         opened = asyncio.Event()
-        serving = lifecycle.run(settings, WorkerSettings(model=STUB), FOLDER, opened=lambda *_: opened.set())
+        serving = lifecycle.serve(settings, WorkerSettings(model=STUB), FOLDER, opened=lambda *_: opened.set())
         task = asyncio.create_task(serving)
         await asyncio.wait((task, asyncio.create_task(opened.wait())), return_when=asyncio.FIRST_COMPLETED)
         assert not task.done(), task.exception()
@@ -198,20 +200,22 @@ def test_a_taken_port_is_known_before_the_engine_starts(monkeypatch: pytest.Monk
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(DragomanError, match=f"cannot listen on 127.0.0.1, port {port}"):
-            lifecycle.serve(msgspec.structs.replace(QUICK, port=port), WorkerSettings(model=STUB), FOLDER)
+            until_told(lifecycle.serve(msgspec.structs.replace(QUICK, port=port), WorkerSettings(model=STUB), FOLDER))
 
 
 def test_an_unknown_host_is_an_error() -> None:
     with pytest.raises(DragomanError, match="cannot listen on"):
-        lifecycle.serve(msgspec.structs.replace(QUICK, host="256.1.1.1"), WorkerSettings(model=STUB), FOLDER)
+        until_told(
+            lifecycle.serve(msgspec.structs.replace(QUICK, host="256.1.1.1"), WorkerSettings(model=STUB), FOLDER)
+        )
 
 
 def test_a_model_that_is_not_there_is_an_error(tmp_path: Any) -> None:
     worker = WorkerSettings(model=LoadModel(source=str(tmp_path / "nothing")))
     with pytest.raises(ModelError):
-        lifecycle.serve(QUICK, worker, FOLDER)
+        until_told(lifecycle.serve(QUICK, worker, FOLDER))
     with pytest.raises(ModelError):
-        lifecycle.serve(QUICK, WorkerSettings(model=STUB), tmp_path)
+        until_told(lifecycle.serve(QUICK, WorkerSettings(model=STUB), tmp_path))
 
 
 # A port for the metrics ----------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from dragoman.dialects import made_dialects
 from dragoman.engine.launch import Launched
 from dragoman.models import plan as plan_memory
 from dragoman.server.keys import Keyring
-from dragoman.server.lifecycle import serve as serve_until_told
+from dragoman.server.lifecycle import serve, until_told
 from dragoman.server.opening import House
 from dragoman.server.tracing import Tracing
 
@@ -58,19 +58,21 @@ def run(
         console.say(example(house.serving.models()[0], address, bool(keyring)) + "\n")
 
     try:
-        exit_code = serve_until_told(
-            settings.server,
-            worker,
-            described.tokenizer_folder,
-            dialects=made_dialects(settings.dialects),
-            keys=keyring,
-            catalog=settings.catalog,
-            adapters=settings.adapters,
-            continuing=settings.continuing,
-            observers=() if tracing is None else (tracing,),
-            progress=bar,
-            opened=opened,
-            launched=launched,
+        exit_code = until_told(
+            serve(
+                settings.server,
+                worker,
+                described.tokenizer_folder,
+                dialects=made_dialects(settings.dialects),
+                keys=keyring,
+                catalog=settings.catalog,
+                adapters=settings.adapters,
+                continuing=settings.continuing,
+                observers=() if tracing is None else (tracing,),
+                progress=bar,
+                opened=opened,
+                launched=launched,
+            )
         )
     finally:
         bar.close()

@@ -9,7 +9,7 @@ import gc
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -42,51 +42,15 @@ GOODBYE_S = 5.0
 NO_KEYS = Keyring()
 
 
-def serve(
-    settings: ServerSettings,
-    worker: WorkerSettings,
-    folder: Path,
-    *,
-    dialects: Sequence[Dialect] | None = None,
-    keys: Keyring = NO_KEYS,
-    catalog: CatalogSettings = ONE_MODEL,
-    adapters: AdapterSettings = NO_ADAPTERS,
-    continuing: ContinueSettings = IN_MEMORY,
-    observers: Sequence[Observer] = (),
-    progress: Progress = lambda stage, share: None,
-    opened: Opened | None = None,
-    launched: Launched | None = None,
-) -> int:
-    """Serve a model until SIGTERM or SIGINT; then answer what is running for ``drain_s`` seconds. A second signal ends
-    it at once. Returns the exit code, 0.
-
-    ``worker`` says what the engine loads, ``folder`` holds the tokenizer and the chat template. Raises ModelError when
-    the model cannot be loaded, DragomanError when the address cannot be listened on. ``catalog`` says what else may be
-    loaded later, ``adapters`` which adapters; ``progress`` is told how far the loading of the first model is;
-    ``launched`` is the process of its engine, where that waits already.
-    """
+def until_told(serving: Coroutine[object, object, None]) -> int:
+    """What ``serve`` returns, in an event loop of its own. Returns the exit code, 0."""
     factory = uvicorn.Config(_nothing, loop="auto").get_loop_factory()
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(
-            run(
-                settings,
-                worker,
-                folder,
-                dialects=dialects,
-                keys=keys,
-                catalog=catalog,
-                adapters=adapters,
-                continuing=continuing,
-                observers=observers,
-                progress=progress,
-                opened=opened,
-                launched=launched,
-            )
-        )
+        runner.run(serving)
     return 0
 
 
-async def run(
+async def serve(
     settings: ServerSettings,
     worker: WorkerSettings,
     folder: Path,
@@ -101,7 +65,14 @@ async def run(
     opened: Opened | None = None,
     launched: Launched | None = None,
 ) -> None:
-    """``serve``, inside a running event loop."""
+    """Serve a model until SIGTERM or SIGINT; then answer what is running for ``drain_s`` seconds. A second signal ends
+    it at once.
+
+    ``worker`` says what the engine loads, ``folder`` holds the tokenizer and the chat template. Raises ModelError when
+    the model cannot be loaded, DragomanError when the address cannot be listened on. ``catalog`` says what else may be
+    loaded later, ``adapters`` which adapters; ``progress`` is told how far the loading of the first model is;
+    ``launched`` is the process of its engine, where that waits already.
+    """
     dialects = made_dialects() if dialects is None else dialects
     # Bound before the engine starts, so that a taken port is known at once; but nobody can connect before it listens.
     with contextlib.closing(bound(settings.host, settings.port)) as listener:
