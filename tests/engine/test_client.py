@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import signal
@@ -94,6 +95,25 @@ def test_a_model_that_cannot_be_loaded_is_said_at_the_start() -> None:
         assert client.health().pid is None
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.02, 0.2])
+def test_a_start_that_is_given_up_leaves_nothing_to_complain_about(after_s: float) -> None:
+    complaints: list[object] = []
+
+    async def play() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+        start = asyncio.create_task(EngineClient(WorkerSettings(model=STUB)).start())
+        await asyncio.sleep(after_s)
+        start.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await start
+        await asyncio.sleep(0.1)
+        gc.collect()
+
+    asyncio.run(play())
+    gc.collect()
+    assert complaints == []
 
 
 def test_cancel_ends_a_request_and_frees_its_blocks() -> None:

@@ -139,6 +139,8 @@ class EngineClient:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._ready is not None:
+            self._ready.cancel()  # nobody waits for it where a start was given up before it came to that
         process, self._process = self._process, None
         if process is not None:
             await process.stop()
