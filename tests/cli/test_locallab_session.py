@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 from typer.testing import CliRunner
 
+from dragoman.cli import locallab_session
 from dragoman.cli.app import cli
 from dragoman.cli.locallab_session import piece_text, whole_text
 from dragoman.core.errors import GenerationFailed
@@ -95,6 +96,12 @@ def test_options_win_over_variables(locallab: str) -> None:
     variables = {"LOCALLAB_URL": locallab, "LOCALLAB_MAX_TOKENS": "7", "LOCALLAB_TEMPERATURE": "0.1"}
     chat("a\n", "-g", "simple", "-t", "1.0", **variables)
     assert LocalLab.asked[0][1] == {"prompt": "a", "stream": False, "max_tokens": 7, "temperature": 1.0, "top_p": 0.9}
+
+
+def test_a_server_on_a_usual_port_is_found(locallab: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = int(locallab.rpartition(":")[2])
+    monkeypatch.setattr(locallab_session, "PORTS", (1, port))
+    assert f"server  http://localhost:{port}" in chat("/stats\n", "-g", "simple")[0]
 
 
 def test_without_a_mode_a_server_with_no_other_dialect_is_asked_too(locallab: str) -> None:
