@@ -1,13 +1,13 @@
-// The choice of a token, step by step over the candidates that are left. Nothing here sorts the vocabulary.
+// The choice of a token of each row. Nothing here sorts the vocabulary.
 #include "sampling.h"
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <functional>
 #include <limits>
 #include <vector>
 
+#include "candidates.h"
 #include "kernels.h"
 #include "thread_pool.h"
 
@@ -21,41 +21,6 @@ constexpr float kLowest = std::numeric_limits<float>::lowest();  // above what i
 // A row that is alone is looked at by all threads, in parts of so many tokens.
 constexpr long kPart = 256 * kScanBlock;
 
-// The tokens that are still in play, ascending by id, and their weights: exp((logit − maximum) / temperature).
-struct Candidates {
-  std::vector<std::int32_t> ids;
-  std::vector<float> logits;
-  std::vector<float> weights;
-  long count = 0;
-
-  void reserve(long vocab) {
-    if (static_cast<long>(ids.size()) >= vocab) return;
-    ids.resize(vocab), logits.resize(vocab), weights.resize(vocab);
-  }
-
-  // Keeps the candidates i for which keep(i) holds, in their order.
-  template <class Keep>
-  void filter(Keep keep) {
-    long kept = 0;
-    for (long i = 0; i < count; ++i) {
-      if (!keep(i)) continue;
-      ids[kept] = ids[i], logits[kept] = logits[i], weights[kept] = weights[i];
-      ++kept;
-    }
-    count = kept;
-  }
-
-  double mass() const {
-    double parts[4] = {};  // additions that do not wait for each other
-    long i = 0;
-    for (; i + 4 <= count; i += 4) {
-      for (long j = 0; j < 4; ++j) parts[j] += weights[i + j];
-    }
-    for (; i < count; ++i) parts[0] += weights[i];
-    return (parts[0] + parts[1]) + (parts[2] + parts[3]);
-  }
-};
-
 // What a thread needs for one row, kept between rows.
 struct Workspace {
   struct Part {
@@ -64,10 +29,8 @@ struct Workspace {
   };
   std::vector<Part> parts;
   Candidates candidates;
-  std::vector<float> block_maxima, block_sums, selection;
-  static constexpr std::uint32_t kBins = 2048;
-  std::vector<double> histogram = std::vector<double>(2 * kBins);
-  std::vector<std::int32_t> in_bin;
+  std::vector<float> block_maxima, block_sums;
+  CandidateScratch scratch;
 };
 
 Workspace& workspace() {
@@ -123,9 +86,10 @@ class Row {
   // A value that at least k tokens reach: that of the k-th largest block maximum, each block having one such token.
   float reached_by(long k) const {
     if (k > static_cast<long>(work_.block_maxima.size())) return -kInfinity;
-    work_.selection = work_.block_maxima;
-    std::nth_element(work_.selection.begin(), work_.selection.begin() + (k - 1), work_.selection.end(), std::greater<>());
-    return work_.selection[k - 1];
+    std::vector<float>& selection = work_.scratch.selection;
+    selection = work_.block_maxima;
+    std::nth_element(selection.begin(), selection.begin() + (k - 1), selection.end(), std::greater<>());
+    return selection[k - 1];
   }
 
   Candidates& collect(float floor) const {
@@ -173,146 +137,13 @@ class Row {
   bool valid_;
 };
 
-// Top-k: drops what is below the k-th largest logit; ties with it stay.
-void keep_top_k(Candidates& c, long k, std::vector<float>& selection) {
-  if (c.count <= k) return;
-  selection.assign(c.logits.begin(), c.logits.begin() + c.count);
-  std::nth_element(selection.begin(), selection.begin() + (k - 1), selection.end(), std::greater<>());
-  const float floor = selection[k - 1];
-  c.filter([&](long i) { return c.logits[i] >= floor; });
-}
-
-std::uint32_t bits_of(float value) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-
-// Where the weights, summed up from the largest key down, reach a target: the key there, and the weight above it.
-struct Crossing {
-  double above;
-  const std::int32_t* in_bin;  // the candidates with this key, ascending by id
-  long count;                  // 0: all together do not reach the target
-};
-
-// Keys have 31 bits, as those of a float that is not negative, which order like its value. So the crossing is found by
-// radix: the weights are summed up by the leading 10 bits of their keys, then, of the bin where the crossing is, by the
-// next 11 and the last 10.
-template <class Key>
-Crossing find_crossing(const Candidates& c, Key key, double target, Workspace& work) {
-  constexpr struct { int shift; std::uint32_t mask; } kLevels[] = {{21, 1023}, {10, 2047}, {0, 1023}};
-  constexpr std::uint32_t kBins = Workspace::kBins, kNone = kBins;
-  if (static_cast<long>(work.in_bin.size()) <= c.count) work.in_bin.resize(c.count + 1);
-  std::int32_t* const in_bin = work.in_bin.data();  // the candidates in the bin of the crossing so far
-  long size = c.count;
-  double above = 0;  // weight of all that is certainly above
-  for (const auto [shift, mask] : kLevels) {
-    const bool first = shift == kLevels[0].shift;
-    const auto bin_of = [&, shift = shift, mask = mask](long i) { return key(i) >> shift & mask; };
-    std::fill(work.histogram.begin(), work.histogram.end(), 0.0);
-    double* const even = work.histogram.data();
-    double* const odd = even + kBins;
-    if (first) {
-      // Neighbours add to histograms of their own: they are often of one bin, and would wait for each other.
-      long i = 0;
-      for (; i + 1 < c.count; i += 2) {
-        even[bin_of(i)] += c.weights[i];
-        odd[bin_of(i + 1)] += c.weights[i + 1];
-      }
-      if (i < c.count) even[bin_of(i)] += c.weights[i];
-      for (std::uint32_t bin = 0; bin < kBins; ++bin) even[bin] += odd[bin];
-    } else {
-      for (long j = 0; j < size; ++j) even[bin_of(in_bin[j])] += c.weights[in_bin[j]];
-    }
-    std::uint32_t crossing = kNone, lowest = kNone;
-    for (std::uint32_t bin = kBins; bin-- > 0 && crossing == kNone;) {
-      if (even[bin] <= 0) continue;
-      lowest = bin;
-      if (above + even[bin] >= target) {
-        crossing = bin;
-      } else {
-        above += even[bin];
-      }
-    }
-    if (crossing == kNone) {
-      if (first) return {above, in_bin, 0};
-      crossing = lowest;  // a rounding error between the sum of a bin and the sums of its parts
-      above -= even[lowest];
-    }
-    // Written always, in the bin or not: a branch here would be mispredicted all the time.
-    long found = 0;
-    for (long j = 0; j < size; ++j) {
-      const std::int32_t i = first ? static_cast<std::int32_t>(j) : in_bin[j];
-      in_bin[found] = i;
-      found += bin_of(i) == crossing;
-    }
-    size = found;
-  }
-  return {above, in_bin, size};
-}
-
-// Top-p: the smallest set, most likely first, whose weight reaches `target`; the token that crosses it stays, ties by id.
-void keep_top_p(Candidates& c, double target, Workspace& work) {
-  const Crossing crossing = find_crossing(c, [&](long i) { return bits_of(c.weights[i]); }, target, work);
-  if (crossing.count == 0) return;
-  const float weight = c.weights[crossing.in_bin[0]];
-  const double needed = std::ceil((target - crossing.above) / weight);
-  const long size = crossing.count;
-  const long members = std::clamp(needed < static_cast<double>(size) ? static_cast<long>(needed) : size, 1L, size);
-  const std::int32_t last = c.ids[crossing.in_bin[members - 1]];
-  c.filter([&](long i) { return c.weights[i] > weight || (c.weights[i] == weight && c.ids[i] <= last); });
-}
-
-// Min-p: drops what is less likely than min_p times the most likely token, whose weight is 1.
-void keep_min_p(Candidates& c, float min_p) {
-  c.filter([&](long i) { return c.weights[i] >= min_p; });
-}
-
-// Typical-p (Meister et al., "Locally typical sampling", 2023): the tokens whose surprise is nearest to the entropy, as
-// many as it takes to reach the share p of the weight. Those as near as the last one stay too.
-//
-// The surprise of a token less the entropy is the mean of the logarithms of the weights less that of its own weight.
-void keep_typical(Candidates& c, float typical_p, float maximum, float inverse_temperature, Workspace& work) {
-  const double mass = c.mass();
-  double mean = 0;
-  for (long i = 0; i < c.count; ++i) {
-    if (c.weights[i] > 0) mean += c.weights[i] * static_cast<double>((c.logits[i] - maximum) * inverse_temperature);
-  }
-  mean /= mass;
-  std::vector<float>& distance = work.selection;
-  distance.resize(c.count);
-  for (long i = 0; i < c.count; ++i) {
-    distance[i] = static_cast<float>(std::abs((c.logits[i] - maximum) * inverse_temperature - mean));
-  }
-  const auto nearness = [&](long i) { return 0x7fffffffu - bits_of(distance[i]); };
-  const Crossing crossing = find_crossing(c, nearness, typical_p * mass, work);
-  if (crossing.count == 0) return;
-  const float farthest = distance[crossing.in_bin[0]];
-  c.filter([&](long i) { return distance[i] <= farthest; });
-}
-
-// XTC ("exclude top choices"): where two tokens or more have at least the threshold's share of the weight, all of these
-// but the least likely go; of equally likely ones the last by id stays.
-void exclude_top_choices(Candidates& c, float threshold) {
-  const double floor = threshold * c.mass();
-  long count = 0, least = -1;
-  for (long i = 0; i < c.count; ++i) {
-    if (c.weights[i] < floor) continue;
-    ++count;
-    if (least < 0 || c.weights[i] <= c.weights[least]) least = i;
-  }
-  if (count < 2) return;
-  const std::int32_t stays = c.ids[least];
-  c.filter([&](long i) { return c.weights[i] < floor || c.ids[i] == stays; });
-}
-
 // How many tokens mirostat 1 keeps (Basu et al., "Mirostat", 2021, algorithm 1): the exponent s of Zipf's law is
 // estimated from the 100 steepest steps of the distribution, and the size follows from it and the largest surprise.
 long mirostat_size(const Row& row, float limit, float inverse_temperature, Workspace& work) {
   constexpr long kSteps = 100;
   const long looked_at = std::min(kSteps + 1, row.vocab());
   const Candidates& c = row.collect(row.reached_by(looked_at));
-  std::vector<float>& top = work.selection;
+  std::vector<float>& top = work.scratch.selection;
   top.assign(c.logits.begin(), c.logits.begin() + c.count);
   const long found = std::min(looked_at, c.count);
   std::partial_sort(top.begin(), top.begin() + found, top.end(), std::greater<>());
@@ -329,20 +160,6 @@ long mirostat_size(const Row& row, float limit, float inverse_temperature, Works
   return size < n ? std::max(1L, static_cast<long>(size)) : row.vocab();
 }
 
-// Inverse distribution function over the candidates in token-id order: the place of the one that is drawn.
-long draw(const Candidates& c, float uniform) {
-  const double target = uniform * c.mass();
-  double below = 0;
-  long drawn = 0;
-  for (long i = 0; i < c.count; ++i) {
-    if (c.weights[i] <= 0) continue;
-    drawn = i;
-    below += c.weights[i];
-    if (below > target) break;
-  }
-  return drawn;
-}
-
 // What was drawn, and from which candidates; null: from the whole row.
 struct Choice {
   std::int32_t token_id;
@@ -356,7 +173,7 @@ Choice choose_by_mirostat(const Row& row, const Sampling& s, long r, float inver
   if (s.mirostat[r] == 1) {
     const long size = mirostat_size(row, limit, inverse, work);
     c = &row.collect(std::max(row.reached_by(size), kLowest));
-    keep_top_k(*c, size, work.selection);
+    keep_top_k(*c, size, work.scratch);
     row.weigh(*c, inverse);
   } else {
     // Version 2: the tokens with at most the largest surprise, and in any case the most likely one, whose weight is 1.
@@ -391,7 +208,7 @@ Choice choose(const Row& row, const Sampling& s, long r, Workspace& work) {
   Candidates* c = nullptr;
   if (by_k) {
     c = &row.collect(std::max(row.reached_by(top_k), kLowest));
-    keep_top_k(*c, top_k, work.selection);
+    keep_top_k(*c, top_k, work.scratch);
     row.weigh(*c, inverse);
     mass = c->mass();
   } else {
@@ -403,9 +220,9 @@ Choice choose(const Row& row, const Sampling& s, long r, Workspace& work) {
     c = &row.collect(std::max(floor, kLowest));
     row.weigh(*c, inverse);
   }
-  if (by_p) keep_top_p(*c, top_p * mass, work);
+  if (by_p) keep_top_p(*c, top_p * mass, work.scratch);
   if (by_min) keep_min_p(*c, min_p);
-  if (by_typical) keep_typical(*c, s.typical_p[r], row.maximum(), inverse, work);
+  if (by_typical) keep_typical(*c, s.typical_p[r], row.maximum(), inverse, work.scratch);
   if (by_xtc) exclude_top_choices(*c, s.xtc_threshold[r]);
   return {c->ids[draw(*c, s.uniform[r])], c};
 }
