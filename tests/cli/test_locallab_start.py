@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dragoman.cli.app import cli
-from dragoman.cli.locallab_start import SAVED, SPELLINGS, StartSettings, started
+from dragoman.cli.locallab_start import KEYS, SAVED, SPELLINGS, StartSettings, started
 from dragoman.cli.serve_settings import ServeSettings
 from dragoman.cli.settings import ModelChoice
 from dragoman.cli.tunnel import TunnelSettings
@@ -143,8 +145,8 @@ def test_command_line_over_variable_over_saved_over_default(locallab: Started) -
     # A default model is only a default: the saved choice stands.
     assert chosen(**variables) == ("org/saved", 2, 0.2)
     assert chosen(**variables, HUGGINGFACE_MODEL="org/asked", DRAGOMAN_PORT="3") == ("org/asked", 3, 0.2)
-    assert chosen("--port", "4", "--temperature", "0", "--model", "m", **variables) == ("m", 4, 0)
     assert chosen(LOCALLAB_PORT="") == ("org/saved", 1, 0.1)
+    assert chosen("--port", "4", "--temperature", "0", "--model", "m", **variables) == ("m", 4, 0)
     locallab.file.unlink()
     assert chosen() == (None, ServerSettings().port, LocalLabSettings().locallab_temperature)
 
@@ -166,12 +168,63 @@ def test_serve_leaves_the_saved_configuration_alone(locallab: Started) -> None:
     assert said == ""
 
 
-def test_a_start_saves_nothing(locallab: Started) -> None:
-    locallab.save({"port": 5})
-    before = locallab.file.read_bytes()
-    locallab.run("start", "--port", "6", "--top-k", "1")
-    assert locallab.file.read_bytes() == before
+def test_what_a_start_is_given_is_saved(locallab: Started) -> None:
+    locallab.save({"port": 5, "max_time": 9, "top_k": 2})
+    locallab.run(
+        "start", "--port", "6", "--temperature", "0", "--quantize", "--threads", "1", LOCALLAB_MODEL_TOP_P="0.5"
+    )
+    assert json.loads(locallab.file.read_text()) == {
+        "port": 6,
+        "max_time": 9,
+        "top_k": 2,
+        "temperature": 0,
+        "enable_quantization": True,
+    }
+    assert locallab.file.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in locallab.file.parent.iterdir()] == ["config.json"]
+    found, _ = locallab.run("start", "--no-quantize")
+    assert (found[ServerSettings].port, found[LocalLabSettings].locallab_temperature) == (6, 0)
+    assert json.loads(locallab.file.read_text())["enable_quantization"] is False
+
+
+def test_every_option_of_locallab_is_saved_under_its_key(locallab: Started) -> None:
+    arguments = [part for flag, value in FLAGS.items() for part in ((flag,) if value is None else (flag, value))]
+    locallab.run("start", *arguments)
+    assert json.loads(locallab.file.read_text()) == {
+        "model_id": "org/one",
+        "port": 8111,
+        "use_ngrok": True,
+        "ngrok_auth_token": "a-token",
+        "enable_quantization": True,
+        "quantization_type": "int4",
+        "enable_attention_slicing": True,
+        "enable_flash_attention": True,
+        "enable_bettertransformer": True,
+        "max_length": 99,
+        "temperature": 0,
+        "top_p": 0.5,
+        "top_k": 3,
+        "repetition_penalty": 1.5,
+    }
+    assert len(FLAGS) == len(KEYS)
+
+
+def test_a_start_that_is_refused_or_given_nothing_saves_nothing(locallab: Started) -> None:
+    locallab.run("start")
+    locallab.run("start", "--threads", "1", "--dialect", "locallab")
+    locallab.run("start", "--port", "6", "--dialect", "tgi", code=1)
+    locallab.run("start", "--port", "-6", code=2)
+    assert not locallab.file.exists()
+
+
+def test_a_start_goes_on_where_nothing_can_be_saved(locallab: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> tuple[int, str]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "mkstemp", full)
+    found, said = locallab.run("start", "--port", "6")
+    assert found[ServerSettings].port == 6
+    assert "No space left on device: what this start is given is not saved" in said
 
 
 def test_the_saved_configuration_may_be_elsewhere(locallab: Started, tmp_path: Path) -> None:

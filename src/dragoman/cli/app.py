@@ -16,7 +16,7 @@ from dragoman.cli.borrowed_variables import borrowed, chat_variables, useless
 from dragoman.cli.doctor import doctor
 from dragoman.cli.keys import keys
 from dragoman.cli.locallab_start import StartSettings
-from dragoman.cli.options import CommandLine
+from dragoman.cli.options import CommandLine, Given
 from dragoman.cli.pack import pack
 from dragoman.cli.plan import plan
 from dragoman.cli.serve_settings import GROUPS, settings_of
@@ -84,18 +84,20 @@ _DIALECTS: dict[str, type[msgspec.Struct]] = {each.name: each.settings_type for 
 cli.command(serve, more={**GROUPS, "launcher": LauncherSettings, **_DIALECTS})
 
 
-def start(choice: ModelOption, asked: StartSettings, **groups: Any) -> None:
+def start(given: Given, choice: ModelOption, asked: StartSettings, **groups: Any) -> None:
     """Serve a model to LocalLab's clients: serve --dialect locallab, with the options of LocalLab's own start."""
     from dragoman.cli.serve import serve as run
 
     settings = settings_of({**groups, "choice": ModelChoice(model=choice.model)})
     model, notes = locallab_start.started(asked, settings.model)
     if settings.server.dialect not in (ServerSettings().dialect, locallab_start.DIALECT):
-        given = settings.server.dialect
-        raise DragomanError(f"--dialect {given}: start always means LocalLab's; `dragoman serve` takes others")
+        other = settings.server.dialect
+        raise DragomanError(f"--dialect {other}: start always means LocalLab's; `dragoman serve` takes others")
     own = settings.dialects[locallab_start.DIALECT]
     assert isinstance(own, LocalLabSettings)
-    console.remarks((*notes, *locallab_start.without_effect(os.environ, own.locallab_folder)))
+    notes += locallab_start.without_effect(os.environ, own.locallab_folder)
+    not_saved = locallab_start.save_given(given, (choice, asked, *groups.values()), own.locallab_folder)
+    console.remarks(notes if not_saved is None else (*notes, not_saved))
     server = msgspec.structs.replace(settings.server, dialect=locallab_start.DIALECT)
     run(msgspec.structs.replace(settings, model=model, server=server))
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from dragoman.cli import console
-from dragoman.cli.locallab_start import check_saved, read_saved, saved_file
+from dragoman.cli.locallab_start import check_saved, read_saved, saved_file, write_saved
 from dragoman.core.errors import DragomanError
 from dragoman.dialects.locallab.settings import LocalLabSettings
 
@@ -71,7 +67,7 @@ def config(asked: ConfigSettings) -> None:
         return
     for key in QUESTIONS:
         saved[key] = _answer(key, saved.get(key))
-    _write(file, {key: value for key, value in saved.items() if value is not None})
+    write_saved(file, {key: value for key, value in saved.items() if value is not None})
     console.notes().print(f"Saved in {file}. Start it: dragoman start", markup=False)
 
 
@@ -131,20 +127,3 @@ def _value(text: str, kind: type | tuple[str, ...]) -> str | int | float | bool:
         return int(text) if kind is int else float(text)
     except ValueError:
         raise ValueError(f"{text[:64]!r} is no {'whole ' if kind is int else ''}number") from None
-
-
-def _write(file: Path, values: dict[str, Any]) -> None:
-    """All of it or nothing, and readable by its owner alone: there are tokens in it. Raises DragomanError."""
-    try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, place = tempfile.mkstemp(dir=file.parent, prefix=file.name)  # with mode 600
-        try:
-            with open(handle, "w", encoding="utf-8") as written:
-                written.write(json.dumps(values, indent=2) + "\n")
-            os.replace(place, file)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(place)
-            raise
-    except OSError as error:
-        raise DragomanError(f"{file}: {error.strerror}") from None

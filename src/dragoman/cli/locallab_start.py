@@ -1,13 +1,16 @@
 """``dragoman start``: LocalLab's command of that name, which is ``serve --dialect locallab`` in other words.
 
 What ``locallab config``, or ``dragoman config``, saved in ``~/.locallab/config.json`` counts where neither the command
-line nor a variable says otherwise. The file is only read: what a start is given is for that start.
+line nor a variable says otherwise, and what the command line says is saved there for the starts to come.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+import os
+import tempfile
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,6 +50,24 @@ SAVED: dict[str, str] = {
     "top_p": "LOCALLAB_MODEL_TOP_P",
 }
 """Keys of the saved configuration that are called otherwise than their variables, ``LOCALLAB_`` and the key."""
+
+KEYS: dict[str, str] = {
+    "model": "model_id",
+    "port": "port",
+    "public": "use_ngrok",
+    "ngrok_token": "ngrok_auth_token",
+    "quantized": "enable_quantization",
+    "quantize_type": "quantization_type",
+    "attention_slicing": "enable_attention_slicing",
+    "flash_attention": "enable_flash_attention",
+    "better_transformer": "enable_bettertransformer",
+    "locallab_max_length": "max_length",
+    "locallab_temperature": "temperature",
+    "locallab_top_p": "top_p",
+    "locallab_top_k": "top_k",
+    "locallab_repetition_penalty": "repetition_penalty",
+}
+"""The options of LocalLab's ``start``, by our names, and the keys under which it saves what they are given."""
 
 _WITHOUT_EFFECT = ("attention_slicing", "flash_attention", "better_transformer")
 _SET_BY_IT = (ModelOption, ModelSettings, ServerSettings, TunnelSettings, LogSettings, LocalLabSettings)
@@ -160,6 +181,40 @@ def check_saved(saved: Mapping[str, Any], where: str = "") -> None:
                 msgspec.convert({o: v for o, v in values.items() if o in struct.__struct_fields__}, struct)
             except msgspec.ValidationError as error:
                 raise DragomanError(f"{where}{key}: {str(error).partition(' - at ')[0]}") from None
+
+
+def save_given(given: Container[str], groups: Iterable[msgspec.Struct], folder: str) -> str | None:
+    """Save what the command line gives (``given``, names of options) of LocalLab's own options, with their values in
+    ``groups``. Returns a sentence where that is not possible: a server that can start starts all the same.
+
+    Raises DragomanError as ``read_saved`` does.
+    """
+    fields = {name: getattr(group, name) for group in groups for name in group.__struct_fields__}
+    values = {key: fields[name] for name, key in KEYS.items() if name in given}
+    saved = read_saved(folder)
+    if saved | values != saved:
+        try:
+            write_saved(saved_file(folder), saved | values)
+        except DragomanError as error:
+            return f"{error.message}: what this start is given is not saved"
+    return None
+
+
+def write_saved(file: Path, values: Mapping[str, Any]) -> None:
+    """All of it or nothing, and readable by its owner alone: there are tokens in it. Raises DragomanError."""
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, place = tempfile.mkstemp(dir=file.parent, prefix=file.name)  # with mode 600
+        try:
+            with open(handle, "w", encoding="utf-8") as written:
+                written.write(json.dumps(values, indent=2) + "\n")
+            os.replace(place, file)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(place)
+            raise
+    except OSError as error:
+        raise DragomanError(f"{file}: {error.strerror}") from None
 
 
 def _variables(saved: Mapping[str, Any]) -> dict[str, str]:

@@ -116,6 +116,10 @@ class _Command(typer.core.TyperCommand):
         return super().parse_args(ctx, args)
 
 
+class Given(frozenset[str]):
+    """Names of the options that the command line itself gives: what a command's parameter of this type gets."""
+
+
 class CommandLine:
     """A typer application whose commands are functions of settings structs.
 
@@ -154,8 +158,9 @@ class CommandLine:
     ) -> Callable[..., None]:
         """Register the function under its own (or another) name.
 
-        Each of its parameters is a settings struct, also those of ``more``, which it takes by keyword; its docstring is
-        the help. An exception ends the command with one line and exit code 1, or with its traceback under ``--debug``.
+        Each of its parameters is a settings struct, also those of ``more``, which it takes by keyword, or ``Given``;
+        its docstring is the help. An exception ends the command with one line and exit code 1, or with its traceback
+        under ``--debug``.
         ``spellings``: by option, more flags by which this command knows it. ``borrowed``: as for the whole, for this.
 
         Raises ValueError when two of the structs have a field of the same name.
@@ -163,7 +168,8 @@ class CommandLine:
         name = name or body.__name__
         signature = inspect.signature(body, eval_str=True).parameters.values()
         own = {p.name: p.annotation for p in signature if p.kind is not inspect.Parameter.VAR_KEYWORD}
-        wanted: dict[str, Settings] = {**own, **more}
+        noting = [name for name, annotation in own.items() if annotation is Given]
+        wanted: dict[str, Settings] = {n: struct for n, struct in {**own, **more}.items() if struct is not Given}
         groups = {
             parameter: (
                 struct,
@@ -175,9 +181,10 @@ class CommandLine:
             for parameter, struct in wanted.items()
         }
 
-        def run(config: Path | None, debug: bool, **values: Any) -> None:
+        def run(context: typer.Context, config: Path | None, debug: bool, **values: Any) -> None:
+            given = dict.fromkeys(noting, Given(context.meta.get(_GIVEN, ())))
             try:
-                body(**{p: _gather(struct, options, values) for p, (struct, options) in groups.items()})
+                body(**given, **{p: _gather(struct, options, values) for p, (struct, options) in groups.items()})
             except (typer.Exit, typer.Abort, typer.BadParameter):
                 raise
             except Exception as error:
@@ -204,11 +211,9 @@ class CommandLine:
         """By name, every option that a variable or a configuration file may set."""
         return {o.name: o for options in self.commands.values() for o in options if o.configurable}
 
-    def _universal(
-        self, borrowed: Callable[[Mapping[str, Any]], Mapping[str, str]]
-    ) -> tuple[inspect.Parameter, inspect.Parameter]:
-        """``--config``, which runs before all others (click looks in ``default_map`` for what they leave open), and
-        ``--debug``."""
+    def _universal(self, borrowed: Callable[[Mapping[str, Any]], Mapping[str, str]]) -> tuple[inspect.Parameter, ...]:
+        """The context, ``--config`` and ``--debug``. ``--config`` runs before all others, for click looks in
+        ``default_map`` for what they leave open."""
 
         def read(context: typer.Context, path: Path | None) -> Path | None:
             if not context.resilient_parsing:
@@ -234,6 +239,7 @@ class CommandLine:
         debug = typer.Option("--debug", help="Show the traceback of an error.", envvar="DRAGOMAN_DEBUG")
         kind = inspect.Parameter.KEYWORD_ONLY
         return (
+            inspect.Parameter("context", kind, annotation=typer.Context),
             inspect.Parameter("config", kind, default=None, annotation=Annotated[Path | None, config]),
             inspect.Parameter("debug", kind, default=False, annotation=Annotated[bool, debug]),
         )
