@@ -47,7 +47,6 @@ std::vector<AttentionTile> tiles_of(const Attention& a, const Attention::Sequenc
       }
     }
   }
-  for (std::size_t i = 0; i + 1 < tiles.size(); ++i) tiles[i].following = &tiles[i + 1];
   return tiles;
 }
 
@@ -59,55 +58,82 @@ float* tile_memory(long floats) {
   return reinterpret_cast<float*>(scratch.get(static_cast<std::size_t>(floats) * sizeof(float)));
 }
 
-void attend_tile(const AttentionTile& tile) {
-  const AttentionKernels& kernel = kernels().attention;
-  const long dim = tile.kv->padded_dim, states = kTileQueries * state_floats(dim);
-  float* const total = tile_memory(2 * states + tile_floats(dim));
-  float* const part = total + states;
-  float* const workspace = part + states;
-  kernel.attend_span(tile, tile.first_span(), total, workspace);
-  for (long span = tile.first_span() + 1; span <= tile.last_span(); ++span) {
-    kernel.attend_span(tile, span, part, workspace);
-    kernel.merge(dim, tile.count, total, part);
-  }
-  kernel.finish(tile, total);
-}
+// Where the chunk begins that a thread most likely takes after one of `grain` items before `end`: as chunks are handed out
+// in turns, the one behind those that the other threads are at.
+long expected_after(long end, long grain) { return end + grain * (pool().threads() - 1); }
 
-struct Piece {
-  const AttentionTile* tile;
-  long span;
-  float* states;
-};
-
-// Few tiles over a long context: every span is a piece of its own, merged afterwards in the order attend_tile has.
-void attend_by_span(const std::vector<AttentionTile>& tiles, Scratch& scratch) {
+// A thread takes whole tiles and merges their spans at once.
+void attend_by_tile(const std::vector<AttentionTile>& tiles, long grain) {
   const AttentionKernels& kernel = kernels().attention;
-  const long dim = tiles.front().kv->padded_dim;
-  std::vector<Piece> pieces;
-  long floats = 0;
+  const long dim = tiles.front().kv->padded_dim, number = static_cast<long>(tiles.size());
+  std::vector<AttentionPiece> pieces;
+  std::vector<long> firsts;  // each tile's first piece
   for (const AttentionTile& tile : tiles) {
-    for (long span = tile.first_span(); span <= tile.last_span(); ++span) {
-      pieces.push_back({&tile, span, nullptr});
-      floats += tile.count * state_floats(dim);
-    }
+    firsts.push_back(static_cast<long>(pieces.size()));
+    for (long span = tile.first_span(); span <= tile.last_span(); ++span) pieces.push_back({&tile, span});
   }
-  float* states = reinterpret_cast<float*>(scratch.get(static_cast<std::size_t>(floats) * sizeof(float)));
-  for (Piece& piece : pieces) {
-    piece.states = states;
-    states += piece.tile->count * state_floats(dim);
+  firsts.push_back(static_cast<long>(pieces.size()));
+  for (long i = 0; i < number; ++i) {
+    for (long at = firsts[i]; at + 1 < firsts[i + 1]; ++at) pieces[at].following = &pieces[at + 1];
+    const long next = (i + 1) % grain != 0 ? i + 1 : expected_after(i + 1, grain);
+    if (next < number) pieces[firsts[i + 1] - 1].following = &pieces[firsts[next]];
   }
-  pool().parallel_for(static_cast<long>(pieces.size()), 1, [&](long begin, long end) {
+  pool().parallel_for(number, grain, [&](long begin, long end) {
+    const long states = kTileQueries * state_floats(dim);
+    float* const total = tile_memory(2 * states + tile_floats(dim));
+    float* const part = total + states;
+    float* const workspace = part + states;
     for (long i = begin; i < end; ++i) {
-      kernel.attend_span(*pieces[i].tile, pieces[i].span, pieces[i].states, tile_memory(tile_floats(dim)));
+      kernel.attend_span(pieces[firsts[i]], total, workspace);
+      for (long at = firsts[i] + 1; at < firsts[i + 1]; ++at) {
+        kernel.attend_span(pieces[at], part, workspace);
+        kernel.merge(dim, tiles[i].count, total, part);
+      }
+      kernel.finish(tiles[i], total);
     }
   });
-  for (std::size_t i = 0; i < pieces.size();) {
-    const Piece& first = pieces[i];
-    for (++i; i < pieces.size() && pieces[i].tile == first.tile; ++i) {
-      kernel.merge(dim, first.tile->count, first.states, pieces[i].states);
+}
+
+// Every span is a piece of its own, merged afterwards in the order attend_by_tile has; `tiles` has one for each sequence
+// and head. A thread takes all heads of a span: a block's heads lie side by side, so what the processor reads beyond the
+// end of one is soon used.
+void attend_by_span(const std::vector<AttentionTile>& tiles, long heads, Scratch& scratch) {
+  const AttentionKernels& kernel = kernels().attention;
+  const long dim = tiles.front().kv->padded_dim, number = static_cast<long>(tiles.size());
+  std::vector<AttentionPiece> pieces;
+  std::vector<long> firsts;  // each tile's first piece; the one over its next span is `heads` further
+  for (long first = 0; first < number; first += heads) {
+    for (long head = 0; head < heads; ++head) firsts.push_back(static_cast<long>(pieces.size()) + head);
+    for (long span = tiles[first].first_span(); span <= tiles[first].last_span(); ++span) {
+      for (long head = 0; head < heads; ++head) pieces.push_back({&tiles[first + head], span});
     }
-    kernel.finish(*first.tile, first.states);
   }
+  const long count = static_cast<long>(pieces.size());
+  const long grain = std::min(heads, std::max(1L, count / (4 * pool().threads())));
+  long floats = 0;
+  std::vector<long> states;  // where those of each piece begin
+  for (long i = 0; i < count; ++i) {
+    const long next = (i + 1) % grain != 0 ? i + 1 : expected_after(i + 1, grain);
+    if (next < count) pieces[i].following = &pieces[next];
+    states.push_back(floats);
+    floats += pieces[i].tile->count * state_floats(dim);
+  }
+  float* const memory = reinterpret_cast<float*>(scratch.get(static_cast<std::size_t>(floats) * sizeof(float)));
+  pool().parallel_for(count, grain, [&](long begin, long end) {
+    for (long i = begin; i < end; ++i) {
+      kernel.attend_span(pieces[i], memory + states[i], tile_memory(tile_floats(dim)));
+    }
+  });
+  pool().parallel_for(number, std::max(1L, number / pool().threads()), [&](long begin, long end) {
+    for (long i = begin; i < end; ++i) {
+      float* const total = memory + states[firsts[i]];
+      long at = firsts[i];
+      for (long span = tiles[i].first_span() + 1; span <= tiles[i].last_span(); ++span) {
+        kernel.merge(dim, tiles[i].count, total, memory + states[at += heads]);
+      }
+      kernel.finish(tiles[i], total);
+    }
+  });
 }
 
 }  // namespace
@@ -121,14 +147,11 @@ void attend(const Attention& attention, const Attention::Sequence* sequences, lo
     total += pairs(tile);
     spans += tile.last_span() - tile.first_span() + 1;
   }
-  if (number < 4 * pool().threads() && spans > number && pool().threads() > 1) {
-    attend_by_span(tiles, scratch);
+  if (spans > number && number == count * attention.kv_heads) {
+    attend_by_span(tiles, attention.kv_heads, scratch);
     return;
   }
-  const long grain = std::max(1L, kChunkPairs / std::max(1L, total / number));
-  pool().parallel_for(number, grain, [&](long begin, long end) {
-    for (long i = begin; i < end; ++i) attend_tile(tiles[i]);
-  });
+  attend_by_tile(tiles, std::max(1L, kChunkPairs / std::max(1L, total / number)));
 }
 
 void write_kv(const KVLayer& kv, long kv_heads, const float* k, const float* v, long ld,

@@ -47,8 +47,7 @@ struct AttentionTile {
   long length;    // all queries see the positions before this one; 0: each sees those up to its own
   long window;    // positions seen, the query's own included; 0: all
   float scale;
-  ScoreTerms terms;                          // its pointers begin at the tile's first query head
-  const AttentionTile* following = nullptr;  // what whoever computes this tile needs next, to be fetched
+  ScoreTerms terms;  // its pointers begin at the tile's first query head
 
   // Positions that the query `n` sees: from first_seen to before seen_end.
   long seen_end(long n) const { return length > 0 ? length : position + n / group + 1; }
@@ -59,6 +58,23 @@ struct AttentionTile {
   }
   long first_span() const { return first_seen(first) / kSpanTokens; }
   long last_span() const { return last_position() / kSpanTokens; }
+};
+
+// A tile over one of its spans.
+struct AttentionPiece {
+  const AttentionTile* tile;
+  long span;
+  const AttentionPiece* following = nullptr;  // what this thread is expected to compute next, to be fetched
+
+  // The blocks of the sequence that it reads: from the one to before the other.
+  long first_block() const {
+    const long seen = tile->first_seen(tile->first), begin = span * kSpanTokens;
+    return (seen > begin ? seen : begin) / kBlockTokens;
+  }
+  long blocks_end() const {
+    const long last = tile->last_position(), end = (span + 1) * kSpanTokens;
+    return (last + 1 < end ? last : end - 1) / kBlockTokens + 1;
+  }
 };
 
 // The state of one query over some positions, as floats: sum of exp(score − m) · value [padded_dim], 16 partial sums of
@@ -75,8 +91,8 @@ struct AttentionKernels {
   // Writes `count` tokens of one head into block `block` at slots slot, slot + 1, …; token i has its key at k + i·ld.
   void (*write)(const KVLayer& kv, long block, long head, long slot, long count, const float* k, const float* v, long ld);
 
-  // The states of the tile's queries over one span, [count][state_floats]. workspace: tile_floats(padded_dim) floats.
-  void (*attend_span)(const AttentionTile& tile, long span, float* states, float* workspace);
+  // The states of the piece's queries, [count][state_floats]. workspace: tile_floats(padded_dim) floats.
+  void (*attend_span)(const AttentionPiece& piece, float* states, float* workspace);
 
   // total = total merged with states of the following span.
   void (*merge)(long padded_dim, long count, float* total, const float* states);

@@ -46,21 +46,22 @@ class Span {
   using Query = typename Cache::Query;
   using Weight = typename Cache::Weight;
 
-  Span(const AttentionTile& tile, float* states, float* workspace)
-      : tile_(tile),
-        dim_(tile.kv->padded_dim),
+  Span(const AttentionPiece& piece, float* states, float* workspace)
+      : tile_(*piece.tile),
+        piece_(piece),
+        dim_(tile_.kv->padded_dim),
         stride_(state_floats(dim_)),
-        with_terms_(tile.terms.any()),
+        with_terms_(tile_.terms.any()),
         states_(states),
         scores_(workspace),
         weights_(reinterpret_cast<Weight*>(workspace + kTileQueries * kStepTokens)),
         queries_(reinterpret_cast<Query*>(weights_ + kTileQueries * Cache::weight_row(dim_))) {
-    for (long i = 0; i < tile.count; ++i) {
-      const long n = tile.first + i;
-      seen_begin_[i] = tile.first_seen(n);
-      seen_end_[i] = tile.seen_end(n);
-      const float* const q = tile.q + (n / tile.group) * tile.ldq + (n % tile.group) * tile.kv->head_dim;
-      Cache::pack(q, tile.kv->head_dim, dim_, queries_ + i * Cache::query_row(dim_));
+    for (long i = 0; i < tile_.count; ++i) {
+      const long n = tile_.first + i;
+      seen_begin_[i] = tile_.first_seen(n);
+      seen_end_[i] = tile_.seen_end(n);
+      const float* const q = tile_.q + (n / tile_.group) * tile_.ldq + (n % tile_.group) * tile_.kv->head_dim;
+      Cache::pack(q, tile_.kv->head_dim, dim_, queries_ + i * Cache::query_row(dim_));
       fetch_rows(i);
       float* const state = states_ + i * stride_;
       std::memset(state, 0, static_cast<std::size_t>(stride_) * sizeof(float));
@@ -68,10 +69,9 @@ class Span {
     }
   }
 
-  void run(long span) {
-    const long seen = tile_.first_seen(tile_.first), begin = span * kSpanTokens;
-    const long last = begin + kSpanTokens - 1 < tile_.last_position() ? begin + kSpanTokens - 1 : tile_.last_position();
-    for (long b = (seen > begin ? seen : begin) / kBlockTokens; b * kBlockTokens <= last;) {
+  void run() {
+    const long last = piece_.blocks_end();
+    for (long b = piece_.first_block(); b < last;) {
       const long end = end_of_step(b, last);
       step(b, end);
       b = end;
@@ -88,13 +88,14 @@ class Span {
       for (long d = 0; d < tile.kv->head_dim; d += 64 / sizeof(float)) __builtin_prefetch(row + d, 0, 2);
     };
     fetch(tile_, tile_.out, tile_.ldout, i);
-    const AttentionTile* const next = tile_.following;
-    if (next != nullptr && i < next->count) fetch(*next, next->q, next->ldq, i);
+    const AttentionPiece* const next = piece_.following;
+    if (next == nullptr || next->tile == &tile_ || i >= next->tile->count) return;
+    fetch(*next->tile, next->tile->q, next->tile->ldq, i);
   }
 
   // Blocks [first, end) of the sequence.
   void step(long first, long end) {
-    fetch_.plan(tile_, first, end);
+    fetch_.plan(piece_, first, end, Cache::kBursts && tile_.count <= kScoreRows);
     tokens_ = (end - first) * kBlockTokens;
     values_.count = end - first;
     long begin = tile_.count, after = 0;  // the queries that see any of this
@@ -241,6 +242,7 @@ class Span {
   }
 
   const AttentionTile& tile_;
+  const AttentionPiece& piece_;
   const long dim_, stride_;
   const bool with_terms_;
   Cache cache_;
@@ -257,11 +259,11 @@ class Span {
   alignas(64) float alpha_[kTileQueries];
 };
 
-void attend_span(const AttentionTile& tile, long span, float* states, float* workspace) {
-  switch (tile.kv->precision) {
-    case KVPrecision::float32: return Span<Float32Cache>(tile, states, workspace).run(span);
-    case KVPrecision::bfloat16: return Span<BFloat16Cache>(tile, states, workspace).run(span);
-    case KVPrecision::int8: return Span<Int8Cache>(tile, states, workspace).run(span);
+void attend_span(const AttentionPiece& piece, float* states, float* workspace) {
+  switch (piece.tile->kv->precision) {
+    case KVPrecision::float32: return Span<Float32Cache>(piece, states, workspace).run();
+    case KVPrecision::bfloat16: return Span<BFloat16Cache>(piece, states, workspace).run();
+    case KVPrecision::int8: return Span<Int8Cache>(piece, states, workspace).run();
   }
 }
 

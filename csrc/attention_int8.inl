@@ -102,6 +102,7 @@ class Int8Cache {
   using Weight = std::int16_t;
 
   static constexpr bool kSplits = false;
+  static constexpr bool kBursts = true;
 
   // A query ends with its scale, a float; weights are [groups][kStepTokens], then a float for each group.
   static constexpr long query_row(long padded_dim) { return padded_dim + 2; }

@@ -12,43 +12,50 @@ namespace {
 // Every accumulator is one chain over ascending d or t, so R and V do not show in the result. With kSplits, neither does
 // where [begin, end) is cut in two, between pairs of tokens; without, sums are exact, and tokens with a weight of 0 no harm.
 
-// Behind the last block of the step that block `begin` is in, for a tile that sees no more than `last_position`.
-DRAGOMAN_INLINE long end_of_step(long begin, long last_position) {
-  const long next = (begin / kStepBlocks + 1) * kStepBlocks, end = last_position / kBlockTokens + 1;
-  return next < end ? next : end;
+// Behind the last block of the step that block `begin` is in, where no block from `last` on is read.
+DRAGOMAN_INLINE long end_of_step(long begin, long last) {
+  const long next = (begin / kStepBlocks + 1) * kStepBlocks;
+  return next < last ? next : last;
 }
 
-// What comes next, fetched a few lines with every step of the arithmetic: as a burst, fetches would take all places where
-// the core keeps track of missing lines, and the keys and values in use would have to wait for them. A block is too short
-// for the processor to guess where the next one is, and memory so far away that blocks are fetched a whole step ahead.
+// What comes next, fetched a few lines with every step of the arithmetic. A block is too short for the processor to guess
+// where the next one is, and memory so far away that blocks are fetched a whole step ahead; into the second-level cache:
+// into the first, a thread reads blocks at 9 GB/s instead of 15. Where few queries leave little arithmetic between int8
+// keys, half a block is asked for at once: its lines are there sooner, and decoding takes up to a tenth less.
 class Fetch {
  public:
-  // Blocks [begin, end) are a step of the tile: all their keys are used, then all their values.
-  void plan(const AttentionTile& tile, long begin, long end) {
-    lines_of_block_ = static_cast<long>(tile.kv->head_bytes / 64);
+  // Blocks [begin, end) are a step of the piece: all their keys are used, then all their values.
+  void plan(const AttentionPiece& piece, long begin, long end, bool in_bursts) {
+    in_bursts_ = in_bursts;
+    lines_of_half_ = static_cast<long>(piece.tile->kv->head_bytes / 128);
     begun_ = 0, lines_ = 0;
     long count = 0;
-    for (const AttentionTile* t = &tile; t != nullptr;) {
-      for (long b = begin; b < end; ++b) blocks_[count++] = t->kv->keys(t->blocks[b], t->kv_head);
+    for (const AttentionPiece* p = &piece;;) {
+      const AttentionTile& t = *p->tile;
+      for (long b = begin; b < end; ++b) blocks_[count++] = t.kv->keys(t.blocks[b], t.kv_head);
       if (count >= 2 * kStepBlocks) return;
       begin = end;
-      if (end * kBlockTokens > t->last_position()) {
-        t = t->following;
-        if (t == nullptr) break;
-        begin = t->first_seen(t->first) / kBlockTokens;
+      if (end == p->blocks_end()) {
+        p = p->following;
+        if (p == nullptr) break;
+        begin = p->first_block();
       }
-      end = end_of_step(begin, t->last_position());
+      end = end_of_step(begin, p->blocks_end());
     }
     for (; count < 2 * kStepBlocks; ++count) blocks_[count] = nullptr;
   }
 
-  // Keys or values of the step are in use from now on, of which `number` were before: a block is fetched during two.
+  // Keys or values of the step are in use from now on, of which `number` were before: half a block is fetched meanwhile.
   void begin(long number) {
     if (number < begun_) return;
     begun_ = number + 1;
-    if (number % 2 != 0) return;
-    next_ = blocks_[number / 2 + kStepBlocks];
-    lines_ = next_ == nullptr ? 0 : lines_of_block_;
+    const std::uint8_t* const block = blocks_[number / 2 + kStepBlocks];
+    lines_ = 0;
+    if (block == nullptr) return;
+    lines_ = lines_of_half_;
+    next_ = block + number % 2 * 64 * lines_of_half_;
+    if (!in_bursts_) return;
+    for (; lines_ > 0; --lines_, next_ += 64) __builtin_prefetch(next_, 0, 2);
   }
 
   template <int lines>
@@ -59,9 +66,10 @@ class Fetch {
   }
 
  private:
-  const std::uint8_t* blocks_[3 * kStepBlocks];
+  const std::uint8_t* blocks_[3 * kStepBlocks];  // of the step and what follows
   const std::uint8_t* next_ = nullptr;
-  long lines_ = 0, lines_of_block_ = 0, begun_ = 0;
+  long lines_ = 0, lines_of_half_ = 0, begun_ = 0;
+  bool in_bursts_ = false;
 };
 
 // The values of a step's blocks.
@@ -73,6 +81,7 @@ struct Values {
 // Rows of the caches whose queries and weights need no scales.
 struct PlainRows {
   static constexpr bool kSplits = true;
+  static constexpr bool kBursts = false;
   static constexpr long query_row(long padded_dim) { return padded_dim; }
   static constexpr long weight_row(long) { return kStepTokens; }
   static void begin_step(const Values&, long) {}
