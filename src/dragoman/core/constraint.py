@@ -64,3 +64,21 @@ class Choice(msgspec.Struct, frozen=True, tag="choice"):
 
 
 Constraint = JsonSchema | JsonObject | Regex | Lark | Choice
+
+
+class Reasoned(msgspec.Struct, frozen=True, kw_only=True, tag="reasoned"):
+    """An answer that satisfies a constraint, behind a reasoning block: any text between two marks, and white space.
+
+    Attributes:
+        answer: what follows the block.
+        opening, closing: the marks as text.
+        opening_id, closing_id: their tokens, where these are special ones and so have no text.
+        begun: the prompt has opened the block. Otherwise there may be one, or the answer comes at once.
+    """
+
+    answer: Constraint
+    opening: str
+    closing: str
+    opening_id: int | None = None
+    closing_id: int | None = None
+    begun: bool = False

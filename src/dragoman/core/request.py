@@ -95,7 +95,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
             otherwise one per generation.
         beams: search for the ``n`` generations together, with the first seed for all; None: each is drawn for itself.
         constraint: what the generated text has to be; checked, or refused, before generation. constraint_param: the
-            wire's name for it, for errors.
+            wire's name for it, for errors. constraint_behind_reasoning: it is that of the answer to a chat, which the
+            model's reasoning block may precede; otherwise of all the text.
         shown_tokens: special tokens, as the vocabulary spells them, that have text whatever ``ending`` says.
         reasoning_budget: most tokens of the reasoning block that a text may begin with; None: any number. Nothing is
             counted where the model is not known to write such blocks.
@@ -121,6 +122,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: LogprobParams | None = None
     constraint: Constraint | None = None
     constraint_param: str = "constraint"
+    constraint_behind_reasoning: bool = False
     shown_tokens: tuple[str, ...] = ()
     reasoning_budget: int | None = None
     embeddings: PromptEmbeddings | None = None

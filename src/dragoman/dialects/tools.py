@@ -67,6 +67,12 @@ class ToolPlan(msgspec.Struct, frozen=True, kw_only=True):
     shown_tokens: tuple[str, ...] = ()
     shape: MessageShape = PLAIN
 
+    @property
+    def formats_answer(self) -> bool:
+        """A format that the request gives is that of the answer alone: reasoning goes to a field of its own, and the
+        content without it can be what was asked for. A constraint of the plan's own says where reasoning may stand."""
+        return self.shape.separate and self.constraint is None
+
 
 WITHOUT_TOOLS = ToolPlan()
 

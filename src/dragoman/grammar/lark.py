@@ -14,7 +14,7 @@ import re
 
 from llguidance.gbnf_to_lark import any_to_lark
 
-from dragoman.core.constraint import Choice, Constraint, JsonObject, JsonSchema, Lark, Regex
+from dragoman.core.constraint import Choice, Constraint, JsonObject, JsonSchema, Lark, Reasoned, Regex
 from dragoman.core.errors import BadRequest, UnsupportedFeature
 from dragoman.grammar import json_schema, pattern
 
@@ -33,7 +33,7 @@ _OPTIONS_REFUSED = re.compile(r"\b(temperature|max_tokens|stop|stop_capture)\s*=
 _IS_GBNF = re.compile(r"^\s*[A-Za-z_][\w-]*\s*::=", re.MULTILINE)
 
 
-def grammar_of(constraint: Constraint) -> str:
+def grammar_of(constraint: Constraint | Reasoned) -> str:
     """The grammar of the texts that satisfy the constraint. Raises BadRequest and UnsupportedFeature, saying why."""
     match constraint:
         case JsonSchema(schema, one_line):
@@ -46,6 +46,8 @@ def grammar_of(constraint: Constraint) -> str:
             return f"start: TEXT\nTEXT: /{_choices(strings)}/{_OPTIONS}"
         case Lark(grammar, one_line):
             return _checked_lark(grammar, one_line) + _OPTIONS
+        case Reasoned():
+            return _behind_reasoning(constraint)
 
 
 def _embedded(schema: str | json_schema.Json, one_line: bool) -> str:
@@ -90,6 +92,50 @@ def _checked_lark(grammar: str, one_line: bool) -> str:
             parts.append(found[0])
     parts.append(grammar[place:])
     return "".join(parts)
+
+
+def _behind_reasoning(constraint: Reasoned) -> str:
+    """The answer's grammar, with another start behind it: its lines keep their numbers, and its rules their names."""
+    answer = grammar_of(constraint.answer)
+    taken = set(map(len, re.findall("_+", answer)))
+    spare = "_" * next(k for k in range(1, len(taken) + 2) if k not in taken)
+    text, closing = f"ANY{spare}", json.dumps(constraint.closing)
+    thought = f"thought{spare}[lazy]: {text} {closing}"
+    anything = r"/(.|\n)*/"
+    if constraint.closing_id is not None:
+        # Whoever reads the text takes the mark for one whatever tokens it is spelled with.
+        thought = f"thought{spare}: {text} <[{constraint.closing_id}]>"
+        anything += rf" & ~/(.|\n)*{pattern.literal(constraint.closing)}(.|\n)*/"
+    behind = f"thought{spare} BLANK{spare} answer{spare}"
+    rules = [thought, f"{text}: {anything}", rf"BLANK{spare}: /[ \n]*/"]
+    if constraint.begun:
+        start = behind
+    else:
+        opening = json.dumps(constraint.opening) if constraint.opening_id is None else f"<[{constraint.opening_id}]>"
+        start = f"{opening} {behind} | answer{spare}"
+        if isinstance(constraint.answer, Regex | Choice):
+            # A text that begins with the mark is a block, and never an answer alone.
+            start = f"{opening} {behind} | BARE{spare}"
+            block = rf"/\s*{pattern.literal(constraint.opening)}(.|\n)*/"
+            rules.append(f"BARE{spare}: TEXT & ~{block}")
+    return "\n".join([_renamed(answer, "start", f"answer{spare}"), f"start: {start}", *rules]) + "\n"
+
+
+def _renamed(grammar: str, rule: str, name: str) -> str:
+    """The checked grammar with another name for a rule, but not in its texts and schemas."""
+    parts: list[str] = []
+    place = 0
+    word = re.compile(rf"\b{rule}\b")
+    while found := _LEXEMES.search(grammar, place):
+        parts.append(word.sub(name, grammar[place : found.start()]))
+        place = found.end()
+        if found[0] == "%json":
+            _, place = _json_at(grammar, place)
+        # Square brackets hold options of a rule (``[lazy]``, ``[name="…"]``), or what may be left out.
+        is_optional = found[0].startswith("[") and "=" not in found[0]
+        lexeme = grammar[found.start() : place]
+        parts.append(word.sub(name, lexeme) if is_optional else lexeme)
+    return "".join([*parts, word.sub(name, grammar[place:])])
 
 
 def _json_at(text: str, place: int) -> tuple[json_schema.Json, int]:

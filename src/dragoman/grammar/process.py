@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from dragoman.core.constraint import Constraint
+from dragoman.core.constraint import Constraint, Reasoned
 from dragoman.core.errors import BadRequest, UnsupportedFeature
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.text.limited_process import LimitedProcess, ProcessFailure
@@ -44,7 +44,7 @@ class GrammarProcess:
             _WORKER, lambda: setup, time_s=2 * self._limits.time_s + _MARGIN_S, answer_bytes=1 << 26
         )
 
-    def check(self, constraint: Constraint) -> str:
+    def check(self, constraint: Constraint | Reasoned) -> str:
         """The grammar that enforces the constraint. Raises BadRequest and UnsupportedFeature, saying why."""
         try:
             return str(self._process.ask({"constraint": msgspec.to_builtins(constraint)})["grammar"])

@@ -26,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from dragoman.core.constraint import Constraint
+from dragoman.core.constraint import Constraint, Reasoned
 from dragoman.core.errors import BadRequest, UnsupportedFeature
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.grammar.lark import grammar_of
@@ -44,8 +44,12 @@ SLOW_STEP_S = 0.02
 def answer(constraint: Any, matching: Matching) -> dict[str, str]:
     """The answer to one request."""
     try:
-        grammar = grammar_of(msgspec.convert(constraint, Constraint))
-        if problem := matching.problem(grammar) or _walk(matching, grammar):
+        asked = msgspec.convert(constraint, Constraint | Reasoned)
+        # A walk through free text would not come to the answer behind it.
+        alone = grammar_of(asked.answer if isinstance(asked, Reasoned) else asked)
+        problem = matching.problem(alone) or _walk(matching, alone)
+        grammar = grammar_of(asked) if isinstance(asked, Reasoned) else alone
+        if problem := problem or matching.problem(grammar):
             return {"kind": "unsupported", "error": problem}
         return {"grammar": grammar}
     except UnsupportedFeature as error:

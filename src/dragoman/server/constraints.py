@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 
-from dragoman.core.constraint import Constraint
+from dragoman.core.constraint import Constraint, Reasoned
 from dragoman.core.errors import BadConstraint, BadRequest, UnsupportedConstraint, UnsupportedFeature
 from dragoman.grammar.process import GrammarProcess
 from dragoman.server.model import ServedModel
@@ -24,11 +24,11 @@ class ConstraintReader:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
         self._process: GrammarProcess | None = None
-        self._known: OrderedDict[Constraint, Answer] = OrderedDict()
+        self._known: OrderedDict[Constraint | Reasoned, Answer] = OrderedDict()
         self._chars = 0
         self._turn = asyncio.Lock()
 
-    async def read(self, constraint: Constraint | None, param: str) -> str | None:
+    async def read(self, constraint: Constraint | Reasoned | None, param: str) -> str | None:
         """The grammar. Raises BadConstraint and UnsupportedConstraint, with the wire's name of the constraint."""
         if constraint is None:
             return None
@@ -49,7 +49,7 @@ class ConstraintReader:
         if self._process is not None:
             self._process.close()
 
-    def _checked(self, constraint: Constraint) -> Answer:
+    def _checked(self, constraint: Constraint | Reasoned) -> Answer:
         if self._process is None:
             self._process = GrammarProcess(self._model.vocabulary)
         try:
@@ -57,7 +57,7 @@ class ConstraintReader:
         except BadRequest as error:
             return error
 
-    def _keep(self, constraint: Constraint, answer: Answer) -> None:
+    def _keep(self, constraint: Constraint | Reasoned, answer: Answer) -> None:
         self._known[constraint] = answer
         self._chars += _size(answer)
         while len(self._known) > 1 and (len(self._known) > CACHED or self._chars > CACHED_CHARS):

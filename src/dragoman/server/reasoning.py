@@ -1,9 +1,11 @@
-"""The reasoning of a model in a request's terms: whether its prompt has opened the block, and how long that may be."""
+"""The reasoning of a model in a request's terms: whether its prompt has opened the block, how long that may be, and
+what follows it."""
 
 from __future__ import annotations
 
 import asyncio
 
+from dragoman.core.constraint import Constraint, Reasoned
 from dragoman.core.errors import UnsupportedFeature
 from dragoman.core.request import ChatPrompt, GenerationRequest, ReasoningLimit
 from dragoman.core.serving import ReasoningBlocks
@@ -18,6 +20,23 @@ def reasoning_begun(model: ServedModel, request: GenerationRequest, token_ids: t
     # Far more tokens than the mark has, and the line end behind it.
     end = model.tokenizer.decode(token_ids[-32:], skip_special_tokens=False)
     return end.rstrip().endswith(blocks.opening)
+
+
+def constraint_of(
+    model: ServedModel, request: GenerationRequest, token_ids: tuple[int, ...]
+) -> Constraint | Reasoned | None:
+    """What all of the text has to be: the request's constraint, behind a reasoning block where that may precede it."""
+    blocks, constraint = model.card.reasoning, request.constraint
+    if blocks is None or constraint is None or not request.constraint_behind_reasoning:
+        return constraint
+    return Reasoned(
+        answer=constraint,
+        opening=blocks.opening,
+        closing=blocks.closing,
+        opening_id=blocks.special_ids.get(blocks.opening),
+        closing_id=blocks.special_ids.get(blocks.closing),
+        begun=reasoning_begun(model, request, token_ids),
+    )
 
 
 async def reasoning_limit(

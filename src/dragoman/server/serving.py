@@ -42,7 +42,7 @@ from dragoman.server.metrics import Metrics
 from dragoman.server.model import ServedModel
 from dragoman.server.phrases import PhraseReader
 from dragoman.server.prompts import PromptReader
-from dragoman.server.reasoning import reasoning_limit
+from dragoman.server.reasoning import constraint_of, reasoning_limit
 from dragoman.server.transcript import transcripts_of
 
 DEFAULT_MAX_WAITING = 256
@@ -164,7 +164,8 @@ class EngineServing:
             prompt = await self._prompt(request)
             request = msgspec.structs.replace(request, sampling=await self._phrases.read(request.sampling))
             submitted = engine_request(self._model, request, prompt, count, logprobs)
-            grammar = await self._constraints.read(request.constraint, request.constraint_param)
+            constraint = constraint_of(self._model, request, submitted.prompt)
+            grammar = await self._constraints.read(constraint, request.constraint_param)
             submitted = msgspec.structs.replace(submitted, grammar=grammar)
             submitted = for_encoder(submitted, self._model.encoder, resumable=request.resumable)
             reasoning = await reasoning_limit(self._model, request, submitted.prompt)

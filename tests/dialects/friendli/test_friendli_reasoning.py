@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -96,6 +97,7 @@ BEGUN = SOURCE + CALLS + "<think>\n"
 PATH = "/serverless/v1/chat/completions"
 LONG = CHAT | {"max_tokens": 60, "parse_reasoning": True}
 MARK = TOKENIZER.encode_inside("</think>")
+FLAG = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
 
 
 @pytest.fixture
@@ -177,13 +179,42 @@ async def test_a_generation_that_goes_on_has_one_budget_for_all_calls(thinking: 
 @pytest.mark.anyio
 async def test_a_format_of_the_whole_text_leaves_nothing_to_count(thinking: LocalHouse) -> None:
     fields = {"response_format": {"type": "regex", "schema": "[a-z]{12}"}, "reasoning_budget": 3}
-    got = await thinking.client.post(PATH, json=LONG | fields | {"parse_reasoning": False})
-    assert got.headers["x-dragoman-warnings"] == "ignored: reasoning_budget"
-    content = got.json()["choices"][0]["message"]["content"]
-    assert (len(content), content.isalpha()) == (12, True)
+    for told in ({"parse_reasoning": False}, {"parse_reasoning": None}):
+        got = await thinking.client.post(PATH, json=LONG | fields | told)
+        assert got.headers["x-dragoman-warnings"] == "ignored: reasoning_budget"
+        content = got.json()["choices"][0]["message"]["content"]
+        assert (len(content), content.isalpha()) == (12, True)
     free = await thinking.client.post(PATH, json=LONG | {"response_format": {"type": "text"}, "reasoning_budget": 3})
     assert "x-dragoman-warnings" not in free.headers
     assert free.json()["choices"][0]["message"]["content"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("format", "pattern"),
+    [
+        ({"type": "regex", "schema": "[a-z]{12}"}, "[a-z]{12}"),
+        ({"type": "json_schema", "json_schema": {"schema": FLAG}}, r'\{\s?\s*"a":\s*(true|false)\s*\}'),
+    ],
+    ids=["regex", "schema"],
+)
+async def test_a_format_is_that_of_the_answer_behind_the_reasoning(
+    thinking: LocalHouse, seed: int, format: dict[str, Any], pattern: str
+) -> None:
+    fields = {"response_format": format, "reasoning_budget": 7, "seed": seed, "n": 2}
+    whole = (await answer(thinking, **fields))["choices"]
+    lines = (await thinking.client.post(PATH, json=LONG | fields | {"stream": True})).text
+    events = [json.loads(line[6:])["choices"][0] for line in lines.split("\n\n") if line.startswith("data: {")]
+    for choice in whole:
+        assert choice["finish_reason"] == "stop"
+        assert re.fullmatch(pattern, choice["message"]["content"])
+        deltas = [event["delta"] for event in events if event["index"] == choice["index"]]
+        for name in ("reasoning_content", "content"):
+            assert "".join(delta.get(name) or "" for delta in deltas) == choice["message"][name] != ""
+    hidden = (await answer(thinking, include_reasoning=False, **fields))["choices"]
+    assert [choice["message"]["content"] for choice in hidden] == [choice["message"]["content"] for choice in whole]
+    assert not any("reasoning_content" in choice["message"] for choice in hidden)
 
 
 @pytest.mark.anyio

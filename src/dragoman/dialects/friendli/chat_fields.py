@@ -136,7 +136,7 @@ _CHAT: tuple[Field, ...] = (
         kind=Integer(1, 2**31 - 1),
         becomes="reasoning_budget",
         note="Most tokens of the reasoning block; it is then closed, and the answer begins. Ignored, and reported, for "
-        "a model that is not known to write such blocks, and with a `response_format`.",
+        "a model that is not known to write such blocks, and with a `response_format` unless reasoning is parsed.",
     ),
 )
 

@@ -103,16 +103,17 @@ class SurfaceApi:
         """``POST {surface}/chat/completions``."""
         asked = await self._asked(self._chat, serving, exchange)
         values, found = asked.reading.values, asked.found
-        _report_unread(asked, exchange)
-        head = _head(values, found, "chatcmpl-")
         parse = values["parse_reasoning"]
+        separate = self._settings.friendli_parse_reasoning if parse is None else parse
+        _report_unread(asked, exchange, separate=separate)
+        head = _head(values, found, "chatcmpl-")
         functions = functions_of(values["tools"])
         plan = tool_plan(
             functions,
             tool_choice(values["tool_choice"], [function["name"] for function in functions]),
             found.card,
             parallel=values["parallel_tool_calls"],
-            separate_reasoning=self._settings.friendli_parse_reasoning if parse is None else parse,
+            separate_reasoning=separate,
         )
         request = chat_request(self._chat, values, head.id, found.card, plan, elapsed_s=exchange.elapsed_s)
         shown = Shown(plan.shape, values["logprobs"], values["include_reasoning"])
@@ -172,9 +173,9 @@ class Asked(NamedTuple):
     found: Target
 
 
-def _report_unread(asked: Asked, exchange: Exchange) -> None:
+def _report_unread(asked: Asked, exchange: Exchange, *, separate: bool = False) -> None:
     reading = asked.reading
-    if unread := without_effect(reading.values, asked.found.card):
+    if unread := without_effect(reading.values, asked.found.card, separate=separate):
         exchange.report(msgspec.structs.replace(reading, reported=(*reading.reported, *unread)))
 
 

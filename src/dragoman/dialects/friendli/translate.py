@@ -101,9 +101,10 @@ def chat_request(
         logprobs=LogprobParams(top=values["top_logprobs"]) if values["logprobs"] else None,
         constraint=plan.constraint or constraint,
         constraint_param="tools" if plan.constraint else "response_format",
+        constraint_behind_reasoning=plan.formats_answer,
         shown_tokens=plan.shown_tokens,
-        # A response format is that of the whole text: there is no room for a block, but for marks in its strings.
-        reasoning_budget=values["reasoning_budget"] if constraint is None else None,
+        # A format of the whole text has no room for a block, but for marks in its strings.
+        reasoning_budget=values["reasoning_budget"] if constraint is None or plan.shape.separate else None,
         timeout_s=_timeout_s(values, elapsed_s),
     )
 
@@ -117,10 +118,13 @@ def chat_prompt(values: dict[str, Any], tools: Sequence[dict[str, Any]]) -> Chat
     return ChatPrompt(messages=messages, tools=tuple(tools), template_kwargs=variables)
 
 
-def without_effect(values: dict[str, Any], card: ModelCard) -> tuple[str, ...]:
-    """Fields of a chat that this model, or its template, has no use for, which the contract wants ignored."""
+def without_effect(values: dict[str, Any], card: ModelCard, *, separate: bool = False) -> tuple[str, ...]:
+    """Fields of a chat that this model, or its template, has no use for, which the contract wants ignored.
+
+    ``separate``: reasoning is no part of the content, which is what a format is about.
+    """
     form = values.get("response_format")
-    reasons = card.reasoning is not None and (form is None or form["type"] == "text")
+    reasons = card.reasoning is not None and (separate or form is None or form["type"] == "text")
     used = {"reasoning_effort": "reasoning_effort" in card.template_variables, "reasoning_budget": reasons}
     return tuple(name for name, is_used in used.items() if values.get(name) is not None and not is_used)
 

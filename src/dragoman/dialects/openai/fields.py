@@ -352,8 +352,9 @@ CHAT = Table(
             kind=Boolean(),
             default=False,
             note=_extension(
-                "A reasoning block (`<think>`) goes to the message's `reasoning_content`; refused unless the model is "
-                "known to write such blocks."
+                "A reasoning block (`<think>`) goes to the message's `reasoning_content`, and a format such as "
+                "`response_format` is that of the content behind it; refused unless the model is known to write such "
+                "blocks."
             ),
         ),
         Field(name="functions", kind=Anything(), treatment=REFUSED, neutral=([],), note="The old form of `tools`."),

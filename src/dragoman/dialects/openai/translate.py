@@ -116,6 +116,7 @@ def chat_request(
         logprobs=logprobs,
         constraint=constraint,
         constraint_param=constraint_param,
+        constraint_behind_reasoning=plan.formats_answer,
         shown_tokens=plan.shown_tokens,
         truncate=values["truncate_prompt_tokens"],
         priority=values["priority"],

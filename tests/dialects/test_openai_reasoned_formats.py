@@ -1,0 +1,102 @@
+"""Formats of answers that a reasoning model gives: of the content alone where its reasoning is set apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from scripted import ScriptedHouse, scripted_house
+from stub_house import TOKENIZER
+
+from dragoman.core.vocabulary import Vocabulary
+from dragoman.grammar.matching import Matching
+from dragoman.text import ChatTemplate
+
+ASK: Any = {"role": "user", "content": "Is it cold?"}
+SCHEMA = {"type": "object", "properties": {"cold": {"type": "boolean"}}, "required": ["cold"]}
+FORMATS: list[dict[str, Any]] = [
+    {"response_format": {"type": "json_object"}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "cold", "schema": SCHEMA}}},
+    {"guided_regex": r'\{"cold": (true|false)\}'},
+    {"guided_choice": ['{"cold": true}', '{"cold": false}']},
+    {"guided_grammar": 'start: "{\\"cold\\": " ("true" | "false") "}"'},
+]
+JSON = '{"cold": true}'
+THOUGHT = "Hm {.</thin> <think>"
+# Opens the block unless it is told not to, as the templates of many models do.
+SOURCE = (
+    "{% for m in messages %}[{{ m.content }}]{% endfor %}{% if enable_thinking is defined and not enable_thinking %}"
+    "<think>\n\n</think>\n\n{% elif opens is not defined or opens %}<think>\n{% endif %}"
+)
+BEGUN: dict[str, Any] = {}
+CLOSED = {"chat_template_kwargs": {"enable_thinking": False}}
+FREE = {"chat_template_kwargs": {"opens": False}}
+MATCHING = Matching(
+    Vocabulary(
+        tokens=tuple(map(TOKENIZER.token_bytes, range(TOKENIZER.vocab_size))),
+        special_ids=tuple(sorted(TOKENIZER.special_ids)),
+        end_ids=TOKENIZER.eos_ids,
+    )
+)
+
+
+@pytest.fixture(scope="module")
+def house() -> Iterator[ScriptedHouse]:
+    template = ChatTemplate({"default": SOURCE})
+    with scripted_house(template) as house:
+        yield house
+    template.close()
+
+
+def ask(house: ScriptedHouse, text: str, fields: dict[str, Any], *, separate: bool = True) -> Any:
+    return house.ask(text, [ASK], extra_body={"separate_reasoning": separate} | fields).choices[0].message
+
+
+def can_follow(house: ScriptedHouse, text: str) -> bool:
+    """Whether the engine was given a grammar that makes this a whole text."""
+    matcher, complete = MATCHING.matcher(house.engine.requests[-1].grammar or ""), False
+    for token_id in TOKENIZER.encode(text, add_special_tokens=False):
+        if complete or not matcher.mask()[token_id]:
+            return False
+        complete = matcher.push(token_id)
+    return complete or bool(matcher.mask()[TOKENIZER.eos_ids[0]])
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=lambda format: "-".join(format))
+@pytest.mark.parametrize(
+    ("state", "block"),
+    [(BEGUN, f"{THOUGHT}\n</think>\n\n"), (FREE, f"<think>\n{THOUGHT}</think>"), (FREE, ""), (CLOSED, "")],
+    ids=["begun", "free", "free-without", "closed"],
+)
+def test_the_content_has_the_format_behind_the_reasoning(
+    house: ScriptedHouse, format: dict[str, Any], state: dict[str, Any], block: str
+) -> None:
+    message = ask(house, block + JSON, format | state)
+    assert (message.content, message.reasoning_content) == (JSON, THOUGHT if block else None)
+    assert can_follow(house, block + JSON)
+    for wrong in (block + "[1]", block + "Yes.", block + JSON + ".", block):
+        assert not can_follow(house, wrong)
+    assert can_follow(house, JSON) == (state is not BEGUN)
+
+    chunks = list(house.ask(block + JSON, [ASK], stream=True, extra_body={"separate_reasoning": True} | format | state))
+    deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
+    assert "".join(delta.content or "" for delta in deltas) == JSON
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == (THOUGHT if block else "")
+    assert can_follow(house, block + JSON)
+
+
+@pytest.mark.parametrize("state", [BEGUN, FREE, CLOSED], ids=["begun", "free", "closed"])
+def test_reasoning_that_is_content_has_no_place_in_a_format(house: ScriptedHouse, state: dict[str, Any]) -> None:
+    assert ask(house, JSON, FORMATS[1] | state, separate=False).content == JSON
+    assert can_follow(house, JSON)
+    assert not can_follow(house, f"{THOUGHT}</think>{JSON}")
+    assert not can_follow(house, f"<think>{THOUGHT}</think>{JSON}")
+
+
+def test_completions_have_the_format_from_the_first_token(house: ScriptedHouse) -> None:
+    house.engine.texts = [JSON]
+    for prompt in ("[Is it cold?]<think>\n", "[Is it cold?]"):
+        house.client.completions.create(model="stub", prompt=prompt, extra_body=FORMATS[1])
+        assert can_follow(house, JSON)
+        assert not can_follow(house, f"{THOUGHT}</think>{JSON}")
