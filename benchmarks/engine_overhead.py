@@ -21,7 +21,8 @@ from dragoman.core.request import EngineRequest
 from dragoman.core.sampling import LogprobParams, SamplingParams
 from dragoman.engine import batch as batch_module
 from dragoman.engine import engine as engine_module
-from dragoman.engine.batch import Batch, Float32, Int32
+from dragoman.engine.arrays import Float32, Int32
+from dragoman.engine.batch import Batch
 from dragoman.engine.engine import Engine
 from dragoman.engine.messages import frame
 from dragoman.engine.settings import SchedulerSettings

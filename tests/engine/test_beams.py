@@ -22,7 +22,8 @@ from dragoman.core.events import FinishEvent, FinishReason, TokenEvent
 from dragoman.core.request import EngineRequest
 from dragoman.core.sampling import BeamParams, LogprobParams, SamplingParams
 from dragoman.engine import admission
-from dragoman.engine.batch import Batch, Float32, Int32
+from dragoman.engine.arrays import Float32, Int32
+from dragoman.engine.batch import Batch
 from dragoman.engine.candidates import candidates, gumbel_noise
 from dragoman.engine.engine import Engine
 from dragoman.engine.runner import Runner

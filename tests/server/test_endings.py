@@ -14,7 +14,8 @@ from stub_house import QUICK, STUB, TOKENIZER, LocalEngine, local_model
 from dragoman.core.events import FinishReason, GenerationResult, TextDelta
 from dragoman.core.request import GenerationRequest, TokenPrompt
 from dragoman.core.sampling import EndingParams, SamplingParams
-from dragoman.engine.batch import Batch, Float32
+from dragoman.engine.arrays import Float32
+from dragoman.engine.batch import Batch
 from dragoman.engine.engine import Engine
 from dragoman.engine.stub import StubRunner
 from dragoman.server.metrics import Metrics

@@ -6,15 +6,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+
+from dragoman.engine.arrays import Float32, Int32
 
 if TYPE_CHECKING:
     from dragoman.engine.encoder import EncoderInput
     from dragoman.engine.schedule import Schedule
     from dragoman.engine.sequence import Sequence
-
-Int32 = NDArray[np.int32]
-Float32 = NDArray[np.float32]
 
 
 class Batch(NamedTuple):

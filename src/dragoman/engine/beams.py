@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dragoman.core.events import BeamStep, BeamToken, FinishReason, TokenLogprob
 from dragoman.core.request import EngineRequest
-from dragoman.engine.batch import Float32, Int32
+from dragoman.engine.arrays import Float32, Int32
 
 EndReason = Callable[[int, int], FinishReason | None]
 """Why a text ends, given its place among those that are followed and the token it goes on with; None: it does not."""

@@ -10,7 +10,7 @@ from collections import Counter
 
 import numpy as np
 
-from dragoman.engine.batch import Int32
+from dragoman.engine.arrays import Int32
 from dragoman.engine.encoder import EncoderInputs
 from dragoman.engine.kv_cache import NOT_HELD, KVCache, block_hash
 from dragoman.engine.sequence import Sequence

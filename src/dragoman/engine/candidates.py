@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dragoman import kernels
 from dragoman.core.sampling import BeamParams, SamplingParams
-from dragoman.engine.batch import Float32
+from dragoman.engine.arrays import Float32
 from dragoman.engine.beams import Candidates, Float64
 from dragoman.engine.sampler import top_logprobs
 from dragoman.engine.sequence import Sequence

@@ -8,7 +8,7 @@ from bisect import bisect_left
 import numpy as np
 
 from dragoman.core.request import PromptEmbeddings
-from dragoman.engine.batch import Float32, Int32
+from dragoman.engine.arrays import Float32, Int32
 
 
 class GivenEmbeddings:

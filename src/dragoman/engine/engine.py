@@ -14,7 +14,8 @@ from dragoman.core.request import EngineRequest
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.engine import admission
 from dragoman.engine.adapters import Adapter, Adapters
-from dragoman.engine.batch import Float32, build_batch, build_encoder_batch
+from dragoman.engine.arrays import Float32
+from dragoman.engine.batch import build_batch, build_encoder_batch
 from dragoman.engine.grammars import Grammars, Prepared
 from dragoman.engine.messages import EngineStats, StepOutput
 from dragoman.engine.processors import processors_for

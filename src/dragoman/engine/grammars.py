@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dragoman.core.errors import BadRequest
 from dragoman.core.request import EngineRequest
 from dragoman.core.vocabulary import Vocabulary
-from dragoman.engine.batch import Float32
+from dragoman.engine.arrays import Float32
 
 if TYPE_CHECKING:
     from dragoman.grammar.matching import Matcher, Matching

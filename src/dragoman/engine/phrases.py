@@ -11,7 +11,7 @@ import numpy as np
 
 from dragoman.core.request import EngineRequest
 from dragoman.core.sampling import SamplingParams
-from dragoman.engine.batch import Float32, Int32
+from dragoman.engine.arrays import Float32, Int32
 from dragoman.engine.sequence import Processor, Sequence
 
 DRY_LONGEST_MATCH = 50

@@ -14,7 +14,7 @@ import numpy as np
 
 from dragoman import kernels
 from dragoman.core.request import EngineRequest
-from dragoman.engine.batch import Float32, Int32
+from dragoman.engine.arrays import Float32, Int32
 from dragoman.engine.phrases import banned_phrases, dry, encoder_no_repeat_ngram, no_repeat_ngram
 from dragoman.engine.reasoning import reasoning_budget
 from dragoman.engine.sequence import Processor, Sequence

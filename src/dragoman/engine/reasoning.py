@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dragoman.core.request import EngineRequest, ReasoningLimit
-from dragoman.engine.batch import Float32
+from dragoman.engine.arrays import Float32
 from dragoman.engine.sequence import Processor, Sequence
 
 

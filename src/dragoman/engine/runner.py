@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from dragoman.engine.batch import Batch, Float32, Int32
+from dragoman.engine.arrays import Float32, Int32
+from dragoman.engine.batch import Batch
 from dragoman.models import AdapterInfo
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dragoman import kernels
 from dragoman.core.events import TokenLogprob
 from dragoman.core.sampling import MAX_TIES, SamplingParams
-from dragoman.engine.batch import Float32, Int32
+from dragoman.engine.arrays import Float32, Int32
 from dragoman.engine.grammars import Follower
 from dragoman.engine.sequence import Sequence
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from dragoman.core.events import BeamStep, EngineEvent, FinishEvent, FinishReason, TokenEvent
-from dragoman.engine.batch import Float32
+from dragoman.engine.arrays import Float32
 from dragoman.engine.candidates import candidates
 from dragoman.engine.scheduler import Scheduler
 from dragoman.engine.sequence import Sequence, SequenceGroup

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from dragoman.core.events import FinishReason, TokenLogprob
 from dragoman.core.request import EngineRequest
 from dragoman.engine.adapters import Adapter
-from dragoman.engine.batch import Float32
+from dragoman.engine.arrays import Float32
 from dragoman.engine.beams import BeamSearch
 from dragoman.engine.embeddings import GivenEmbeddings
 from dragoman.engine.encoder import EncoderInput

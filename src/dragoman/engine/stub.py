@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.core.errors import ModelError
-from dragoman.engine.batch import Batch, Float32, Int32
+from dragoman.engine.arrays import Float32, Int32
+from dragoman.engine.batch import Batch
 from dragoman.engine.messages import StubModel
 from dragoman.models import AdapterInfo, ModelInfo
 

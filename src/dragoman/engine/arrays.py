@@ -1,0 +1,9 @@
+"""The kinds of arrays that the engine hands about."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32 = NDArray[np.int32]
+Float32 = NDArray[np.float32]
