@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +17,8 @@ from stub_house import QUICK, STUB, TOKENIZER, local_model
 from dragoman.core.errors import AdapterNotFound, ModelError
 from dragoman.core.events import EngineEvent, FinishReason, PromptEvent, TokenEvent, TokenLogprob
 from dragoman.core.request import EngineRequest
+from dragoman.core.vocabulary import Vocabulary
+from dragoman.grammar.matching import Matching
 from dragoman.models import AdapterInfo
 from dragoman.server.app import create_app
 from dragoman.server.metrics import Metrics
@@ -95,6 +98,27 @@ class ScriptedHouse:
 def calls_of(message: Any) -> list[tuple[str, str]]:
     """The names and arguments of a message's calls."""
     return [(call.function.name, call.function.arguments) for call in message.tool_calls or []]
+
+
+def can_follow(house: ScriptedHouse, text: str) -> bool:
+    """Whether the engine was given a grammar that makes this a whole text."""
+    matcher, complete = _matching().matcher(house.engine.requests[-1].grammar or ""), False
+    for token_id in TOKENIZER.encode(text, add_special_tokens=False):
+        if complete or not matcher.mask()[token_id]:
+            return False
+        complete = matcher.push(token_id)
+    return complete or bool(matcher.mask()[TOKENIZER.eos_ids[0]])
+
+
+@functools.cache
+def _matching() -> Matching:
+    return Matching(
+        Vocabulary(
+            tokens=tuple(map(TOKENIZER.token_bytes, range(TOKENIZER.vocab_size))),
+            special_ids=tuple(sorted(TOKENIZER.special_ids)),
+            end_ids=TOKENIZER.eos_ids,
+        )
+    )
 
 
 @contextmanager

@@ -201,4 +201,4 @@ def test_a_card_says_which_marks_are_special() -> None:
     assert calls is not None
     assert (calls.format, calls.special_ids) == ("mistral", {"[TOOL_CALLS]": 5})
     assert blocks is not None
-    assert (blocks.opening, blocks.special_ids, blocks.begun) == ("[THINK]", {"[THINK]": 6}, False)
+    assert (blocks.opening, blocks.special_ids) == ("[THINK]", {"[THINK]": 6})

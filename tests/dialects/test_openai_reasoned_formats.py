@@ -6,11 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from scripted import ScriptedHouse, scripted_house
-from stub_house import TOKENIZER
+from scripted import ScriptedHouse, can_follow, scripted_house
 
-from dragoman.core.vocabulary import Vocabulary
-from dragoman.grammar.matching import Matching
 from dragoman.text import ChatTemplate
 
 ASK: Any = {"role": "user", "content": "Is it cold?"}
@@ -32,13 +29,6 @@ SOURCE = (
 BEGUN: dict[str, Any] = {}
 CLOSED = {"chat_template_kwargs": {"enable_thinking": False}}
 FREE = {"chat_template_kwargs": {"opens": False}}
-MATCHING = Matching(
-    Vocabulary(
-        tokens=tuple(map(TOKENIZER.token_bytes, range(TOKENIZER.vocab_size))),
-        special_ids=tuple(sorted(TOKENIZER.special_ids)),
-        end_ids=TOKENIZER.eos_ids,
-    )
-)
 
 
 @pytest.fixture(scope="module")
@@ -51,16 +41,6 @@ def house() -> Iterator[ScriptedHouse]:
 
 def ask(house: ScriptedHouse, text: str, fields: dict[str, Any], *, separate: bool = True) -> Any:
     return house.ask(text, [ASK], extra_body={"separate_reasoning": separate} | fields).choices[0].message
-
-
-def can_follow(house: ScriptedHouse, text: str) -> bool:
-    """Whether the engine was given a grammar that makes this a whole text."""
-    matcher, complete = MATCHING.matcher(house.engine.requests[-1].grammar or ""), False
-    for token_id in TOKENIZER.encode(text, add_special_tokens=False):
-        if complete or not matcher.mask()[token_id]:
-            return False
-        complete = matcher.push(token_id)
-    return complete or bool(matcher.mask()[TOKENIZER.eos_ids[0]])
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: "-".join(format))

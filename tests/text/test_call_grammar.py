@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from dragoman.core.errors import UnsupportedFeature
-from dragoman.core.serving import ReasoningBlocks, ToolCalls
+from dragoman.core.serving import ToolCalls
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.grammar.lark import grammar_of
 from dragoman.grammar.matching import Matcher, Matching
@@ -178,11 +178,12 @@ def test_what_a_format_cannot_state_is_refused(schema: dict[str, Any]) -> None:
         call_grammar(calls, (CallableTool(name="f", arguments=schema),), required=True, parallel=True)
 
 
-@pytest.mark.parametrize("begun", [True, False])
-def test_reasoning_may_precede_a_required_call(matching: Matching, begun: bool) -> None:
-    blocks = ReasoningBlocks(opening="<think>", closing="</think>", begun=begun)
-    call = WRITTEN["hermes"]
-    opening = "" if begun else "<think>"
-    assert accepts(matcher(matching, "hermes", reasoning=blocks), opening + "\nhm <tool_call>?\n</think>\n\n" + call)
-    assert accepts(matcher(matching, "hermes", reasoning=blocks), call) == (not begun)
-    assert not accepts(matcher(matching, "hermes", reasoning=blocks), opening + "\nhm\n</think>\n\nNo.")
+@pytest.mark.parametrize("format", FORMATS)
+def test_free_text_does_not_begin_with_the_mark_of_a_block(matching: Matching, format: str) -> None:
+    def free() -> Matcher:
+        return matcher(matching, format, required=False, not_opening="<think>")
+
+    for text in ("", "<thin", "Hm <think>", WRITTEN[format]):
+        assert accepts(free(), text)
+    for text in ("<think>", "\n<think>hm", "<think>hm</think>" + WRITTEN[format]):
+        assert not accepts(free(), text)

@@ -27,14 +27,10 @@ class ToolCalls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReasoningBlocks(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model writes around its reasoning. ``begun``: its template opens the block, so the text begins inside.
-
-    ``special_ids``: as for ``ToolCalls``.
-    """
+    """What a model writes around its reasoning. ``special_ids``: as for ``ToolCalls``."""
 
     opening: str
     closing: str
-    begun: bool = False
     special_ids: dict[str, int] = {}
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from dragoman.core.constraint import Constraint
 from dragoman.core.errors import BadRequest, UnsupportedFeature
-from dragoman.core.serving import ModelCard, ReasoningBlocks, ToolCalls
+from dragoman.core.serving import ModelCard, ToolCalls
 from dragoman.text.call_grammar import CallableTool, call_grammar
 from dragoman.text.message import MessageReader
 from dragoman.text.reasoning import ReasoningMarks, ReasoningParser
@@ -60,18 +60,18 @@ PLAIN = MessageShape()
 
 
 class ToolPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a chat request asks beyond its messages. The defaults are those of one without tools."""
+    """What a chat request asks beyond its messages. The defaults are those of one without tools.
+
+    ``behind_reasoning``: what the text has to be, by this constraint or by a format of the request, it has to be behind
+    the model's reasoning block. Calls are read there only; a format is that of the content, and so of what follows the
+    block where the content is without it.
+    """
 
     tools: tuple[dict[str, Any], ...] = ()
     constraint: Constraint | None = None
+    behind_reasoning: bool = False
     shown_tokens: tuple[str, ...] = ()
     shape: MessageShape = PLAIN
-
-    @property
-    def formats_answer(self) -> bool:
-        """A format that the request gives is that of the answer alone: reasoning goes to a field of its own, and the
-        content without it can be what was asked for. A constraint of the plan's own says where reasoning may stand."""
-        return self.shape.separate and self.constraint is None
 
 
 WITHOUT_TOOLS = ToolPlan()
@@ -123,7 +123,8 @@ def tool_plan(
     shape = MessageShape(reasoning=marks, separate=separate_reasoning and marks is not None)
     shown = tuple(marks) if marks and shape.separate else ()
     if choice.mode == "none":
-        return ToolPlan(shown_tokens=shown, shape=shape if shape.separate else PLAIN)
+        shape = shape if shape.separate else PLAIN
+        return ToolPlan(behind_reasoning=shape.separate, shown_tokens=shown, shape=shape)
     if card.tool_calls is None:
         raise UnsupportedFeature(
             f"'tools' is not supported: the chat template of the model '{card.name}' knows no tools, "
@@ -134,11 +135,12 @@ def tool_plan(
     enforced = any(map(_is_strict, offered)) or not parallel or len(offered) < len(functions)
     constraint = None
     if choice.required or enforced:
-        constraint = _constraint(offered, choice, card.tool_calls, card.reasoning, parallel=parallel)
+        constraint = _constraint(offered, choice, card.tool_calls, marks, parallel=parallel)
     format = CALL_FORMATS[card.tool_calls.format]
     return ToolPlan(
         tools=tuple(map(_shown, functions)),
         constraint=constraint,
+        behind_reasoning=True,
         shown_tokens=(*format.marks, *shown),
         shape=msgspec.structs.replace(shape, format=format, names=choice.names),
     )
@@ -183,14 +185,15 @@ def _constraint(
     offered: Sequence[dict[str, Any]],
     choice: ToolChoice,
     calls: ToolCalls,
-    reasoning: ReasoningBlocks | None,
+    marks: ReasoningMarks | None,
     *,
     parallel: bool,
 ) -> Constraint:
     tools = [_callable(tool, choice.required) for tool in offered]
     parallel = parallel and choice.mode != "named"
+    opening = marks.opening if marks else None
     try:
-        return call_grammar(calls, tools, required=choice.required, parallel=parallel, reasoning=reasoning)
+        return call_grammar(calls, tools, required=choice.required, parallel=parallel, not_opening=opening)
     except UnsupportedFeature as error:
         error.param = "tools"
         raise

@@ -7,6 +7,7 @@ only calls follow. A mark that is a special token stands in the grammar by its i
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import msgspec
 
 from dragoman.core.constraint import Lark
 from dragoman.core.errors import UnsupportedFeature
-from dragoman.core.serving import ReasoningBlocks, ToolCalls
+from dragoman.core.serving import ToolCalls
 
 
 class CallableTool(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,39 +34,31 @@ def call_grammar(
     *,
     required: bool,
     parallel: bool,
-    reasoning: ReasoningBlocks | None = None,
+    not_opening: str | None = None,
 ) -> Lark:
     """The grammar of texts that call these tools, and no others.
 
-    ``required``: there is a call. ``parallel``: there may be several. ``reasoning``: what may precede the calls, or
-    has to where its block was begun. Raises UnsupportedFeature for arguments that the format cannot state.
+    ``required``: there is a call. ``parallel``: there may be several. ``not_opening``: a mark that free text does not
+    begin with; it opens a reasoning block, whose calls are none. Raises UnsupportedFeature for arguments that the
+    format cannot state.
     """
     opener, body, rules, other = _FORMATS[calls.format](_marks(calls.special_ids), tools, parallel)
     lines = [f"calls: {body}", *rules]
-    thought, thinking = _thought(reasoning, required)
+    bare = "" if not_opening is None else rf" & ~/\s*{re.escape(not_opening)}(.|\n)*/"
     if required:
-        lines.insert(0, f"start: {thought}{opener} calls")
+        lines.insert(0, f"start: {opener} calls")
     elif opener:
         # A lexeme of text ends at the mark; a special token ends it by itself.
-        literal = opener.startswith('"')
-        lines[:0] = [f"start: {thought}(TEXT | head calls)", f"head{'[lazy]' * literal}: TEXT {opener}"]
+        is_text = opener.startswith('"')
+        lines[:0] = ["start: TEXT | head calls", f"head{'[lazy]' * is_text}: TEXT {opener}"]
+        lines.append(rf"TEXT: /(.|\n)*/{bare}")
     else:
-        lines[:0] = [f"start: {thought}(OTHER | calls)", f"OTHER: {other}"]
-    return Lark("\n".join([*lines, *thinking, r"TEXT: /(.|\n)*/"]) + "\n")
+        lines[:0] = ["start: OTHER | calls", f"OTHER: {other}{bare}"]
+    return Lark("\n".join(lines) + "\n")
 
 
 def _marks(special_ids: Mapping[str, int]) -> Mark:
     return lambda mark: f"<[{special_ids[mark]}]>" if mark in special_ids else json.dumps(mark)
-
-
-def _thought(reasoning: ReasoningBlocks | None, required: bool) -> tuple[str, list[str]]:
-    """What precedes calls in ``start``, and its rules. Free text needs no rule for a block that it opens itself."""
-    if reasoning is None or not (required or reasoning.begun):
-        return "", []
-    mark = _marks(reasoning.special_ids)
-    closing = mark(reasoning.closing)
-    rules = [f"thought{'[lazy]' * closing.startswith(chr(34))}: TEXT {closing}", r"BLANK: /[ \n]*/"]
-    return ("thought BLANK " if reasoning.begun else f"({mark(reasoning.opening)} thought BLANK)? "), rules
 
 
 Shape = tuple[str, str, list[str], str]

@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
-from dragoman.core.errors import BadRequest
-from dragoman.core.request import ChatPrompt
 from dragoman.core.serving import ReasoningBlocks, ToolCalls
 from dragoman.text.call_formats import HermesCalls, LlamaCalls, MistralCalls, PythonicCalls
 from dragoman.text.call_parser import CallParser
@@ -119,17 +117,12 @@ def tool_calls_of(template: ChatTemplate, tokenizer: Tokenizer) -> ToolCalls | N
 
 
 def reasoning_of(template: ChatTemplate, tokenizer: Tokenizer) -> ReasoningBlocks | None:
-    """What the model writes around its reasoning; None where it is not known to reason. Renders once."""
+    """What the model writes around its reasoning; None where it is not known to reason."""
     marks = find_reasoning_marks(template.source, lambda token: tokenizer.token_id(token) is not None)
     if marks is None or not template.available:
         return None
-    try:
-        rendered = template.render(ChatPrompt(messages=({"role": "user", "content": "?"},)))
-    except BadRequest:
-        rendered = ""
-    begun = rendered.rstrip().endswith(marks.opening)
     special_ids = _special_ids(marks, tokenizer)
-    return ReasoningBlocks(opening=marks.opening, closing=marks.closing, begun=begun, special_ids=special_ids)
+    return ReasoningBlocks(opening=marks.opening, closing=marks.closing, special_ids=special_ids)
 
 
 def _special_ids(marks: Sequence[str], tokenizer: Tokenizer) -> dict[str, int]:

@@ -101,7 +101,7 @@ def chat_request(
         logprobs=LogprobParams(top=values["top_logprobs"]) if values["logprobs"] else None,
         constraint=plan.constraint or constraint,
         constraint_param="tools" if plan.constraint else "response_format",
-        constraint_behind_reasoning=plan.formats_answer,
+        constraint_behind_reasoning=plan.behind_reasoning,
         shown_tokens=plan.shown_tokens,
         # A format of the whole text has no room for a block, but for marks in its strings.
         reasoning_budget=values["reasoning_budget"] if constraint is None or plan.shape.separate else None,

@@ -29,6 +29,9 @@ def octoai_plan(values: dict[str, Any], card: ModelCard) -> ToolPlan:
         return plan
     if choice.mode == "none":
         return msgspec.structs.replace(plan, constraint=format)
+    # A block before the format would be part of the content, which then had another form: it is left out, as it has no
+    # field of its own.
+    plan = tool_plan(functions, choice, card, separate_reasoning=True)
     required = tool_plan(functions, ToolChoice("required", choice.names), card).constraint
     assert required is not None
     return msgspec.structs.replace(plan, constraint=calls_or(required, format))

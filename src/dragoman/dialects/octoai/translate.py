@@ -83,6 +83,7 @@ def chat_request(values: dict[str, Any], request_id: str, card: ModelCard, plan:
         logprobs=_logprobs(values["top_logprobs"] if values["logprobs"] else None, values["loglikelihood"]),
         constraint=plan.constraint,
         constraint_param="response_format" if values["response_format"] else "tools",
+        constraint_behind_reasoning=plan.behind_reasoning,
         shown_tokens=plan.shown_tokens,
     )
 

@@ -116,7 +116,7 @@ def chat_request(
         logprobs=logprobs,
         constraint=constraint,
         constraint_param=constraint_param,
-        constraint_behind_reasoning=plan.formats_answer,
+        constraint_behind_reasoning=plan.behind_reasoning,
         shown_tokens=plan.shown_tokens,
         truncate=values["truncate_prompt_tokens"],
         priority=values["priority"],
