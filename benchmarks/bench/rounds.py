@@ -60,8 +60,9 @@ class Rounds:
         described = describe(case.model)
         shape = shape_of(described, precision)
         context = ("--max-context", str(min(described.spec.context, CONTEXT)))
-        if number == 0 and not self._late(0):
-            # A first start packs the weights, which takes time and memory of its own. It is not counted.
+        if not self._late(0):
+            # A first start packs the weights, which takes time and memory of its own, and a later one may have to read
+            # what the system has dropped from its cache meanwhile. It is not counted.
             self._ours.start_s(case.model, precision, context)
         if case.start and not self._late(1):
             self._seen(self._start(case, precision, context, number))
