@@ -148,7 +148,6 @@ def test_octoai_has_the_block_in_the_content_beside_a_call(
     assert can_follow(scripted, CALL[format]) == (not begun)
 
 
-@pytest.mark.parametrize("format", ["hermes"], indirect=True)
 def test_octoai_has_a_call_or_the_format_behind_a_block_that_is_not_shown(
     octoai: tuple[ScriptedHouse, bool], format: str
 ) -> None:

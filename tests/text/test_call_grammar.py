@@ -140,6 +140,19 @@ def test_random_texts_are_valid_calls(matching: Matching, format: str, seed: int
         jsonschema.validate(json.loads(given), SCHEMAS[name])
 
 
+@pytest.mark.parametrize("format", sorted({*FORMATS} - {"pythonic"}))
+def test_a_reference_finds_the_root_of_its_own_schema(matching: Matching, format: str) -> None:
+    tree = {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "next": {"$ref": "#"}},
+        "additionalProperties": False,
+    }
+    tools = (CallableTool(name="get_time"), CallableTool(name="weather", arguments=tree))
+    call = WRITTEN[format].replace('{"city": "paris"}', '{"city": "a", "next": {"next": {"city": "b"}}}')
+    assert accepts(matcher(matching, format, tools=tools), call)
+    assert not accepts(matcher(matching, format, tools=tools), call.replace('{"city": "b"}', '{"town": "b"}'))
+
+
 def test_arguments_without_a_schema_are_any_object(matching: Matching) -> None:
     for format, call in WRITTEN.items():
         free = (CallableTool(name="weather"), CallableTool(name="get_time"))
@@ -171,7 +184,15 @@ def test_python_arguments_may_all_be_optional(matching: Matching) -> None:
         assert not accepts(matcher(matching, "pythonic", tools=tools), call)
 
 
-@pytest.mark.parametrize("schema", [{"properties": {"a-b": {}}}, {"anyOf": [{}]}, {"required": ["x"]}])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a-b": {}}},
+        {"anyOf": [{}]},
+        {"required": ["x"]},
+        {"properties": {"next": {"$ref": "#"}}},
+    ],
+)
 def test_what_a_format_cannot_state_is_refused(schema: dict[str, Any]) -> None:
     calls = ToolCalls(format="pythonic")
     with pytest.raises(UnsupportedFeature, match="'f'"):

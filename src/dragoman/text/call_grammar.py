@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -72,8 +72,10 @@ def _hermes(mark: Mark, tools: Sequence[CallableTool], parallel: bool) -> Shape:
 
 
 def _llama(mark: Mark, tools: Sequence[CallableTool], parallel: bool) -> Shape:
+    # As JSON from the brace on: a lexer that never goes back can tell a call from other JSON as late as need be.
+    rules = [f"object_{i}: %json {json.dumps(_call_object(tool))}" for i, tool in enumerate(tools)]
     more = ' ("; " object)*' if parallel else ""
-    return "", "object" + more, _objects(tools, "parameters"), r"/\s*([^{\s](.|\n)*)?/"
+    return "", "object" + more, [_any("object", tools), *rules], r"/\s*([^{\s](.|\n)*)?/"
 
 
 def _mistral(mark: Mark, tools: Sequence[CallableTool], parallel: bool) -> Shape:
@@ -116,6 +118,40 @@ def _objects(tools: Sequence[CallableTool], member: str) -> list[str]:
     return rules + _schemas(tools)
 
 
+def _call_object(tool: CallableTool) -> dict[str, Any]:
+    """The schema of ``{"name": …, "parameters": …}``."""
+    arguments = _moved({"type": "object"} | dict(tool.arguments or {}), "#/properties/parameters")
+    return {
+        "type": "object",
+        "properties": {"name": {"const": tool.name}, "parameters": arguments},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema whose references to its own root find it at ``place`` of another."""
+    if isinstance(schema, list):
+        return [_moved(each, place) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {word: _moved(value, place) for word, value in schema.items()}
+    reference = moved.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = place + reference[1:]
+    return moved
+
+
+def _references(schema: Any) -> Iterator[str]:
+    if isinstance(schema, dict):
+        if isinstance(reference := schema.get("$ref"), str):
+            yield reference
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for each in schema:
+            yield from _references(each)
+
+
 def _schemas(tools: Sequence[CallableTool]) -> list[str]:
     """Each schema stands alone: a reference in it finds its root."""
     schemas = [{"type": "object"} | dict(tool.arguments or {}) for tool in tools]
@@ -147,7 +183,9 @@ def _python_arguments(name: str, schema: Mapping[str, Any]) -> tuple[dict[str, d
     """The schemas of the arguments, those that are required first, and which these are. Raises UnsupportedFeature."""
     properties, needed = schema.get("properties", {}), set(schema.get("required", []))
     stated = {"type", "properties", "required", "additionalProperties", "title", "description", "$defs", "definitions"}
-    plain = schema.keys() <= stated and needed <= properties.keys() and False not in properties.values()
+    # Each argument's schema stands alone, so only what stands beside it can be referred to.
+    local = all(reference.startswith(("#/$defs/", "#/definitions/")) for reference in _references(schema))
+    plain = local and schema.keys() <= stated and needed <= properties.keys() and False not in properties.values()
     if not plain or not all(key.isidentifier() and key.isascii() for key in properties):
         raise UnsupportedFeature(f"the calls of this model cannot be made to follow the schema of '{name}'")
     keys = sorted(properties, key=lambda key: key not in needed)
