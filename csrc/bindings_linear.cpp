@@ -223,7 +223,11 @@ void bind_linear(nb::module_& m) {
            },
            nb::arg("file"), nb::arg("nbytes"))
       .def_prop_ro("data", bytes_of)
-      .def("settle", [](const SharedFileMemory& self) { self.memory->settle(); })
+      .def("settle",
+           [](const SharedFileMemory& self, double delay_s) {
+             self.memory->settle(std::chrono::duration<double>(delay_s));
+           },
+           nb::arg("delay_s") = 0.0)
       .def("settled", [](const SharedFileMemory& self) { return self.memory->settled(); },
            nb::call_guard<nb::gil_scoped_release>());
   m.def("empty", empty_bytes, nb::arg("nbytes"));

@@ -38,13 +38,23 @@ FileMemory::FileMemory(int file, std::size_t bytes) : reserved_bytes_(bytes + kH
 }
 
 FileMemory::~FileMemory() {
-  stopping_ = true;
+  {
+    const std::lock_guard lock(waiting_);
+    stopping_ = true;
+  }
+  stops_.notify_all();
   settled();
   munmap(reserved_, reserved_bytes_);
 }
 
-void FileMemory::settle() {
-  mover_ = std::thread([this] { move(); });
+void FileMemory::settle(std::chrono::duration<double> delay) {
+  mover_ = std::thread([this, delay] {
+    {
+      std::unique_lock lock(waiting_);
+      if (stops_.wait_for(lock, delay, [this] { return stopping_.load(); })) return;
+    }
+    move();
+  });
 }
 
 bool FileMemory::settled() {

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <thread>
 
 namespace dragoman {
@@ -20,10 +23,10 @@ class FileMemory {
   const std::uint8_t* data() const { return data_; }
   std::size_t size() const { return size_; }
 
-  // Begins to copy the bytes into huge pages and to put these in place of the file's, one after the other, beneath
+  // Begins, after `delay`, to copy the bytes into huge pages and to put these in place of the file's, one after the other, beneath
   // readers that notice nothing: neither address nor bytes change. A thread does it, of no lower priority: steps take up to
   // twice their time meanwhile, but with a lower one it lasted several times as long. To be called once.
-  void settle();
+  void settle(std::chrono::duration<double> delay);
 
   // Waits for the end of that. Whether everything moved but what is left of the last page; what did not stays mapped.
   bool settled();
@@ -36,6 +39,8 @@ class FileMemory {
   std::uint8_t* data_ = nullptr;
   std::size_t size_ = 0;
   std::atomic<std::size_t> moved_{0};
+  std::mutex waiting_;
+  std::condition_variable stops_;
   std::atomic<bool> stopping_{false};
   std::thread mover_;
 };

@@ -1,6 +1,7 @@
 """Packed matrices: the numbers of GGUF's formats, one layout on every instruction set, bytes that can be mapped."""
 
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -202,6 +203,17 @@ def test_a_file_moves_into_memory_of_its_own_beneath_its_readers(tmp_path: Path)
     assert memory.data.ctypes.data == address
     del memory
     assert read[7] == content[7]  # an array keeps it alive
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there can pages be exchanged beneath a reader")
+def test_a_file_that_is_to_move_later_can_be_given_up_before(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(5 << 20))
+    with (tmp_path / "file").open("rb") as stream:
+        memory = kernels.FileMemory(stream.fileno(), 5 << 20)
+    memory.settle(600.0)
+    started = time.monotonic()
+    del memory
+    assert time.monotonic() - started < 60, "it waits for what is not wanted any more"
 
 
 def test_a_file_that_cannot_be_mapped_is_refused() -> None:

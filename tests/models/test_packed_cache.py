@@ -77,9 +77,9 @@ def test_auto_moves_a_file_into_huge_pages_unless_it_comes_in_some(
     seen: list[kernels.FileMemory] = []
 
     class Spy(kernels.FileMemory):
-        def settle(self) -> None:
+        def settle(self, delay_s: float = 0.0) -> None:
             seen.append(self)
-            super().settle()
+            super().settle()  # at once
 
     monkeypatch.setattr(packed_cache.kernels, "FileMemory", Spy)
     first, second = (models.load(folder, settings(cache, weights_memory="auto")) for _ in range(2))

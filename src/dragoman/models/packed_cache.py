@@ -38,6 +38,7 @@ _PAGE = 4096
 _LARGEST_HEADER_BYTES = 64 << 20
 _FREE_DISK_BYTES = 1 << 30  # never fill the last gigabyte of a disk
 _ABANDONED_AFTER_S = 3600.0
+_FIRST_ANSWER_S = 1.0  # a start is left to itself for so long: what is read meanwhile comes from small pages
 _SPECIMEN = (np.arange(48 * 96, dtype=np.float32) % 97 - 48).reshape(48, 96)
 _SMAPS = Path("/proc/self/smaps")
 _SAMPLES, _SAMPLE_BYTES = 64, 16 << 10
@@ -200,7 +201,7 @@ def _map(file: int, start: int, layout: Layout, checksums: Sequence[int], stays:
         if found != expected:
             raise _DamagedError(f"checksum of {entry.parameter.name}")
     if not stays and not _in_huge_pages(mapped.data.ctypes.data, layout.nbytes):
-        mapped.settle()
+        mapped.settle(_FIRST_ANSWER_S)
     return packed
 
 
