@@ -23,7 +23,7 @@ _SHORTEST_WAIT_S = 0.1
 
 
 class Conversation:
-    """The messages so far, and who answers them. ``timeout_s``: how long he may be silent; None is no limit."""
+    """The messages so far, and who answers them. ``timeout_s``: the longest silence that is waited out; None: any."""
 
     def __init__(
         self,
