@@ -153,6 +153,21 @@ def test_a_reference_finds_the_root_of_its_own_schema(matching: Matching, format
     assert not accepts(matcher(matching, format, tools=tools), call.replace('{"city": "b"}', '{"town": "b"}'))
 
 
+def test_what_only_looks_like_a_reference_is_left_alone(matching: Matching) -> None:
+    value = {"$ref": "#/x"}
+    schema = {
+        "type": "object",
+        "properties": {"$ref": {"const": value}, "const": {"$ref": "#/$defs/Digit"}},
+        "required": ["$ref", "const"],
+        "additionalProperties": False,
+        "$defs": {"Digit": {"enum": [1, 2]}},
+    }
+    tools = (CallableTool(name="f", arguments=schema),)
+    call = '{"name": "f", "parameters": {"$ref": {"$ref": "#/x"}, "const": 2}}'
+    assert accepts(matcher(matching, "llama", tools=tools), call)
+    assert not accepts(matcher(matching, "llama", tools=tools), call.replace("2}}", "3}}"))
+
+
 def test_arguments_without_a_schema_are_any_object(matching: Matching) -> None:
     for format, call in WRITTEN.items():
         free = (CallableTool(name="weather"), CallableTool(name="get_time"))

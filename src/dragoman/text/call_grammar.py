@@ -68,7 +68,7 @@ Shape = tuple[str, str, list[str], str]
 def _hermes(mark: Mark, tools: Sequence[CallableTool], parallel: bool) -> Shape:
     opener, closer = mark("<tool_call>"), mark("</tool_call>")
     more = rf' ("\n" {opener} call)*' if parallel else ""
-    return opener, "call" + more, [rf'call: "\n" object "\n" {closer}', *_objects(tools, "arguments")], ""
+    return opener, "call" + more, [rf'call: "\n" object "\n" {closer}', *_objects(tools)], ""
 
 
 def _llama(mark: Mark, tools: Sequence[CallableTool], parallel: bool) -> Shape:
@@ -80,7 +80,7 @@ def _llama(mark: Mark, tools: Sequence[CallableTool], parallel: bool) -> Shape:
 
 def _mistral(mark: Mark, tools: Sequence[CallableTool], parallel: bool) -> Shape:
     more = ' (", " object)*' if parallel else ""
-    return mark("[TOOL_CALLS]"), f'" "? "[" object{more} "]"', _objects(tools, "arguments"), ""
+    return mark("[TOOL_CALLS]"), f'" "? "[" object{more} "]"', _objects(tools), ""
 
 
 def _mistral_named(mark: Mark, tools: Sequence[CallableTool], parallel: bool) -> Shape:
@@ -109,13 +109,19 @@ def _any(rule: str, tools: Sequence[CallableTool]) -> str:
     return f"{rule}: " + " | ".join(f"{rule}_{i}" for i in range(len(tools)))
 
 
-def _objects(tools: Sequence[CallableTool], member: str) -> list[str]:
+def _objects(tools: Sequence[CallableTool]) -> list[str]:
     """``{"name": …, "arguments": …}`` for each tool."""
     rules = [_any("object", tools)]
     for i, tool in enumerate(tools):
-        head = json.dumps(f'{{"name": {json.dumps(tool.name)}, "{member}": ')
+        head = json.dumps(f'{{"name": {json.dumps(tool.name)}, "arguments": ')
         rules.append(f'object_{i}: {head} arguments_{i} "}}"')
     return rules + _schemas(tools)
+
+
+_BY_NAME = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
+"""Keywords of a schema whose value holds schemas by names of the user's own."""
+_VALUES = frozenset({"const", "enum", "default", "examples"})
+"""Those whose value is no schema, whatever it looks like."""
 
 
 def _call_object(tool: CallableTool) -> dict[str, Any]:
@@ -135,10 +141,14 @@ def _moved(schema: Any, place: str) -> Any:
         return [_moved(each, place) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {word: _moved(value, place) for word, value in schema.items()}
-    reference = moved.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
-        moved["$ref"] = place + reference[1:]
+    moved = dict(schema)
+    for word, value in schema.items():
+        if word == "$ref" and isinstance(value, str) and value.startswith("#"):
+            moved[word] = place + value[1:]
+        elif word in _BY_NAME and isinstance(value, dict):
+            moved[word] = {name: _moved(each, place) for name, each in value.items()}
+        elif word not in _VALUES:
+            moved[word] = _moved(value, place)
     return moved
 
 
