@@ -244,7 +244,7 @@ void bind_linear(nb::module_& m) {
           return checksum(bytes.data(), bytes.shape(0));
         },
         nb::arg("bytes"));
-  m.def("memory_bandwidth", memory_bandwidth, nb::arg("seconds"), nb::call_guard<nb::gil_scoped_release>());
+  m.def("memory_passes", memory_passes, nb::arg("seconds"), nb::call_guard<nb::gil_scoped_release>());
   m.def("multiply_peak",
         [](const std::string& precision) {
           const Precision wanted = precision_named(precision);

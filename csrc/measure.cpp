@@ -22,7 +22,7 @@ double seconds_now() {
 
 }  // namespace
 
-double memory_bandwidth(double seconds) {
+std::vector<double> memory_passes(double seconds) {
   if (!(seconds > 0.0 && seconds <= 60.0)) throw std::invalid_argument("seconds must be in (0, 60]");
   AnonymousMemory memory(static_cast<std::size_t>(kBufferMiB * kMiB));
   auto* const bytes = reinterpret_cast<std::uint8_t*>(memory.data());
@@ -31,16 +31,16 @@ double memory_bandwidth(double seconds) {
   });
   const auto read = kernels().linear.read;
   std::atomic<long> total{0};  // uses the sums, so that the compiler cannot leave out the reading
-  double best = 0.0;
+  std::vector<double> passes;
   const double start = seconds_now();
-  for (int pass = 0; pass < 3 || seconds_now() - start < seconds; ++pass) {
+  while (passes.size() < 3 || seconds_now() - start < seconds) {
     const double before = seconds_now();
     pool().parallel_for(kBufferMiB, 4, [&](long begin, long end) {
       total.fetch_add(static_cast<long>(read(bytes + begin * kMiB, (end - begin) * kMiB)));
     });
-    best = std::max(best, static_cast<double>(kBufferMiB * kMiB) / (seconds_now() - before));
+    passes.push_back(static_cast<double>(kBufferMiB * kMiB) / (seconds_now() - before));
   }
-  return best;
+  return passes;
 }
 
 double multiply_peak(Precision precision) {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
+
 import psutil
 
 from benchmarks.bench.limits import Machine
@@ -16,14 +19,19 @@ PEAKS: tuple[kernels.Precision, ...] = ("bfloat16", "int8")
 def measured() -> Machine:
     """Half a second of measuring, with as many threads as the kernels use."""
     peaks: dict[str, float] = {each: max(kernels.multiply_peak(each) for _ in range(TRIES)) for each in PEAKS}
-    return Machine(kernels.memory_bandwidth(BANDWIDTH_S), peaks)
+    passes = kernels.memory_passes(BANDWIDTH_S)
+    return Machine(max(passes), peaks, statistics.median(passes))
 
 
-def between(before: Machine, after: Machine) -> Machine:
-    """What a figure taken between two looks could have had: the mean of the bandwidths, which drift, and the greater of
-    the multiply rates, which only other work can lower."""
-    peaks = {name: max(peak, after.operations_per_s[name]) for name, peak in before.operations_per_s.items()}
-    return Machine((before.bytes_per_s + after.bytes_per_s) / 2, peaks)
+def between(looks: Sequence[Machine]) -> Machine:
+    """What figures between some looks could have had: the mean of the bandwidths, which drift, and the greatest of the
+    multiply rates, which only other work can lower."""
+    peaks = {name: max(look.operations_per_s[name] for look in looks) for name in looks[0].operations_per_s}
+    return Machine(
+        statistics.mean(look.bytes_per_s for look in looks),
+        peaks,
+        statistics.mean(look.lasting_bytes_per_s for look in looks),
+    )
 
 
 def foreign_cores() -> float:

@@ -18,7 +18,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         values: in the row's unit, one for each time that it was asked.
-        limit: what the machine allowed beside them, in the same unit; None where nothing bounds it.
+        limits: what the machine allowed beside each, in the same unit; none where nothing bounds them.
         bar: what was to be reached; None where nothing was set.
         foreign_cores: busy with other work just before.
         failure: why there are no values.
@@ -33,17 +33,15 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     round: int
     values: tuple[float, ...]
     machine: Machine
-    limit: float | None = None
+    limits: tuple[float, ...] = ()
     bar: float | None = None
     foreign_cores: float = 0.0
     failure: str = ""
 
     @property
-    def fraction(self) -> float | None:
-        """Which part of the limit the median is."""
-        if not self.values or self.limit is None:
-            return None
-        return fraction(self.unit, statistics.median(self.values), self.limit)
+    def fractions(self) -> list[float]:
+        """Which part of its limit each value is."""
+        return [fraction(self.unit, *each) for each in zip(self.values, self.limits, strict=False)]
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -82,6 +80,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     bar: float | None
     reached: bool | None
     bandwidth: Spread | None
+    lasting_bandwidth: Spread | None
     ratios: dict[str, Spread]
     failures: tuple[str, ...]
 
@@ -106,11 +105,12 @@ def _row(samples: Sequence[Sample]) -> Row:
         precision=shown.precision,
         unit=shown.unit,
         measured=measured,
-        limit=Spread.of([s.limit for s in ours if s.limit is not None]),
-        fraction=Spread.of([f for s in ours if (f := s.fraction) is not None]),
+        limit=Spread.of([limit for s in ours for limit in s.limits]),
+        fraction=Spread.of([part for s in ours for part in s.fractions]),
         bar=bar,
         reached=reached,
         bandwidth=Spread.of([s.machine.bytes_per_s / 1e9 for s in ours]),
+        lasting_bandwidth=Spread.of([s.machine.lasting_bytes_per_s / 1e9 for s in ours]),
         ratios={name: spread for name in others if (spread := Spread.of(_ratios(samples, name))) is not None},
         failures=tuple(dict.fromkeys(f"{s.server}: {s.failure}" for s in samples if s.failure)),
     )
@@ -144,7 +144,7 @@ def table(samples: Sequence[Sample]) -> str:
 
 def _section(model: str, rows: Sequence[Row]) -> str:
     names = list(dict.fromkeys(name for row in rows for name in row.ratios))
-    head = ["work", "precision", "measured", "limit", "of the limit", "bar", "GB/s beside"]
+    head = ["work", "precision", "measured", "limit", "of the limit", "bar", "GB/s beside", "lasting GB/s"]
     lines = [f"## {model}", "", markdown_line([*head, *(f"ratio to {name}" for name in names)])]
     lines.append("|---" * (len(head) + len(names)) + "|")
     for row in rows:
@@ -166,6 +166,7 @@ def _cells(row: Row) -> list[str]:
         "–" if row.fraction is None else f"{row.fraction.times(100).text(2)} %",
         bar,
         "–" if row.bandwidth is None else row.bandwidth.text(2),
+        "–" if row.lasting_bandwidth is None else row.lasting_bandwidth.text(2),
     ]
 
 
@@ -187,6 +188,6 @@ def _exponent(value: float) -> int:
 
 
 def json_lines(samples: Sequence[Sample]) -> bytes:
-    """One JSON object for each sample, with its part of the limit."""
+    """One JSON object for each sample, with its parts of the limits."""
     encode = msgspec.json.Encoder().encode
-    return b"".join(encode({**msgspec.to_builtins(s), "fraction": s.fraction}) + b"\n" for s in samples)
+    return b"".join(encode({**msgspec.to_builtins(s), "fractions": s.fractions}) + b"\n" for s in samples)

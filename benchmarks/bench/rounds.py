@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from benchmarks.bench import machine
 from benchmarks.bench.bars import bar
-from benchmarks.bench.limits import Limits, Shape, shape_of
+from benchmarks.bench.limits import Limits, Machine, Shape, shape_of
 from benchmarks.bench.report import OURS, Sample
 from benchmarks.bench.servers import Ours, Running, started
 from benchmarks.bench.workloads import Effort, Failed, Unit, Workload
@@ -24,7 +26,7 @@ START_ROW = "start"
 CONTEXT = 4096
 """More than any row asks for, and what other servers are given as well: tables of positions take memory too."""
 GREATEST_DRIFT = 1.15
-"""A row is measured anew, once, when the memory's bandwidth has changed by more beside it."""
+"""A figure is measured anew, once, when the memory's bandwidth has changed by more beside it."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +36,14 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     precisions: tuple[Precision, ...]
     rows: tuple[Workload, ...]
     start: bool = False
+
+
+class _Figure(NamedTuple):
+    """What was measured, what the machine allowed meanwhile, and how far the memory's bandwidth moved."""
+
+    value: float
+    limit: float
+    drift: float
 
 
 class Rounds:
@@ -73,7 +83,7 @@ class Rounds:
             with started(self._ours, case.model, precision, (*context, "--weights-memory", "copy", *options)) as server:
                 servers = [server, *self._others]
                 for each in servers:
-                    asyncio.run(each.load.run([_prompts(case.model, f"warm {precision}", number).make(64)], 8, 1))
+                    asyncio.run(each.load.run([_prompts(case.model, f"warm {precision}", str(number)).make(64)], 8, 1))
                 for row in rows:
                     if self._late(1):
                         continue
@@ -88,34 +98,17 @@ class Rounds:
         return late
 
     def _sample(self, case: Case, row: Workload, shape: Shape, server: Running, number: int) -> Sample:
-        """The row, and once more where the bandwidth drifted beside it; what is kept is where it drifted less.
-
-        Not so for memory in use, which owes nothing to bandwidth, and grows with everything that is asked.
-        """
-        first = self._once(case, row, shape, server, number, "")
-        if row.unit is Unit.SIZE or first[1] <= GREATEST_DRIFT or first[0].failure:
-            return first[0]
-        second = self._once(case, row, shape, server, number, "again")
-        return min(first, second, key=lambda found: found[1])[0]
-
-    def _once(
-        self, case: Case, row: Workload, shape: Shape, server: Running, number: int, again: str
-    ) -> tuple[Sample, float]:
+        """The row, as often as it asks for; each time beside what the machine gave just before and just after."""
         foreign, before = machine.foreign_cores(), machine.measured()
-        values: list[float] = []
+        looks, figures = [before], list[_Figure]()
         failure = ""
         try:
-            prompts = _prompts(case.model, f"{row.name}{again} {shape.precision}", number)
-            values = asyncio.run(row.measure(server.load, prompts, self._effort))
-            if row.unit is Unit.SIZE and server.pid is not None:
-                values = [machine.memory_bytes(server.pid) / 1e9]
+            for turn in range(row.times):
+                figures.append(self._once(case, row, shape, server, f"{number} {turn}", looks))
         except Failed as error:
-            failure = str(error)
-        after = machine.measured()
-        drift = max(before.bytes_per_s, after.bytes_per_s) / min(before.bytes_per_s, after.bytes_per_s)
-        beside = machine.between(before, after)
-        limit = row.limit(Limits(shape, beside))
-        sample = Sample(
+            figures, failure = [], str(error)
+        beside = machine.between(looks)
+        return Sample(
             model=case.model.name,
             precision=shape.precision,
             row=row.name,
@@ -123,14 +116,43 @@ class Rounds:
             unit=row.unit,
             server=server.name,
             round=number,
-            values=tuple(values),
+            values=tuple(figure.value for figure in figures),
+            limits=tuple(figure.limit for figure in figures),
             machine=beside,
-            limit=limit,
-            bar=bar(case.model.name, row.name, shape.precision, row.unit, limit) if server.name == OURS else None,
+            bar=self._bar(case, row, shape, beside) if server.name == OURS else None,
             foreign_cores=foreign,
             failure=failure,
         )
-        return sample, drift
+
+    def _bar(self, case: Case, row: Workload, shape: Shape, beside: Machine) -> float | None:
+        return bar(case.model.name, row.name, shape.precision, row.unit, row.limit(Limits(shape, beside)))
+
+    def _once(
+        self, case: Case, row: Workload, shape: Shape, server: Running, which: str, looks: list[Machine]
+    ) -> _Figure:
+        """A figure, and another one where the bandwidth drifted beside it; what is kept is where it drifted less.
+
+        Not so for memory in use, which owes nothing to bandwidth, and grows with everything that is asked. ``looks``
+        ends with the one just before, and gets those that follow. Raises Failed.
+        """
+        found = self._asked(case, row, shape, server, which, looks)
+        if row.unit is Unit.SIZE or found.drift <= GREATEST_DRIFT:
+            return found
+        again = self._asked(case, row, shape, server, f"{which} again", looks)
+        return min(found, again, key=lambda each: each.drift)
+
+    def _asked(
+        self, case: Case, row: Workload, shape: Shape, server: Running, which: str, looks: list[Machine]
+    ) -> _Figure:
+        prompts = _prompts(case.model, f"{row.name} {shape.precision}", which)
+        value = asyncio.run(row.measure(server.load, prompts, self._effort))
+        if row.unit is Unit.SIZE and server.pid is not None:
+            value = machine.memory_bytes(server.pid) / 1e9
+        assert value is not None, "output of more than one token takes time"
+        looks.append(machine.measured())
+        before, after = looks[-2:]
+        drift = max(before.bytes_per_s, after.bytes_per_s) / min(before.bytes_per_s, after.bytes_per_s)
+        return _Figure(value, row.limit(Limits(shape, machine.between([before, after]))), drift)
 
     def _start(self, case: Case, precision: Precision, options: Sequence[str], number: int) -> Sample:
         foreign, beside = machine.foreign_cores(), machine.measured()
@@ -162,10 +184,10 @@ def _fitting(case: Case) -> list[Workload]:
     return [row for row in case.rows if row.tokens <= context]
 
 
-def _prompts(model: Path, row: str, number: int) -> Prompts:
+def _prompts(model: Path, row: str, which: str) -> Prompts:
     """The same for every server of a round, and for none of another round or precision (which ``row`` names): another
     server stays up all the while, and its prefix cache must not know them."""
-    return Prompts(model, f"{row} {number}")
+    return Prompts(model, f"{row} {which}")
 
 
 def line(sample: Sample) -> str:
@@ -174,6 +196,12 @@ def line(sample: Sample) -> str:
     if sample.failure:
         return f"{who}: failed: {sample.failure}"
     values = " ".join(f"{value:.4g}" for value in sample.values)
-    part = "" if sample.limit is None else f", limit {sample.limit:.4g}, {100 * (sample.fraction or 0):.0f} %"
-    beside = f"{sample.machine.bytes_per_s / 1e9:.0f} GB/s, {sample.foreign_cores:.1f} cores busy"
+    part = ""
+    if sample.limits:
+        limits = " ".join(f"{limit:.4g}" for limit in sample.limits)
+        part = f", limit {limits}, {100 * statistics.median(sample.fractions):.0f} %"
+    beside = (
+        f"{sample.machine.bytes_per_s / 1e9:.0f} GB/s, lasting {sample.machine.lasting_bytes_per_s / 1e9:.0f}, "
+        f"{sample.foreign_cores:.1f} cores busy"
+    )
     return f"{who}: {values} {sample.unit}{part} ({beside})"

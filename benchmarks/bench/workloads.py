@@ -42,17 +42,18 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     prefixed: int = 64
 
 
-SHORT = Effort(singles=1, firsts=1, long_firsts=1, waves=1, starts=1, prefixed=16)
+SHORT = Effort(singles=3, firsts=1, long_firsts=1, waves=1, starts=1, prefixed=16)
 
 
-Measure = Callable[[Load, Prompts, Effort], Coroutine[None, None, list[float]]]
+Measure = Callable[[Load, Prompts, Effort], Coroutine[None, None, float | None]]
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """``measure`` gives one value for each time that it was done, in ``unit``.
+    """``measure`` gives a value in ``unit``, or none where what counts is the memory that the server then holds.
 
     Attributes:
         name: for ``--only``.
+        times: how often it is measured in a round, with a look at the machine before and after each.
         options: of the server that it is asked of.
         peers: whether other servers can do the same.
         tokens: most tokens of prompt and output that one request has.
@@ -63,6 +64,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     unit: Unit
     limit: Callable[[Limits], float]
     measure: Measure
+    times: int = 1
     options: tuple[str, ...] = PLAIN
     peers: bool = True
     tokens: int = 256
@@ -83,47 +85,37 @@ def checked(records: list[StreamRecord], tokens: int) -> list[StreamRecord]:
     return records
 
 
-async def _one_stream(load: Load, prompts: Prompts, effort: Effort) -> list[float]:
-    found = []
-    for _ in range(effort.singles):
-        [record] = checked([await load.time(prompts.make(128), 128)], 128)
-        rate = record.decode_tokens_per_s
-        assert rate is not None, "a stream of 128 tokens takes time"
-        found.append(rate)
-    return found
+async def _one_stream(load: Load, prompts: Prompts, effort: Effort) -> float | None:
+    [record] = checked([await load.time(prompts.make(128), 128)], 128)
+    return record.decode_tokens_per_s
 
 
 EDITED, EVERY = 384, 12
 """Tokens of the text that is edited, and how far apart its changed ones are."""
 
 
-async def _edit(load: Load, prompts: Prompts, effort: Effort) -> list[float]:
+async def _edit(load: Load, prompts: Prompts, effort: Effort) -> float | None:
     """The output is given, token by token: random weights would quote nothing. Every draft is computed and compared as
     if the model had chosen what follows."""
-    found = []
-    for _ in range(effort.singles):
-        prompt = prompts.ids(EDITED)
-        others = prompts.ids(EDITED)
-        edited = [others[i] if i % EVERY == EVERY - 1 else token for i, token in enumerate(prompt)]
-        [record] = checked([await load.time(prompt, len(edited), forced_output_tokens=edited)], len(edited))
-        rate = record.decode_tokens_per_s
-        assert rate is not None, "a stream of hundreds of tokens takes time"
-        found.append(rate)
-    return found
+    prompt = prompts.ids(EDITED)
+    others = prompts.ids(EDITED)
+    edited = [others[i] if i % EVERY == EVERY - 1 else token for i, token in enumerate(prompt)]
+    [record] = checked([await load.time(prompt, len(edited), forced_output_tokens=edited)], len(edited))
+    return record.decode_tokens_per_s
 
 
-def _first_token(tokens: int, times: Callable[[Effort], int]) -> Measure:
-    async def measure(load: Load, prompts: Prompts, effort: Effort) -> list[float]:
-        return [checked([await load.time(prompts.make(tokens), 2)], 2)[0].first_token_s for _ in range(times(effort))]
+def _first_token(tokens: int) -> Measure:
+    async def measure(load: Load, prompts: Prompts, effort: Effort) -> float | None:
+        return checked([await load.time(prompts.make(tokens), 2)], 2)[0].first_token_s
 
     return measure
 
 
 def _streams(streams: int) -> Measure:
-    async def measure(load: Load, prompts: Prompts, effort: Effort) -> list[float]:
+    async def measure(load: Load, prompts: Prompts, effort: Effort) -> float | None:
         texts = [prompts.make(128) for _ in range(effort.waves * streams)]
         records, wall_s = await load.run(texts, 128, streams)
-        return [sum(record.tokens for record in checked(records, 128)) / wall_s]
+        return sum(record.tokens for record in checked(records, 128)) / wall_s
 
     return measure
 
@@ -131,18 +123,18 @@ def _streams(streams: int) -> Measure:
 SHARED, OWN, AT_ONCE = 1024, 32, 8
 
 
-async def _shared_prefix(load: Load, prompts: Prompts, effort: Effort) -> list[float]:
+async def _shared_prefix(load: Load, prompts: Prompts, effort: Effort) -> float | None:
     texts = prompts.with_shared_prefix(SHARED, OWN, effort.prefixed)
     records, wall_s = await load.run(texts, 16, AT_ONCE)
     checked(records, 16)
-    return [wall_s]
+    return wall_s
 
 
-async def _eight_long(load: Load, prompts: Prompts, effort: Effort) -> list[float]:
+async def _eight_long(load: Load, prompts: Prompts, effort: Effort) -> float | None:
     """Asked for their memory, which the caller looks at."""
     records, _ = await load.run([prompts.make(896) for _ in range(8)], 128, 8)
     checked(records, 128)
-    return []
+    return None
 
 
 def workloads(effort: Effort) -> tuple[Workload, ...]:
@@ -163,13 +155,15 @@ def workloads(effort: Effort) -> tuple[Workload, ...]:
             unit=Unit.RATE,
             limit=Limits.decode_tokens_per_s,
             measure=_one_stream,
+            times=effort.singles,
         ),
         Workload(
             name="first-512",
             title="first token after 512 tokens",
             unit=Unit.TIME,
             limit=lambda limits: limits.first_token_s(512),
-            measure=_first_token(512, lambda effort: effort.firsts),
+            measure=_first_token(512),
+            times=effort.firsts,
             tokens=514,
         ),
         Workload(
@@ -177,7 +171,8 @@ def workloads(effort: Effort) -> tuple[Workload, ...]:
             title="first token after 2,048 tokens",
             unit=Unit.TIME,
             limit=lambda limits: limits.first_token_s(2048),
-            measure=_first_token(2048, lambda effort: effort.long_firsts),
+            measure=_first_token(2048),
+            times=effort.long_firsts,
             tokens=2050,
         ),
         Workload(
@@ -208,6 +203,7 @@ def workloads(effort: Effort) -> tuple[Workload, ...]:
             unit=Unit.RATE,
             limit=Limits.decode_tokens_per_s,
             measure=_edit,
+            times=effort.singles,
             options=DRAFTING,
             peers=False,
             tokens=2 * EDITED,

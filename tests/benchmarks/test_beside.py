@@ -23,7 +23,7 @@ def sample(value: float, server: str = "dragoman", **changes: object) -> Sample:
         "server": server,
         "round": 0,
         "values": (value,),
-        "machine": Machine(50e9, {"int8": 2e12}),
+        "machine": Machine(50e9, {"int8": 2e12}, 46e9),
     }
     return Sample(**(given | changes))  # type: ignore[arg-type]
 
@@ -40,7 +40,9 @@ def test_a_cell_has_the_ratio_with_its_spread_and_both_figures() -> None:
 
 
 def test_bandwidths_that_differ_are_told() -> None:
-    assert "at 50 / 40 GB/s" in beside([sample(30.0), sample(20.0, "peer", machine=Machine(40e9, {"int8": 2e12}))])
+    assert "at 50 / 40 GB/s" in beside(
+        [sample(30.0), sample(20.0, "peer", machine=Machine(40e9, {"int8": 2e12}, 36e9))]
+    )
 
 
 def test_each_server_is_beside_ours_of_its_own_precision() -> None:

@@ -11,7 +11,7 @@ from dragoman.models.families import read_spec
 from dragoman.models.settings import Precision
 from dragoman.models.source import Source
 
-MACHINE = Machine(1e9, {"bfloat16": 1e12, "int8": 2e12})
+MACHINE = Machine(1e9, {"bfloat16": 1e12, "int8": 2e12}, 1e9)
 
 
 def shape(**changes: object) -> Shape:
@@ -91,7 +91,7 @@ def test_the_one_billion_shape_on_a_known_machine(
         eos_token_ids=(),
         bos_token_id=None,
     )
-    limits = Limits(shape_of(described, precision), Machine(47e9, {"bfloat16": 1.02e12, "int8": 2.04e12}))
+    limits = Limits(shape_of(described, precision), Machine(47e9, {"bfloat16": 1.02e12, "int8": 2.04e12}, 47e9))
     assert limits.decode_tokens_per_s() == pytest.approx(one_stream, rel=0.02)
     assert limits.first_token_s(512) == pytest.approx(first_512, rel=0.05)
     assert limits.tokens_per_s(8, 128, 128) == pytest.approx(eight, rel=0.02)

@@ -23,8 +23,8 @@ def sample(*values: float, **changes: object) -> Sample:
         "server": "dragoman",
         "round": 0,
         "values": values,
-        "machine": Machine(50e9, {"int8": 2e12}),
-        "limit": 40.0,
+        "machine": Machine(50e9, {"int8": 2e12}, 46e9),
+        "limits": (40.0,) * len(values),
         "bar": 36.8,
     }
     return Sample(**(given | changes))  # type: ignore[arg-type]
@@ -40,8 +40,12 @@ def test_a_row_is_the_median_of_all_its_rounds() -> None:
     assert row.measured == Spread(36.0, 30.0, 38.0)
 
 
+def test_each_value_is_held_against_its_own_limit() -> None:
+    assert sample(30.0, 45.0, limits=(40.0, 50.0)).fractions == [0.75, 0.9]
+
+
 def test_each_round_is_held_against_its_own_limit() -> None:
-    row = only(sample(30.0, limit=40.0), sample(45.0, limit=50.0, round=1))
+    row = only(sample(30.0, limits=(40.0,)), sample(45.0, limits=(50.0,), round=1))
     assert row.fraction == Spread(pytest.approx(0.825), 0.75, 0.9)  # type: ignore[arg-type]
 
 
@@ -94,12 +98,21 @@ def test_nothing_measured_is_nothing_reached() -> None:
 
 def test_the_table_has_a_section_for_each_model_and_a_column_for_each_server() -> None:
     said = table(
-        [sample(30.0, 31.0, 32.0), sample(20.0, server="peer"), sample(5.0, model="tiny", limit=None, bar=None)]
+        [sample(30.0, 31.0, 32.0), sample(20.0, server="peer"), sample(5.0, model="tiny", limits=(), bar=None)]
     )
     assert said.count("## ") == 2
     assert "ratio to peer" in said
     [line] = [line for line in said.splitlines() if line.startswith("| one stream") and "31.0" in line]
-    assert line.split(" | ")[1:] == ["int8", "**31.0 (30.0–32.0)**", "40.0", "78 %", "36.8 ✗", "50", "1.55 |"]
+    assert line.split(" | ")[1:] == [
+        "int8",
+        "**31.0 (30.0–32.0)**",
+        "40.0",
+        "78 (75–80) %",
+        "36.8 ✗",
+        "50",
+        "46",
+        "1.55 |",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +125,7 @@ def test_numbers_have_three_digits(value: float, said: str) -> None:
 def test_every_sample_is_a_line_of_json() -> None:
     lines = [json.loads(line) for line in json_lines([sample(30.0), sample(32.0, round=1)]).splitlines()]
     assert [line["values"] for line in lines] == [[30.0], [32.0]]
-    assert lines[0]["fraction"] == 0.75
+    assert lines[0]["fractions"] == [0.75]
 
 
 def test_bars_are_parts_of_the_limit_or_figures() -> None:
@@ -124,5 +137,5 @@ def test_bars_are_parts_of_the_limit_or_figures() -> None:
 
 
 def test_between_two_looks_bandwidth_drifts_and_peaks_are_only_hidden() -> None:
-    found = between(Machine(40e9, {"int8": 1e12}), Machine(60e9, {"int8": 2e12}))
-    assert found == Machine(50e9, {"int8": 2e12})
+    found = between([Machine(40e9, {"int8": 1e12}, 36e9), Machine(60e9, {"int8": 2e12}, 58e9)])
+    assert found == Machine(50e9, {"int8": 2e12}, 47e9)

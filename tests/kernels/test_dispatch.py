@@ -40,6 +40,9 @@ def test_portable_is_always_there():
 def test_measurements_are_plausible():
     """Between a slow phone and a large server; not a benchmark."""
     assert 1e8 < kernels.memory_bandwidth(0.05) < 1e13
+    passes = kernels.memory_passes(1e-9)
+    assert len(passes) == 3
+    assert all(1e8 < rate < 1e13 for rate in passes)
     for precision in ("float32", "bfloat16", "int8", "int4"):
         assert 1e8 < kernels.multiply_peak(precision) < 1e16
     with pytest.raises(ValueError, match="seconds"):
