@@ -29,12 +29,12 @@ MULTIPLIED_AS: dict[Precision, Precision] = {
 class Machine(msgspec.Struct, frozen=True):
     """All threads together: bytes read from memory, and multiplications and additions by precision, per second.
 
-    ``bytes_per_s`` is the best that was seen, ``lasting_bytes_per_s`` what reading without end has.
+    ``bytes_per_s`` is what reading had on average, ``best_bytes_per_s`` in its best 5 ms.
     """
 
     bytes_per_s: float
     operations_per_s: dict[str, float]
-    lasting_bytes_per_s: float
+    best_bytes_per_s: float
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):

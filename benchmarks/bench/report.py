@@ -80,7 +80,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     bar: float | None
     reached: bool | None
     bandwidth: Spread | None
-    lasting_bandwidth: Spread | None
+    best_bandwidth: Spread | None
     ratios: dict[str, Spread]
     failures: tuple[str, ...]
 
@@ -110,7 +110,7 @@ def _row(samples: Sequence[Sample]) -> Row:
         bar=bar,
         reached=reached,
         bandwidth=Spread.of([s.machine.bytes_per_s / 1e9 for s in ours]),
-        lasting_bandwidth=Spread.of([s.machine.lasting_bytes_per_s / 1e9 for s in ours]),
+        best_bandwidth=Spread.of([s.machine.best_bytes_per_s / 1e9 for s in ours]),
         ratios={name: spread for name in others if (spread := Spread.of(_ratios(samples, name))) is not None},
         failures=tuple(dict.fromkeys(f"{s.server}: {s.failure}" for s in samples if s.failure)),
     )
@@ -144,7 +144,7 @@ def table(samples: Sequence[Sample]) -> str:
 
 def _section(model: str, rows: Sequence[Row]) -> str:
     names = list(dict.fromkeys(name for row in rows for name in row.ratios))
-    head = ["work", "precision", "measured", "limit", "of the limit", "bar", "GB/s beside", "lasting GB/s"]
+    head = ["work", "precision", "measured", "limit", "of the limit", "bar", "GB/s beside", "best GB/s"]
     lines = [f"## {model}", "", markdown_line([*head, *(f"ratio to {name}" for name in names)])]
     lines.append("|---" * (len(head) + len(names)) + "|")
     for row in rows:
@@ -166,7 +166,7 @@ def _cells(row: Row) -> list[str]:
         "–" if row.fraction is None else f"{row.fraction.times(100).text(2)} %",
         bar,
         "–" if row.bandwidth is None else row.bandwidth.text(2),
-        "–" if row.lasting_bandwidth is None else row.lasting_bandwidth.text(2),
+        "–" if row.best_bandwidth is None else row.best_bandwidth.text(2),
     ]
 
 

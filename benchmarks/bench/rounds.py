@@ -201,7 +201,7 @@ def line(sample: Sample) -> str:
         limits = " ".join(f"{limit:.4g}" for limit in sample.limits)
         part = f", limit {limits}, {100 * statistics.median(sample.fractions):.0f} %"
     beside = (
-        f"{sample.machine.bytes_per_s / 1e9:.0f} GB/s, lasting {sample.machine.lasting_bytes_per_s / 1e9:.0f}, "
+        f"{sample.machine.bytes_per_s / 1e9:.0f} GB/s, at best {sample.machine.best_bytes_per_s / 1e9:.0f}, "
         f"{sample.foreign_cores:.1f} cores busy"
     )
     return f"{who}: {values} {sample.unit}{part} ({beside})"

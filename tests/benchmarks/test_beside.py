@@ -23,7 +23,7 @@ def sample(value: float, server: str = "dragoman", **changes: object) -> Sample:
         "server": server,
         "round": 0,
         "values": (value,),
-        "machine": Machine(50e9, {"int8": 2e12}, 46e9),
+        "machine": Machine(50e9, {"int8": 2e12}, 54e9),
     }
     return Sample(**(given | changes))  # type: ignore[arg-type]
 
@@ -41,7 +41,7 @@ def test_a_cell_has_the_ratio_with_its_spread_and_both_figures() -> None:
 
 def test_bandwidths_that_differ_are_told() -> None:
     assert "at 50 / 40 GB/s" in beside(
-        [sample(30.0), sample(20.0, "peer", machine=Machine(40e9, {"int8": 2e12}, 36e9))]
+        [sample(30.0), sample(20.0, "peer", machine=Machine(40e9, {"int8": 2e12}, 44e9))]
     )
 
 

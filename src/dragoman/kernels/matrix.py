@@ -133,7 +133,7 @@ def memory_bandwidth(seconds: float = 0.5) -> float:
 def memory_passes(seconds: float = 0.5) -> list[float]:
     """Bytes per second that all threads read together, in each pass over 256 MiB within ``seconds``; three at least.
 
-    On a machine that others use too, the best of them may be more than lasts: the median is what does.
+    On a machine that others use too, the best of them may be much more than lasts.
     """
     return _native.memory_passes(seconds)
 
