@@ -125,8 +125,8 @@ def chat(
     from dragoman.cli.chat import converse, partner
 
     whom = partner(choice.model, remote, conversation, lambda: _session(choice.model, remote, settings, machine))
-    with background() as loop, loop.hold(whom) as session:
-        code = converse(session, sampling, conversation, loop)
+    with background() as loop, loop.hold(whom) as found:
+        code = converse(found, sampling, conversation, loop)
     raise typer.Exit(code)
 
 

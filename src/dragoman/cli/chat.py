@@ -12,7 +12,7 @@ from dragoman.cli import console, locallab_session
 from dragoman.cli.background import Background
 from dragoman.cli.chat_commands import message_and_mode, obey
 from dragoman.cli.conversation import Conversation
-from dragoman.cli.locallab_session import LocalLabSession
+from dragoman.cli.partner import Partner, SessionPartner
 from dragoman.cli.session import Mode, Session, find_remote
 from dragoman.cli.settings import ChatSettings, RemoteSettings, SamplingSettings
 from dragoman.core.errors import ContextOverflow, DragomanError, GenerationFailed
@@ -28,7 +28,7 @@ async def partner(
     remote: RemoteSettings,
     chosen: ChatSettings,
     own_engine: Callable[[], AbstractAsyncContextManager[Session]],
-) -> AsyncIterator[Session | LocalLabSession]:
+) -> AsyncIterator[Partner]:
     """Who answers: the server that is asked, else an engine of the command's own.
 
     Where a mode was chosen, which is LocalLab's option, a server of LocalLab's kind is asked in LocalLab's way, and one
@@ -41,15 +41,15 @@ async def partner(
         yield found
     else:
         async with own_engine() as session:
-            yield session
+            yield SessionPartner(session)
 
 
-async def _server(url: str, model: str | None, key: str, chosen: ChatSettings) -> Session | LocalLabSession:
+async def _server(url: str, model: str | None, key: str, chosen: ChatSettings) -> Partner:
     patience_s = chosen.timeout or _CONNECTING_S
     if chosen.generate is not None and (found := await locallab_session.connect(url, model, key, patience_s)):
         return found
     try:
-        return await find_remote(url, model, key, timeout_s=patience_s)
+        return SessionPartner(await find_remote(url, model, key, timeout_s=patience_s))
     except GenerationFailed:
         # Nothing of OpenAI's there: LocalLab's own server has only its own paths.
         if found := await locallab_session.connect(url, model, key, patience_s):
@@ -57,11 +57,9 @@ async def _server(url: str, model: str | None, key: str, chosen: ChatSettings) -
         raise
 
 
-def converse(
-    session: Session | LocalLabSession, options: SamplingSettings, chosen: ChatSettings, background: Background
-) -> int:
+def converse(whom: Partner, options: SamplingSettings, chosen: ChatSettings, background: Background) -> int:
     """Read lines and answer them until the user leaves. The exit code: of piped lines, whether all were answered."""
-    conversation = Conversation(session, options, chosen.system, mode=chosen.generate or "chat")
+    conversation = Conversation(whom, options, chosen.system, mode=chosen.generate or "chat")
     conversation.timeout_s = chosen.timeout or (_SILENCE_S if conversation.server else None)
     return _Terminal(conversation, chosen, background).run()
 

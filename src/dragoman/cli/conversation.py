@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from dragoman.cli.background import Background
-from dragoman.cli.locallab_session import LocalLabSession
+from dragoman.cli.partner import Partner
 from dragoman.cli.remote import RateLimited
-from dragoman.cli.session import Delta, Message, Mode, RemoteSession, Session
+from dragoman.cli.session import Delta, Message, Mode
 from dragoman.cli.settings import SamplingSettings
 from dragoman.core.errors import DragomanError, EngineUnavailable
 from dragoman.core.events import Usage
@@ -18,7 +18,6 @@ from dragoman.core.events import Usage
 MOST_SENT = 50
 """The newest messages of a conversation, which a model is given beside the system message. Older ones are only kept."""
 
-_AT_ONCE = 8
 _SHORTEST_WAIT_S = 0.1
 
 
@@ -27,7 +26,7 @@ class Conversation:
 
     def __init__(
         self,
-        session: Session | LocalLabSession,
+        partner: Partner,
         options: SamplingSettings,
         system: str | None = None,
         *,
@@ -36,26 +35,24 @@ class Conversation:
         self.messages: list[Message] = []
         self.mode: Mode = mode
         self.usage: Usage | None = None
-        self._session = session
+        self._partner = partner
         self._options = options
         self.timeout_s: float | None = None
         self.reset(system)
 
     @property
     def model(self) -> str:
-        return self._session.model
+        return self._partner.model
 
     @property
     def model_info(self) -> dict[str, Any]:
         """What the server tells of its model, where it tells more than a name."""
-        known = self._session.info if isinstance(self._session, LocalLabSession) else {}
-        return {"model_id": self.model, **known}
+        return {"model_id": self.model, **self._partner.info}
 
     @property
     def server(self) -> str | None:
         """The server's address; None for an engine of the command's own."""
-        known = self._session if isinstance(self._session, LocalLabSession | RemoteSession) else None
-        return str(known.address) if known is not None else None
+        return self._partner.server
 
     @property
     def system(self) -> str | None:
@@ -99,9 +96,7 @@ class Conversation:
         async def ask() -> list[str]:
             try:
                 async with asyncio.timeout(self.timeout_s):
-                    if isinstance(self._session, LocalLabSession):
-                        return await self._session.batch(prompts, self.system, self._options)
-                    return await self._each(self._session, prompts)
+                    return await self._partner.batch(prompts, self.system, self._options)
             except TimeoutError:
                 raise self._too_late() from None
 
@@ -114,22 +109,6 @@ class Conversation:
                     waited_s = await self._wait(limit, waited_s)
 
         return background.run(run())
-
-    async def _each(self, session: Session, prompts: list[str]) -> list[str]:
-        gate = asyncio.Semaphore(_AT_ONCE)
-        first = [m for m in self.messages if m["role"] == "system"]
-
-        async def one(prompt: str) -> str:
-            messages = [*first, {"role": "user", "content": prompt}]
-            async with gate, contextlib.aclosing(session.chat(messages, self._options)) as deltas:
-                return "".join([delta.text async for delta in deltas])
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(prompt)) for prompt in prompts]
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        return [task.result() for task in tasks]
 
     async def _answer(self, mode: Mode) -> AsyncGenerator[Delta, None]:
         """Waits where the server wants to be asked again later, which it says before the first delta.
@@ -148,11 +127,7 @@ class Conversation:
                 waited_s = await self._wait(limit, waited_s)
 
     async def _ask(self, mode: Mode, messages: list[Message]) -> AsyncGenerator[Delta, None]:
-        if isinstance(self._session, LocalLabSession):
-            answer = self._session.answer(mode, messages, self._options)
-        else:
-            answer = self._session.chat(messages, self._options)
-        async with contextlib.aclosing(answer) as deltas:
+        async with contextlib.aclosing(self._partner.answer(mode, messages, self._options)) as deltas:
             while True:
                 try:
                     async with asyncio.timeout(self.timeout_s):

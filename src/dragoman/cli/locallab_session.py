@@ -28,10 +28,11 @@ _PIECE = ("token", "text", "content")
 
 
 class LocalLabSession:
-    """``info``: what the server tells of its current model; ``named``: the model to ask for instead of it."""
+    """A ``Partner``. ``info``: what the server tells of its current model; ``named``: the model to ask for instead."""
 
     def __init__(self, address: Address, info: dict[str, Any], named: str | None = None) -> None:
         self.address = address
+        self.server = str(address)
         self.info = info
         self.model = named or next((str(info[k]) for k in ("model_id", "id", "name") if info.get(k)), "no model")
         self._named = named
