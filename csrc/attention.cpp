@@ -160,8 +160,10 @@ void write_kv(const KVLayer& kv, long kv_heads, const float* k, const float* v, 
     long row, block, slot, count;
   };
   std::vector<Run> runs;
+  long tokens = 0;
   for (long s = 0; s < count; ++s) {
     const Attention::Sequence& sequence = sequences[s];
+    tokens += sequence.rows;
     for (long i = 0; i < sequence.rows;) {
       const long position = sequence.position + i, slot = position % kBlockTokens;
       const long n = std::min(kBlockTokens - slot, sequence.rows - i);
@@ -171,7 +173,6 @@ void write_kv(const KVLayer& kv, long kv_heads, const float* k, const float* v, 
   }
   const AttentionKernels& kernel = kernels().attention;
   const long pieces = static_cast<long>(runs.size()) * kv_heads;
-  const long tokens = runs.empty() ? 0 : runs.back().row + runs.back().count;
   const long floats = std::max(1L, tokens * kv_heads * kv.head_dim / std::max(1L, pieces));
   pool().parallel_for(pieces, std::max(1L, 16384 / floats), [&](long begin, long end) {
     for (long i = begin; i < end; ++i) {

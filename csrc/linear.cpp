@@ -12,7 +12,6 @@ namespace dragoman {
 namespace {
 
 constexpr std::size_t kAlignment = 64;
-constexpr std::size_t kTurnBytes = 2 << 20;  // of the memory that next() gives out in turn
 
 // A power-of-two distance between rows would put the rows of a tile into the same cache sets.
 long padded_stride(long bytes) {
@@ -51,8 +50,8 @@ std::uint8_t* Scratch::get(std::size_t bytes) {
 
 std::uint8_t* Scratch::next(std::size_t bytes) {
   const std::size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  std::uint8_t* const memory = get(std::max(rounded, kTurnBytes));
-  if (next_ + rounded > size_) next_ = 0;
+  std::uint8_t* const memory = get(std::max(rounded, turn_bytes_));
+  if (next_ + rounded > size_ || turn_bytes_ == 0) next_ = 0;
   std::uint8_t* const piece = memory + next_;
   next_ += rounded;
   return piece;

@@ -50,9 +50,11 @@ struct LinearKernels {
 // A growing piece of 64-byte aligned memory that a caller keeps between calls, so that a step allocates nothing.
 class Scratch {
  public:
+  // turn_bytes: of the memory that next() gives out in turn; 0 where only one thread uses what it gives.
+  explicit Scratch(std::size_t turn_bytes = 2 << 20) : turn_bytes_(turn_bytes) {}
   // At least `bytes` bytes, contents undefined; invalidates what was got before. Throws std::bad_alloc.
   std::uint8_t* get(std::size_t bytes);
-  // The same, but taken in turn from 2 MiB or more, so that it was last used some products ago. Lines that another core has
+  // The same, but taken in turn from turn_bytes or more, so that it was last used some products ago. Lines that another core has
   // just read cost the one that writes them 40 ns each where the two share no cache: of a step of 8 rows, 4 %.
   std::uint8_t* next(std::size_t bytes);
 
@@ -61,6 +63,7 @@ class Scratch {
     void operator()(void* pointer) const { std::free(pointer); }
   };
   std::unique_ptr<void, Free> memory_;
+  const std::size_t turn_bytes_;
   std::size_t size_ = 0;
   std::size_t next_ = 0;  // where next() goes on
 };

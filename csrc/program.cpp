@@ -30,8 +30,9 @@ void require(bool condition, const std::string& message) {
 }
 
 template <class Body>
-void for_rows(long rows, long width, Body&& body) {
-  pool().parallel_for(rows, std::max(1L, kChunkFloats / width), body);
+void for_rows(const Range& rows, long width, Body&& body) {
+  pool().parallel_for(rows.count(), std::max(1L, kChunkFloats / width),
+                      [&](long begin, long end) { body(rows.begin + begin, rows.begin + end); });
 }
 
 }  // namespace
@@ -81,7 +82,10 @@ Program::Buffer& Program::read(int x) {
 Program::Buffer& Program::write(int x, Rows rows) {
   const Buffer& written = at(x);
   for (const auto& buffer : buffers_) {
-    if (buffer->memory == written.memory) buffer->rows = Rows::unwritten;
+    if (buffer->memory != written.memory) continue;
+    // One part's rows for logits could lie where another's rows of tokens are.
+    if (buffer->rows != Rows::unwritten && buffer->rows != rows) divisible_ = false;
+    buffer->rows = Rows::unwritten;
   }
   buffers_[x]->rows = rows;
   return *buffers_[x];
@@ -100,11 +104,12 @@ void Program::embed(int x, const Matrix& table, float scale) {
   vocab_ = std::min(vocab_, table.n);
   embedding_width_ = table.k;
   Buffer& out = write(x, Rows::tokens);
-  push(kEmbed, [&out, &table, scale](const Batch& batch) {
-    for_rows(batch.tokens, out.width, [&](long begin, long end) {
-      gather_rows(table, batch.token_ids + begin, end - begin, out.row(begin), out.stride);
+  push(kEmbed, [&out, &table, scale](const Part& part, Scratch&) {
+    for_rows(part.tokens, out.width, [&](long begin, long end) {
+      gather_rows(table, part.batch->token_ids + begin, end - begin, out.row(begin), out.stride);
       if (scale != 1.0f) kernels().transform.scale(out.row(begin), out.stride, end - begin, out.width, scale);
     });
+    const Batch& batch = *part.batch;
     for (long i = 0; i < batch.overrides; ++i) {
       std::memcpy(out.row(batch.override_rows[i]), batch.override_values + i * out.width,
                   static_cast<std::size_t>(out.width) * sizeof(float));
@@ -116,10 +121,10 @@ void Program::add_positions(int x, const float* table, long positions) {
   Buffer& buffer = read(x);
   require_tokens(buffer, "add_positions");
   positions_ = std::min(positions_, positions);
-  push(kEmbed, [&buffer, table](const Batch& batch) {
-    for_rows(batch.tokens, buffer.width, [&](long begin, long end) {
+  push(kEmbed, [&buffer, table](const Part& part, Scratch&) {
+    for_rows(part.tokens, buffer.width, [&](long begin, long end) {
       kernels().transform.add_positions(buffer.row(begin), buffer.stride, end - begin, buffer.width, table,
-                                        batch.positions + begin);
+                                        part.batch->positions + begin);
     });
   });
 }
@@ -129,8 +134,8 @@ void Program::norm(int out, int x, const float* weight, const float* bias, float
   require(at(out).width == from.width, "norm: the buffers differ in width");
   const Rows domain = from.rows;
   Buffer& to = write(out, domain);
-  push(kNorm, [=, this, &from, &to](const Batch& batch) {
-    for_rows(rows(domain, batch), from.width, [&](long begin, long end) {
+  push(kNorm, [=, this, &from, &to](const Part& part, Scratch&) {
+    for_rows(rows(domain, part), from.width, [&](long begin, long end) {
       kernels().transform.norm(kind, from.row(begin), from.stride, end - begin, from.width, weight, bias, eps,
                                to.row(begin), to.stride);
     });
@@ -147,10 +152,11 @@ void Program::linear(int out, int x, const Matrix& w, const float* bias, bool ac
   const Rows domain = from.rows;
   require(!accumulate || read(out).rows == domain, "linear: cannot accumulate into rows of another kind");
   Buffer& to = write(out, domain);
-  const auto run = [=, this, &from, &to, &w](const Batch& batch) {
-    const long count = rows(domain, batch);
-    if (count == 0) return;
-    dragoman::linear(w, from.data(), from.stride, count, to.data(), to.stride, bias, accumulate, scratch_);
+  weights_bytes_ += w.bytes();
+  const auto run = [=, this, &from, &to, &w](const Part& part, Scratch& scratch) {
+    const Range& these = rows(domain, part);
+    dragoman::linear(w, from.row(these.begin), from.stride, these.count(), to.row(these.begin), to.stride, bias,
+                     accumulate, scratch);
   };
   push(kLinear, run, std::to_string(w.n) + " x " + std::to_string(w.k));
 }
@@ -161,8 +167,8 @@ void Program::head_norm(int x, long offset, long heads, long head_dim, const flo
   require(offset >= 0 && heads > 0 && head_dim > 0 && offset + heads * head_dim <= buffer.width,
           "head_norm: the heads reach beyond the buffer");
   const Rows domain = buffer.rows;
-  push(kNorm, [=, this, &buffer](const Batch& batch) {
-    for_rows(rows(domain, batch), heads * head_dim, [&](long begin, long end) {
+  push(kNorm, [=, this, &buffer](const Part& part, Scratch&) {
+    for_rows(rows(domain, part), heads * head_dim, [&](long begin, long end) {
       kernels().transform.head_norm(kind, buffer.row(begin) + offset, buffer.stride, end - begin, heads, head_dim,
                                     weight, bias, ldweight, eps);
     });
@@ -177,10 +183,10 @@ void Program::rotate(int x, long offset, long heads, long head_dim, const float*
           "rotate: the heads reach beyond the buffer");
   require(half > 0 && 2 * half <= head_dim, "rotate: the rotary dimension is larger than the head");
   positions_ = std::min(positions_, positions);
-  push(kRotate, [=, &buffer](const Batch& batch) {
-    for_rows(batch.tokens, heads * head_dim, [&](long begin, long end) {
+  push(kRotate, [=, &buffer](const Part& part, Scratch&) {
+    for_rows(part.tokens, heads * head_dim, [&](long begin, long end) {
       kernels().transform.rotate(buffer.row(begin) + offset, buffer.stride, end - begin, heads, head_dim, cos, sin,
-                                 half, batch.positions + begin, interleaved);
+                                 half, part.batch->positions + begin, interleaved);
     });
   });
 }
@@ -193,9 +199,9 @@ void Program::write_kv(int x, long k_offset, long v_offset, long layer) {
   require(v_offset >= 0 && v_offset + width <= buffer.width, "write_kv: the values reach beyond the buffer");
   require(layer >= 0 && layer < kv_->layers(), "write_kv: the pool has no layer " + std::to_string(layer));
   writes_kv_ = true;
-  push(kWriteKV, [=, this, &buffer, kv = kv_->layer(layer)](const Batch&) {
+  push(kWriteKV, [=, this, &buffer, kv = kv_->layer(layer)](const Part& part, Scratch&) {
     dragoman::write_kv(kv, kv_->kv_heads(), buffer.data() + k_offset, buffer.data() + v_offset, buffer.stride,
-                       sequences_.data(), static_cast<long>(sequences_.size()));
+                       sequences_.data() + part.sequences.begin, part.sequences.count());
   });
 }
 
@@ -232,8 +238,9 @@ void Program::attend(int out, int x, long q_offset, long heads, long layer, floa
                             .scale = scale,
                             .terms = terms,
                             .causal = causal};
-  push(kAttend, [=, this](const Batch&) {
-    dragoman::attend(attention, sequences_.data(), static_cast<long>(sequences_.size()), scratch_);
+  divisible_ = divisible_ && causal;
+  push(kAttend, [=, this](const Part& part, Scratch& scratch) {
+    dragoman::attend(attention, sequences_.data() + part.sequences.begin, part.sequences.count(), scratch);
   });
 }
 
@@ -252,8 +259,9 @@ void Program::cross_attend(int out, int x, long q_offset, long heads, long layer
                             .window = 0,
                             .scale = scale,
                             .causal = false};
-  push(kAttend, [=, this](const Batch&) {
-    dragoman::attend(attention, crossed_.data(), static_cast<long>(crossed_.size()), scratch_);
+  divisible_ = false;
+  push(kAttend, [=, this](const Part&, Scratch& scratch) {
+    dragoman::attend(attention, crossed_.data(), static_cast<long>(crossed_.size()), scratch);
   });
 }
 
@@ -262,8 +270,8 @@ void Program::gate(int out, int x, Activation activation) {
   const Rows domain = from.rows;
   require(from.width == 2 * at(out).width, "gate: the input must be twice as wide as the result");
   Buffer& to = write(out, domain);
-  push(kActivation, [=, this, &from, &to](const Batch& batch) {
-    for_rows(rows(domain, batch), from.width, [&](long begin, long end) {
+  push(kActivation, [=, this, &from, &to](const Part& part, Scratch&) {
+    for_rows(rows(domain, part), from.width, [&](long begin, long end) {
       kernels().transform.gate(activation, from.row(begin), from.stride, end - begin, to.width, to.row(begin),
                                to.stride);
     });
@@ -273,8 +281,8 @@ void Program::gate(int out, int x, Activation activation) {
 void Program::activate(int x, Activation activation) {
   Buffer& buffer = read(x);
   const Rows domain = buffer.rows;
-  push(kActivation, [=, this, &buffer](const Batch& batch) {
-    for_rows(rows(domain, batch), buffer.width, [&](long begin, long end) {
+  push(kActivation, [=, this, &buffer](const Part& part, Scratch&) {
+    for_rows(rows(domain, part), buffer.width, [&](long begin, long end) {
       kernels().transform.activate(activation, buffer.row(begin), buffer.stride, end - begin, buffer.width);
     });
   });
@@ -304,8 +312,9 @@ void Program::experts(int out, int x, Experts experts, bool accumulate) {
   const Matrix& first = experts.experts[0].in;
   const std::string shape = std::to_string(routing.active) + " of " + std::to_string(routing.experts) + ", " +
                             std::to_string(first.n) + " x " + std::to_string(first.k);
-  const auto run = [=, this, &from, &to, experts = std::move(experts)](const Batch& batch) {
-    run_experts(experts, from.data(), from.stride, rows(domain, batch), to.data(), to.stride, accumulate,
+  divisible_ = false;
+  const auto run = [=, this, &from, &to, experts = std::move(experts)](const Part& part, Scratch&) {
+    run_experts(experts, from.data(), from.stride, rows(domain, part).count(), to.data(), to.stride, accumulate,
                 experts_scratch_);
   };
   push(kExperts, run, shape);
@@ -317,8 +326,8 @@ void Program::add(int out, int x, float factor) {
   const Rows domain = from.rows;
   require(to.width == from.width, "add: the buffers differ in width");
   require(to.rows == domain, "add: the buffers have rows of different kinds");
-  push(kAdd, [=, this, &from, &to](const Batch& batch) {
-    for_rows(rows(domain, batch), from.width, [&](long begin, long end) {
+  push(kAdd, [=, this, &from, &to](const Part& part, Scratch&) {
+    for_rows(rows(domain, part), from.width, [&](long begin, long end) {
       kernels().transform.add(to.row(begin), to.stride, from.row(begin), from.stride, end - begin, from.width, factor);
     });
   });
@@ -327,8 +336,8 @@ void Program::add(int out, int x, float factor) {
 void Program::scale(int x, float factor) {
   Buffer& buffer = read(x);
   const Rows domain = buffer.rows;
-  push(kScale, [=, this, &buffer](const Batch& batch) {
-    for_rows(rows(domain, batch), buffer.width, [&](long begin, long end) {
+  push(kScale, [=, this, &buffer](const Part& part, Scratch&) {
+    for_rows(rows(domain, part), buffer.width, [&](long begin, long end) {
       kernels().transform.scale(buffer.row(begin), buffer.stride, end - begin, buffer.width, factor);
     });
   });
@@ -338,8 +347,8 @@ void Program::soft_cap(int x, float cap) {
   Buffer& buffer = read(x);
   require(cap > 0, "soft_cap: the cap must be positive");
   const Rows domain = buffer.rows;
-  push(kScale, [=, this, &buffer](const Batch& batch) {
-    for_rows(rows(domain, batch), buffer.width, [&](long begin, long end) {
+  push(kScale, [=, this, &buffer](const Part& part, Scratch&) {
+    for_rows(rows(domain, part), buffer.width, [&](long begin, long end) {
       kernels().transform.soft_cap(buffer.row(begin), buffer.stride, end - begin, buffer.width, cap);
     });
   });
@@ -351,10 +360,10 @@ void Program::select_rows(int out, int x) {
   require_apart(out, x, "select_rows");
   require(at(out).width == from.width, "select_rows: the buffers differ in width");
   Buffer& to = write(out, Rows::logits);
-  push(kSelect, [&from, &to](const Batch& batch) {
-    for_rows(batch.logits, from.width, [&](long begin, long end) {
+  push(kSelect, [&from, &to](const Part& part, Scratch&) {
+    for_rows(part.logits, from.width, [&](long begin, long end) {
       for (long i = begin; i < end; ++i) {
-        std::memcpy(to.row(i), from.row(batch.logit_rows[i]), static_cast<std::size_t>(from.width) * sizeof(float));
+        std::memcpy(to.row(i), from.row(part.batch->logit_rows[i]), static_cast<std::size_t>(from.width) * sizeof(float));
       }
     });
   });

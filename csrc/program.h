@@ -1,7 +1,9 @@
 // A decoder as a list of operations over float32 buffers: recorded once, run once per step.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -40,6 +42,21 @@ struct Batch {
   const std::int32_t* cross_tables = nullptr;   // [sequences, cross_width]
   const std::int32_t* cross_lengths = nullptr;  // [sequences]
   long cross_width = 0;
+};
+
+// From the one to before the other.
+struct Range {
+  long begin, end;
+
+  long count() const { return end - begin; }
+};
+
+// What goes through all operations together: a batch, or some of its neighbouring rows.
+struct Part {
+  const Batch* batch;
+  Range tokens, logits;  // which rows of the buffers
+  Range sequences;       // which of Program::sequences_
+  std::size_t waits_for; // the first part with rows of the sequence that this one begins with; itself, if it has them all
 };
 
 // What an adapter does to each product of a program that can be changed, in the order of their recording; null: nothing.
@@ -131,9 +148,14 @@ class Program {
   struct Operation {
     Kind kind;
     std::string shape;  // of a matrix, else empty
-    std::function<void(const Batch&)> run;
+    std::function<void(const Part&, Scratch&)> run;
     long calls = 0;
     double seconds = 0;
+  };
+
+  // How many operations a part has behind it. On a line of its own, for other parts look at it.
+  struct alignas(64) Progress {
+    std::atomic<std::size_t> operations{0};
   };
 
   struct Site {
@@ -148,8 +170,8 @@ class Program {
   Buffer& write(int x, Rows rows);
   void require_tokens(const Buffer& x, const char* operation) const;
   void require_apart(int out, int x, const char* operation) const;
-  long rows(Rows kind, const Batch& batch) const { return kind == Rows::tokens ? batch.tokens : batch.logits; }
-  void push(Kind kind, std::function<void(const Batch&)> run, std::string shape = {}) {
+  const Range& rows(Rows kind, const Part& part) const { return kind == Rows::tokens ? part.tokens : part.logits; }
+  void push(Kind kind, std::function<void(const Part&, Scratch&)> run, std::string shape = {}) {
     operations_.push_back({kind, std::move(shape), std::move(run)});
   }
   void check(const Batch& batch);
@@ -158,6 +180,11 @@ class Program {
   void check_cross(const Batch& batch, long sequence);
   void require_attention(int out, int x, long q_offset, long heads, long layer, float scale);
   void touch_memory() const;
+  void run_together(const Batch& batch);
+  long rows_of_part(const Batch& batch) const;
+  void divide(const Batch& batch, long rows);
+  void run_parts();
+  void run_part(std::size_t part, Scratch& scratch);
 
   const long max_tokens_, max_sequences_, max_logit_rows_;
   const std::shared_ptr<KVPool> kv_;
@@ -169,6 +196,8 @@ class Program {
   long positions_ = INT32_MAX;  // smallest of the position tables
   long window_ = 0;             // positions that have to be in blocks: the largest window, or 0 for all
   bool attends_ = false, writes_kv_ = false, crosses_ = false;
+  bool divisible_ = true;          // no operation needs all rows of a batch at once
+  std::size_t weights_bytes_ = 0;  // that a row is multiplied with
 
   std::mutex running_;
   Scratch scratch_;
@@ -180,6 +209,9 @@ class Program {
   std::vector<LowRankRows> changed_;                                  // of the product that runs
   std::vector<Attention::Sequence> sequences_;
   std::vector<Attention::Sequence> crossed_;  // the texts that these look at by cross-attention
+  std::vector<Part> parts_;                   // of a batch that is divided
+  std::deque<Progress> progress_;             // of each of them
+  std::vector<double> seconds_;               // [parts, operations]
   std::vector<std::uint64_t> block_written_;  // by block: the last step that wrote it
   std::uint64_t step_ = 0;
   std::thread toucher_;

@@ -15,7 +15,8 @@ int Program::adapt(int out, int x, const Matrix& w) {
   const std::size_t site = sites_.size();
   sites_.push_back({w.n, w.k});
   const bool of_tokens = from.rows == Rows::tokens;
-  push(kAdapt, [=, this, &from, &to, &w](const Batch&) {
+  push(kAdapt, [=, this, &from, &to, &w](const Part& part, Scratch&) {
+    if (part.batch->adapters == nullptr) return;
     changed_.clear();
     for (const AdapterRows& rows : of_tokens ? token_adapters_ : logit_adapters_) {
       const LowRank* const change = adapters_[static_cast<std::size_t>(rows.slot)]->changes[site].get();

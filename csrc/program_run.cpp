@@ -117,18 +117,28 @@ Logits Program::run(const Batch& batch) {
   sequences_.clear();
   crossed_.clear();
   check(batch);
+  if (const long rows = rows_of_part(batch)) {
+    divide(batch, rows);
+    run_parts();
+  } else {
+    run_together(batch);
+  }
+  if (logits_ < 0) return {nullptr, 0, 0, 0};
+  const Buffer& result = at(logits_);
+  return {result.data(), batch.logits, result.width, result.stride};
+}
+
+void Program::run_together(const Batch& batch) {
   using Clock = std::chrono::steady_clock;
+  const Part all{&batch, {0, batch.tokens}, {0, batch.logits}, {0, batch.sequences}, 0};
   Clock::time_point before = Clock::now();
   for (Operation& operation : operations_) {
-    operation.run(batch);
+    operation.run(all, scratch_);
     const Clock::time_point after = Clock::now();
     ++operation.calls;
     operation.seconds += std::chrono::duration<double>(after - before).count();
     before = after;
   }
-  if (logits_ < 0) return {nullptr, 0, 0, 0};
-  const Buffer& result = at(logits_);
-  return {result.data(), batch.logits, result.width, result.stride};
 }
 
 std::vector<Program::Timing> Program::profile(bool by_shape) {

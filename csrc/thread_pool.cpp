@@ -22,14 +22,6 @@ constexpr std::uint64_t kClosed = 0xffffffff;  // a chunk number that no loop ha
 
 thread_local bool inside_loop = false;
 
-void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 // Spins until condition() or the spin time is over; true when the condition held.
 template <class Condition>
 bool spin_until(Condition condition) {

@@ -17,6 +17,15 @@
 
 namespace dragoman {
 
+// Tells the processor that a loop spins.
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 // Something to be done once, by any thread, beside loops. What it throws is kept in `error`.
 struct Errand {
   std::function<void()> run;
@@ -109,6 +118,18 @@ class ThreadPool {
   int threads_ = 1;
   std::vector<std::thread> workers_;
 };
+
+// Spins until condition(), which another thread that is at work brings about, giving way to it.
+template <class Condition>
+void wait_until(Condition condition) {
+  for (;;) {
+    for (int i = 0; i < 32; ++i) {
+      if (condition()) return;
+      pause();
+    }
+    std::this_thread::yield();
+  }
+}
 
 // The pool of this process, started at first use with one thread per processor this process may run on.
 ThreadPool& pool();
