@@ -142,13 +142,13 @@ class Span {
       const Query* const q = queries_ + begin * Cache::query_row(dim_);
       cache_.template scores<R>(q, dim_, keys, scores + begin * kStepTokens, fetch_);
     }
-    if constexpr (R > 1) score_rows<R / 2>(begin, end, keys, scores);
+    if constexpr (R > 1) score_rows<R - 1>(begin, end, keys, scores);
   }
 
   template <int R, int V>
   void weigh_rows(long begin, long end, long d) {
     for (; begin + R <= end; begin += R) weigh_seen<R, V>(begin, d);
-    if constexpr (R > 1) weigh_rows<R / 2, V>(begin, end, d);
+    if constexpr (R > 1) weigh_rows<R - 1, V>(begin, end, d);
   }
 
   // Queries [i, i + R): what all of them see together, the rest one by one.
