@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import subprocess
 import sys
@@ -10,7 +11,9 @@ import textwrap
 import pytest
 
 from dragoman.core.errors import DragomanError
+from dragoman.engine.client import EngineClient
 from dragoman.engine.launch import Launched
+from dragoman.engine.messages import EngineInfo, StubModel, WorkerSettings
 
 HTTP = ("starlette", "uvicorn", "httptools", "websockets", "asyncio", "ssl", "sqlite3", "prometheus_client")
 TEXT = ("tokenizers", "jinja2", "llguidance")
@@ -56,6 +59,33 @@ def test_a_process_whose_parent_leaves_before_it_says_anything_ends_by_itself() 
     launched = Launched()
     launched.connection.close()
     assert launched.process.wait(30) == 0
+
+
+@pytest.mark.parametrize("told", [512, 300], ids=["these settings", "others"])
+def test_a_process_that_has_been_told_other_settings_is_not_taken(told: int) -> None:
+    settings = WorkerSettings(model=StubModel(vocab_size=512))
+    launched = Launched()
+    launched.tell(WorkerSettings(model=StubModel(vocab_size=told)))
+    info, pid = asyncio.run(begun(EngineClient(settings, launched)))
+    launched.close()
+    assert info.vocab_size == 512
+    assert (pid == launched.process.pid) == (told == 512)
+    assert launched.process.wait(30) is not None
+
+
+async def begun(engine: EngineClient) -> tuple[EngineInfo, int | None]:
+    try:
+        return await engine.start(), engine.health().pid
+    finally:
+        await engine.close()
+
+
+def test_telling_a_process_that_is_gone_leaves_its_end_to_who_listens() -> None:
+    launched = Launched()
+    launched.process.kill()
+    launched.process.wait(30)
+    launched.tell(WorkerSettings(model=StubModel()))
+    launched.close()
 
 
 def test_kernels_that_cannot_be_had_are_refused_before_a_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,8 @@ async def own_engine(
     """An engine for this command alone, behind the serving of the server. Raises ModelError."""
     with closing(Launched()) as launched:
         worker, described = worker_settings(model, settings, scheduling, machine)
-        # Only now, while the process imports its half.
+        launched.tell(worker)
+        # Only now, while the process imports its half, and loads.
         from dragoman.cli.session import LocalSession
         from dragoman.server.opening import open_house
 

@@ -11,13 +11,15 @@ import time
 from urllib.parse import urlsplit
 
 from dragoman.cli import console
-from dragoman.cli.engine import thread_count, worker_settings
+from dragoman.cli.engine import thread_count
 from dragoman.cli.loading_bar import LoadingBar
 from dragoman.cli.serve_settings import ServeSettings
 from dragoman.cli.tunnel import Tunnel
 from dragoman.core.serving import ModelCard
 from dragoman.dialects import made_dialects
 from dragoman.engine.launch import Launched
+from dragoman.engine.messages import WorkerSettings
+from dragoman.models import ModelDescription
 from dragoman.models import plan as plan_memory
 from dragoman.server.keys import Keyring
 from dragoman.server.lifecycle import serve, until_told
@@ -29,6 +31,8 @@ log = logging.getLogger("dragoman.server")
 
 def run(
     settings: ServeSettings,
+    worker: WorkerSettings,
+    described: ModelDescription,
     *,
     keyring: Keyring,
     tunnel: Tunnel | None,
@@ -36,9 +40,11 @@ def run(
     launched: Launched,
     started: float,
 ) -> int:
-    """Returns the server's exit code; raises ModelError or DragomanError before the port opens. ``started``: when the
-    command was, on the clock of ``time.monotonic``."""
-    worker, described = worker_settings(settings.choice.model, settings.model, settings.scheduling, settings.machine)
+    """Returns the server's exit code; raises ModelError or DragomanError before the port opens.
+
+    ``worker``: what the engine's process, ``launched``, has been told to load; ``described``: that model. ``started``:
+    when the command was, on the clock of ``time.monotonic``.
+    """
     per_token = plan_memory(described, settings.model).kv_bytes_per_token
 
     bar = LoadingBar()

@@ -28,9 +28,25 @@ def serve(settings: ServeSettings) -> None:
     tunnel = Tunnel(settings.tunnel, has_keys=bool(keyring)) if settings.tunnel.public else None
     with closing(Launched()) as launched:
         # The process imports its half of the program while this one imports the other: half of a start are imports.
+        # What to load comes first, so that the process need not wait for the server.
+        from dragoman.cli.engine import worker_settings
+
+        worker, described = worker_settings(
+            settings.choice.model, settings.model, settings.scheduling, settings.machine
+        )
+        launched.tell(worker)
         from dragoman.cli.running import run
 
-        exit_code = run(settings, keyring=keyring, tunnel=tunnel, tracing=tracing, launched=launched, started=started)
+        exit_code = run(
+            settings,
+            worker,
+            described,
+            keyring=keyring,
+            tunnel=tunnel,
+            tracing=tracing,
+            launched=launched,
+            started=started,
+        )
     raise typer.Exit(exit_code)
 
 

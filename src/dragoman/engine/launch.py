@@ -5,17 +5,26 @@ Imports next to nothing, so that a command can begin with it before it knows wha
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import socket
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 from dragoman.core.errors import DragomanError
 
+if TYPE_CHECKING:
+    from dragoman.engine.messages import WorkerSettings
+
 
 class Launched:
-    """A process that waits. It ends by itself when ``connection``, our end of a socket pair, is closed."""
+    """A process that waits. It ends by itself when ``connection``, our end of a socket pair, is closed.
+
+    Attributes:
+        told: the settings that it has; None: it waits for them.
+    """
 
     def __init__(self) -> None:
         """Raises DragomanError for forced kernels that cannot be had: the process would die of them."""
@@ -32,7 +41,16 @@ class Launched:
             except BaseException:
                 self.connection.close()
                 raise
+        self.told: WorkerSettings | None = None
         self._adopted = False
+
+    def tell(self, settings: WorkerSettings) -> None:
+        """Send the settings; once. The process begins to load, and answers who reads ``connection``."""
+        from dragoman.engine.messages import frame  # it is there: whoever has settings has imported it
+
+        self.told = settings
+        with contextlib.suppress(OSError):  # a process that is gone already: who reads finds its end
+            self.connection.sendall(frame(settings))
 
     def adopt(self) -> Launched:
         """For who sees to it from now on."""

@@ -38,13 +38,16 @@ class WorkerProcess(asyncio.Protocol):
         gone: Callable[[], None],
         launched: Launched | None = None,
     ) -> WorkerProcess:
-        """Start the process, unless one waits already, and send it its settings. It answers ``Ready`` or ``Failed``
-        when it is done loading."""
-        launched = (launched or Launched()).adopt()
+        """Start the process, unless one has been launched that has these settings, or none yet. It gets them before
+        this first waits, and answers ``Ready`` or ``Failed`` when it is done loading."""
+        if launched is None or launched.told not in (None, settings):
+            launched = Launched()
+        launched.adopt()
+        if launched.told is None:
+            launched.tell(settings)
         worker = cls(heard, gone)
         worker._process = launched.process
         await asyncio.get_running_loop().create_unix_connection(lambda: worker, sock=launched.connection)
-        worker.send(settings)
         return worker
 
     @property

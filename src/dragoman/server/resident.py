@@ -175,14 +175,17 @@ class ModelOpening:
         launched, self._launched = self._launched, None
         engine = EngineClient(worker, launched)
         engine.on_loading = progress
-        # The process loads weights for as long as the tokenizer takes, or longer.
+        # The process loads weights for as long as the tokenizer takes, or longer. It is told what to load before that,
+        # and the template's interpreter begins: reading a tokenizer lets nothing else of this process run.
         starting = asyncio.create_task(engine.start())
+        await asyncio.sleep(0)
         template: ChatTemplate | None = None
         try:
-            tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
             chosen = self._settings.chat_template if is_first else None
             own = None if chosen is None else Path(chosen)
-            template = await asyncio.to_thread(ChatTemplate.load, folder, tokenizer.special_tokens, file=own)
+            template = await asyncio.to_thread(ChatTemplate.begin, folder, file=own)
+            tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
+            await asyncio.to_thread(template.compile, tokenizer.special_tokens)
             info = await starting
         except BaseException:
             starting.cancel()

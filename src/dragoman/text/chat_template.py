@@ -41,6 +41,8 @@ class ChatTemplate:
     ) -> None:
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens or {})
+        self._where = ""
+        """The folder, for errors."""
         self._process = TemplateProcess(self._templates, limits)
 
     @classmethod
@@ -56,14 +58,30 @@ class ChatTemplate:
         ``file``: a template, or a ``tokenizer_config.json`` that holds some, in place of the folder's.
         Raises ModelError for files that cannot be read and templates that do not compile within the limits.
         """
-        templates = read_templates(Path(folder)) if file is None else _templates_of(file)
-        template = cls(templates, special_tokens, limits)
-        if template.available:
-            try:
-                template._process.start()
-            except TemplateFailure as failure:
-                raise ModelError(f"{folder}: the chat template does not compile: {failure.message}") from None
+        template = cls.begin(folder, limits, file)
+        template.compile(special_tokens or {})
         return template
+
+    @classmethod
+    def begin(
+        cls, folder: Path | str, limits: TemplateLimits = DEFAULT_LIMITS, file: Path | None = None
+    ) -> ChatTemplate:
+        """The first half of ``load``, for who reads the special tokens while a process gets ready to compile."""
+        templates = read_templates(Path(folder)) if file is None else _templates_of(file)
+        template = cls(templates, limits=limits)
+        template._where = str(folder)
+        if template.available:
+            template._process.begin()
+        return template
+
+    def compile(self, special_tokens: Mapping[str, str]) -> None:
+        """The second half of ``load``."""
+        self._special_tokens = dict(special_tokens)
+        if self.available:
+            try:
+                self._process.start()
+            except TemplateFailure as failure:
+                raise ModelError(f"{self._where}: the chat template does not compile: {failure.message}") from None
 
     @property
     def available(self) -> bool:

@@ -49,7 +49,14 @@ class LimitedProcess:
         self._answer_bytes = answer_bytes
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
+        self._is_set_up = False
         self._end: Callable[[], object] = _nothing
+
+    def begin(self) -> None:
+        """Start without waiting; ``start`` then waits for less."""
+        with self._lock:
+            if self._connection is None:
+                self._begin()
 
     def start(self) -> None:
         """Start and set up. Raises ProcessFailure; ``ask`` does the same when it has to."""
@@ -67,9 +74,21 @@ class LimitedProcess:
             self._stop()
 
     def _started(self) -> socket.socket:
-        if self._connection is not None and _is_open(self._connection):
-            return self._connection
-        self._stop()
+        connection = self._connection
+        if connection is None or not _is_open(connection):
+            self._stop()
+            connection = self._begin()
+        if not self._is_set_up:
+            try:
+                self._exchange(connection, b"", _START_S)  # the process greets when it is ready
+                self._ask(connection, self._setup())
+            except ProcessFailure:
+                self._stop()
+                raise
+            self._is_set_up = True
+        return connection
+
+    def _begin(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
@@ -80,14 +99,8 @@ class LimitedProcess:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        self._connection = ours
+        self._connection, self._is_set_up = ours, False
         self._end = weakref.finalize(self, _end, process, ours)
-        try:
-            self._exchange(ours, b"", _START_S)  # the process greets when it is ready
-            self._ask(ours, self._setup())
-        except ProcessFailure:
-            self._stop()
-            raise
         return ours
 
     def _stop(self) -> None:
