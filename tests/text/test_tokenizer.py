@@ -103,9 +103,12 @@ def test_tokens_say_which_bytes_of_the_text_they_stand_for(load: Load, kind: str
 
 def test_too_long_a_text_is_refused_before_any_work(load: Load) -> None:
     tokenizer = load("byte_level_bpe")
-    assert tokenizer.encode("a" * 10, max_chars=10)
-    with pytest.raises(ContextOverflow, match="100000000 characters"):
-        tokenizer.encode("a" * 100_000_000, max_chars=10)
+    most = 10 * max(len(tokenizer.token(i) or "") for i in range(tokenizer.vocab_size))
+    for fitting in (10, 11, most):
+        assert tokenizer.encode("a" * fitting, max_tokens=10)
+    for beyond in (most + 1, 100_000_000):
+        with pytest.raises(ContextOverflow, match=f"{beyond} characters; this model takes at most {most}"):
+            tokenizer.encode("a" * beyond, max_tokens=10)
 
 
 def test_a_lone_surrogate_is_refused(load: Load) -> None:
@@ -363,4 +366,4 @@ def test_each_family_marks_the_gap_its_own_way(
 
 def test_overlong_fill_is_refused(load: Load) -> None:
     with pytest.raises(ContextOverflow):
-        load("byte_level_bpe").render_fill("a" * 6, "b" * 6, max_chars=10)
+        load("byte_level_bpe").render_fill("a" * 600, "b" * 600, max_tokens=10)

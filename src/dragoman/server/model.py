@@ -84,11 +84,6 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return {name: msgspec.structs.replace(self.card, name=name) for name in names}
 
     @property
-    def max_prompt_chars(self) -> int:
-        """Longer text cannot fit the context, whatever it says: refused without tokenizing it."""
-        return self.max_prompt_tokens * self.tokenizer.max_token_chars
-
-    @property
     def max_prompt_tokens(self) -> int:
         """Most tokens of a prompt."""
         return self.context_tokens if self.encoder is None else self.encoder.context_tokens

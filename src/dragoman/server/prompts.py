@@ -44,7 +44,7 @@ class PromptReader:
 
     async def tokens(self, text: str, add_special_tokens: bool, *, bounded: bool = True) -> tuple[PromptToken, ...]:
         """The tokens of a text that is only to be looked at. Raises as ``read`` does."""
-        tokenizer, most = self._model.tokenizer, self._model.max_prompt_chars if bounded else None
+        tokenizer, most = self._model.tokenizer, self._model.max_prompt_tokens if bounded else None
         return await self._maybe_inline(
             len(text), lambda: tokenizer.encode_with_offsets(text, add_special_tokens, most), "prompt"
         )
@@ -61,14 +61,14 @@ class PromptReader:
         return await self._in_thread(lambda: self._model.template.render(prompt), "messages")
 
     def _encoded(self, text: str, add_special_tokens: bool, bounded: bool = True) -> tuple[int, ...]:
-        most = self._model.max_prompt_chars if bounded else None
-        return self._model.tokenizer.encode(text, add_special_tokens, max_chars=most)
+        most = self._model.max_prompt_tokens if bounded else None
+        return self._model.tokenizer.encode(text, add_special_tokens, max_tokens=most)
 
     def _rendered(self, prompt: ChatPrompt) -> tuple[int, ...]:
         return self._encoded(self._model.template.render(prompt), False)
 
     def _filled(self, prompt: FillPrompt) -> tuple[int, ...]:
-        ids = self._model.tokenizer.render_fill(prompt.prefix, prompt.suffix, self._model.max_prompt_chars)
+        ids = self._model.tokenizer.render_fill(prompt.prefix, prompt.suffix, self._model.max_prompt_tokens)
         if ids is None:
             message = (
                 f"'suffix' is not supported: the model '{self._model.card.name}' has no fill-in-the-middle tokens."

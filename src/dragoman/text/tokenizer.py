@@ -23,13 +23,10 @@ class Tokenizer:
     """A ``tokenizers`` pipeline and its special tokens. Nothing changes after loading; any thread may call anything.
 
     Attributes:
-        vocab_size: one more than the highest id.
         special_tokens: by the names that chat templates use (``bos_token``, ``eos_token``, …).
         special_ids: the ids that ``skip_special_tokens`` hides.
         bos_id, eos_id: None where the tokenizer names none.
         eos_ids: every id that ends a generation: the tokenizer's, ``generation_config.json``'s and ``config.json``'s.
-        max_token_chars: characters of the longest token. Text has at least its length over this many tokens, unless the
-            tokenizer drops characters or takes a run of unknown ones for one token.
         fill: the fill-in-the-middle marks, None where the tokenizer has none.
         decoder: the decoder, to be run one token at a time.
     """
@@ -42,15 +39,12 @@ class Tokenizer:
         self._lock = threading.Lock()
         self.decoder = DecoderSpec(files.decoder)
         self.special_tokens = files.special_tokens
-        vocabulary = self._pipeline.get_vocab(with_added_tokens=True)
-        self.vocab_size = max(vocabulary.values(), default=-1) + 1
-        self.max_token_chars = max(map(len, vocabulary), default=1)
         added = self._pipeline.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.bos_id = self._named("bos_token")
         self.eos_id = self._named("eos_token")
         self.eos_ids = tuple(dict.fromkeys((*(() if self.eos_id is None else (self.eos_id,)), *files.eos_ids)))
-        self.fill = find_fill_tokens(vocabulary.get)
+        self.fill = find_fill_tokens(self._pipeline.token_to_id)
 
     @classmethod
     def load(cls, folder: Path | str) -> Tokenizer:
@@ -58,29 +52,29 @@ class Tokenizer:
         return cls(read_tokenizer_files(Path(folder)))
 
     def encode(
-        self, text: str, add_special_tokens: bool = True, parse_special: bool = True, max_chars: int | None = None
+        self, text: str, add_special_tokens: bool = True, parse_special: bool = True, max_tokens: int | None = None
     ) -> tuple[int, ...]:
         """The token ids of ``text``; the GIL is released meanwhile (about 4 MB/s on one core).
 
         ``add_special_tokens``: around the text, as the tokenizer itself does (BOS where the model has it).
         ``parse_special``: special tokens spelled in the text become those tokens; otherwise they are ordinary text.
         A rendered chat needs them parsed, the template's and so also those in a message, as ``transformers`` does.
-        Raises ContextOverflow, before any work, for more than ``max_chars`` characters; BadRequest for text that is
-        not Unicode (a lone surrogate).
+        Raises ContextOverflow, before any work, for text that is too long to be ``max_tokens`` tokens; BadRequest for
+        text that is not Unicode (a lone surrogate).
         """
-        _check_text(text, max_chars)
+        self._check_text(text, max_tokens)
         pipeline = self._pipeline if parse_special else self._plain_pipeline()
         # The library's `encode` keeps the GIL, its batch methods do not; this one also computes no offsets.
         return tuple(pipeline.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def encode_with_offsets(
-        self, text: str, add_special_tokens: bool = True, max_chars: int | None = None
+        self, text: str, add_special_tokens: bool = True, max_tokens: int | None = None
     ) -> tuple[PromptToken, ...]:
         """The tokens of ``text``, each with the bytes of the text's UTF-8 that it stands for.
 
         Tokens that share a character have all of its bytes. Raises as ``encode`` does.
         """
-        _check_text(text, max_chars)
+        self._check_text(text, max_tokens)
         encoding = self._pipeline.encode_batch([text], add_special_tokens=add_special_tokens)[0]
         # The library counts characters.
         byte_at = [0, *accumulate(len(char.encode()) for char in text)] if not text.isascii() else range(len(text) + 1)
@@ -126,7 +120,7 @@ class Tokenizer:
         """Whether ``skip_special_tokens`` hides the token."""
         return token_id in self.special_ids
 
-    def render_fill(self, prefix: str, suffix: str, max_chars: int | None = None) -> tuple[int, ...] | None:
+    def render_fill(self, prefix: str, suffix: str, max_tokens: int | None = None) -> tuple[int, ...] | None:
         """The prompt to fill the gap between two texts; None when the tokenizer has no tokens for it.
 
         Special tokens spelled in the texts are ordinary text; BOS goes first where the tokenizer adds one.
@@ -134,8 +128,7 @@ class Tokenizer:
         """
         if self.fill is None:
             return None
-        if max_chars is not None and (size := len(prefix) + len(suffix)) > max_chars:
-            raise ContextOverflow(f"prefix and suffix have {size} characters; this model takes at most {max_chars}")
+        self._check_length("prefix and suffix have", len(prefix) + len(suffix), max_tokens)
         before = self.encode(prefix, add_special_tokens=False, parse_special=False)
         behind = self.encode_inside(suffix)
         bos = (self.bos_id,) if self.bos_id is not None and self.bos_id in self.encode("") else ()
@@ -159,6 +152,23 @@ class Tokenizer:
         ids = self.encode("a", add_special_tokens=False)
         return bool(ids) and self.token_bytes(ids[0]).startswith(b" ")
 
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest id."""
+        return self._extent[0]
+
+    @property
+    def max_token_chars(self) -> int:
+        """Characters of the longest token. Text has at least its length over this many tokens, unless the tokenizer
+        drops characters or takes a run of unknown ones for one token."""
+        return self._extent[1]
+
+    @functools.cached_property
+    def _extent(self) -> tuple[int, int]:
+        """Of the vocabulary, in ids and characters. It takes 0.1 s to list 128,000 tokens: no start waits for it."""
+        vocabulary = self._pipeline.get_vocab(with_added_tokens=True)
+        return max(vocabulary.values(), default=-1) + 1, max(map(len, vocabulary), default=1)
+
     def _plain_pipeline(self) -> Pipeline:
         """A second pipeline for ``parse_special=False``: the library keeps that choice in the pipeline itself."""
         with self._lock:
@@ -171,11 +181,15 @@ class Tokenizer:
         token = self.special_tokens.get(name)
         return None if token is None else self.token_id(token)
 
+    def _check_text(self, text: str, max_tokens: int | None) -> None:
+        self._check_length("the prompt has", len(text), max_tokens)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise BadRequest(f"the prompt is not valid Unicode: a lone surrogate at character {error.start}") from None
 
-def _check_text(text: str, max_chars: int | None) -> None:
-    if max_chars is not None and len(text) > max_chars:
-        raise ContextOverflow(f"the prompt has {len(text)} characters; this model takes at most {max_chars}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise BadRequest(f"the prompt is not valid Unicode: a lone surrogate at character {error.start}") from None
+    def _check_length(self, what: str, chars: int, max_tokens: int | None) -> None:
+        if max_tokens is None or chars <= max_tokens:  # as a rule, and it needs no look at the vocabulary
+            return
+        if chars > (most := max_tokens * self.max_token_chars):
+            raise ContextOverflow(f"{what} {chars} characters; this model takes at most {most}")
