@@ -56,7 +56,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Any:
     def start(*arguments: str, **variables: str) -> tuple[dict[type, Any], str]:
         found: dict[type, Any] = {}
 
-        def serve(settings: ServeSettings) -> None:
+        def serve(settings: ServeSettings, launched: object) -> None:
             for each in msgspec.structs.astuple(settings):
                 many = each.values() if isinstance(each, dict) else [each]
                 found.update({type(one): one for one in many if isinstance(one, msgspec.Struct)})

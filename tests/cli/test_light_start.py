@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import subprocess
 import sys
 import textwrap
+import time
+from pathlib import Path
 
 import pytest
 
+from dragoman.cli import begun
 from dragoman.core.errors import DragomanError
 from dragoman.engine.client import EngineClient
 from dragoman.engine.launch import Launched
@@ -66,14 +70,14 @@ def test_a_process_that_has_been_told_other_settings_is_not_taken(told: int) -> 
     settings = WorkerSettings(model=StubModel(vocab_size=512))
     launched = Launched()
     launched.tell(WorkerSettings(model=StubModel(vocab_size=told)))
-    info, pid = asyncio.run(begun(EngineClient(settings, launched)))
+    info, pid = asyncio.run(started(EngineClient(settings, launched)))
     launched.close()
     assert info.vocab_size == 512
     assert (pid == launched.process.pid) == (told == 512)
     assert launched.process.wait(30) is not None
 
 
-async def begun(engine: EngineClient) -> tuple[EngineInfo, int | None]:
+async def started(engine: EngineClient) -> tuple[EngineInfo, int | None]:
     try:
         return await engine.start(), engine.health().pid
     finally:
@@ -86,6 +90,61 @@ def test_telling_a_process_that_is_gone_leaves_its_end_to_who_listens() -> None:
     launched.process.wait(30)
     launched.tell(WorkerSettings(model=StubModel()))
     launched.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "expected"),
+    [
+        (["serve", "--port", "1"], {}, True),
+        (["start"], {}, True),
+        (["serve", "--help"], {}, False),
+        (["generate", "serve"], {}, False),
+        (["--version"], {}, False),
+        ([], {}, False),
+        (["serve"], {"DRAGOMAN_KERNELS": "none-such"}, False),
+    ],
+)
+def test_only_commands_that_will_want_an_engine_begin_with_it(
+    arguments: list[str], variables: dict[str, str], expected: bool
+) -> None:
+    launched = begun(arguments, variables)
+    assert (launched is not None) == expected
+    if launched is not None:
+        launched.close()
+
+
+@pytest.mark.parametrize("arguments", [["--no-such-option"], ["--port", "x"], ["--help"], ["/no/such/model"]])
+def test_a_command_that_is_refused_leaves_no_process(arguments: list[str], tmp_path: Path) -> None:
+    mark = f"DRAGOMAN_TEST_MARK={tmp_path}"
+    environment = {**os.environ, "DRAGOMAN_CONFIG": os.devnull, "DRAGOMAN_TEST_MARK": str(tmp_path)}
+    command = [sys.executable, "-m", "dragoman", "serve", *arguments]
+    assert subprocess.run(command, env=environment, capture_output=True).returncode in (0, 1, 2)
+    assert not _marked(mark)
+
+
+def test_a_command_that_is_killed_early_leaves_no_process(tmp_path: Path) -> None:
+    mark = f"DRAGOMAN_TEST_MARK={tmp_path}"
+    environment = {**os.environ, "DRAGOMAN_CONFIG": os.devnull, "DRAGOMAN_TEST_MARK": str(tmp_path)}
+    command = subprocess.Popen([sys.executable, "-m", "dragoman", "serve"], env=environment)
+    until = time.monotonic() + 30
+    while len(_marked(mark)) < 2:  # itself and the engine's process
+        assert time.monotonic() < until
+    command.kill()
+    command.wait(30)
+    while _marked(mark):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def _marked(mark: str) -> list[Path]:
+    return [each for each in Path("/proc").glob("[0-9]*/environ") if mark in _text(each)]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def test_kernels_that_cannot_be_had_are_refused_before_a_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ class Started:
                 monkeypatch.delenv(name)
         monkeypatch.setattr("dragoman.cli.serve.serve", self._note)
 
-    def _note(self, settings: ServeSettings) -> None:
+    def _note(self, settings: ServeSettings, launched: object) -> None:
         for each in msgspec.structs.astuple(settings):
             many = each.values() if isinstance(each, dict) else [each]
             self._found.update({type(one): one for one in many if isinstance(one, msgspec.Struct)})

@@ -89,7 +89,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(*arguments: str, **environment: str) -> dict[type, Any]:
         found: dict[type, Any] = {}
 
-        def serve(settings: ServeSettings) -> None:
+        def serve(settings: ServeSettings, launched: object) -> None:
             for each in msgspec.structs.astuple(settings):
                 found.update({type(each): each} if isinstance(each, msgspec.Struct) else {TgiSettings: each["tgi"]})
 

@@ -1,13 +1,41 @@
 """The command line: ``serve``, ``chat``, ``generate``, ``models``, ``plan``, ``bench``."""
 
+from __future__ import annotations
+
+import os
 import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dragoman.engine.launch import Launched
+
+SERVING = ("serve", "start")
 
 
 def main() -> None:
     """The ``dragoman`` command."""
+    launched = None
     try:
+        launched = begun(sys.argv[1:], os.environ)
         from dragoman.cli.app import cli
 
-        cli.typer(prog_name="dragoman")
+        cli.typer(prog_name="dragoman", obj=launched)
     except KeyboardInterrupt:  # while modules are still being imported; later typer sees to it
         sys.exit(130)
+    finally:
+        if launched is not None:
+            launched.close()
+
+
+def begun(arguments: Sequence[str], variables: Mapping[str, str]) -> Launched | None:
+    """An engine's process for a command that will want one, as it seems: looking closer takes 0.2 s, and as long do the
+    imports of the process. None where the command itself has to see, or to say what is wrong."""
+    if not arguments or arguments[0] not in SERVING or "--help" in arguments or variables.get("DRAGOMAN_KERNELS"):
+        return None
+    from dragoman.engine.launch import Launched
+
+    try:
+        return Launched()
+    except OSError:
+        return None

@@ -70,21 +70,21 @@ def root(
         raise typer.Exit
 
 
-def serve(**groups: Any) -> None:
+def serve(context: typer.Context, **groups: Any) -> None:
     """Serve a model over HTTP."""
     from dragoman.cli.serve import serve as run
 
     launcher = groups.pop("launcher")
     settings, notes = launched(launcher, settings_of(groups))
     console.remarks((*notes, *useless(settings.server.dialect, os.environ)))
-    run(settings)
+    run(settings, context.obj)
 
 
 _DIALECTS: dict[str, type[msgspec.Struct]] = {each.name: each.settings_type for each in REGISTRY}
 cli.command(serve, more={**GROUPS, "launcher": LauncherSettings, **_DIALECTS})
 
 
-def start(given: Given, choice: ModelOption, asked: StartSettings, **groups: Any) -> None:
+def start(context: typer.Context, given: Given, choice: ModelOption, asked: StartSettings, **groups: Any) -> None:
     """Serve a model to LocalLab's clients: serve --dialect locallab, with the options of LocalLab's own start."""
     from dragoman.cli.serve import serve as run
 
@@ -99,7 +99,7 @@ def start(given: Given, choice: ModelOption, asked: StartSettings, **groups: Any
     not_saved = locallab_start.save_given(given, (choice, asked, *groups.values()), own.locallab_folder)
     console.remarks(notes if not_saved is None else (*notes, not_saved))
     server = msgspec.structs.replace(settings.server, dialect=locallab_start.DIALECT)
-    run(msgspec.structs.replace(settings, model=model, server=server))
+    run(msgspec.structs.replace(settings, model=model, server=server), context.obj)
 
 
 def _started(settled: Mapping[str, Any]) -> Mapping[str, str]:

@@ -158,9 +158,9 @@ class CommandLine:
     ) -> Callable[..., None]:
         """Register the function under its own (or another) name.
 
-        Each of its parameters is a settings struct, also those of ``more``, which it takes by keyword, or ``Given``;
-        its docstring is the help. An exception ends the command with one line and exit code 1, or with its traceback
-        under ``--debug``.
+        Each of its parameters is a settings struct, also those of ``more``, which it takes by keyword, or ``Given``, or
+        the ``typer.Context``; its docstring is the help. An exception ends the command with one line and exit code 1,
+        or with its traceback under ``--debug``.
         ``spellings``: by option, more flags by which this command knows it. ``borrowed``: as for the whole, for this.
 
         Raises ValueError when two of the structs have a field of the same name.
@@ -168,8 +168,8 @@ class CommandLine:
         name = name or body.__name__
         signature = inspect.signature(body, eval_str=True).parameters.values()
         own = {p.name: p.annotation for p in signature if p.kind is not inspect.Parameter.VAR_KEYWORD}
-        noting = [name for name, annotation in own.items() if annotation is Given]
-        wanted: dict[str, Settings] = {n: struct for n, struct in {**own, **more}.items() if struct is not Given}
+        passed = {name: kind for name, kind in own.items() if kind in (Given, typer.Context)}
+        wanted: dict[str, Settings] = {n: struct for n, struct in {**own, **more}.items() if n not in passed}
         groups = {
             parameter: (
                 struct,
@@ -182,9 +182,10 @@ class CommandLine:
         }
 
         def run(context: typer.Context, config: Path | None, debug: bool, **values: Any) -> None:
-            given = dict.fromkeys(noting, Given(context.meta.get(_GIVEN, ())))
+            given = Given(context.meta.get(_GIVEN, ()))
+            others = {name: given if kind is Given else context for name, kind in passed.items()}
             try:
-                body(**given, **{p: _gather(struct, options, values) for p, (struct, options) in groups.items()})
+                body(**others, **{p: _gather(struct, options, values) for p, (struct, options) in groups.items()})
             except (typer.Exit, typer.Abort, typer.BadParameter):
                 raise
             except Exception as error:

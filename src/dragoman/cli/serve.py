@@ -1,4 +1,4 @@
-"""``dragoman serve``: look at what was asked for, begin with the engine's process, and go on in ``running``."""
+"""``dragoman serve``: look at what was asked for, tell the engine's process what to load, and go on in ``running``."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ from dragoman.server.keys import Keyring, KeySettings, first_key, keyring_of, re
 from dragoman.server.tracing import tracing_of
 
 
-def serve(settings: ServeSettings) -> None:
-    """Raises ModelError or DragomanError before the port opens; afterwards typer.Exit with the server's exit code."""
+def serve(settings: ServeSettings, launched: Launched | None = None) -> None:
+    """Raises ModelError or DragomanError before the port opens; afterwards typer.Exit with the server's exit code.
+
+    ``launched``: a process that waits already to be the engine's.
+    """
     started = time.monotonic()
     configure_logs(settings.logs)
     check_settings(settings.dialects)
     tracing = tracing_of(settings.traces)
     keyring = open_keyring(settings.keys, settings.server.host, settings.continuing.folder)
     tunnel = Tunnel(settings.tunnel, has_keys=bool(keyring)) if settings.tunnel.public else None
-    with closing(Launched()) as launched:
+    with closing(launched or Launched()) as launched:
         # The process imports its half of the program while this one imports the other: half of a start are imports.
         # What to load comes first, so that the process need not wait for the server.
         from dragoman.cli.engine import worker_settings

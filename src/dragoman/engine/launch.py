@@ -35,7 +35,7 @@ class Launched:
                 raise DragomanError(str(error)) from None
         self.connection, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "dragoman.engine.worker", "--fd", str(theirs.fileno())]
+            command = [sys.executable, "-m", "dragoman.engine", "--fd", str(theirs.fileno())]
             try:
                 self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
             except BaseException:

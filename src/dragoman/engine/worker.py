@@ -1,4 +1,4 @@
-"""The engine's process: ``python -m dragoman.engine.worker --fd N``, where N is its end of a socket pair.
+"""The engine's process: ``python -m dragoman.engine --fd N``, where N is its end of a socket pair.
 
 It reads its ``WorkerSettings``, loads the model, says ``Ready``, and from then on turns submitted requests into one
 ``StepOutput`` per step, sent while the next one is computed. Without work it sleeps in ``poll``. It ends when its
@@ -12,7 +12,6 @@ import contextlib
 import gc
 import logging
 import select
-import signal
 import socket
 import sys
 import time
@@ -45,7 +44,7 @@ from dragoman.engine.messages import (
 from dragoman.engine.runner import Runner
 from dragoman.engine.schedule import Schedule
 from dragoman.engine.stub import StubRunner
-from dragoman.models import ModelInfo
+from dragoman.models import ModelInfo, loading
 from dragoman.models.progress import Progress, nobody
 
 log = logging.getLogger("dragoman.engine")
@@ -148,23 +147,17 @@ class Telling:
 def load(settings: WorkerSettings, progress: Progress = nobody) -> tuple[Runner, ModelInfo]:
     """The model that the settings name, ready to run. ModelError where it cannot be loaded."""
     if isinstance(settings.model, LoadModel):
-        from dragoman import models
-
-        loaded = models.load(settings.model.source, settings.model.settings, progress)
+        loaded = loading.load(settings.model.source, settings.model.settings, progress)
         return loaded, loaded.card
     stub = StubRunner(settings.model)
     return stub, stub.card
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="dragoman.engine.worker")
+    parser = argparse.ArgumentParser(prog="dragoman.engine")
     parser.add_argument("--fd", type=int, required=True, help="the process's end of the socket pair")
     connection = socket.socket(fileno=parser.parse_args().fd)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    # Ctrl-C in a terminal and a service manager's SIGTERM reach the whole process group; the server decides when the
-    # engine goes, after the requests that are running.
-    for sent_to_all in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(sent_to_all, signal.SIG_IGN)
     try:
         run(connection)
     except (BrokenPipeError, ConnectionResetError):
@@ -221,7 +214,3 @@ def _first_frame(connection: socket.socket) -> bytes | None:
         if payloads := frames.feed(data):
             return payloads[0]
     return None
-
-
-if __name__ == "__main__":
-    sys.exit(main())
