@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from importlib.resources import files
 
@@ -46,10 +47,15 @@ def with_documents(
 
 def document_of(dialects: Sequence[Dialect], path: str, *, prefix: str = "", secured: bool) -> Operation:
     """``GET path``: the OpenAPI document of these dialects, their paths beginning with the prefix."""
-    body = msgspec.json.encode(openapi_document(dialects, version=dragoman.__version__, prefix=prefix, secured=secured))
+
+    @functools.cache  # who asks first waits for it, some milliseconds, and no start does
+    def body() -> bytes:
+        return msgspec.json.encode(
+            openapi_document(dialects, version=dragoman.__version__, prefix=prefix, secured=secured)
+        )
 
     async def document(serving: Serving, exchange: Exchange) -> None:
-        await exchange.reply(body)
+        await exchange.reply(body())
 
     return Operation(method="GET", path=path, summary="This document.", handler=document, open=True)
 

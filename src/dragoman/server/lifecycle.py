@@ -35,6 +35,9 @@ from dragoman.server.sockets import SocketConnection, socket_paths
 Opened = Callable[[House, str], None]
 """Called once the port is open, with what serves and its address, ``http://host:port``."""
 
+FIRST_ANSWER_S = 1.0
+"""A start is left to itself for so long, once the port is open: first answers do not wait for what is only tidy."""
+
 GOODBYE_S = 5.0
 """What still runs after the drain is told to end, and has this long to say so to its clients."""
 
@@ -139,10 +142,10 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        # What lives now lives for ever: the collector need not look at it again and again while streams run.
-        gc.collect()
+        # What lives now lives for ever: the collector need not look at it again and again while streams run. What does
+        # not is looked for later, for it takes 50 ms.
         gc.freeze()
-        _give_back_freed_memory()
+        asyncio.get_running_loop().call_later(FIRST_ANSWER_S, _tidy)
         if self._opened is not None and sockets:
             self._opened(self._house, address_of(sockets[0]))
 
@@ -178,8 +181,12 @@ class Server(uvicorn.Server):
                 signal.signal(sig, handler)
 
 
-def _give_back_freed_memory() -> None:
-    """The C library keeps what reading the tokenizer took and freed: 12 MB for 128,000 tokens."""
+def _tidy() -> None:
+    """Leave nothing of the start but what is needed. The C library keeps what reading the tokenizer took and freed:
+    12 MB for 128,000 tokens."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
     with contextlib.suppress(AttributeError, OSError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
