@@ -10,6 +10,9 @@
 #include "activations.inl"
 #include "packing.inl"
 #include "peak.inl"
+#if defined(DRAGOMAN_AVX512)
+#include "wide_tile_avx512.inl"
+#endif
 // clang-format on
 
 namespace dragoman::DRAGOMAN_ISA {
@@ -167,15 +170,21 @@ DRAGOMAN_INLINE void quantized_tile(const std::uint8_t* w, long groups, const st
   }
 }
 
-// The same for a wide matrix. Its integer sums run over a whole span, and take all registers: the float sums are needed
-// once in 32 multiplications, and stay in memory.
+// The same for a wide matrix, whose integer sums run over a whole span.
 template <int M, class Prefetch>
 DRAGOMAN_INLINE void wide_tile(const std::uint8_t* w, long groups, const std::uint8_t* x, long stride, Prefetch prefetch,
                                Vec (&sum)[M][kVectors]) {
   for (int i = 0; i < M; ++i) {
     for (int j = 0; j < kVectors; ++j) sum[i][j] = zero();
   }
-  for (long left = groups; left > 0; left -= kSpanGroups) {
+  long left = groups;
+#if defined(DRAGOMAN_AVX512)
+  if constexpr (M >= kLeastWideRows) {
+    if (left >= kSpanGroups) add_wide_spans<M>(w, left / kSpanGroups, x, stride, prefetch, sum);
+    left %= kSpanGroups;
+  }
+#endif
+  for (; left > 0; left -= kSpanGroups) {
     const auto span = [=](int i) -> const QuantizedSpan& {
       return *reinterpret_cast<const QuantizedSpan*>(x + i * stride);
     };
@@ -189,17 +198,10 @@ DRAGOMAN_INLINE void wide_tile(const std::uint8_t* w, long groups, const std::ui
 #pragma GCC unroll 2
         for (int j = 0; j < kTogether<M>; ++j) acc[i][j] = broadcast_int(kBytesAreSigned ? 0 : span(i).wide_start);
       }
-      const auto add_group = [&](long g) __attribute__((always_inline)) {
+#pragma GCC unroll 1
+      for (long g = 0; g < count; ++g) {
         if (v == 0) prefetch.fetch_group();
         add_bytes(w + g * numbers_bytes(Precision::int8) + v * 64, prefetch, span, g, acc);
-      };
-      // A loop moves sums of many rows between registers, 2 % slower; with one row the unrolled code took a fifth longer.
-      if (M > 4 && count == kSpanGroups) {
-#pragma GCC unroll 4
-        for (long g = 0; g < kSpanGroups; ++g) add_group(g);
-      } else {
-#pragma GCC unroll 1
-        for (long g = 0; g < count; ++g) add_group(g);
       }
 #pragma GCC unroll 2
       for (int j = 0; j < kTogether<M>; ++j) {
@@ -210,7 +212,6 @@ DRAGOMAN_INLINE void wide_tile(const std::uint8_t* w, long groups, const std::ui
         }
       }
     }
-    if constexpr (M > 4) asm volatile("" : "+m"(sum));
     prefetch.fetch(reinterpret_cast<const std::uint8_t*>(scales));
     w += count * numbers_bytes(Precision::int8) + kBlock * 2;
     x += sizeof(QuantizedSpan);
