@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from dragoman.core.errors import BadRequest
+from dragoman.core.late_numpy import np
 from dragoman.core.request import PromptEmbeddings
 from dragoman.dialects.field import Field
 from dragoman.dialects.kinds import Floats, Integer, ListOf

@@ -13,11 +13,11 @@ import re
 from typing import Any, Protocol
 
 import msgspec
-import numpy as np
 
 from dragoman.core.errors import BadRequest
+from dragoman.core.late_numpy import np
 
-_MOST_FLOAT32 = float(np.finfo(np.float32).max)
+_MOST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 Path = tuple[str | int, ...]
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from dragoman.core.errors import ModelError
+from dragoman.core.late_numpy import np
 from dragoman.models.families import Family
 from dragoman.models.parameters import Parameter, parameters
 from dragoman.models.settings import PRECISIONS
 from dragoman.models.spec import DecoderSpec
 from dragoman.models.tensors import ELEMENTS, Codes, Format, Tensor, TensorFiles, to_float32
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 # The matrices whose products put their inputs in order.
 _NETWORKS = ("feed_forward", "expert", "shared_expert")

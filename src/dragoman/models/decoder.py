@@ -8,16 +8,20 @@ as a program, run by the kernels once per step.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dragoman import kernels
 from dragoman.models.packing import Weights
 from dragoman.models.parameters import product_name
-from dragoman.models.positions import Float32, sinusoids
+from dragoman.models.positions import sinusoids
 from dragoman.models.rope import RotaryTables
 from dragoman.models.spec import DecoderSpec, Experts
 from dragoman.models.tensors import nearest_bfloat16
+
+if TYPE_CHECKING:
+    from dragoman.models.positions import Float32
 
 
 def build_program(

@@ -12,12 +12,13 @@ from pathlib import Path
 import msgspec
 
 from dragoman.core.errors import ModelError
+from dragoman.models import gguf
 from dragoman.models.checkpoint import Checkpoint, widest
 from dragoman.models.config import read_json, token_ids
 from dragoman.models.families import FAMILIES, read_spec
-from dragoman.models.gguf.opening import most_used_dtype, open_gguf, quantized_types
 from dragoman.models.parameters import parameters
-from dragoman.models.quantized import Scheme, find_scheme
+from dragoman.models.quantized import find_scheme
+from dragoman.models.quantized.scheme import Scheme
 from dragoman.models.rope_config import with_scaling
 from dragoman.models.safetensors_file import read_header, stored_dtype
 from dragoman.models.settings import PRECISIONS, AskedPrecision, KVPrecision, Precision
@@ -61,7 +62,7 @@ class ModelDescription:
     def quantized_as(self) -> str | None:
         """For people: how the weights are quantized; None: they are not."""
         if self.source.gguf and self.formats:
-            return f"GGUF {', '.join(quantized_types(open_gguf(self.source.gguf)))}"
+            return f"GGUF {', '.join(gguf.quantized_types(gguf.open_gguf(self.source.gguf)))}"
         return self.quantization.summary if self.quantization else None
 
     def precision(self, asked: AskedPrecision) -> Precision:
@@ -239,7 +240,7 @@ _PLACE = re.compile(r"\{\w+\}")
 def _stored_dtype(source: Source, declared: object) -> str:
     """From the weights' headers where they are here, for configs are often wrong about it or silent."""
     if source.gguf:
-        return most_used_dtype(open_gguf(source.gguf))
+        return gguf.most_used_dtype(gguf.open_gguf(source.gguf))
     if source.repository is None or source.weight_files:
         files = source.weight_files or find_weights(source).weight_files
         return stored_dtype(read_header(source.folder / name) for name in files)

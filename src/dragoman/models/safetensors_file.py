@@ -12,13 +12,14 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from dragoman.core.errors import ModelError
+from dragoman.core.late_numpy import np
 from dragoman.models.tensors import ELEMENTS, Codes, Format, Tensor, TensorFiles
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -27,14 +28,12 @@ _LARGEST_HEADER_BYTES = 100 << 20
 # The types that a decoder's weights have, by their names in the file.
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # All types of whole bytes. NumPy has no float8: such numbers stand in bytes.
-_STORED: dict[str, np.dtype[Any]] = {
-    "float32": np.dtype("<f4"),
-    "float16": np.dtype("<f2"),
-    "bfloat16": np.dtype("<u2"),
-    "F64": np.dtype("<f8"),
-    **{f"I{bits}": np.dtype(f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
-    **{f"U{bits}": np.dtype(f"<u{bits // 8}") for bits in (8, 16, 32, 64)},
-    **dict.fromkeys(("BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0"), np.dtype("u1")),
+_STORED = {
+    **ELEMENTS,
+    "F64": "<f8",
+    **{f"I{bits}": f"<i{bits // 8}" for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": f"<u{bits // 8}" for bits in (8, 16, 32, 64)},
+    **dict.fromkeys(("BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0"), "|u1"),
 }
 
 
@@ -182,7 +181,7 @@ def _read_entry(file: Path, name: str, entry: object, data_start: int, size: int
     if tensor.stop > size:
         raise tensor.fail(f"the file is truncated: it ends at byte {size}, the tensor at {tensor.stop}")
     dtype = DTYPES.get(dtype, dtype)
-    if dtype in _STORED and math.prod(shape) * _STORED[dtype].itemsize != stop - start:
+    if dtype in _STORED and math.prod(shape) * int(_STORED[dtype][2:]) != stop - start:
         raise tensor.fail(f"its shape {list(shape)} does not fit its {stop - start} bytes")
     return StoredTensor(file, name, dtype, tuple(shape), tensor.start, tensor.stop)
 

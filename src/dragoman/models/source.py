@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.core.errors import ModelError
+from dragoman.models import gguf
 from dragoman.models.config import read_json
-from dragoman.models.gguf.opening import describing_folder, open_gguf, tensor_files
 from dragoman.models.gguf.parts import SUFFIX, choose, files_of, models_among, part_names
 from dragoman.models.progress import DOWNLOADING, Progress, nobody
 from dragoman.models.quantized import CONFIG_FILES, find_scheme, join_quantized
@@ -128,7 +128,7 @@ def _find_on_hub(repository: str, file: str, revision: str | None, token: str | 
 def _gguf_source(
     name: str, files: tuple[Path, ...], repository: str | None = None, revision: str | None = None
 ) -> Source:
-    return Source(name, describing_folder(open_gguf(files)), repository, revision, gguf=files)
+    return Source(name, gguf.describing_folder(gguf.open_gguf(files)), repository, revision, gguf=files)
 
 
 def _has_safetensors(folder: Path) -> bool:
@@ -166,7 +166,7 @@ def find_weights(source: Source, *, token: str | None = None, progress: Progress
 def open_files(source: Source) -> TensorFiles:
     """The tensors of a source whose weight files are here. Raises ModelError naming the file that is damaged."""
     if source.gguf:
-        return tensor_files(open_gguf(source.gguf))
+        return gguf.tensor_files(gguf.open_gguf(source.gguf))
     files = read_safetensors(source.folder, source.weight_files)
     scheme = find_scheme(source.folder, read_json(source.folder / "config.json"))
     return files if scheme is None else join_quantized(files, scheme)

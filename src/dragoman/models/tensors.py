@@ -11,19 +11,16 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dragoman.core.errors import ModelError
+from dragoman.core.late_numpy import np
 from dragoman.models.settings import Precision
 
-ELEMENTS: dict[str, np.dtype[Any]] = {
-    "float32": np.dtype("<f4"),
-    "float16": np.dtype("<f2"),
-    "bfloat16": np.dtype("<u2"),
-}
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+ELEMENTS = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
 """NumPy's types of the numbers that ``Tensor.read`` gives. NumPy has no bfloat16: it stands in an uint16."""
 
 

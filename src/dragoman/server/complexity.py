@@ -7,10 +7,13 @@ each, where the decoder falls back to exact arithmetic). Counting is done by Num
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from dragoman.core.errors import PayloadTooLarge
+from dragoman.core.late_numpy import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 FREE_BYTES = 2048
 """Shorter texts cost little, whatever is in them."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import importlib
 import signal
 import socket
 import threading
@@ -145,7 +146,7 @@ class Server(uvicorn.Server):
         # What lives now lives for ever: the collector need not look at it again and again while streams run. What does
         # not is looked for later, for it takes 50 ms.
         gc.freeze()
-        asyncio.get_running_loop().call_later(FIRST_ANSWER_S, _tidy)
+        asyncio.get_running_loop().call_later(FIRST_ANSWER_S, _settle)
         if self._opened is not None and sockets:
             self._opened(self._house, address_of(sockets[0]))
 
@@ -181,9 +182,13 @@ class Server(uvicorn.Server):
                 signal.signal(sig, handler)
 
 
-def _tidy() -> None:
-    """Leave nothing of the start but what is needed. The C library keeps what reading the tokenizer took and freed:
-    12 MB for 128,000 tokens."""
+def _settle() -> None:
+    """What first answers need not wait for.
+
+    NumPy looks through large bodies. The C library keeps what reading the tokenizer took and freed: 12 MB for 128,000
+    tokens.
+    """
+    asyncio.get_running_loop().run_in_executor(None, importlib.import_module, "numpy")
     gc.unfreeze()
     gc.collect()
     gc.freeze()

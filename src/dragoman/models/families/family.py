@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from dragoman.models.config import Config
 from dragoman.models.parameters import Parameter
 from dragoman.models.spec import DecoderSpec
 
-RowOrder = Callable[[DecoderSpec, Parameter], NDArray[np.intp] | None]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+RowOrder = Callable[[DecoderSpec, Parameter], "NDArray[np.intp] | None"]
 """For a parameter, the stored row of each of its rows; None: they are stored in our order."""
 
 

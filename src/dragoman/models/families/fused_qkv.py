@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
+from dragoman.core.late_numpy import np
 from dragoman.models.parameters import Parameter
 from dragoman.models.spec import DecoderSpec
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def grouped_rows(spec: DecoderSpec, parameter: Parameter) -> NDArray[np.intp] | None:

@@ -7,32 +7,30 @@ tensors have a packed format of their own. ``docs/quantized.md`` says what is ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import read_json
-from dragoman.models.quantized.awq import read_awq
-from dragoman.models.quantized.bitsandbytes import read_bitsandbytes
-from dragoman.models.quantized.compressed_tensors import read_compressed_tensors
-from dragoman.models.quantized.float8 import read_float8
-from dragoman.models.quantized.gptq import read_gptq
-from dragoman.models.quantized.scheme import Options, Scheme
 from dragoman.models.safetensors_file import StoredTensor
 from dragoman.models.tensors import TensorFiles
 
-__all__ = ["CONFIG_FILES", "SCHEMES", "Scheme", "find_scheme", "join_quantized"]
+if TYPE_CHECKING:
+    from dragoman.models.quantized.scheme import Scheme
 
-SCHEMES: dict[str, Callable[[Options], Scheme]] = {
-    "gptq": read_gptq,
-    "awq": read_awq,
-    "compressed-tensors": read_compressed_tensors,
-    "bitsandbytes": read_bitsandbytes,
-    "fp8": read_float8,
-    "fbgemm_fp8": read_float8,
+__all__ = ["CONFIG_FILES", "SCHEMES", "find_scheme", "join_quantized"]
+
+SCHEMES = {
+    "gptq": "gptq",
+    "awq": "awq",
+    "compressed-tensors": "compressed_tensors",
+    "bitsandbytes": "bitsandbytes",
+    "fp8": "float8",
+    "fbgemm_fp8": "float8",
 }
-"""By ``quant_method``."""
+"""By ``quant_method``: the module, imported for a model that needs it, whose ``read_`` with its name reads options."""
 
 CONFIG_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 """What repositories had before ``config.json`` told of it, and the method that is meant."""
@@ -68,4 +66,8 @@ def _read(values: dict[str, Any], where: str, default: str | None) -> Scheme:
     method = values.get("quant_method") or old
     if not isinstance(method, str) or method not in SCHEMES:
         raise ModelError(f"{where}: the method {method!r} is not supported; known: {', '.join(SCHEMES)}")
-    return SCHEMES[method](Options({**values, "quant_method": method}, where))
+    from dragoman.models.quantized.scheme import Options
+
+    reader = importlib.import_module(f"{__name__}.{SCHEMES[method]}")
+    scheme: Scheme = getattr(reader, f"read_{SCHEMES[method]}")(Options({**values, "quant_method": method}, where))
+    return scheme

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dragoman.core.errors import ModelError
+from dragoman.core.late_numpy import np
 from dragoman.models.config import Config
 from dragoman.models.safetensors_file import StoredTensor
 from dragoman.models.tensors import Format, Tensor, to_float32
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class Scheme(Protocol):
