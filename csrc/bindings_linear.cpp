@@ -224,10 +224,10 @@ void bind_linear(nb::module_& m) {
            nb::arg("file"), nb::arg("nbytes"))
       .def_prop_ro("data", bytes_of)
       .def("settle",
-           [](const SharedFileMemory& self, double delay_s) {
-             self.memory->settle(std::chrono::duration<double>(delay_s));
+           [](const SharedFileMemory& self, double delay_s, const std::string& mappings) {
+             self.memory->settle(std::chrono::duration<double>(delay_s), mappings);
            },
-           nb::arg("delay_s") = 0.0)
+           nb::arg("delay_s") = 0.0, nb::arg("mappings") = "/proc/self/smaps")
       .def("settled", [](const SharedFileMemory& self) { return self.memory->settled(); },
            nb::call_guard<nb::gil_scoped_release>());
   m.def("empty", empty_bytes, nb::arg("nbytes"));

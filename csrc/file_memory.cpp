@@ -2,8 +2,11 @@
 
 #include <sys/mman.h>
 
+#include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <new>
+#include <string>
 
 namespace dragoman {
 namespace {
@@ -47,19 +50,35 @@ FileMemory::~FileMemory() {
   munmap(reserved_, reserved_bytes_);
 }
 
-void FileMemory::settle(std::chrono::duration<double> delay) {
-  mover_ = std::thread([this, delay] {
+void FileMemory::settle(std::chrono::duration<double> delay, const std::string& mappings) {
+  mover_ = std::thread([this, delay, mappings] {
     {
       std::unique_lock lock(waiting_);
       if (stops_.wait_for(lock, delay, [this] { return stopping_.load(); })) return;
     }
-    move();
+    if (!in_huge_pages(mappings)) move();
   });
 }
 
 bool FileMemory::settled() {
   if (mover_.joinable()) mover_.join();
   return moved_ == size_ / kHugePage * kHugePage;
+}
+
+bool FileMemory::in_huge_pages(const std::string& described) const {
+  std::ifstream mappings(described);
+  const auto address = reinterpret_cast<std::uintptr_t>(data_);
+  bool ours = false;
+  for (std::string line; std::getline(mappings, line);) {
+    unsigned long long begin = 0, end = 0, kilobytes = 0;
+    if (std::sscanf(line.c_str(), "%llx-%llx ", &begin, &end) == 2) {
+      if (ours) break;
+      ours = begin <= address && address < end;
+    } else if (ours && std::sscanf(line.c_str(), "FilePmdMapped: %llu kB", &kilobytes) == 1) {
+      return kilobytes << 10 > size_ / 16 * 15;
+    }
+  }
+  return false;
 }
 
 void FileMemory::move() {

@@ -206,6 +206,20 @@ def test_a_file_moves_into_memory_of_its_own_beneath_its_readers(tmp_path: Path)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there can pages be exchanged beneath a reader")
+@pytest.mark.parametrize(("huge_kb", "moves"), [(8 << 10, False), (0, True), (None, True)])
+def test_a_file_that_comes_in_huge_pages_stays_where_it_is(huge_kb: int | None, moves: bool, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(8 << 20))
+    with (tmp_path / "file").open("rb") as stream:
+        memory = kernels.FileMemory(stream.fileno(), 8 << 20)
+    if huge_kb is not None:  # else as on a system that does not say
+        other = "10-20 r--s 00000000 fe:00 7 /other\nFilePmdMapped: 0 kB\n"
+        ours = f"20-{1 << 63:x} r--s 00000000 fe:00 7 /file\nSize: 8192 kB\nFilePmdMapped: {huge_kb:8} kB\n"
+        (tmp_path / "smaps").write_text(other + ours)
+    memory.settle(0.0, str(tmp_path / "smaps"))
+    assert memory.settled() == moves
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there can pages be exchanged beneath a reader")
 def test_a_file_that_is_to_move_later_can_be_given_up_before(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(5 << 20))
     with (tmp_path / "file").open("rb") as stream:

@@ -13,7 +13,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import secrets
 import shutil
 import time
@@ -40,7 +39,6 @@ _FREE_DISK_BYTES = 1 << 30  # never fill the last gigabyte of a disk
 _ABANDONED_AFTER_S = 3600.0
 _FIRST_ANSWER_S = 1.0  # a start is left to itself for so long: what is read meanwhile comes from small pages
 _SPECIMEN = (np.arange(48 * 96, dtype=np.float32) % 97 - 48).reshape(48, 96)
-_SMAPS = Path("/proc/self/smaps")
 _SAMPLES, _SAMPLE_BYTES = 64, 16 << 10
 
 Packed = tuple[PackedBytes, list[int]]
@@ -194,31 +192,15 @@ def _read_header(file: int, layout: Layout) -> tuple[list[int], int]:
 
 
 def _map(file: int, start: int, layout: Layout, checksums: Sequence[int], stays: bool) -> PackedBytes:
-    """Map the file. Unless it ``stays`` or comes in huge pages, it moves into some while the model already serves."""
+    """Map the file. Unless it ``stays``, it moves into huge pages while the model already serves."""
     mapped = kernels.FileMemory(file, start + layout.nbytes)
     packed = split_bytes(layout, mapped.data[start:])
     for entry, found, expected in zip(layout.entries, entry_checksums(packed), checksums, strict=True):
         if found != expected:
             raise _DamagedError(f"checksum of {entry.parameter.name}")
-    if not stays and not _in_huge_pages(mapped.data.ctypes.data, layout.nbytes):
+    if not stays:
         mapped.settle(_FIRST_ANSWER_S)
     return packed
-
-
-def _in_huge_pages(address: int, nbytes: int) -> bool:
-    """Whether nearly all of a mapping, once read, is in huge pages, which is up to kernel and file system.
-
-    Nearly: with a fifth of 1.3 GB in small pages, one int8 stream was 4 to 8 % slower than on a copy.
-    """
-    try:
-        for mapping in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", _SMAPS.read_text(), flags=re.MULTILINE):
-            start, end = (int(bound, 16) for bound in mapping.split(" ", 1)[0].split("-")) if mapping else (0, 0)
-            if start <= address < end:
-                huge_kb = int(re.findall(r"^FilePmdMapped: +(\d+) kB", mapping, flags=re.MULTILINE)[0])
-                return huge_kb << 10 > nbytes // 16 * 15
-    except (OSError, ValueError, IndexError):  # a system that does not say
-        pass
-    return False
 
 
 def _copy(file: int, start: int, layout: Layout, checksums: Sequence[int]) -> PackedBytes:
