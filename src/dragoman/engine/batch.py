@@ -53,9 +53,12 @@ def build_batch(schedule: Schedule, tables: Int32, encoder_tables: Int32) -> Bat
     positions: list[int] = []
     row_starts = [0]
     for sequence in decodes:
+        position, draft = sequence.computed, sequence.draft
         token_ids.append(sequence.token_ids[-1])
-        token_ids += sequence.draft
-        positions += range(sequence.computed, sequence.computed + 1 + len(sequence.draft))
+        positions.append(position)
+        if draft:
+            token_ids += draft
+            positions += range(position + 1, position + 1 + len(draft))
         row_starts.append(len(token_ids))
     slots = [s.slot for s in decodes]
     width = max([len(s.blocks) for s in decodes], default=0)
@@ -71,15 +74,16 @@ def build_batch(schedule: Schedule, tables: Int32, encoder_tables: Int32) -> Bat
         logit_rows += range(first + chunk.first_prompt_row, first + chunk.end_prompt_row)
         if chunk.is_last:
             logit_rows.append(row_starts[-1] - 1)
+    sequences = decodes + [chunk.sequence for chunk in chunks]
     return Batch(
         np.array(token_ids, np.int32),
         np.array(positions, np.int32),
         np.array(row_starts, np.int32),
         tables[slots, :width],
         np.array(logit_rows, np.int32),
-        *_embeddings(schedule, row_starts),
-        _adapters(_sequences(schedule)),
-        *_encoder(_sequences(schedule), slots, encoder_tables),
+        *_embeddings(sequences, row_starts),
+        _adapters(sequences),
+        *_encoder(sequences, slots, encoder_tables),
     )
 
 
@@ -100,14 +104,10 @@ def build_encoder_batch(sequences: list[Sequence], encoder_tables: Int32) -> Bat
     )
 
 
-def _sequences(schedule: Schedule) -> list[Sequence]:
-    """Those of a step, in the order of their rows."""
-    return schedule.decodes + [chunk.sequence for chunk in schedule.chunks]
-
-
 def _adapters(sequences: list[Sequence]) -> Int32 | None:
-    slots = [sequence.adapter_slot for sequence in sequences]
-    return np.array(slots, np.int32) if max(slots, default=-1) >= 0 else None
+    if all(sequence.group.adapter is None for sequence in sequences):
+        return None
+    return np.array([sequence.adapter_slot for sequence in sequences], np.int32)
 
 
 def _encoder(sequences: list[Sequence], slots: list[int], tables: Int32) -> tuple[Int32 | None, Int32 | None]:
@@ -123,14 +123,14 @@ def _inputs(sequences: list[Sequence]) -> list[EncoderInput]:
     return [each.group.encoder for each in sequences if each.group.encoder is not None]
 
 
-def _embeddings(schedule: Schedule, row_starts: list[int]) -> tuple[Int32 | None, Float32 | None]:
+def _embeddings(sequences: list[Sequence], row_starts: list[int]) -> tuple[Int32 | None, Float32 | None]:
     """The rows of prompt tokens whose embedding is given. The last token of a prompt may stand among the decodes."""
-    lengths = [(sequence, 1) for sequence in schedule.decodes]
-    lengths += [(chunk.sequence, chunk.length) for chunk in schedule.chunks]
     return _given(
-        (sequence, sequence.computed, length, first)
-        for (sequence, length), first in zip(lengths, row_starts, strict=False)
-        if sequence.group.encoder is None and sequence.computed < sequence.prompt_length
+        (sequence, sequence.computed, row_starts[i + 1] - row_starts[i], row_starts[i])
+        for i, sequence in enumerate(sequences)
+        if sequence.group.embeddings is not None
+        and sequence.group.encoder is None
+        and sequence.computed < sequence.prompt_length
     )
 
 

@@ -230,12 +230,13 @@ class Engine:
                     mirostat,
                 )
             )
-            if finish is None and sequence.draft[place : place + 1] == [token_id]:
+            draft = sequence.draft
+            if finish is None and place < len(draft) and draft[place] == token_id:
                 self.scheduler.tables.computed(sequence, 1)
                 going_on.append(sequence)
                 their_rows.append(rows[index] + 1)
                 continue
-            if sequence.draft:
+            if draft:
                 self.scheduler.verified(sequence, place)
             if finish is not None:
                 self.scheduler.finish(sequence)
@@ -245,23 +246,26 @@ class Engine:
     def _computed(self, schedule: Schedule, logits: Float32) -> tuple[list[Sequence], list[int]]:
         """Note what has been computed. Returns who draws a token now, and from which row of the logits."""
         drawing, rows, row = list(schedule.decodes), [], 0
+        computed = self.scheduler.tables.computed
         for sequence in schedule.decodes:
-            self.scheduler.tables.computed(sequence, 1)
+            computed(sequence, 1)
             rows.append(row)
             row += 1 + len(sequence.draft)
         for chunk in schedule.chunks:
             self._add_prompt_logprobs(chunk, logits, row)
-            self.scheduler.tables.computed(chunk.sequence, chunk.length)
+            computed(chunk.sequence, chunk.length)
             row += chunk.logit_rows
             if chunk.is_last:
                 drawing.append(chunk.sequence)
                 rows.append(row - 1)
         for sequence, row in list(zip(drawing, rows, strict=True)):
-            self._finish_prompt(sequence.group)
-            if sequence.num_generated or sequence.group.search is not None:
+            group = sequence.group
+            if not group.prompt_done:
+                self._finish_prompt(group)
+            if sequence.num_generated or group.search is not None:
                 continue
-            if sequence.group.request.max_tokens == 0:
-                for each in sequence.group.unfinished:
+            if group.request.max_tokens == 0:
+                for each in group.unfinished:
                     self._end(each, FinishReason.LENGTH)
                 place = drawing.index(sequence)
                 del drawing[place], rows[place]
@@ -272,8 +276,6 @@ class Engine:
         return drawing, rows
 
     def _finish_prompt(self, group: SequenceGroup) -> None:
-        if group.prompt_done:
-            return
         group.prompt_done = True
         queue_s = self._note_queue_time(group)
         cached = group.cached_tokens or 0

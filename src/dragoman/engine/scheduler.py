@@ -221,7 +221,7 @@ class Scheduler:
         index = 0
         while index < len(self.running):
             sequence = self.running[index]
-            while sequence.remaining and sequence.status is Status.RUNNING and self.tables.needs_block(sequence):
+            while self.tables.needs_block(sequence) and sequence.remaining and sequence.status is Status.RUNNING:
                 self._give_block(sequence)
             index += 1
 
@@ -238,7 +238,9 @@ class Scheduler:
 
     def _select(self) -> Schedule:
         # Neighbours that run with one adapter read its weights once. Without any the order stays as it is.
-        decodes = sorted([s for s in self.running if s.remaining == 1], key=attrgetter("adapter_slot"))
+        decodes = [s for s in self.running if s.remaining == 1]
+        if any(s.group.adapter is not None for s in decodes):
+            decodes.sort(key=attrgetter("adapter_slot"))
         encodes = self.inputs.to_encode()
         copies = self.tables.take_copies()
         if len(decodes) == len(self.running):
