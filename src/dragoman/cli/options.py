@@ -12,19 +12,19 @@ default.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import re
 import types
 import typing
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
 
 import msgspec
-import msgspec.inspect
 import typer
 import typer.core
 
@@ -86,7 +86,7 @@ def _all_options(settings: Settings) -> tuple[Option, ...]:
 
 def _read_options(settings: Settings) -> Iterator[Option]:
     hints = typing.get_type_hints(settings, include_extras=True)
-    described = _documented_attributes(settings, hints)
+    described = _documented_attributes(settings, hints.keys())
     panel = getattr(settings, "PANEL", _words(settings.__name__.removesuffix("Settings").removesuffix("Options")))
     for name, default in _defaults(settings):
         annotation, metas = _plain(hints[name])
@@ -104,6 +104,7 @@ def _read_options(settings: Settings) -> Iterator[Option]:
 
 
 _GIVEN = "dragoman.given"
+_NAMED = re.compile(r"(?:^|(?<=\. ))((?:\w+, )*\w+): ")
 
 
 class _Command(typer.core.TyperCommand):
@@ -296,11 +297,14 @@ def _parameter(option: Option) -> inspect.Parameter:
 
 def _defaults(settings: Settings) -> Iterator[tuple[str, Any]]:
     """Each field's name and default, NODEFAULT where it has none."""
-    info = msgspec.inspect.type_info(settings)
-    assert isinstance(info, msgspec.inspect.StructType | msgspec.inspect.DataclassType)
-    for field in info.fields:
-        made = field.default_factory
-        yield field.name, field.default if made is msgspec.NODEFAULT else made()
+    if dataclasses.is_dataclass(settings):
+        for field in dataclasses.fields(settings):
+            made = field.default_factory
+            default = field.default if made is dataclasses.MISSING else made()
+            yield field.name, msgspec.NODEFAULT if default is dataclasses.MISSING else default
+    else:
+        names, defaults = settings.__struct_fields__, settings.__struct_defaults__
+        yield from zip(names, (*[msgspec.NODEFAULT] * (len(names) - len(defaults)), *defaults), strict=True)
 
 
 def _plain(hint: Any) -> tuple[Any, list[msgspec.Meta]]:
@@ -329,14 +333,17 @@ def _metavar(annotation: Any) -> str | None:
     return "N" if int in kinds else "X" if float in kinds else "" if bool in kinds else "TEXT"
 
 
-def _documented_attributes(settings: Settings, names: Iterable[str]) -> dict[str, str]:
+def _documented_attributes(settings: Settings, names: Set[str]) -> dict[str, str]:
     """``name: meaning`` from the ``Attributes`` section of the docstring; ``one, two: meaning`` describes both."""
     section = inspect.cleandoc(settings.__doc__ or "").partition("Attributes:\n")[2]
     text = " ".join(section.replace("``", "").replace("None: ", "by default ").split())
-    name = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
-    _, *parts = re.split(rf"(?:^|(?<=\. ))((?:(?:{name}), )*(?:{name})): ", text)
-    meanings = zip(parts[::2], parts[1::2], strict=True)
-    return {one: meaning.strip() for several, meaning in meanings for one in several.split(", ")}
+    found = [each for each in _NAMED.finditer(text) if {*each[1].split(", ")} <= names]
+    ends = [*(each.start() for each in found[1:]), len(text)]
+    return {
+        one: text[each.end() : end].strip()
+        for each, end in zip(found, ends, strict=False)  # no end without a beginning
+        for one in each[1].split(", ")
+    }
 
 
 def _sentence(help: str) -> str:
