@@ -27,6 +27,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 import typer.core
+import typer.main
 
 from dragoman.cli import configuration, console, conversion
 from dragoman.core.errors import DragomanError
@@ -117,6 +118,19 @@ class _Command(typer.core.TyperCommand):
             with contextlib.suppress(Exception):  # what is wrong with it is said below
                 ctx.meta[_GIVEN] = self.make_parser(ctx).parse_args(args=list(args))[0]
         return super().parse_args(ctx, args)
+
+
+class _Later(typer.core.TyperCommand):
+    """Stands for a command in the list of all: its parameters are made when it is run, or its help is wanted. Those of
+    all commands take 50 ms."""
+
+    made: Callable[[], Any]
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        return self.made().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        return ctx.command.invoke(ctx)
 
 
 class _Group(typer.core.TyperGroup):
@@ -212,12 +226,17 @@ class CommandLine:
         if twice:
             raise ValueError(f"{name}: two options are called {', '.join(twice)}")
         options.sort(key=lambda option: not option.positional)
-        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [*map(_parameter, options), *self._universal(borrowed or self._borrowed)]
-        )
         run.__doc__ = body.__doc__
         self.commands[self._above + name] = tuple(options)
-        self.typer.command(name, cls=_Command, epilog=EPILOG if options else None)(run)
+
+        def made() -> Any:
+            parameters = [*map(_parameter, options), *self._universal(borrowed or self._borrowed)]
+            run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+            alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+            alone.command(name, cls=_Command, epilog=EPILOG if options else None)(run)
+            return typer.main.get_command(alone)
+
+        self.typer.command(name, cls=type("_Later", (_Later,), {"made": staticmethod(made)}))(_described_by(body))
         return body
 
     def configurable(self) -> dict[str, Option]:
@@ -256,6 +275,14 @@ class CommandLine:
             inspect.Parameter("config", kind, default=None, annotation=Annotated[Path | None, config]),
             inspect.Parameter("debug", kind, default=False, annotation=Annotated[bool, debug]),
         )
+
+
+def _described_by(body: Callable[..., None]) -> Callable[[], None]:
+    def described() -> None:
+        pass
+
+    described.__doc__ = body.__doc__
+    return described
 
 
 def _gather(struct: Settings, options: Iterable[Option], values: dict[str, Any]) -> Any:
