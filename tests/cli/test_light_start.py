@@ -125,6 +125,27 @@ def test_only_commands_that_will_want_an_engine_begin_with_it(
         launched.close()
 
 
+def test_nothing_looks_for_garbage_while_a_server_starts_and_it_is_looked_for_again_when_it_has() -> None:
+    code = """
+        import asyncio, gc, sys
+        from dragoman.cli import main
+        from dragoman.server.lifecycle import _settle
+
+        sys.argv = ["dragoman", "serve", "--no-such-option"]
+        try:
+            main()
+        except SystemExit:
+            assert not gc.isenabled()
+
+        async def settle():
+            _settle()
+
+        asyncio.run(settle())
+        assert gc.isenabled()
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, check=True)
+
+
 @pytest.mark.parametrize("arguments", [["--no-such-option"], ["--port", "x"], ["--help"], ["/no/such/model"]])
 def test_a_command_that_is_refused_leaves_no_process(arguments: list[str], tmp_path: Path) -> None:
     mark = f"DRAGOMAN_TEST_MARK={tmp_path}"

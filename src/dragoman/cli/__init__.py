@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,10 @@ def main() -> None:
     launched = None
     try:
         launched = begun(sys.argv[1:], os.environ)
+        if launched is not None:
+            # What a start makes stays: looking for garbage takes a tenth of it. The server begins with that when it has
+            # settled.
+            gc.disable()
         from dragoman.cli.app import cli
 
         cli.typer(prog_name="dragoman", obj=launched)

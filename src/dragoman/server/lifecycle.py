@@ -185,10 +185,11 @@ class Server(uvicorn.Server):
 def _settle() -> None:
     """What first answers need not wait for.
 
-    NumPy looks through large bodies. The C library keeps what reading the tokenizer took and freed: 12 MB for 128,000
-    tokens.
+    The collector of garbage may have been off. NumPy looks through large bodies. The C library keeps what reading the
+    tokenizer took and freed: 12 MB for 128,000 tokens.
     """
     asyncio.get_running_loop().run_in_executor(None, importlib.import_module, "numpy")
+    gc.enable()
     gc.unfreeze()
     gc.collect()
     gc.freeze()
