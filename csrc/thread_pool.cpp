@@ -83,7 +83,8 @@ void ThreadPool::run(long count, long grain, bool guided, Function function, voi
   const long chunks = (count + grain - 1) / grain;
   std::unique_lock lock(busy_, std::defer_lock);
   if (chunks == 1 || threads_ == 1 || inside_loop || !lock.try_lock()) {
-    for (long begin = 0; begin < count; begin += grain) function(context, begin, std::min(count, begin + grain));
+    const long piece = guided ? count : grain;
+    for (long begin = 0; begin < count; begin += piece) function(context, begin, std::min(count, begin + piece));
     return;
   }
 
