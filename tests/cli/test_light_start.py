@@ -49,7 +49,16 @@ def test_the_command_line_imports_neither_the_server_nor_the_engine() -> None:
 
 def test_the_server_imports_nothing_of_the_kernels() -> None:
     modules = imported("import dragoman.cli.running\nfrom dragoman.dialects import made_dialects\nmade_dialects()")
-    assert not modules & {"llguidance", "rich", "typer", *HUB, "numpy", "dragoman.kernels", "dragoman.models.loading"}
+    assert not modules & {
+        "llguidance",
+        "rich",
+        "typer",
+        *HUB,
+        "jinja2",
+        "numpy",
+        "dragoman.kernels",
+        "dragoman.models.loading",
+    }
 
 
 def test_the_server_looks_at_a_model_without_numpy() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dragoman.text import ChatTemplate
 from dragoman.text.template_names import TemplateNames, template_names
 
 
@@ -23,3 +24,11 @@ def test_members_are_attributes_and_keys() -> None:
 def test_a_template_that_cannot_be_read_has_none() -> None:
     assert template_names("{% if 'open") == TemplateNames()
     assert template_names("") == TemplateNames()
+
+
+def test_a_chat_template_tells_what_the_one_that_renders_tools_reads() -> None:
+    plain, with_tools = "{{ messages }}", "{{ messages[0].role }}{{ tools }}"
+    assert ChatTemplate({"default": plain}).names == template_names(plain)
+    assert ChatTemplate({"default": plain, "tool_use": with_tools}).names == template_names(with_tools)
+    assert ChatTemplate({}).names == TemplateNames()
+    assert ChatTemplate({"default": "{% if 'open"}).names == TemplateNames()

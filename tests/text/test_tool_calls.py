@@ -14,12 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.text.call_parser import CallArguments, CallEnd, CallStart, Content, Part
-from dragoman.text.tool_calls import CALL_FORMATS, CallFormat, find_call_format, find_reasoning_marks, takes_tools
+from dragoman.text.template_names import template_names
+from dragoman.text.tool_calls import CALL_FORMATS, CallFormat, find_call_format, find_reasoning_marks
 
 TEMPLATES = {path.stem: path.read_text("utf-8") for path in (Path(__file__).parent / "chat_templates").glob("*.jinja")}
 BUILTIN = json.loads((Path(__file__).parents[2] / "builtin" / "tokenizer_config.json").read_text("utf-8"))
 NAMES = ("weather", "get_time", "f-1")
 FORMATS = list(CALL_FORMATS)
+
+
+def format_of(template: str) -> CallFormat | None:
+    return find_call_format(template, template_names(template))
 
 
 def parse(name: str, pieces: list[str]) -> list[Part]:
@@ -328,12 +333,12 @@ def test_no_text_is_lost(format: str, text: str) -> None:
     ],
 )
 def test_the_format_is_found_from_the_template(template: str, format: str | None) -> None:
-    found = find_call_format(TEMPLATES[template])
+    found = format_of(TEMPLATES[template])
     assert (found and found.name) == format
 
 
 def test_the_embedded_models_format_is_found() -> None:
-    found = find_call_format(BUILTIN["chat_template"])
+    found = format_of(BUILTIN["chat_template"])
     assert found is CALL_FORMATS["hermes"]
 
 
@@ -351,9 +356,9 @@ def test_the_embedded_models_format_is_found() -> None:
     ],
 )
 def test_the_format_is_known_by_how_a_template_describes_it(written: str, format: str | None) -> None:
-    found = find_call_format("{{ tools }} " + written)
+    found = format_of("{{ tools }} " + written)
     assert (found and found.name) == format
-    assert find_call_format(written) is None, "the tools are not shown"
+    assert format_of(written) is None, "the tools are not shown"
 
 
 @pytest.mark.parametrize(
@@ -367,7 +372,7 @@ def test_the_format_is_known_by_how_a_template_describes_it(written: str, format
     ],
 )
 def test_a_template_takes_tools_when_it_uses_the_variable(source: str, takes: bool) -> None:
-    assert takes_tools(source) == takes
+    assert ("tools" in template_names(source).variables) == takes
 
 
 def test_reasoning_marks_are_found_from_template_or_vocabulary() -> None:

@@ -27,7 +27,6 @@ from dragoman.server.serving import EngineServing
 from dragoman.server.settings import ServerSettings
 from dragoman.server.shelf import Offer
 from dragoman.text import ChatTemplate, Tokenizer
-from dragoman.text.template_names import template_names
 from dragoman.text.tool_calls import reasoning_of, tool_calls_of
 
 Step = Callable[[EngineStats, EngineStats], None]
@@ -219,7 +218,7 @@ class ModelOpening:
 
 def served_model(offer: Offer, info: EngineInfo, tokenizer: Tokenizer, template: ChatTemplate) -> ServedModel:
     """The engine's model under the names and with the text abilities that it has here."""
-    names = template_names(template.source)
+    names = template.names
     encoder, context_tokens = info.model.encoder, info.max_context
     if encoder is not None:
         context_tokens = output_tokens(encoder, context_tokens)

@@ -6,6 +6,7 @@ below that look arbitrary are its choices.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 from dragoman.core.errors import BadRequest, ModelError, TemplateFailed, TemplateMissing
 from dragoman.core.request import ChatPrompt
+from dragoman.text.template_names import TemplateNames
 from dragoman.text.template_process import DEFAULT_LIMITS, TemplateFailure, TemplateLimits, TemplateProcess
 
 MAX_WORDS = 2000
@@ -92,6 +94,17 @@ class ChatTemplate:
     def source(self) -> str:
         """The template that renders tools; empty where there is none."""
         return self._templates.get("tool_use") or self._templates.get("default", "")
+
+    @functools.cached_property
+    def names(self) -> TemplateNames:
+        """What that template reads; nothing where it does not compile. Blocks where no process runs yet."""
+        if not self.source:
+            return TemplateNames()
+        try:
+            names = self._process.start()["names"]
+        except TemplateFailure:
+            return TemplateNames()
+        return TemplateNames(*map(frozenset, names["tool_use" if self._templates.get("tool_use") else "default"]))
 
     def render(self, prompt: ChatPrompt) -> str:
         """The prompt's text; encode it with ``add_special_tokens=False``, the template writes BOS itself.

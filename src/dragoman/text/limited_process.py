@@ -49,7 +49,8 @@ class LimitedProcess:
         self._answer_bytes = answer_bytes
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
-        self._is_set_up = False
+        self._set_up: dict[str, Any] | None = None
+        """What the program answered to its setup."""
         self._end: Callable[[], object] = _nothing
 
     def begin(self) -> None:
@@ -58,10 +59,12 @@ class LimitedProcess:
             if self._connection is None:
                 self._begin()
 
-    def start(self) -> None:
-        """Start and set up. Raises ProcessFailure; ``ask`` does the same when it has to."""
+    def start(self) -> dict[str, Any]:
+        """Start and set up, unless that is done; the answer to the setup. Raises ProcessFailure; ``ask`` does the same
+        when it has to."""
         with self._lock:
             self._started()
+            return self._set_up or {}
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to one request, both plain JSON values. Raises ProcessFailure."""
@@ -78,14 +81,13 @@ class LimitedProcess:
         if connection is None or not _is_open(connection):
             self._stop()
             connection = self._begin()
-        if not self._is_set_up:
+        if self._set_up is None:
             try:
                 self._exchange(connection, b"", _START_S)  # the process greets when it is ready
-                self._ask(connection, self._setup())
+                self._set_up = self._ask(connection, self._setup())
             except ProcessFailure:
                 self._stop()
                 raise
-            self._is_set_up = True
         return connection
 
     def _begin(self) -> socket.socket:
@@ -99,7 +101,7 @@ class LimitedProcess:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        self._connection, self._is_set_up = ours, False
+        self._connection, self._set_up = ours, None
         self._end = weakref.finalize(self, _end, process, ours)
         return ours
 

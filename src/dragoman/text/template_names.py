@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import NamedTuple
 
-from jinja2 import Environment, TemplateError
-
 
 class TemplateNames(NamedTuple):
     """``variables``: names that stand by themselves. ``members``: attributes, and texts in quotes that may be keys."""
@@ -17,6 +15,11 @@ class TemplateNames(NamedTuple):
 
 def template_names(source: str) -> TemplateNames:
     """The names in a template; none in one that cannot be read."""
+    from jinja2 import (  # the server, which asks the process of the templates, needs none of it
+        Environment,
+        TemplateError,
+    )
+
     try:
         tokens = [token for token in Environment().lex(source) if token[1] not in ("whitespace", "comment")]
     except TemplateError:

@@ -5,8 +5,9 @@ in a loop, ``'%999999999d'|format(1)``, and constant folding already does such w
 killed. Imports only what it needs, so that a new one is ready soon.
 
 Speaks the frames of ``limited_process``. The first request is ``{"limits": {...}, "templates": {name: source}}``,
-answered by ``{}`` or ``{"error": ..., "kind": "syntax"}``; every later one is ``{"name": ..., "variables": {...}}``,
-answered by ``{"text": ...}`` or ``{"error": ..., "kind": ...}``.
+answered by ``{"names": {name: [variables, members]}}``, what ``template_names`` finds in each, or
+``{"error": ..., "kind": "syntax"}``; every later one is ``{"name": ..., "variables": {...}}``, answered by
+``{"text": ...}`` or ``{"error": ..., "kind": ...}``.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from dragoman.text.limited_program import greet, limit, receive, send
+from dragoman.text.template_names import template_names
 
 
 class Raised(TemplateError):
@@ -126,19 +128,20 @@ def render(template: Template, variables: Mapping[str, Any], output_chars: int) 
         return {"kind": "failed", "error": f"{type(error).__name__}: {error}"}
 
 
-def compile_all(sources: Mapping[str, str]) -> tuple[dict[str, Template], dict[str, str]]:
-    """The compiled templates, and the answer to send: empty, or the first error."""
-    compiled = {}
+def compile_all(sources: Mapping[str, str]) -> tuple[dict[str, Template], dict[str, Any]]:
+    """The compiled templates, and the answer to send: what they read, or the first error."""
+    compiled, names = {}, {}
     jinja = environment()
     for name, source in sources.items():
         try:
             compiled[name] = jinja.from_string(source)
+            names[name] = [sorted(each) for each in template_names(source)]
         except TemplateError as error:
             line = getattr(error, "lineno", None)
             return {}, {"kind": "syntax", "error": str(error) + (f" (line {line})" if line else "")}
         except (MemoryError, RecursionError) as error:
             return {}, {"kind": "syntax", "error": f"it is too large or nested too deeply: {error!r}"}
-    return compiled, {}
+    return compiled, {"names": names}
 
 
 def allow_cpu(seconds: float) -> None:
@@ -157,7 +160,7 @@ def main() -> None:
     allow_cpu(limits["time_s"])
     templates, answer = compile_all(setup["templates"])
     send(connection, answer)
-    while not answer:
+    while "error" not in answer:
         request = receive(connection)
         allow_cpu(limits["time_s"])
         send(connection, render(templates[request["name"]], request["variables"], limits["output_chars"]))

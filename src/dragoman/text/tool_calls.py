@@ -14,7 +14,7 @@ from dragoman.text.call_formats import HermesCalls, LlamaCalls, MistralCalls, Py
 from dragoman.text.call_parser import CallParser
 from dragoman.text.chat_template import ChatTemplate
 from dragoman.text.reasoning import KNOWN_MARKS, ReasoningMarks
-from dragoman.text.template_names import template_names
+from dragoman.text.template_names import TemplateNames
 from dragoman.text.tokenizer import Tokenizer
 
 
@@ -87,14 +87,12 @@ _ALL = (
 CALL_FORMATS: Mapping[str, CallFormat] = {format.name: format for format in _ALL}
 
 
-def takes_tools(template: str) -> bool:
-    """Whether a chat template uses the variable ``tools``: one that does not would hide them from the model."""
-    return "tools" in template_names(template).variables
+def find_call_format(template: str, names: TemplateNames) -> CallFormat | None:
+    """The format in which a model with this chat template calls tools; None: it knows none, or one unknown here.
 
-
-def find_call_format(template: str) -> CallFormat | None:
-    """The format in which a model with this chat template calls tools; None: it knows none, or one unknown here."""
-    if not takes_tools(template):
+    ``names``: what the template reads. One that does not use the variable ``tools`` would hide them from the model.
+    """
+    if "tools" not in names.variables:
         return None
     for format in _ALL:
         fits = all(re.search(pattern, template) for pattern in format.written)
@@ -110,7 +108,7 @@ def find_reasoning_marks(template: str, has_token: Callable[[str], bool]) -> Rea
 
 def tool_calls_of(template: ChatTemplate, tokenizer: Tokenizer) -> ToolCalls | None:
     """How the model calls tools; None where it does not, or in a format unknown here."""
-    format = find_call_format(template.source)
+    format = find_call_format(template.source, template.names)
     if format is None:
         return None
     return ToolCalls(format=format.name, special_ids=_special_ids(format.marks, tokenizer))
