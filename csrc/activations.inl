@@ -46,16 +46,42 @@ DRAGOMAN_INLINE void load_group(const float* x, long left, Vec (&out)[2]) {
   out[1] = left >= 32 ? load(x + 16) : left > 16 ? load_partial(x + 16, left - 16) : zero();
 }
 
-// scale = largest magnitude / 127, q = round(x · (1 / scale)) to nearest even.
-DRAGOMAN_INLINE void quantize_span(const float* x, long left, int bias, QuantizedSpan* out) {
-  Vec groups[kSpanGroups][2];
-  std::int32_t most = 0;
+// The four groups of a span.
+using SpanVecs = Vec[kSpanGroups][2];
+
+DRAGOMAN_INLINE std::int32_t largest_of_span(const SpanVecs& groups) {
+#if defined(DRAGOMAN_AVX512)
+  __m512i most = _mm512_setzero_si512();  // magnitudes order like their bits
   for (long g = 0; g < kSpanGroups; ++g) {
-    load_group(x + g * kGroup, left - g * kGroup, groups[g]);
-    most = largest_magnitude(groups[g][0], groups[g][1], most);
+    for (int half = 0; half < 2; ++half) most = _mm512_max_epi32(most, _mm512_castps_si512(abs(groups[g][half]).v));
   }
-  const float scale = bits_to_float(static_cast<std::uint32_t>(most)) / 127.0f;
-  const Vec factor = broadcast(scale > 0.0f ? 1.0f / scale : 0.0f);
+  return _mm512_reduce_max_epi32(most);
+#else
+  std::int32_t most = 0;
+  for (long g = 0; g < kSpanGroups; ++g) most = largest_magnitude(groups[g][0], groups[g][1], most);
+  return most;
+#endif
+}
+
+// Stores round(groups · factor), and what follows from the sums of the groups.
+DRAGOMAN_INLINE void store_span(const SpanVecs& groups, Vec factor, int bias, QuantizedSpan* out) {
+#if defined(DRAGOMAN_AVX512)
+  __m256i eights[kSpanGroups];  // the four sums side by side: each by itself, quantizing took a third longer
+  for (long g = 0; g < kSpanGroups; ++g) {
+    const __m512i first = _mm512_cvtps_epi32((groups[g][0] * factor).v);
+    const __m512i second = _mm512_cvtps_epi32((groups[g][1] * factor).v), both = _mm512_add_epi32(first, second);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out->q[g]), _mm512_cvtsepi32_epi8(first));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out->q[g] + 16), _mm512_cvtsepi32_epi8(second));
+    eights[g] = _mm256_add_epi32(_mm512_castsi512_si256(both), _mm512_extracti64x4_epi64(both, 1));
+  }
+  const __m256i halves =
+      _mm256_hadd_epi32(_mm256_hadd_epi32(eights[0], eights[1]), _mm256_hadd_epi32(eights[2], eights[3]));
+  const __m128i sums = _mm_add_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+  const __m128i starts = _mm_mullo_epi32(sums, _mm_set1_epi32(-bias)), pairs = _mm_hadd_epi32(starts, starts);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out->start), starts);
+  _mm_storeu_ps(out->sum, _mm_cvtepi32_ps(sums));
+  out->wide_start = _mm_cvtsi128_si32(_mm_hadd_epi32(pairs, pairs));
+#else
   std::int32_t total = 0;
   for (long g = 0; g < kSpanGroups; ++g) {
     const std::int32_t sum = store_int8(out->q[g], groups[g][0] * factor, groups[g][1] * factor);
@@ -64,6 +90,15 @@ DRAGOMAN_INLINE void quantize_span(const float* x, long left, int bias, Quantize
     total += sum;
   }
   out->wide_start = -bias * total;
+#endif
+}
+
+// scale = largest magnitude / 127, q = round(x · (1 / scale)) to nearest even.
+DRAGOMAN_INLINE void quantize_span(const float* x, long left, int bias, QuantizedSpan* out) {
+  SpanVecs groups;
+  for (long g = 0; g < kSpanGroups; ++g) load_group(x + g * kGroup, left - g * kGroup, groups[g]);
+  const float scale = bits_to_float(static_cast<std::uint32_t>(largest_of_span(groups))) / 127.0f;
+  store_span(groups, broadcast(scale > 0.0f ? 1.0f / scale : 0.0f), bias, out);
   out->scale = scale;
 }
 

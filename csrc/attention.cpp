@@ -50,7 +50,7 @@ std::vector<AttentionTile> tiles_of(const Attention& a, const Attention::Sequenc
   return tiles;
 }
 
-long pairs(const AttentionTile& tile) { return tile.count * (tile.last_position() - tile.first_seen(tile.first) + 1); }
+long pairs(const AttentionTile& tile) { return tile.count * (tile.last_position() - tile.first_position() + 1); }
 
 // Memory of the thread that asks, for its current tile.
 float* tile_memory(long floats) {

@@ -49,14 +49,15 @@ struct AttentionTile {
   float scale;
   ScoreTerms terms;  // its pointers begin at the tile's first query head
 
-  // Positions that the query `n` sees: from first_seen to before seen_end.
-  long seen_end(long n) const { return length > 0 ? length : position + n / group + 1; }
-  long last_position() const { return seen_end(first + count - 1) - 1; }
-  long first_seen(long n) const {
-    const long seen = position + n / group - window + 1;
+  // Positions that the queries of a row see: from first_seen to before seen_end.
+  long seen_end(long row) const { return length > 0 ? length : position + row + 1; }
+  long last_position() const { return seen_end((first + count - 1) / group) - 1; }
+  long first_seen(long row) const {
+    const long seen = position + row - window + 1;
     return window == 0 || seen < 0 ? 0 : seen;
   }
-  long first_span() const { return first_seen(first) / kSpanTokens; }
+  long first_position() const { return first_seen(first / group); }
+  long first_span() const { return first_position() / kSpanTokens; }
   long last_span() const { return last_position() / kSpanTokens; }
 };
 
@@ -68,7 +69,7 @@ struct AttentionPiece {
 
   // The blocks of the sequence that it reads: from the one to before the other.
   long first_block() const {
-    const long seen = tile->first_seen(tile->first), begin = span * kSpanTokens;
+    const long seen = tile->first_position(), begin = span * kSpanTokens;
     return (seen > begin ? seen : begin) / kBlockTokens;
   }
   long blocks_end() const {

@@ -39,6 +39,23 @@ DRAGOMAN_INLINE Vec biases(const float* table, long reach, long distance) {
   return load(entries);
 }
 
+// Where the queries of a tile stand, one after the other: dividing each one's number by the group took as long as rounding it.
+struct Place {
+  const AttentionTile& tile;
+  long row, head;
+
+  explicit Place(const AttentionTile& t) : tile(t), row(t.first / t.group), head(t.first % t.group) {}
+  void advance() {
+    if (++head < tile.group) return;
+    head = 0;
+    ++row;
+  }
+  template <class Float>
+  Float* in(Float* rows, long ld) const {
+    return rows + row * ld + head * tile.kv->head_dim;
+  }
+};
+
 // One tile against the blocks of a span.
 template <class Cache>
 class Span {
@@ -56,13 +73,17 @@ class Span {
         scores_(workspace),
         weights_(reinterpret_cast<Weight*>(workspace + kTileQueries * kStepTokens)),
         queries_(reinterpret_cast<Query*>(weights_ + kTileQueries * Cache::weight_row(dim_))) {
-    for (long i = 0; i < tile_.count; ++i) {
-      const long n = tile_.first + i;
-      seen_begin_[i] = tile_.first_seen(n);
-      seen_end_[i] = tile_.seen_end(n);
-      const float* const q = tile_.q + (n / tile_.group) * tile_.ldq + (n % tile_.group) * tile_.kv->head_dim;
+    const AttentionTile* const next = piece_.following == nullptr ? nullptr : piece_.following->tile;
+    Place place(tile_), next_place(next == nullptr ? tile_ : *next);
+    for (long i = 0; i < tile_.count; ++i, place.advance(), next_place.advance()) {
+      seen_begin_[i] = tile_.first_seen(place.row);
+      seen_end_[i] = tile_.seen_end(place.row);
+      const float* const q = place.in(tile_.q, tile_.ldq);
       Cache::pack(q, tile_.kv->head_dim, dim_, queries_ + i * Cache::query_row(dim_));
-      fetch_rows(i);
+      // Rows of many heads lie too far apart for the processor to fetch ahead: those that the results go to, and the
+      // queries of the next tile.
+      fetch_row(place.in(tile_.out, tile_.ldout));
+      if (next != nullptr && next != &tile_ && i < next->count) fetch_row(next_place.in(next->q, next->ldq));
       float* const state = states_ + i * stride_;
       std::memset(state, 0, static_cast<std::size_t>(stride_) * sizeof(float));
       maximum_of(state, dim_) = -__builtin_inff();
@@ -79,18 +100,8 @@ class Span {
   }
 
  private:
-  // Rows of many heads lie too far apart for the processor to fetch ahead: those that the i-th query's result goes to, and
-  // the i-th query of the next tile.
-  void fetch_rows(long i) {
-    const auto fetch = [](const AttentionTile& tile, const float* rows, long ld, long i) {
-      const long n = tile.first + i;
-      const float* const row = rows + (n / tile.group) * ld + (n % tile.group) * tile.kv->head_dim;
-      for (long d = 0; d < tile.kv->head_dim; d += 64 / sizeof(float)) __builtin_prefetch(row + d, 0, 2);
-    };
-    fetch(tile_, tile_.out, tile_.ldout, i);
-    const AttentionPiece* const next = piece_.following;
-    if (next == nullptr || next->tile == &tile_ || i >= next->tile->count) return;
-    fetch(*next->tile, next->tile->q, next->tile->ldq, i);
+  void fetch_row(const float* row) const {
+    for (long d = 0; d < tile_.kv->head_dim; d += 64 / sizeof(float)) __builtin_prefetch(row + d, 0, 2);
   }
 
   // Blocks [first, end) of the sequence.
@@ -287,9 +298,9 @@ void merge(long padded_dim, long count, float* total, const float* states) {
 
 void finish(const AttentionTile& tile, const float* total) {
   const long dim = tile.kv->head_dim, padded_dim = tile.kv->padded_dim;
-  for (long i = 0; i < tile.count; ++i, total += state_floats(padded_dim)) {
-    const long n = tile.first + i;
-    float* const out = tile.out + (n / tile.group) * tile.ldout + (n % tile.group) * dim;
+  Place place(tile);
+  for (long i = 0; i < tile.count; ++i, place.advance(), total += state_floats(padded_dim)) {
+    float* const out = place.in(tile.out, tile.ldout);
     const Vec sum = broadcast(hsum(load(total + padded_dim)));
     for_each_vector(dim, [&](long d, long k) { store_up_to(out + d, load_up_to(total + d, k) / sum, k); });
   }
