@@ -29,7 +29,7 @@ import typer
 import typer.core
 import typer.main
 
-from dragoman.cli import configuration, console, conversion
+from dragoman.cli import configuration, console
 from dragoman.core.errors import DragomanError
 
 EPILOG = (
@@ -112,8 +112,6 @@ class _Command(typer.core.TyperCommand):
     """Notes what the command line gives before any of it is looked at: what else is read may depend on it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        for parameter in self.get_params(ctx):
-            conversion.hasten(parameter)
         if not ctx.resilient_parsing:
             with contextlib.suppress(Exception):  # what is wrong with it is said below
                 ctx.meta[_GIVEN] = self.make_parser(ctx).parse_args(args=list(args))[0]
@@ -131,13 +129,6 @@ class _Later(typer.core.TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         return ctx.command.invoke(ctx)
-
-
-class _Group(typer.core.TyperGroup):
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        for parameter in self.get_params(ctx):
-            conversion.hasten(parameter)
-        return super().parse_args(ctx, args)
 
 
 class Given(frozenset[str]):
@@ -159,9 +150,7 @@ class CommandLine:
         omitted: Mapping[Settings, Container[str]] = MappingProxyType({}),
         borrowed: Callable[[Mapping[str, Any]], Mapping[str, str]] = lambda settled: {},
     ) -> None:
-        self.typer = typer.Typer(
-            cls=_Group, help=help, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
-        )
+        self.typer = typer.Typer(help=help, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
         self.commands: dict[str, tuple[Option, ...]] = {}
         self._omitted, self._borrowed = omitted, borrowed
         self._above = ""
