@@ -19,7 +19,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         values: in the row's unit, one for each time that it was asked.
         limits: what the machine allowed beside each, in the same unit; none where nothing bounds them.
-        bar: what was to be reached; None where nothing was set.
+        bars: what was to be reached beside each; none where nothing was set.
         foreign_cores: busy with other work just before.
         failure: why there are no values.
     """
@@ -34,7 +34,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     values: tuple[float, ...]
     machine: Machine
     limits: tuple[float, ...] = ()
-    bar: float | None = None
+    bars: tuple[float, ...] = ()
     foreign_cores: float = 0.0
     failure: str = ""
 
@@ -94,11 +94,9 @@ def rows_of(samples: Sequence[Sample]) -> list[Row]:
 def _row(samples: Sequence[Sample]) -> Row:
     ours = [s for s in samples if s.server == OURS]
     shown, measured = samples[0], Spread.of([value for s in ours for value in s.values])
-    bars = [s.bar for s in ours if s.bar is not None]
-    bar = statistics.median(bars) if bars else None
-    reached = None
-    if measured is not None and bar is not None:
-        reached = measured.median >= bar if shown.unit is Unit.RATE else measured.median <= bar
+    bars = [bar for s in ours for bar in s.bars]
+    # Of figures beside which the machine changed, the median may be one's, and the median bar another's.
+    reached = [fraction(s.unit, *each) for s in ours for each in zip(s.values, s.bars, strict=False)]
     others = dict.fromkeys(s.server for s in samples if s.server != OURS)
     return Row(
         title=shown.title,
@@ -107,8 +105,8 @@ def _row(samples: Sequence[Sample]) -> Row:
         measured=measured,
         limit=Spread.of([limit for s in ours for limit in s.limits]),
         fraction=Spread.of([part for s in ours for part in s.fractions]),
-        bar=bar,
-        reached=reached,
+        bar=statistics.median(bars) if bars else None,
+        reached=statistics.median(reached) >= 1 if reached else None,
         bandwidth=Spread.of([s.machine.bytes_per_s / 1e9 for s in ours]),
         best_bandwidth=Spread.of([s.machine.best_bytes_per_s / 1e9 for s in ours]),
         ratios={name: spread for name in others if (spread := Spread.of(_ratios(samples, name))) is not None},

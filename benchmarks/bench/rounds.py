@@ -39,10 +39,12 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Figure(NamedTuple):
-    """What was measured, what the machine allowed meanwhile, and how far the memory's bandwidth moved."""
+    """What was measured, what the machine allowed meanwhile, what was to be reached of that, and how far the memory's
+    bandwidth moved."""
 
     value: float
     limit: float
+    bar: float | None
     drift: float
 
 
@@ -107,7 +109,6 @@ class Rounds:
                 figures.append(self._once(case, row, shape, server, f"{number} {turn}", looks))
         except Failed as error:
             figures, failure = [], str(error)
-        beside = machine.between(looks)
         return Sample(
             model=case.model.name,
             precision=shape.precision,
@@ -118,14 +119,11 @@ class Rounds:
             round=number,
             values=tuple(figure.value for figure in figures),
             limits=tuple(figure.limit for figure in figures),
-            machine=beside,
-            bar=self._bar(case, row, shape, beside) if server.name == OURS else None,
+            machine=machine.between(looks),
+            bars=tuple(figure.bar for figure in figures if figure.bar is not None),
             foreign_cores=foreign,
             failure=failure,
         )
-
-    def _bar(self, case: Case, row: Workload, shape: Shape, beside: Machine) -> float | None:
-        return bar(case.model.name, row.name, shape.precision, row.unit, row.limit(Limits(shape, beside)))
 
     def _once(
         self, case: Case, row: Workload, shape: Shape, server: Running, which: str, looks: list[Machine]
@@ -152,11 +150,15 @@ class Rounds:
         looks.append(machine.measured())
         before, after = looks[-2:]
         drift = max(before.bytes_per_s, after.bytes_per_s) / min(before.bytes_per_s, after.bytes_per_s)
-        return _Figure(value, row.limit(Limits(shape, machine.between([before, after]))), drift)
+        limit = row.limit(Limits(shape, machine.between([before, after])))
+        ours = server.name == OURS
+        wanted = bar(case.model.name, row.name, shape.precision, row.unit, limit) if ours else None
+        return _Figure(value, limit, wanted, drift)
 
     def _start(self, case: Case, precision: Precision, options: Sequence[str], number: int) -> Sample:
         foreign, beside = machine.foreign_cores(), machine.measured()
         values = [self._ours.start_s(case.model, precision, options) for _ in range(self._effort.starts)]
+        wanted = bar(case.model.name, START_ROW, precision, Unit.TIME, None)
         return Sample(
             model=case.model.name,
             precision=precision,
@@ -167,7 +169,7 @@ class Rounds:
             round=number,
             values=tuple(values),
             machine=beside,
-            bar=bar(case.model.name, START_ROW, precision, Unit.TIME, None),
+            bars=() if wanted is None else (wanted,) * len(values),
             foreign_cores=foreign,
         )
 

@@ -25,7 +25,7 @@ def sample(*values: float, **changes: object) -> Sample:
         "values": values,
         "machine": Machine(50e9, {"int8": 2e12}, 54e9),
         "limits": (40.0,) * len(values),
-        "bar": 36.8,
+        "bars": (36.8,) * len(values),
     }
     return Sample(**(given | changes))  # type: ignore[arg-type]
 
@@ -60,7 +60,13 @@ def test_each_round_is_held_against_its_own_limit() -> None:
     ],
 )
 def test_a_bar_is_passed_from_its_own_side(unit: Unit, values: tuple[float], at: float, reached: bool) -> None:
-    assert only(sample(*values, unit=unit, bar=at)).reached is reached
+    assert only(sample(*values, unit=unit, bars=(at,))).reached is reached
+
+
+def test_a_bar_moves_with_the_machine() -> None:
+    row = only(sample(13.0, 23.0, 13.5, bars=(12.0, 22.0, 21.0)))
+    assert (row.reached, row.bar) == (True, 21.0)
+    assert only(sample(13.0, 23.0, 13.5, bars=(14.0, 24.0, 12.0))).reached is False
 
 
 def test_seconds_reach_the_limit_from_above() -> None:
@@ -97,9 +103,7 @@ def test_nothing_measured_is_nothing_reached() -> None:
 
 
 def test_the_table_has_a_section_for_each_model_and_a_column_for_each_server() -> None:
-    said = table(
-        [sample(30.0, 31.0, 32.0), sample(20.0, server="peer"), sample(5.0, model="tiny", limits=(), bar=None)]
-    )
+    said = table([sample(30.0, 31.0, 32.0), sample(20.0, server="peer"), sample(5.0, model="tiny", limits=(), bars=())])
     assert said.count("## ") == 2
     assert "ratio to peer" in said
     [line] = [line for line in said.splitlines() if line.startswith("| one stream") and "31.0" in line]
