@@ -188,7 +188,8 @@ def _settle() -> None:
     The collector of garbage may have been off. NumPy looks through large bodies. The C library keeps what reading the
     tokenizer took and freed: 12 MB for 128,000 tokens.
     """
-    asyncio.get_running_loop().run_in_executor(None, importlib.import_module, "numpy")
+    # In a thread that ends with it: one of the loop's own would stay.
+    threading.Thread(target=importlib.import_module, args=("numpy",), name="numpy", daemon=True).start()
     gc.enable()
     gc.unfreeze()
     gc.collect()
