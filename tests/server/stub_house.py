@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
 from collections import deque
@@ -270,6 +271,9 @@ def running_server(
             failure.append(error)
             opened.set()
 
+    # A server looks for garbage a second after its start. What other tests left, open files too, is not to go then, for
+    # some tests count what is open.
+    gc.collect()
     thread = threading.Thread(target=run)
     thread.start()
     assert opened.wait(60)
