@@ -39,7 +39,8 @@ DRAGOMAN_INLINE Vec biases(const float* table, long reach, long distance) {
   return load(entries);
 }
 
-// Where the queries of a tile stand, one after the other: dividing each one's number by the group took as long as rounding it.
+// Where the queries of a tile stand, one after the other: dividing each one's number by the group took as long as
+// rounding it.
 struct Place {
   const AttentionTile& tile;
   long row, head;

@@ -54,8 +54,8 @@ class Scratch {
   explicit Scratch(std::size_t turn_bytes = 2 << 20) : turn_bytes_(turn_bytes) {}
   // At least `bytes` bytes, contents undefined; invalidates what was got before. Throws std::bad_alloc.
   std::uint8_t* get(std::size_t bytes);
-  // The same, but taken in turn from turn_bytes or more, so that it was last used some products ago. Lines that another core has
-  // just read cost the one that writes them 40 ns each where the two share no cache: of a step of 8 rows, 4 %.
+  // The same, but taken in turn from turn_bytes or more, so that it was last used some products ago. Lines that another
+  // core has just read cost the one that writes them 40 ns each where the two share no cache: of a step of 8 rows, 4 %.
   std::uint8_t* next(std::size_t bytes);
 
  private:
