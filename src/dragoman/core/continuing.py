@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from dragoman.core.errors import Conflict
 from dragoman.core.events import FinishReason, Generation, GenerationEvent, GenerationResult, PromptReady, TextDelta
 
 
@@ -21,6 +22,7 @@ class CutSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     Attributes:
         prompt, output: token ids; the output of all calls so far.
         mirostat: that sampler's state behind the last token, the only state that does not follow from the rest.
+        mirostat_at: its states at the ends of earlier calls, each with the tokens of output that there were.
         finished: it came to its own end, while others of its call were cut.
         adapter: the fingerprint of the adapter that it was generated with; empty: the model as it is.
     """
@@ -31,6 +33,26 @@ class CutSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     mirostat: float | None = None
     finished: bool = False
     adapter: str = ""
+    mirostat_at: tuple[tuple[int, float], ...] = ()
+
+    def rewound(self, tokens: int) -> CutSequence:
+        """Return the sequence as it was when its output had so many tokens, at most as many as it has now.
+
+        Raises Conflict where the state of that moment is not known.
+        """
+        if tokens == len(self.output):
+            return self
+        mirostat = dict(self.mirostat_at).get(tokens)
+        if self.mirostat is not None and mirostat is None and tokens:
+            known = ", ".join(str(count) for count, _ in ((0, 0.0), *self.mirostat_at)) + f", {len(self.output)}"
+            raise Conflict(f"With mirostat, this generation can be continued from these numbers of tokens: {known}.")
+        return msgspec.structs.replace(
+            self,
+            output=self.output[:tokens],
+            mirostat=mirostat,
+            finished=False,
+            mirostat_at=tuple(each for each in self.mirostat_at if each[0] < tokens),
+        )
 
 
 class CutGeneration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -62,11 +84,11 @@ class Held(Protocol):
     @property
     def saved(self) -> CutGeneration | None: ...
 
-    async def save(self, generation: CutGeneration) -> None:
-        """Keep this instead. Raises GenerationFailed where it cannot be kept."""
+    async def save(self, generation: CutGeneration) -> bool:
+        """Keep this instead. Return whether it is kept: an answer need not fail because a disk is full."""
 
-    async def forget(self) -> None:
-        """Keep nothing: the key is free again."""
+    async def forget(self) -> bool:
+        """Keep nothing: the key is free again. Return whether that is done."""
 
 
 class ContinueStore(Protocol):
@@ -87,6 +109,9 @@ class Progress:
         self._mirostat = resumed.mirostat if resumed else None
         self._seed = resumed.seed if resumed else 0
         self._adapter = resumed.adapter if resumed else ""
+        self._mirostat_at = resumed.mirostat_at if resumed else ()
+        if resumed and resumed.mirostat is not None and resumed.output:
+            self._mirostat_at += ((len(resumed.output), resumed.mirostat),)
 
     @property
     def came_to_its_end(self) -> bool:
@@ -103,6 +128,7 @@ class Progress:
             mirostat=self._mirostat,
             finished=self.came_to_its_end,
             adapter=self._adapter,
+            mirostat_at=self._mirostat_at,
         )
 
     def note(self, event: GenerationEvent) -> None:

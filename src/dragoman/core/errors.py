@@ -82,7 +82,11 @@ class RequestTimeout(DragomanError):
 
 
 class Unauthorized(DragomanError):
-    """No credentials, or wrong ones."""
+    """No credentials, or wrong ones. ``reason``: which, in one word."""
+
+    def __init__(self, message: str, *, reason: str = "unknown") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class Forbidden(DragomanError):
@@ -121,8 +125,29 @@ class Overloaded(DragomanError):
         self.retry_after_s = retry_after_s
 
 
+class RateLimited(Overloaded):
+    """The caller has used up what it may use within some time, while the server itself has room."""
+
+
+SHUTTING_DOWN = "The server is shutting down."
+
+
 class EngineUnavailable(DragomanError):
-    """The engine is not able to take requests: starting, or stopped for good."""
+    """The engine is not able to take requests: starting, or stopped for good.
+
+    ``retry_after_s`` is the wait to suggest, in seconds.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, param=param)
+        self.retry_after_s = retry_after_s
+
+
+class ShuttingDown(EngineUnavailable):
+    """The server ends. Nothing is wrong with the request: another server, or the next one here, will answer it."""
+
+    def __init__(self, message: str = SHUTTING_DOWN, *, retry_after_s: float = 5.0) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
 
 
 class GenerationFailed(DragomanError):

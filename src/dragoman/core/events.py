@@ -61,6 +61,18 @@ class PromptEvent(msgspec.Struct, frozen=True, array_like=True, tag="prompt"):
     queue_s: float = 0.0
 
 
+class ProgressEvent(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
+    """How far a prompt is that is not computed yet, of requests that ask for it. No state: a replay tells anew.
+
+    ``done`` of the ``total`` tokens are computed, cached ones included. ``position``: of a request that waits, from 1.
+    """
+
+    request_id: str
+    done: int
+    total: int
+    position: int = 0
+
+
 class FinishEvent(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
     """A sequence ended without a new token: nothing was asked for (max_tokens 0), or the engine gave it up."""
 
@@ -70,7 +82,7 @@ class FinishEvent(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
     message: str = ""
 
 
-EngineEvent = TokenEvent | PromptEvent | FinishEvent
+EngineEvent = TokenEvent | PromptEvent | ProgressEvent | FinishEvent
 
 
 class BeamToken(msgspec.Struct, frozen=True, array_like=True):
@@ -124,7 +136,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
         return self.validation_s + self.queue_s + self.inference_s
 
 
-class PromptToken(msgspec.Struct, frozen=True):
+class PromptToken(msgspec.Struct, frozen=True, gc=False):
     """A token of a text, and the bytes of its UTF-8 that it stands for: ``start`` to ``stop``, both 0 for one that was
     added to the text."""
 

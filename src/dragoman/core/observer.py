@@ -10,6 +10,7 @@ from contextvars import ContextVar
 
 import msgspec
 
+from dragoman.core.caller import NO_CALLER, Caller
 from dragoman.core.events import FinishReason
 from dragoman.core.request import GenerationRequest
 
@@ -24,12 +25,23 @@ class ObservedRequest:
         method: as HTTP has it; MESSAGE for one of those on a WebSocket, each of which is a request.
         operation: the path of what it asks for, without what a client put into the path.
         headers: the request's, by names in lower case.
+        caller: who sent it.
         answer_headers: what observers add to the headers of its answer.
         generations: those that it made so far; one for each prompt.
         gathers: False: ``generations`` stays empty, for nobody asked and it never ends.
     """
 
-    __slots__ = ("answer_headers", "dialect", "gathers", "generations", "headers", "method", "operation", "request_id")
+    __slots__ = (
+        "answer_headers",
+        "caller",
+        "dialect",
+        "gathers",
+        "generations",
+        "headers",
+        "method",
+        "operation",
+        "request_id",
+    )
 
     def __init__(
         self,
@@ -39,9 +51,11 @@ class ObservedRequest:
         request_id: str = "",
         headers: Mapping[str, str] = NOTHING,
         *,
+        caller: Caller = NO_CALLER,
         gathers: bool = True,
     ) -> None:
         self.gathers = gathers
+        self.caller = caller
         self.dialect = dialect
         self.operation = operation
         self.method = method
@@ -68,6 +82,7 @@ class ObservedGeneration:
 
     Attributes:
         asked: the request in the core's words. It holds somebody's text.
+        model: name of the model, or of the adapter, that makes them.
         sequences: how many are made of it, those included that ``best_of`` will drop. seeds: theirs.
         max_tokens: most tokens of each, as it was fitted to the context.
         tokens: generated so far, of all sequences.
@@ -83,6 +98,7 @@ class ObservedGeneration:
         "first_token_s",
         "inference_s",
         "max_tokens",
+        "model",
         "prompt_tokens",
         "queue_s",
         "request",
@@ -96,6 +112,7 @@ class ObservedGeneration:
         self.request = request
         self.asked = asked
         self.sequences = sequences
+        self.model = ""
         self.prompt_tokens = self.cached_tokens = self.max_tokens = self.tokens = 0
         self.validation_s = self.queue_s = self.inference_s = self.first_token_s = 0.0
         self.seeds: tuple[int, ...] = ()
@@ -106,12 +123,16 @@ class ObservedStep(msgspec.Struct, frozen=True, kw_only=True):
     """One step of the engine, told when it is over.
 
     Attributes:
+        seconds: of the whole step in the engine's process. forward_s: those of them that the model's computation took.
+        dispatch_s: how long handing its tokens to their answers took, in the server's process.
         running, waiting: sequences in the batch, and behind it.
         prompt_tokens, generated_tokens: computed and drawn in it. drafted_tokens, accepted_tokens: guessed by lookup,
             and guessed rightly.
     """
 
     seconds: float
+    forward_s: float
+    dispatch_s: float
     running: int
     waiting: int
     prompt_tokens: int

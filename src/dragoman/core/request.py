@@ -86,7 +86,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt and everything asked about it: the product of a dialect's ``translate``.
 
     Attributes:
-        request_id: unique among running requests; also the id the dialect shows.
+        request_id: the id that the dialect shows, for logs and traces. Clients may have chosen it, several the same.
         model: the served model's name, or None for the default.
         adapter: the name of the loaded adapter to run the model with; None: the model as it is.
         n: generations returned. best_of: generations made (>= n); the best by mean token logprob are returned, best
@@ -96,7 +96,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         beams: search for the ``n`` generations together, with the first seed for all; None: each is drawn for itself.
         constraint: what the generated text has to be; checked, or refused, before generation. constraint_param: the
             wire's name for it, for errors. constraint_behind_reasoning: it is that of the answer to a chat, which the
-            model's reasoning block may precede; otherwise of all the text.
+            model's reasoning block may precede; otherwise of all the text. eos_after_constraint: when it leaves nothing
+            to add, the text ends with an EOS token that is generated like any other; otherwise with its own last token.
         shown_tokens: special tokens, as the vocabulary spells them, that have text whatever ``ending`` says.
         reasoning_budget: most tokens of the reasoning block that a text may begin with; None: any number. Nothing is
             counted where the model is not known to write such blocks.
@@ -107,6 +108,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
             what is held back then (the beginning of a stop string, or of a character) is the later request's to show.
         resumed: what to go on with; the prompt is then not looked at, and lengths are of what is generated now.
         priority: higher runs first. timeout_s: the whole generation's deadline.
+        cache_salt: blocks of the prefix cache are shared only with requests of the same salt; empty: the caller's own.
     """
 
     request_id: str
@@ -123,6 +125,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     constraint: Constraint | None = None
     constraint_param: str = "constraint"
     constraint_behind_reasoning: bool = False
+    eos_after_constraint: bool = False
     shown_tokens: tuple[str, ...] = ()
     reasoning_budget: int | None = None
     embeddings: PromptEmbeddings | None = None
@@ -132,6 +135,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     resumed: CutSequence | None = None
     priority: int = 0
     timeout_s: float | None = None
+    cache_salt: str = ""
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -142,12 +146,20 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     ``mirostat``: the state that the last token of each sequence came with, where that sampler is on.
     ``grammar``: what the text has to follow, as the room ``grammar`` has made and checked it.
     ``reasoning``: how long each sequence may think before it answers; None: as long as the model likes.
-    ``length_first``: as in ``EndingParams``. ``beams``: the sequences are searched for together, with the first seed;
-    ``beam_steps`` says how far that had come before. ``adapter``: the loaded adapter to run with.
+    ``length_first``: as in ``EndingParams``. ``eos_after_grammar``: see ``GenerationRequest.eos_after_constraint``.
+    ``beams``: the sequences are searched for together, with the first seed; ``beam_steps`` says how far that had come
+    before. ``adapter``: the loaded adapter to run with.
 
     For an encoder-decoder model ``encoder_input`` is what the encoder reads, whose places ``embeddings`` name, and
     ``prompt`` what the decoder begins with: its start token. ``first_token_id`` and ``last_token_id`` are the first
     token of every output, and that which stands at its greatest length, where the model has such.
+
+    ``tenant``: whose share of service it counts for (``Caller.share_key``); requests without a caller share one.
+    ``weight``: that share beside the others'. ``max_running``: most of the tenant's sequences that are computed at one
+    time; None: any number. ``service``: what it has had in earlier lives of the engine, in prompt tokens' worth.
+    ``progress``: tell by ``ProgressEvent`` how far the prompt is.
+
+    ``cache_salt``: sequences share blocks of the prefix cache only with those of equal salt.
     """
 
     request_id: str
@@ -157,6 +169,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     sampling: SamplingParams = SamplingParams()
     min_tokens: int = 0
     length_first: bool = False
+    eos_after_grammar: bool = False
     end_token_ids: tuple[int, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     logprobs: LogprobParams | None = None
@@ -173,6 +186,12 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     encoder_input: tuple[int, ...] = ()
     first_token_id: int | None = None
     last_token_id: int | None = None
+    tenant: str = ""
+    weight: float = 1.0
+    max_running: int | None = None
+    cache_salt: str = ""
+    service: float = 0.0
+    progress: bool = False
 
     @property
     def prompt_tokens(self) -> int:

@@ -14,6 +14,8 @@ from dragoman.core.continuing import ContinueStore
 from dragoman.core.events import GenerationEvent, GenerationResult, PromptToken
 from dragoman.core.request import ChatPrompt, GenerationRequest, Prompt
 
+LOOKED_AT_TOKENS = 65_536
+
 
 class ToolCalls(msgspec.Struct, frozen=True, kw_only=True):
     """How a model calls tools.
@@ -63,6 +65,11 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     base: str | None = None
 
     @property
+    def max_text_tokens(self) -> int:
+        """Most tokens of a text that is only looked at: longer ones are of no use here, and cost memory."""
+        return max(self.prompt_tokens, LOOKED_AT_TOKENS)
+
+    @property
     def prompt_tokens(self) -> int:
         """Most tokens of a prompt."""
         return self.context_tokens if self.encoder_context_tokens is None else self.encoder_context_tokens
@@ -108,7 +115,8 @@ class Serving(Protocol):
     async def tokenize(self, prompt: Prompt, model: str | None = None, *, bounded: bool = True) -> tuple[int, ...]:
         """The token ids the prompt would be run with.
 
-        ``bounded`` False: also of a text that is much too long for the context, whatever it takes to tokenize it.
+        ``bounded`` False: also of a text that is too long for the context. Raises PayloadTooLarge for one of more than
+        ``ModelCard.max_text_tokens``.
         """
 
     async def tokenize_text(
