@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from small_models import make_models
 
 from dragoman.core.errors import ModelError
-from dragoman.models import MemoryPlan, ModelDescription, ModelSettings, memory, plan
+from dragoman.models import MemoryPlan, ModelDescription, ModelSettings, cgroups, plan
 from dragoman.models.families import read_spec
 from dragoman.models.memory import BLOCK_TOKENS, available_memory
 from dragoman.models.parameters import parameter_count
@@ -170,15 +170,73 @@ def test_available_memory_is_a_plausible_number() -> None:
     assert 64 << 20 < available_memory() < 1 << 50
 
 
-def test_available_memory_respects_the_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [str(tmp_path / name) for name in ("memory.max", "memory.current", "memory.stat")]
-    monkeypatch.setattr(memory, "_CGROUP_FILES", [(*names, "inactive_file")])
-    unlimited = available_memory()
-    for name, content in zip(names, ("30000000", "25000000", "anon 20000000\ninactive_file 4000000\n"), strict=True):
-        Path(name).write_text(content)
+def place_in_cgroups(folder: Path, monkeypatch: pytest.MonkeyPatch, membership: str, files: dict[str, str]) -> None:
+    """Have this process be in the groups that ``membership`` names, of a tree that has these files."""
+    for name, content in files.items():
+        path = folder / "tree" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    (folder / "membership").write_text(membership)
+    monkeypatch.setattr(cgroups, "ROOT", folder / "tree")
+    monkeypatch.setattr(cgroups, "MEMBERSHIP", folder / "membership")
+
+
+def test_available_memory_respects_the_limits_of_all_groups_above(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {
+        "memory.current": "1",
+        "pod/memory.max": "30000000",
+        "pod/memory.current": "25000000",
+        "pod/memory.stat": "anon 20000000\ninactive_file 4000000\n",
+        "pod/service/memory.max": "max",
+        "pod/service/memory.current": "1000",
+    }
+    place_in_cgroups(tmp_path, monkeypatch, "0::/pod/service\n", files)
     assert available_memory() == 9_000_000
-    Path(names[0]).write_text("max")
-    assert available_memory() > unlimited // 2
+    place_in_cgroups(tmp_path, monkeypatch, "0::/pod/service\n", {"pod/service/memory.max": "5000"})
+    assert available_memory() == 4000
+    place_in_cgroups(tmp_path, monkeypatch, "0::/\n", {})
+    assert available_memory() > 64 << 20
+
+
+def test_available_memory_knows_groups_of_version_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "memory/memory.limit_in_bytes": "9223372036854771712",
+        "memory/memory.usage_in_bytes": "1",
+        "memory/unit/memory.limit_in_bytes": "600000000",
+        "memory/unit/memory.usage_in_bytes": "100000000",
+        "memory/unit/memory.stat": "total_inactive_file 1000\n",
+    }
+    place_in_cgroups(tmp_path, monkeypatch, "4:memory:/unit\n1:cpu:/\n0::/\n", files)
+    assert available_memory() == 500_001_000
+
+
+def test_a_container_that_sees_only_its_own_group_is_limited_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"memory.max": "2000", "memory.current": "500"}
+    place_in_cgroups(tmp_path, monkeypatch, "0::/kubepods/pod1/container\n", files)
+    assert available_memory() == 1500
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"pod/cpu.max": "200000 100000"}, 2),
+        ({"pod/cpu.max": "150000 100000"}, 2),
+        ({"pod/cpu.max": "50000 100000"}, 1),
+        ({"pod/cpu.max": "max 100000", "cpu.max": "300000 100000"}, 3),
+        ({"pod/cpu.max": "max 100000"}, 64),
+        ({}, 64),
+    ],
+)
+def test_threads_follow_the_quota_of_processor_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    place_in_cgroups(tmp_path, monkeypatch, "0::/pod\n", {"pod/x": "", **files})
+    assert cgroups.usable_processors() == expected
 
 
 def with_windows(windows: tuple[int, ...], context: int = 131072) -> ModelDescription:

@@ -238,3 +238,46 @@ def test_default_folder_is_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.delenv("DRAGOMAN_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_cache_folder() == tmp_path / "dragoman" / "packed"
+
+
+def test_a_file_that_was_found_right_is_not_checked_again_until_somebody_writes_to_it(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = models.load(folder, settings(cache))
+    assert first.card.packed_file is None  # packed, and not mapped
+    second = models.load(folder, settings(cache))
+    checked = second.card.packed_file
+    assert checked is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(packed_cache, "entry_checksums", lambda _: pytest.fail("it was checked again"))
+        third = models.load(folder, settings(cache), checked=checked)
+        assert third.card.fingerprint == second.card.fingerprint
+        assert models.load(folder, settings(cache), checked=third.card.packed_file).card.packed_file is not None
+    (path,) = cache.glob("*.packed")
+    with path.open("r+b") as file:
+        file.seek(-100, os.SEEK_END)
+        file.write(b"damage")
+    packed = packings(monkeypatch)
+    fourth = models.load(folder, settings(cache), checked=third.card.packed_file)
+    assert packed
+    assert fourth.card.fingerprint == first.card.fingerprint
+
+
+def test_the_cache_is_for_its_owner_alone(folder: Path, cache: Path) -> None:
+    models.load(folder, settings(cache))
+    (file,) = cache.glob("*.packed")
+    assert cache.stat().st_mode & 0o777 == 0o700
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602])
+def test_a_file_that_others_can_write_to_is_not_taken(
+    mode: int, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    models.load(folder, settings(cache))
+    (file,) = cache.glob("*.packed")
+    file.chmod(mode)
+    packed = packings(monkeypatch)
+    models.load(folder, settings(cache))
+    assert len(packed) == 1
+    assert "other users can write to it" in caplog.text

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dragoman.models.adapters import AdapterInfo, find_adapter
-    from dragoman.models.description import EncoderInfo, ModelDescription, ModelInfo, describe
+    from dragoman.models.description import EncoderInfo, ModelDescription, ModelInfo, PackedFile, describe
     from dragoman.models.loading import load
     from dragoman.models.memory import MemoryPlan, plan
     from dragoman.models.settings import ModelSettings
@@ -24,6 +24,7 @@ __all__ = [
     "ModelDescription",
     "ModelInfo",
     "ModelSettings",
+    "PackedFile",
     "describe",
     "embedded_path",
     "find_adapter",
@@ -37,6 +38,7 @@ _MODULES = {
     "MemoryPlan": "memory",
     "ModelDescription": "description",
     "ModelInfo": "description",
+    "PackedFile": "description",
     "ModelSettings": "settings",
     "describe": "description",
     "embedded_path": "source",

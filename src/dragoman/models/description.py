@@ -99,6 +99,16 @@ class EncoderInfo(msgspec.Struct, frozen=True, kw_only=True):
     last_token_id: int | None = None
 
 
+class PackedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of packed weights as it was when its checksums were found right. Whoever writes to it changes one of
+    these: the system sets the time of the last change."""
+
+    device: int
+    inode: int
+    size_bytes: int
+    changed_ns: int
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A loaded model, as the other rooms may know it.
 
@@ -111,6 +121,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
             architecture, kernels and their instruction set.
         tokenizer_folder: where the tokenizer's files lie.
         encoder: None where the model has none; else ``context_tokens`` is for the decoder's tokens alone.
+        packed_file: that the weights are mapped from; None where they are not.
     """
 
     name: str
@@ -128,6 +139,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_folder: str
     quantization: str | None = None
     encoder: EncoderInfo | None = None
+    packed_file: PackedFile | None = None
 
 
 def describe(

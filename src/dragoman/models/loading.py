@@ -15,7 +15,7 @@ from dragoman import kernels
 from dragoman.core.errors import ModelError
 from dragoman.models.checkpoint import Checkpoint
 from dragoman.models.decoder import build_program
-from dragoman.models.description import ModelDescription, ModelInfo, describe_source
+from dragoman.models.description import ModelDescription, ModelInfo, PackedFile, describe_source
 from dragoman.models.encoder import build_encoder
 from dragoman.models.families import FAMILIES
 from dragoman.models.layout import Layout, plan_layout
@@ -54,8 +54,14 @@ class PackedModel:
     was_there: bool
 
 
-def load(source: str | Path | None = None, settings: ModelSettings | None = None, progress: Progress = nobody) -> Model:
+def load(
+    source: str | Path | None = None,
+    settings: ModelSettings | None = None,
+    progress: Progress = nobody,
+    checked: PackedFile | None = None,
+) -> Model:
     """Load a model: a folder, a hub id, or None for the embedded one. ``progress`` is told how far it is.
+    ``checked``: a file of packed weights that is not checked once more while it stays the same.
 
     Raises ModelError when it is missing, of an unknown kind, unsafe, corrupt or too large for this machine; what can be
     told from the config is told before weights are fetched, and everything before memory is taken.
@@ -64,7 +70,8 @@ def load(source: str | Path | None = None, settings: ModelSettings | None = None
     opened = _open(source, settings, progress)
     described, planned, layout = opened.described, opened.planned, opened.layout
     planned.require_fit()
-    packed, checksums = _packed(opened, settings, part(progress, _DOWNLOAD_SHARE, _PACKED_SHARE))
+    cache, key = _cache_of(opened, settings, checked)
+    packed, checksums = _packed(opened, settings, cache, key, part(progress, _DOWNLOAD_SHARE, _PACKED_SHARE))
     progress(READING, _PACKED_SHARE)
     weights = Weights(layout, packed)
     spec = described.spec.served_within(planned.context_tokens)
@@ -98,6 +105,8 @@ def load(source: str | Path | None = None, settings: ModelSettings | None = None
     except ValueError as error:  # sizes that are no mistake, but beyond the kernels
         raise ModelError(f"{described.source.name} cannot be run: {error}") from error
     card = _card(described, planned, settings, fingerprint(spec, planned, layout, checksums))
+    if key:
+        card = structs.replace(card, packed_file=cache.checked)
     return Model(
         config=spec,
         program=program,
@@ -121,7 +130,7 @@ def pack(
     opened = _open(source, settings, progress)
     cache, key = _cache_of(opened, settings)
     was_there = bool(key) and cache.path(key).is_file()
-    _packed(opened, settings, part(progress, _DOWNLOAD_SHARE, 1.0))
+    _packed(opened, settings, cache, key, part(progress, _DOWNLOAD_SHARE, 1.0))
     path = cache.path(key) if key else None
     return PackedModel(opened.described, opened.planned, path if path and path.is_file() else None, was_there)
 
@@ -163,9 +172,8 @@ def fingerprint(spec: DecoderSpec, planned: MemoryPlan, layout: Layout, checksum
     return f"fp_{digest.hexdigest()}"
 
 
-def _packed(opened: _Opened, settings: ModelSettings, progress: Progress) -> Packed:
+def _packed(opened: _Opened, settings: ModelSettings, cache: PackedCache, key: str, progress: Progress) -> Packed:
     """Packed weights from the cache, or packed now and kept for the next start."""
-    cache, key = _cache_of(opened, settings)
     if key and (found := cache.read(key, opened.layout, settings.weights_memory)) is not None:
         return found
     packed = pack_checkpoint(opened.checkpoint, opened.layout, progress)
@@ -175,11 +183,13 @@ def _packed(opened: _Opened, settings: ModelSettings, progress: Progress) -> Pac
     return packed, checksums
 
 
-def _cache_of(opened: _Opened, settings: ModelSettings) -> tuple[PackedCache, str]:
+def _cache_of(opened: _Opened, settings: ModelSettings, checked: PackedFile | None = None) -> tuple[PackedCache, str]:
     """The cache, and the model's key in it: empty where the model is not kept."""
     folder = Path(settings.cache_folder).expanduser() if settings.cache_folder else default_cache_folder()
     kept = settings.cache_bytes > 0 and opened.layout.nbytes >= _SMALLEST_CACHED_BYTES
-    return PackedCache(folder, settings.cache_bytes), cache_key(opened.checkpoint, opened.layout) if kept else ""
+    return PackedCache(folder, settings.cache_bytes, checked), cache_key(
+        opened.checkpoint, opened.layout
+    ) if kept else ""
 
 
 def _card(described: ModelDescription, planned: MemoryPlan, settings: ModelSettings, fingerprint: str) -> ModelInfo:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import psutil
 from msgspec import structs
 
 from dragoman.core.errors import ModelError
+from dragoman.models import cgroups
 from dragoman.models.description import ModelDescription
 from dragoman.models.layout import plan_layout
 from dragoman.models.parameters import Parameter
@@ -165,28 +165,8 @@ def common_window(spec: DecoderSpec, context: int) -> int:
 
 
 def available_memory() -> int:
-    """Bytes this process may still take: what the system can give without swapping, within the cgroup's limit."""
-    free = int(psutil.virtual_memory().available)
-    for limit, usage, statistics, reclaimable in _CGROUP_FILES:
-        try:
-            most, used = int(Path(limit).read_text()), int(Path(usage).read_text())
-            cached = dict(line.split() for line in Path(statistics).read_text().splitlines())
-            return min(free, max(0, most - used + int(cached.get(reclaimable, 0))))
-        except (OSError, ValueError):  # no such cgroup version, or the limit is "max"
-            continue
-    return free
-
-
-_CGROUP = "/sys/fs/cgroup"
-_CGROUP_FILES = (
-    (f"{_CGROUP}/memory.max", f"{_CGROUP}/memory.current", f"{_CGROUP}/memory.stat", "inactive_file"),
-    (
-        f"{_CGROUP}/memory/memory.limit_in_bytes",
-        f"{_CGROUP}/memory/memory.usage_in_bytes",
-        f"{_CGROUP}/memory/memory.stat",
-        "total_inactive_file",
-    ),
-)
+    """Bytes this process may still take: what the system can give without swapping, within its cgroups' limits."""
+    return min([int(psutil.virtual_memory().available), *cgroups.memory_left()])
 
 
 def activation_bytes(spec: DecoderSpec, settings: ModelSettings) -> int:

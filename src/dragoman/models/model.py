@@ -99,6 +99,11 @@ class Model:
         """Bytes of the adapter in each slot."""
         self._adapters_lock = threading.Lock()
 
+    @property
+    def block_data(self) -> NDArray[np.uint8]:
+        """The memory of the KV blocks, ``[num_blocks, bytes]``."""
+        return self.kv.data.reshape(self.num_blocks, -1)
+
     def run(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> NDArray[np.float32]:
         """Run one step: logits ``[len(batch.logit_rows), vocab_size]``, overwritten by the next step.
 

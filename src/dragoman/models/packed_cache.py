@@ -26,6 +26,7 @@ import numpy as np
 
 from dragoman import kernels
 from dragoman.models.checkpoint import Checkpoint
+from dragoman.models.description import PackedFile
 from dragoman.models.layout import Layout
 from dragoman.models.packing import PackedBytes, entry_checksums, split_bytes
 from dragoman.models.settings import WeightsMemory
@@ -74,12 +75,21 @@ def cache_key(checkpoint: Checkpoint, layout: Layout) -> str:
     return digest.hexdigest()
 
 
+def _require_own(file: int) -> None:
+    """Raise PermissionError for a file that other users, root apart, own or may write to."""
+    status = os.fstat(file)
+    if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o022:
+        raise PermissionError("other users can write to it")
+
+
 class PackedCache:
     """A folder of packed weights, bounded in bytes."""
 
-    def __init__(self, folder: Path, limit_bytes: int) -> None:
+    def __init__(self, folder: Path, limit_bytes: int, checked: PackedFile | None = None) -> None:
+        """``checked``: a file that need not be checked once more when it is mapped, if it is still the same."""
         self._folder = folder
         self._limit_bytes = limit_bytes
+        self.checked = checked
 
     def path(self, key: str) -> Path:
         """Where the packed bytes under ``key`` lie, or would."""
@@ -93,13 +103,19 @@ class PackedCache:
         path = self.path(key)
         try:
             with path.open("rb") as stream:
+                _require_own(stream.fileno())
+                opened = _stamp(stream.fileno())
                 checksums, start = _read_header(stream.fileno(), layout)
                 if memory == "copy":
                     packed = _copy(stream.fileno(), start, layout, checksums)
                 else:
-                    packed = _map(stream.fileno(), start, layout, checksums, stays=memory == "map")
-            with contextlib.suppress(OSError):  # a cache that may only be read
-                os.utime(path)  # what was used last is removed last
+                    known = self.checked is not None and self.checked == _stamp(stream.fileno())
+                    packed = _map(stream.fileno(), start, layout, () if known else checksums, stays=memory == "map")
+                before = _stamp(stream.fileno())
+                with contextlib.suppress(OSError):  # a cache that may only be read
+                    os.utime(stream.fileno())  # what was used last is removed last
+                after = _stamp(stream.fileno())
+                self.checked = after if before == opened else None
             return packed, checksums
         except FileNotFoundError:
             return None
@@ -117,13 +133,14 @@ class PackedCache:
             return
         temporary = self._folder / f".{key}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            # Who can write here chooses the weights: a checksum finds damage, not malice.
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._make_room(layout.nbytes)
             if shutil.disk_usage(self._folder).free < layout.nbytes + _FREE_DISK_BYTES:
                 _LOG.warning("no room in %s for %d MB of packed weights", self._folder, layout.nbytes >> 20)
                 return
             try:
-                with temporary.open("wb") as stream:
+                with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
                     start = stream.write(_header(layout, checksums))
                     for entry, data in zip(layout.entries, packed, strict=True):
                         stream.seek(start + entry.offset)
@@ -152,6 +169,13 @@ class PackedCache:
             with contextlib.suppress(OSError):
                 path.unlink()
                 total -= size
+
+
+def _stamp(file: int) -> PackedFile:
+    status = os.fstat(file)
+    return PackedFile(
+        device=status.st_dev, inode=status.st_ino, size_bytes=status.st_size, changed_ns=status.st_ctime_ns
+    )
 
 
 class _DamagedError(Exception):
@@ -192,12 +216,14 @@ def _read_header(file: int, layout: Layout) -> tuple[list[int], int]:
 
 
 def _map(file: int, start: int, layout: Layout, checksums: Sequence[int], stays: bool) -> PackedBytes:
-    """Map the file. Unless it ``stays``, it moves into huge pages while the model already serves."""
+    """Map the file. Unless it ``stays``, it moves into huge pages while the model already serves. No ``checksums``:
+    they have been found right before."""
     mapped = kernels.FileMemory(file, start + layout.nbytes)
     packed = split_bytes(layout, mapped.data[start:])
-    for entry, found, expected in zip(layout.entries, entry_checksums(packed), checksums, strict=True):
-        if found != expected:
-            raise _DamagedError(f"checksum of {entry.parameter.name}")
+    if checksums:
+        for entry, found, expected in zip(layout.entries, entry_checksums(packed), checksums, strict=True):
+            if found != expected:
+                raise _DamagedError(f"checksum of {entry.parameter.name}")
     if not stays:
         mapped.settle(_FIRST_ANSWER_S)
     return packed

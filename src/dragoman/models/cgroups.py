@@ -1,0 +1,93 @@
+"""Limits that control groups of Linux set for this process (cgroups(7)), of version 2 and version 1.
+
+A process is in one group, and the limits of all groups above that one hold for it too: a service's ``MemoryMax=``, a
+container's, a pod's. The smallest one counts.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+ROOT = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+
+_NO_LIMIT = 1 << 60
+"""Version 1 writes a number near 2**63 where there is no limit."""
+
+
+def memory_left() -> list[int]:
+    """Return the bytes that each limited group of this process may still take, caches that can be dropped included."""
+    return [left for group in _groups("memory") if (left := _memory_left(group)) is not None]
+
+
+def processors() -> float | None:
+    """Return the smallest quota of processor time, in processors; None without one."""
+    quotas = [quota for group in _groups("cpu") if (quota := _processors(group)) is not None]
+    return min(quotas, default=None)
+
+
+def usable_processors() -> int:
+    """Return how many threads can compute at one time: processors that this process may use, within its quota.
+
+    With more threads than the quota has processors, all of them are stopped for a part of each period.
+    """
+    quota = processors()
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return affinity if quota is None else max(1, min(affinity, math.ceil(quota - 0.25)))
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """Give the folders of this process's group and of all above it, in the hierarchy that has the controller."""
+    try:
+        lines = MEMBERSHIP.read_text("utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, names, path = line.split(":", 2)
+        if names and controller not in names.split(","):
+            continue
+        root = ROOT / controller if names else ROOT
+        # Inside of a container the path may be that of the machine, of which only the end, or nothing, is mounted here.
+        inner = PurePosixPath(path.lstrip("/"))
+        for group in (inner, *inner.parents):
+            if ".." not in group.parts and (folder := root / group).is_dir():
+                yield folder
+
+
+def _memory_left(group: Path) -> int | None:
+    for limit, usage, reclaimable in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        most, used = _number(group / limit), _number(group / usage)
+        if most is None or used is None or most >= _NO_LIMIT:
+            continue
+        return max(0, most - used + _statistic(group / "memory.stat", reclaimable))
+    return None
+
+
+def _processors(group: Path) -> float | None:
+    try:
+        quota, _, period = (group / "cpu.max").read_text().partition(" ")
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        pass
+    quota_us, period_us = _number(group / "cpu.cfs_quota_us"), _number(group / "cpu.cfs_period_us")
+    return quota_us / period_us if quota_us is not None and quota_us > 0 and period_us else None
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # not of this version, or the limit is "max"
+        return None
+
+
+def _statistic(path: Path, name: str) -> int:
+    try:
+        return int(dict(line.split(maxsplit=1) for line in path.read_text().splitlines()).get(name, 0))
+    except (OSError, ValueError):
+        return 0
