@@ -62,7 +62,7 @@ def test_a_hostile_template_fails_and_the_next_request_is_served(name: str) -> N
     start = time.monotonic()
     with pytest.raises(BadRequest, match="chat template"):
         template.render(PROMPT)
-    assert time.monotonic() - start < 5 * LIMITS.time_s  # the limit, and what a busy machine adds
+    assert time.monotonic() - start < 10 * LIMITS.time_s  # the limit, and what a busy machine adds
     assert template.render(with_tools) == "served"
     template.close()
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import msgspec
 
 from dragoman.core.constraint import Constraint, Reasoned
-from dragoman.core.errors import BadRequest, UnsupportedFeature
+from dragoman.core.errors import BadRequest, EngineUnavailable, UnsupportedFeature
 from dragoman.core.vocabulary import Vocabulary
-from dragoman.text.limited_process import LimitedProcess, ProcessFailure
+from dragoman.text.limited_process import Cancelled, LimitedProcesses, ProcessFailure, ProcessLost
 
 _WORKER = Path(__file__).with_name("worker.py")
 _MARGIN_S = 5.0
@@ -26,9 +26,10 @@ class GrammarLimits(NamedTuple):
 
 
 class GrammarProcess:
-    """Checks constraints for one vocabulary, one at a time. Methods block, and may be called from any thread."""
+    """Checks constraints for one vocabulary, one at a time in each of ``count`` processes. Methods block, and may be
+    called from any thread."""
 
-    def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits | None = None) -> None:
+    def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits | None = None, count: int = 1) -> None:
         self._limits = limits or GrammarLimits()
         setup = {
             "time_s": self._limits.time_s,
@@ -40,14 +41,20 @@ class GrammarProcess:
             },
         }
         # The process itself keeps the limits; should it fail to, it is ended in its turn.
-        self._process = LimitedProcess(
-            _WORKER, lambda: setup, time_s=2 * self._limits.time_s + _MARGIN_S, answer_bytes=1 << 26
+        self._processes = LimitedProcesses(
+            _WORKER, lambda: setup, time_s=2 * self._limits.time_s + _MARGIN_S, answer_bytes=1 << 26, count=count
         )
 
-    def check(self, constraint: Constraint | Reasoned) -> str:
-        """The grammar that enforces the constraint. Raises BadRequest and UnsupportedFeature, saying why."""
+    def check(self, constraint: Constraint | Reasoned, cancelled: Cancelled | None = None) -> str:
+        """The grammar that enforces the constraint. Raises BadRequest and UnsupportedFeature, saying why, and
+        EngineUnavailable when the process was lost, and a second one too.
+
+        ``cancelled``: once it is true nobody wants to know any more; what is raised then means nothing.
+        """
         try:
-            return str(self._process.ask({"constraint": msgspec.to_builtins(constraint)})["grammar"])
+            return str(self._processes.ask({"constraint": msgspec.to_builtins(constraint)}, cancelled)["grammar"])
+        except ProcessLost as loss:
+            raise EngineUnavailable(f"The grammar could not be tried out: {loss.reason}. Try again.") from None
         except ProcessFailure as failure:
             match failure.kind:
                 case "bad":
@@ -61,4 +68,4 @@ class GrammarProcess:
 
     def close(self) -> None:
         """End the process; a later ``check`` starts another."""
-        self._process.close()
+        self._processes.close()

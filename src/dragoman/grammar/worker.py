@@ -7,7 +7,7 @@ the process, which may die without any loss: the vocabulary is shared, and the n
 
 Speaks the frames of ``limited_process``. The setup is ``{"time_s": …, "memory_bytes": …, "vocabulary": {...}}``; a
 request ``{"constraint": …}`` (as msgspec writes it) is answered by ``{"grammar": text}`` or by ``{"error": …, "kind":
-…}``.
+…}``. A trial is over when it is cancelled.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import random
 import resource
 import select
 import signal
+import socket
 import time
 from collections.abc import Callable
 from functools import partial
@@ -26,14 +27,19 @@ from typing import Any
 
 import msgspec
 
+from dragoman.child_process import die_with_parent
 from dragoman.core.constraint import Constraint, Reasoned
 from dragoman.core.errors import BadRequest, UnsupportedFeature
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.grammar.lark import grammar_of
 from dragoman.grammar.matching import Matching
+from dragoman.text.confinement import confine
 from dragoman.text.limited_program import greet, limit, receive, send
 
 NICE = 5
+_LOOK_S = 0.05
+_PATIENCE = 10.0
+"""So many times its limit a trial may take by the clock, where others have the processor."""
 WALKS = 4
 STEPS = 48
 WALK_S = 0.3
@@ -96,40 +102,75 @@ def main() -> None:
     )
     matching = Matching(vocabulary)
     _limit(setup["memory_bytes"])
-    send(connection, {})
+    confined = confine(may_have_children=True)
+    send(connection, {"confined": confined})
     while True:
         request = receive(connection)
-        send(connection, in_child(partial(answer, request["constraint"], matching), setup["time_s"]))
+        if "constraint" not in request:
+            continue  # cancelled, when the answer was on its way already
+        work = partial(answer, request["constraint"], matching)
+        result = in_child(work, setup["time_s"], connection)
+        if result["kind"] == "crash":
+            # Perhaps somebody else's doing: what a grammar has earned, it earns again.
+            again = in_child(work, setup["time_s"], connection)
+            result = _MEMORY if again == result else again
+        send(connection, result)
 
 
-def in_child(work: Callable[[], dict[str, str]], time_s: float) -> dict[str, str]:
-    """The result of ``work`` in a child, which has ``time_s`` of the processor, and on a busy machine twice as long."""
+_MEMORY = {"kind": "memory", "error": "it took too much memory, or was nested too deeply"}
+
+
+def in_child(work: Callable[[], dict[str, str]], time_s: float, connection: socket.socket) -> dict[str, str]:
+    """The result of ``work`` in a child, which has ``time_s`` of the processor, and on a busy machine longer by the
+    clock. Other kinds of results: time, memory, crash (how), lost (the child's end says nothing about the work),
+    cancelled (``connection`` has something to read).
+    """
     reading, writing = os.pipe()
+    parent_pid = os.getpid()
     child = os.fork()
     if not child:
         # Nothing may come back from here: what follows belongs to the parent.
         with contextlib.suppress(BaseException):
+            die_with_parent(parent_pid)
+            confine()
             signal.setitimer(signal.ITIMER_PROF, time_s)  # its signal ends a process that does not expect it
-            with open(writing, "wb") as file:
-                file.write(json.dumps(work()).encode())
+            data = json.dumps({"kind": "", **work()}).encode()
+            while data:
+                data = data[os.write(writing, data) :]
         os._exit(0)
     os.close(writing)
-    deadline = time.monotonic() + 2 * time_s
+    deadline = time.monotonic() + _PATIENCE * time_s
     data = b""
-    with open(reading, "rb", buffering=0) as file:
-        while select.select([file], [], [], max(deadline - time.monotonic(), 0.0))[0]:
-            part = file.read(1 << 16)
+    ended_for = ""
+    while not ended_for:
+        ready = select.select([reading, connection.fileno()], [], [], _LOOK_S)[0]
+        if reading in ready:
+            part = os.read(reading, 1 << 16)
             if not part:
                 break
             data += part
-        else:
-            os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    if not status and data:
-        return dict(json.loads(data))
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGKILL):
-        return {"kind": "time", "error": f"it took more than {time_s:g} s"}
-    return {"kind": "memory", "error": "it took too much memory, or was nested too deeply"}
+        elif ready:
+            ended_for = "cancelled"
+        elif time.monotonic() > deadline:
+            ended_for = "time"
+        elif os.waitid(os.P_PID, child, os.WSTOPPED | os.WNOHANG):
+            ended_for = "lost"
+    if ended_for:
+        os.kill(child, signal.SIGKILL)
+    os.close(reading)
+    _, status, used = os.wait4(child, 0)
+    if ended_for == "cancelled":
+        return {"kind": "cancelled", "error": "nobody waits for it"}
+    if not status:
+        return dict(json.loads(data)) if data else _MEMORY
+    out_of_time = {"kind": "time", "error": f"it took more than {time_s:g} s"}
+    if os.WTERMSIG(status) == signal.SIGPROF:
+        return out_of_time
+    if os.WTERMSIG(status) in (signal.SIGKILL, signal.SIGTERM):
+        if ended_for == "time" and used.ru_utime + used.ru_stime >= 0.5 * time_s:
+            return out_of_time
+        return {"kind": "lost", "error": "its process was stopped, killed, or got no processor"}
+    return {"kind": "crash", "error": f"killed by signal {os.WTERMSIG(status)}"}
 
 
 def _limit(memory_bytes: int) -> None:

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dragoman.core.errors import BadRequest, ModelError, TemplateFailed, TemplateMissing
+from dragoman.core.errors import BadRequest, EngineUnavailable, ModelError, TemplateFailed, TemplateMissing
 from dragoman.core.request import ChatPrompt
+from dragoman.text.limited_process import ProcessLost
 from dragoman.text.template_names import TemplateNames
 from dragoman.text.template_process import DEFAULT_LIMITS, TemplateFailure, TemplateLimits, TemplateProcess
 
@@ -31,8 +32,9 @@ class ChatTemplate:
     ``templates`` maps names to jinja2 sources: ``default``, and ``tool_use`` where the model has another one for
     requests with tools. ``special_tokens`` are variables of the template (``Tokenizer.special_tokens``).
 
-    A template runs in a process of its own, under ``limits`` that hold against any template. ``render`` blocks for well
-    under a millisecond as a rule and ``limits.time_s`` (and a new process) at worst: call it in a thread.
+    A template runs in a process of its own, under ``limits`` that hold against any template; in one of ``processes``
+    where several threads render. ``render`` blocks for well under a millisecond as a rule and some times
+    ``limits.time_s`` (and a new process) at worst: call it in a thread.
     """
 
     def __init__(
@@ -40,12 +42,13 @@ class ChatTemplate:
         templates: Mapping[str, str],
         special_tokens: Mapping[str, str] | None = None,
         limits: TemplateLimits = DEFAULT_LIMITS,
+        processes: int = 1,
     ) -> None:
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens or {})
         self._where = ""
         """The folder, for errors."""
-        self._process = TemplateProcess(self._templates, limits)
+        self._process = TemplateProcess(self._templates, limits, processes)
 
     @classmethod
     def load(
@@ -66,11 +69,15 @@ class ChatTemplate:
 
     @classmethod
     def begin(
-        cls, folder: Path | str, limits: TemplateLimits = DEFAULT_LIMITS, file: Path | None = None
+        cls,
+        folder: Path | str,
+        limits: TemplateLimits = DEFAULT_LIMITS,
+        file: Path | None = None,
+        processes: int = 1,
     ) -> ChatTemplate:
         """The first half of ``load``, for who reads the special tokens while a process gets ready to compile."""
         templates = read_templates(Path(folder)) if file is None else _templates_of(file)
-        template = cls(templates, limits=limits)
+        template = cls(templates, limits=limits, processes=processes)
         template._where = str(folder)
         if template.available:
             template._process.begin()
@@ -84,6 +91,8 @@ class ChatTemplate:
                 self._process.start()
             except TemplateFailure as failure:
                 raise ModelError(f"{self._where}: the chat template does not compile: {failure.message}") from None
+            except ProcessLost as loss:
+                raise ModelError(f"{self._where}: the chat template cannot be compiled now: {loss.reason}") from None
 
     @property
     def available(self) -> bool:
@@ -102,15 +111,24 @@ class ChatTemplate:
             return TemplateNames()
         try:
             names = self._process.start()["names"]
-        except TemplateFailure:
+        except (TemplateFailure, ProcessLost):
             return TemplateNames()
         return TemplateNames(*map(frozenset, names["tool_use" if self._templates.get("tool_use") else "default"]))
+
+    @property
+    def confined(self) -> tuple[str, ...]:
+        """The names of what its process has given up (``confinement``). Blocks where no process runs yet."""
+        try:
+            return tuple(self._process.start().get("confined", ()))
+        except (TemplateFailure, ProcessLost):
+            return ()
 
     def render(self, prompt: ChatPrompt) -> str:
         """The prompt's text; encode it with ``add_special_tokens=False``, the template writes BOS itself.
 
         Raises TemplateMissing when the model has no template, and TemplateFailed when the template refuses the messages
-        (in its own words), fails on them, or exceeds a limit.
+        (in its own words), fails on them, or exceeds a limit. EngineUnavailable when its process was lost, and a second
+        one too.
         """
         name = self._choose(bool(prompt.tools))
         if reserved := _RESERVED_NAMES & prompt.template_kwargs.keys():
@@ -150,6 +168,8 @@ class ChatTemplate:
     def _render(self, name: str, variables: Mapping[str, Any]) -> str:
         try:
             return self._process.render(name, variables)
+        except ProcessLost as loss:
+            raise EngineUnavailable(f"The messages could not be rendered: {loss.reason}. Try again.") from None
         except TemplateFailure as failure:
             raised, words = failure.kind == "raised", failure.message
             if len(words) > MAX_WORDS:

@@ -13,9 +13,12 @@ import struct
 import time
 from typing import Any
 
+from dragoman.child_process import die_with_parent
+
 
 def greet() -> socket.socket:
-    """The connection to the parent, which is told that this process is ready for its setup."""
+    """The connection to the parent, which is told that this process is ready for its setup, and which it dies with."""
+    die_with_parent()  # before the first frame, which fails if the parent is gone by now
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which closes the socket when it stops
     connection = socket.socket(fileno=0)
     send(connection, {})

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dragoman.text.limited_process import LimitedProcess
+from dragoman.text.limited_process import LimitedProcesses
 from dragoman.text.limited_process import ProcessFailure as TemplateFailure
 
 __all__ = ["DEFAULT_LIMITS", "TemplateFailure", "TemplateLimits", "TemplateProcess"]
@@ -15,7 +15,8 @@ _WORKER = Path(__file__).with_name("template_worker.py")
 
 
 class TemplateLimits(NamedTuple):
-    """What one compilation or one rendering may take. ``memory_bytes`` is the process's whole address space."""
+    """What one compilation or one rendering may take: seconds of a processor, characters, and bytes of the process's
+    whole address space."""
 
     time_s: float = 1.0
     output_chars: int = 1 << 22
@@ -25,18 +26,18 @@ class TemplateLimits(NamedTuple):
 DEFAULT_LIMITS = TemplateLimits()
 
 
-class TemplateProcess(LimitedProcess):
-    """Named templates, compiled once, rendered one at a time.
+class TemplateProcess(LimitedProcesses):
+    """Named templates, compiled once, rendered one at a time in each of ``count`` processes.
 
     The kinds of its failures: syntax, raised (by the template itself), failed, size, time, memory.
     """
 
-    def __init__(self, templates: Mapping[str, str], limits: TemplateLimits) -> None:
+    def __init__(self, templates: Mapping[str, str], limits: TemplateLimits, count: int = 1) -> None:
         setup = {"limits": limits._asdict(), "templates": dict(templates)}
         # No character takes more than 12 bytes of JSON.
         answer_bytes = 12 * limits.output_chars + (1 << 16)
-        super().__init__(_WORKER, lambda: setup, time_s=limits.time_s, answer_bytes=answer_bytes)
+        super().__init__(_WORKER, lambda: setup, time_s=limits.time_s, answer_bytes=answer_bytes, count=count)
 
     def render(self, name: str, variables: Mapping[str, Any]) -> str:
-        """The text of one template. ``variables`` are plain JSON values. Raises TemplateFailure."""
+        """The text of one template. ``variables`` are plain JSON values. Raises TemplateFailure, ProcessLost."""
         return str(self.ask({"name": name, "variables": variables})["text"])

@@ -5,18 +5,21 @@ in a loop, ``'%999999999d'|format(1)``, and constant folding already does such w
 killed. Imports only what it needs, so that a new one is ready soon.
 
 Speaks the frames of ``limited_process``. The first request is ``{"limits": {...}, "templates": {name: source}}``,
-answered by ``{"names": {name: [variables, members]}}``, what ``template_names`` finds in each, or
-``{"error": ..., "kind": "syntax"}``; every later one is ``{"name": ..., "variables": {...}}``, answered by
-``{"text": ...}`` or ``{"error": ..., "kind": ...}``.
+answered by ``{"names": {name: [variables, members]}, "confined": [...]}``, what ``template_names`` finds in each and
+what ``confine`` gave up, or ``{"error": ..., "kind": "syntax"}``; every later one is ``{"name": ..., "variables":
+{...}}``, answered by ``{"text": ...}`` or ``{"error": ..., "kind": ...}``.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import datetime
+import importlib
 import json
 import math
 import resource
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,6 +30,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from dragoman.text.confinement import confine
 from dragoman.text.limited_program import greet, limit, receive, send
 from dragoman.text.template_names import template_names
 
@@ -144,6 +148,17 @@ def compile_all(sources: Mapping[str, str]) -> tuple[dict[str, Template], dict[s
     return compiled, {"names": names}
 
 
+def read_files() -> None:
+    """Import and look up what the language and jinja2 do only when a template needs it: later no file can be opened."""
+    for name in ("pprint", "textwrap", "jinja2.constants", "jinja2.debug"):
+        importlib.import_module(name)
+    for name in ("ascii", "latin-1", "utf-8", "utf-16", "unicode-escape"):
+        codecs.lookup(name)
+    time.localtime()
+    with contextlib.suppress(TemplateError):
+        environment().from_string("{{ 'a\\n' | upper }}{{ messages.a.b }}").render()
+
+
 def allow_cpu(seconds: float) -> None:
     """Let the kernel end this process should it compute for longer, in case nobody is left to kill it."""
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -156,10 +171,12 @@ def main() -> None:
     connection = greet()
     setup = receive(connection)
     limits = setup["limits"]
+    read_files()
     limit(limits["memory_bytes"])
+    confined = confine()
     allow_cpu(limits["time_s"])
     templates, answer = compile_all(setup["templates"])
-    send(connection, answer)
+    send(connection, {**answer, "confined": confined})
     while "error" not in answer:
         request = receive(connection)
         allow_cpu(limits["time_s"])

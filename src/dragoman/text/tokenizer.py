@@ -5,18 +5,19 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Sequence
-from itertools import accumulate
 from pathlib import Path
 
 from tokenizers import Tokenizer as Pipeline
 
-from dragoman.core.errors import BadRequest, ContextOverflow
+from dragoman.core.errors import BadRequest, ContextOverflow, UnsupportedFeature
 from dragoman.core.events import PromptToken
 from dragoman.text.decoder import DecoderSpec
 from dragoman.text.fill import find_fill_tokens
-from dragoman.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
+from dragoman.text.tokenizer_files import TokenizerFiles, call_library, read_tokenizer_files
 
 _MAX_ID = 2**32 - 1
+_PIECE_CHARS = 1 << 16
+_MOST_UNUSED_IDS = 1 << 20  # what is made for each id, tokens or not, is bounded by this
 
 
 class Tokenizer:
@@ -59,13 +60,16 @@ class Tokenizer:
         ``add_special_tokens``: around the text, as the tokenizer itself does (BOS where the model has it).
         ``parse_special``: special tokens spelled in the text become those tokens; otherwise they are ordinary text.
         A rendered chat needs them parsed, the template's and so also those in a message, as ``transformers`` does.
-        Raises ContextOverflow, before any work, for text that is too long to be ``max_tokens`` tokens; BadRequest for
-        text that is not Unicode (a lone surrogate).
+        Raises ContextOverflow for text that is surely more than ``max_tokens`` tokens, at a cost that does not grow
+        with its length; BadRequest for text that is not Unicode (a lone surrogate).
         """
         self._check_text(text, max_tokens)
         pipeline = self._pipeline if parse_special else self._plain_pipeline()
         # The library's `encode` keeps the GIL, its batch methods do not; this one also computes no offsets.
-        return tuple(pipeline.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+        try:
+            return tuple(call_library(pipeline.encode_batch_fast, [text], add_special_tokens=add_special_tokens)[0].ids)
+        except Exception as error:  # the library raises plain Exception
+            raise _cannot_encode(error) from error
 
     def encode_with_offsets(
         self, text: str, add_special_tokens: bool = True, max_tokens: int | None = None
@@ -75,13 +79,20 @@ class Tokenizer:
         Tokens that share a character have all of its bytes. Raises as ``encode`` does.
         """
         self._check_text(text, max_tokens)
-        encoding = self._pipeline.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        try:
+            encoding = call_library(self._pipeline.encode_batch, [text], add_special_tokens=add_special_tokens)[0]
+        except Exception as error:
+            raise _cannot_encode(error) from error
+        tokens = []
+        char_at = byte_at = 0
         # The library counts characters.
-        byte_at = [0, *accumulate(len(char.encode()) for char in text)] if not text.isascii() else range(len(text) + 1)
-        return tuple(
-            PromptToken(token_id, text[start:stop], byte_at[start], byte_at[stop])
-            for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)
-        )
+        for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
+            if start < char_at:  # a token that was added behind the text has no place in it
+                char_at = byte_at = 0
+            byte_at += len(text[char_at:start].encode())
+            char_at, token = start, text[start:stop]
+            tokens.append(PromptToken(token_id, token, byte_at, byte_at + len(token.encode())))
+        return tuple(tokens)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of all ids. Ids outside the vocabulary have none."""
@@ -129,6 +140,9 @@ class Tokenizer:
         if self.fill is None:
             return None
         self._check_length("prefix and suffix have", len(prefix) + len(suffix), max_tokens)
+        if max_tokens is not None:
+            for text in (prefix, suffix):
+                self._check_count(text, max_tokens)
         before = self.encode(prefix, add_special_tokens=False, parse_special=False)
         behind = self.encode_inside(suffix)
         bos = (self.bos_id,) if self.bos_id is not None and self.bos_id in self.encode("") else ()
@@ -167,13 +181,24 @@ class Tokenizer:
     def _extent(self) -> tuple[int, int]:
         """Of the vocabulary, in ids and characters. It takes 0.1 s to list 128,000 tokens: no start waits for it."""
         vocabulary = self._pipeline.get_vocab(with_added_tokens=True)
-        return max(vocabulary.values(), default=-1) + 1, max(map(len, vocabulary), default=1)
+        size = max(vocabulary.values(), default=-1) + 1
+        if size > 8 * len(vocabulary) + _MOST_UNUSED_IDS:
+            raise UnsupportedFeature(
+                f"this model's tokenizer.json has ids up to {size - 1} for {len(vocabulary)} tokens"
+            )
+        return size, max(map(len, vocabulary), default=1)
 
     def _plain_pipeline(self) -> Pipeline:
         """A second pipeline for ``parse_special=False``: the library keeps that choice in the pipeline itself."""
         with self._lock:
             if self._plain is None:
-                self._plain = Pipeline.from_str(self._pipeline.to_str())
+                _ = self._extent  # which refuses a vocabulary that takes minutes to write
+                try:
+                    self._plain = call_library(Pipeline.from_str, call_library(self._pipeline.to_str))
+                except Exception as error:  # of a file in which two tokens have one id the library writes only one
+                    raise UnsupportedFeature(
+                        f"this model's tokenizer.json cannot take special tokens for ordinary text: {error}"
+                    ) from error
                 self._plain.encode_special_tokens = True
             return self._plain
 
@@ -187,9 +212,33 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise BadRequest(f"the prompt is not valid Unicode: a lone surrogate at character {error.start}") from None
+        if max_tokens is not None:
+            self._check_count(text, max_tokens)
+
+    def _check_count(self, text: str, max_tokens: int) -> None:
+        """A long text is counted in pieces before it is tokenized: that takes some 300 bytes for each token at once."""
+        if len(text) <= 2 * max_tokens + _PIECE_CHARS:
+            return
+        # Where the text is cut a token may become two.
+        most, count = max_tokens + max_tokens // 4 + 64, 0
+        for start in range(0, len(text), _PIECE_CHARS):
+            try:
+                (piece,) = call_library(
+                    self._pipeline.encode_batch_fast, [text[start : start + _PIECE_CHARS]], add_special_tokens=False
+                )
+            except Exception as error:
+                raise _cannot_encode(error) from error
+            count += len(piece)
+            if count > most:
+                raise ContextOverflow(f"the prompt has more than {max_tokens} tokens")
 
     def _check_length(self, what: str, chars: int, max_tokens: int | None) -> None:
         if max_tokens is None or chars <= max_tokens:  # as a rule, and it needs no look at the vocabulary
             return
         if chars > (most := max_tokens * self.max_token_chars):
             raise ContextOverflow(f"{what} {chars} characters; this model takes at most {most}")
+
+
+def _cannot_encode(error: Exception) -> BadRequest:
+    """The error for text that a tokenizer has no tokens for, not even an unknown one."""
+    return BadRequest(f"this model's tokenizer cannot read the text: {error}")

@@ -8,13 +8,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from dragoman.core.errors import ModelError
+
+_Result = TypeVar("_Result")
 
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -32,6 +34,17 @@ class TokenizerFiles(NamedTuple):
     decoder: Mapping[str, Any] | None
     special_tokens: Mapping[str, str]
     eos_ids: tuple[int, ...]
+
+
+def call_library(function: Callable[..., _Result], *arguments: Any, **options: Any) -> _Result:
+    """Call the tokenizers library. Where it panics an Exception is raised: its own is a BaseException, which would pass
+    everything that keeps one request's failure from the others."""
+    try:
+        return function(*arguments, **options)
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":
+            raise RuntimeError(f"the tokenizers library failed: {error}") from error
+        raise
 
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
@@ -58,7 +71,7 @@ def _read_pipeline(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
     path = folder / "tokenizer.json"
     if path.is_file():
         try:
-            return Tokenizer.from_file(str(path))
+            return call_library(Tokenizer.from_file, str(path))
         except Exception as error:  # the library raises plain Exception for every malformed file
             raise ModelError(f"{path}: not a tokenizer that can be read: {error}") from error
     if _is_gpt2(folder):
@@ -90,7 +103,7 @@ def _read_gpt2_pipeline(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
     if kind != "GPT2Tokenizer":
         raise ModelError(f"{folder}: vocab.json and merges.txt do not tell how {kind} splits; {_conversion(folder)}")
     try:
-        model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+        model = call_library(models.BPE.from_file, str(folder / "vocab.json"), str(folder / "merges.txt"))
     except Exception as error:  # as above
         raise ModelError(f"{folder}: vocab.json and merges.txt cannot be read: {error}") from error
     pipeline = Tokenizer(model)
