@@ -14,8 +14,9 @@ from dragoman.models.settings import Precision
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from simulation import stub
 from tiny_model import make_tiny_gemma3, make_tiny_llama, make_tiny_mistral, make_tiny_mixture, make_tiny_phi
+
+from simulation import stub
 
 _MAKERS = {
     "int8 mixture": make_tiny_mixture,

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from simulation import Transcript, random_request, run, run_alone, step, stub, with_beams
 from tiny_model import make_tiny_adapter, make_tiny_llama
 
 from dragoman.core.errors import AdapterNotFound, BadRequest, Conflict, EngineUnavailable, ModelError
@@ -27,6 +26,7 @@ from dragoman.engine.engine import Engine
 from dragoman.engine.messages import LoadModel, StubModel, WorkerSettings
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models import ModelSettings
+from simulation import Transcript, random_request, run, run_alone, step, stub, with_beams
 
 NAMES = ["red", "green", "blue"]
 

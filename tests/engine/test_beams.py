@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from simulation import Hypothesis, hypotheses, run, run_beams, stub
 from test_grammar_mask import END, VOCABULARY
 from test_sampler import make_sequence
 from test_sampler_truncations import chi_square
@@ -31,6 +30,7 @@ from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.stub import StubRunner
 from dragoman.grammar.lark import grammar_of
 from dragoman.kernels.reference import sampling as plain
+from simulation import Hypothesis, hypotheses, run, run_beams, stub
 
 Floats = NDArray[np.float64]
 

@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from simulation import Hypothesis, hypotheses, run_beams
 
 from dragoman import models
 from dragoman.core.events import FinishReason
@@ -19,6 +18,7 @@ from dragoman.core.request import EngineRequest
 from dragoman.core.sampling import BeamParams, SamplingParams
 from dragoman.engine.candidates import gumbel_noise
 from dragoman.engine.runner import Runner
+from simulation import Hypothesis, hypotheses, run_beams
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

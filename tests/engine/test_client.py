@@ -15,7 +15,6 @@ from contextlib import aclosing, asynccontextmanager
 import msgspec
 import psutil
 import pytest
-from simulation import Transcript, random_request, run_alone, stub
 
 from dragoman.core.constraint import Choice
 from dragoman.core.errors import BadRequest, EngineUnavailable, ModelError, Overloaded
@@ -26,6 +25,7 @@ from dragoman.engine.client import EngineClient, State
 from dragoman.engine.messages import LoadModel, StubModel, WorkerSettings
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.grammar.lark import grammar_of
+from simulation import Transcript, random_request, run_alone, stub
 
 STUB = StubModel(vocab_size=199, num_blocks=64, max_context=600, step_s=0.002)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from simulation import Transcript, random_request, run_alone, stub
 from tiny_model import make_tiny_llama, make_tiny_t5
 
 from dragoman import models
@@ -22,6 +21,7 @@ from dragoman.core.sampling import BeamParams, LogprobParams, SamplingParams
 from dragoman.engine.client import EngineClient, State
 from dragoman.engine.messages import EngineStats, LoadModel, StubModel, WorkerSettings
 from dragoman.models.settings import Precision
+from simulation import Transcript, random_request, run_alone, stub
 
 POISON = 0
 """The token that makes the stub misbehave when it is in a history; ordinary requests here never produce it."""

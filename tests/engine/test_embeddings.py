@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from simulation import random_embeddings, run, run_alone, stub
 from tiny_model import make_tiny_llama
 
 from dragoman import models
@@ -18,6 +17,7 @@ from dragoman.core.request import EngineRequest, PromptEmbeddings
 from dragoman.core.sampling import LogprobParams, SamplingParams
 from dragoman.engine.engine import Engine
 from dragoman.engine.settings import SchedulerSettings
+from simulation import random_embeddings, run, run_alone, stub
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

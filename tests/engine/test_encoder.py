@@ -10,18 +10,6 @@ from typing import cast, get_args
 import msgspec
 import numpy as np
 import pytest
-from simulation import (
-    Limited,
-    Transcript,
-    finish_event,
-    random_request,
-    run,
-    run_alone,
-    run_beams,
-    step,
-    stub,
-    with_beams,
-)
 from tiny_model import make_tiny_t5
 
 from dragoman import models
@@ -35,6 +23,18 @@ from dragoman.engine.runner import Runner
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.stub import StubRunner
 from dragoman.models.settings import Precision
+from simulation import (
+    Limited,
+    Transcript,
+    finish_event,
+    random_request,
+    run,
+    run_alone,
+    run_beams,
+    step,
+    stub,
+    with_beams,
+)
 
 VOCAB = 199
 LIMITS = {"num_blocks": 256, "max_tokens": 256, "max_sequences": 64, "max_logit_rows": 64, "encoder_context": 300}

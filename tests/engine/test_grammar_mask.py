@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from simulation import Limited, Transcript, random_request, run, run_alone, step, stub
 
 from dragoman.core.constraint import Choice, Constraint, JsonSchema, Lark, Regex
 from dragoman.core.events import FinishEvent, FinishReason, TokenEvent
@@ -23,6 +22,7 @@ from dragoman.engine.runner import Runner
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.grammar.lark import grammar_of
 from dragoman.grammar.matching import Matching
+from simulation import Limited, Transcript, random_request, run, run_alone, step, stub
 
 WORDS = ['{"', '":', '": ', '", "', '"}', ", ", "true", "false", "name", "value", "12", "the ", "ab", "-1"]
 TEXTS = [bytes([byte]) for byte in range(256)] + [word.encode() for word in WORDS]
@@ -64,6 +64,7 @@ def random_constrained(rng: random.Random, request_id: str) -> EngineRequest:
     """Any request at all, made to follow one of the grammars."""
     made = random_request(rng, request_id, SIZE, output=60)
     made = msgspec.structs.replace(made, grammar=grammar_of(rng.choice(CONSTRAINTS)), stop_token_ids=())
+    made = msgspec.structs.replace(made, eos_after_grammar=rng.random() < 0.5)
     return msgspec.structs.replace(made, end_token_ids=rng.choice([(END,), (END,), ()]), max_tokens=rng.randint(5, 60))
 
 
@@ -308,3 +309,44 @@ def test_a_second_request_of_the_same_id_is_refused_while_the_first_is_prepared(
     made.submit(request(CONSTRAINTS[0]))
     made.submit(request(CONSTRAINTS[0]))
     assert "running already" in made.output().events[0].message  # type: ignore[union-attr]
+
+
+# An end-of-sequence token behind a complete text ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_complete_text_may_end_with_a_generated_end_token(seed: int) -> None:
+    plain = alone(runner(), request(Regex("[a-c]{4}"), seed=seed))
+    ended = alone(runner(), request(Regex("[a-c]{4}"), seed=seed, eos_after_grammar=True))
+    assert ended.ids(0) == [*plain.ids(0), END]
+    assert plain.finish[0] is ended.finish[0] is FinishReason.EOS
+
+
+def test_its_log_probability_is_of_the_only_token_that_is_possible() -> None:
+    logprobs = LogprobParams(top=3, mode="processed")
+    ended = alone(runner(), request(Regex("[a-c]{4}"), eos_after_grammar=True, logprobs=logprobs))
+    token_id, logprob, _ = ended.tokens[0][-1]
+    assert (token_id, logprob) == (END, 0.0)
+
+
+def test_a_text_that_is_complete_with_its_last_token_ends_by_its_length() -> None:
+    count = len(alone(runner(), request(Regex("[a-c]{4}"))).ids(0))
+    wanted = request(Regex("[a-c]{4}"), eos_after_grammar=True, max_tokens=count, length_first=True)
+    assert alone(runner(), wanted).finish[0] is FinishReason.LENGTH
+
+
+def test_a_request_that_ignores_end_tokens_gets_none() -> None:
+    wanted = request(Regex("[a-c]{4}"), eos_after_grammar=True, end_token_ids=())
+    assert alone(runner(), wanted).ids(0) == alone(runner(), request(Regex("[a-c]{4}"))).ids(0)
+
+
+def test_a_replay_behind_a_complete_text_goes_on_with_the_end_token() -> None:
+    wanted = request(Regex("[a-c]{4}"), eos_after_grammar=True)
+    *before, _ = alone(runner(), wanted).ids(0)
+    again = engine(runner())
+    again.submit(msgspec.structs.replace(wanted, generated=(tuple(before),)))
+    events: list[Any] = []
+    while again.has_work:
+        events += again.step().events
+    (token,) = [event for event in events if isinstance(event, TokenEvent)]
+    assert (token.token_id, token.finish) == (END, FinishReason.EOS)

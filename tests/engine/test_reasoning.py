@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulation import Limited, Transcript, hypotheses, random_request, run, run_alone, stub, with_beams
 from test_sampler import make_sequence, processed
 
 from dragoman.core.constraint import Lark
@@ -26,6 +25,7 @@ from dragoman.engine.runner import Runner
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.grammar.lark import grammar_of
 from dragoman.text.reasoning import KNOWN_MARKS, Kind, ReasoningParser, mark_texts
+from simulation import Limited, Transcript, hypotheses, random_request, run, run_alone, stub, with_beams
 
 THINK = KNOWN_MARKS[0]
 # Marks in one token and in several, begun and ended in the middle of others.

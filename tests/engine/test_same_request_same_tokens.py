@@ -12,7 +12,6 @@ from typing import get_args
 
 import msgspec
 import pytest
-from simulation import Limited, Transcript, random_request, run, run_alone, step
 from tiny_model import make_tiny_adapter
 
 from dragoman.core.request import EngineRequest
@@ -22,6 +21,7 @@ from dragoman.engine.replay import Unfinished
 from dragoman.engine.runner import Runner
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models.settings import Precision
+from simulation import Limited, Transcript, random_request, run, run_alone, step
 
 VARIANTS = ("int8 kv", "int8 mixture", "window", "gemma 3", "int4 phi")
 REAL = (*get_args(Precision), *VARIANTS)

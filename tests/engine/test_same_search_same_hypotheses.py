@@ -6,7 +6,6 @@ import random
 
 import msgspec
 import pytest
-from simulation import Limited, Transcript, random_request, run, run_alone, step, stub, with_beams
 from test_grammar_mask import CONSTRAINTS, END, SIZE, VOCABULARY
 
 from dragoman.core.request import EngineRequest
@@ -16,6 +15,7 @@ from dragoman.engine.replay import Unfinished
 from dragoman.engine.runner import Runner
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.grammar.lark import grammar_of
+from simulation import Limited, Transcript, random_request, run, run_alone, step, stub, with_beams
 
 CASES = [("stub", case) for case in range(8)] + [(model, case) for model in ("float32", "int8") for case in range(2)]
 on_models = pytest.mark.parametrize(("runner", "case"), CASES, indirect=["runner"])

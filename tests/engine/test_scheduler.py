@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from simulation import Limited, finish_event, run, run_alone, stub
 
 from dragoman.core.events import FinishReason, PromptEvent, TokenEvent
 from dragoman.core.request import EngineRequest
@@ -18,6 +17,7 @@ from dragoman.engine.engine import Engine
 from dragoman.engine.messages import StubModel
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.stub import StubRunner
+from simulation import Limited, finish_event, run, run_alone, stub
 
 
 class Watched:

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from simulation import Transcript, random_request, run_alone, stub, with_beams
 
 from dragoman.core.events import FinishReason
 from dragoman.core.request import EngineRequest
 from dragoman.engine.engine import Engine
 from dragoman.engine.messages import StepOutput
 from dragoman.engine.settings import SchedulerSettings
+from simulation import Transcript, random_request, run_alone, stub, with_beams
 
 VOCAB = 61
 
@@ -56,6 +56,7 @@ class Traffic(RuleBasedStateMachine):
         self.requests: dict[str, EngineRequest] = {}
         self.transcripts: dict[str, Transcript] = {}
         self.cancelled: dict[str, set[int]] = {}
+        self.paused: set[str] = set()
         self.prefixes = [tuple(random.Random(seed).choices(range(VOCAB), k=70)) for seed in range(2)]
 
     @rule(
@@ -72,6 +73,9 @@ class Traffic(RuleBasedStateMachine):
         if shared:
             prefix = rng.choice(self.prefixes)[: rng.randint(1, 70)]
             request = msgspec.structs.replace(request, prompt=(prefix + request.prompt)[:600])
+        tenant = rng.choice(["", "", "a", "b", "c"])
+        weight, most = {"b": (2.0, None), "c": (0.5, 3)}.get(tenant, (1.0, None))
+        request = msgspec.structs.replace(request, tenant=tenant, weight=weight, max_running=most)
         self.requests[request.request_id] = request
         self.transcripts[request.request_id] = Transcript()
         self.cancelled[request.request_id] = set()
@@ -87,6 +91,17 @@ class Traffic(RuleBasedStateMachine):
         finished = self.transcripts[request.request_id].finish
         self.cancelled[request.request_id] |= set(range(len(request.seeds)) if whole else [sequence]) - set(finished)
 
+    @precondition(lambda self: self.requests)
+    @rule(pick=st.integers(0, 10**6), pauses=st.booleans())
+    def pause(self, pick: int, pauses: bool) -> None:
+        request_id = f"r{pick % len(self.requests)}"
+        if pauses:
+            self.engine.pause(request_id)
+            self.paused.add(request_id)
+        else:
+            self.engine.resume(request_id)
+            self.paused.discard(request_id)
+
     @rule(steps=st.integers(1, 12))
     def step(self, steps: int) -> None:
         for _ in range(steps):
@@ -101,6 +116,8 @@ class Traffic(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
+        for request_id in self.paused:
+            self.engine.resume(request_id)
         # Preemption may cost a sequence its work again and again, but the first in order always gets on: by that, the
         # steps left are at most those of running one sequence after the other.
         # A beam search that has no room for all of its texts may compute each of them anew for every token.
@@ -171,6 +188,8 @@ def test_a_busy_day(seed: int) -> None:
             day.arrive(rng.getrandbits(32), shared=rng.random() < 0.6, longest=longest, beams=rng.random() < 0.3)
         elif chance < 0.55 and day.requests:
             day.cancel(pick=rng.randrange(10**6), whole=rng.random() < 0.5)
+        elif chance < 0.65 and day.requests:
+            day.pause(pick=rng.randrange(10**6), pauses=rng.random() < 0.6)
         else:
             day.step(steps=rng.randint(1, 12))
         day.books_balance()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from simulation import stub
 
 from dragoman.engine.batch import Batch
 from dragoman.engine.messages import StubModel
 from dragoman.engine.stub import StubRunner
+from simulation import stub
 
 
 def batch(token_ids: list[int], start: int, blocks: list[int]) -> Batch:

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulation import Limited, run, run_alone, stub
 
 from dragoman.core.events import FinishReason
 from dragoman.core.request import EngineRequest
@@ -18,6 +17,7 @@ from dragoman.engine.kv_cache import NOT_HELD, KVCache, block_hash
 from dragoman.engine.runner import Runner
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.window import Window
+from simulation import Limited, run, run_alone, stub
 
 WINDOW = 64
 STEP = 32

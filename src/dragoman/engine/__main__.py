@@ -1,12 +1,16 @@
-"""``python -m dragoman.engine``: deaf at once to signals that are its parent's to act on, then the engine's process."""
+"""``python -m dragoman.engine``: dies with its parent, ignores signals that are the parent's to act on, and then is the
+engine's process."""
 
 import signal
 import sys
 
+from dragoman.child_process import die_with_parent
+
 if __name__ == "__main__":
+    die_with_parent(int(sys.argv[sys.argv.index("--parent") + 1]) if "--parent" in sys.argv else None)
     # Ctrl-C in a terminal and a service manager's SIGTERM reach the whole process group; the server decides when the
-    # engine goes, after the requests that are running.
-    for sent_to_all in (signal.SIGINT, signal.SIGTERM):
+    # engine goes, after the requests that are running. So does the SIGHUP of a terminal that is closed.
+    for sent_to_all in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(sent_to_all, signal.SIG_IGN)
     from dragoman.engine.worker import main
 

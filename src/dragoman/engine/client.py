@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
+import time
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
@@ -11,11 +13,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from dragoman.core.errors import BadRequest, EngineUnavailable, ModelError, Overloaded
+from dragoman.core.errors import SHUTTING_DOWN, BadRequest, EngineUnavailable, ModelError, ShuttingDown
 from dragoman.core.events import EngineEvent, FinishEvent, FinishReason
 from dragoman.core.request import EngineRequest
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.engine.adapter_loads import AdapterLoad, AdapterLoads
+from dragoman.engine.backpressure import Backpressure, check_room, most_unread
 from dragoman.engine.event_stream import EventStream
 from dragoman.engine.launch import Launched
 from dragoman.engine.messages import (
@@ -37,33 +40,21 @@ from dragoman.engine.messages import (
     UnloadAdapter,
     WorkerSettings,
 )
-from dragoman.engine.process import WorkerProcess
-from dragoman.engine.replay import Quarantine, Unfinished
+from dragoman.engine.process import EngineProcess, Spawn, Spawner
+from dragoman.engine.replay import Culprits, Quarantine, Unfinished
+from dragoman.engine.watchdog import Watchdog
 from dragoman.models import AdapterInfo, find_adapter
 
 log = logging.getLogger(__name__)
 
 FIRST_WAIT_S = 0.05
-LONGEST_WAIT_S = 5.0
-LOOKS = 4
-"""How often the watchdog looks within the time after which a silent process is killed."""
-MOST_FAILED_STARTS = 5
-"""Starts in a row that may fail, once the engine has run, before it is given up."""
-
-_COUNTERS = (
-    "steps",
-    "prompt_tokens",
-    "cached_tokens",
-    "generated_tokens",
-    "preemptions",
-    "drafted_tokens",
-    "accepted_tokens",
-    "busy_s",
-)
+LONGEST_WAIT_S = 60.0
+PATIENCE_S = 5.0
+"""How long after the engine's death requests are still taken, to be run when it is back."""
 
 
 class State(StrEnum):
-    """What the engine is doing. Requests are taken while it is READY or RESTARTING."""
+    """What the engine is doing. Requests are taken while it is READY, and in the first seconds of RESTARTING."""
 
     STARTING = "starting"
     READY = "ready"
@@ -73,7 +64,7 @@ class State(StrEnum):
 
 
 class Health(NamedTuple):
-    """``message`` says why, where the state is not READY. ``pid`` of the engine's process, where there is one."""
+    """``message``: why requests cannot be run now; empty where they can. ``pid``: of the process, if there is one."""
 
     state: State
     message: str = ""
@@ -83,22 +74,25 @@ class Health(NamedTuple):
 class EngineClient:
     """Runs the engine in a process of its own and keeps it running.
 
-    A process that dies is started again, after a wait that doubles from 50 ms to 5 s while no process gets anything
-    done, and every unfinished request goes on where its delivered events ended. A request that keeps killing the
-    process is failed; ``replay`` says how it is found. A process that has work and says nothing for ``hang_s`` is
-    killed: it hangs.
+    A process that dies is started again: at once, and after a wait that doubles from 50 ms to a minute while no process
+    gets anything done. Every unfinished request goes on where its delivered events ended. A request that keeps killing
+    the process is failed, and not run again for some minutes; ``replay`` says how it is found. A process that hangs is
+    killed; ``watchdog`` says which does. Once it has run, the engine has failed only when ``give_up_s`` are over.
 
     All methods belong to one event loop.
     """
 
-    def __init__(self, settings: WorkerSettings, launched: Launched | None = None) -> None:
-        """``launched``: the first process, where it has been started already."""
+    def __init__(
+        self, settings: WorkerSettings, launched: Launched | None = None, *, spawn: Spawn | None = None
+    ) -> None:
+        """``launched``: the first process, where it has been started already. ``spawn`` starts every other."""
         self._settings = settings
         self._launched = launched
+        self._start_process = spawn or Spawner()
         self._state = State.STARTING
         self._message = ""
         self._info: EngineInfo | None = None
-        self._process: WorkerProcess | None = None
+        self._process: EngineProcess | None = None
         self._vocabulary: Callable[[], Vocabulary] | None = None
         self._taught = False
         self._requests: dict[str, Unfinished] = {}
@@ -106,31 +100,42 @@ class EngineClient:
         self._adapters = AdapterLoads()
         self._quarantine = Quarantine()
         self._in_engine: set[str] = set()
+        self._backpressure = Backpressure()
         self._in_batch: list[str] = []
         self._last_words = ""
         self._ready: asyncio.Future[EngineInfo] | None = None
         self._gone = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._silent = 0
-        """Looks of the watchdog since the process said something, while it had work."""
-        self._wait_s = FIRST_WAIT_S
+        self._culprits = Culprits()
+        self._watchdog = Watchdog(settings.hang_s)
+        self._heard_at = 0.0
+        self._wait_s = 0.0
+        self._down_since: float | None = None
+        """When the process died; None: another has got something done since."""
+        self._died_at = 0.0
+        """When the newest of them died that had started."""
+        self._next_start = 0.0
         self._stats = EngineStats()
         self._past = EngineStats()
-        self.on_step: Callable[[EngineStats, EngineStats], None] | None = None
-        """Told of every step: what the process had counted before it, and after it."""
+        self.on_step: Callable[[EngineStats, EngineStats, float], None] | None = None
+        """Told of every step: the process's counts before and after, and the seconds that handing out its tokens took.
+        """
         self.on_loading: Callable[[str, float], None] | None = None
         """Told while a process loads its model: what it is doing, and which share of all of it is done."""
+        self.on_failed: Callable[[str], None] | None = None
+        """Told when the engine has FAILED, and why."""
 
     # Life ------------------------------------------------------------------------------------------------------------
 
     async def start(self) -> EngineInfo:
         """Start the process and wait until it can generate. ModelError where it says why it cannot."""
+        self._tasks = [asyncio.create_task(self._watch())]
         try:
             info = await self._spawn()
         except BaseException:
             await self.close()
             raise
-        self._tasks = [asyncio.create_task(self._supervise()), asyncio.create_task(self._watch())]
+        self._tasks.insert(0, asyncio.create_task(self._supervise()))
         return info
 
     async def close(self) -> None:
@@ -144,7 +149,7 @@ class EngineClient:
         process, self._process = self._process, None
         if process is not None:
             await process.stop()
-        self._fail(list(self._requests.values()), "the engine was shut down")
+        self._fail(list(self._requests.values()), SHUTTING_DOWN)
 
     async def _spawn(self) -> EngineInfo:
         """One process, up to its first message."""
@@ -152,18 +157,27 @@ class EngineClient:
         self._last_words = ""
         self._in_batch = []
         self._in_engine.clear()
+        self._backpressure.paused.clear()
         self._taught = False
         self._ready = asyncio.get_running_loop().create_future()
         launched, self._launched = self._launched, None
-        self._process = await WorkerProcess.spawn(self._settings, self._heard, self._lost, launched)
+        self._process = await self._start_process(self._settings, self._heard, self._lost, launched)
         info = await self._ready
         await self._restore_adapters(self._process)
         self._info = info
+        self._settings = msgspec.structs.replace(self._settings, checked=info.model.packed_file)
         self._state, self._message = State.READY, ""
-        self._send(self._quarantine.begin(list(self._requests.values())))
+        if not self._requests:
+            self._recovered()
+        # Those that are nearest to their end go first: they soon make room, and fewest wait for long.
+        self._send(self._quarantine.begin(sorted(self._requests.values(), key=Unfinished.left_to_do)))
         return info
 
-    async def _restore_adapters(self, process: WorkerProcess) -> None:
+    def _recovered(self) -> None:
+        self._wait_s = 0.0
+        self._down_since = None
+
+    async def _restore_adapters(self, process: EngineProcess) -> None:
         """Load what the last process had, before requests go on. One that is lost takes its requests along."""
         loads = self._adapters.to_restore()
         for load in loads:
@@ -189,42 +203,73 @@ class EngineClient:
         while True:
             await self._gone.wait()
             await self._bury()
-            failed_starts = 0
             while self._state is State.RESTARTING:
-                await asyncio.sleep(self._wait_s)
-                self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)
+                await self._wait_for_start()
+                if self._has_given_up():
+                    self._give_up()
+                    return
                 try:
                     await self._spawn()
-                except (ModelError, EngineUnavailable, OSError) as error:
-                    failed_starts += 1
-                    log.error("the engine process does not start again: %s", error)
+                    down_s = self._now() - self._died_at
+                    log.info("engine restarted after %.1f s, %d streams go on", down_s, len(self._requests))
+                except Exception as error:
+                    # Whatever it is, it may pass: files that are away, no memory, no descriptors, no processes.
+                    expected = isinstance(error, ModelError | EngineUnavailable | OSError)
                     await self._reap()
-                    if failed_starts == MOST_FAILED_STARTS:
-                        self._state, self._message = State.FAILED, f"the engine cannot be started again: {error}"
-                        self._fail(list(self._requests.values()), self._message)
-                        return
+                    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+                    self._message = f"the engine cannot be started: {reason}"
+                    log.error(
+                        "%s; trying again, %d streams wait", self._message, len(self._requests), exc_info=not expected
+                    )
+
+    async def _wait_for_start(self) -> None:
+        """Wait before the next start: not at first, and up to a minute after many that came to nothing."""
+        wait_s = self._wait_s * random.uniform(0.75, 1.25)
+        if self._settings.give_up_s and self._down_since is not None:
+            wait_s = min(wait_s, max(0.0, self._down_since + self._settings.give_up_s - self._now()))
+        self._wait_s = min(max(FIRST_WAIT_S, 2 * self._wait_s), LONGEST_WAIT_S)
+        self._next_start = self._now() + wait_s
+        await asyncio.sleep(wait_s)
+
+    def _has_given_up(self) -> bool:
+        give_up_s = self._settings.give_up_s
+        return bool(give_up_s) and self._down_since is not None and self._now() - self._down_since >= give_up_s
+
+    def _give_up(self) -> None:
+        self._state = State.FAILED
+        self._message = f"the engine has been down for {self._settings.give_up_s:g} s: {self._message}"
+        log.error("%s; giving up", self._message)
+        self._fail(list(self._requests.values()), self._message)
+        if self.on_failed is not None:
+            self.on_failed(self._message)
 
     async def _watch(self) -> None:
-        """Kill a process that hangs. Looks are counted, not seconds: after a pause of our own, its words are unread."""
+        """Kill a process that hangs."""
         while True:
-            await asyncio.sleep(self._settings.hang_s / LOOKS)
-            self._silent = self._silent + 1 if self._in_engine and self._state is State.READY else 0
-            if self._silent > LOOKS and self._process is not None:
-                log.error("the engine process has said nothing for %g s; it is killed", self._settings.hang_s)
-                self._silent = 0
-                self._process.kill()
+            await asyncio.sleep(self._watchdog.look_s)
+            process = self._process
+            is_computing = self._state is State.READY and len(self._in_engine) > len(self._backpressure.paused)
+            has_work = is_computing or self._state in (State.STARTING, State.RESTARTING)
+            if self._watchdog.look(process.pid if process is not None and has_work else None) and process is not None:
+                log.error("%s; it is killed", self._watchdog.complaint())
+                self._watchdog.heard()
+                process.kill()
 
     async def _bury(self) -> None:
         status = await self._reap()
         reason = self._last_words or (f"killed by signal {-status}" if status < 0 else f"exit status {status}")
-        log.error("the engine process died (%s) with %d requests unfinished", reason, len(self._requests))
+        self._died_at = self._next_start = self._now()
+        if self._down_since is None:
+            self._down_since = self._died_at
         self._state, self._message = State.RESTARTING, f"the engine process died ({reason})"
+        log.error("%s; restarting, %d streams wait", self._message, len(self._requests))
         self._past = self.stats()
         self._past = msgspec.structs.replace(self._past, restarts=self._past.restarts + 1)
         self._stats = EngineStats()
         # A process that died before its first step died of what it was sent.
         in_batch = [self._requests[each] for each in self._in_batch or self._in_engine if each in self._requests]
         for culprit in self._quarantine.blame(in_batch):
+            self._culprits.add(culprit.request, self._now())
             self._fail([culprit], f"the engine process died {culprit.deaths} times computing this request ({reason})")
 
     async def _reap(self) -> int:
@@ -236,24 +281,39 @@ class EngineClient:
     def submit(self, request: EngineRequest) -> EventStream:
         """Take a request. Its events are in the stream; those a crash repeats are not.
 
-        EngineUnavailable: not started, failed or closed. Overloaded: too many sequences are unfinished. BadRequest: the
-        id is in use. AdapterNotFound: it names one that is not loaded.
+        EngineUnavailable: not started, failed, closed, or down for some seconds. Overloaded: too many sequences are
+        unfinished. BadRequest: the id is in use. AdapterNotFound: it names one that is not loaded.
         """
+        if self._state is State.CLOSED:
+            raise ShuttingDown
         if self._info is None or self._state not in (State.READY, State.RESTARTING):
             raise EngineUnavailable(self._message or f"the engine is {self._state}")
+        if self._state is State.RESTARTING and self._now() - self._died_at > PATIENCE_S:
+            raise EngineUnavailable(self._message, retry_after_s=self._next_start - self._now() + self._info.load_s)
+        if not self._requests and self._state is State.READY:
+            self._recovered()
+            self._heard_at = self._now()
         if request.request_id in self._requests:
             raise BadRequest(f"a request {request.request_id!r} is running already")
-        sequences = request.num_sequences + sum(each.num_sequences for each in self._requests.values())
-        if sequences > self._info.max_unfinished:
-            raise Overloaded("too many requests are waiting; try again later")
+        check_room(request, self._requests.values(), self._info)
         if request.adapter is not None:
             request = msgspec.structs.replace(request, adapter=self._adapters.enter(request.adapter))
+        if self._culprits.knows(request, self._now()):
+            return self._refused(request)
         unfinished = Unfinished(request)
-        stream = EventStream(partial(self.cancel, request.request_id))
+        stream = EventStream(partial(self.cancel, request.request_id), most_unread(request))
         self._requests[request.request_id] = unfinished
         self._streams[request.request_id] = stream
         if self._quarantine.alone is None:
             self._send([unfinished])
+        return stream
+
+    def _refused(self, request: EngineRequest) -> EventStream:
+        """The events of a request like one that killed the process again and again: the same end, at once."""
+        log.warning("a request like one that killed the engine process is not run")
+        stream = EventStream(lambda: None)
+        failures = Unfinished(request).failures("the engine process died computing this request a short while ago")
+        stream.deliver(failures, ended=True)
         return stream
 
     def teach(self, vocabulary: Callable[[], Vocabulary]) -> None:
@@ -276,11 +336,24 @@ class EngineClient:
 
     def stats(self) -> EngineStats:
         """The newest gauges; counters over all lives of the process."""
-        sums = {name: getattr(self._stats, name) + getattr(self._past, name) for name in _COUNTERS}
-        return msgspec.structs.replace(self._stats, restarts=self._past.restarts, **sums)
+        return self._stats.after(self._past)
 
     def health(self) -> Health:
-        return Health(self._state, self._message, None if self._process is None else self._process.pid)
+        message = self._message or self._watchdog.complaint()
+        return Health(self._state, message, None if self._process is None else self._process.pid)
+
+    @property
+    def seconds_since_step(self) -> float:
+        """Since an engine that has work said something; 0 without work."""
+        return (
+            self._now() - self._heard_at
+            if len(self._requests) > len(self._backpressure.paused) and self._heard_at
+            else 0.0
+        )
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
 
     # Adapters --------------------------------------------------------------------------------------------------------
 
@@ -328,12 +401,14 @@ class EngineClient:
     # Messages --------------------------------------------------------------------------------------------------------
 
     def _heard(self, message: FromEngine) -> None:
-        self._silent = 0
+        self._watchdog.heard()
+        self._heard_at = self._now()
         if isinstance(message, StepOutput):
-            if self.on_step is not None:
-                self.on_step(self._stats, message.stats)
-            self._stats = message.stats
+            before, self._stats = self._stats, message.stats
+            started = time.perf_counter()
             self._take(message)
+            if self.on_step is not None:
+                self.on_step(before, message.stats, time.perf_counter() - started)
         elif isinstance(message, InBatch):
             self._in_batch = message.request_ids
         elif isinstance(message, AdapterLoaded | AdapterRefused):
@@ -371,8 +446,8 @@ class EngineClient:
                 by_request[event.request_id] = [event]
             else:
                 its_events.append(event)
-        if by_request:
-            self._wait_s = FIRST_WAIT_S
+        if by_request and self._down_since is not None:
+            self._recovered()
         streams = []
         for request_id, its_events in by_request.items():
             request = self._requests.get(request_id)
@@ -391,8 +466,12 @@ class EngineClient:
         if is_over:
             del self._requests[request_id], self._streams[request_id]
             self._in_engine.discard(request_id)
+            self._backpressure.paused.discard(request_id)
             if request.request.adapter is not None:
                 self._unload(self._adapters.leave(request.request.adapter))
+        elif self._process is not None and request_id in self._in_engine and self._quarantine.alone is None:
+            # A suspect goes on: while it is tried, everybody waits for it.
+            self._backpressure.check(request_id, stream, self._process.send)
         if self._quarantine.is_cleared(request):
             self._release(request)
         return stream
@@ -402,6 +481,7 @@ class EngineClient:
         if request.request_id in self._in_engine and self._process is not None:
             self._process.send(Cancel(request.request_id))
             self._in_engine.discard(request.request_id)
+            self._backpressure.paused.discard(request.request_id)
         self._send(self._quarantine.next(list(self._requests.values())))
 
     def _send(self, requests: list[Unfinished]) -> None:

@@ -9,7 +9,15 @@ import numpy as np
 
 from dragoman import kernels
 from dragoman.core.errors import BadRequest, DragomanError
-from dragoman.core.events import BeamStep, EngineEvent, FinishEvent, FinishReason, PromptEvent, TokenEvent
+from dragoman.core.events import (
+    BeamStep,
+    EngineEvent,
+    FinishEvent,
+    FinishReason,
+    ProgressEvent,
+    PromptEvent,
+    TokenEvent,
+)
 from dragoman.core.request import EngineRequest
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.engine import admission
@@ -48,11 +56,14 @@ class Engine:
         self._beam_steps: list[BeamStep] = []
         self._step_started = 0.0
         self._arrivals = 0
+        self._progress: dict[SequenceGroup, tuple[int, int]] = {}
+        """What was told of those groups that ask how far their prompt is, which is not computed yet."""
         self._steps = 0
         self._prompt_tokens = 0
         self._cached_tokens = 0
         self._generated_tokens = 0
         self._busy_s = 0.0
+        self._forward_s = 0.0
 
     # Requests --------------------------------------------------------------------------------------------------------
 
@@ -109,6 +120,8 @@ class Engine:
                 self._events.append(FinishEvent(request.request_id, sequence.index, FinishReason.LENGTH))
         if group.unfinished:
             self.scheduler.add(group)
+            if request.progress:
+                self._progress[group] = (0, 0)
 
     def _refuse(self, request: EngineRequest, message: str) -> None:
         for index in range(len(request.seeds)):
@@ -122,6 +135,18 @@ class Engine:
         group = self.scheduler.groups.get(request_id)
         for each in group.unwanted(sequence) if group is not None else ():
             self.scheduler.finish(each)
+
+    def pause(self, request_id: str) -> None:
+        """Compute nothing more for a request until ``resume``; unknown ones are no error."""
+        group = self.scheduler.groups.get(request_id)
+        if group is not None:
+            self.scheduler.pause(group)
+
+    def resume(self, request_id: str) -> None:
+        """Go on with a request that was paused; unknown ones are no error."""
+        group = self.scheduler.groups.get(request_id)
+        if group is not None:
+            self.scheduler.resume(group)
 
     # The step --------------------------------------------------------------------------------------------------------
 
@@ -163,13 +188,30 @@ class Engine:
         if schedule.decodes or schedule.chunks:
             tables = self.scheduler.tables
             batch = build_batch(schedule, tables.blocks, tables.encoder_blocks)
+            forward_started = time.perf_counter()
             logits = self.runner.run(batch, meanwhile)
+            self._forward_s += time.perf_counter() - forward_started
             self._postprocess(schedule, logits)
             self._steps += 1
         elif meanwhile is not None:
             meanwhile()
+        if self._progress:
+            self._tell_progress()
         self._busy_s += time.perf_counter() - started
         return self.output()
+
+    def _tell_progress(self) -> None:
+        for group, told in list(self._progress.items()):
+            sequence = next(iter(group.unfinished), None)
+            if sequence is None or group.prompt_done:
+                del self._progress[group]
+                continue
+            position = self.scheduler.waiting.position(sequence) if sequence.status is Status.WAITING else 0
+            now = (sequence.computed, position)
+            if now != told:
+                self._progress[group] = now
+                total = len(group.request.prompt)
+                self._events.append(ProgressEvent(group.request_id, min(sequence.computed, total), total, position))
 
     def output(self) -> StepOutput:
         """All events since the last output."""
@@ -329,4 +371,5 @@ class Engine:
             drafted_tokens=scheduler.drafted_tokens,
             accepted_tokens=scheduler.accepted_tokens,
             busy_s=self._busy_s,
+            forward_s=self._forward_s,
         )

@@ -66,11 +66,21 @@ class Pause:
             raise asyncio.CancelledError
 
 
-class EventStream:
-    """The events of one request, in order; ends when all its sequences have. Closing it early cancels the request."""
+MOST_UNREAD = 1024
+"""Events without alternatives that a stream holds unread before its request is paused."""
 
-    def __init__(self, cancel: Callable[[], None]) -> None:
+
+class EventStream:
+    """The events of one request, in order; ends when all its sequences have. Closing it early cancels the request.
+
+    ``most_unread``: how many it holds before ``is_behind``.
+    """
+
+    def __init__(self, cancel: Callable[[], None], most_unread: int = MOST_UNREAD) -> None:
         self._cancel = cancel
+        self._most_unread = most_unread
+        self._resume: Callable[[], None] | None = None
+        """To be called when most has been read; None: the request is not paused."""
         self._events: deque[EngineEvent] = deque()
         self._pause = Pause()
         self._ended = False
@@ -83,6 +93,9 @@ class EventStream:
             if self._ended:
                 raise StopAsyncIteration
             await self._pause
+        if self._resume is not None and len(self._events) <= self._most_unread // 2:
+            resume, self._resume = self._resume, None
+            resume()
         return self._events.popleft()
 
     async def aclose(self) -> None:
@@ -95,6 +108,15 @@ class EventStream:
         """More events, the last of all where it has ``ended``. Whoever waits for them has to be told: see below."""
         self._events.extend(events)
         self._ended = ended
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether so much is unread that no more should be generated."""
+        return len(self._events) > self._most_unread
+
+    def when_read(self, resume: Callable[[], None]) -> None:
+        """Have ``resume`` called, once, when half of what a stream may hold has been read."""
+        self._resume = resume
 
     def wake(self) -> None:
         """Whoever waits goes on in the next turn of the event loop."""

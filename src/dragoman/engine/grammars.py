@@ -31,14 +31,22 @@ _NICE = 10
 
 
 class Follower:
-    """One sequence's place in its grammar."""
+    """One sequence's place in its grammar.
 
-    __slots__ = ("_ends", "_matcher", "_may_end")
+    ``end_ids``: all tokens that end texts. ``may_end``: they end this one. ``last_ids``: when nothing can follow in the
+    grammar, one of these tokens is still generated; empty: the text is complete without.
+    """
 
-    def __init__(self, matcher: Matcher, end_ids: NDArray[np.intp], may_end: bool) -> None:
+    __slots__ = ("_ends", "_is_complete", "_last_ids", "_matcher", "_may_end")
+
+    def __init__(
+        self, matcher: Matcher, end_ids: NDArray[np.intp], may_end: bool, last_ids: tuple[int, ...] = ()
+    ) -> None:
         self._matcher = matcher
         self._ends = end_ids
         self._may_end = may_end
+        self._last_ids = last_ids
+        self._is_complete = False
 
     @property
     def error(self) -> str:
@@ -47,14 +55,21 @@ class Follower:
 
     def copy(self) -> Follower:
         """Another one at the same place."""
-        return Follower(self._matcher.copy(), self._ends, self._may_end)
+        other = Follower(self._matcher.copy(), self._ends, self._may_end, self._last_ids)
+        other._is_complete = self._is_complete
+        return other
 
     def push(self, token_id: int) -> bool:
         """A token was generated. True: the text is complete, and nothing can follow."""
-        return self._matcher.push(token_id)
+        if self._is_complete:
+            return True
+        self._is_complete = self._matcher.push(token_id)
+        return self._is_complete and not self._last_ids
 
     def allows(self, token_id: int) -> bool:
         """Whether the token may come next. Costs as much as a mask."""
+        if self._is_complete:
+            return token_id in self._last_ids
         allowed = self._matcher.mask()
         return token_id < len(allowed) and bool(allowed[token_id])
 
@@ -64,6 +79,9 @@ class Follower:
         Where end tokens are ordinary ones (``ignore_eos``) they are forbidden too, as long as anything else is allowed;
         and where another step has forbidden all that is allowed, the text ends if it may.
         """
+        if self._is_complete:
+            _allow_only(logits, self._last_ids)
+            return
         allowed = self._matcher.mask()
         ends = self._ends[allowed[self._ends]] if len(self._ends) else self._ends
         if len(ends) and not self._may_end:
@@ -166,11 +184,20 @@ class Grammars:
             self._compiled.popitem(last=False)
         followers = []
         for index in range(len(request.seeds)):
-            matcher = compiled.copy()
+            last_ids = request.end_token_ids if request.eos_after_grammar else ()
+            follower = Follower(compiled.copy(), matching.end_ids, bool(request.end_token_ids), last_ids)
             for token_id in request.generated[index] if request.generated else ():
-                matcher.push(token_id)
-            followers.append(Follower(matcher, matching.end_ids, bool(request.end_token_ids)))
+                follower.push(token_id)
+            followers.append(follower)
         return followers
+
+
+def _allow_only(logits: Float32, token_ids: tuple[int, ...]) -> None:
+    """Forbid all other tokens in one row of logits; these, where another step has forbidden them all, are allowed."""
+    ids = list(token_ids)
+    kept = logits[ids]
+    logits[:] = -np.inf
+    logits[ids] = kept if kept.max() > -np.inf else 0.0
 
 
 def _be_nice() -> None:

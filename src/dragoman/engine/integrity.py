@@ -16,16 +16,28 @@ if TYPE_CHECKING:
 def check_integrity(scheduler: Scheduler) -> None:
     """AssertionError names the broken promise."""
     scheduler.cache.check_integrity([s.blocks + s.encoder_blocks for s in scheduler.running])
-    for sequences, status in ((scheduler.running, Status.RUNNING), (scheduler.waiting, Status.WAITING)):
+    waiting = list(scheduler.waiting)
+    assert len(waiting) == len(scheduler.waiting), "the queue's length is wrong"
+    queues = [(share.waiting, Status.WAITING) for share in scheduler.waiting.shares.values()]
+    for sequences, status in ((scheduler.running, Status.RUNNING), *queues):
         assert sequences == sorted(sequences, key=attrgetter("order")), f"{status.name} is out of order"
         assert all(s.status is status for s in sequences), f"a sequence in {status.name} is not"
     assert len(scheduler.running) <= scheduler.capacity, "more sequences run than have rows"
+    for share in scheduler.waiting.shares.values():
+        assert share.running == sum(s.share is share for s in scheduler.running), f"{share.key} runs more or less"
+        assert all(s.share is share for s in share.waiting), f"{share.key} has another one's sequence"
+        members = sum(s.share is share for group in scheduler.groups.values() for s in group.unfinished)
+        assert share.unfinished == members, f"{share.key} has lost sequences"
+    shares = {id(share) for share in scheduler.waiting.shares.values()}
+    assert all(id(s.share) in shares for group in scheduler.groups.values() for s in group.unfinished), (
+        "a share is lost"
+    )
     tables = scheduler.tables
     rows = [s.slot for s in scheduler.running] + tables.free_rows
     assert sorted(rows) == list(range(scheduler.capacity)), "a table row has two owners or none"
     groups = scheduler.groups.values()
     assert scheduler.unfinished == sum(len(group.unfinished) for group in groups), "sequences are lost"
-    listed = {id(s) for s in scheduler.running} | {id(s) for s in scheduler.waiting}
+    listed = {id(s) for s in scheduler.running} | {id(s) for s in waiting}
     for group in groups:
         group.check_integrity(listed)
     computing: Counter[bytes] = Counter()

@@ -6,6 +6,7 @@ import hashlib
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from dragoman.engine.window import Window
 
@@ -20,6 +21,13 @@ def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
     two prompts with one name would read each other's keys and values.
     """
     return hashlib.blake2b(array("i", token_ids).tobytes(), key=parent, digest_size=16).digest()
+
+
+class KeptBlocks(Protocol):
+    """Who keeps copies of the named blocks that somebody owns: see ``block_store``."""
+
+    def hold(self, name: bytes, block: int) -> None: ...
+    def let_go(self, name: bytes) -> None: ...
 
 
 class KVCache:
@@ -37,6 +45,7 @@ class KVCache:
         self._block_of: dict[bytes, int] = {}
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
+        self.store: KeptBlocks | None = None
 
     @property
     def available(self) -> int:
@@ -92,6 +101,8 @@ class KVCache:
                 continue
             if self._owners[block] == 0:
                 del self._cached[block]
+                if self.store is not None and (name := self._hash_of[block]) is not None:
+                    self.store.hold(name, block)
             self._owners[block] += 1
 
     def allocate(self) -> int:
@@ -114,16 +125,21 @@ class KVCache:
                 continue
             self._owners[block] -= 1
             if self._owners[block] == 0:
-                if self._hash_of[block] is None:
+                name = self._hash_of[block]
+                if name is None:
                     self._free.append(block)
                 else:
                     self._cached[block] = None
+                    if self.store is not None:
+                        self.store.let_go(name)
 
     def name(self, block: int, name: bytes) -> None:
         """Make a full, computed block known to others. Where one of the same name is known already, that one stays."""
         if name not in self._block_of and self._hash_of[block] is None:
             self._block_of[name] = block
             self._hash_of[block] = name
+            if self.store is not None:
+                self.store.hold(name, block)
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
         """Walk everything, given the block tables of all running sequences. AssertionError names what is wrong."""

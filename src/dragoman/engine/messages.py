@@ -10,7 +10,7 @@ from dragoman.core.events import BeamStep, EngineEvent
 from dragoman.core.request import EngineRequest
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.engine.settings import SchedulerSettings
-from dragoman.models import AdapterInfo, ModelInfo, ModelSettings
+from dragoman.models import AdapterInfo, ModelInfo, ModelSettings, PackedFile
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 """Far above any message of ours: prompt log-probabilities of a whole context with twenty alternatives are 60 MB."""
@@ -54,13 +54,18 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The first frame to the process: what to run. ``threads`` None: as many as the machine has cores.
 
     ``hang_s``: a process that has work says something after every step. One that says nothing for so long is killed,
-    and what it was computing goes on in the next.
+    and what it was computing goes on in the next. ``give_up_s``: when none could be started for so long, the engine
+    has failed; 0: never. ``recovery_bytes``: most memory for what outlives the process: see ``block_store``.
+    ``checked``: the packed weights that the process before this one found to be right.
     """
 
     model: StubModel | LoadModel
     scheduler: SchedulerSettings = SchedulerSettings()
     threads: int | None = None
-    hang_s: float = 300.0
+    hang_s: float = 60.0
+    give_up_s: float = 0.0
+    recovery_bytes: int = 256 * 1024 * 1024
+    checked: PackedFile | None = None
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,8 +101,27 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     accepted_tokens: int = 0
     """Drafted tokens that were drawn."""
     busy_s: float = 0.0
+    forward_s: float = 0.0
     restarts: int = 0
     """Lives that the process has lost; counted by the client."""
+
+    def after(self, past: EngineStats) -> EngineStats:
+        """These gauges, and the counters of this life and of those ``past``."""
+        sums = {name: getattr(self, name) + getattr(past, name) for name in _COUNTERS}
+        return msgspec.structs.replace(self, restarts=past.restarts, **sums)
+
+
+_COUNTERS = (
+    "steps",
+    "prompt_tokens",
+    "cached_tokens",
+    "generated_tokens",
+    "preemptions",
+    "drafted_tokens",
+    "accepted_tokens",
+    "busy_s",
+    "forward_s",
+)
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
@@ -117,6 +141,18 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
     sequence: int | None = None
 
 
+class Pause(msgspec.Struct, frozen=True, array_like=True, tag="pause"):
+    """Compute nothing more for a request until ``Resume``: its events are not read. Nothing is answered."""
+
+    request_id: str
+
+
+class Resume(msgspec.Struct, frozen=True, array_like=True, tag="resume"):
+    """Go on with a request that was paused."""
+
+    request_id: str
+
+
 class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="load_adapter"):
     """Read the adapter in a folder, beside the steps. Answered by ``AdapterLoaded`` or ``AdapterRefused``."""
 
@@ -134,7 +170,7 @@ class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
     """Leave now, whatever is unfinished."""
 
 
-ToEngine = Submit | Teach | Cancel | LoadAdapter | UnloadAdapter | Shutdown
+ToEngine = Submit | Teach | Cancel | Pause | Resume | LoadAdapter | UnloadAdapter | Shutdown
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):

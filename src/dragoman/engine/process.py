@@ -3,20 +3,62 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import subprocess
+import time
 from collections.abc import Callable
-from typing import cast
+from typing import Protocol, cast
 
 import msgspec
 
-from dragoman.engine.launch import Launched
+from dragoman.engine.launch import DescriptorReserve, KeptMemory, Launched
 from dragoman.engine.messages import FrameReader, FromEngine, Shutdown, WorkerSettings, frame
+from dragoman.engine.process_log import log_line
 
 log = logging.getLogger(__name__)
 
 GOODBYE_S = 2.0
 """How long a process may take to leave when told to, before it is killed."""
+
+LONGEST_LINE = 64 * 1024
+"""Longer ones of the process, which are not ours, are logged in pieces."""
+
+LAST_WORDS_S = 0.5
+"""How long what a process that is over has written may take to be read."""
+
+_reserve = DescriptorReserve()
+
+
+class EngineProcess(Protocol):
+    """A life of the engine, as ``EngineClient`` needs it. Simulations have one without a process."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Never waits, and does nothing after the end."""
+
+    def kill(self) -> None:
+        """End it at once; ``gone`` follows."""
+
+    async def reap(self) -> int:
+        """Make sure that it is over; its exit status, negative for a signal."""
+
+    async def stop(self) -> None:
+        """Ask it to leave, and see that it does."""
+
+
+class Spawn(Protocol):
+    """How a life of the engine begins; as with a ``Spawner``."""
+
+    async def __call__(
+        self,
+        settings: WorkerSettings,
+        heard: Callable[[FromEngine], None],
+        gone: Callable[[], None],
+        launched: Launched | None = None,
+    ) -> EngineProcess: ...
 
 
 class WorkerProcess(asyncio.Protocol):
@@ -29,6 +71,9 @@ class WorkerProcess(asyncio.Protocol):
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._transport: asyncio.Transport
         self._process: subprocess.Popen[bytes]
+        self._errors = LineReader()
+        self._errors_transport: asyncio.BaseTransport
+        self.memory: KeptMemory | None = None
 
     @classmethod
     async def spawn(
@@ -37,17 +82,24 @@ class WorkerProcess(asyncio.Protocol):
         heard: Callable[[FromEngine], None],
         gone: Callable[[], None],
         launched: Launched | None = None,
+        memory: KeptMemory | None = None,
     ) -> WorkerProcess:
         """Start the process, unless one has been launched that has these settings, or none yet. It gets them before
-        this first waits, and answers ``Ready`` or ``Failed`` when it is done loading."""
+        this first waits, and answers ``Ready`` or ``Failed`` when it is done loading. ``memory``: what the life before
+        this one left."""
         if launched is None or launched.told not in (None, settings):
-            launched = Launched()
+            with _reserve.spent():
+                launched = Launched()
+        _reserve.fill()
         launched.adopt()
         if launched.told is None:
-            launched.tell(settings)
+            launched.tell(settings, memory)
         worker = cls(heard, gone)
+        worker.memory = launched.memory
         worker._process = launched.process
-        await asyncio.get_running_loop().create_unix_connection(lambda: worker, sock=launched.connection)
+        loop = asyncio.get_running_loop()
+        worker._errors_transport, _ = await loop.connect_read_pipe(lambda: worker._errors, launched.process.stderr)
+        await loop.create_unix_connection(lambda: worker, sock=launched.connection)
         return worker
 
     @property
@@ -66,11 +118,17 @@ class WorkerProcess(asyncio.Protocol):
     async def reap(self) -> int:
         """Make sure that the process is over; its exit status, negative for a signal."""
         self._transport.close()
-        try:
-            return await asyncio.to_thread(self._process.wait, GOODBYE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return await asyncio.to_thread(self._process.wait)
+        # Looked at again and again: a thread that waits may itself have to be waited for.
+        end, look_s = time.monotonic() + GOODBYE_S, 0.001
+        while (status := self._process.poll()) is None:
+            if time.monotonic() > end:
+                self._process.kill()
+            await asyncio.sleep(look_s)
+            look_s = min(2 * look_s, 0.05)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._errors.ended.wait(), LAST_WORDS_S)
+        self._errors_transport.close()
+        return status
 
     async def stop(self) -> None:
         """Ask the process to leave, and see that it does."""
@@ -90,3 +148,42 @@ class WorkerProcess(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._gone()
+
+
+class LineReader(asyncio.Protocol):
+    """In the server: logs what the process writes, until it ends. ``ended`` is set then."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+        self._begun = b""
+
+    def data_received(self, data: bytes) -> None:
+        *lines, self._begun = (self._begun + data).split(b"\n")
+        for line in lines:
+            log_line(line)
+        if len(self._begun) > LONGEST_LINE:
+            log_line(self._begun)
+            self._begun = b""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        log_line(self._begun)
+        self.ended.set()
+
+
+class Spawner:
+    """Starts the lives of one engine, each with the memory that the one before it left."""
+
+    def __init__(self) -> None:
+        self._memory: KeptMemory | None = None
+
+    async def __call__(
+        self,
+        settings: WorkerSettings,
+        heard: Callable[[FromEngine], None],
+        gone: Callable[[], None],
+        launched: Launched | None = None,
+    ) -> WorkerProcess:
+        """Start one: see ``WorkerProcess.spawn``."""
+        process = await WorkerProcess.spawn(settings, heard, gone, launched, self._memory)
+        self._memory = process.memory
+        return process

@@ -14,16 +14,29 @@ is killed from outside live on; twice in a row it would have to meet the same on
 
 from __future__ import annotations
 
-from collections import deque
+import hashlib
+from collections import OrderedDict, deque
 
 import msgspec
 
-from dragoman.core.events import BeamStep, EngineEvent, FinishEvent, FinishReason, PromptEvent, TokenEvent
+from dragoman.core.events import (
+    BeamStep,
+    EngineEvent,
+    FinishEvent,
+    FinishReason,
+    ProgressEvent,
+    PromptEvent,
+    TokenEvent,
+)
 from dragoman.core.request import EngineRequest
+from dragoman.core.service import PROMPT_COST, TOKEN_COST
 
 SUSPECT_DEATHS = 2
 MOST_DEATHS = 3
 MOST_DEATHS_ALONE = 2
+CULPRIT_S = 600.0
+"""How long a request like one that was failed is not run."""
+MOST_CULPRITS = 1024
 
 
 class Unfinished:
@@ -56,6 +69,11 @@ class Unfinished:
         """How many the engine has to take."""
         return len(self.open_sequences) if self.request.beams is None else self.request.num_sequences
 
+    def left_to_do(self) -> tuple[bool, int]:
+        """Sort key of a replay: those that have begun by what they may still generate, then the others as they came."""
+        done = max(map(len, self.generated), default=0) or len(self.beam_steps)
+        return not done, self.request.max_tokens - done if done else 0
+
     def follow(self, step: BeamStep) -> None:
         """Note how far a beam search has come. Its tokens are delivered when it is over, all together."""
         if step.index == len(self.beam_steps):
@@ -68,6 +86,8 @@ class Unfinished:
 
         ValueError: the event leaves a gap, which no working engine does.
         """
+        if isinstance(event, ProgressEvent):
+            return not self.prompt_seen
         if isinstance(event, PromptEvent):
             first, self.prompt_seen = not self.prompt_seen, True
             return first
@@ -105,7 +125,17 @@ class Unfinished:
             finished=tuple(self.finished),
             mirostat=tuple(self.mirostat) if self.request.sampling.mirostat_mode else (),
             beam_steps=tuple(self.beam_steps),
+            service=self.service,
         )
+
+    @property
+    def service(self) -> float:
+        """What the engine has computed for it, as ``fair_queue`` counts; 0 before the first event."""
+        if not self.prompt_seen:
+            return 0.0
+        before = sum(map(len, self.request.generated))
+        drawn = max(sum(map(len, self.generated)) - before, len(self.beam_steps) * self.num_sequences)
+        return PROMPT_COST * self.request.prompt_tokens + TOKEN_COST * drawn
 
     def failures(self, message: str) -> list[EngineEvent]:
         """The events that end every open sequence with an error."""
@@ -144,3 +174,32 @@ class Quarantine:
     def is_cleared(self, request: Unfinished) -> bool:
         """Whether the suspect that is alone has got past the point of its deaths, or is over."""
         return request is self.alone and (request.deaths == 0 or request.is_over)
+
+
+class Culprits:
+    """What the requests looked like that were failed for killing the process. Sent again, they would kill it again."""
+
+    def __init__(self) -> None:
+        self._until: OrderedDict[bytes, float] = OrderedDict()
+
+    def add(self, request: EngineRequest, now: float) -> None:
+        """Remember a request for some minutes. The oldest are forgotten when there are too many."""
+        digest = _digest(request)
+        self._until.pop(digest, None)
+        self._until[digest] = now + CULPRIT_S
+        while len(self._until) > MOST_CULPRITS:
+            self._until.popitem(last=False)
+
+    def knows(self, request: EngineRequest, now: float) -> bool:
+        """Return whether one like it is remembered. Costs nothing while none is."""
+        while self._until and next(iter(self._until.values())) <= now:
+            self._until.popitem(last=False)
+        return bool(self._until) and _digest(request) in self._until
+
+
+def _digest(request: EngineRequest) -> bytes:
+    """Return a digest of what is computed: not whose it is, nor which random numbers are drawn."""
+    what = msgspec.structs.replace(
+        request, request_id="", seeds=(len(request.seeds),), priority=0, tenant="", weight=1.0, max_running=None
+    )
+    return hashlib.blake2b(msgspec.msgpack.encode(what), digest_size=16).digest()

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dragoman.engine.arrays import Float32, Int32
 from dragoman.engine.batch import Batch
 from dragoman.models import AdapterInfo
@@ -40,6 +43,9 @@ class Runner(Protocol):
     def max_logit_rows(self) -> int: ...
     @property
     def max_adapters(self) -> int: ...
+    @property
+    def block_data(self) -> NDArray[np.uint8]:
+        """The memory of the blocks, ``[num_blocks, bytes]``: all that a token computed later reads of them."""
 
     def run(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> Float32:
         """Logits [len(batch.logit_rows), vocab_size]. The next call may overwrite them; the caller may too.

@@ -2,16 +2,23 @@
 
 What a sequence has in memory is kept by ``block_tables``; here is decided who has any.
 
-Policy, in order of priority and then arrival:
+Policy:
 
 1. Waiting sequences are admitted while there is a row, memory for all their tokens, and a share left of the step's
-   token budget. For a sequence of higher priority, running ones of lower priority make room. Nobody overtakes the first
-   that does not fit, so everyone's turn comes.
-2. Running sequences that enter a new block, or write into a shared one, get a block. When none is left, the last in
-   order is preempted: it gives up its blocks and waits to be computed again.
-3. Every sequence with one token to compute runs; prefill chunks fill the rest of the token budget. A prompt that is
-   longer leaves half of what is left to those behind it, so that a short one is not kept waiting by a long one.
-4. Where there is no prompt to compute, drafts fill a small step. They get no block of their own.
+   token budget. Callers take turns by the service that they have had (``fair_queue``); of one caller's sequences the
+   higher priority is first, then the earlier. A sequence that finds no memory is overtaken by other callers' until they
+   are ``OVERTAKE`` ahead, so everyone's turn comes.
+2. Running sequences make room for a waiting one: those of the same caller and lower priority, those in the background
+   for one that is not, and, where a caller has more rows than another one would have with one more, the youngest of the
+   caller furthest ahead. For a caller's first row that is done at once, for more of them when it is ``MARGIN`` behind;
+   but no sequence gives way for fairness before it has drawn ``QUANTUM`` tokens, and a sixteenth of what it has to
+   compute again, since it was admitted. So at most a bounded part of all work is done twice.
+3. Running sequences that enter a new block, or write into a shared one, get a block. When none is left, the last of the
+   caller furthest ahead is preempted: it gives up its blocks and waits to be computed again.
+4. Every sequence with one token to compute runs; prefill chunks fill the rest of the token budget. Callers divide it so
+   that the step serves each alike, its decode rows counted; a prompt that is longer than its caller's part leaves half
+   of what is left to those behind it, so that a short one is not kept waiting by a long one.
+5. Where there is no prompt to compute, drafts fill a small step. They get no block of their own.
 
 Where no token sees more than a window of positions, a sequence holds the blocks of its window and of the next step:
 those behind it are given back, and others are given for them, as it goes on. A cached prefix then serves a sequence
@@ -36,10 +43,14 @@ from operator import attrgetter
 
 from dragoman.core.errors import Overloaded
 from dragoman.core.events import BeamStep
+from dragoman.core.service import PROMPT_COST
 from dragoman.engine.block_tables import BlockTables
 from dragoman.engine.encoder import EncoderInputs
+from dragoman.engine.fair_queue import FairQueue, Share
 from dragoman.engine.integrity import check_integrity
 from dragoman.engine.kv_cache import KVCache
+from dragoman.engine.preemption import givers_to, in_order_of_claim, is_any_replaceable, replaceable_for, widest
+from dragoman.engine.prefill import PrefillPlan, divided
 from dragoman.engine.runner import Runner
 from dragoman.engine.schedule import Chunk, Schedule
 from dragoman.engine.sequence import Sequence, SequenceGroup, Status
@@ -47,8 +58,10 @@ from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.speculation import Lookup
 from dragoman.engine.window import Window
 
-SMALLEST_SHARE = 32
-"""Prompt tokens per step that another prompt must be able to get before it is started beside others."""
+OVERTAKE = 4096.0
+"""How much service other callers get before one whose next sequence finds no memory."""
+MOST_BLOCKED = 4
+"""Callers whose next sequence finds no memory, after which a step looks for no other."""
 
 _by_order = attrgetter("order")
 
@@ -70,7 +83,7 @@ class Scheduler:
         self.unfinished = 0
         self.cache = KVCache(runner.num_blocks, runner.block_size)
         self.groups: dict[str, SequenceGroup] = {}
-        self.waiting: list[Sequence] = []
+        self.waiting = FairQueue()
         self.running: list[Sequence] = []
         self.preemptions = 0
         self.drafted_tokens = 0
@@ -97,6 +110,12 @@ class Scheduler:
             raise Overloaded(f"{self.unfinished} sequences are waiting or running already; try again later")
         self.unfinished += len(unfinished)
         self.groups[group.request_id] = group
+        share = self.waiting.share_of(group.request)
+        share.unfinished += len(unfinished)
+        for sequence in group.sequences:
+            sequence.share = share
+        if group.request.service:
+            self.waiting.owe(share, group.request.service)
         for sequence in group.beams or unfinished:
             if sequence.num_generated or group.beams:
                 self._wait(sequence)
@@ -105,11 +124,14 @@ class Scheduler:
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it stands. The last of its group takes the group along."""
         if sequence.status is Status.RUNNING:
+            # What it was charged for and is not computed, nobody has had.
+            sequence.share.charge(-min(sequence.reserved, max(0, sequence.remaining - 1)))
             self._stop(sequence)
         elif sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
         sequence.status = Status.FINISHED
         self.unfinished -= 1
+        sequence.share.unfinished -= 1
         group = sequence.group
         if group.unfinished:
             self._choose_leader(group)
@@ -127,9 +149,33 @@ class Scheduler:
         if fresh and all(s.status is Status.HELD for s in fresh):
             self._wait(fresh[0])
 
-    def _wait(self, sequence: Sequence) -> None:
+    def _wait(self, sequence: Sequence, *, is_new: bool = True) -> None:
+        if sequence.group.is_paused:
+            sequence.status = Status.PAUSED
+            return
         sequence.status = Status.WAITING
-        insort(self.waiting, sequence, key=_by_order)
+        self.waiting.push(sequence, is_new=is_new)
+
+    def pause(self, group: SequenceGroup) -> None:
+        """Compute nothing more for a request until ``resume``. Its blocks stay cached while nobody else needs them."""
+        if group.is_paused or group.search is not None or not group.prompt_done:
+            return
+        group.is_paused = True
+        for sequence in group.unfinished:
+            if sequence.status is Status.RUNNING:
+                self._stop(sequence)
+            elif sequence.status is Status.WAITING:
+                self.waiting.remove(sequence)
+            else:
+                continue
+            sequence.status = Status.PAUSED
+
+    def resume(self, group: SequenceGroup) -> None:
+        """Go on with a request that was paused."""
+        group.is_paused = False
+        for sequence in group.unfinished:
+            if sequence.status is Status.PAUSED:
+                self._wait(sequence)
 
     @property
     def has_work(self) -> bool:
@@ -147,25 +193,71 @@ class Scheduler:
         return schedule
 
     def _admit(self) -> None:
-        prefills = [s.remaining for s in self.running if s.remaining > 1]
-        budget = self._prompt_budget(len(self.running) - len(prefills))
-        for remaining in prefills:
-            budget -= min(remaining, budget // 2)  # what ``_select`` leaves to those behind
-        index = 0
-        while index < len(self.waiting) and (budget >= SMALLEST_SHARE or not prefills):
-            sequence = self.waiting[index]
-            if self.tables.must_wait(sequence):
-                index += 1
-                continue
-            to_encode = self.inputs.tokens_to_encode(sequence)
-            if (to_encode > budget and prefills) or not self._make_room(sequence):
+        self.waiting.settle()
+        plan = PrefillPlan(self.running, self._prompt_budget)
+        most_rows = widest(self.running)
+        is_replaceable = is_any_replaceable(self.running, self.waiting)
+        if len(self.running) >= self.capacity and not (most_rows or is_replaceable):
+            return
+        turns = [(share, 0) for share in self.waiting.in_turn()]
+        blocked = 0
+        limit: tuple[bool, float] | None = None
+        """The rank up to which others may overtake those that found no memory."""
+        while turns and blocked < MOST_BLOCKED:
+            share, index = turns.pop(0)
+            if limit is not None and share.rank > limit:
                 break
-            self.waiting.pop(index)
+            is_full = len(self.running) >= self.capacity
+            if is_full and (share.running + 1) / share.weight > most_rows and not is_replaceable:
+                continue
+            index = self._next_of(share, index)
+            if index == len(share.waiting) or not plan.has_room_for(share):
+                continue
+            sequence = share.waiting[index]
+            to_encode = self.inputs.tokens_to_encode(sequence)
+            if to_encode > plan.budget and not plan.is_empty:
+                break
+            preemptions = self.preemptions
+            is_admitted = self._make_room(sequence)
+            if self.preemptions != preemptions:
+                plan.review(self.running)
+                most_rows = widest(self.running)
+            if not is_admitted:
+                if len(self.running) < self.capacity:
+                    blocked += 1
+                    own = (share.is_background, share.rank[1] + OVERTAKE)
+                    limit = own if limit is None else min(limit, own)
+                continue
+            # Those that made room for it wait in front of it now, where they are of its own share and as urgent.
+            self.waiting.pop(share, share.waiting.index(sequence, index))
             self.tables.place(sequence)
+            self._charge(sequence, to_encode)
             self._run(sequence)
-            prefills.append(sequence.remaining)
-            budget = max(0, budget - to_encode)
-            budget -= min(sequence.remaining, budget // 2)
+            plan.add(sequence, to_encode)
+            most_rows = max(most_rows, (share.running - 1) / share.weight)
+            if index < len(share.waiting):
+                turns.append((share, index))
+                if len(turns) > 1:
+                    turns.sort(key=_by_rank)
+
+    def _next_of(self, share: Share, index: int) -> int:
+        """The place of the share's first sequence from ``index`` on that may start now; behind all where none may."""
+        waiting = share.waiting
+        while index < len(waiting):
+            sequence = waiting[index]
+            if share.max_running is not None and share.running >= share.max_running and not _searches(sequence):
+                return len(waiting)
+            if not self.tables.must_wait(sequence):
+                return index
+            index += 1
+        return index
+
+    def _charge(self, sequence: Sequence, to_encode: int) -> None:
+        """Count what admitting a sequence makes the engine compute, and has not made it compute before."""
+        known = max(sequence.computed, sequence.charged)
+        sequence.reserved = max(0, len(sequence.token_ids) - 1 - known) * PROMPT_COST
+        sequence.charged = max(known, len(sequence.token_ids))
+        sequence.share.charge(sequence.reserved + to_encode * PROMPT_COST)
 
     def _prompt_budget(self, decodes: int) -> int:
         """Prompt tokens that a step computes beside so many decode rows."""
@@ -181,13 +273,16 @@ class Scheduler:
         return True
 
     def _victim(self, sequence: Sequence) -> Sequence | None:
-        """Who makes room for a waiting sequence: the last of lower priority, else the last who can do nothing now."""
-        if self.running and self.running[-1].priority < sequence.priority:
-            return self.running[-1]
-        for last in reversed(self.running):
-            if _is_stuck(last) and (last.group is sequence.group or last.order > sequence.order):
-                return last
-        return None
+        """Who makes room for a waiting sequence, which wants a row, memory or both."""
+        replaced = replaceable_for(sequence, self.running)
+        if replaced is not None:
+            return replaced
+        givers = givers_to(sequence.share, self.running)
+        if givers and len(self.running) < self.capacity:  # it is memory that is wanted, and there has to be enough
+            most = self.cache.available + sum(len(each.blocks) for each in givers)
+            if self.tables.blocks_needed(sequence) > most:
+                return None
+        return givers[-1] if givers else None
 
     def _fits(self, sequence: Sequence) -> bool:
         """Memory for it, and one block more for each running sequence, lest it be preempted at once."""
@@ -197,11 +292,16 @@ class Scheduler:
         """Its blocks are chosen, and a row is free."""
         self.tables.enter(sequence)
         sequence.status = Status.RUNNING
+        sequence.share.running += 1
+        sequence.began_at = len(sequence.token_ids)
+        sequence.started_at = sequence.computed
         insort(self.running, sequence, key=_by_order)
 
     def _stop(self, sequence: Sequence) -> None:
         """Take back everything a running sequence has."""
         self.running.remove(sequence)
+        sequence.share.running -= 1
+        sequence.charged = max(sequence.charged, sequence.computed)
         self.tables.leave(sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -212,25 +312,28 @@ class Scheduler:
             # What it may go on with is known. It is computed again when it does.
             sequence.status = Status.HELD
         else:
-            self._wait(sequence)
+            self._wait(sequence, is_new=False)
 
     def _grow(self) -> None:
         if self.window.positions:
             for sequence in self.running:
                 self.tables.slide(sequence)
+        line = list(self.running)
+        if self.cache.available < len(line):
+            line = in_order_of_claim(line)
         index = 0
-        while index < len(self.running):
-            sequence = self.running[index]
+        while index < len(line):
+            sequence = line[index]
             while self.tables.needs_block(sequence) and sequence.remaining and sequence.status is Status.RUNNING:
-                self._give_block(sequence)
+                self._give_block(sequence, line)
             index += 1
 
-    def _give_block(self, sequence: Sequence) -> None:
-        """A block of its own to write the next token into; the last in order pay for it, itself included."""
+    def _give_block(self, sequence: Sequence, line: list[Sequence]) -> None:
+        """A block of its own to write the next token into; the last in line pay for it, itself included."""
         if self.tables.keeps_last_block(sequence):
             return
         while not self.cache.available:
-            victim = self.running[-1]
+            victim = line.pop()
             self._preempt(victim)
             if victim is sequence:
                 return
@@ -241,6 +344,8 @@ class Scheduler:
         decodes = [s for s in self.running if s.remaining == 1]
         if any(s.group.adapter is not None for s in decodes):
             decodes.sort(key=attrgetter("adapter_slot"))
+        for each in decodes:
+            each.share.counter += each.share.token_cost
         encodes = self.inputs.to_encode()
         copies = self.tables.take_copies()
         if len(decodes) == len(self.running):
@@ -248,18 +353,14 @@ class Scheduler:
             return Schedule(decodes, [], copies, encodes)
         prefills = [s for s in self.running if s.remaining > 1]
         budget = self._prompt_budget(len(decodes)) - sum(len(s.group.request.encoder_input) for s in encodes)
-        wanted = sum(s.remaining for s in prefills)
         logit_rows = self.max_logit_rows - len(self.running)  # beyond the one of each sequence
         chunks = []
-        for sequence in prefills:
-            if budget <= 0:
-                break
-            # A prompt too long for this step leaves half of it to those behind.
-            wanted -= sequence.remaining
-            chunk = self._chunk(sequence, budget - min(budget // 2, wanted), logit_rows)
-            budget -= chunk.length
+        for sequence, most in divided(prefills, decodes, budget):
+            chunk = self._chunk(sequence, most, logit_rows)
             logit_rows -= max(0, chunk.logit_rows - 1)
             chunks.append(chunk)
+            if chunk.is_last:
+                sequence.share.counter += sequence.share.token_cost
         return Schedule(decodes, chunks, copies, encodes)
 
     def _draft(self, sequences: list[Sequence]) -> None:
@@ -299,6 +400,7 @@ class Scheduler:
         sequence.lookup.verified(len(sequence.said), len(sequence.draft), accepted)
         self.drafted_tokens += len(sequence.draft)
         self.accepted_tokens += accepted
+        sequence.share.counter += accepted * sequence.share.token_cost
         sequence.draft = []
 
     def fork(self, leader: Sequence) -> list[Sequence]:
@@ -310,10 +412,13 @@ class Scheduler:
         for sequence in leader.group.sequences:
             if sequence.status is not Status.HELD:
                 continue
-            if not self.tables.free_rows:
+            share = sequence.share
+            if not self.tables.free_rows or (share.max_running is not None and share.running >= share.max_running):
                 self._wait(sequence)
                 continue
             self.tables.share(leader, sequence)
+            sequence.charged = len(sequence.token_ids)
+            share.counter += share.token_cost  # it draws its first token in this step
             sequence.hashes = list(leader.hashes)
             self._run(sequence)
             forks.append(sequence)
@@ -362,6 +467,11 @@ class Scheduler:
         check_integrity(self)
 
 
-def _is_stuck(sequence: Sequence) -> bool:
-    """Whether it has done its part of a step of a beam search, and waits for texts that wait for room."""
-    return not sequence.remaining and any(beam.status is Status.WAITING for beam in sequence.group.beams)
+def _by_rank(turn: tuple[Share, int]) -> tuple[bool, float]:
+    return turn[0].rank
+
+
+def _searches(sequence: Sequence) -> bool:
+    """Whether it is one of a beam search that runs already, which cannot go on without it."""
+    group = sequence.group
+    return group.search is not None and any(each.status is Status.RUNNING for each in group.beams)

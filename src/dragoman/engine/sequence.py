@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING
 
 from dragoman.core.events import FinishReason, TokenLogprob
 from dragoman.core.request import EngineRequest
@@ -16,6 +17,9 @@ from dragoman.engine.encoder import EncoderInput
 from dragoman.engine.grammars import Follower
 from dragoman.engine.speculation import Lookup
 
+if TYPE_CHECKING:
+    from dragoman.engine.fair_queue import Share
+
 
 class Status(enum.IntEnum):
     """Where a sequence stands. Only RUNNING ones own blocks and a row of the block tables."""
@@ -25,6 +29,9 @@ class Status(enum.IntEnum):
     WAITING = 1
     RUNNING = 2
     FINISHED = 3
+    PAUSED = 4
+    """Its client is far behind in reading. It owns nothing; its blocks stay in the prefix cache while nobody else needs
+    them."""
 
 
 Processor = Callable[[Float32, "Sequence"], None]
@@ -43,6 +50,7 @@ class SequenceGroup:
         "embeddings",
         "encoder",
         "end_token_ids",
+        "is_paused",
         "new_processors",
         "prompt_done",
         "prompt_logprobs",
@@ -74,12 +82,14 @@ class SequenceGroup:
         """By the engine's clock."""
         self.queue_s: float | None = None
         """Seconds from its arrival to the first step that computes anything for it; None before."""
+        self.is_paused = False
+        """Nobody reads what it generates: see ``Scheduler.pause``."""
         self.prompt_done = False
         self.prompt_logprobs: list[float | None] = [None]
         """Known so far, one per prompt token from the first (which has none)."""
         self.prompt_top: list[tuple[TokenLogprob, ...]] = [()]
         self.embeddings = None if request.embeddings is None else GivenEmbeddings(request.embeddings)
-        salt = _salt(adapter, self.embeddings)
+        salt = _salt(adapter, self.embeddings, request.cache_salt)
         self.encoder = EncoderInput(request.encoder_input, salt) if request.encoder_input else None
         if self.encoder is not None:
             salt = self.encoder.digest
@@ -140,10 +150,12 @@ class SequenceGroup:
         """Whether everyone is where it belongs. ``listed``: the ``id`` of all sequences that run or wait."""
         assert self.unfinished, f"{self.request_id} is over and still here"
         for s in self.unfinished:
-            assert (id(s) in listed) is (s.status is not Status.HELD), f"{self.request_id} is lost"
+            is_elsewhere = s.status in (Status.HELD, Status.PAUSED)
+            assert (id(s) in listed) is not is_elsewhere, f"{self.request_id} is lost"
+            assert self.is_paused or s.status is not Status.PAUSED, f"{self.request_id} is paused for ever"
         if self.search is None:
             held = [s for s in self.unfinished if s.status is Status.HELD]
-            leads = any(s.num_generated == 0 and id(s) in listed for s in self.unfinished)
+            leads = any(s.num_generated == 0 and s.status is not Status.HELD for s in self.unfinished)
             assert not held or leads, "held for nobody"
             return
         coming = {place for place, s in enumerate(self.beams) if id(s) in listed and s.remaining}
@@ -157,7 +169,9 @@ class Sequence:
     """One continuation of a prompt: token ids, how far they are computed, and the blocks that hold the result."""
 
     __slots__ = (
+        "began_at",
         "blocks",
+        "charged",
         "computed",
         "draft",
         "encoded",
@@ -175,11 +189,14 @@ class Sequence:
         "priority",
         "processors",
         "prompt_length",
+        "reserved",
         "salt",
         "sampling",
         "seed",
+        "share",
         "shares_last_block",
         "slot",
+        "started_at",
         "status",
         "token_ids",
         "top_logprobs",
@@ -212,7 +229,7 @@ class Sequence:
         self.prompt_length = len(request.prompt)
         self.max_length = self.prompt_length + request.max_tokens
         self.salt = salt
-        """Root of the block hashes: sequences share blocks only under the same salt (adapter, prompt embeddings)."""
+        """Root of the block hashes: sequences share blocks only under equal salts (adapter, embeddings, cache salt)."""
         finished = request.beams is None and bool(request.finished) and request.finished[index]
         self.status = Status.FINISHED if finished else Status.HELD
         self.computed = 0
@@ -235,6 +252,14 @@ class Sequence:
         """Tokens that may follow its newest one, verified by the step that is scheduled."""
         self.lookup: Lookup | None = None
         """Where drafts come from; made when the first is looked for."""
+        self.share: Share
+        """Whose service it is; set by the scheduler."""
+        self.charged = len(self.token_ids) if request.service else 0
+        """Leading tokens whose computation its share has been charged for."""
+        self.reserved = 0.0
+        """Of that charge, what it was charged when it was last admitted, before any of it was computed."""
+        self.began_at = self.started_at = 0
+        """When it was last admitted: tokens that it had, and those that were computed."""
         self.waits_for: bytes | None = None
         """Hash of the block that another sequence is computing and this one waits to share."""
 
@@ -312,7 +337,12 @@ class Sequence:
         return FinishReason.LENGTH if is_last else None
 
 
-def _salt(adapter: Adapter | None, embeddings: GivenEmbeddings | None) -> bytes:
-    """What keys and values depend on beside the tokens."""
+def _salt(adapter: Adapter | None, embeddings: GivenEmbeddings | None, cache_salt: str) -> bytes:
+    """Return the root of the block hashes: what keys and values depend on besides the tokens, and who may share them.
+
+    Each part is a digest of fixed length, so different parts never give the same root.
+    """
     salts = [each.salt for each in (adapter, embeddings) if each is not None]
+    if cache_salt:
+        salts.append(hashlib.blake2b(cache_salt.encode(), digest_size=16, person=b"cache_salt").digest())
     return salts[0] if len(salts) == 1 else hashlib.blake2b(b"".join(salts), digest_size=16).digest() if salts else b""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +19,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
         mixed_prefill_tokens: prompt tokens computed beside decode rows in one step: how long streams pause for prompts.
         max_waiting: sequences here beyond ``max_running``; more are refused.
         prefix_cache: share the blocks of equal prefixes.
+        share_prefix_cache: share them between callers with different keys too. How fast a prompt is answered then tells
+            one caller what others have asked: for servers whose callers trust each other.
         speculation: rows that a step without prompts is filled up to with guesses, looked up in prompt and output; they
             save steps where text repeats and change no token; 0 is off.
     """
@@ -27,4 +30,24 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     mixed_prefill_tokens: Count = 128
     max_waiting: Annotated[int, msgspec.Meta(ge=0)] = 4096
     prefix_cache: bool = True
+    share_prefix_cache: bool = False
     speculation: Annotated[int, msgspec.Meta(ge=0)] = 12  # about as many rows as take hardly longer than one
+
+
+class RecoverySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """When an engine counts as dead, and for how long it is started again.
+
+    Attributes:
+        hang_s: an engine that has work, says nothing for so many seconds and does not compute is killed and started
+            again; one that computes gets ten times as long, for a step of a large model can be that slow.
+        engine_give_up_s: when the engine could not be started again for so many seconds the server ends, with exit code
+            69, for its service manager to start it anew; 0: it keeps trying.
+        recovery_bytes: most memory for copies of what the running requests have computed, of which the next engine
+            makes use when one dies; taken as they grow; 0: everything is computed again.
+    """
+
+    PANEL: ClassVar[str] = "Engine"
+
+    hang_s: Seconds = 60.0
+    engine_give_up_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    recovery_bytes: Annotated[int, msgspec.Meta(ge=0)] = 256 * 1024 * 1024

@@ -63,8 +63,9 @@ class StubRunner:
         self.steps = 0
         self._sleep = sleep
         self._seen = seen
-        self._cells = np.zeros((settings.num_blocks, self.block_size), np.uint64)
-        self._tokens = np.zeros((settings.num_blocks, self.block_size), np.int32)
+        self.block_data = np.zeros((settings.num_blocks, 12 * self.block_size), np.uint8)
+        self._cells = self.block_data[:, : 8 * self.block_size].view(np.uint64)
+        self._tokens = self.block_data[:, 8 * self.block_size :].view(np.int32)
         self._vocabulary = np.arange(settings.vocab_size, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95)
 
     @property
@@ -130,8 +131,7 @@ class StubRunner:
 
     def copy_blocks(self, sources: Int32, targets: Int32) -> None:
         for source, target in zip(sources, targets, strict=True):
-            self._cells[target] = self._cells[source]
-            self._tokens[target] = self._tokens[source]
+            self.block_data[target] = self.block_data[source]
 
     def load_adapter(self, slot: int, name: str, source: str) -> AdapterInfo:
         """Any source is an adapter, the same source the same one; but none that begins with ``missing``."""

@@ -11,9 +11,9 @@ import argparse
 import contextlib
 import gc
 import logging
+import os
 import select
 import socket
-import sys
 import time
 
 import msgspec
@@ -21,6 +21,7 @@ import msgspec
 from dragoman import kernels
 from dragoman.core.errors import AdapterNotFound, DragomanError
 from dragoman.engine.adapter_reader import AdapterReader
+from dragoman.engine.block_store import open_block_store
 from dragoman.engine.engine import Engine
 from dragoman.engine.messages import (
     Cancel,
@@ -31,7 +32,9 @@ from dragoman.engine.messages import (
     LoadAdapter,
     Loading,
     LoadModel,
+    Pause,
     Ready,
+    Resume,
     Shutdown,
     StepOutput,
     Submit,
@@ -41,6 +44,7 @@ from dragoman.engine.messages import (
     WorkerSettings,
     frame,
 )
+from dragoman.engine.process_log import log_to_server
 from dragoman.engine.runner import Runner
 from dragoman.engine.schedule import Schedule
 from dragoman.engine.stub import StubRunner
@@ -109,6 +113,10 @@ class Worker:
                 self._engine.teach(message.vocabulary)
             elif isinstance(message, Cancel):
                 self._engine.cancel(message.request_id, message.sequence)
+            elif isinstance(message, Pause):
+                self._engine.pause(message.request_id)
+            elif isinstance(message, Resume):
+                self._engine.resume(message.request_id)
             elif isinstance(message, LoadAdapter):
                 self._engine.sweep_adapters()
                 refused = self._reader.begin(message.name, message.source)
@@ -147,7 +155,7 @@ class Telling:
 def load(settings: WorkerSettings, progress: Progress = nobody) -> tuple[Runner, ModelInfo]:
     """The model that the settings name, ready to run. ModelError where it cannot be loaded."""
     if isinstance(settings.model, LoadModel):
-        loaded = loading.load(settings.model.source, settings.model.settings, progress)
+        loaded = loading.load(settings.model.source, settings.model.settings, progress, settings.checked)
         return loaded, loaded.card
     stub = StubRunner(settings.model)
     return stub, stub.card
@@ -156,8 +164,9 @@ def load(settings: WorkerSettings, progress: Progress = nobody) -> tuple[Runner,
 def main() -> int:
     parser = argparse.ArgumentParser(prog="dragoman.engine")
     parser.add_argument("--fd", type=int, required=True, help="the process's end of the socket pair")
+    parser.add_argument("--parent", type=int, help="the process id of the server, without which this one ends")
     connection = socket.socket(fileno=parser.parse_args().fd)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    log_to_server()
     try:
         run(connection)
     except (BrokenPipeError, ConnectionResetError):
@@ -180,7 +189,7 @@ def _give_up(connection: socket.socket, message: str) -> int:
 def run(connection: socket.socket) -> None:
     """Load what the first frame names, say that it is ready, and serve."""
     started = time.monotonic()
-    first = _first_frame(connection)
+    first, memory = _first_frame(connection)
     if first is None:
         return
     settings = msgspec.msgpack.decode(first, type=WorkerSettings)
@@ -188,6 +197,10 @@ def run(connection: socket.socket) -> None:
         kernels.set_threads(settings.threads)
     runner, model = load(settings, Telling(connection))
     engine = Engine(runner, settings.scheduler)
+    if memory is not None:
+        cache = engine.scheduler.cache
+        open_block_store(memory, runner.block_data, model.fingerprint, settings.recovery_bytes, cache)
+        os.close(memory)
     # What lives now lives for ever: the collector need not look at it again and again between steps.
     gc.collect()
     gc.freeze()
@@ -207,10 +220,14 @@ def run(connection: socket.socket) -> None:
     Worker(connection, engine).serve()
 
 
-def _first_frame(connection: socket.socket) -> bytes | None:
-    """The parent sends nothing else before it hears ``Ready``. None: it left instead."""
+def _first_frame(connection: socket.socket) -> tuple[bytes | None, int | None]:
+    """The frame, and the file of the ``block_store`` that came along. The parent sends nothing else before it hears
+    ``Ready``. None: it left instead, or has no such file."""
     frames = FrameReader()
-    while data := connection.recv(1 << 16):
+    data, files, _, _ = socket.recv_fds(connection, 1 << 16, 1)
+    memory = files[0] if files else None
+    while data:
         if payloads := frames.feed(data):
-            return payloads[0]
-    return None
+            return payloads[0], memory
+        data = connection.recv(1 << 16)
+    return None, memory

@@ -1,0 +1,174 @@
+"""Whose turn it is: the waiting sequences of all callers, and the service that each caller has had.
+
+The virtual token counter of "Fairness in Serving Large Language Models" (Sheng et al., OSDI 2024). A caller's counter
+grows by its tokens of service (``core.service``), divided by its weight: prompt tokens that are computed, cached ones
+being free, and generated tokens. The waiting caller with the least counter is next. A caller who
+comes back from idle is lifted to the least counter among the active ones: nobody saves up credit.
+
+A priority above 0 puts a caller ahead by a bounded head start, which its own counter uses up as it is served. Sequences
+of a priority below 0 are a caller's background share: they have a counter of their own and run while no other caller's
+foreground waits.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+from operator import attrgetter
+
+from dragoman.core.request import EngineRequest
+from dragoman.core.service import PROMPT_COST, TOKEN_COST
+from dragoman.engine.sequence import Sequence
+
+HEAD_START = 512.0
+"""Service that each level of priority above 0 puts a sequence ahead of other callers."""
+MOST_LEVELS = 8
+
+MOST_IDLE_SHARES = 256
+"""Counters of callers without work that are remembered."""
+
+_SMALLEST_WEIGHT = 1e-3
+
+_by_order = attrgetter("order")
+
+
+def head_start(priority: int) -> float:
+    """How much service a priority puts a sequence ahead of other callers'."""
+    return HEAD_START * min(priority, MOST_LEVELS) if priority > 0 else 0.0
+
+
+class Share:
+    """One caller's part of the engine: what it has had, what waits, how much of it runs.
+
+    Attributes:
+        is_background: for its sequences of a priority below 0.
+        counter: tokens of service so far, weighted; comparable with those of the other shares of the kind.
+        unfinished: its sequences, wherever they stand.
+        running: sequences that have a row. max_running: most of them; None: any number.
+        waiting: in the order in which they run.
+    """
+
+    __slots__ = (
+        "counter",
+        "is_background",
+        "key",
+        "max_running",
+        "running",
+        "token_cost",
+        "unfinished",
+        "waiting",
+        "weight",
+    )
+
+    def __init__(self, key: str, is_background: bool) -> None:
+        self.key = key
+        self.is_background = is_background
+        self.counter = 0.0
+        self.unfinished = 0
+        self.running = 0
+        self.max_running: int | None = None
+        self.waiting: list[Sequence] = []
+        self.weight = 1.0
+        self.token_cost = TOKEN_COST
+
+    @property
+    def is_active(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Ascending: whose first waiting sequence is next."""
+        ahead = head_start(self.waiting[0].priority) if self.waiting else 0.0
+        return self.is_background, self.counter - ahead
+
+    def charge(self, tokens: float) -> None:
+        """Count so many prompt tokens' worth of service."""
+        self.counter += PROMPT_COST * tokens / self.weight
+
+
+class FairQueue:
+    """All sequences that wait, by share, and the counters of all shares."""
+
+    def __init__(self) -> None:
+        self.shares: dict[tuple[str, bool], Share] = {}
+        self._length = 0
+        self._owed: list[tuple[Share, float]] = []
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (sequence for share in self.shares.values() for sequence in share.waiting)
+
+    def share_of(self, request: EngineRequest) -> Share:
+        """The share that the request counts for, with the weight and limit that its caller has now."""
+        key = request.tenant, request.priority < 0
+        share = self.shares.get(key)
+        if share is None:
+            share = self.shares[key] = Share(*key)
+        share.weight = max(request.weight, _SMALLEST_WEIGHT)
+        share.token_cost = TOKEN_COST / share.weight
+        share.max_running = request.max_running
+        return share
+
+    def push(self, sequence: Sequence, *, is_new: bool = True) -> None:
+        """Queue a sequence. ``is_new``: its share may have been idle before; False: it has just been preempted."""
+        share = sequence.share
+        if is_new and not share.is_active:
+            self._lift(share)
+        insort(share.waiting, sequence, key=_by_order)
+        self._length += 1
+
+    def remove(self, sequence: Sequence) -> None:
+        sequence.share.waiting.remove(sequence)
+        self._length -= 1
+
+    def pop(self, share: Share, index: int) -> Sequence:
+        self._length -= 1
+        return share.waiting.pop(index)
+
+    def in_turn(self) -> list[Share]:
+        """The shares that have waiting sequences, the next first."""
+        shares = [share for share in self.shares.values() if share.waiting]
+        if len(shares) > 1:
+            shares.sort(key=attrgetter("rank"))
+        return shares
+
+    def position(self, sequence: Sequence) -> int:
+        """How soon it is a sequence's turn, from 1, when every caller is served one after the other; an estimate, for
+        what they ask for is not known before."""
+        own = sequence.share
+        index = own.waiting.index(sequence)
+        before = index
+        for share in self.shares.values():
+            if share is not own and share.waiting:
+                before += min(len(share.waiting), index + (share.rank < own.rank))
+        return before + 1
+
+    def owe(self, share: Share, service: float) -> None:
+        """Count service that the caller has had in an earlier life of the process, with the next step.
+
+        Later, because all callers come back at once, and none is to be lifted by what another one has had.
+        """
+        self._owed.append((share, service))
+
+    def settle(self) -> None:
+        """Count what is owed."""
+        for share, service in self._owed:
+            share.charge(service)
+        self._owed.clear()
+
+    def _lift(self, share: Share) -> None:
+        """Bring a share that was idle up to the others of its kind. Where all were idle, all counters begin anew."""
+        kind = [each for each in self.shares.values() if each.is_background == share.is_background]
+        floor = min((each.counter for each in kind if each.is_active), default=None)
+        if floor is None:
+            floor = 0.0
+            for each in kind:
+                each.counter = 0.0
+        share.counter = max(share.counter, floor)
+        idle = [each for each in kind if not each.unfinished]
+        ahead = sorted((each for each in idle if each.counter > floor), key=attrgetter("counter"))
+        forgotten = [each for each in idle if each.counter <= floor] + ahead[: max(0, len(ahead) - MOST_IDLE_SHARES)]
+        for each in forgotten:
+            del self.shares[each.key, each.is_background]

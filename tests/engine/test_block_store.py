@@ -1,0 +1,178 @@
+"""What a process had computed is there for the next one, and never anything else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dragoman.core.request import EngineRequest
+from dragoman.engine.block_store import BlockStore, open_block_store
+from dragoman.engine.client import EngineClient
+from dragoman.engine.kv_cache import KVCache
+from dragoman.engine.messages import StubModel, WorkerSettings
+from dragoman.engine.settings import SchedulerSettings
+
+BLOCK_BYTES = 64
+BLOCKS = 8
+
+
+@pytest.fixture
+def file() -> Iterator[int]:
+    descriptor = os.memfd_create("test")
+    yield descriptor
+    os.close(descriptor)
+
+
+class Life:
+    """A cache, its memory, and a store: what a process of the engine has."""
+
+    def __init__(self, file: int, model: str = "model", slots: int = BLOCKS) -> None:
+        self.memory: NDArray[np.uint8] = np.zeros((BLOCKS, BLOCK_BYTES), np.uint8)
+        self.cache = KVCache(BLOCKS, 32)
+        store = open_block_store(file, self.memory, model, slots * BLOCK_BYTES, self.cache)
+        assert store is not None
+        self.store = store
+
+    def compute(self, name: int) -> int:
+        """A block that is full of its name, and owned."""
+        block = self.cache.allocate()
+        self.memory[block] = name
+        self.cache.name(block, _name(name))
+        return block
+
+    def found(self) -> set[int]:
+        """The names of the blocks that are there; each has the right content."""
+        found = set()
+        for name in range(1, 100):
+            for block in self.cache.match([_name(name)]):
+                assert (self.memory[block] == name).all()
+                found.add(name)
+        self.cache.check_integrity([])
+        return found
+
+
+def _name(number: int) -> bytes:
+    return bytes([number]) * 15 + b"\0"
+
+
+def test_the_next_process_has_the_blocks_that_were_owned(file: int) -> None:
+    life = Life(file)
+    for name in (1, 2, 3):
+        life.compute(name)
+    assert Life(file).found() == {1, 2, 3}
+    assert Life(file).found() == {1, 2, 3}, "a life in which nothing was asked for them"
+
+
+def test_what_nobody_owns_makes_room_and_what_is_owned_does_not(file: int) -> None:
+    life = Life(file, slots=3)
+    blocks = [life.compute(name) for name in (1, 2, 3)]
+    life.compute(4)  # no room
+    life.cache.release(blocks[:2])
+    life.compute(5)
+    assert Life(file, slots=3).found() == {1, 3, 5} or Life(file, slots=3).found() == {2, 3, 5}
+
+
+def test_a_block_that_is_owned_again_is_kept_again(file: int) -> None:
+    life = Life(file, slots=1)
+    block = life.compute(1)
+    life.cache.release([block])
+    life.cache.release([life.compute(2)])
+    life.cache.share([block])
+    assert Life(file, slots=1).found() == {1}
+
+
+@pytest.mark.parametrize("field", ["checksum", "name", "copy"])
+def test_what_was_written_over_is_not_believed(file: int, field: str) -> None:
+    life = Life(file)
+    for name in (1, 2):
+        life.compute(name)
+    slot = life.store._held[_name(1)]
+    if field == "copy":
+        life.store._copies[slot, 5] ^= 1
+    elif field == "checksum":
+        life.store._entries["checksum"][slot] += 1
+    else:
+        life.store._entries["valid"][slot] = 0  # half written
+    assert Life(file).found() == {2}
+
+
+def test_copies_of_another_model_are_not_read(file: int) -> None:
+    Life(file).compute(1)
+    assert Life(file, model="another").found() == set()
+    assert Life(file).found() == set()
+
+
+def test_a_process_that_died_reading_them_leaves_none(file: int) -> None:
+    life = Life(file)
+    life.compute(1)
+    life.store._head["reading"] = 1
+    assert Life(file).found() == set()
+    life = Life(file)
+    life.compute(2)
+    assert Life(file).found() == {2}
+
+
+def test_a_file_of_another_size_begins_anew(file: int) -> None:
+    Life(file, slots=2).compute(1)
+    assert Life(file, slots=3).found() == set()
+
+
+def test_without_room_for_a_block_there_is_no_store(file: int) -> None:
+    cache = KVCache(BLOCKS, 32)
+    blocks = np.zeros((BLOCKS, BLOCK_BYTES), np.uint8)
+    assert open_block_store(file, blocks, "model", BLOCK_BYTES - 1, cache) is None
+    assert cache.store is None
+
+
+def test_memory_is_taken_as_it_is_needed(file: int) -> None:
+    blocks = np.zeros((1024, 1 << 20), np.uint8)
+    store = BlockStore(file, blocks, "model", 1 << 30)
+    taken = os.fstat(file).st_blocks * 512
+    for name in range(1, 5):
+        for _ in range(100):  # one after the other: what is over makes room
+            store.hold(_name(name), name)
+            store.let_go(_name(name))
+    assert os.fstat(file).st_blocks * 512 - taken < 3 << 20
+
+
+def test_after_a_death_only_the_newest_tokens_of_each_stream_are_computed_again() -> None:
+    rng = random.Random(1)
+    requests = [
+        EngineRequest(request_id=f"r{i}", prompt=tuple(rng.choices(range(199), k=320)), seeds=(i,), max_tokens=200)
+        for i in range(4)
+    ]
+
+    async def play(settings: WorkerSettings) -> int:
+        client = EngineClient(settings)
+        await client.start()
+        try:
+            reading = [asyncio.create_task(_read(client, request)) for request in requests]
+            while client.stats().generated_tokens < 4 * 50:
+                await asyncio.sleep(0.001)
+            before = client.stats()
+            os.kill(client.health().pid or 0, signal.SIGKILL)
+            async with asyncio.timeout(30):
+                while client.stats().prompt_tokens < before.prompt_tokens + 4 * 320:
+                    await asyncio.sleep(0.001)
+            cached = client.stats().cached_tokens - before.cached_tokens
+            await asyncio.wait_for(asyncio.gather(*reading), 30)
+            return cached
+        finally:
+            await client.close()
+
+    model = StubModel(vocab_size=199, num_blocks=128, max_context=600, step_s=0.002)
+    assert asyncio.run(play(WorkerSettings(model=model))) == 4 * 320
+    assert asyncio.run(play(WorkerSettings(model=model, recovery_bytes=0))) == 0
+    assert asyncio.run(play(WorkerSettings(model=model, scheduler=SchedulerSettings(prefix_cache=False)))) == 0
+
+
+async def _read(client: EngineClient, request: EngineRequest) -> None:
+    async for _ in client.submit(request):
+        pass

@@ -1,0 +1,337 @@
+"""The engine is never given up for good: it is started again until it works, or until an operator's time is over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import itertools
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from tiny_model import make_tiny_llama
+
+from dragoman import models
+from dragoman.core.errors import EngineUnavailable, ModelError
+from dragoman.core.events import EngineEvent, FinishEvent, FinishReason
+from dragoman.core.request import EngineRequest
+from dragoman.engine import client as client_module
+from dragoman.engine.client import EngineClient, State
+from dragoman.engine.launch import Launched
+from dragoman.engine.messages import FromEngine, LoadModel, StubModel, WorkerSettings
+from dragoman.engine.process import WorkerProcess
+from dragoman.engine.replay import CULPRIT_S, MOST_CULPRITS, Culprits
+from dragoman.engine.watchdog import COMPUTING_FACTOR, Watchdog, cpu_ticks
+from simulation import Transcript, run_alone, stub
+
+POISON = 0
+STUB = StubModel(vocab_size=199, num_blocks=128, max_context=600, step_s=0.002)
+REQUEST = EngineRequest(request_id="r", prompt=(1, 2, 3), seeds=(7,), max_tokens=150)
+
+
+class Failing:
+    """``WorkerProcess.spawn`` that fails while ``errors`` last, from the second start on."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = iter(errors)
+        self.starts = 0
+
+    async def __call__(
+        self,
+        settings: WorkerSettings,
+        heard: Callable[[FromEngine], None],
+        gone: Callable[[], None],
+        launched: Launched | None = None,
+    ) -> WorkerProcess:
+        self.starts += 1
+        if self.starts > 1:
+            for error in self.errors:
+                raise error
+        return await WorkerProcess.spawn(settings, heard, gone, launched)
+
+
+@asynccontextmanager
+async def started(settings: WorkerSettings, spawn: Failing | None = None) -> AsyncIterator[EngineClient]:
+    client = EngineClient(settings, spawn=spawn or Failing())
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def read(client: EngineClient, request: EngineRequest) -> Transcript:
+    transcript = Transcript()
+    async for event in client.submit(request):
+        transcript.add(event)
+    return transcript
+
+
+async def killed(client: EngineClient, request: EngineRequest) -> asyncio.Task[Transcript]:
+    """A request that goes on while the process that computed it is killed."""
+    reading = asyncio.create_task(read(client, request))
+    before = client.stats().generated_tokens
+    while client.stats().generated_tokens < before + 5:
+        await asyncio.sleep(0.001)
+    os.kill(client.health().pid or 0, signal.SIGKILL)
+    await until(lambda: client.health().state is not State.READY)
+    return reading
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
+def test_starts_that_fail_again_and_again_are_followed_by_one_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "LONGEST_WAIT_S", 0.05)
+    short = OSError(errno.EMFILE, "Too many open files")
+    reasons = [short] * 6 + [EngineUnavailable("it died")] * 3 + [ModelError("no such folder"), RuntimeError("threads")]
+
+    async def play() -> Transcript:
+        spawn = Failing(*reasons)
+        async with started(WorkerSettings(model=STUB), spawn) as client:
+            reading = await killed(client, REQUEST)
+            await until(lambda: "Too many open files" in client.health().message)
+            assert client.health().state is State.RESTARTING
+            transcript = await asyncio.wait_for(reading, 30)
+            assert client.health() == (State.READY, "", client.health().pid)
+            assert spawn.starts == 2 + len(reasons)
+            return transcript
+
+    assert asyncio.run(play()) == run_alone(stub(vocab_size=STUB.vocab_size, max_context=600), REQUEST)
+
+
+def test_the_wait_between_starts_grows_to_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    sleep = asyncio.sleep
+
+    async def skip(seconds: float) -> None:
+        waits.append(seconds)
+        await sleep(0)
+
+    async def play() -> None:
+        async with started(WorkerSettings(model=STUB), Failing(*[OSError("away")] * 20)) as client:
+            reading = await killed(client, REQUEST)
+            waits.clear()
+            monkeypatch.setattr(client, "_watch", None)
+            client._tasks.pop().cancel()  # the watchdog sleeps too
+            monkeypatch.setattr(asyncio, "sleep", skip)
+            await reading
+            monkeypatch.undo()
+
+    asyncio.run(play())
+    waits = [wait for wait in waits if wait >= 0.03]
+    assert len(waits) >= 15
+    assert all(wait < 75.1 for wait in waits)
+    assert min(waits[12:18]) >= 45
+    assert all(later > 1.1 * earlier for earlier, later in itertools.pairwise(waits[:9]))
+    assert len(set(waits[12:18])) > 3, "all servers would come at once"
+
+
+def test_a_model_folder_that_is_away_for_a_while_is_found_when_it_is_back(tmp_path: Path) -> None:
+    folder = make_tiny_llama(tmp_path / "tiny")
+    settings = models.ModelSettings(precision="int8", cache_bytes=0)
+    request = msgspec.structs.replace(REQUEST, max_tokens=300)
+
+    async def play() -> Transcript:
+        async with started(WorkerSettings(model=LoadModel(source=str(folder), settings=settings))) as client:
+            folder.rename(tmp_path / "away")
+            reading = await killed(client, request)
+            await until(lambda: "tiny" in client.health().message)
+            assert client.health().state is State.RESTARTING
+            (tmp_path / "away").rename(folder)
+            return await asyncio.wait_for(reading, 30)
+
+    assert asyncio.run(play()) == run_alone(models.load(folder, settings), request)
+
+
+def test_it_is_given_up_only_when_an_operator_says_so() -> None:
+    async def play() -> None:
+        failures: list[str] = []
+        settings = WorkerSettings(model=STUB, give_up_s=0.3)
+        async with started(settings, Failing(*[OSError("the disk is away")] * 99)) as client:
+            client.on_failed = failures.append
+            transcript = await asyncio.wait_for(await killed(client, REQUEST), 10)
+            assert transcript.finish == {0: FinishReason.ERROR}
+            assert client.health().state is State.FAILED
+            assert failures == [client.health().message]
+            assert "down for 0.3 s" in failures[0]
+            assert "the disk is away" in failures[0]
+            with pytest.raises(EngineUnavailable, match="the disk is away"):
+                client.submit(msgspec.structs.replace(REQUEST, request_id="late"))
+
+    asyncio.run(play())
+
+
+def test_while_it_is_down_old_requests_wait_and_new_ones_are_told_when_to_come_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(client_module, "LONGEST_WAIT_S", 0.2)
+
+    async def play() -> None:
+        async with started(WorkerSettings(model=STUB), Failing(*[OSError("away")] * 5)) as client:
+            reading = await killed(client, REQUEST)
+            early = asyncio.create_task(read(client, msgspec.structs.replace(REQUEST, request_id="early")))
+            await asyncio.sleep(0.25)
+            with pytest.raises(EngineUnavailable, match="away") as caught:
+                client.submit(msgspec.structs.replace(REQUEST, request_id="late"))
+            assert caught.value.retry_after_s > 0
+            assert {*(await reading).finish.values(), *(await early).finish.values()} == {FinishReason.LENGTH}
+            await read(client, msgspec.structs.replace(REQUEST, request_id="late"))
+
+    asyncio.run(play())
+
+
+def test_it_is_started_again_although_no_file_can_be_opened() -> None:
+    """A crowd of connections has all descriptors. The limit is of one process alone: another is tested."""
+    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "LENGTH\n"
+
+
+async def _without_descriptors() -> None:
+    async with started(WorkerSettings(model=STUB)) as client:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                os.open(os.devnull, os.O_RDONLY)
+        transcript = await asyncio.wait_for(await killed(client, REQUEST), 30)
+        print(transcript.finish[0].name)
+
+
+# What hangs ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_process_that_neither_speaks_nor_computes_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dragoman.engine.watchdog.cpu_ticks", lambda pid: 5)
+    watchdog = Watchdog(60.0)
+    looks = list(itertools.takewhile(lambda _: not watchdog.look(1), range(100)))
+    assert len(looks) == 60
+    assert "60 s" in watchdog.complaint() or "61 s" in watchdog.complaint()
+
+
+def test_a_process_that_hangs_before_it_is_ready_is_killed() -> None:
+    """Nobody else would ever end it: a model that takes another's place would be loading for ever."""
+
+    async def stopped(
+        settings: WorkerSettings,
+        heard: Callable[[FromEngine], None],
+        gone: Callable[[], None],
+        launched: Launched | None = None,
+    ) -> WorkerProcess:
+        process = await WorkerProcess.spawn(settings, heard, gone, launched)
+        os.kill(process.pid, signal.SIGSTOP)
+        return process
+
+    async def start() -> None:
+        client = EngineClient(WorkerSettings(model=STUB, hang_s=0.4), spawn=stopped)
+        with pytest.raises(EngineUnavailable, match="died while starting"):
+            await asyncio.wait_for(client.start(), 20)
+
+    asyncio.run(start())
+
+
+def test_after_ten_silent_seconds_the_engine_is_not_ready_and_after_a_word_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dragoman.engine.watchdog.cpu_ticks", lambda pid: 5)
+    watchdog = Watchdog(60.0)
+    for _ in range(9):
+        assert not watchdog.look(1)
+    assert not watchdog.complaint()
+    assert not watchdog.look(1)
+    assert "has not computed for 10 s" in watchdog.complaint()
+    watchdog.heard()
+    assert not watchdog.look(1)
+    assert not watchdog.complaint()
+
+
+def test_a_process_that_computes_one_long_step_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of a large model, or behind a long context, takes minutes."""
+    ticks = itertools.count()
+    monkeypatch.setattr("dragoman.engine.watchdog.cpu_ticks", lambda pid: next(ticks))
+    watchdog = Watchdog(60.0)
+    for _ in range(59):
+        assert not watchdog.look(1)
+    assert not watchdog.complaint()
+    looks = list(itertools.takewhile(lambda _: not watchdog.look(1), range(10_000)))
+    assert 59 + len(looks) == pytest.approx(COMPUTING_FACTOR * 60, abs=2)
+
+
+def test_without_work_silence_is_no_sign_of_anything() -> None:
+    watchdog = Watchdog(0.4)
+    assert not any(watchdog.look(None) for _ in range(1000))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="told by /proc")
+def test_what_a_process_computes_is_seen_from_outside() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        before = cpu_ticks(child.pid) or 0
+        deadline = itertools.count()
+        while (cpu_ticks(child.pid) or 0) <= before + 2:
+            assert next(deadline) < 1_000_000
+        os.kill(child.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        stopped = cpu_ticks(child.pid)
+        sum(range(3_000_000))
+        assert cpu_ticks(child.pid) == stopped
+    finally:
+        child.kill()
+        child.wait()
+    assert cpu_ticks(child.pid) is None
+
+
+# What kills it ------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_like_one_that_killed_the_process_is_not_run_again() -> None:
+    bad = EngineRequest(request_id="bad", prompt=(5, POISON), seeds=(1,), max_tokens=3)
+
+    async def play() -> tuple[list[EngineEvent], int, int]:
+        async with started(WorkerSettings(model=msgspec.structs.replace(STUB, crash_token=POISON))) as client:
+            assert (await read(client, bad)).finish == {0: FinishReason.ERROR}
+            before = client.stats().restarts
+            again = msgspec.structs.replace(bad, request_id="again", seeds=(2,), priority=1, tenant="other")
+            events = [event async for event in client.submit(again)]
+            await read(client, msgspec.structs.replace(bad, request_id="good", prompt=(5, 6)))
+            return events, before, client.stats().restarts
+
+    (event,), before, after = asyncio.run(play())
+    assert isinstance(event, FinishEvent)
+    assert event.finish is FinishReason.ERROR
+    assert before == after == 3
+
+
+def test_culprits_are_remembered_for_minutes_and_not_without_bound() -> None:
+    culprits, rng = Culprits(), random.Random(1)
+
+    def request() -> EngineRequest:
+        return msgspec.structs.replace(REQUEST, prompt=tuple(rng.choices(range(199), k=20)))
+
+    first = request()
+    culprits.add(first, 100.0)
+    assert culprits.knows(first, 100.0 + CULPRIT_S - 1)
+    assert not culprits.knows(request(), 100.0)
+    assert not culprits.knows(msgspec.structs.replace(first, generated=((4,),)), 100.0)
+    assert not culprits.knows(first, 100.0 + CULPRIT_S)
+    culprits.add(first, 1000.0)
+    for _ in range(MOST_CULPRITS):
+        culprits.add(request(), 1000.0)
+    assert not culprits.knows(first, 1000.0)
+
+
+if __name__ == "__main__":
+    asyncio.run(_without_descriptors())

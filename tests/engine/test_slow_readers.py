@@ -1,0 +1,111 @@
+"""A request whose events are not read is not generated into memory, and goes on with the same tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+from test_client import STUB, started
+
+from dragoman.core.events import TokenEvent
+from dragoman.core.request import EngineRequest
+from dragoman.engine import backpressure
+from dragoman.engine.client import EngineClient
+from dragoman.engine.event_stream import EventStream
+from dragoman.engine.messages import StubModel
+from simulation import run_alone, stub
+
+MOST = 40
+FAST = StubModel(vocab_size=199, num_blocks=64, max_context=600)
+
+
+@pytest.fixture(autouse=True)
+def small_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backpressure, "MOST_UNREAD", MOST)
+
+
+def long(request_id: str, sequences: int = 1) -> EngineRequest:
+    return EngineRequest(request_id=request_id, prompt=(1, 2, 3), seeds=tuple(range(sequences)), max_tokens=500)
+
+
+async def quiet(client: EngineClient, stream: EventStream) -> int:
+    """Wait until the engine makes nothing more for the stream; how many events are unread."""
+    count = -1
+    while count != len(stream._events):
+        count = len(stream._events)
+        await asyncio.sleep(0.1)
+    return count
+
+
+async def rest(stream: EventStream) -> list[int]:
+    return [event.token_id async for event in stream if isinstance(event, TokenEvent)]
+
+
+def test_an_unread_stream_is_paused_and_goes_on_with_the_same_tokens() -> None:
+    async def play() -> tuple[int, int, list[int]]:
+        async with started(FAST) as client:
+            stream = client.submit(long("r"))
+            unread = await quiet(client, stream)
+            running = client.stats().running
+            return unread, running, await rest(stream)
+
+    unread, running, tokens = asyncio.run(play())
+    assert MOST < unread < MOST + 30
+    assert running == 0
+    assert tokens == run_alone(stub(vocab_size=199), long("r")).ids()
+
+
+def test_others_go_on_meanwhile_and_have_its_row() -> None:
+    async def play() -> list[int]:
+        async with started(FAST, max_running=1) as client:
+            stalled = client.submit(long("stalled"))
+            await quiet(client, stalled)
+            return await asyncio.wait_for(rest(client.submit(long("other"))), 20)
+
+    assert len(asyncio.run(play())) == 500
+
+
+def test_a_paused_request_survives_the_death_of_the_engine() -> None:
+    async def play() -> list[int]:
+        async with started(FAST) as client:
+            stream = client.submit(long("r"))
+            await quiet(client, stream)
+            pid = client.health().pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            while client.health().pid in (pid, None):
+                await asyncio.sleep(0.02)
+            await quiet(client, stream)
+            assert len(stream._events) < MOST + 60
+            return await rest(stream)
+
+    assert asyncio.run(play()) == run_alone(stub(vocab_size=199), long("r")).ids()
+
+
+def test_a_paused_request_that_is_left_leaves_nothing_behind() -> None:
+    async def play() -> None:
+        async with started(FAST) as client:
+            stream = client.submit(long("r"))
+            await quiet(client, stream)
+            await stream.aclose()
+            assert client.seconds_since_step == 0
+            assert not client._backpressure.paused
+            assert len(await rest(client.submit(long("r")))) == 500
+            assert client.stats().free_blocks == client.stats().blocks
+
+    asyncio.run(play())
+
+
+def test_a_request_that_is_read_is_never_paused() -> None:
+    async def play() -> int:
+        async with started(STUB) as client:
+            sent: list[str] = []
+            assert client._process is not None
+            send = client._process.send
+            client._process.send = lambda message: (sent.append(type(message).__name__), send(message))[1]  # type: ignore[method-assign]
+            await rest(client.submit(long("r", sequences=3)))
+            return sent.count("Pause")
+
+    assert asyncio.run(play()) == 0
