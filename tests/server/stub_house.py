@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import httpx
 import msgspec
@@ -26,15 +26,24 @@ from dragoman.engine.messages import LoadModel, StubModel, WorkerSettings
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.stub import StubRunner
 from dragoman.models import AdapterInfo
+from dragoman.server.accounts import Accounts
 from dragoman.server.admission import Admission
-from dragoman.server.app import create_app
+from dragoman.server.app import NO_PAGES, create_app
+from dragoman.server.body_budget import BodyBudget
+from dragoman.server.connections import Connections
 from dragoman.server.keys import Keyring
-from dragoman.server.lifecycle import NO_KEYS, Server
+from dragoman.server.lifecycle import ANYONE, NO_KEYS, Server, certificates_of, listening
 from dragoman.server.metrics import Metrics
 from dragoman.server.model import ServedModel
 from dragoman.server.opening import NO_ADAPTERS, ONE_MODEL, House, open_house
 from dragoman.server.serving import EngineServing
-from dragoman.server.settings import AdapterSettings, CatalogSettings, ServerSettings
+from dragoman.server.settings import (
+    AdapterSettings,
+    BrowserSettings,
+    CatalogSettings,
+    NetworkSettings,
+    ServerSettings,
+)
 from dragoman.text import ChatTemplate, Tokenizer
 from dragoman.text.template_names import template_names
 from dragoman.text.tool_calls import reasoning_of, tool_calls_of
@@ -193,8 +202,12 @@ async def local_house(
     stub: StubModel = STUB,
     *,
     dialects: Sequence[Dialect] = DIALECTS,
+    keys: Keyring = NO_KEYS,
+    accounts: Accounts | None = None,
+    browsers: BrowserSettings = NO_PAGES,
 ) -> AsyncIterator[LocalHouse]:
-    engine, metrics = LocalEngine(stub), Metrics()
+    engine, metrics, accounts = LocalEngine(stub), Metrics(), accounts or Accounts()
+    accounts.watch(metrics)
     model = local_model(settings, stub, template)
     engine.engine.teach(model.vocabulary)
     serving = EngineServing(
@@ -203,11 +216,15 @@ async def local_house(
         metrics,
         admission=Admission(settings.max_waiting),
         timeout_s=settings.generation_timeout_s,
+        queue_s=settings.max_queue_s,
+        accounts=accounts,
     )
-    app = create_app(serving, settings, metrics=metrics, dialects=dialects)
+    app = create_app(
+        serving, settings, metrics=metrics, dialects=dialects, keys=keys, accounts=accounts, browsers=browsers
+    )
     stepping = asyncio.create_task(engine.run())
     transport = httpx.ASGITransport(app, raise_app_exceptions=True)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=20) as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=20) as client:
         yield LocalHouse(engine, serving, metrics, client)
     stepping.cancel()
     serving.close()
@@ -219,6 +236,20 @@ class RunningServer:
     def __init__(self, house: House, server: Server, loop: asyncio.AbstractEventLoop, port: int) -> None:
         self.house, self.server, self.loop, self.port = house, server, loop, port
         self.url = f"http://127.0.0.1:{port}"
+
+    @property
+    def connections(self) -> Connections:
+        """The places of its connections."""
+        protocol: Any = self.server.config.http_protocol_class
+        found: Connections = protocol.context.connections
+        return found
+
+    @property
+    def bodies(self) -> BodyBudget:
+        """What all bodies together take."""
+        protocol: Any = self.server.config.http_protocol_class
+        found: BodyBudget = protocol.context.bodies
+        return found
 
     def connect(self, receive_buffer: int | None = None) -> socket.socket:
         connection = socket.socket()
@@ -245,20 +276,33 @@ def running_server(
     *,
     dialects: Sequence[Dialect] = DIALECTS,
     keys: Keyring = NO_KEYS,
+    browsers: BrowserSettings = NO_PAGES,
     catalog: CatalogSettings = ONE_MODEL,
     adapters: AdapterSettings = NO_ADAPTERS,
+    accounts: Accounts | None = None,
+    network: NetworkSettings = ANYONE,
 ) -> Iterator[RunningServer]:
     opened = threading.Event()
     box: list[RunningServer] = []
     failure: list[BaseException] = []
 
     async def live() -> None:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
+        with listening(settings, network) as listener:
             worker = WorkerSettings(model=stub)
-            async with open_house(settings, worker, folder, catalog=catalog, adapters=adapters) as house:
-                server = Server(settings, house, lambda *_: opened.set(), dialects=dialects, keys=keys)
-                box.append(RunningServer(house, server, asyncio.get_running_loop(), listener.getsockname()[1]))
+            opening = open_house(settings, worker, folder, catalog=catalog, adapters=adapters, accounts=accounts)
+            async with opening as house:
+                server = Server(
+                    settings,
+                    house,
+                    lambda *_: opened.set(),
+                    dialects=dialects,
+                    keys=keys,
+                    network=network,
+                    browsers=browsers,
+                    certificates=certificates_of(network),
+                )
+                port = 0 if network.uds else listener.getsockname()[1]
+                box.append(RunningServer(house, server, asyncio.get_running_loop(), port))
                 await server.serve(sockets=[listener])
 
     def run() -> None:

@@ -173,7 +173,7 @@ async def test_a_body_is_counted_while_it_is_read(template: ChatTemplate) -> Non
         ({"stop": ["a", 1]}, "stop[1]"),
         ({"stop": ["x" * 4096] * 5}, "stop"),
         ({"stream": "yes"}, "stream"),
-        ({"prompt": None, "logprobs": 6}, "logprobs"),
+        ({"prompt": None, "logprobs": 21}, "logprobs"),
         ({"prompt": [-1]}, "prompt[0]"),
         ({"prompt": [STUB.vocab_size]}, "prompt"),
         ({"prompt": []}, "prompt"),

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 from sockets import BODY, ENDLESS, Left, ask, json_of, read_all, request_of, serves, status_of, until
-from stub_house import QUICK, STUB, TOKENIZER, RunningServer
+from stub_house import STUB, TOKENIZER, RunningServer
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_leaving_with_pipelined_requests_cancels_the_one_being_answered(server: 
 
 def test_headers_must_arrive_in_time(server: RunningServer) -> None:
     with server.connect() as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: t")
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost")
         answer = read_all(connection)
     assert status_of(answer) == 408
     assert json_of(answer)["error"]["code"] == "request_timeout"
@@ -171,7 +171,7 @@ def test_headers_are_bounded(server: RunningServer) -> None:
     "head", ["GET /livez?" + "y" * 70_000 + " HTTP/1.1\r\n", "GET /livez HTTP/1.1\r\nx: " + "y" * 70_000 + "\r\n"]
 )
 def test_headers_that_come_all_at_once_are_bounded_too(server: RunningServer, head: str) -> None:
-    answer = ask(server, head.encode() + b"host: t\r\nconnection: close\r\n\r\n")
+    answer = ask(server, head.encode() + b"host: localhost\r\nconnection: close\r\n\r\n")
     assert status_of(answer) == 431
     assert "headers" in json_of(answer)["error"]["message"]
 
@@ -202,7 +202,10 @@ def test_a_body_of_100_megabytes_is_refused_and_still_answered(server: RunningSe
 def test_a_chunked_body_without_end_is_refused(server: RunningServer) -> None:
     chunk = b"%x\r\n" % (1 << 20) + b" " * (1 << 20) + b"\r\n"
     with server.connect() as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n")
+        connection.sendall(
+            b"POST /tgi/generate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"transfer-encoding: chunked\r\n\r\n"
+        )
         with contextlib.suppress(ConnectionError):
             for _ in range(100):
                 connection.sendall(chunk)
@@ -232,11 +235,11 @@ def test_a_refused_body_is_not_read_for_ever(server: RunningServer) -> None:
         b"GET\r\n\r\n",
         b"POST /v1/completions HTTP/9.9\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"GET /\xff HTTP/1.1\r\nhost: t\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-length: x\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nabcdef",
-        b"POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /\xff HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: x\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nabcdef",
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
     ],
     ids=lambda data: repr(data[:32]),
 )
@@ -277,7 +280,7 @@ def test_expect_continue_is_answered(server: RunningServer) -> None:
 
 
 def test_head_requests_have_no_body(server: RunningServer) -> None:
-    answer = ask(server, b"HEAD /v1/models HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n")
+    answer = ask(server, b"HEAD /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
     assert status_of(answer) == 200
     assert answer.endswith(b"\r\n\r\n")
 
@@ -303,14 +306,23 @@ def test_many_at_once_are_all_served(server: RunningServer) -> None:
     assert answers == [200] * 40
 
 
-def test_one_connection_too_many_is_told_so(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = type("Limits", (), {**{f: getattr(QUICK, f) for f in QUICK.__struct_fields__}, "max_connections": 2})
-    monkeypatch.setattr(server.server.config.http_protocol_class, "settings", limits)
-    with server.connect(), server.connect():
-        until(lambda: len(server.server.server_state.connections) == 2)
+def test_one_connection_too_many_is_told_so_and_health_is_told_all_the_same(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connections = server.connections
+    monkeypatch.setattr(connections, "max_connections", 2)
+    with server.connect() as one, server.connect() as other:
+        for busy in (one, other):
+            busy.sendall(request_of({**ENDLESS, "stream": True}))
+            assert busy.recv(1)
         answer = ask(server, request_of())
-    assert status_of(answer) == 503
-    assert json_of(answer)["error"]["code"] == "service_unavailable"
+        assert status_of(answer) == 503
+        assert json_of(answer)["error"]["code"] == "service_unavailable"
+        assert b"connection: close" in answer
+        for path in ("/livez", "/readyz", "/health", "/metrics", "/tgi/health"):
+            answer = ask(server, f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+            assert status_of(answer) == 200, path
+    until(lambda: not len(connections))
 
 
 def test_all_blocks_are_free_when_nothing_runs(server: RunningServer) -> None:

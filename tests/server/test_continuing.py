@@ -263,7 +263,7 @@ async def test_a_locked_file_is_a_clear_error_at_the_start(tmp_path: Path, monke
         assert await kept(store, key("a")) == cut()
 
 
-async def test_a_lock_that_lasts_fails_the_request_and_not_the_server(
+async def test_a_lock_that_lasts_keeps_what_is_there_and_nothing_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(continuing, "LOCKED_S", 0.05)
@@ -271,18 +271,35 @@ async def test_a_lock_that_lasts_fails_the_request_and_not_the_server(
         await save(store, key("a"), cut())
         other = sqlite3.connect(tmp_path / "continue.sqlite3", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(GenerationFailed, match="cannot be reached"):
-            await kept(store, key("a"))
+        async with store.hold(key("a")) as held:
+            assert held.saved == cut()
+            assert not await held.save(cut(2))
         other.execute("ROLLBACK")
         other.close()
         assert await kept(store, key("a")) == cut()
 
 
-async def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_made_is_told_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("in the way")
-    async with open_store(tmp_path / "file" / "state") as store:
-        with pytest.raises(GenerationFailed):
-            await save(store, key("a"), cut())
+    async with open_store(tmp_path / "file" / "state") as store, store.hold(key("a")) as held:
+        assert not await held.save(cut())
+    assert "cannot be opened" in caplog.text
+
+
+async def test_a_store_that_cannot_be_read_fails_the_request_and_not_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_store(tmp_path) as store:
+        await save(store, key("a"), cut())
+        database = store._database
+        assert database is not None
+        database.execute("ALTER TABLE generations RENAME TO gone")
+        with pytest.raises(GenerationFailed, match="cannot be reached"):
+            await kept(store, key("a"))
+        database.execute("ALTER TABLE gone RENAME TO generations")
+        assert await kept(store, key("a")) == cut()
 
 
 async def test_a_state_that_cannot_be_read_is_forgotten(tmp_path: Path) -> None:
@@ -301,3 +318,89 @@ def test_by_default_it_lies_with_the_users_state(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("XDG_STATE_HOME")
     assert ContinueSettings().file == Path("~/.local/state/dragoman/continue.sqlite3").expanduser()
     assert ContinueSettings(continue_store="memory").file is None
+
+
+def fill_disk(store: SqliteContinueStore) -> None:
+    """Have SQLite find no room for one more page."""
+    database = store._database
+    assert database is not None
+    (pages,) = database.execute("PRAGMA page_count").fetchone()
+    database.execute(f"PRAGMA max_page_count = {pages}")
+
+
+async def test_a_full_disk_keeps_nothing_more_and_forgets_nothing(tmp_path: Path) -> None:
+    async with open_store(tmp_path) as store:
+        await save(store, key("old"), cut(1))
+        fill_disk(store)
+        async with store.hold(key("new")) as held:
+            assert not await held.save(cut(2, tokens=100_000))
+            assert held.saved is None
+        assert await kept(store, key("old")) == cut(1)
+        assert await kept(store, key("new")) is None
+        assert store.failures == 1
+
+
+async def test_what_is_kept_is_found_while_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_store(tmp_path) as store:
+        await save(store, key("a"), cut(1))
+        database = store._database
+        assert database is not None
+        database.execute("PRAGMA query_only = ON")
+        assert await kept(store, key("a")) == cut(1)
+        async with store.hold(key("a")) as held:
+            assert not await held.forget()
+            assert held.saved == cut(1)
+
+
+async def test_no_caller_crowds_out_what_others_keep(tmp_path: Path) -> None:
+    async with open_store(tmp_path, continue_max_entries=10) as store:
+        await save(store, key("mine", tenant="small"), cut(1))
+        for number in range(50):
+            await save(store, key(f"{number}", tenant="large"), cut(number))
+        assert await kept(store, key("mine", tenant="small")) == cut(1)
+        assert store.keys == 10
+        assert [number for number in range(50) if await kept(store, key(f"{number}", tenant="large"))] == [
+            *range(41, 50)
+        ]
+
+
+async def test_no_caller_takes_the_bytes_of_others() -> None:
+    async with open_store(continue_max_bytes=20_000) as store:
+        await save(store, key("mine", tenant="small"), cut(1))
+        for number in range(20):
+            await save(store, key(f"{number}", tenant="large"), cut(number, tokens=3000))
+        assert await kept(store, key("mine", tenant="small")) == cut(1)
+        assert store.evicted
+
+
+async def test_setting_the_system_clock_expires_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_store(continue_ttl_s=60.0) as store:
+        await save(store, key("a"), cut(1))
+        real = continuing.time.time()
+        monkeypatch.setattr(continuing.time, "time", lambda: real + 86400)
+        assert await kept(store, key("a")) == cut(1)
+
+
+async def test_what_was_saved_by_a_clock_that_was_ahead_is_not_kept_longer(tmp_path: Path) -> None:
+    ahead, now = Clock(), Clock()
+    ahead.now = 1_000_000.0
+    async with open_store(tmp_path, clock=ahead) as store:
+        await save(store, key("a"), cut(1))
+    async with open_store(tmp_path, clock=now, continue_ttl_s=100.0) as store:
+        assert await kept(store, key("a")) == cut(1)
+        now.now += 101.0
+        assert await kept(store, key("a")) is None
+
+
+async def test_a_file_of_version_1_is_brought_along(tmp_path: Path) -> None:
+    async with open_store(tmp_path) as store:
+        await save(store, key("a"), cut(1))
+    database = sqlite3.connect(tmp_path / "continue.sqlite3")
+    database.executescript("DROP INDEX by_tenant; ALTER TABLE generations DROP COLUMN tenant; PRAGMA user_version = 1")
+    database.close()
+    async with open_store(tmp_path) as store:
+        assert await kept(store, key("a")) == cut(1)
+        await save(store, key("b"), cut(2))
+    assert [path.name for path in tmp_path.iterdir()] == ["continue.sqlite3"]

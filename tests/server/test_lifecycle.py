@@ -7,17 +7,14 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
+from server_process import PROMPT, process
 from stub_house import FOLDER, QUICK, STUB, TOKENIZER, RunningServer, running_server
 
 from dragoman.core.errors import DragomanError, ModelError
@@ -26,70 +23,7 @@ from dragoman.engine.messages import EngineInfo, LoadModel, WorkerSettings
 from dragoman.server import lifecycle
 from dragoman.server.lifecycle import until_told
 
-PROGRAM = """
-import sys
-from pathlib import Path
-import msgspec
-from dragoman.engine.messages import StubModel, WorkerSettings
-from dragoman.server.lifecycle import serve, until_told
-from dragoman.server.settings import ServerSettings
-
-settings = msgspec.json.decode(sys.argv[1], type=ServerSettings)
-stub = msgspec.json.decode(sys.argv[2], type=StubModel)
-worker, folder = WorkerSettings(model=stub), Path(sys.argv[3])
-sys.exit(until_told(serve(settings, worker, folder, opened=lambda _, url: print(url, flush=True))))
-"""
-
-PROMPT = {"prompt": "Once upon a time", "seed": 1, "ignore_eos": True}
 SLOW = msgspec.structs.replace(STUB, step_s=0.01)
-
-
-class Process:
-    """``serve`` in a process of its own."""
-
-    def __init__(self, drain_s: float, step_s: float, metrics_port: int | None = None) -> None:
-        settings = msgspec.structs.replace(QUICK, drain_s=drain_s, metrics_port=metrics_port)
-        stub = msgspec.structs.replace(STUB, step_s=step_s)
-        arguments = [msgspec.json.encode(settings), msgspec.json.encode(stub), str(FOLDER)]
-        command = [sys.executable, "-c", PROGRAM, *arguments]
-        self.popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert self.popen.stdout is not None
-        self.url = self.popen.stdout.readline().strip()
-        self.events: list[Any] = []
-
-    def stream(self, max_tokens: int) -> threading.Thread:
-        """Reads a stream in a thread; returns when its first event has come."""
-        begun = threading.Event()
-
-        def read() -> None:
-            body = {**PROMPT, "max_tokens": max_tokens, "stream": True}
-            with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=30) as answer:
-                for line in answer.iter_lines():
-                    if line:
-                        self.events.append(line.removeprefix("data: "))
-                        begun.set()
-
-        thread = threading.Thread(target=read)
-        thread.start()
-        assert begun.wait(20)
-        return thread
-
-    def signal(self, number: int) -> None:
-        self.popen.send_signal(number)
-
-    def exit_code(self, seconds: float = 20) -> int:
-        self.errors = self.popen.communicate(timeout=seconds)[1]
-        return self.popen.returncode
-
-
-@contextmanager
-def process(drain_s: float = 10.0, step_s: float = 0.01, metrics_port: int | None = None) -> Iterator[Process]:
-    running = Process(drain_s, step_s, metrics_port)
-    try:
-        yield running
-    finally:
-        running.popen.kill()
-        running.popen.communicate()
 
 
 # The end -------------------------------------------------------------------------------------------------------------

@@ -141,7 +141,7 @@ async def counted(house: LocalHouse) -> AsyncIterator[httpx.AsyncClient]:
     other: Dialect = msgspec.structs.replace(openai.DIALECT, name="other", observer=Count)
     for _ in range(2):  # the same server may have several applications; nobody is counted twice
         app = create_app(house.serving, QUICK, metrics=house.metrics, dialects=(openai.DIALECT, other))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         yield client
 
 

@@ -51,7 +51,7 @@ class Opened:
         self.go = asyncio.Event()
         self.go.set()
 
-    def fits_beside(self, offer: Offer, current: Model) -> bool:
+    async def fits_beside(self, offer: Offer, current: Model) -> bool:
         return self.beside
 
     async def open(self, offer: Offer, progress: Progress) -> Model:

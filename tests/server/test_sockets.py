@@ -15,7 +15,11 @@ from toy_dialect import toy
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from dragoman.server.keys import Keyring, hashed
+from dragoman.dialects import DIALECTS as REAL_DIALECTS
+from dragoman.dialects.wire import Dialect
+from dragoman.server.key_file import hashed
+from dragoman.server.keys import Keyring
+from dragoman.server.settings import BrowserSettings
 
 DIALECTS = (toy("north"), toy("south", field="words"))
 AUTO = msgspec.structs.replace(QUICK, dialect="auto")
@@ -195,3 +199,74 @@ def test_a_page_with_a_key_reaches_a_server_that_asks_for_none(server: RunningSe
         assert socket.subprotocol == "page"
     with opened(server, "/north-talk", subprotocols=["page"]) as socket:
         assert socket.subprotocol is None
+
+
+# Pages ---------------------------------------------------------------------------------------------------------------
+
+
+FOREIGN = (
+    {"origin": "https://evil.example"},
+    {"origin": "http://localhost:1"},
+    {"origin": "null"},
+    {"sec-fetch-site": "cross-site"},
+    {"host": "evil.example", "origin": "http://evil.example"},
+)
+
+
+def status_for(server: RunningServer, path: str, headers: dict[str, str], **more: object) -> int:
+    """Of the answer to a handshake with these headers; by hand, for a client has its own Host."""
+    protocols = [*more.get("subprotocols", ())]  # type: ignore[misc]
+    lines = {
+        "host": f"127.0.0.1:{server.port}",
+        "upgrade": "websocket",
+        "connection": "upgrade",
+        "sec-websocket-version": "13",
+        "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
+        **({"sec-websocket-protocol": ", ".join(protocols)} if protocols else {}),
+        **headers,
+    }
+    with server.connect() as connection:
+        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        connection.sendall(f"GET {path} HTTP/1.1\r\n{head}\r\n".encode())
+        return int(connection.recv(4096).split(b" ", 2)[1])
+
+
+@pytest.mark.parametrize("headers", FOREIGN, ids=str)
+def test_a_foreign_page_opens_no_socket_where_no_key_is_asked_for(
+    server: RunningServer, headers: dict[str, str]
+) -> None:
+    for path in ("/north-talk", "/north/north-talk", "/shared"):
+        assert status_for(server, path, headers) == 403
+
+
+def test_a_page_of_the_servers_own_opens_sockets(server: RunningServer) -> None:
+    for host in (f"127.0.0.1:{server.port}", f"localhost:{server.port}"):
+        own = {"host": host, "origin": f"http://{host}", "sec-fetch-site": "same-origin"}
+        assert status_for(server, "/north-talk", own) == 101
+
+
+@pytest.mark.parametrize("dialect", REAL_DIALECTS, ids=lambda dialect: dialect.name)
+def test_no_socket_of_any_dialect_opens_for_a_foreign_page(served: RunningServer, dialect: Dialect) -> None:
+    for operation in dialect.sockets:
+        for path in (operation.path, f"/{dialect.name}{operation.path}"):
+            for headers in ({**FOREIGN[0], "origin": "https://evil.test"}, *FOREIGN[1:]):
+                assert status_for(served, path, headers) == 403, (path, headers)
+            assert status_for(served, path, {"origin": "https://friend.example"}) == 101
+            assert status_for(served, path, {}) == 101
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[RunningServer]:
+    with running_server(AUTO, browsers=BrowserSettings(cors_origin=("https://*.example",))) as server:
+        yield server
+
+
+def test_a_page_elsewhere_opens_sockets_with_its_key(locked: RunningServer) -> None:
+    page = {"origin": "https://page.example"}
+    assert status_for(locked, "/north-talk", page, subprotocols=("page", IN_PAGE)) == 101
+    assert status_for(locked, "/north-talk", page, subprotocols=("page",)) == 401
+
+
+@pytest.mark.parametrize("name", ["api_key", "key", "token", "access_token", "authorization"])
+def test_a_key_in_the_query_opens_no_socket(locked: RunningServer, name: str) -> None:
+    assert status_for(locked, f"/north-talk?{name}={KEY}", {}) == 401

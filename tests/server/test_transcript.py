@@ -93,3 +93,31 @@ def test_the_token_that_ends_without_text_comes_behind_all_text(ids: list[int], 
     token = deltas[-1].tokens[-1]
     assert (token.token_id, token.text_offset) == (last, len(text))
     assert deltas[-1].stop == (last if finish is FinishReason.STOP_TOKEN else None)
+
+
+SPECIAL = min(TOKENIZER.special_ids - set(TOKENIZER.eos_ids))
+SPECIAL_TEXT = TOKENIZER.token(SPECIAL) or ""
+
+
+@given(ids=IDS, include=st.booleans(), position=st.integers(0, 8))
+@settings(max_examples=200, deadline=None)
+def test_a_stop_string_that_spells_a_special_token_ends_at_it(ids: list[int], include: bool, position: int) -> None:
+    ids = [i for i in ids if i != SPECIAL]
+    before = ids[:position]
+    deltas = played([*before, SPECIAL, *ids[position:]], EndingParams(stop=(SPECIAL_TEXT,), include_stop=include))
+    assert "".join(delta.text for delta in deltas) == TOKENIZER.decode(before) + SPECIAL_TEXT * include
+    assert deltas[-1].finish is FinishReason.STOP_STRING
+    assert deltas[-1].stop == SPECIAL_TEXT
+    assert [token.token_id for delta in deltas for token in delta.tokens] == [*before, SPECIAL]
+
+
+def test_a_special_token_that_no_stop_string_spells_ends_nothing() -> None:
+    deltas = played([*BYTES[40:42], SPECIAL, BYTES[43]], EndingParams(stop=(SPECIAL_TEXT[:-1], "zzz")))
+    assert deltas[-1].finish is FinishReason.LENGTH
+    assert "".join(delta.text for delta in deltas) == TOKENIZER.decode([*BYTES[40:42], BYTES[43]])
+
+
+def test_a_shown_special_token_is_found_by_its_text() -> None:
+    deltas = played([BYTES[40], SPECIAL, BYTES[43]], EndingParams(stop=(SPECIAL_TEXT,), skip_special_tokens=False))
+    assert deltas[-1].finish is FinishReason.STOP_STRING
+    assert "".join(delta.text for delta in deltas) == TOKENIZER.decode([BYTES[40]])

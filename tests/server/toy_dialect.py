@@ -104,5 +104,7 @@ async def pieces(serving: Serving, request_id: str, text: str) -> AsyncGenerator
             yield event.text
 
 
-OPEN_TO_ALL = Cors(methods=("GET", "POST"), headers=("content-type", "authorization"), vary="origin, x-asked")
-ECHOING = Cors(echo_origin=True, credentials=True, exposed=None, max_age_s=600, preflight_body="OK")
+OPEN_TO_ALL = Cors(
+    any_origin=True, methods=("GET", "POST"), headers=("content-type", "authorization"), vary="origin, x-asked"
+)
+ECHOING = Cors(any_origin=True, credentials=True, exposed=None, max_age_s=600, preflight_body="OK")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -15,6 +16,7 @@ from dragoman.core.serving import ModelCard
 from dragoman.models import AdapterInfo
 from dragoman.server.adapter_shelf import AdapterOffer, AdapterShelf
 from dragoman.server.settings import AdapterSettings
+from dragoman.server.worker_pool import WorkerPools
 
 NO_ADAPTERS = AdapterShelf(AdapterSettings())
 
@@ -36,10 +38,15 @@ class LoadedAdapters:
     """``core.adapters.Adapters`` over an engine. All methods belong to one event loop."""
 
     def __init__(
-        self, engine: AdapterEngine, base: ModelCard, names: Mapping[str, object], shelf: AdapterShelf
+        self,
+        engine: AdapterEngine,
+        base: ModelCard,
+        names: Mapping[str, object],
+        shelf: AdapterShelf,
+        pools: WorkerPools,
     ) -> None:
-        """``names``: those of the model, which no adapter may have."""
-        self._engine, self._base, self._names, self._shelf = engine, base, names, shelf
+        """``names``: those of the model, which no adapter may have. ``pools``: where disk and hub are waited for."""
+        self._engine, self._base, self._names, self._shelf, self._pools = engine, base, names, shelf, pools
         self._cards: dict[str, ModelCard] = {}
         self._offers: dict[str, AdapterOffer] = {}
         self._changing = asyncio.Lock()
@@ -67,12 +74,14 @@ class LoadedAdapters:
         return (*loaded, *(AdapterEntry(name=name, loaded=False) for name in offered))
 
     async def load(self, name: str, source: str | None = None) -> AdapterEntry:
+        if name in self._names:
+            raise Conflict(f"'{name}' is the name of the model.", param="lora_name")
+        offer = await self._pools.disk.run(lambda: self._shelf.find(name, source))
+        # The hub may take long: other adapters come and go meanwhile.
+        folder = await self._fetched(offer) if name not in self.cards else None
         async with self._changing:
-            if name in self._names:
-                raise Conflict(f"'{name}' is the name of the model.", param="lora_name")
-            offer = await asyncio.to_thread(self._shelf.find, name, source)
             if name not in self.cards:
-                return await self._load(offer)
+                return await self._load(offer, folder or await self._fetched(offer))
             if source is not None and self._offers[name].source != offer.source:
                 raise Conflict(f"Another adapter '{name}' is loaded: unload it first.", param="lora_name")
             return _entry(name, self._engine.adapters[name])
@@ -83,7 +92,7 @@ class LoadedAdapters:
             if offer.name in self._names:
                 raise ModelError(f"--lora-adapters: {offer.name} is the name of the model")
             try:
-                await self._load(offer)
+                await self._load(offer, await self._fetched(offer))
             except LoadFailed as error:
                 raise ModelError(error.message) from error
 
@@ -94,9 +103,15 @@ class LoadedAdapters:
             await self._engine.unload_adapter(name)
             return AdapterEntry(name=name, loaded=False)
 
-    async def _load(self, offer: AdapterOffer) -> AdapterEntry:
+    async def _fetched(self, offer: AdapterOffer) -> Path:
+        """The folder with its files. Raises LoadFailed."""
         try:
-            folder = await asyncio.to_thread(self._shelf.fetch, offer)
+            return await self._pools.ask_hub(lambda: self._shelf.fetch(offer))
+        except ModelError as error:
+            raise LoadFailed(f"The adapter '{offer.name}' cannot be loaded: {error.message}") from error
+
+    async def _load(self, offer: AdapterOffer, folder: Path) -> AdapterEntry:
+        try:
             info = await self._engine.load_adapter(offer.name, str(folder))
         except ModelError as error:
             raise LoadFailed(f"The adapter '{offer.name}' cannot be loaded: {error.message}") from error

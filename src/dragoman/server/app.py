@@ -17,15 +17,23 @@ from dragoman.core.errors import Cancelled, DragomanError, GenerationFailed, Not
 from dragoman.core.serving import Serving
 from dragoman.dialects import made_dialects
 from dragoman.dialects.wire import Answer, Dialect
+from dragoman.server.accounts import Accounts
+from dragoman.server.auth_failures import REASONS
+from dragoman.server.body_budget import BodyBudget
+from dragoman.server.cors import OriginPolicy
 from dragoman.server.documents import with_documents
-from dragoman.server.exchange import Exchange, Ready
+from dragoman.server.exchange import Exchange, Ready, error_answer
 from dragoman.server.gate import Gate
-from dragoman.server.health import PROBES, scrape
+from dragoman.server.health import probes, scrape
 from dragoman.server.hosting import Hosting, chosen_dialect, in_precedence
 from dragoman.server.keys import Keyring
 from dragoman.server.metrics import Metrics
 from dragoman.server.routing import routes_of
-from dragoman.server.settings import ServerSettings
+from dragoman.server.settings import BrowserSettings, ServerSettings, WorkSettings
+from dragoman.server.worker_pool import WorkerPools
+
+NO_PAGES = BrowserSettings()
+"""Pages of other origins have to stay outside."""
 
 
 def create_app(
@@ -35,24 +43,38 @@ def create_app(
     metrics: Metrics | None = None,
     ready: Ready = lambda: "",
     ended: Callable[[], bool] = lambda: False,
+    failure: Ready = lambda: "",
     dialects: Sequence[Dialect] | None = None,
     keys: Keyring = Keyring(),  # noqa: B008 (without keys it has no state)
+    pools: WorkerPools | None = None,
+    bodies: BodyBudget | None = None,
+    accounts: Accounts | None = None,
+    browsers: BrowserSettings = NO_PAGES,
 ) -> Starlette:
     """Everything behind the port.
 
     ``ready`` says why requests cannot be served now, or nothing; ``ended``, whether what still ran was given up because
-    the server ends.
+    the server ends; ``failure``, why it will never serve requests again, or nothing; ``bodies``, what all
+    bodies together may take; ``pools``, the threads for long work, and ``accounts``, what callers use, by default of
+    the application's own.
 
-    Raises DragomanError when the settings name a dialect that is not among those given.
+    Raises DragomanError when the settings name a dialect that is not among those given, and for patterns of hosts and
+    origins that are none.
     """
     metrics = metrics or Metrics()
     dialects = made_dialects() if dialects is None else dialects
     chosen = chosen_dialect(dialects, settings)
+    if keys:
+        text = "Requests refused for their API key: it was missing, unknown, expired, or not good for what was asked."
+        failures = keys.failures.counts
+        metrics.watch_labelled(
+            "auth_failures", text, ("reason",), lambda: {(name,): failures[name] for name in REASONS}
+        )
     for dialect in dialects:
         if dialect.observer is not None:
             metrics.admit(dialect.name, dialect.observer, serving.models)
     own = Dialect(
-        name="server", title="Server", operations=(*PROBES, scrape(metrics)), render_error=chosen.render_error
+        name="server", title="Server", operations=(*probes(failure), scrape(metrics)), render_error=chosen.render_error
     )
     bare, prefixed = with_documents(
         in_precedence(dialects, settings.dialect, own),
@@ -60,16 +82,29 @@ def create_app(
         own,
         secured=bool(keys),
     )
-    hosting = Hosting(serving, settings, keys, ready, ended, metrics.observers)
+    origins = OriginPolicy(browsers, bound_host=settings.host, has_keys=bool(keys))
+    for dialect in dialects:
+        origins.check_dialect(dialect.cors)
+    pools = pools or WorkerPools(WorkSettings())
+    accounts, bodies = accounts or Accounts(), bodies or BodyBudget()
+    hosting = Hosting(serving, settings, keys, ready, ended, accounts, metrics.observers, pools, origins, bodies)
     return _assembled(prefixed, bare, chosen, hosting, metrics)
 
 
 def create_figures_app(
-    serving: Serving, settings: ServerSettings, metrics: Metrics, render_error: Callable[[DragomanError], Answer]
+    serving: Serving,
+    settings: ServerSettings,
+    metrics: Metrics,
+    render_error: Callable[[DragomanError], Answer],
+    *,
+    keys: Keyring = Keyring(),  # noqa: B008 (without keys it has no state)
+    browsers: BrowserSettings = NO_PAGES,
 ) -> Starlette:
-    """What is behind a port for the metrics alone."""
+    """What is behind a port for the metrics alone: under the rules of the other port."""
     own = Dialect(name="server", title="Server", operations=(scrape(metrics),), render_error=render_error)
-    hosting = Hosting(serving, settings, Keyring(), lambda: "", lambda: False, ())
+    origins = OriginPolicy(browsers, bound_host=settings.metrics_host, has_keys=bool(keys))
+    pools = WorkerPools(WorkSettings())
+    hosting = Hosting(serving, settings, keys, lambda: "", lambda: False, Accounts(), (), pools, origins)
     return _assembled((), (own,), own, hosting, metrics)
 
 
@@ -78,10 +113,17 @@ def _assembled(
 ) -> Starlette:
     """Routes, and what is around them. ``first``: whose words are used where nothing says which dialect is spoken."""
     settings = hosting.settings
-    errors = _Errors(prefixed, bare, first, settings)
+    errors = _Errors(prefixed, bare, first, hosting)
+    gate = Middleware(
+        Gate,
+        metrics=metrics,
+        access_log=settings.access_log,
+        refuse=errors.refusal,
+        always=_always_answered(prefixed, bare),
+    )
     app = Starlette(
         routes=list(routes_of(prefixed, bare, hosting)),
-        middleware=[Middleware(Gate, metrics=metrics, access_log=settings.access_log, refuse=errors.refusal)],
+        middleware=[gate],
         exception_handlers={HTTPException: errors.unrouted, Exception: errors.failed},
     )
     # A client that is sent elsewhere repeats its POST as a GET, or not at all: better to be told.
@@ -96,21 +138,29 @@ def _with_figures(dialect: Dialect, metrics: Metrics) -> Dialect:
     return msgspec.structs.replace(dialect, operations=(*dialect.operations, scrape(metrics)))
 
 
+def _always_answered(prefixed: Sequence[Dialect], bare: Sequence[Dialect]) -> frozenset[str]:
+    """The paths of health checks and metrics, bare and prefixed: how a server does is asked most when it is full."""
+    found = set()
+    for dialect, prefix in [*((each, "") for each in bare), *((each, f"/{each.name}") for each in prefixed)]:
+        for operation in dialect.operations:
+            if operation.probe or (operation.method, operation.path) == ("GET", "/metrics"):
+                found.add(prefix + operation.path)
+    return frozenset(found)
+
+
 class _Errors:
     """Errors outside of any operation, in the words of the dialect that the path's first part belongs to."""
 
-    def __init__(
-        self, prefixed: Sequence[Dialect], bare: Sequence[Dialect], first: Dialect, settings: ServerSettings
-    ) -> None:
-        self._settings = settings
+    def __init__(self, prefixed: Sequence[Dialect], bare: Sequence[Dialect], first: Dialect, hosting: Hosting) -> None:
+        self._hosting = hosting
         self._by_part = {dialect.name: dialect for dialect in prefixed}
         self._first = first
         for dialect in bare:
             for operation in dialect.operations:
                 self._by_part.setdefault(_first_part(operation.path), dialect)
 
-    def refusal(self, error: DragomanError) -> ASGIApp:
-        return self._answer("", error, {"connection": "close"})
+    def refusal(self, error: DragomanError, path: str) -> ASGIApp:
+        return self._answer(path, error)
 
     async def unrouted(self, request: Request, error: Exception) -> Response:
         path = request.url.path[:256]
@@ -119,12 +169,10 @@ class _Errors:
     async def failed(self, request: Request, error: Exception) -> Response:
         return self._answer(request.url.path, GenerationFailed("The server had an internal error."))
 
-    def _answer(self, path: str, error: DragomanError, headers: dict[str, str] | None = None) -> _ErrorResponse:
+    def _answer(self, path: str, error: DragomanError) -> _ErrorResponse:
         part = _first_part(path)
         dialect = self._by_part.get(part, self._first) if part else self._first
-        answer = dialect.render_error(error)
-        answer = msgspec.structs.replace(answer, headers={**answer.headers, **(headers or {})})
-        return _ErrorResponse(dialect, answer, self._settings)
+        return _ErrorResponse(dialect, error_answer(dialect, error), self._hosting)
 
 
 def _first_part(path: str) -> str:
@@ -134,13 +182,22 @@ def _first_part(path: str) -> str:
 class _ErrorResponse(Response):
     """A dialect's error as Starlette's exception handlers return it."""
 
-    def __init__(self, dialect: Dialect, answer: Answer, settings: ServerSettings) -> None:
+    def __init__(self, dialect: Dialect, answer: Answer, hosting: Hosting) -> None:
         super().__init__(status_code=answer.status)
         self._dialect = dialect
         self._answer = answer
-        self._settings = settings
+        self._hosting = hosting
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.suppress(Cancelled):
-            exchange = Exchange(scope, receive, send, self._settings, dialect=self._dialect)
+            hosting = self._hosting
+            exchange = Exchange(
+                scope,
+                receive,
+                send,
+                hosting.settings,
+                hosting.pools,
+                dialect=self._dialect,
+                origins=hosting.origins,
+            )
             await exchange.answer(self._answer)

@@ -11,18 +11,24 @@ from starlette.types import Receive
 
 from dragoman.core.errors import Cancelled, PayloadTooLarge, RequestTimeout
 from dragoman.dialects.wire import NotJson, WrongMediaType
+from dragoman.server.body_budget import FREE_BYTES, BodyBudget
 from dragoman.server.complexity import check_complexity
 
 _decode = msgspec.json.Decoder().decode
 
 
-async def read_body(receive: Receive, headers: Mapping[str, str], *, max_bytes: int, timeout_s: float) -> bytes:
-    """The whole body. Raises PayloadTooLarge (unread, if its length is announced), RequestTimeout, Cancelled."""
+async def read_body(
+    receive: Receive, headers: Mapping[str, str], *, max_bytes: int, timeout_s: float, budget: BodyBudget
+) -> bytes:
+    """The whole body. What is beyond ``FREE_BYTES`` of it the budget has then taken.
+
+    Raises PayloadTooLarge (unread, if its length is announced), RequestTimeout, Cancelled, EngineUnavailable.
+    """
     announced = headers.get("content-length", "0")
     if announced.isdigit() and int(announced[:20]) > max_bytes:
         raise too_large(max_bytes)
-    chunks: list[bytes] = []
-    size = 0
+    body: bytes | bytearray = b""
+    taken = 0
     try:
         async with asyncio.timeout(timeout_s):
             while True:
@@ -30,14 +36,27 @@ async def read_body(receive: Receive, headers: Mapping[str, str], *, max_bytes: 
                 if message["type"] != "http.request":
                     raise Cancelled("The client left before its request was complete.")
                 chunk = message.get("body", b"")
-                size += len(chunk)
+                size = len(body) + len(chunk)
                 if size > max_bytes:
                     raise too_large(max_bytes)
-                chunks.append(chunk)
+                if size > FREE_BYTES:
+                    budget.take(size - FREE_BYTES - taken)
+                    taken = size - FREE_BYTES
+                # One growing piece: thousands of small ones would take a multiple of their bytes.
+                if not body:
+                    body = chunk
+                elif isinstance(body, bytearray):
+                    body += chunk
+                else:
+                    body = bytearray(body) + chunk
                 if not message.get("more_body", False):
-                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+                    return bytes(body)
     except TimeoutError:
+        budget.give_back(taken)
         raise RequestTimeout(f"The request's body did not arrive within {timeout_s:g} seconds.") from None
+    except BaseException:
+        budget.give_back(taken)
+        raise
 
 
 def decode_json(body: bytes) -> Any:

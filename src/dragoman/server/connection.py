@@ -2,66 +2,145 @@
 
 Whatever a client does or does not do, a connection costs bounded memory and ends in bounded time: headers must be short
 and arrive in time, an answer that nobody reads does not outlive the write timeout, and what a refused request still
-sends is read for a moment only.
+sends is read for a moment only. What has come is parsed piece by piece, and only as far as it is needed: a few requests
+ahead, and a body as fast as it is taken. The rest stays where it is, and the client notices that nobody reads.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Container
-from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
-import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from dragoman.core.errors import BadRequest, DragomanError, PayloadTooLarge, RequestTimeout
+from dragoman.core.errors import BadRequest, DragomanError, EngineUnavailable, PayloadTooLarge, RequestTimeout
 from dragoman.dialects.wire import Answer
+from dragoman.server.body_budget import BodyBudget
+from dragoman.server.connections import FULL, Connections, Slot, client_of, counted_as
 from dragoman.server.cork import Corked
 from dragoman.server.exchange import ABORT, BODY, CUT
-from dragoman.server.gate import CROWDED
-from dragoman.server.settings import ServerSettings
+from dragoman.server.gate import CROWDED, RequestLog
+from dragoman.server.parsing import (
+    BODY_PIECE_BYTES,
+    CHUNKED_PIECE_BYTES,
+    PIECE_BYTES,
+    PIECES_AT_ONCE,
+    ParsingTurns,
+    ReadingOnDemand,
+)
+from dragoman.server.proxies import TrustedProxies
+from dragoman.server.refusal import note_refusal, refusal_bytes
+from dragoman.server.settings import NetworkSettings, ServerSettings
+from dragoman.server.sockets import CLIENT, LEFT
 from dragoman.server.upgrade import DecliningParser
+
+NOT_HTTP = "The request is not valid HTTP."
 
 HEAD_TOO_LARGE = "The request's line and headers are too large."
 
+BUFFERED_BYTES = 64 * 1024
+"""So much of a body is parsed ahead of who reads it."""
+
+HEAD_END = b"\r\n\r\n"
+EMPTY_LINES = b"\r\n"
+"""Between two requests they are skipped (RFC 9112, section 2.2)."""
+
+LEAST_CHUNKED_BYTES = 64
+"""Of a piece of a chunked body, whose content may be full of what ends a head. Behind its end two heads have room."""
+
+
+class ConnectionContext(NamedTuple):
+    """What the connections of one server share.
+
+    ``socket_paths``: where WebSockets may be opened. ``is_ending``: whether every answer is its connection's last.
+    ``requests``: told of those that are refused by the connection itself.
+    """
+
+    settings: ServerSettings
+    network: NetworkSettings
+    connections: Connections
+    bodies: BodyBudget
+    proxies: TrustedProxies
+    render_error: Callable[[DragomanError], Answer]
+    socket_paths: Container[bytes] = ()
+    is_ending: Callable[[], bool] = lambda: False
+    requests: RequestLog | None = None
+
 
 def connection_class(
-    settings: ServerSettings, render_error: Callable[[DragomanError], Answer], socket_paths: Container[bytes] = ()
+    settings: ServerSettings,
+    render_error: Callable[[DragomanError], Answer],
+    socket_paths: Container[bytes] = (),
+    *,
+    network: NetworkSettings | None = None,
+    connections: Connections | None = None,
+    bodies: BodyBudget | None = None,
+    is_ending: Callable[[], bool] = lambda: False,
+    requests: RequestLog | None = None,
 ) -> type[Connection]:
-    """The class as uvicorn wants it: complete, and made without arguments of ours.
-
-    ``socket_paths``: where WebSockets may be opened.
-    """
-    members = {"settings": settings, "render_error": staticmethod(render_error), "socket_paths": socket_paths}
-    return type("LimitedConnection", (Connection,), members)
+    """The class as uvicorn wants it: complete, and made without arguments of ours."""
+    network = network or NetworkSettings()
+    reserve = network.reserved_connections
+    context = ConnectionContext(
+        settings,
+        network,
+        connections or Connections(settings.max_connections, reserve, network.max_connections_per_client),
+        bodies or BodyBudget(network.max_buffered_bytes),
+        TrustedProxies(network.trusted_proxy, network.proxy_header),
+        render_error,
+        socket_paths,
+        is_ending,
+        requests,
+    )
+    return type("LimitedConnection", (Connection,), {"context": context, "turns": None})
 
 
 class Connection(HttpToolsProtocol):
-    """Adds one timer, for what the client is to do next, and one count, of the bytes of a request's head."""
+    """Adds one timer, for what the client is to do next; one count, of the bytes of a request's head; and what has come
+    and is not parsed yet."""
 
-    settings: ServerSettings
-    render_error: Callable[[DragomanError], Answer]
-    socket_paths: Container[bytes]
+    context: ConnectionContext
+    turns: ParsingTurns | None
+    slot: Slot | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.parser: DecliningParser = DecliningParser(self, self.socket_paths)  # type: ignore[assignment]
+        self.settings = self.context.settings
+        self.parser: DecliningParser = DecliningParser(self, self.context.socket_paths)  # type: ignore[assignment]
         self._timer: asyncio.TimerHandle | None = None
         self._in_head = self._in_body = False
         self._deaf = False
+        self._fault = NOT_HTTP
         self._head_bytes = 0
+        self._head_began = self.loop.time()
         self._unanswered: list[RequestResponseCycle] = []
+        self._unparsed, self._at = b"", 0
+        self._held = 0
+        self._end_of_last = b""
+        self._body_left = self._body_bytes = self._chunked_bytes = 0
+        self._is_chunked = False
+        self._piece_bytes = PIECE_BYTES
+        self._is_paused = False
+        self._proxied = False
+        self._proxied_for: list[tuple[RequestResponseCycle | None, str]] = []
+        cls = type(self)
+        if cls.turns is None:
+            cls.turns = ParsingTurns(self.loop)
+        self._turns = cls.turns
 
     # The transport ---------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(Corked(transport, self.loop))  # type: ignore[arg-type]
-        limit = self.settings.max_connections
-        if len(self.connections) > 2 * limit:
+        self.flow = ReadingOnDemand(self.transport, self._read_on)
+        self._proxied = self.context.proxies.trusts(self.client[0] if self.client else "")
+        if self.slot is None:  # accepted by another loop's server
+            self.slot = self.context.connections.enter("" if self._proxied else client_of(self.client))
+        if self.slot is None:
             transport.abort()
-        elif len(self.connections) > limit:
-            self.app_state = {**self.app_state, CROWDED: True}
+            return
+        self.slot.drop = self._make_room
         self._expect(self.settings.header_timeout_s, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -71,61 +150,294 @@ class Connection(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
         self._unanswered.clear()
+        self._forget_unparsed()
+        self._left()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._deaf or self.transport.is_closing():
             return
-        if self._in_head:
-            self._head_bytes += len(data)
-        super().data_received(data)
-        if self.transport.get_protocol() is not self:  # a WebSocket now
-            self._expect_nothing()
+        if self._unparsed:  # was on its way when reading was paused
+            self._unparsed, self._at = self._unparsed[self._at :] + data, 0
+            self._hold(len(self._unparsed))
             return
+        self._unparsed, self._at = data, 0
+        self.parse(PIECES_AT_ONCE)
+
+    def _left(self) -> None:
+        """The connection is closed."""
+        for _, client in self._proxied_for:
+            self.context.connections.end_request(client)
+        self._proxied_for.clear()
+        if self.slot is not None:
+            self.context.connections.leave(self.slot)
+
+    def _make_room(self) -> None:
+        """Close for others. Whoever is in the middle of a request is told why."""
+        if self._in_head or self._in_body:
+            self._refuse(503, EngineUnavailable(FULL))
+            self.transport.close()
+        elif self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    # Parsing what has come -------------------------------------------------------------------------------------------
+
+    def parse(self, pieces: int) -> None:
+        """Parse at most so many pieces of what has come, as far as it is needed. The rest is kept for another turn."""
+        if self._deaf or self.transport.is_closing():
+            self._forget_unparsed()
+            return
+        data, size = self._unparsed, len(self._unparsed)
+        while self._at < size and pieces and self._takes_more():
+            if data[self._at] in EMPTY_LINES and not (self._in_head or self._in_body):
+                self._at = size - len(data[self._at :].lstrip(EMPTY_LINES))
+                continue
+            begin, end = self._at, self._piece_end(data, self._at)
+            self._at = end
+            pieces -= 1
+            self._parse_piece(data if end - begin == size else data[begin:end])
+            if self._deaf or self.transport.is_closing():
+                self._forget_unparsed()
+                return
+            if self.transport.get_protocol() is not self:
+                self._hand_over(data[end:])
+                return
+        if self._at == size:
+            self._end_of_last = data[-3:] if self._in_head or self._is_chunked else b""
+            self._forget_unparsed()
+        elif not self._hold(size - self._at):
+            return
+        elif self._takes_more():
+            self._turns.add(self)
+        self._read_or_not()
+        if self._timer is None and not self._unanswered:
+            self._expect(self.settings.header_timeout_s, self._head_is_late)
+
+    def _parse_piece(self, piece: bytes) -> None:
+        before = -1
+        if self._in_head:
+            self._head_bytes += len(piece)
+        elif self._is_chunked:
+            before = self._body_bytes
+            self._chunked_bytes += len(piece)
+        elif self._body_left:
+            self._body_left -= len(piece)
+        super().data_received(piece)
         if self._deaf or self.transport.is_closing():
             return
         if self._in_head and self._head_bytes > self.settings.max_header_bytes:
             self._refuse(431, PayloadTooLarge(HEAD_TOO_LARGE))
-        elif self._timer is None and not self._unanswered:
-            self._expect(self.settings.header_timeout_s, self._head_is_late)
+        elif not self._is_chunked:
+            self._piece_bytes = PIECE_BYTES
+        elif self._chunked_bytes > 2 * self._body_bytes + self.settings.max_header_bytes:
+            self._refuse(400, BadRequest("The request's body has more framing than content: its chunks are too small."))
+        elif before >= 0:
+            is_content = 2 * (self._body_bytes - before) > len(piece)
+            self._piece_bytes = CHUNKED_PIECE_BYTES if is_content else PIECE_BYTES
+
+    def _piece_end(self, data: bytes, begin: int) -> int:
+        """Where to stop parsing for a look at what came: behind a head at the latest, so that no two requests come of
+        one piece."""
+        if self._body_left:
+            return min(len(data), begin + min(self._body_left, BODY_PIECE_BYTES))
+        if self._end_of_last:
+            # The end of a head may be split between what came before and this.
+            last, self._end_of_last = self._end_of_last, b""
+            found = (last + data[begin : begin + 3]).find(HEAD_END)
+            if found >= 0:
+                return begin + found + len(HEAD_END) - len(last)
+        # So may it be between two pieces.
+        first = begin + LEAST_CHUNKED_BYTES if self._is_chunked else max(begin - len(HEAD_END) + 1, 0)
+        found = data.find(HEAD_END, first, begin + self._piece_bytes)
+        return min(len(data), begin + self._piece_bytes) if found < 0 else found + len(HEAD_END)
+
+    def _takes_more(self) -> bool:
+        """Whether there is a use for more of what the client sends."""
+        if self._in_body:
+            return self.cycle.response_complete or len(self.cycle.body) < BUFFERED_BYTES
+        return len(self._unanswered) < self.context.network.max_pipelined
+
+    def _hold(self, size: int) -> bool:
+        """Count what is kept, within what all connections together may keep; otherwise the client is refused."""
+        if self._held == size:
+            return True
+        self.context.bodies.give_back(self._held)
+        self._held = size if self.context.bodies.can_take(size) else 0
+        if not self._held:
+            self._forget_unparsed()
+            self._refuse(503, EngineUnavailable("The server has no room for what this connection sends now."))
+        return self._held > 0
+
+    def _forget_unparsed(self) -> None:
+        self._unparsed, self._at = b"", 0
+        if self._held:
+            self.context.bodies.give_back(self._held)
+            self._held = 0
+
+    def _read_on(self) -> None:
+        """Somebody wants more: what is there is parsed first."""
+        if self._unparsed:
+            if self._takes_more():
+                self._turns.add(self)
+        elif self._is_paused:
+            self._read_or_not()
+
+    def _read_or_not(self) -> None:
+        is_paused = bool(self._unparsed) or not self._takes_more()
+        if is_paused != self._is_paused and not self.transport.is_closing():
+            self._is_paused = is_paused
+            if is_paused:
+                self.transport.pause_reading()
+            else:
+                self.transport.resume_reading()
+
+    def _hand_over(self, rest: bytes) -> None:
+        """The connection is a WebSocket now, which the rest belongs to."""
+        self._expect_nothing()
+        self._forget_unparsed()
+        if self._is_paused:
+            self.transport.resume_reading()
+        if rest:
+            self.transport.get_protocol().data_received(rest)  # type: ignore[attr-defined]
 
     # The parser ------------------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {ABORT: self.transport.abort, CUT: self._close_when_read}  # type: ignore[dict-item]
-        self._in_head, self._head_bytes = True, 0
+        self._in_head, self._head_bytes, self._fault = True, 0, NOT_HTTP
+        self._head_began = self.loop.time()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # and not behind a body, where nobody looks for any
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        size, hosts, length, is_chunked = len(self.url), 0, 0, False
+        for name, value in self.headers:
+            size += len(name) + len(value)
+            if name == b"host":
+                hosts += 1
+            elif name == b"content-length":
+                length = int(value)
+            elif name == b"transfer-encoding":
+                is_chunked = True
         # The exact count: what came with its first byte was not counted, what came with its last was counted whole.
-        self._head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-        if self._head_bytes > self.settings.max_header_bytes:
+        self._head_bytes = size
+        if size > self.settings.max_header_bytes:
             raise PayloadTooLarge(HEAD_TOO_LARGE)  # the parser stops, and uvicorn calls send_400_response
+        self._check_version(hosts)
         if self.parser.declines:
             return
-        if self.parser.opens_socket:
-            if self._unanswered:
-                raise BadRequest("a WebSocket cannot be opened behind a request")  # uvicorn calls send_400_response
-            super().on_headers_complete()
+        opens_socket = self.parser.opens_socket
+        if opens_socket and self._unanswered:
+            raise BadRequest("a WebSocket cannot be opened behind a request")
+        slot, refusal = self.slot, None
+        assert slot is not None
+        if not self._unanswered:
+            refusal = self.context.connections.refusal(slot)
+        if opens_socket:
+            self._open_socket(slot, refusal)
             return
         self._in_head, self._in_body = False, True
+        self._is_chunked, self._body_left = is_chunked, 0 if is_chunked else length
+        self._body_bytes = self._chunked_bytes = 0
         self._expect_nothing()
         super().on_headers_complete()
         self.scope["extensions"][BODY] = self.cycle.send  # type: ignore[assignment]
+        if not self._unanswered and (is_chunked or length):
+            self.context.connections.set_uploading(slot)
+        else:
+            self.context.connections.set_busy(slot)
         self._unanswered.append(self.cycle)
+        if self.context.is_ending():
+            self.cycle.keep_alive = False
+        if self._proxied:
+            refusal = self._name_client(self.cycle) or refusal
+        if refusal is not None:
+            self.scope["state"][CROWDED] = refusal
+
+    def on_body(self, body: bytes) -> None:
+        """Whoever waits for the body is woken when there is enough of it, not for every byte."""
+        self._body_bytes += len(body)
+        cycle = self.cycle
+        if not cycle.response_complete:
+            cycle.body += body
+            if len(cycle.body) >= BUFFERED_BYTES:
+                cycle.message_event.set()
 
     def on_message_complete(self) -> None:
         if self.parser.declines:
             return
         super().on_message_complete()
-        self._in_body = False
-        if not self._unanswered:
+        self._in_body = self._is_chunked = False
+        self._body_left = 0
+        if self._unanswered:
+            self.context.connections.set_busy(self.slot)  # type: ignore[arg-type]
+        else:
             self._expect_nothing()
+
+    def _check_version(self, hosts: int) -> None:
+        """RFC 9112, section 3.2. Raises BadRequest."""
+        version = self.parser.get_http_version()
+        if version == "0.9":
+            self._fault = "HTTP/0.9 is not spoken here."
+        elif hosts > 1:
+            self._fault = "The request has more than one Host header."
+        elif version == "1.1" and not hosts:
+            self._fault = "The request has no Host header."
+        else:
+            return
+        raise BadRequest(self._fault)  # uvicorn calls send_400_response
+
+    def _open_socket(self, slot: Slot, refusal: DragomanError | None) -> None:
+        """What the WebSocket's connection is to know. It keeps the place, and is not closed for others."""
+        self.context.connections.set_busy(slot)
+        state: dict[str, Any] = {LEFT: self._left}
+        if self._proxied:
+            state[CLIENT] = self._forwarded_client()
+            refusal = self._count_client(None, state[CLIENT][0][0]) or refusal
+        if refusal is not None:
+            state[CROWDED] = refusal
+        self.app_state = {**self.app_state, **state}
+        super().on_headers_complete()
+
+    def _name_client(self, cycle: RequestResponseCycle) -> DragomanError | None:
+        """Put the client that the proxy names into the request; returns why it is refused, if it is."""
+        client, scheme = self._forwarded_client()
+        self.scope["client"] = client
+        if scheme is not None:
+            self.scope["scheme"] = scheme
+        return self._count_client(cycle, client[0])
+
+    def _forwarded_client(self) -> tuple[tuple[str, int], str | None]:
+        peer, proxies = self.client or ("", 0), self.context.proxies
+        found = proxies.client(peer[0], self.headers)
+        return (peer if found == peer[0] else (found, 0)), proxies.scheme(self.headers)
+
+    def _count_client(self, cycle: RequestResponseCycle | None, host: str) -> DragomanError | None:
+        client = counted_as(host)
+        self._proxied_for.append((cycle, client))
+        return self.context.connections.begin_request(client)
 
     # Answers ---------------------------------------------------------------------------------------------------------
 
+    def announce_end(self) -> None:
+        """The newest answer that has not begun is the last one here, and says so."""
+        if self._unanswered:
+            self._unanswered[-1].keep_alive = False
+
     def on_response_complete(self) -> None:
         self._unanswered = [cycle for cycle in self._unanswered if not cycle.response_complete]
+        if self._proxied_for:
+            for cycle, client in self._proxied_for:
+                if cycle is not None and cycle.response_complete:
+                    self.context.connections.end_request(client)
+            self._proxied_for = [each for each in self._proxied_for if each[0] and not each[0].response_complete]
+        if not self._unanswered:
+            self.context.connections.set_idle(self.slot)  # type: ignore[arg-type]
         super().on_response_complete()
         if self.transport.is_closing():
             self._expect(self.settings.write_timeout_s, self.transport.abort)
@@ -140,7 +452,7 @@ class Connection(HttpToolsProtocol):
         if self._head_bytes > self.settings.max_header_bytes:
             self._refuse(431, PayloadTooLarge(HEAD_TOO_LARGE))
         else:
-            self._refuse(400, BadRequest("The request is not valid HTTP."))
+            self._refuse(400, BadRequest(self._fault))
 
     def _head_is_late(self) -> None:
         if self._in_head:
@@ -156,15 +468,17 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, status: int, error: DragomanError) -> None:
         """Answer what is no request, or stopped being one half way, and close. Not into another answer."""
         if not any(cycle.response_started for cycle in self._unanswered) and len(self._unanswered) < 2:
-            content = self.render_error(error).body
-            body = content if isinstance(content, bytes) else msgspec.json.encode(content)
-            head = (
-                f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
-                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            method, url = (self.scope.get("method", "-"), self.url) if self._in_head else ("-", b"")
+            seconds = self.loop.time() - self._head_began
+            request_id = note_refusal(
+                self.context.requests, self._unanswered, status, seconds, self.client, method, url
             )
-            self.transport.write(head.encode() + body)
+            self.transport.write(refusal_bytes(self.context.render_error(error), status, request_id))
             self._deaf = True
-            self.transport.write_eof()
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+            else:  # TLS has an end of its own
+                self.transport.close()
             for cycle in self._unanswered:
                 cycle.disconnected = True
                 cycle.message_event.set()

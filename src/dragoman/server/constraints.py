@@ -1,59 +1,105 @@
-"""A constraint becomes the grammar that the engine follows. The work is done in a process of its own."""
+"""A constraint becomes the grammar that the engine follows. The work is done in processes of its own."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import OrderedDict
+from collections.abc import Callable
 
+import msgspec
+
+from dragoman.core.caller import current_caller
 from dragoman.core.constraint import Constraint, Reasoned
 from dragoman.core.errors import BadConstraint, BadRequest, UnsupportedConstraint, UnsupportedFeature
 from dragoman.grammar.process import GrammarProcess
 from dragoman.server.model import ServedModel
+from dragoman.server.worker_pool import WorkerPools
 
 CACHED = 256
 CACHED_CHARS = 1 << 24
 """Most answers that are kept, and most characters of all of them."""
 
+CHARS_PER_RANK_SECOND = 200
+"""A constraint of so many characters more lets others of its caller pass that come a second later."""
+
 Answer = str | BadRequest
 
 
-class ConstraintReader:
-    """Checks constraints for one model, one at a time, each once: prompts of a batch share the answer, and so do later
-    requests. A refusal is remembered too, so that a hostile constraint is tried only once."""
+class _Trial(msgspec.Struct):
+    """A constraint that is tried out. ``waiting``: requests that want to know."""
 
-    def __init__(self, model: ServedModel) -> None:
-        self._model = model
-        self._process: GrammarProcess | None = None
+    task: asyncio.Task[Answer]
+    waiting: int = 0
+
+
+class ConstraintReader:
+    """Checks constraints for one model, each once: prompts of a batch share the answer, and so do later requests. A
+    refusal is remembered too, so that a hostile constraint is tried only once; that a process was lost is not.
+
+    Trials wait in the pool for grammars, small ones first, and end when nobody waits for them any more.
+    """
+
+    def __init__(self, model: ServedModel, pools: WorkerPools) -> None:
+        self._model, self._pool = model, pools.grammars
+        self._processes: GrammarProcess | None = None
         self._known: OrderedDict[Constraint | Reasoned, Answer] = OrderedDict()
         self._chars = 0
-        self._turn = asyncio.Lock()
+        self._making = threading.Lock()
+        self._trials: dict[tuple[str, Constraint | Reasoned], _Trial] = {}
 
     async def read(self, constraint: Constraint | Reasoned | None, param: str) -> str | None:
-        """The grammar. Raises BadConstraint and UnsupportedConstraint, with the wire's name of the constraint."""
+        """The grammar. Raises BadConstraint and UnsupportedConstraint, with the wire's name of the constraint;
+        Overloaded where too many of the caller's wait, EngineUnavailable when the process for it was lost twice."""
         if constraint is None:
             return None
-        if constraint not in self._known:
-            # Whoever has been answered before does not wait behind those who have not.
-            async with self._turn:
-                if constraint not in self._known:
-                    self._keep(constraint, await asyncio.to_thread(self._checked, constraint))
-        answer = self._known[constraint]
-        self._known.move_to_end(constraint)
+        answer = self._known.get(constraint)
+        if answer is None:
+            answer = await self._tried(constraint)
+        else:
+            self._known.move_to_end(constraint)
         if isinstance(answer, BadRequest):
             error = UnsupportedConstraint if isinstance(answer, UnsupportedFeature) else BadConstraint
             raise error(f"Invalid '{param}': {answer.message}.", param=param, reason=answer.message)
         return answer
 
     def close(self) -> None:
-        """End the process, if there is one."""
-        if self._process is not None:
-            self._process.close()
+        """End the processes, if there are any."""
+        if self._processes is not None:
+            self._processes.close()
 
-    def _checked(self, constraint: Constraint | Reasoned) -> Answer:
-        if self._process is None:
-            self._process = GrammarProcess(self._model.vocabulary)
+    async def _tried(self, constraint: Constraint | Reasoned) -> Answer:
+        # Callers do not share trials: nobody's is to wait in the queue of somebody else.
+        key = current_caller.get().share_key, constraint
+        trial = self._trials.get(key)
+        if trial is None:
+            trial = self._trials[key] = _Trial(asyncio.create_task(self._try(constraint)))
+            trial.task.add_done_callback(lambda _: self._trials.pop(key, None))
+        trial.waiting += 1
         try:
-            return self._process.check(constraint)
+            return await asyncio.shield(trial.task)
+        finally:
+            trial.waiting -= 1
+            if not trial.waiting and not trial.task.done():
+                self._trials.pop(key, None)
+                trial.task.cancel()
+
+    async def _try(self, constraint: Constraint | Reasoned) -> Answer:
+        left = threading.Event()
+        size = len(msgspec.json.encode(constraint))
+        answer = await self._pool.run(
+            lambda: self._checked(constraint, left.is_set), cost_s=size / CHARS_PER_RANK_SECOND, cancel=left.set
+        )
+        if constraint not in self._known:
+            self._keep(constraint, answer)
+        return answer
+
+    def _checked(self, constraint: Constraint | Reasoned, cancelled: Callable[[], bool]) -> Answer:
+        with self._making:
+            if self._processes is None:
+                self._processes = GrammarProcess(self._model.vocabulary, count=self._pool.threads)
+        try:
+            return self._processes.check(constraint, cancelled)
         except BadRequest as error:
             return error
 

@@ -3,6 +3,8 @@
 All of SQLite happens in one thread of the store's own. The file is made when the first generation is kept. One that is
 there at the start is looked at then: where another process has locked it, or it cannot be read, the server does not
 start; where it is damaged, or of another version, it is set aside with a warning, and an empty one takes its place.
+
+A disk that is full or read-only costs nobody an answer: what is kept already is found, what cannot be kept is told.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ log = logging.getLogger("dragoman.server")
 
 Result = TypeVar("Result")
 
-VERSION = 1
-"""Of the tables and of what is in them, as SQLite's ``user_version``."""
+VERSION = 2
+"""Of the tables and of what is in them, as SQLite's ``user_version``. Version 1 had no tenants; it is migrated."""
 
 LOCKED_S = 5.0
 """How long another process may keep the file to itself."""
@@ -39,10 +41,19 @@ _SCHEMA = f"""
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS generations (
     key BLOB PRIMARY KEY, saved_s REAL NOT NULL, used_ns INTEGER NOT NULL,
-    bytes INTEGER NOT NULL, tokens INTEGER NOT NULL, state BLOB NOT NULL
+    bytes INTEGER NOT NULL, tokens INTEGER NOT NULL, state BLOB NOT NULL, tenant TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX IF NOT EXISTS by_age ON generations (saved_s);
 CREATE INDEX IF NOT EXISTS by_use ON generations (used_ns, bytes, tokens);
+CREATE INDEX IF NOT EXISTS by_tenant ON generations (tenant, used_ns, bytes);
+PRAGMA user_version = {VERSION};
+COMMIT;
+"""
+
+_FROM_VERSION_1 = f"""
+BEGIN IMMEDIATE;
+ALTER TABLE generations ADD COLUMN tenant TEXT NOT NULL DEFAULT '';
+CREATE INDEX by_tenant ON generations (tenant, used_ns, bytes);
 PRAGMA user_version = {VERSION};
 COMMIT;
 """
@@ -57,17 +68,19 @@ IN_MEMORY = ContinueSettings(continue_store="memory")
 class HeldGeneration:
     """What is kept under one key, while nobody else uses that."""
 
-    def __init__(self, store: SqliteContinueStore, name: bytes, saved: CutGeneration | None) -> None:
-        self._store, self._name = store, name
+    def __init__(self, store: SqliteContinueStore, name: bytes, tenant: str, saved: CutGeneration | None) -> None:
+        self._store, self._name, self._tenant = store, name, tenant
         self.saved = saved
 
-    async def save(self, generation: CutGeneration) -> None:
-        await self._store._run(self._store._save, self._name, generation)
-        self.saved = generation
+    async def save(self, generation: CutGeneration) -> bool:
+        is_kept = await self._store._try(self._store._save, self._name, self._tenant, generation)
+        self.saved = generation if is_kept else self.saved
+        return is_kept
 
-    async def forget(self) -> None:
-        await self._store._run(self._store._forget, self._name)
-        self.saved = None
+    async def forget(self) -> bool:
+        is_forgotten = await self._store._try(self._store._forget, self._name)
+        self.saved = None if is_forgotten else self.saved
+        return is_forgotten
 
 
 class _Turn:
@@ -82,17 +95,21 @@ class SqliteContinueStore:
     """``core.continuing.ContinueStore``.
 
     Counts, since it was opened: ``hits``, ``misses`` (nothing was there), ``expired``, ``evicted`` (for want of room),
-    ``waits`` (a key was in use). ``keys`` and ``tokens``: what it holds.
+    ``waits`` (a key was in use), ``failures`` (the file could not be written or read). ``keys`` and ``tokens``: what it
+    holds.
+
+    ``clock``: seconds since the epoch, by default of the system's clock when the store is made, and going on steadily
+    from there: when somebody sets the system's clock, nothing expires early or late.
     """
 
-    def __init__(self, settings: ContinueSettings = IN_MEMORY, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, settings: ContinueSettings = IN_MEMORY, *, clock: Callable[[], float] | None = None) -> None:
         self._settings = settings
         self._file = settings.file
-        self._clock = clock
+        self._clock = clock or _steady_clock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dragoman-continue")
         self._database: sqlite3.Connection | None = None
         self._turns: dict[bytes, _Turn] = {}
-        self.hits = self.misses = self.expired = self.evicted = self.waits = 0
+        self.hits = self.misses = self.expired = self.evicted = self.waits = self.failures = 0
         self.keys = self.tokens = self._bytes = 0
 
     async def open(self) -> None:
@@ -120,7 +137,7 @@ class SqliteContinueStore:
             self.waits += turn.lock.locked()
             async with turn.lock:
                 saved = await self._run(self._find, name) if self._settings.continue_ttl_s else None
-                yield HeldGeneration(self, name, saved)
+                yield HeldGeneration(self, name, key.tenant, saved)
         finally:
             turn.users -= 1
             if not turn.users:
@@ -131,13 +148,25 @@ class SqliteContinueStore:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
         except (sqlite3.Error, OSError, DragomanError) as error:
+            self.failures += 1
             log.error("the store of cut generations fails: %s", error)
             raise GenerationFailed("What is kept of cut generations cannot be reached: see the server's log.") from None
+
+    async def _try(self, work: Callable[..., object], *arguments: object) -> bool:
+        """Do it in the store's thread, and return whether it is done."""
+        try:
+            await self._run(work, *arguments)
+        except GenerationFailed:
+            return False
+        return True
 
     # In the store's thread -------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
         with self._transaction() as database:
+            now = self._clock()
+            # Of a time when the system's clock was ahead: they would be kept for longer than they should.
+            database.execute("UPDATE generations SET saved_s = ? WHERE saved_s > ?", (now, now))
             self._forget_old(database)
             self._count(database)
 
@@ -145,31 +174,45 @@ class SqliteContinueStore:
         if self._database is None and self._file is not None and not self._file.exists():
             self.misses += 1
             return None
-        with self._transaction() as database:
-            self._forget_old(database)
-            row = database.execute("SELECT state FROM generations WHERE key = ?", (name,)).fetchone()
-            saved = None
-            if row is not None:
-                try:
-                    saved = _decode(row[0])
-                    database.execute("UPDATE generations SET used_ns = ? WHERE key = ?", (time.time_ns(), name))
-                except msgspec.DecodeError as error:
-                    log.warning("a cut generation cannot be read and is forgotten: %s", error)
-                    database.execute("DELETE FROM generations WHERE key = ?", (name,))
-            self._count(database)
+        row = (
+            self._connected()
+            .execute("SELECT state FROM generations WHERE key = ? AND saved_s > ?", (name, self._oldest()))
+            .fetchone()
+        )
+        saved = None
+        if row is not None:
+            try:
+                saved = _decode(row[0])
+            except msgspec.DecodeError as error:
+                log.warning("a cut generation cannot be read: %s", error)
         self.hits += saved is not None
         self.misses += saved is None
+        # Finding needs no room on the disk; keeping books about it does.
+        with contextlib.suppress(sqlite3.OperationalError), self._transaction() as database:
+            self._forget_old(database)
+            if saved is not None:
+                database.execute("UPDATE generations SET used_ns = ? WHERE key = ?", (self._now_ns(), name))
+            elif row is not None:
+                database.execute("DELETE FROM generations WHERE key = ?", (name,))
+            self._count(database)
         return saved
 
-    def _save(self, name: bytes, generation: CutGeneration) -> None:
+    def _oldest(self) -> float:
+        """Return when what expires now was saved."""
+        return self._clock() - self._settings.continue_ttl_s
+
+    def _now_ns(self) -> int:
+        return int(self._clock() * 1e9)
+
+    def _save(self, name: bytes, tenant: str, generation: CutGeneration) -> None:
         state = _encode(generation)
         if not self._settings.continue_ttl_s:
             return
         with self._transaction() as database:
             self._forget_old(database)
             tokens = sum(len(each.prompt) + len(each.output) for each in generation.sequences)
-            values = (name, self._clock(), time.time_ns(), len(state), tokens, state)
-            database.execute("INSERT OR REPLACE INTO generations VALUES (?, ?, ?, ?, ?, ?)", values)
+            values = (name, self._clock(), self._now_ns(), len(state), tokens, state, tenant)
+            database.execute("INSERT OR REPLACE INTO generations VALUES (?, ?, ?, ?, ?, ?, ?)", values)
             self._count(database)
             self._make_room(database)
 
@@ -181,13 +224,19 @@ class SqliteContinueStore:
             self._count(database)
 
     def _forget_old(self, database: sqlite3.Connection) -> None:
-        oldest = self._clock() - self._settings.continue_ttl_s
-        self.expired += database.execute("DELETE FROM generations WHERE saved_s <= ?", (oldest,)).rowcount
+        self.expired += database.execute("DELETE FROM generations WHERE saved_s <= ?", (self._oldest(),)).rowcount
 
     def _make_room(self, database: sqlite3.Connection) -> None:
-        """Forget the least recently used, which is never the newest unless that alone is too large."""
+        """Forget the least recently used of the caller who has most, so that nobody crowds out what others keep.
+
+        That is never the newest, unless it is all that this caller has.
+        """
         while self.keys > self._settings.continue_max_entries or self._bytes > self._settings.continue_max_bytes:
-            oldest = "SELECT key FROM generations ORDER BY used_ns LIMIT 1"
+            size = "count(*)" if self.keys > self._settings.continue_max_entries else "sum(bytes)"
+            largest = (
+                f"SELECT tenant FROM generations INDEXED BY by_tenant GROUP BY tenant ORDER BY {size} DESC LIMIT 1"
+            )
+            oldest = f"SELECT key FROM generations WHERE tenant = ({largest}) ORDER BY used_ns LIMIT 1"
             self.evicted += database.execute(f"DELETE FROM generations WHERE key = ({oldest})").rowcount
             self._count(database)
 
@@ -253,12 +302,12 @@ def _opened(file: Path) -> sqlite3.Connection:
         (version,) = database.execute("PRAGMA user_version").fetchone()
         empty = not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         database.execute("COMMIT")
-        if not empty and version != VERSION:
+        if not empty and version not in (1, VERSION):
             raise sqlite3.DatabaseError(f"it is of version {version}, not {VERSION}")
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")
-        if empty:
-            database.executescript(_SCHEMA)
+        if empty or version != VERSION:
+            database.executescript(_SCHEMA if empty else _FROM_VERSION_1)
         return database
     except BaseException:
         database.close()
@@ -271,3 +320,9 @@ def _set_aside(file: Path) -> Path:
     for suffix in ("-wal", "-shm"):
         file.with_name(file.name + suffix).unlink(missing_ok=True)
     return aside
+
+
+def _steady_clock() -> Callable[[], float]:
+    """Return a clock that begins at the system's time, and that nobody sets."""
+    began = time.time() - time.monotonic()
+    return lambda: began + time.monotonic()

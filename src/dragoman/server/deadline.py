@@ -24,6 +24,10 @@ class Deadline:
         if self._timer is not None:
             self._timer.cancel()
 
+    @property
+    def has_passed(self) -> bool:
+        return self._passed
+
     def reason(self, finish: FinishReason) -> FinishReason:
         return FinishReason.TIMEOUT if self._passed and finish is FinishReason.CANCELLED else finish
 

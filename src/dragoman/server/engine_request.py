@@ -3,11 +3,13 @@ against the model."""
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Sequence
 
 import msgspec
 
+from dragoman.core.caller import NO_CALLER, current_caller
 from dragoman.core.errors import BadRequest, ContextOverflow
 from dragoman.core.request import ChatPrompt, EngineRequest, GenerationRequest, PromptEmbeddings
 from dragoman.core.sampling import MAX_SEED, EndingParams, LogprobParams
@@ -19,10 +21,14 @@ MAX_LOGPROBS = 2**22
 """Of one prompt's whole answer. They are held in memory until it is complete: some hundred megabytes at most."""
 
 
+_numbers = itertools.count(1)
+
+
 def engine_request(
     model: ServedModel, request: GenerationRequest, prompt: tuple[int, ...], count: int, logprobs: LogprobParams | None
 ) -> EngineRequest:
-    """The request in token ids, its length fitted to the context. Raises BadRequest or ContextOverflow."""
+    """The request in token ids, its length fitted to the context, under an id of the server's own: two clients may send
+    the same. Raises BadRequest or ContextOverflow."""
     ending, vocab_size = request.ending, model.vocab_size
     sampling = request.sampling
     check_kind(request, model.encoder, model.context_tokens)
@@ -47,8 +53,9 @@ def engine_request(
         # A step of a beam search follows up to num_beams texts, and ends as many.
         computed = count if request.beams is None else 2 * request.beams.num_beams
         _check_logprobs(logprobs, computed * max_tokens, vocab_size)
+    caller = current_caller.get()
     return EngineRequest(
-        request_id=request.request_id,
+        request_id=f"{request.request_id}.{next(_numbers)}",
         prompt=prompt,
         seeds=_seeds(request.seeds, count) if request.beams is None else _seeds(request.seeds, 1) * count,
         max_tokens=earlier + max_tokens,
@@ -57,6 +64,7 @@ def engine_request(
         sampling=sampling,
         min_tokens=min_tokens,
         length_first=ending.length_first,
+        eos_after_grammar=request.eos_after_constraint,
         end_token_ids=_end_token_ids(model, ending),
         stop_token_ids=ending.stop_token_ids,
         logprobs=logprobs,
@@ -64,6 +72,9 @@ def engine_request(
         embeddings=request.embeddings,
         beams=request.beams,
         adapter=request.adapter,
+        tenant=caller.share_key if caller is not NO_CALLER else "",
+        weight=caller.limits.weight,
+        max_running=caller.limits.max_running,
     )
 
 

@@ -4,31 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import aclosing, asynccontextmanager
 from functools import cached_property
+from math import ceil, inf
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from starlette.datastructures import Headers, QueryParams
 from starlette.types import Message, Receive, Scope, Send
 
-from dragoman.core.errors import Cancelled, DragomanError
+from dragoman.core.caller import current_caller
+from dragoman.core.errors import Cancelled, DragomanError, EngineUnavailable, Overloaded
+from dragoman.core.progress import ProgressReport, current_progress
 from dragoman.dialects.field import Reading, Table
 from dragoman.dialects.wire import Abort, Answer, Dialect, NotJson
 from dragoman.server.body import check_content_type, decode_json, read_body, too_large
-from dragoman.server.cors import answer_headers
-from dragoman.server.keys import SCOPES
+from dragoman.server.body_budget import FREE_BYTES, BodyBudget
+from dragoman.server.cors import OriginPolicy, page_headers
+from dragoman.server.key_file import SCOPES
+from dragoman.server.pages import page_security_headers
 from dragoman.server.settings import ServerSettings
+from dragoman.server.worker_pool import WorkerPools
 
 Result = TypeVar("Result")
+
+Head = Callable[[], Mapping[str, str]]
+"""The headers of an answer, as they are when it begins."""
 
 Ready = Callable[[], str]
 """Empty when requests are taken and answered; otherwise why they are not."""
 
 # Decoding and checking this much takes some milliseconds, during which no stream would move.
 INLINE_BYTES = 64 * 1024
+PIECE_BYTES = 256 * 1024
 NONE: Mapping[str, str] = {}
 
 WARNINGS = "x-dragoman-warnings"
@@ -42,6 +52,11 @@ CUT = "dragoman.cut"
 # Also there: where uvicorn takes the parts of a body. The layers between look at heads only, at a cost for every token.
 BODY = "dragoman.body"
 
+EVENTS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
+
+COMMENT_S = 0.1
+"""Least time between two comments."""
+
 UNREAD = object()
 
 _encode = msgspec.json.Encoder().encode
@@ -51,7 +66,8 @@ class Exchange:
     """Reads one request and answers it once. Whatever it waits for ends when the client leaves.
 
     ``dialect``: whose limit the body keeps, and whose headers every answer has. It may be set until the answer starts,
-    as may ``more_headers``. ``status``: of the answer, once it has started.
+    as may ``more_headers`` and ``origins``, which says what pages are told. ``limit_headers`` says then what the caller
+    has left. ``status``: of the answer, once it has started.
     """
 
     def __init__(
@@ -60,9 +76,12 @@ class Exchange:
         receive: Receive,
         send: Send,
         settings: ServerSettings,
+        pools: WorkerPools,
         *,
         dialect: Dialect | None = None,
         ready: Ready = lambda: "",
+        bodies: BodyBudget | None = None,
+        origins: OriginPolicy | None = None,
     ) -> None:
         self.request_id: str = scope["request_id"]
         self.method: str = scope["method"]
@@ -76,17 +95,25 @@ class Exchange:
         self.fault: DragomanError | None = None
         self.status = 0
         self.more_headers: Mapping[str, str] = NONE
+        self.limit_headers: Callable[[], Mapping[str, str]] | None = None
         self.dialect = dialect
-        self.started = False
+        self.page = page_headers(scope["headers"])
+        self.origins = origins
+        self.started = self._has_begun = self._is_streaming = False
+        self._beginning = asyncio.Lock()
+        self._progress: ProgressReport | None = None
+        self._progressed = asyncio.Event()
         self._began: float = scope.get("began", perf_counter())
         self._ready = ready
         self._warnings = ""
         extensions = scope.get("extensions", {})
         self._abort, self._cut = extensions.get(ABORT), extensions.get(CUT)
-        self._send, self._limits = send, settings
+        self._send, self._limits, self._pools = send, settings, pools
         self._send_part: Send = extensions.get(BODY, send)
         self._next_message = receive
+        self._bodies = bodies or BodyBudget()
         self._body: bytes | None = None
+        self._body_bytes = self._body_taken = 0
         self._json: Any = UNREAD
         self._body_complete = asyncio.Event()
         if "content-length" not in self.headers and "transfer-encoding" not in self.headers:
@@ -120,6 +147,10 @@ class Exchange:
 
     async def check(self, table: Table, body: Any) -> Reading:
         reading = await self._maybe_in_thread(lambda: table.read(body, strict=self._limits.strict))
+        priority, most = reading.values.get("priority"), current_caller.get().limits.max_priority
+        if priority is not None and priority > most:
+            values = {**reading.values, "priority": most}
+            reading = msgspec.structs.replace(reading, values=values, lowered=("priority",) if priority else ())
         self.report(reading)
         return reading
 
@@ -140,16 +171,30 @@ class Exchange:
     async def _read_body(self, max_bytes: int) -> bytes:
         if self._body is None:
             timeout_s = self._limits.body_timeout_s
-            self._body = await read_body(self._receive, self.headers, max_bytes=max_bytes, timeout_s=timeout_s)
-        elif len(self._body) > max_bytes:
+            self._body = await read_body(
+                self._receive, self.headers, max_bytes=max_bytes, timeout_s=timeout_s, budget=self._bodies
+            )
+            self._body_bytes = len(self._body)
+            self._body_taken = max(0, self._body_bytes - FREE_BYTES)
+        elif self._body_bytes > max_bytes:
             raise too_large(max_bytes)
         return self._body
 
+    def drop_body(self) -> None:
+        """Forget the body, of which everything is known that will be: a request may wait and run for minutes."""
+        self._bodies.give_back(self._body_taken)
+        self._body_taken = 0
+        self._body, self._json = None if self._body is None else b"", UNREAD
+
     async def _maybe_in_thread(self, work: Callable[[], Result]) -> Result:
         """What takes milliseconds for a long body must not hold up the streams."""
-        return await asyncio.to_thread(work) if len(self._body or b"") > INLINE_BYTES else work()
+        return await self._pools.text.run(work) if self._body_bytes > INLINE_BYTES else work()
+
+    async def run_blocking(self, work: Callable[[], Result], pool: Literal["text", "disk"] = "text") -> Result:
+        return await (self._pools.text if pool == "text" else self._pools.disk).run(work)
 
     async def unless_gone(self, work: Awaitable[Result]) -> Result:
+        self.drop_body()
         working = asyncio.ensure_future(work)
         leaving = asyncio.ensure_future(self._until_gone())
         try:
@@ -173,6 +218,8 @@ class Exchange:
     ) -> None:
         body = content if isinstance(content, bytes) else b"" if content is None else _encode(content)
         kind = {} if content is None else {"content-type": content_type}
+        if content_type.startswith("text/html"):
+            kind |= page_security_headers(body)
         head = {**kind, "content-length": str(len(body)), **headers}
         await self.unless_gone(self._write_whole(status, head, body))
 
@@ -188,19 +235,31 @@ class Exchange:
         chunks: AsyncGenerator[bytes, None],
         *,
         content_type: str = "text/event-stream; charset=utf-8",
-        headers: Mapping[str, str] = NONE,
-        filler: bytes = b"",
-        silence_s: float = 15.0,
+        headers: Mapping[str, str] | Head = NONE,
+        at_once: bool = False,
     ) -> None:
-        # Proxies must neither keep events back nor keep them at all.
-        head = {"content-type": content_type, "cache-control": "no-cache", "x-accel-buffering": "no", **headers}
+        self.drop_body()
+
+        def head() -> Mapping[str, str]:
+            # Proxies must neither keep events back nor keep them at all.
+            always = {"content-type": content_type, "cache-control": "no-cache", "x-accel-buffering": "no"}
+            return {**always, **(headers() if callable(headers) else headers)}
+
+        self._is_streaming = True
+        is_events = content_type.startswith("text/event-stream")
         try:
-            await self.unless_gone(self._write_stream(chunks, head, filler, silence_s))
+            await self.unless_gone(self._write_stream(chunks, head, is_events=is_events, at_once=at_once))
         except Abort:
             await self._break_off()
 
     async def _write_whole(self, status: int, head: Mapping[str, str], body: bytes) -> None:
         await self._start(status, head)
+        # A long answer goes in pieces, each when the client has read enough of those before.
+        written = 0
+        while len(body) - written > PIECE_BYTES:
+            await self._write(body[written : written + PIECE_BYTES], True)
+            written += PIECE_BYTES
+        body = body[written:]
         if self._body_complete.is_set() or status == 408:
             await self._write(body, False)
             return
@@ -211,31 +270,100 @@ class Exchange:
         await self._write(b"", False)
 
     async def _write_stream(
-        self, chunks: AsyncGenerator[bytes, None], head: Mapping[str, str], filler: bytes, silence_s: float
+        self, chunks: AsyncGenerator[bytes, None], head: Head, *, is_events: bool, at_once: bool
     ) -> None:
         async with aclosing(chunks):
-            await self._start(200, head)
-            filling = asyncio.create_task(self._fill_silence(filler, silence_s)) if filler else None
+            if at_once:
+                await self._begin(head)
+            comments = self._comments(head) if is_events else None
+            beside = None if comments is None else asyncio.create_task(comments)
             try:
+                first = await anext(chunks, b"")
+                await self._begin(head)
+                if first:
+                    await self._write(first, True)
                 async for chunk in chunks:
                     await self._write(chunk, True)
             finally:
-                if filling is not None:
-                    filling.cancel()
-                    await asyncio.gather(filling, return_exceptions=True)
+                if beside is not None:
+                    beside.cancel()
+                    await asyncio.gather(beside, return_exceptions=True)
             await self._write(b"", False)
 
-    async def _fill_silence(self, filler: bytes, silence_s: float) -> None:
+    async def _begin(self, head: Head) -> None:
+        async with self._beginning:
+            if not self._has_begun:
+                await self._start(200, head())
+                self._has_begun = True
+
+    def show_progress(self) -> None:
+        if self._progress is None:
+            self._progress = ProgressReport(self._progressed.set)
+            current_progress.set(self._progress)
+
+    @asynccontextmanager
+    async def progress_before(self, table: Table | None) -> AsyncIterator[None]:
+        """For the duration, tell a client that asks for its progress how far a model is, where it asks for a stream:
+        which is begun although its operation does not know yet what it will be."""
+        dialect, body = self.dialect, None
+        has_streams = table is not None and any(field.name == "stream" for field in table.fields)
+        if self._progress is not None and dialect is not None and dialect.stream_error is not None and has_streams:
+            body = await self.peek(body_limit(dialect, self._limits))
+        if not isinstance(body, dict) or body.get("stream") is not True:
+            yield
+            return
+        beside = asyncio.create_task(self._write_comments(lambda: EVENTS, b"", inf))
+        try:
+            yield
+        finally:
+            beside.cancel()
+            await asyncio.gather(beside, return_exceptions=True)
+            if self._progress is not None:
+                self._progress.now = None
+
+    @property
+    def began_early(self) -> bool:
+        """Whether the answer has begun before its operation began it, by ``progress_before``."""
+        return self._has_begun and not self._is_streaming
+
+    async def finish_early(self, error: DragomanError) -> None:
+        """End an answer that began early."""
+        assert self.dialect is not None
+        assert self.dialect.stream_error is not None
+        self.fault = error
+        await self._write(self.dialect.stream_error(error), False)
+
+    def _comments(self, head: Head) -> Coroutine[None, None, None] | None:
+        """What writes comments beside a stream, where there is something to write."""
+        silence_s = self._limits.keep_alive_comment_s
+        keep_alive = self.dialect.keep_alive if self.dialect is not None and silence_s else b""
+        if not keep_alive and self._progress is None:
+            return None
+        return self._write_comments(head, keep_alive, silence_s if keep_alive else inf)
+
+    async def _write_comments(self, head: Head, keep_alive: bytes, silence_s: float) -> None:
         """A task beside the stream: looking at the clock now and then costs its chunks nothing."""
-        self._written = self._clock()
+        self._written, told = self._clock(), None
         while True:
+            now = None if self._progress is None else self._progress.now
             quiet_s = self._clock() - self._written
-            if quiet_s < silence_s:
-                await asyncio.sleep(silence_s - quiet_s)
-            elif self._writing_since is None:
-                await self._write(filler, True)
+            if self._writing_since is not None:  # another is being written, to somebody who reads slowly
+                wait_s = COMMENT_S
+            elif now is not None and now != told:
+                told = now
+                await self._begin(head)
+                await self._write(b": progress " + _encode(now) + b"\n\n", True)
+                await asyncio.sleep(COMMENT_S)
+                continue
+            elif quiet_s >= silence_s:
+                await self._begin(head)
+                await self._write(keep_alive, True)
+                continue
             else:
-                await asyncio.sleep(silence_s)
+                wait_s = silence_s - quiet_s
+            self._progressed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._progressed.wait(), None if wait_s == inf else wait_s)
 
     async def _break_off(self) -> None:
         """End the connection where the answer is not ended: behind what was written, and before its last chunk."""
@@ -257,8 +385,10 @@ class Exchange:
         if dialect is not None and dialect.headers is not None:
             whole = {**dialect.headers(self), **whole}
         whole |= self.more_headers
-        if dialect is not None and dialect.cors is not None:
-            whole |= answer_headers(dialect.cors, self.headers, whole)
+        if self.limit_headers is not None:
+            whole |= self.limit_headers()
+        if dialect is not None and self.origins is not None:
+            whole |= self.origins.answer_headers(self.page, dialect.cors, whole)
         return whole
 
     async def _write(self, body: bytes, more: bool) -> None:
@@ -292,6 +422,15 @@ class Exchange:
                 return
             # The rest of a body that nobody wants. A source that never waits must not keep others from running.
             await asyncio.sleep(0)
+
+
+def error_answer(dialect: Dialect, error: DragomanError) -> Answer:
+    """Return the error in the dialect's words. A status 429 or 503 always says when to ask again."""
+    answer = dialect.render_error(error)
+    if answer.status not in (429, 503) or "retry-after" in answer.headers:
+        return answer
+    wait_s = error.retry_after_s if isinstance(error, EngineUnavailable | Overloaded) else 1.0
+    return msgspec.structs.replace(answer, headers={**answer.headers, "retry-after": str(max(1, ceil(wait_s)))})
 
 
 def body_limit(dialect: Dialect | None, settings: ServerSettings) -> int:

@@ -10,16 +10,20 @@ from contextlib import asynccontextmanager
 
 import uvicorn
 
-from dragoman.core.errors import DragomanError, MethodNotAllowed, NotFound
+from dragoman.core.errors import DragomanError, Forbidden, MethodNotAllowed, NotFound, Unauthorized
 from dragoman.dialects.wire import Answer, Dialect
 from dragoman.server.address import address_of, bound
 from dragoman.server.app import create_figures_app
 from dragoman.server.connection import connection_class
 from dragoman.server.hosting import chosen_dialect
+from dragoman.server.keys import Keyring
+from dragoman.server.listener import ListeningServer
 from dragoman.server.opening import House
-from dragoman.server.settings import ServerSettings
+from dragoman.server.settings import BrowserSettings, ServerSettings
 
 log = logging.getLogger("dragoman.server")
+
+STATUSES: dict[type[DragomanError], int] = {Unauthorized: 401, Forbidden: 403, NotFound: 404, MethodNotAllowed: 405}
 
 
 def figures_listener(settings: ServerSettings, dialects: Sequence[Dialect]) -> socket.socket | None:
@@ -33,20 +37,27 @@ def figures_listener(settings: ServerSettings, dialects: Sequence[Dialect]) -> s
     if port is None:
         return None
     try:
-        return bound(settings.host, port)
+        return bound(settings.metrics_host, port)
     except DragomanError as error:
         log.warning("no metrics on a port of their own: %s; they are at /metrics", error.message)
         return None
 
 
 @asynccontextmanager
-async def serve_figures(listener: socket.socket | None, house: House, settings: ServerSettings) -> AsyncIterator[None]:
-    """Answer there for the duration."""
+async def serve_figures(
+    listener: socket.socket | None,
+    house: House,
+    settings: ServerSettings,
+    *,
+    keys: Keyring,
+    browsers: BrowserSettings,
+) -> AsyncIterator[None]:
+    """Answer there for the duration: with ``protect_all`` only callers with a key."""
     if listener is None:
         yield
         return
     config = uvicorn.Config(
-        create_figures_app(house.serving, settings, house.metrics, _render_error),
+        create_figures_app(house.serving, settings, house.metrics, _render_error, keys=keys, browsers=browsers),
         http=connection_class(settings, _render_error),
         ws="none",
         lifespan="off",
@@ -59,7 +70,7 @@ async def serve_figures(listener: socket.socket | None, house: House, settings: 
         timeout_graceful_shutdown=1,
     )
     config.load()
-    server = uvicorn.Server(config)
+    server = ListeningServer(config)
     server.lifespan = config.lifespan_class(config)
     with contextlib.closing(listener):
         await server.startup(sockets=[listener])
@@ -71,5 +82,5 @@ async def serve_figures(listener: socket.socket | None, house: House, settings: 
 
 
 def _render_error(error: DragomanError) -> Answer:
-    status = 404 if isinstance(error, NotFound) else 405 if isinstance(error, MethodNotAllowed) else 400
+    status = next((status for kind, status in STATUSES.items() if isinstance(error, kind)), 400)
     return Answer(status=status, body={"error": error.message})

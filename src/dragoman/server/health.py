@@ -6,12 +6,8 @@ from typing import Any
 
 from dragoman.core.serving import Serving
 from dragoman.dialects.wire import Exchange, Operation
+from dragoman.server.exchange import Ready
 from dragoman.server.metrics import CONTENT_TYPE, Metrics
-
-
-async def alive(serving: Serving, exchange: Exchange) -> None:
-    """``GET /livez``: the process answers."""
-    await exchange.reply({"status": "ok"})
 
 
 async def readiness(serving: Serving, exchange: Exchange) -> None:
@@ -49,9 +45,19 @@ def scrape(metrics: Metrics) -> Operation:
     )
 
 
-PROBES = (
-    Operation(method="GET", path="/livez", summary="The process answers.", handler=alive, probe=True),
-    Operation(method="GET", path="/readyz", summary="It can generate.", handler=readiness, probe=True),
-    Operation(method="GET", path="/health", summary="It can generate.", handler=health, probe=True),
-    Operation(method="GET", path="/healthcheck", summary="It can generate.", handler=health, probe=True),
-)
+def probes(failure: Ready) -> tuple[Operation, ...]:
+    """Return the operations. ``failure`` says why the process cannot come to generate any more; empty while it can."""
+
+    async def liveness(serving: Serving, exchange: Exchange) -> None:
+        """``GET /livez``: the process answers, and need not be started anew."""
+        if reason := failure():
+            await exchange.reply({"status": "failed", "reason": reason}, status=503)
+        else:
+            await exchange.reply({"status": "ok"})
+
+    return (
+        Operation(method="GET", path="/livez", summary="The process answers.", handler=liveness, probe=True),
+        Operation(method="GET", path="/readyz", summary="It can generate.", handler=readiness, probe=True),
+        Operation(method="GET", path="/health", summary="It can generate.", handler=health, probe=True),
+        Operation(method="GET", path="/healthcheck", summary="It can generate.", handler=health, probe=True),
+    )

@@ -9,9 +9,13 @@ from dragoman.core.errors import DragomanError
 from dragoman.core.observer import Observer
 from dragoman.core.serving import Serving
 from dragoman.dialects.wire import Dialect, Operation, SocketOperation
+from dragoman.server.accounts import Accounts
+from dragoman.server.body_budget import BodyBudget
+from dragoman.server.cors import OriginPolicy
 from dragoman.server.exchange import Ready
 from dragoman.server.keys import Keyring
 from dragoman.server.settings import ServerSettings
+from dragoman.server.worker_pool import WorkerPools
 
 
 class Hosting(NamedTuple):
@@ -22,7 +26,11 @@ class Hosting(NamedTuple):
     keys: Keyring
     ready: Ready
     ended: Callable[[], bool]
+    accounts: Accounts
     observers: Sequence[Observer]
+    pools: WorkerPools
+    origins: OriginPolicy
+    bodies: BodyBudget = BodyBudget()
 
 
 class Endpoint(NamedTuple):

@@ -6,33 +6,30 @@ and cannot be guessed; the slow hashes that passwords need would cost every requ
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import hmac
 import ipaddress
 import logging
 import os
-import re
-import secrets
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
 
+from dragoman.core.caller import NO_LIMITS, Caller, CallerLimits
 from dragoman.core.errors import DragomanError, Forbidden, Unauthorized
+from dragoman.server.auth_failures import AuthFailures
+from dragoman.server.key_file import Key, Scope, hashed, holders_of, keys_of_text, new_key
 
 if TYPE_CHECKING:
     from dragoman.dialects.wire import Operation
 
 log = logging.getLogger("dragoman.server")
-
-Scope = Literal["infer", "admin"]
-SCOPES: tuple[Scope, ...] = ("infer", "admin")
-
-PREFIX = "dgm-"
-"""Of keys made here: so that scanners of source code find one that was left lying about."""
 
 KEY_PROTOCOL = "openai-insecure-api-key."
 """Begins the subprotocol that holds a page's key for a WebSocket: scripts in browsers can set no header of a handshake.
@@ -41,7 +38,8 @@ The name is OpenAI's."""
 MIN_CHARS = 16
 """Of a key that an operator thought of. Shorter ones can be guessed."""
 
-_LINE = re.compile(r"(?P<name>\S+)\s+(?P<scopes>[a-z,]+)\s+sha256:(?P<digest>[0-9a-f]{64})", re.ASCII)
+LOOK_S = 2.0
+"""How often the file of keys is looked at for a change."""
 
 
 class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +48,8 @@ class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         api_key: a key that callers must present, good for everything; may be given several times. Other users of the
             machine can read command lines: prefer DRAGOMAN_API_KEY or the file.
-        api_key_file: file of hashed keys with names and scopes, as `dragoman keys` writes its lines.
+        api_key_file: file of hashed keys with names, scopes and limits, as `dragoman keys` writes its lines; read again
+            when it changes, and on SIGHUP.
         insecure: serve without keys even if other machines can reach the address.
         protect_all: ask for a key everywhere but on health checks, also where a dialect's contract asks for none, such
             as GET /metrics and /info.
@@ -67,47 +66,79 @@ class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
         return f"KeySettings(api_key=<{len(self.api_key)}>, api_key_file={self.api_key_file!r})"
 
 
-class Key(msgspec.Struct, frozen=True):
-    """One key: its holder's name, what it is good for, and the SHA-256 of it in hexadecimal."""
-
-    name: str
-    scopes: tuple[Scope, ...]
-    digest: str
-
-    @property
-    def line(self) -> str:
-        """As the file has it."""
-        return f"{self.name} {','.join(self.scopes)} sha256:{self.digest}"
-
-    @property
-    def tenant(self) -> str:
-        """What stands for the holder in stores: another digest, so that a store does not hold what the file holds."""
-        return hashlib.sha256(b"tenant:" + self.digest.encode()).hexdigest()[:32]
-
-
-def new_key() -> str:
-    """A key of 256 random bits."""
-    return PREFIX + secrets.token_urlsafe(32)
-
-
-def hashed(key: str, name: str, scopes: Sequence[Scope] = SCOPES) -> Key:
-    """What is kept of a key."""
-    return Key(name, tuple(scopes), hashlib.sha256(key.encode()).hexdigest())
-
-
 class Keyring:
-    """All keys of a server. Without any, everybody may come in."""
+    """All keys of a server. Without any, everybody may come in.
 
-    def __init__(self, keys: Iterable[Key] = (), *, protect_all: bool = False) -> None:
-        self._keys = tuple(keys)
+    ``file``: more keys, which ``reload`` reads again. ``defaults``: limits of holders whose keys say nothing else, and
+    of addresses where there are no keys. ``clock``: seconds of the wall clock, which keys expire by.
+
+    Raises DragomanError for a file that cannot be used.
+    """
+
+    def __init__(
+        self,
+        keys: Iterable[Key] = (),
+        *,
+        file: Path | None = None,
+        protect_all: bool = False,
+        defaults: CallerLimits = NO_LIMITS,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.failures = AuthFailures()
+        self.defaults = defaults
         self._protect_all = protect_all
+        self._clock = clock
+        self._given = tuple(keys)
+        self._file = file
+        self._seen: object = None
+        self._reading = threading.Lock()
+        # Replaced as a whole, by whatever thread reads the file.
+        self._by_digest: Mapping[str, Key] = {}
+        self._by_tenant: Mapping[str, Key] = {}
+        self._hold(self._given)
+        if file is not None:
+            self._take(*_read(file))
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._by_digest)
 
     def is_open(self, operation: Operation) -> bool:
         """Whether the operation needs no key."""
         return operation.probe or (operation.open and not self._protect_all)
+
+    def anybody(self, address: str, scopes: tuple[str, ...]) -> Caller:
+        """Return who sends a request that needs no key."""
+        return Caller(address=address, scopes=scopes, limits=self.defaults)
+
+    def caller(
+        self,
+        headers: Mapping[str, str],
+        key_headers: Sequence[str],
+        scope: Scope,
+        subprotocols: Sequence[str] = (),
+        *,
+        address: str = "",
+    ) -> Caller:
+        """Return who sends a request from the address, by its key.
+
+        Raises as ``holder`` does, and RateLimited for an unknown key of an address that had too many of them.
+        """
+        with self._counted(address):
+            key = self.holder(headers, key_headers, scope, subprotocols)
+        return key.caller(address, self.defaults)
+
+    def check_known(self, headers: Mapping[str, str], key_headers: Sequence[str], *, address: str = "") -> None:
+        """Refuse a request without a known key, whatever that is good for. Raises as ``caller`` does."""
+        with self._counted(address):
+            self.known(headers, key_headers)
+
+    @contextlib.contextmanager
+    def _counted(self, address: str) -> Iterator[None]:
+        try:
+            yield
+        except (Unauthorized, Forbidden) as error:
+            self.failures.count(error.reason if isinstance(error, Unauthorized) else "scope", address)
+            raise
 
     def holder(
         self, headers: Mapping[str, str], key_headers: Sequence[str], scope: Scope, subprotocols: Sequence[str] = ()
@@ -116,29 +147,115 @@ class Keyring:
 
         Raises Unauthorized without a known key, Forbidden with one that is not good for this.
         """
-        presented = _presented(headers, key_headers) or _offered(subprotocols)
-        if not presented:
-            raise Unauthorized("No API key was given. Send it in the header 'Authorization: Bearer <key>'.")
-        digest = hashlib.sha256(presented.encode("utf-8", "surrogateescape")).hexdigest()
-        found = None
-        for key in self._keys:  # all of them: how long it takes says nothing about which
-            if hmac.compare_digest(key.digest, digest):
-                found = key
-        if found is None:
-            raise Unauthorized("The API key is not known.")
+        found = self.known(headers, key_headers, subprotocols)
         if scope not in found.scopes:
             raise Forbidden(f"The API key is not good for this: its scopes are {', '.join(found.scopes)}.")
         return found
 
+    def known(self, headers: Mapping[str, str], key_headers: Sequence[str], subprotocols: Sequence[str] = ()) -> Key:
+        """Return the key that the request carries, whatever it is good for. Raises Unauthorized without a known one."""
+        presented = _presented(headers, key_headers) or _offered(subprotocols)
+        if not presented:
+            message = "No API key was given. Send it in the header 'Authorization: Bearer <key>'."
+            raise Unauthorized(message, reason="missing")
+        # Found by its digest: how long that takes says something about digests, and nothing about keys.
+        found = self._by_digest.get(hashlib.sha256(presented.encode("utf-8", "surrogateescape")).hexdigest())
+        if found is None:
+            raise Unauthorized("The API key is not known.", reason="unknown")
+        self._check_expiry(found)
+        return found
 
-def first_key(path: Path) -> tuple[Keyring, str | None]:
+    def renewed(self, caller: Caller) -> Caller:
+        """Return the caller with the limits that its key has now: for one that came in before, and asks again.
+
+        Raises Unauthorized where the key is gone or has expired since.
+        """
+        if not caller.tenant:
+            return caller
+        key = self._by_tenant.get(caller.tenant)
+        if key is None:
+            raise Unauthorized("The API key is not known any more.", reason="unknown")
+        self._check_expiry(key)
+        # Where a page asks, the caller has fewer scopes than the key.
+        scopes = tuple(scope for scope in caller.scopes if scope in key.scopes)
+        return msgspec.structs.replace(key.caller(caller.address, self.defaults), scopes=scopes)
+
+    def _check_expiry(self, key: Key) -> None:
+        if key.expires is not None and self._clock() >= key.expires.timestamp():
+            raise Unauthorized("The API key has expired.", reason="expired")
+
+    # The file ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_file(self) -> bool:
+        """Whether there is anything that ``reload`` reads."""
+        return self._file is not None
+
+    def reload(self) -> None:
+        """Read the file again. Keys that are no longer in it are not known from now on; requests that run go on.
+
+        Raises DragomanError where it cannot be used; the keys in force then stay.
+        """
+        if self._file is None:
+            return
+        if self._file.exists() and not self._file.is_file():
+            raise DragomanError(f"{self._file} is no regular file")
+        with self._reading:
+            self._seen, before = _state(self._file), self._by_digest
+            self._take(*_read(self._file))
+        new, gone = self._by_digest.keys() - before.keys(), before.keys() - self._by_digest.keys()
+        holders = len(holders_of(self._by_digest.values()))
+        log.info("%d API keys of %d holders: %d new, %d gone", len(self), holders, len(new), len(gone))
+
+    def reload_if_changed(self) -> None:
+        """Read the file again if it is another one than before, or was written to. The log says what was wrong."""
+        if self._file is None or _state(self._file) == self._seen:
+            return
+        try:
+            self.reload()
+        except DragomanError as error:
+            log.error("the API keys cannot be read again, those from before stay: %s", error)
+
+    @contextlib.contextmanager
+    def watched(self, interval_s: float = LOOK_S) -> Iterator[None]:
+        """Look at the file now and then, in a thread: a file system that hangs holds up nobody."""
+        if self._file is None or not self._file.is_file():
+            yield
+            return
+        ended = threading.Event()
+
+        def look() -> None:
+            while not ended.wait(interval_s):
+                self.reload_if_changed()
+
+        thread = threading.Thread(target=look, name="dragoman-keys", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(1.0)
+
+    def _take(self, text: str, seen: object) -> None:
+        self._hold((*self._given, *keys_of_text(text, self._file)))
+        self._seen = seen
+
+    def _hold(self, keys: Iterable[Key]) -> None:
+        by_digest = {key.digest: key for key in keys}
+        self._by_tenant = {key.tenant: key for key in by_digest.values()}
+        self._by_digest = by_digest
+
+
+def first_key(
+    path: Path, *, protect_all: bool = False, defaults: CallerLimits = NO_LIMITS
+) -> tuple[Keyring, str | None]:
     """The keyring of a server that was given no key: the one of its first start, of which the file keeps the digest.
 
     Gives the key itself too when it is made now. Where no file can be kept it lasts as long as the process. Raises
     DragomanError for a file that is there and cannot be used.
     """
     if path.exists():
-        return Keyring(keys_of_file(path)), None
+        return Keyring(file=path, protect_all=protect_all, defaults=defaults), None
     key = new_key()
     kept = hashed(key, "first-start")
     try:
@@ -147,9 +264,9 @@ def first_key(path: Path) -> tuple[Keyring, str | None]:
             file.write(kept.line + "\n")
     except OSError as error:
         if path.is_file():  # two first starts at once
-            return Keyring(keys_of_file(path)), None
+            return Keyring(file=path, protect_all=protect_all, defaults=defaults), None
         log.warning("the API key is not kept for the next start: %s: %s", path, error.strerror)
-    return Keyring([kept]), key
+    return Keyring([kept], protect_all=protect_all, defaults=defaults), key
 
 
 def reaches_others(host: str) -> bool:
@@ -161,41 +278,42 @@ def reaches_others(host: str) -> bool:
     return not all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
 
 
-def keyring_of(settings: KeySettings) -> Keyring:
+def keyring_of(settings: KeySettings, defaults: CallerLimits = NO_LIMITS) -> Keyring:
     """The keys of the options and the file. Raises DragomanError for a file or key that cannot be used."""
     keys = []
     for i, key in enumerate(settings.api_key):
         if len(key) < MIN_CHARS:
             raise DragomanError(f"--api-key: a key has at least {MIN_CHARS} characters; `dragoman keys` makes one")
         keys.append(hashed(key, f"option-{i + 1}"))
-    if settings.api_key_file is not None:
-        keys += keys_of_file(Path(settings.api_key_file))
-    return Keyring(keys, protect_all=settings.protect_all)
+    file = None if settings.api_key_file is None else Path(settings.api_key_file)
+    return Keyring(keys, file=file, protect_all=settings.protect_all, defaults=defaults)
 
 
 def keys_of_file(path: Path) -> list[Key]:
-    """One key a line: name, scopes, ``sha256:`` and digest; ``#`` begins a comment.
+    """The keys of a file, as ``keys_of_text`` reads them. Raises DragomanError."""
+    return keys_of_text(_read(path)[0], path)
 
-    Raises DragomanError that names the line, but does not repeat it: somebody may have put a key there.
-    """
+
+def _read(path: Path) -> tuple[str, object]:
+    """The file's text, and the state that it was in. Raises DragomanError."""
     try:
-        lines = path.read_text("utf-8").splitlines()
+        with open(path, "rb") as file:
+            seen = _state_of(os.fstat(file.fileno()))
+            return file.read().decode(), seen
     except (OSError, ValueError) as error:
         raise DragomanError(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None
-    keys = []
-    for number, line in enumerate(lines, 1):
-        if not (text := line.partition("#")[0].strip()):
-            continue
-        match = _LINE.fullmatch(text)
-        scopes = tuple(scope for scope in SCOPES if match and scope in match["scopes"].split(","))
-        if match is None or not scopes or set(match["scopes"].split(",")) - set(SCOPES):
-            raise DragomanError(
-                f"{path}, line {number}: expected a name, scopes and sha256:..., as `dragoman keys` says"
-            )
-        keys.append(Key(match["name"], scopes, match["digest"]))
-    if not keys:
-        raise DragomanError(f"{path} has no key")
-    return keys
+
+
+def _state(path: Path) -> object:
+    """What differs when the file is written to, replaced, linked to elsewhere, or gone."""
+    try:
+        return _state_of(os.stat(path))
+    except OSError as error:
+        return error.errno
+
+
+def _state_of(found: os.stat_result) -> object:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _presented(headers: Mapping[str, str], key_headers: Sequence[str]) -> str:

@@ -7,6 +7,8 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import logging
+import os
 import signal
 import socket
 import threading
@@ -14,27 +16,47 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
+import msgspec
 import uvicorn
 
+from dragoman.core.errors import SHUTTING_DOWN, DragomanError
 from dragoman.core.observer import Observer
 from dragoman.dialects import made_dialects
 from dragoman.dialects.wire import Dialect
 from dragoman.engine.launch import Launched
 from dragoman.engine.messages import WorkerSettings
-from dragoman.server.address import address_of, bound
-from dragoman.server.app import create_app
-from dragoman.server.connection import connection_class
+from dragoman.server.accounts import Accounts
+from dragoman.server.address import address_of, bound, bound_unix, remove_unix
+from dragoman.server.app import NO_PAGES, create_app
+from dragoman.server.body_budget import BodyBudget
+from dragoman.server.connection import Connection, connection_class
+from dragoman.server.connections import Connections
 from dragoman.server.continuing import IN_MEMORY
+from dragoman.server.descriptors import allow_connections
 from dragoman.server.figures import figures_listener, serve_figures
+from dragoman.server.gate import RequestLog
 from dragoman.server.hosting import chosen_dialect
 from dragoman.server.keys import Keyring
-from dragoman.server.opening import NO_ADAPTERS, ONE_MODEL, House, open_house
+from dragoman.server.listener import ListeningServer
+from dragoman.server.opening import NO_ADAPTERS, ONE_MODEL, USUAL_WORK, House, open_house
 from dragoman.server.rotation import Progress
-from dragoman.server.settings import AdapterSettings, CatalogSettings, ContinueSettings, ServerSettings
+from dragoman.server.settings import (
+    AdapterSettings,
+    BrowserSettings,
+    CatalogSettings,
+    ContinueSettings,
+    NetworkSettings,
+    ServerSettings,
+    WorkSettings,
+)
+from dragoman.server.signals import Reloads, notify
 from dragoman.server.sockets import SocketConnection, socket_paths
+from dragoman.server.tls import Certificates
+
+log = logging.getLogger("dragoman.server")
 
 Opened = Callable[[House, str], None]
-"""Called once the port is open, with what serves and its address, ``http://host:port``."""
+"""Called once the port is open, with what serves and its address, ``http://host:port`` or ``unix:/path``."""
 
 FIRST_ANSWER_S = 1.0
 """A start is left to itself for so long, once the port is open: first answers do not wait for what is only tidy."""
@@ -44,13 +66,25 @@ GOODBYE_S = 5.0
 
 
 NO_KEYS = Keyring()
+ANYONE = NetworkSettings()
+
+DELAY_IN_KUBERNETES_S = 5.0
+"""Endpoints are taken out of a service while SIGTERM is already on its way: requests still come for some seconds."""
+
+
+NO_ENGINE = 69
+"""The exit code of a server whose engine could not be started for ``engine_give_up_s`` (EX_UNAVAILABLE)."""
 
 
 def until_told(serving: Coroutine[object, object, None]) -> int:
-    """What ``serve`` returns, in an event loop of its own. Returns the exit code, 0."""
-    factory = uvicorn.Config(_nothing, loop="auto").get_loop_factory()
+    """Run ``serve`` in an event loop of its own and return the exit code: 0, or NO_ENGINE."""
+    # Without a configuration of its own for the log: the one there is stays.
+    factory = uvicorn.Config(_nothing, loop="auto", log_config=None).get_loop_factory()
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(serving)
+        try:
+            runner.run(serving)
+        except EngineGivenUp:
+            return NO_ENGINE
     return 0
 
 
@@ -64,22 +98,36 @@ async def serve(
     catalog: CatalogSettings = ONE_MODEL,
     adapters: AdapterSettings = NO_ADAPTERS,
     continuing: ContinueSettings = IN_MEMORY,
+    network: NetworkSettings = ANYONE,
+    work: WorkSettings = USUAL_WORK,
+    accounts: Accounts | None = None,
+    browsers: BrowserSettings = NO_PAGES,
     observers: Sequence[Observer] = (),
     progress: Progress = lambda stage, share: None,
     opened: Opened | None = None,
     launched: Launched | None = None,
+    reloads: Reloads | None = None,
 ) -> None:
-    """Serve a model until SIGTERM or SIGINT; then answer what is running for ``drain_s`` seconds. A second signal ends
-    it at once.
+    """Serve a model until SIGTERM or SIGINT; then go on for ``shutdown_delay_s`` seconds (not after SIGINT), close the
+    port, and finish what is running for ``drain_s`` seconds. A second signal ends it at once.
 
     ``worker`` says what the engine loads, ``folder`` holds the tokenizer and the chat template. Raises ModelError when
     the model cannot be loaded, DragomanError when the address cannot be listened on. ``catalog`` says what else may be
-    loaded later, ``adapters`` which adapters; ``progress`` is told how far the loading of the first model is;
-    ``launched`` is the process of its engine, where that waits already.
+    loaded later, ``adapters`` which adapters, ``network`` how clients reach the server; ``progress`` is told how far
+    the loading of the first model is; ``launched`` is the process of its engine, where that waits already;
+    ``reloads`` are run on SIGHUP; ``accounts``: of what callers use, by default of this run alone.
     """
+    reloads = reloads or Reloads()
     dialects = made_dialects() if dialects is None else dialects
     # Bound before the engine starts, so that a taken port is known at once; but nobody can connect before it listens.
-    with contextlib.closing(bound(settings.host, settings.port)) as listener:
+    if keys.has_file:
+        reloads.add("API keys", keys.reload)
+    with reloads.on_hangup(), keys.watched(), listening(settings, network) as listener:
+        certificates = certificates_of(network)
+        if certificates is not None:
+            reloads.add("TLS certificates", certificates.reload)
+        possible = allow_connections(settings.max_connections, network.reserved_connections)
+        settings = msgspec.structs.replace(settings, max_connections=possible)
         figures = figures_listener(settings, dialects)
         async with open_house(
             settings,
@@ -88,16 +136,58 @@ async def serve(
             catalog=catalog,
             adapters=adapters,
             continuing=continuing,
+            work=work,
+            accounts=accounts,
             progress=progress,
             launched=launched,
         ) as house:
             house.metrics.observers.extend(observers)
-            server = Server(settings, house, opened, dialects=dialects, keys=keys)
-            async with serve_figures(figures, house, settings):
+            server = Server(
+                settings,
+                house,
+                opened,
+                dialects=dialects,
+                keys=keys,
+                network=network,
+                browsers=browsers,
+                certificates=certificates,
+                on_reload=reloads,
+            )
+            async with serve_figures(figures, house, settings, keys=keys, browsers=browsers):
                 await server.serve(sockets=[listener])
+            if house.failure:
+                raise EngineGivenUp
 
 
-class Server(uvicorn.Server):
+class EngineGivenUp(Exception):
+    """The server ended because its engine cannot be had any more."""
+
+
+@contextlib.contextmanager
+def listening(settings: ServerSettings, network: NetworkSettings) -> Iterator[socket.socket]:
+    """The bound socket that the settings ask for. A Unix socket is removed at the end. Raises DragomanError."""
+    if network.uds is None:
+        with contextlib.closing(bound(settings.host, settings.port)) as listener:
+            yield listener
+        return
+    with contextlib.closing(bound_unix(network.uds, int(network.uds_mode, 8))) as listener:
+        made = os.stat(network.uds)
+        try:
+            yield listener
+        finally:
+            remove_unix(network.uds, made)
+
+
+def certificates_of(network: NetworkSettings) -> Certificates | None:
+    """The certificate that the settings name, if they do. Raises DragomanError."""
+    if network.tls_cert is None:
+        if network.tls_key is not None or network.tls_key_password_file is not None:
+            raise DragomanError("--tls-key needs --tls-cert, the certificate that it belongs to")
+        return None
+    return Certificates(network.tls_cert, network.tls_key, network.tls_key_password_file)
+
+
+class Server(ListeningServer):
     """uvicorn with our connections, our end, and our exit code."""
 
     def __init__(
@@ -108,20 +198,42 @@ class Server(uvicorn.Server):
         *,
         dialects: Sequence[Dialect] | None = None,
         keys: Keyring = NO_KEYS,
+        on_reload: Reloads | None = None,
+        network: NetworkSettings = ANYONE,
+        certificates: Certificates | None = None,
+        browsers: BrowserSettings = NO_PAGES,
     ) -> None:
         dialects = made_dialects() if dialects is None else dialects
+        connections = Connections(
+            settings.max_connections, network.reserved_connections, network.max_connections_per_client
+        )
+        bodies = BodyBudget(max(network.max_buffered_bytes, settings.max_body_bytes))
         app = create_app(
             house.serving,
             settings,
             metrics=house.metrics,
             ready=house.not_ready,
             ended=lambda: self._ended,
+            failure=lambda: house.failure,
             dialects=dialects,
             keys=keys,
+            pools=house.pools,
+            bodies=bodies,
+            accounts=house.accounts,
+            browsers=browsers,
         )
         config = uvicorn.Config(
             app,
-            http=connection_class(settings, chosen_dialect(dialects, settings).render_error, socket_paths(dialects)),
+            http=connection_class(
+                settings,
+                chosen_dialect(dialects, settings).render_error,
+                socket_paths(dialects),
+                is_ending=lambda: house.is_ending,
+                network=network,
+                connections=connections,
+                bodies=bodies,
+                requests=RequestLog(house.metrics, writes_lines=settings.access_log),
+            ),
             ws=SocketConnection,
             ws_max_size=settings.max_message_bytes,
             ws_ping_timeout=settings.write_timeout_s,
@@ -134,12 +246,24 @@ class Server(uvicorn.Server):
             timeout_keep_alive=settings.keep_alive_s,  # type: ignore[arg-type]
             timeout_graceful_shutdown=settings.drain_s + GOODBYE_S,  # type: ignore[arg-type]
         )
-        super().__init__(config)
+        super().__init__(config, certificates=certificates, backlog=network.backlog)
         self._settings = settings
         self._house = house
         self._opened = opened
+        self.on_reload = on_reload or Reloads()
+        """What SIGHUP reads again."""
         self._ended = False
-        house.metrics.watch(lambda: {"connections": len(self.server_state.connections)}, dict)
+        house.on_failed = self._stop_without_engine
+        self._delay_s = shutdown_delay_s(settings)
+        self._how_to_stop = "a second signal stops now"
+        house.metrics.watch(
+            lambda: {"connections": len(connections), "body_bytes": bodies.used},
+            lambda: {
+                "connections_dropped": connections.dropped,
+                "connections_refused": connections.refused,
+                "bodies_refused": bodies.refused,
+            },
+        )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -148,10 +272,37 @@ class Server(uvicorn.Server):
         gc.freeze()
         asyncio.get_running_loop().call_later(FIRST_ANSWER_S, _settle)
         if self._opened is not None and sockets:
-            self._opened(self._house, address_of(sockets[0]))
+            scheme = "http" if self.certificates is None else "https"
+            self._opened(self._house, address_of(sockets[0], scheme))
+        notify("READY=1")
+
+    async def _serve_on(self) -> None:
+        """Serve for the delay in which those who send requests here learn that it ends."""
+        notify("STOPPING=1")
+        self._house.is_ending = True
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, Connection):
+                connection.announce_end()
+        clock = asyncio.get_running_loop().time
+        end, ticks = clock() + self._delay_s, 0
+        if self._delay_s:
+            text = "shutting down: not ready any more, requests are still served for %g s; %s"
+            log.info(text, self._delay_s, self._how_to_stop)
+        while clock() < end and not self.force_exit:
+            await asyncio.sleep(0.1)
+            await self.on_tick(ticks)
+            ticks += 1
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._house.serving.admission.close("The server is shutting down.")
+        await self._serve_on()
+        admission = self._house.serving.admission
+        admission.close(SHUTTING_DOWN)
+        unfinished = admission.waiting + admission.running
+        if unfinished and not self.force_exit:
+            answers = f"{unfinished} answer{'s' if unfinished > 1 else ''}"
+            log.info("finishing %s, up to %g s; %s", answers, self._settings.drain_s, self._how_to_stop)
+        else:
+            log.info("shutting down")
         deadline = asyncio.create_task(self._end_after(self._settings.drain_s))
         try:
             await super().shutdown(sockets)
@@ -162,11 +313,20 @@ class Server(uvicorn.Server):
         """Time is up: without the engine every unfinished answer ends with an error."""
         await asyncio.sleep(drain_s)
         self._ended = True
+        admission = self._house.serving.admission
+        if cut := admission.waiting + admission.running:
+            log.warning("%g s are over: %d answers are cut off", drain_s, cut)
         await self._house.end()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.should_exit
-        self.should_exit = True
+        self.should_exit = self._house.is_ending = True
+        if sig == signal.SIGINT:  # somebody sits there and waits
+            self._delay_s, self._how_to_stop = 0.0, "Ctrl-C again stops now"
+
+    def _stop_without_engine(self) -> None:
+        """Nothing can be served any more: whoever started the process is to start it anew."""
+        self._delay_s, self.should_exit = 0.0, True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -182,20 +342,32 @@ class Server(uvicorn.Server):
                 signal.signal(sig, handler)
 
 
+def shutdown_delay_s(settings: ServerSettings) -> float:
+    """Return for how long requests are served after the first SIGTERM."""
+    if settings.shutdown_delay_s is not None:
+        return settings.shutdown_delay_s
+    return DELAY_IN_KUBERNETES_S if os.environ.get("KUBERNETES_SERVICE_HOST") else 0.0
+
+
 def _settle() -> None:
     """What first answers need not wait for.
 
-    The collector of garbage may have been off. NumPy looks through large bodies. The C library keeps what reading the
-    tokenizer took and freed: 12 MB for 128,000 tokens.
+    The collector of garbage may have been off. NumPy looks through large bodies, the windows are those of rate limits.
+    The C library keeps what reading the tokenizer took and freed: 12 MB for 128,000 tokens.
     """
     # In a thread that ends with it: one of the loop's own would stay.
-    threading.Thread(target=importlib.import_module, args=("numpy",), name="numpy", daemon=True).start()
+    threading.Thread(target=_import_late, name="imports", daemon=True).start()
     gc.enable()
     gc.unfreeze()
     gc.collect()
     gc.freeze()
     with contextlib.suppress(AttributeError, OSError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def _import_late() -> None:
+    for module in ("numpy", "dragoman.core.rate_windows"):
+        importlib.import_module(module)
 
 
 async def _nothing(scope: object, receive: object, send: object) -> None:

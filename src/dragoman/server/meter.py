@@ -24,9 +24,10 @@ class Meter:
         self._submitted = 0.0
         self.arrived = perf_counter()
 
-    def submit(self, submitted: EngineRequest) -> None:
-        """The request is handed to the engine now."""
+    def submit(self, submitted: EngineRequest, model: str) -> None:
+        """The request is handed to the engine now. ``model``: its name, or its adapter's."""
         seen = self._seen
+        seen.model = model
         self._submitted = perf_counter()
         seen.prompt_tokens, seen.max_tokens, seen.seeds = submitted.prompt_tokens, submitted.max_tokens, submitted.seeds
         seen.validation_s = self._submitted - self.arrived

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, disable_created_metrics, generate_latest
@@ -70,6 +71,19 @@ class Metrics(Observer):
         self._states.append(_State(gauges, counters))
         self.registry.register(self._states[-1])
 
+    def watch_labelled(
+        self,
+        name: str,
+        help: str,
+        labels: tuple[str, ...],
+        values: Callable[[], Mapping[tuple[str, ...], float]],
+        *,
+        gauge: bool = False,
+    ) -> None:
+        """Report these at every scrape, by their labels; as a counter, or else a gauge."""
+        family = GaugeMetricFamily if gauge else CounterMetricFamily
+        self.registry.register(_Labelled(family, f"dragoman_{name}", help, labels, values))
+
     def state(self) -> dict[str, float]:
         """Everything that is watched, as it is now."""
         return {name: value for state in self._states for name, value in state.values().items()}
@@ -108,6 +122,25 @@ class Metrics(Observer):
         return generate_latest(self.registry) + "".join([text() for text in self._texts]).encode()
 
 
+class _Labelled(Collector):
+    def __init__(
+        self,
+        family: type[GaugeMetricFamily | CounterMetricFamily],
+        name: str,
+        help: str,
+        labels: tuple[str, ...],
+        values: Callable[[], Mapping[tuple[str, ...], float]],
+    ) -> None:
+        self._make = partial(family, name, help, labels=labels)
+        self._values = values
+
+    def collect(self) -> Iterable[Metric]:
+        metric = self._make()
+        for labels, value in self._values().items():
+            metric.add_metric(labels, value)
+        yield metric
+
+
 class Durations(Collector):
     """A histogram of seconds for one thread. The library's own takes microseconds, for every token of every stream."""
 
@@ -129,8 +162,13 @@ class Durations(Collector):
 STATE = {
     "requests_waiting": "Requests that wait for their first token.",
     "requests_running": "Requests that generate.",
-    "connections": "Open HTTP connections.",
+    "connections": "Open connections.",
+    "connections_dropped": "Idle connections closed for new ones.",
+    "connections_refused": "Connections and requests refused because there were too many connections.",
+    "body_bytes": "Bytes of bodies that are not decoded yet.",
+    "bodies_refused": "Requests refused because bodies took too much memory.",
     "engine_ready": "1 while the engine takes requests.",
+    "engine_seconds_since_step": "Seconds since an engine that has work finished a step; 0 without work.",
     "sequences_running": "Sequences in the engine's batch.",
     "sequences_waiting": "Sequences that the engine has not begun, or has set back.",
     "kv_blocks": "Blocks of the key-value cache.",
@@ -144,13 +182,16 @@ STATE = {
     "preemptions": "Sequences set back for want of blocks.",
     "drafted_tokens": "Tokens that lookup speculation guessed.",
     "accepted_tokens": "Tokens that it guessed rightly.",
+    "ledger_failures": "Times that the ledger could not be written.",
     "continue_keys": "Cut generations that are kept to be gone on with.",
     "continue_tokens": "Their tokens.",
     "continue_hits": "Requests that went on with a cut generation.",
     "continue_misses": "Requests whose key had none.",
     "continue_expired": "Cut generations forgotten for their age.",
     "continue_evicted": "Cut generations forgotten for want of room.",
+    "log_lines_dropped": "Lines of the log that nobody read, or that could not be written.",
     "continue_waits": "Requests that waited for another one of their key.",
+    "continue_failures": "Reads and writes of cut generations that failed.",
 }
 
 

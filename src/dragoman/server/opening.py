@@ -14,7 +14,9 @@ from dragoman.core.observer import ObservedStep
 from dragoman.engine.client import EngineClient
 from dragoman.engine.launch import Launched
 from dragoman.engine.messages import EngineInfo, EngineStats, LoadModel, WorkerSettings
+from dragoman.engine.process import Spawn
 from dragoman.models.source import source_name
+from dragoman.server.accounts import Accounts
 from dragoman.server.adapter_shelf import AdapterShelf
 from dragoman.server.admission import Admission
 from dragoman.server.continuing import IN_MEMORY, SqliteContinueStore
@@ -22,24 +24,54 @@ from dragoman.server.current import CurrentServing
 from dragoman.server.metrics import Metrics
 from dragoman.server.resident import ModelOpening, ModelResident
 from dragoman.server.rotation import Progress, Rotation
-from dragoman.server.settings import AdapterSettings, CatalogSettings, ContinueSettings, ServerSettings
+from dragoman.server.settings import (
+    AdapterSettings,
+    CatalogSettings,
+    ContinueSettings,
+    ServerSettings,
+    WorkSettings,
+)
 from dragoman.server.shelf import Offer, Shelf, offer_of
+from dragoman.server.worker_pool import WorkerPools
 
 ONE_MODEL = CatalogSettings(fixed_model=True)
 NO_ADAPTERS = AdapterSettings()
+USUAL_WORK = WorkSettings()
+OWN_THREADS = 2
 
 
 class House:
     """What serves, and on what.
 
     Attributes:
-        serving: for everybody who asks. metrics: what is counted meanwhile.
+        serving: for everybody who asks. metrics: what is counted meanwhile. pools: threads for long work.
+        accounts: of what callers use.
+        is_ending: the server was told to stop; whoever asks for its readiness learns that, before the port closes.
+        failure: why the engine cannot be had any more, and the server ends; empty: it can. on_failed: called then.
     """
 
-    def __init__(self, rotation: Rotation[ModelResident], serving: CurrentServing, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        rotation: Rotation[ModelResident],
+        serving: CurrentServing,
+        metrics: Metrics,
+        pools: WorkerPools,
+        accounts: Accounts,
+    ) -> None:
         self.serving = serving
+        self.accounts = accounts
         self.metrics = metrics
+        self.is_ending = False
+        self.pools = pools
+        self.failure = ""
+        self.on_failed: Callable[[], None] | None = None
         self._rotation = rotation
+
+    def fail(self, reason: str) -> None:
+        """Note that the engine cannot be had any more."""
+        self.failure = reason
+        if self.on_failed is not None:
+            self.on_failed()
 
     @property
     def engine(self) -> EngineClient:
@@ -53,7 +85,7 @@ class House:
 
     def not_ready(self) -> str:
         """Why requests cannot be served now; empty when they can."""
-        if not self.serving.admission.is_open:
+        if self.is_ending or not self.serving.admission.is_open:
             return "the server is shutting down"
         try:
             return self._rotation.resident().not_ready()
@@ -74,19 +106,32 @@ async def open_house(
     catalog: CatalogSettings = ONE_MODEL,
     adapters: AdapterSettings = NO_ADAPTERS,
     continuing: ContinueSettings = IN_MEMORY,
+    work: WorkSettings = USUAL_WORK,
+    accounts: Accounts | None = None,
     progress: Progress = lambda stage, share: None,
     launched: Launched | None = None,
+    spawn: Spawn | None = None,
 ) -> AsyncIterator[House]:
     """Load the first model and wait until it can generate. ``worker`` says what its engine loads, ``folder`` holds the
     tokenizer's and the chat template's files; ``progress`` is told how far it is. ``launched``: the process of
-    its engine, where that waits already.
+    its engine, where that waits already; ``spawn`` starts all others. ``accounts``: of what callers use, by default of
+    this run alone.
 
     Leaving ends every engine; what is unfinished then fails. Raises ModelError, and DragomanError where what was kept
     of cut generations cannot be used.
     """
     metrics = Metrics()
+    accounts = accounts or Accounts()
+    accounts.watch(metrics)
     admission = Admission(settings.max_waiting)
     kept = SqliteContinueStore(continuing)
+    pools = WorkerPools(work)
+    metrics.registry.register(pools)
+
+    def on_step(before: EngineStats, after: EngineStats, dispatch_s: float) -> None:
+        admission.rate.observe(before, after)
+        metrics.tell(_step(before, after, dispatch_s))
+
     first = _first_offer(settings, worker)
     opening = ModelOpening(
         settings,
@@ -96,21 +141,32 @@ async def open_house(
         admission,
         kept,
         AdapterShelf(adapters, allow_downloads=catalog.offer_downloads, token=_hub_token(worker)),
-        on_step=lambda before, after: metrics.tell(_step(before, after)),
+        on_step=on_step,
+        pools=pools,
+        accounts=accounts,
         launched=launched,
+        spawn=spawn,
+        on_failed=lambda reason: house.fail(reason),
     )
     rotation = Rotation(Shelf(catalog, first), opening, max_waiting=settings.max_waiting)
-    with _threads(settings.text_threads):
+    # From the start, so that what a server has does not grow with what it is asked.
+    pools.start()
+    with _own_threads():
+        reading = asyncio.ensure_future(accounts.open())  # takes as long as the disk does; loading takes longer
         try:
             await kept.open()
             await rotation.begin(first, progress)
-            house = House(rotation, CurrentServing(rotation, admission, kept), metrics)
+            await reading
+            house = House(rotation, CurrentServing(rotation, admission, kept), metrics, pools, accounts)
             metrics.watch(lambda: _gauges(house, rotation), lambda: _counters(rotation, opening))
             metrics.watch(*kept_counts(kept))
             yield house
         finally:
             await rotation.close()
             await kept.close()
+            await reading
+            await accounts.close()
+            pools.close()
 
 
 def _first_offer(settings: ServerSettings, worker: WorkerSettings) -> Offer:
@@ -126,11 +182,11 @@ def _hub_token(worker: WorkerSettings) -> str | None:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """The loop's threads for work that takes long: few, and all there from the start."""
-    with ThreadPoolExecutor(count, thread_name_prefix="dragoman-text") as executor:
-        everyone = threading.Barrier(count)
-        list(executor.map(lambda _: everyone.wait(), range(count)))
+def _own_threads() -> Iterator[None]:
+    """The loop's own threads, for what the server waits for itself: the ends of processes. No client's work."""
+    with ThreadPoolExecutor(OWN_THREADS, thread_name_prefix="dragoman-own") as executor:
+        everyone = threading.Barrier(OWN_THREADS)
+        list(executor.map(lambda _: everyone.wait(), range(OWN_THREADS)))
         asyncio.get_running_loop().set_default_executor(executor)
         yield
 
@@ -169,15 +225,20 @@ def kept_counts(kept: SqliteContinueStore) -> tuple[Callable[[], dict[str, float
         return {"continue_keys": kept.keys, "continue_tokens": kept.tokens}
 
     def counters() -> dict[str, float]:
-        return {f"continue_{name}": getattr(kept, name) for name in ("hits", "misses", "expired", "evicted", "waits")}
+        return {
+            f"continue_{name}": getattr(kept, name)
+            for name in ("hits", "misses", "expired", "evicted", "waits", "failures")
+        }
 
     return gauges, counters
 
 
-def _step(before: EngineStats, after: EngineStats) -> ObservedStep:
+def _step(before: EngineStats, after: EngineStats, dispatch_s: float) -> ObservedStep:
     """What happened between two counts."""
     return ObservedStep(
         seconds=after.busy_s - before.busy_s,
+        forward_s=after.forward_s - before.forward_s,
+        dispatch_s=dispatch_s,
         running=after.running,
         waiting=after.waiting,
         prompt_tokens=after.prompt_tokens - before.prompt_tokens,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 
 from dragoman.core.errors import BadRequest
 from dragoman.core.sampling import SamplingParams
 from dragoman.server.model import ServedModel
 from dragoman.server.prompts import INLINE_CHARS
+from dragoman.server.worker_pool import WorkerPools
 
 _INLINE_TEXTS = 32
 
@@ -17,15 +16,15 @@ _INLINE_TEXTS = 32
 class PhraseReader:
     """Tokenizes for one model, in a thread where that takes long."""
 
-    def __init__(self, model: ServedModel) -> None:
-        self._model = model
+    def __init__(self, model: ServedModel, pools: WorkerPools) -> None:
+        self._model, self._pools = model, pools
 
     async def read(self, sampling: SamplingParams) -> SamplingParams:
         """With tokens in place of texts, nothing else changed. Raises BadRequest for text that is not Unicode."""
         breakers = sampling.dry_sequence_breakers if sampling.dry_multiplier else ()
         texts = (*sampling.bad_words, *breakers)
         if len(texts) > _INLINE_TEXTS or sum(map(len, texts)) > INLINE_CHARS:
-            return await asyncio.to_thread(self._in_tokens, sampling, breakers)
+            return await self._pools.text.run(lambda: self._in_tokens(sampling, breakers))
         return self._in_tokens(sampling, breakers)
 
     def _in_tokens(self, sampling: SamplingParams, breakers: tuple[str, ...]) -> SamplingParams:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from dragoman.core.errors import BadRequest, ContextOverflow, UnsupportedFeature
+from dragoman.core.errors import BadRequest, ContextOverflow, PayloadTooLarge, UnsupportedFeature
 from dragoman.core.events import PromptToken
 from dragoman.core.request import ChatPrompt, FillPrompt, Prompt, TextPrompt, TokenPrompt
 from dragoman.server.model import ServedModel
+from dragoman.server.worker_pool import WorkerPool, WorkerPools
 
 Result = TypeVar("Result")
+Token = TypeVar("Token")
 
 # Tokenized in about half a millisecond: less than handing it to a thread and back may take on a busy machine.
 INLINE_CHARS = 2048
@@ -20,8 +21,8 @@ INLINE_CHARS = 2048
 class PromptReader:
     """Tokenizes and renders for one model, in a thread where that takes long."""
 
-    def __init__(self, model: ServedModel) -> None:
-        self._model = model
+    def __init__(self, model: ServedModel, pools: WorkerPools) -> None:
+        self._model, self._pools = model, pools
 
     async def read(self, prompt: Prompt, *, bounded: bool = True) -> tuple[int, ...]:
         """The token ids, never empty. Raises BadRequest, UnsupportedFeature or ContextOverflow with the field's name.
@@ -30,12 +31,11 @@ class PromptReader:
         """
         match prompt:
             case TextPrompt():
-                text, special = prompt.text, prompt.add_special_tokens
-                ids = await self._maybe_inline(len(text), lambda: self._encoded(text, special, bounded), "prompt")
+                ids = await self._tokenized(prompt.text, prompt.add_special_tokens, "prompt", bounded=bounded)
             case TokenPrompt():
                 ids = self._checked(prompt.token_ids)
             case ChatPrompt():
-                ids = await self._in_thread(lambda: self._rendered(prompt), "messages")
+                ids = await self._tokenized(await self.rendered(prompt), False, "messages")
             case FillPrompt():
                 ids = await self._maybe_inline(
                     len(prompt.prefix) + len(prompt.suffix), lambda: self._filled(prompt), "suffix"
@@ -44,10 +44,11 @@ class PromptReader:
 
     async def tokens(self, text: str, add_special_tokens: bool, *, bounded: bool = True) -> tuple[PromptToken, ...]:
         """The tokens of a text that is only to be looked at. Raises as ``read`` does."""
-        tokenizer, most = self._model.tokenizer, self._model.max_prompt_tokens if bounded else None
-        return await self._maybe_inline(
-            len(text), lambda: tokenizer.encode_with_offsets(text, add_special_tokens, most), "prompt"
-        )
+        most = self._model.max_prompt_tokens if bounded else self._model.card.max_text_tokens
+        encode = self._model.tokenizer.encode_with_offsets
+        if bounded:
+            return await self._maybe_inline(len(text), lambda: encode(text, add_special_tokens, most), "prompt")
+        return await self._looked_at(len(text), lambda: encode(text, add_special_tokens, most))
 
     async def text(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """The text of token ids. BadRequest for ids outside the vocabulary."""
@@ -58,14 +59,32 @@ class PromptReader:
 
     async def rendered(self, prompt: ChatPrompt) -> str:
         """What the chat template makes of the messages."""
-        return await self._in_thread(lambda: self._model.template.render(prompt), "messages")
+        return await self._in_thread(self._pools.templates, lambda: self._model.template.render(prompt), "messages")
 
-    def _encoded(self, text: str, add_special_tokens: bool, bounded: bool = True) -> tuple[int, ...]:
-        most = self._model.max_prompt_tokens if bounded else None
-        return self._model.tokenizer.encode(text, add_special_tokens, max_tokens=most)
+    async def _tokenized(
+        self, text: str, add_special_tokens: bool, param: str, *, bounded: bool = True
+    ) -> tuple[int, ...]:
+        most = self._model.max_prompt_tokens if bounded else self._model.card.max_text_tokens
+        encode = self._model.tokenizer.encode
+        if bounded:
+            return await self._maybe_inline(len(text), lambda: encode(text, add_special_tokens, max_tokens=most), param)
+        return await self._looked_at(len(text), lambda: encode(text, add_special_tokens, max_tokens=most))
 
-    def _rendered(self, prompt: ChatPrompt) -> tuple[int, ...]:
-        return self._encoded(self._model.template.render(prompt), False)
+    async def _looked_at(self, chars: int, encode: Callable[[], tuple[Token, ...]]) -> tuple[Token, ...]:
+        """The tokens of a text that need not fit into the context. Raises PayloadTooLarge."""
+        most = self._model.card.max_text_tokens
+        too_many = PayloadTooLarge(f"The text has more than {most} tokens, which is the most that are looked at here.")
+
+        def bounded() -> tuple[Token, ...]:
+            try:
+                tokens = encode()
+            except ContextOverflow:
+                raise too_many from None
+            if len(tokens) > most:
+                raise too_many
+            return tokens
+
+        return await self._maybe_inline(chars, bounded, "prompt")
 
     def _filled(self, prompt: FillPrompt) -> tuple[int, ...]:
         ids = self._model.tokenizer.render_fill(prompt.prefix, prompt.suffix, self._model.max_prompt_tokens)
@@ -92,11 +111,11 @@ class PromptReader:
 
     async def _maybe_inline(self, chars: int, work: Callable[[], Result], param: str) -> Result:
         if chars > INLINE_CHARS:
-            return await self._in_thread(work, param)
+            return await self._in_thread(self._pools.text, work, param)
         return self._named(work, param)
 
-    async def _in_thread(self, work: Callable[[], Result], param: str) -> Result:
-        return await asyncio.to_thread(self._named, work, param)
+    async def _in_thread(self, pool: WorkerPool, work: Callable[[], Result], param: str) -> Result:
+        return await pool.run(lambda: self._named(work, param))
 
     def _named(self, work: Callable[[], Result], param: str) -> Result:
         """Errors of the text room know neither the field that the text came from nor the size of the context."""

@@ -3,13 +3,12 @@ what follows it."""
 
 from __future__ import annotations
 
-import asyncio
-
 from dragoman.core.constraint import Constraint, Reasoned
 from dragoman.core.errors import UnsupportedFeature
 from dragoman.core.request import ChatPrompt, GenerationRequest, ReasoningLimit
 from dragoman.core.serving import ReasoningBlocks
 from dragoman.server.model import ServedModel
+from dragoman.server.worker_pool import WorkerPools
 
 
 def reasoning_begun(model: ServedModel, request: GenerationRequest, token_ids: tuple[int, ...]) -> bool:
@@ -40,7 +39,7 @@ def constraint_of(
 
 
 async def reasoning_limit(
-    model: ServedModel, request: GenerationRequest, token_ids: tuple[int, ...]
+    model: ServedModel, request: GenerationRequest, token_ids: tuple[int, ...], pools: WorkerPools
 ) -> ReasoningLimit | None:
     """The request's ``reasoning_budget`` in tokens of the model; None without one, and where there is nothing to count.
 
@@ -56,7 +55,7 @@ async def reasoning_limit(
         closing=blocks.closing,
         closing_ids=closing_ids,
         # The first time all of the vocabulary is looked at.
-        texts=await asyncio.to_thread(lambda: model.mark_texts),
+        texts=await pools.text.run(lambda: model.mark_texts),
         begun=reasoning_begun(model, request, token_ids),
     )
 

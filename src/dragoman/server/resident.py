@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,8 +15,10 @@ from dragoman.core.serving import ModelCard
 from dragoman.engine.client import EngineClient, State
 from dragoman.engine.launch import Launched
 from dragoman.engine.messages import EngineInfo, EngineStats, LoadModel, WorkerSettings
+from dragoman.engine.process import Spawn
 from dragoman.models import ModelSettings, describe, plan
 from dragoman.models.memory import available_memory
+from dragoman.server.accounts import Accounts
 from dragoman.server.adapter_shelf import AdapterShelf
 from dragoman.server.admission import Admission
 from dragoman.server.continuing import SqliteContinueStore
@@ -26,11 +29,12 @@ from dragoman.server.rotation import Progress
 from dragoman.server.serving import EngineServing
 from dragoman.server.settings import ServerSettings
 from dragoman.server.shelf import Offer
+from dragoman.server.worker_pool import WorkerPools
 from dragoman.text import ChatTemplate, Tokenizer
 from dragoman.text.tool_calls import reasoning_of, tool_calls_of
 
-Step = Callable[[EngineStats, EngineStats], None]
-"""Told of every step of an engine: what it had counted before, and after it."""
+Step = Callable[[EngineStats, EngineStats, float], None]
+"""Told of every step of an engine: its counts before and after, and the seconds that handing out its tokens took."""
 
 
 class ModelResident:
@@ -72,7 +76,7 @@ class ModelResident:
     def not_ready(self) -> str:
         """Why the engine cannot run requests now; empty when it can."""
         health = self.engine.health()
-        return "" if health.state is State.READY else health.message or f"the engine is {health.state}"
+        return health.message or ("" if health.state is State.READY else f"the engine is {health.state}")
 
     def gauges(self) -> dict[str, float]:
         """The state of its engine, by the names of the metrics."""
@@ -82,6 +86,7 @@ class ModelResident:
         return {
             "sequences_running": stats.running,
             "sequences_waiting": stats.waiting,
+            "engine_seconds_since_step": self.engine.seconds_since_step,
             "kv_blocks": stats.blocks,
             "kv_tokens": stats.blocks * self.info.block_size,
             "kv_blocks_free": stats.free_blocks,
@@ -122,14 +127,23 @@ class ModelOpening:
         continuing: SqliteContinueStore,
         adapters: AdapterShelf,
         on_step: Step,
+        pools: WorkerPools,
+        accounts: Accounts,
         launched: Launched | None = None,
+        spawn: Spawn | None = None,
+        on_failed: Callable[[str], None] | None = None,
     ) -> None:
-        """``adapters``: those of the start are of the first model, and loaded with it. ``launched``: its process."""
+        """``adapters``: those of the start are of the first model, and loaded with it. ``launched``: its process.
+        ``spawn`` starts all others. ``on_failed`` is told of an engine that cannot be had any more."""
+        self._on_failed = on_failed
         self._launched = launched
+        self._spawn = spawn
         self._settings, self._worker, self._folder = settings, worker, folder
         self._adapters = adapters
         self._metrics, self._admission, self._continuing = metrics, admission, continuing
         self._on_step = on_step
+        self._pools = pools
+        self._accounts = accounts
         self._past: dict[str, float] = {}
         self._kv_bytes: dict[str, int] = {}
 
@@ -138,8 +152,11 @@ class ModelOpening:
         """What engines that are gone had counted, by the names of the metrics."""
         return self._past
 
-    def fits_beside(self, offer: Offer, current: ModelResident) -> bool:
+    async def fits_beside(self, offer: Offer, current: ModelResident) -> bool:
         """Whether memory holds both, each with as many keys and values as it would have alone."""
+        return await self._pools.ask_hub(lambda: self._fits_beside(offer, current))
+
+    def _fits_beside(self, offer: Offer, current: ModelResident) -> bool:
         model = self._worker.model
         if not isinstance(model, LoadModel):
             return True
@@ -169,10 +186,10 @@ class ModelOpening:
             settings = self._settings_for(offer, model)
             worker = msgspec.structs.replace(worker, model=LoadModel(source=offer.source, settings=settings))
             if not is_first:
-                described = await asyncio.to_thread(describe, offer.source, token=settings.token)
+                described = await self._pools.ask_hub(lambda: describe(offer.source, token=settings.token))
                 folder = described.tokenizer_folder
         launched, self._launched = self._launched, None
-        engine = EngineClient(worker, launched)
+        engine = EngineClient(worker, launched, spawn=self._spawn)
         engine.on_loading = progress
         # The process loads weights for as long as the tokenizer takes, or longer. It is told what to load before that,
         # and the template's interpreter begins: reading a tokenizer lets nothing else of this process run.
@@ -182,9 +199,11 @@ class ModelOpening:
         try:
             chosen = self._settings.chat_template if is_first else None
             own = None if chosen is None else Path(chosen)
-            template = await asyncio.to_thread(ChatTemplate.begin, folder, file=own)
-            tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
-            await asyncio.to_thread(template.compile, tokenizer.special_tokens)
+            template = await self._pools.disk.run(
+                lambda: ChatTemplate.begin(folder, file=own, processes=self._pools.templates.threads)
+            )
+            tokenizer = await self._pools.disk.run(lambda: Tokenizer.load(folder))
+            await self._pools.disk.run(functools.partial(template.compile, tokenizer.special_tokens))
             info = await starting
         except BaseException:
             starting.cancel()
@@ -200,8 +219,12 @@ class ModelOpening:
             self._metrics,
             admission=self._admission,
             timeout_s=self._settings.generation_timeout_s,
+            queue_s=self._settings.max_queue_s,
             continuing=self._continuing,
             adapters=self._adapters,
+            pools=self._pools,
+            accounts=self._accounts,
+            share_prefix_cache=self._worker.scheduler.share_prefix_cache,
         )
         if is_first:
             try:
@@ -213,6 +236,7 @@ class ModelOpening:
                 raise
         engine.teach(lambda: served.vocabulary)
         engine.on_step = self._on_step
+        engine.on_failed = self._on_failed
         return ModelResident(offer, engine, info, template, serving, self._past)
 
 

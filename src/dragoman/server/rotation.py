@@ -25,7 +25,9 @@ from dragoman.core.errors import (
     LoadFailed,
     ModelNotFound,
     Overloaded,
+    ShuttingDown,
 )
+from dragoman.core.progress import ProgressReport, current_progress
 from dragoman.server.catalog import find
 from dragoman.server.shelf import Offer, Shelf
 
@@ -54,7 +56,7 @@ ResidentT = TypeVar("ResidentT", bound=Resident)
 class Opening(Protocol[ResidentT]):
     """How models come into memory."""
 
-    def fits_beside(self, offer: Offer, current: ResidentT) -> bool:
+    async def fits_beside(self, offer: Offer, current: ResidentT) -> bool:
         """Whether memory holds both. Reads small files, downloads them where need be. Raises ModelError."""
 
     async def open(self, offer: Offer, progress: Progress) -> ResidentT:
@@ -116,6 +118,8 @@ class Rotation(Generic[ResidentT]):
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._watchers: list[asyncio.Queue[CatalogEntry]] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._reports: list[ProgressReport] = []
+        """Of requests that wait for a model and ask how far that is."""
         self._closed = False
 
     # What is served --------------------------------------------------------------------------------------------------
@@ -204,7 +208,7 @@ class Rotation(Generic[ResidentT]):
                 # The load is everybody's: one who no longer waits for it does not end it.
                 await asyncio.wait((under_way.task,))
             if under_way.task.cancelled():
-                raise EngineUnavailable("The server is shutting down.")
+                raise ShuttingDown
             under_way.task.result()
         now = self.current()
         if now is None or now.id != offer.name:
@@ -247,7 +251,7 @@ class Rotation(Generic[ResidentT]):
     def _begin(self, offer: Offer) -> _Load | None:
         """The load of this model: the one under way, or a new one; None where the model is current already."""
         if self._closed:
-            raise EngineUnavailable("The server is shutting down.")
+            raise ShuttingDown
         if self._load is not None:
             if self._load.offer.name != offer.name:
                 raise Conflict("Another model is currently loading")
@@ -277,7 +281,7 @@ class Rotation(Generic[ResidentT]):
 
     async def _take_over(self, load: _Load) -> None:
         old = self._stay
-        beside = old is None or await asyncio.to_thread(self._opening.fits_beside, load.offer, old.resident)
+        beside = old is None or await self._opening.fits_beside(load.offer, old.resident)
         if old is None or beside:
             self._stay = _Stay(load.offer, await self._open(load))
             if old is not None:
@@ -299,6 +303,8 @@ class Rotation(Generic[ResidentT]):
             if (stage, share // 0.1) != (load.stage, load.progress // 0.1):
                 log.info("loading the model %s: %s, %.0f %%", load.offer.name, stage, 100 * share)
             load.stage, load.progress = stage, share
+            for report in self._reports:
+                report.loading(stage, share)
             self._tell(self._entry(load.offer))
 
         return await self._opening.open(load.offer, progress)
@@ -337,9 +343,15 @@ class Rotation(Generic[ResidentT]):
                 raise Overloaded(f"{len(self._waiting)} requests are waiting for a model already. Try again later.")
             turn = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
+            report = current_progress.get()
+            if report is not None:
+                self._reports.append(report)
+                report.loading(self._load.stage, self._load.progress)
             try:
                 await turn
             finally:
+                if report is not None:
+                    self._reports.remove(report)
                 with contextlib.suppress(ValueError):
                     self._waiting.remove(turn)
 

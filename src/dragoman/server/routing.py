@@ -8,28 +8,40 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
 
 import msgspec
 from starlette.datastructures import URLPath
 from starlette.routing import BaseRoute, Match, NoMatchFound, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
+from dragoman.core.caller import current_caller
 from dragoman.core.errors import (
     Cancelled,
     DragomanError,
-    EngineUnavailable,
+    Forbidden,
     GenerationFailed,
     MethodNotAllowed,
+    ShuttingDown,
     Unauthorized,
 )
 from dragoman.core.observer import ObservedRequest, RequestEnd, current_request
 from dragoman.dialects.wire import Answer, Call, Dialect, Operation
-from dragoman.server.cors import is_preflight, preflight_headers
-from dragoman.server.exchange import Exchange, body_limit
+from dragoman.server.cors import Standing, is_preflight
+from dragoman.server.exchange import Exchange, body_limit, error_answer
 from dragoman.server.hosting import Endpoint, Hosting, SocketPlace
+from dragoman.server.key_file import Scope as KeyScope
+from dragoman.server.quotas import has_quotas
 from dragoman.server.sockets import SocketEndpoint
 
 log = logging.getLogger("dragoman.server")
+
+WITHOUT_ADMIN: tuple[KeyScope, ...] = ("infer",)
+"""What pages of origins that nobody has named may do at most, whatever key they have."""
+
+PROGRESS = "x-dragoman-progress"
+"""With ``1``, the header of a request whose client wants to know how far it is."""
 
 CLIENT_GONE = 499
 """Of a request whose client left before its answer began, as nginx's log has it."""
@@ -89,9 +101,17 @@ class PathEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         hosting = self._hosting
-        exchange = Exchange(scope, receive, send, hosting.settings, dialect=self._first.dialect, ready=hosting.ready)
-        if is_preflight(exchange.method, exchange.headers) and await self._told_a_browser(exchange):
-            return
+        exchange = Exchange(
+            scope,
+            receive,
+            send,
+            hosting.settings,
+            hosting.pools,
+            dialect=self._first.dialect,
+            ready=hosting.ready,
+            bodies=hosting.bodies,
+            origins=hosting.origins,
+        )
         candidates = self._by_method.get("GET" if exchange.method == "HEAD" else exchange.method)
         # For the log and the metrics: what the client asked for, without what it put into the path.
         scope["dialect"], scope["operation"] = self._first.dialect.name, self._first.operation.path
@@ -99,16 +119,28 @@ class PathEndpoint:
             await self._answer(exchange, candidates, scope)
         except Cancelled:
             scope["gone"] = True
+        finally:
+            exchange.drop_body()
 
-    async def _told_a_browser(self, exchange: Exchange) -> bool:
-        asked = self._by_method.get(exchange.headers["access-control-request-method"], [])
-        dialect = next((endpoint.dialect for endpoint in asked if endpoint.dialect.cors is not None), None)
-        if dialect is None or dialect.cors is None:
-            return False
-        exchange.dialect = msgspec.structs.replace(dialect, cors=None)
-        headers = preflight_headers(dialect.cors, exchange.headers)
-        await exchange.reply_text(dialect.cors.preflight_body, headers=headers)
-        return True
+    async def _answer_preflight(self, exchange: Exchange, asked: Sequence[Endpoint]) -> None:
+        """Say what a page may do with the first of the operations that it may use.
+
+        Raises Forbidden where there is none.
+        """
+        refusal: Forbidden | None = None
+        for dialect, operation in asked:
+            try:
+                headers = self._hosting.origins.preflight_headers(
+                    exchange.page, dialect.cors, exchange.headers, scope=operation.scope
+                )
+            except Forbidden as error:
+                refusal = refusal or error
+                continue
+            exchange.dialect, exchange.origins = dialect, None
+            await exchange.reply_text("" if dialect.cors is None else dialect.cors.preflight_body, headers=headers)
+            return
+        assert refusal is not None
+        raise refusal
 
     async def _answer(self, exchange: Exchange, candidates: list[Endpoint] | None, scope: Scope) -> None:
         """Run the handler, and answer what it raises. Raises Cancelled when nobody is there to be answered."""
@@ -116,28 +148,84 @@ class PathEndpoint:
         seen: ObservedRequest | None = None
         fault: Exception | None = None
         try:
+            self._hosting.origins.check_host(exchange.page)
+            if is_preflight(exchange.method, exchange.headers):
+                method = exchange.headers["access-control-request-method"]
+                if asked := self._by_method.get("GET" if method == "HEAD" else method):
+                    await self._answer_preflight(exchange, asked)
+                    return
             if candidates is None:
                 where = f"{exchange.method} is not allowed on {exchange.path[:256]}"
                 raise MethodNotAllowed(f"{where}, only {self._allowed}.")
-            exchange.dialect = dialect = candidates[0].dialect
+            if len(candidates) > 1:
+                exchange.dialect = dialect = self._apparent(exchange, candidates).dialect
+                self._check_before_body(exchange, candidates)
+            else:
+                exchange.dialect = dialect = candidates[0].dialect
             dialect, operation = await self._chosen(exchange, candidates)
             exchange.dialect = dialect
             scope["dialect"], scope["operation"] = dialect.name, operation.path
-            self._let_in(exchange, dialect, operation)
+            self._let_in(exchange, dialect, operation, self._check_page(exchange, dialect, operation))
+            if exchange.headers.get(PROGRESS) == "1":
+                exchange.show_progress()
             seen = self._arrived(exchange, dialect, operation)
             if exchange.method == "POST" and operation.scope == "infer":
-                async with self._hosting.serving.held():
+                self._hosting.accounts.admit(seen.caller)
+                async with AsyncExitStack() as stack:
+                    async with exchange.progress_before(operation.table):
+                        await stack.enter_async_context(self._hosting.serving.held())
                     await operation.handler(self._hosting.serving, exchange)
             else:
                 await operation.handler(self._hosting.serving, exchange)
         except Exception as error:
             fault = error
-            if exchange.started or isinstance(error, Cancelled):
+            if isinstance(error, Cancelled) or (exchange.started and not exchange.began_early):
                 raise
-            await exchange.answer(self._worded(error, exchange, dialect))
+            told = self._told(error, exchange)
+            if exchange.began_early:
+                await exchange.finish_early(told)
+            else:
+                await exchange.answer(self._answer_to(told, dialect))
         finally:
             if seen is not None:
                 self._ended(exchange, seen, fault)
+
+    def _apparent(self, exchange: Exchange, candidates: list[Endpoint]) -> Endpoint:
+        """Return the one that answers as far as headers tell."""
+        call = Call(headers=exchange.headers, body=None, dialect=self._hosting.settings.dialect)
+        claimed = (each for each in candidates if each.operation.claims is not None and each.operation.claims(call))
+        return next(claimed, candidates[0])
+
+    def _check_before_body(self, exchange: Exchange, candidates: list[Endpoint]) -> None:
+        """Refuse whom no candidate would let in, before a body is read to tell which of them is asked.
+
+        Raises Unauthorized or Forbidden.
+        """
+        refusal: Forbidden | None = None
+        for dialect, operation in candidates:
+            try:
+                self._check_page(exchange, dialect, operation)
+                break
+            except Forbidden as error:
+                refusal = refusal or error
+        else:
+            assert refusal is not None
+            raise refusal
+        keys = self._hosting.keys
+        if keys and not any(keys.is_open(operation) for _, operation in candidates):
+            names = [name for dialect, _ in candidates for name in dialect.key_headers]
+            keys.check_known(exchange.headers, names, address=exchange.client)
+
+    def _check_page(self, exchange: Exchange, dialect: Dialect, operation: Operation) -> Standing:
+        """Return who sends the request, as far as a browser tells. Raises Forbidden for a page that may not."""
+        keys = self._hosting.keys
+        return self._hosting.origins.check_request(
+            exchange.page,
+            dialect.cors,
+            method=exchange.method,
+            scope=operation.scope,
+            needs_key=bool(keys) and not keys.is_open(operation),
+        )
 
     async def _chosen(self, exchange: Exchange, candidates: list[Endpoint]) -> Endpoint:
         """The first that claims the call as its own, or else the first. The body is read for it, if there is one."""
@@ -151,15 +239,34 @@ class PathEndpoint:
         claimed = (each for each in candidates if each.operation.claims is not None and each.operation.claims(call))
         return next(claimed, candidates[0])
 
-    def _let_in(self, exchange: Exchange, dialect: Dialect, operation: Operation) -> None:
-        """Raises Unauthorized or Forbidden."""
+    def _let_in(self, exchange: Exchange, dialect: Dialect, operation: Operation, standing: Standing) -> None:
+        """Set the request's caller. Raises Unauthorized or Forbidden."""
         keys = self._hosting.keys
+        if not standing.is_trusted:
+            exchange.scopes = WITHOUT_ADMIN
         if keys and not keys.is_open(operation):
-            holder = keys.holder(exchange.headers, dialect.key_headers, operation.scope)
-            exchange.tenant, exchange.scopes = holder.tenant, holder.scopes
+            address = exchange.client
+            caller = keys.caller(exchange.headers, dialect.key_headers, operation.scope, address=address)
+            if not standing.is_trusted:
+                scopes = tuple(scope for scope in caller.scopes if scope in WITHOUT_ADMIN)
+                caller = msgspec.structs.replace(caller, scopes=scopes)
+            exchange.tenant, exchange.scopes = caller.tenant, caller.scopes
+        else:
+            caller = keys.anybody(exchange.client, exchange.scopes)
+        if has_quotas(caller.limits):
+            exchange.limit_headers = partial(self._hosting.accounts.headers, caller)
+        # Tasks that the handler starts inherit it, as they do the observed request.
+        current_caller.set(caller)
 
     def _arrived(self, exchange: Exchange, dialect: Dialect, operation: Operation) -> ObservedRequest:
-        seen = ObservedRequest(dialect.name, operation.path, operation.method, exchange.request_id, exchange.headers)
+        seen = ObservedRequest(
+            dialect.name,
+            operation.path,
+            operation.method,
+            exchange.request_id,
+            exchange.headers,
+            caller=current_caller.get(),
+        )
         for observer in self._hosting.observers:
             observer.arrived(seen)
         exchange.more_headers = seen.answer_headers
@@ -174,14 +281,17 @@ class PathEndpoint:
         for observer in self._hosting.observers:
             observer.ended(seen, end)
 
-    def _worded(self, error: Exception, exchange: Exchange, dialect: Dialect) -> Answer:
+    def _told(self, error: Exception, exchange: Exchange) -> DragomanError:
+        """Return the error as a client may be told it. What nobody foresaw is logged."""
         if not isinstance(error, DragomanError):
             log.exception("%s %s failed, request %s", exchange.method, exchange.path[:256], exchange.request_id)
             error = GenerationFailed("The server had an internal error. Its log has more, by this request's id.")
         elif isinstance(error, GenerationFailed) and self._hosting.ended():
-            # Nothing is wrong with the request: another server, or the next one here, will answer it.
-            error = EngineUnavailable("The server is shutting down.")
-        answer = dialect.render_error(error)
+            error = ShuttingDown()
+        return error
+
+    def _answer_to(self, error: DragomanError, dialect: Dialect) -> Answer:
+        answer = error_answer(dialect, error)
         more: dict[str, str] = {}
         if isinstance(error, MethodNotAllowed):
             more["allow"] = self._allowed

@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import Protocol
 
 import msgspec
 
-from dragoman.core.errors import AdapterNotFound, BadRequest, Conflict, ModelNotFound
+from dragoman.core.caller import current_caller
+from dragoman.core.errors import (
+    SHUTTING_DOWN,
+    AdapterNotFound,
+    BadRequest,
+    Conflict,
+    ModelNotFound,
+    ShuttingDown,
+)
 from dragoman.core.events import (
     EngineEvent,
     FinishReason,
     GenerationDone,
     GenerationEvent,
     GenerationResult,
+    ProgressEvent,
     PromptEvent,
     PromptToken,
     Timings,
     TokenEvent,
     Usage,
 )
+from dragoman.core.progress import ProgressReport, current_progress
 from dragoman.core.request import ChatPrompt, EngineRequest, GenerationRequest, Prompt
 from dragoman.core.sampling import LogprobParams
 from dragoman.core.serving import ModelCard
+from dragoman.server.accounts import Accounts
 from dragoman.server.adapter_shelf import AdapterShelf
 from dragoman.server.adapters import NO_ADAPTERS, AdapterEngine, LoadedAdapters
 from dragoman.server.admission import Admission
@@ -43,9 +56,14 @@ from dragoman.server.model import ServedModel
 from dragoman.server.phrases import PhraseReader
 from dragoman.server.prompts import PromptReader
 from dragoman.server.reasoning import constraint_of, reasoning_limit
+from dragoman.server.settings import WorkSettings
 from dragoman.server.transcript import transcripts_of
+from dragoman.server.worker_pool import WorkerPools
 
 DEFAULT_MAX_WAITING = 256
+
+
+_OF_PROMPT = (PromptEvent, ProgressEvent)
 
 
 class Events(Protocol):
@@ -66,10 +84,13 @@ class Engine(AdapterEngine, Protocol):
 
 
 class EngineServing:
-    """Serves one model. ``timeout_s`` bounds every generation, whatever a request asks.
+    """Serves one model. ``timeout_s`` bounds every generation, whatever a request asks; ``queue_s`` its wait for the
+    first token.
 
     ``admission``: who may come in; several servings may share one. ``continuing``: where cut generations are kept; by
-    default in memory, and not for long. ``adapters``: those that may be loaded.
+    default in memory, and not for long. ``adapters``: those that may be loaded. ``pools``: threads for
+    long work, by default of its own. ``accounts``: what callers may still use.
+    ``share_prefix_cache``: callers with different keys share cached prefixes.
     """
 
     def __init__(
@@ -80,20 +101,28 @@ class EngineServing:
         *,
         admission: Admission | None = None,
         timeout_s: float | None = None,
+        queue_s: float | None = None,
         continuing: SqliteContinueStore | None = None,
         adapters: AdapterShelf = NO_ADAPTERS,
+        pools: WorkerPools | None = None,
+        share_prefix_cache: bool = False,
+        accounts: Accounts | None = None,
     ) -> None:
+        self._accounts = accounts or Accounts()
+        self._pools = pools or WorkerPools(WorkSettings())
+        self._share_prefix_cache = share_prefix_cache
         self.continuing = continuing or SqliteContinueStore()
         self.admission = admission or Admission(DEFAULT_MAX_WAITING)
         self.catalog = FixedCatalog(model)
-        self.adapters = LoadedAdapters(engine, model.card, model.cards, adapters)
+        self.adapters = LoadedAdapters(engine, model.card, model.cards, adapters, self._pools)
         self._engine = engine
         self._model = model
         self._observers = metrics.observers
-        self._prompts = PromptReader(model)
-        self._phrases = PhraseReader(model)
-        self._constraints = ConstraintReader(model)
+        self._prompts = PromptReader(model, self._pools)
+        self._phrases = PhraseReader(model, self._pools)
+        self._constraints = ConstraintReader(model, self._pools)
         self._timeout_s = timeout_s
+        self._queue_s = queue_s
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
@@ -160,30 +189,51 @@ class EngineServing:
         request, adapter = self._with_adapter(request)
         check_beams(request)
         request = with_forced_length(request)
-        with self.admission.enter() as place:
+        caller = current_caller.get()
+        if request.priority > caller.limits.max_priority:
+            request = msgspec.structs.replace(request, priority=caller.limits.max_priority)
+        limit_s = self._limit(request)
+        queue_s = min((limit for limit in (limit_s, self._queue_s) if limit is not None), default=None)
+        with self.admission.enter(caller, request_id=request.request_id, sequences=count, limit_s=queue_s) as place:
             prompt = await self._prompt(request)
             request = msgspec.structs.replace(request, sampling=await self._phrases.read(request.sampling))
             submitted = engine_request(self._model, request, prompt, count, logprobs)
+            self._accounts.check_prompt(submitted.prompt_tokens)
             constraint = constraint_of(self._model, request, submitted.prompt)
             grammar = await self._constraints.read(constraint, request.constraint_param)
-            submitted = msgspec.structs.replace(submitted, grammar=grammar)
+            submitted = msgspec.structs.replace(submitted, grammar=grammar, cache_salt=self._cache_salt(request))
             submitted = for_encoder(submitted, self._model.encoder, resumable=request.resumable)
-            reasoning = await reasoning_limit(self._model, request, submitted.prompt)
+            reasoning = await reasoning_limit(self._model, request, submitted.prompt, self._pools)
             submitted = msgspec.structs.replace(submitted, reasoning=reasoning)
             transcripts = transcripts_of(
                 self._model, count, submitted.prompt, request.ending, request.shown_tokens, resumable=request.resumable
             )
             earlier_text = ""
             if request.resumed is not None:
-                earlier_text = await asyncio.to_thread(transcripts[0].resume, request.resumed.output)
+                earlier_text = await self._pools.text.run(
+                    functools.partial(transcripts[0].resume, request.resumed.output)
+                )
             cached_tokens, running = 0, count
+            cancel = partial(self._engine.cancel, submitted.request_id)
+            place.submit(submitted.prompt_tokens, submitted.max_tokens, cancel)
+            report = current_progress.get()
+            if report is not None:
+                submitted = msgspec.structs.replace(submitted, progress=True)
+                report.queued(self.admission.position(request.request_id) or 1)
             events = self._engine.submit(submitted)
-            meter.submit(submitted)
-            deadline = Deadline(arrived, self._limit(request), lambda: self._engine.cancel(request.request_id))
+            meter.submit(submitted, request.adapter or self._model.card.name)
+            deadline = Deadline(arrived, limit_s, cancel)
+            waiting = Deadline(arrived, self._queue_s, cancel)
             try:
                 async for event in events:
-                    if isinstance(event, PromptEvent):
+                    if isinstance(event, _OF_PROMPT):
+                        if isinstance(event, ProgressEvent):
+                            _tell(report, event)
+                            continue
+                        if report is not None:
+                            report.end()
                         place.run()
+                        waiting.lift()
                         cached_tokens = event.cached_tokens
                         meter.prompt(cached_tokens, event.queue_s)
                         yield prompt_ready(self._model, request, submitted, event, earlier_text, adapter)
@@ -201,19 +251,26 @@ class EngineServing:
                         if event.score is not None:
                             delta = msgspec.structs.replace(delta, score=event.score)
                     else:
+                        if event.message == SHUTTING_DOWN:
+                            raise ShuttingDown
                         if place.waits:
+                            place.check()
+                            if waiting.has_passed and not deadline.has_passed:
+                                raise self.admission.late(place, f"waited {self._queue_s:g} s for its first token")
                             raise deadline.failure(event.message or "The generation was cancelled.")
                         delta = transcript.stop(deadline.reason(event.finish), deadline.words(event.message))
                     if delta.finish is not None:
                         meter.finish(delta.finish)
+                        self.admission.rate.finish(transcript.num_tokens)
                         running -= 1
                         if running and delta.finish is FinishReason.STOP_STRING:
-                            self._engine.cancel(request.request_id, event.sequence)
+                            self._engine.cancel(submitted.request_id, event.sequence)
                     yield delta
                     if not running:
                         break
             finally:
                 deadline.lift()
+                waiting.lift()
                 await events.aclose()
                 seen = meter.leave()
             made = sum(transcript.num_tokens for transcript in transcripts)
@@ -243,6 +300,14 @@ class EngineServing:
             raise Conflict("This generation was begun with another adapter, or another version of it.", param="model")
         return request, fingerprint
 
+    def _cache_salt(self, request: GenerationRequest) -> str:
+        """Return the salt of the request's blocks: its caller's, and the one that it gives itself.
+
+        Neither a tenant, which is hexadecimal, nor an empty one can be mistaken for a part of the other.
+        """
+        tenant = "" if self._share_prefix_cache else current_caller.get().tenant
+        return f"{tenant}:{request.cache_salt}" if tenant or request.cache_salt else ""
+
     async def _prompt(self, request: GenerationRequest) -> tuple[int, ...]:
         if request.resumed is not None:
             return request.resumed.prompt
@@ -251,3 +316,10 @@ class EngineServing:
 
     def _limit(self, request: GenerationRequest) -> float | None:
         return min((limit for limit in (request.timeout_s, self._timeout_s) if limit is not None), default=None)
+
+
+def _tell(report: ProgressReport | None, event: ProgressEvent) -> None:
+    if report is not None and event.position:
+        report.queued(event.position)
+    elif report is not None:
+        report.prefill(event.done, event.total)

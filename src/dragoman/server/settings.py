@@ -9,6 +9,8 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
+from dragoman.core.caller import MAX_PRIORITY, CallerLimits
+
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
@@ -23,13 +25,18 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         port: port to listen on; 0 takes any free one.
         metrics_port: one more port, for GET /metrics alone; without it the one that the clients of --dialect expect, if
             any. A port that cannot be had is no error.
+        metrics_host: address of that port. Figures say what a server does and for whom it does it: by default only this
+            machine reads them there.
         name: name of the served model in answers and in GET /v1/models; by default the model's own.
         dialect: which dialect has the bare paths that several claim, such as /v1/completions; each always has those
             under its own prefix. auto: told by what a request looks like where its dialect leaves marks.
         alias: one more name under which the model is served; may be given several times.
         chat_template: file with a chat template, Jinja or a tokenizer_config.json, in place of the model's own.
         max_connections: open connections; more are answered with status 503.
-        max_waiting: requests that wait for their first token; more are answered with status 429.
+        max_waiting: requests that wait for their first token; more are answered with status 429. Where all wait, those
+            of the caller with the longest queue are the ones refused. A caller is who holds a key; without keys, an
+            address.
+        max_queue_s: seconds that a request may wait for its first token; then status 429, at once where it is certain.
         max_body_bytes: largest body of a request; larger ones are answered with status 413.
         max_message_bytes: largest message on a WebSocket; a larger one closes it.
         max_header_bytes: largest request line and headers together; larger ones are answered with status 431.
@@ -38,11 +45,14 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         write_timeout_s: seconds that a client may leave its answer unread before it is dropped.
         linger_s: seconds that the rest of a refused request is read, so that its sender gets to read why.
         keep_alive_s: seconds that an idle connection stays open.
+        keep_alive_comment_s: seconds of silence after which a stream of events gets a comment, for proxies that give up
+            silent ones, in dialects whose clients can read it; 0: never.
         generation_timeout_s: longest time for one generation in seconds; without it there is none.
-        drain_s: seconds that running requests get to finish when the server is told to stop.
+        shutdown_delay_s: seconds after the first SIGTERM in which requests are still served, while readiness is 503
+            already; by default 5 in a Kubernetes pod and 0 elsewhere. SIGINT (Ctrl-C) skips them.
+        drain_s: seconds that running requests get to finish when the port is closed.
         strict: refuse requests with fields that nobody knows, instead of naming these in a header of the answer.
         access_log: write a line for every request.
-        text_threads: threads for checking long requests, tokenizing long prompts and rendering chats.
     """
 
     PANEL = "Server"
@@ -50,13 +60,15 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: Annotated[Port, Meta(extra={"short": "-p"})] = 8000
     metrics_port: Port | None = None
+    metrics_host: str = "127.0.0.1"
     dialect: DialectName = "openai"
     name: str | None = None
     alias: tuple[str, ...] = ()
     chat_template: str | None = None
     max_connections: Count = 1024
     max_waiting: Count = 256
-    max_body_bytes: Count = 16 * 1024 * 1024
+    max_queue_s: Seconds | None = None
+    max_body_bytes: Count = 4 * 1024 * 1024
     max_message_bytes: Count = 4 * 1024 * 1024
     max_header_bytes: Count = 64 * 1024
     header_timeout_s: Seconds = 20.0
@@ -64,11 +76,140 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     write_timeout_s: Seconds = 60.0
     linger_s: Seconds = 5.0
     keep_alive_s: Seconds = 75.0
+    keep_alive_comment_s: Annotated[float, Meta(ge=0)] = 15.0
     generation_timeout_s: Seconds | None = None
+    shutdown_delay_s: Annotated[float, Meta(ge=0)] | None = None
     drain_s: Annotated[float, Meta(ge=0)] = 30.0
     strict: bool = False
     access_log: bool = True
-    text_threads: Count = 2
+
+
+class WorkSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Threads and processes for work beside the engine. Each kind has a pool of its own, which callers share fairly.
+
+    Attributes:
+        text_threads: threads for checking long requests, tokenizing long prompts and encoding long answers.
+        template_workers: processes that render chats; each starts when it is needed.
+        grammar_workers: processes that try out grammars; each starts when it is needed.
+        hub_threads: threads that ask the Hugging Face hub and download from it.
+        hub_timeout_s: seconds that a client's request waits for the hub to describe a model or to deliver an adapter.
+        max_queued_work: pieces of work of one caller that may wait in a pool; more are answered with status 429.
+        max_queued_grammars: the same of grammars to try out, which take up to a second each.
+    """
+
+    PANEL: ClassVar[str] = "Work beside the engine"
+
+    text_threads: Count = 3
+    template_workers: Count = 2
+    grammar_workers: Count = 2
+    hub_threads: Count = 4
+    hub_timeout_s: Seconds = 300.0
+    max_queued_work: Count = 512
+    max_queued_grammars: Count = 64
+
+
+class NetworkSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How clients reach the server, and what all of them together may take.
+
+    Attributes:
+        uds: listen on a Unix socket at this path, instead of host and port; it is removed at the end.
+        uds_mode: who may connect to it, as permissions in octal digits.
+        tls_cert: file with the certificate and those that it is signed by, in PEM; with it the port speaks TLS, 1.2 or
+            newer.
+        tls_key: file with the certificate's private key; by default it is in the same file.
+        tls_key_password_file: file with the password of an encrypted key.
+        trusted_proxy: address or network of a proxy that says whom its requests come from, or unix for whoever connects
+            to the Unix socket; may be given several times.
+        proxy_header: the header that these proxies write; the other one is not read.
+        max_connections_per_client: open connections from one address (IPv6: one network of 64 bits), and requests at
+            once of one client behind trusted proxies; more are answered with status 429. By default there is no limit:
+            a proxy that is not among the trusted ones looks like one client.
+        reserved_connections: connections beyond --max-connections, for health checks and refusals.
+        backlog: connections that the system lets wait to be accepted; net.core.somaxconn is a limit too.
+        max_pipelined: requests of one connection that are read before the first is answered.
+        max_buffered_bytes: bytes of the bodies of all requests that are not decoded yet, beyond the first 65536 of
+            each; requests that find no room are answered with status 503.
+    """
+
+    PANEL: ClassVar[str] = "Network"
+
+    uds: str | None = None
+    uds_mode: Annotated[str, Meta(pattern="^0?[0-7]{3}$")] = "600"
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_key_password_file: str | None = None
+    trusted_proxy: tuple[str, ...] = ()
+    proxy_header: Literal["x-forwarded-for", "forwarded"] = "x-forwarded-for"
+    max_connections_per_client: Count | None = None
+    reserved_connections: Count = 64
+    backlog: Count = 4096
+    max_pipelined: Count = 8
+    max_buffered_bytes: Count = 64 * 1024 * 1024
+
+
+class LimitSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What one caller may use, where its line in the file of keys does not say: the holder of a key, or an address
+    where the server has no keys.
+
+    Attributes:
+        requests_per_minute: requests of one caller within any minute; more are answered with status 429.
+        requests_per_day: requests of one caller on a day of UTC.
+        tokens_per_minute: tokens of prompts and answers of one caller within any minute.
+        tokens_per_day: tokens of prompts and answers of one caller on a day of UTC.
+        max_waiting_per_client: sequences of one caller that wait for their first token; without it as many as there is
+            room for.
+        max_running_per_client: sequences of one caller that are computed at one time; without it as many as there is
+            room for.
+        allow_priority: let all callers give requests a priority above 0, which is lowered to 0 otherwise.
+        ledger: disk: keep an account of what each holder uses, by day and model, in a file of --state-dir. off: keep
+            none. auto: on disk where the server has keys.
+        ledger_days: days of the ledger that are kept; older ones are deleted when the server starts.
+        holder_metrics: name the holders of keys in /metrics.
+    """
+
+    PANEL: ClassVar[str] = "Limits"
+
+    requests_per_minute: Count | None = None
+    requests_per_day: Count | None = None
+    tokens_per_minute: Count | None = None
+    tokens_per_day: Count | None = None
+    max_waiting_per_client: Count | None = None
+    max_running_per_client: Count | None = None
+    allow_priority: bool = False
+    ledger: Literal["auto", "disk", "off"] = "auto"
+    ledger_days: Count = 400
+    holder_metrics: bool = True
+
+    def applied_to(self, limits: CallerLimits) -> CallerLimits:
+        """Return the limits with these."""
+        return msgspec.structs.replace(
+            limits,
+            requests_per_minute=self.requests_per_minute,
+            requests_per_day=self.requests_per_day,
+            tokens_per_minute=self.tokens_per_minute,
+            tokens_per_day=self.tokens_per_day,
+            max_waiting=self.max_waiting_per_client,
+            max_running=self.max_running_per_client,
+            max_priority=MAX_PRIORITY if self.allow_priority else limits.max_priority,
+        )
+
+
+class BrowserSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Which web pages may use the server.
+
+    Attributes:
+        allow_host: name under which clients may address a server without API keys, beside localhost, IP addresses and
+            the name in --host: llm.example.org, *.example.org for all names below it, * for any; may be given several
+            times. With API keys names are checked only where this is given.
+        cors_origin: origin whose pages may call, whatever dialect they speak: https://example.org,
+            https://*.example.org, http://localhost:* for any port, app://*, null for pages without an origin, * for
+            any page, which may then generate but not administer; may be given several times.
+    """
+
+    PANEL: ClassVar[str] = "Web pages"
+
+    allow_host: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
+    cors_origin: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
 
 
 class CatalogSettings(msgspec.Struct, frozen=True, kw_only=True):

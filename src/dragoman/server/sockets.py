@@ -10,30 +10,36 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.datastructures import Headers, QueryParams
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from dragoman.core.errors import Cancelled, DragomanError, EngineUnavailable, PayloadTooLarge
+from dragoman.core.caller import current_caller
+from dragoman.core.errors import Cancelled, DragomanError, EngineUnavailable, Forbidden, PayloadTooLarge
 from dragoman.core.observer import ObservedRequest, Observer, RequestEnd, current_request
 from dragoman.dialects.wire import Answer, Call, Dialect, NotJson
 from dragoman.server.body import decode_json
-from dragoman.server.exchange import Ready
+from dragoman.server.cors import PageHeaders, page_headers
+from dragoman.server.exchange import Ready, error_answer
 from dragoman.server.gate import CLIENT_GONE
 from dragoman.server.hosting import Hosting, SocketPlace
 from dragoman.server.keys import KEY_PROTOCOL
 
 log = logging.getLogger("dragoman.server")
 
+Result = TypeVar("Result")
+
 # In ``scope["state"]``: an event that is set when the server is told to stop.
 STOPPING = "dragoman.stopping"
+# Also there: what tells that the connection is closed, and the client and scheme that a proxy names.
+LEFT, CLIENT = "dragoman.left", "dragoman.client"
 
 INTERNAL_ERROR, RESTARTING = 1011, 1012
 
@@ -55,6 +61,13 @@ class SocketConnection(WebSocketsSansIOProtocol):
         super().handle_connect(event)
         if self.response.status_code == 101:
             self.scope["state"][STOPPING] = self._stopping
+            if CLIENT in self.app_state:
+                self.scope["client"], scheme = self.app_state[CLIENT]
+                self.scope["scheme"] = {"http": "ws", "https": "wss"}.get(scheme, self.scheme)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.app_state.get(LEFT, lambda: None)()
+        super().connection_lost(exc)
 
     def shutdown(self) -> None:
         if self.handshake_complete and not self.close_sent:
@@ -85,12 +98,16 @@ class SocketEndpoint:
         scope["dialect"], scope["operation"] = dialect.name, operation.path
         try:
             keys = self._hosting.keys
+            self._check_page(page_headers(scope["headers"]), needs_key=bool(keys))
+            caller = keys.anybody(socket.client, ())
             if keys:
                 names = [name for place in self._places for name in place.dialect.key_headers]
-                subprotocols = scope["subprotocols"]
-                socket.tenant = keys.holder(socket.headers, names, operation.scope, subprotocols).tenant
+                offered = scope["subprotocols"]
+                caller = keys.caller(socket.headers, names, operation.scope, offered, address=socket.client)
+                socket.tenant = caller.tenant
+            current_caller.set(caller)
         except DragomanError as error:
-            await socket.refuse(dialect.render_error(error))
+            await socket.refuse(error_answer(dialect, error))
             return
         try:
             await socket.accept(_agreed(scope["subprotocols"]))
@@ -107,6 +124,22 @@ class SocketEndpoint:
             await socket.close(INTERNAL_ERROR)
         else:
             await socket.close(RESTARTING if socket.stopping else 1000)
+
+    def _check_page(self, page: PageHeaders, *, needs_key: bool) -> None:
+        """Raise Forbidden for a page that none of the dialects lets in."""
+        origins = self._hosting.origins
+        origins.check_host(page)
+        refusal: Forbidden | None = None
+        for dialect, operation in self._places:
+            try:
+                origins.check_request(
+                    page, dialect.cors, method="WEBSOCKET", scope=operation.scope, needs_key=needs_key
+                )
+                return
+            except Forbidden as error:
+                refusal = refusal or error
+        if refusal is not None:
+            raise refusal
 
     async def _run(self, place: SocketPlace, socket: Socket) -> None:
         socket.place = place
@@ -137,7 +170,7 @@ class SocketEndpoint:
         body = None
         with contextlib.suppress(NotJson, PayloadTooLarge):
             content = message.encode() if isinstance(message, str) else message
-            body = await asyncio.to_thread(decode_json, content)
+            body = await socket.run_blocking(lambda: decode_json(content))
         call = Call(headers=socket.headers, body=body, dialect=self._hosting.settings.dialect)
         claims = (
             place for place in self._places if place.operation.claims is not None and place.operation.claims(call)
@@ -191,6 +224,8 @@ class Socket:
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
         self.tenant = ""
         self._ready: Ready = hosting.ready
+        self._pools = hosting.pools
+        self._keys, self._accounts = hosting.keys, hosting.accounts
         self._observers: Sequence[Observer] = hosting.observers
         self._hear, self._send = receive, send
         self._shared = _Shared()
@@ -250,11 +285,15 @@ class Socket:
         dialect, operation = self.place
         began = perf_counter()
         fault: Exception | None = None
-        seen = ObservedRequest(dialect.name, operation.path, "MESSAGE", request_id, self.headers)
+        caller = current_caller.get()
+        seen = ObservedRequest(dialect.name, operation.path, "MESSAGE", request_id, self.headers, caller=caller)
         for observer in self._observers:
             observer.arrived(seen)
         token = current_request.set(seen)
         try:
+            seen.caller = self._keys.renewed(caller)
+            current_caller.set(seen.caller)
+            self._accounts.admit(seen.caller)
             yield
         except asyncio.CancelledError:
             fault = Cancelled("The client has left.")
@@ -267,6 +306,9 @@ class Socket:
             end = RequestEnd(status=_status(fault, dialect), seconds=perf_counter() - began, error=fault)
             for observer in self._observers:
                 observer.ended(seen, end)
+
+    async def run_blocking(self, work: Callable[[], Result]) -> Result:
+        return await self._pools.text.run(work)
 
     async def send(self, data: str | bytes) -> None:
         content = {"text": data} if isinstance(data, str) else {"bytes": data}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 
 import msgspec
@@ -11,7 +11,7 @@ import msgspec
 from dragoman.core.events import FinishEvent, FinishReason, TextDelta, Token, TokenEvent
 from dragoman.core.sampling import EndingParams
 from dragoman.server.model import ServedModel
-from dragoman.text import Detokenizer, StopMatcher
+from dragoman.text import Detokenizer, StopMatcher, Tokenizer
 
 
 def transcripts_of(
@@ -68,6 +68,7 @@ class Transcript:
             model.tokenizer, prompt_ids, skip_special_tokens=ending.skip_special_tokens, shown_ids=shown_ids
         )
         self._matcher = matcher
+        self._special_stops = _special_stops(model.tokenizer, ending, shown_ids)
         self._produced = 0
         self._released = 0
         self._earlier = 0
@@ -90,6 +91,8 @@ class Transcript:
     def push(self, event: TokenEvent) -> TextDelta:
         """One more token. The delta may be empty, while text is held back."""
         self.num_tokens += 1
+        if event.token_id in self._special_stops and self._stop_strings_come_before(event.finish):
+            return self._end_at_special_token(event)
         if event.finish is None:
             return self._push(event)
         if event.finish is FinishReason.LENGTH and self._resumable:
@@ -143,12 +146,24 @@ class Transcript:
         # The token of an end that shows nothing comes after all text, what was still held back included.
         token = self._token(event, before) if before else None
         # Ends that come first are ends also where their token's text completes a stop string, and nothing is cut.
-        is_first = finish is not FinishReason.LENGTH or self._ending.length_first
-        text, matched = self._flushed(before, look=not is_first)
+        text, matched = self._flushed(before, look=self._stop_strings_come_before(finish))
         self._held.append((self._produced, token or self._token(event, "")))
         if matched is not None:
             return self._end(text, FinishReason.STOP_STRING, matched)
         return self._end(text, finish, event.token_id if finish is FinishReason.STOP_TOKEN else None)
+
+    def _stop_strings_come_before(self, finish: FinishReason | None) -> bool:
+        """Return whether a stop string that the last token completes is the end, not what the engine says."""
+        return finish is None or (finish is FinishReason.LENGTH and not self._ending.length_first)
+
+    def _end_at_special_token(self, event: TokenEvent) -> TextDelta:
+        """End the sequence at a special token that is hidden, and that a stop string spells."""
+        stop = self._special_stops[event.token_id]
+        before, matched = self._flushed("")
+        shown = stop if matched is None and self._ending.include_stop else ""
+        self._produced += len(shown)
+        self._held.append((self._produced, self._token(event, shown)))
+        return self._end(before + shown, FinishReason.STOP_STRING, stop if matched is None else matched)
 
     def _token(self, event: TokenEvent, text: str) -> Token:
         """The token, just after ``text`` was produced with it. Its own part of that is the end, if bytes that were held
@@ -183,3 +198,14 @@ class Transcript:
         ):
             due.append(held.popleft()[1])
         return tuple(due)
+
+
+def _special_stops(tokenizer: Tokenizer, ending: EndingParams, shown_ids: Collection[int]) -> dict[int, str]:
+    """Return the stop strings that spell special tokens without text of their own, by those tokens' ids.
+
+    The text of a generation never holds them, and clients that fill in code send them (``<|fim_pad|>``, ``<EOT>``).
+    """
+    if not ending.stop or not ending.skip_special_tokens:
+        return {}
+    ids = ((tokenizer.token_id(stop), stop) for stop in ending.stop)
+    return {i: stop for i, stop in ids if i is not None and tokenizer.is_special(i) and i not in shown_ids}

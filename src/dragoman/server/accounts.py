@@ -1,0 +1,202 @@
+"""What each caller uses while it uses it: for its quotas, the ledger and the metrics by holder."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from time import perf_counter
+
+from dragoman.core.caller import Caller, current_caller, holder_key
+from dragoman.core.errors import Overloaded
+from dragoman.core.observer import ObservedGeneration, ObservedRequest, Observer, RequestEnd, current_request
+from dragoman.server.ledger import Ledger, Usage, day_of
+from dragoman.server.metrics import Metrics
+from dragoman.server.quotas import Quotas
+
+LOOK_S = 0.5
+"""How often running generations are looked at: with the ledger's ``WRITE_S``, a token is written within a second."""
+
+MAX_HOLDERS = 1000
+"""That have metrics of their own; what others use is counted under ``OTHERS``."""
+
+OTHERS = "(others)"
+
+
+class _Running:
+    """A generation that is not over, and how much of it is counted."""
+
+    __slots__ = ("caller", "counted", "generation", "since", "submitted")
+
+    def __init__(self, generation: ObservedGeneration, caller: Caller) -> None:
+        self.generation, self.caller = generation, caller
+        self.counted = 0
+        self.submitted = perf_counter()
+        self.since = 0.0
+        """When its first step began, or it was last looked at; 0 while it waits."""
+
+
+class Accounts(Observer):
+    """Counts prompts when they are handed to the engine, tokens as they are generated.
+
+    Tokens are not counted one by one: those that a generation has made since it was last looked at are, twice a second
+    and whenever the caller's quota is asked for.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger | None = None,
+        quotas: Quotas | None = None,
+        *,
+        wall: Callable[[], float] = time.time,
+        by_holder: bool = True,
+    ) -> None:
+        """``by_holder``: the metrics name holders."""
+        self._by_holder = by_holder
+        self.quotas = quotas or Quotas(wall=wall)
+        self._ledger = ledger or Ledger()
+        self._wall = wall
+        self._running: dict[ObservedGeneration, _Running] = {}
+        self._by_caller: dict[str, dict[ObservedGeneration, _Running]] = {}
+        self._totals: dict[str, Usage] = {}
+        self._looking: asyncio.TimerHandle | None = None
+
+    async def open(self) -> None:
+        """Take from the ledger what was used today, and write to it from now on."""
+        for row in await asyncio.to_thread(self._ledger.open, day_of(self._wall())):
+            if row.holder:
+                self.quotas.restore(row.day, holder_key(row.holder), row.usage.requests, row.usage.tokens)
+
+    async def close(self) -> None:
+        """Write all that was used."""
+        self._look()
+        if self._looking is not None:
+            self._looking.cancel()
+        await asyncio.to_thread(self._ledger.close)
+
+    def watch(self, metrics: Metrics) -> None:
+        """Be told of what happens, and report it at every scrape."""
+        metrics.observers.append(self)
+        metrics.watch(dict, lambda: {"ledger_failures": self._ledger.failures})
+        if self._by_holder:
+            for name, help, labels, values in (
+                ("holder_tokens", "Tokens by the holder of the key.", ("holder", "kind"), self._tokens),
+                ("holder_requests", "Requests that reached the engine.", ("holder",), self._counts("requests")),
+                ("holder_requests_refused", "Requests answered with 429.", ("holder",), self._counts("refused")),
+                ("holder_seconds", "Seconds of generations in the engine.", ("holder",), self._counts("seconds")),
+            ):
+                metrics.watch_labelled(name, help, labels, values)
+            help = "Generations in the engine."
+            metrics.watch_labelled("holder_generations", help, ("holder", "state"), self._states, gauge=True)
+
+    # What a caller may still use --------------------------------------------------------------------------------------
+
+    def admit(self, caller: Caller) -> None:
+        """Count a request of the caller. Raises RateLimited."""
+        self._look_at(caller)
+        self.quotas.admit(caller)
+
+    def check_prompt(self, tokens: int) -> None:
+        """Raise RateLimited or BadRequest where the running task's caller may not use so many."""
+        caller, request = current_caller.get(), current_request.get(None)
+        self._look_at(caller)
+        self.quotas.check_prompt(caller, tokens, is_first=request is None or not request.generations)
+
+    def headers(self, caller: Caller) -> Mapping[str, str]:
+        """What the caller has left, for the head of an answer."""
+        self._look_at(caller)
+        return self.quotas.headers(caller)
+
+    # What is told -----------------------------------------------------------------------------------------------------
+
+    def submitted(self, generation: ObservedGeneration) -> None:
+        request = generation.request
+        if not request.gathers:
+            return
+        running = self._running[generation] = _Running(generation, request.caller)
+        self._by_caller.setdefault(request.caller.share_key, {})[generation] = running
+        self.quotas.charge(request.caller, generation.prompt_tokens)
+        if len(request.generations) == 1:
+            self._add(request.caller, generation.model, Usage(requests=1))
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look_again)
+
+    def prompted(self, generation: ObservedGeneration) -> None:
+        running = self._running.get(generation)
+        if running is not None:
+            running.since = running.submitted + generation.queue_s
+            used = Usage(prompt_tokens=generation.prompt_tokens, cached_tokens=generation.cached_tokens)
+            self._add(running.caller, generation.model, used)
+
+    def finished(self, generation: ObservedGeneration) -> None:
+        running = self._running.pop(generation, None)
+        if running is None:
+            return
+        self._count(running)
+        key = running.caller.share_key
+        others = self._by_caller[key]
+        del others[generation]
+        if not others:
+            del self._by_caller[key]
+
+    def ended(self, request: ObservedRequest, end: RequestEnd) -> None:
+        if not request.generations and (end.status == 429 or isinstance(end.error, Overloaded)):
+            self._add(request.caller, "", Usage(refused=1))
+
+    def _look_again(self) -> None:
+        self._looking = None
+        self._look()
+        if self._running:
+            self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look_again)
+
+    def _look(self) -> None:
+        for running in self._running.values():
+            self._count(running)
+
+    def _look_at(self, caller: Caller) -> None:
+        for running in self._by_caller.get(caller.share_key, {}).values():
+            self._count(running)
+
+    def _count(self, running: _Running) -> None:
+        """Count what the generation made since it was last looked at."""
+        if not running.since:
+            return
+        now, generation = perf_counter(), running.generation
+        tokens, seconds = generation.tokens - running.counted, max(0.0, now - running.since)
+        running.counted, running.since = generation.tokens, now
+        if tokens:
+            self.quotas.charge(running.caller, tokens)
+        self._add(running.caller, generation.model, Usage(generated_tokens=tokens, seconds=seconds))
+
+    def _add(self, caller: Caller, model: str, used: Usage) -> None:
+        self._ledger.add(day_of(self._wall()), caller.name, model, used)
+        if not caller.name:
+            return
+        totals = self._totals.get(caller.name)
+        if totals is None:
+            name = caller.name if len(self._totals) < MAX_HOLDERS else OTHERS
+            totals = self._totals.setdefault(name, Usage())
+        totals.add(used)
+
+    # What is reported -------------------------------------------------------------------------------------------------
+
+    def _tokens(self) -> dict[tuple[str, ...], float]:
+        return {
+            (holder, kind): getattr(used, f"{kind}_tokens")
+            for holder, used in self._totals.items()
+            for kind in ("prompt", "cached", "generated")
+        }
+
+    def _counts(self, name: str) -> Callable[[], dict[tuple[str, ...], float]]:
+        return lambda: {(holder,): getattr(used, name) for holder, used in self._totals.items()}
+
+    def _states(self) -> dict[tuple[str, ...], float]:
+        states: dict[tuple[str, ...], float] = {
+            (holder, state): 0 for holder in self._totals for state in ("waiting", "running")
+        }
+        for running in self._running.values():
+            name = running.caller.name
+            if name:
+                key = (name if name in self._totals else OTHERS, "running" if running.since else "waiting")
+                states[key] = states.get(key, 0) + 1
+        return states

@@ -1,0 +1,215 @@
+"""How many connections there may be, and which make room for new ones.
+
+A connection that waits for its client (for a request's head, between two requests, in a TLS handshake) costs the server
+nothing but its place. When places are short, such connections are closed for new ones, those first whose client has the
+most of them, the oldest of these first. What is being answered is never closed. Some places more than there may be
+connections are kept in reserve: who comes then is told that the server is full, and health checks are answered.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Callable
+from typing import Any
+
+from dragoman.core.errors import DragomanError, EngineUnavailable, Overloaded
+
+GRACE_S = 0.5
+"""A connection may wait for its client so long before it is closed for others: so long the first packet may travel."""
+
+FULL = "The server has as many connections as it can serve. Try again later."
+TOO_MANY = "This address has as many connections as it may have. Try again later."
+
+
+class Slot:
+    """One connection's place. ``drop`` closes it; ``client``: by which it is counted, empty for none."""
+
+    __slots__ = ("client", "drop", "since", "waiting")
+
+    def __init__(self, client: str) -> None:
+        self.client = client
+        self.drop: Callable[[], object] | None = None
+        self.since = 0.0
+        self.waiting: _Waiting | None = None
+
+
+class _Waiting:
+    """Connections that wait for their clients, by client, the oldest first."""
+
+    def __init__(self) -> None:
+        self._by_client: dict[str, dict[Slot, None]] = {}
+
+    def add(self, slot: Slot) -> None:
+        self._by_client.setdefault(slot.client, {})[slot] = None
+
+    def remove(self, slot: Slot) -> None:
+        slots = self._by_client[slot.client]
+        del slots[slot]
+        if not slots:
+            del self._by_client[slot.client]
+
+    def oldest(self, client: str | None = None) -> Slot | None:
+        """That of the client, or of the one that has the most of them."""
+        if client is not None:
+            slots = self._by_client.get(client)
+        else:
+            slots = max(self._by_client.values(), key=len, default=None)
+        return next(iter(slots)) if slots else None
+
+
+class Connections:
+    """The places of one server.
+
+    ``max_connections``: that are answered at once; ``reserve``: beyond them, to be refused, and for health checks;
+    ``max_per_client``: that may come from one address. ``on_room`` is called when one has left.
+    """
+
+    def __init__(
+        self,
+        max_connections: int,
+        reserve: int,
+        max_per_client: int | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.max_connections, self.reserve, self.max_per_client = max_connections, reserve, max_per_client
+        self.on_room: Callable[[], None] | None = None
+        self.dropped = 0
+        self.refused = 0
+        self._clock = clock
+        self._all: set[Slot] = set()
+        self._busy = 0
+        self._by_client: dict[str, int] = {}
+        self._idle, self._uploading = _Waiting(), _Waiting()
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def has_room(self) -> bool:
+        """Whether one more may be accepted, perhaps in the place of one that is then closed."""
+        if len(self._all) >= self.max_connections:
+            self.drop_one()
+        return len(self._all) < self.max_connections + self.reserve
+
+    def enter(self, client: str) -> Slot | None:
+        """A place for a new connection, which waits for its client; None where the client has far too many."""
+        limit = self.max_per_client
+        if limit is not None and client and self._by_client.get(client, 0) >= limit:
+            self.drop_one(client)
+            # Some more are heard, to be told so.
+            if self._by_client.get(client, 0) >= limit + max(1, self.reserve // 4):
+                self.refused += 1
+                return None
+        slot = Slot(client)
+        self._all.add(slot)
+        self._count(client, 1)
+        self._wait(slot, self._idle)
+        return slot
+
+    def leave(self, slot: Slot) -> None:
+        """The connection is closed. Asked for again, nothing."""
+        if slot not in self._all:
+            return
+        self._all.discard(slot)
+        self._count(slot.client, -1)
+        if slot.waiting is None:
+            self._busy -= 1
+        else:
+            slot.waiting.remove(slot)
+            slot.waiting = None
+        slot.drop = None
+        if self.on_room is not None:
+            self.on_room()
+
+    def set_idle(self, slot: Slot) -> None:
+        """It waits for its client from now on."""
+        if slot in self._all:
+            self._leave_state(slot)
+            self._wait(slot, self._idle)
+
+    def set_uploading(self, slot: Slot) -> None:
+        """It has a request whose body is still to come."""
+        if slot in self._all:
+            self._leave_state(slot)
+            self._wait(slot, self._uploading)
+
+    def set_busy(self, slot: Slot) -> None:
+        """It has a whole request to be answered."""
+        if slot.waiting is not None:
+            slot.waiting.remove(slot)
+            slot.waiting = None
+            self._busy += 1
+
+    def refusal(self, slot: Slot) -> DragomanError | None:
+        """Why its requests are not answered, if they are not."""
+        limit = self.max_per_client
+        if limit is not None and slot.client and self._by_client[slot.client] > limit:
+            self.refused += 1
+            return Overloaded(TOO_MANY)
+        if self._busy + (slot.waiting is not None) > self.max_connections:
+            self.refused += 1
+            return EngineUnavailable(FULL)
+        return None
+
+    def begin_request(self, client: str) -> DragomanError | None:
+        """Count a request that a proxy passed on for its client, until ``end_request``; returns why it is refused."""
+        self._count(client, 1)
+        if self.max_per_client is not None and self._by_client.get(client, 0) > self.max_per_client:
+            self.refused += 1
+            return Overloaded(TOO_MANY)
+        return None
+
+    def end_request(self, client: str) -> None:
+        self._count(client, -1)
+
+    def drop_one(self, client: str | None = None) -> bool:
+        """Close the connection that has waited longest for its client, of one client or of all, if there is one."""
+        for waiting in (self._idle, self._uploading):
+            slot = waiting.oldest(client)
+            if slot is not None and self._clock() - slot.since >= GRACE_S and slot.drop is not None:
+                self.dropped += 1
+                drop = slot.drop
+                self.leave(slot)
+                drop()
+                return True
+        return False
+
+    def _leave_state(self, slot: Slot) -> None:
+        if slot.waiting is None:
+            self._busy -= 1
+        else:
+            slot.waiting.remove(slot)
+
+    def _wait(self, slot: Slot, waiting: _Waiting) -> None:
+        slot.since, slot.waiting = self._clock(), waiting
+        waiting.add(slot)
+
+    def _count(self, client: str, change: int) -> None:
+        if client:
+            count = self._by_client.get(client, 0) + change
+            if count:
+                self._by_client[client] = count
+            else:
+                del self._by_client[client]
+
+
+def client_of(address: Any) -> str:
+    """What connections are counted by: an IPv4 address, or the network of 64 bits that an IPv6 client has to itself.
+
+    ``address``: as ``socket.accept`` gives it; empty for a Unix socket.
+    """
+    return counted_as(address[0]) if isinstance(address, tuple) else ""
+
+
+def counted_as(host: str) -> str:
+    """The same of an address in text."""
+    if ":" not in host:
+        return host
+    try:
+        parsed = ipaddress.IPv6Address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.IPv6Network((parsed, 64), strict=False).network_address) + "/64"

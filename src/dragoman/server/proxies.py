@@ -1,0 +1,117 @@
+"""Whom a request comes from when a proxy has passed it on: only the operator's own proxies are believed."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from dragoman.core.errors import DragomanError
+
+UNIX = "unix"
+"""Stands among the trusted addresses for whoever connects over a Unix socket."""
+
+MAX_HOPS = 64
+"""Entries that are looked at, from the nearest proxy on."""
+
+ForwardedHeader = Literal["x-forwarded-for", "forwarded"]
+
+_PAIR = rb'[!#$%&\'*+.^_`|~\w-]+=(?:"(?:[^"\\]|\\.)*"|[^;,\s"]+)'
+_ELEMENT = re.compile(rb"\s*(" + _PAIR + rb"(?:\s*;\s*" + _PAIR + rb")*)\s*(?:,|$)", re.ASCII)
+_PARAMETER = re.compile(rb'([^;=\s]+)=("(?:[^"\\]|\\.)*"|[^;"\s]+)')
+
+
+class TrustedProxies:
+    """Addresses and networks whose word on the client is taken. Raises DragomanError for what is neither.
+
+    ``header``: which of the two the proxies write. The other one is never read: they pass on what a client put there.
+    """
+
+    def __init__(self, trusted: Iterable[str] = (), header: ForwardedHeader = "x-forwarded-for") -> None:
+        self._header = header.encode()
+        self._networks: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = []
+        self._unix = False
+        for each in trusted:
+            if each == UNIX:
+                self._unix = True
+                continue
+            try:
+                self._networks.append(ipaddress.ip_network(each, strict=False))
+            except ValueError:
+                raise DragomanError(
+                    f"--trusted-proxy {each}: not an address, nor a network such as 10.0.0.0/8, nor '{UNIX}'"
+                ) from None
+
+    def trusts(self, host: str) -> bool:
+        """Whether this is one of the proxies; empty: the other end of a Unix socket."""
+        if not host:
+            return self._unix
+        if not self._networks:
+            return False
+        address = _address(host)
+        return address is not None and any(address in network for network in self._networks)
+
+    def client(self, peer: str, headers: Sequence[tuple[bytes, bytes]]) -> str:
+        """The client's address: of those that the proxies saw, the nearest that is none of theirs.
+
+        What is behind that, a client may have written itself. ``peer``: a trusted one, the answer where nobody else is
+        named.
+        """
+        value = b",".join(value for name, value in headers if name == self._header)
+        hops = _forwarded(value, b"for") if self._header == b"forwarded" else _listed(value)
+        found = peer
+        for hop in reversed(hops):
+            address = _address(hop)
+            if address is None:  # "unknown", an obfuscated name, or nonsense: nothing behind it can be believed
+                break
+            found = str(address)
+            if not self.trusts(found):
+                break
+        return found
+
+    def scheme(self, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+        """``http`` or ``https``, as the nearest proxy was spoken to; None where it does not say."""
+        if self._header == b"forwarded":
+            found = _forwarded(b",".join(value for name, value in headers if name == b"forwarded"), b"proto")
+        else:
+            found = _listed(b",".join(value for name, value in headers if name == b"x-forwarded-proto"))
+        scheme = found[-1].lower() if found else ""
+        return scheme if scheme in ("http", "https") else None
+
+
+def _listed(value: bytes) -> list[str]:
+    """The last entries of a list with commas."""
+    return [each.decode("latin-1").strip() for each in value.rsplit(b",", MAX_HOPS)[-MAX_HOPS:] if each.strip()]
+
+
+def _forwarded(value: bytes, name: bytes) -> list[str]:
+    """A parameter of each of the last elements of ``Forwarded`` (RFC 7239), empty where it has none.
+
+    All of the header has to be well-formed: by an open quotation mark a client could take what its proxy adds into a
+    string of its own.
+    """
+    found: list[str] = []
+    at = 0
+    while at < len(value):
+        element = _ELEMENT.match(value, at)
+        if element is None:
+            return []
+        pairs = {key.lower(): text for key, text in _PARAMETER.findall(element[1])}
+        found.append(pairs.get(name, b"").decode("latin-1").strip('"'))
+        at = element.end()
+    return found[-MAX_HOPS:]
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """An address that may have a port and brackets around it; IPv4 inside of IPv6 is IPv4."""
+    if text.startswith("["):
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:
+        text = text.partition(":")[0]
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address

@@ -1,0 +1,58 @@
+"""The answer that a connection gives by itself, to what is no request or stopped being one half way."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from dragoman.dialects.wire import Answer
+from dragoman.server.gate import REFUSED, RequestLog, new_request_id
+
+# The line of the refusal says more.
+logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != "Invalid HTTP request received.")
+
+
+def refusal_bytes(answer: Answer, status: int, request_id: str) -> bytes:
+    """Return the whole answer as it goes over the connection, which is closed behind it."""
+    body = answer.body if isinstance(answer.body, bytes) else msgspec.json.encode(answer.body)
+    headers = {"content-type": "application/json", **answer.headers, "content-length": str(len(body))}
+    if status == 503:
+        headers.setdefault("retry-after", "1")
+    headers |= {"x-request-id": request_id, "connection": "close"}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{lines}\r\n".encode() + body
+
+
+def note_refusal(
+    requests: RequestLog | None,
+    begun: Sequence[Any],
+    status: int,
+    seconds: float,
+    client: tuple[str, int] | None,
+    method: str,
+    url: bytes,
+) -> str:
+    """Have the refusal logged and counted, once. Returns the request's id.
+
+    ``begun``: the cycles of requests that the application has already, and notes the end of.
+    """
+    for cycle in begun:
+        cycle.scope[REFUSED] = status
+        if "request_id" in cycle.scope:
+            return str(cycle.scope["request_id"])
+    request_id = new_request_id()
+    if requests is not None and not begun:
+        path = url.partition(b"?")[0][:256].decode("ascii", "replace")
+        requests.note(
+            status=status,
+            seconds=seconds,
+            request_id=request_id,
+            client=client,
+            method=method,
+            path="".join(c if c.isprintable() else "?" for c in path) or "-",
+        )
+    return request_id

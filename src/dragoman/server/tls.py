@@ -1,0 +1,46 @@
+"""The certificate that the server shows to clients of TLS, and its replacement while the server runs."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from dragoman.core.errors import DragomanError
+
+
+class Certificates:
+    """A certificate chain with its private key, read from files.
+
+    ``context`` is for the next handshake; connections that are open keep theirs. Raises DragomanError for files that
+    cannot be used.
+    """
+
+    def __init__(self, certificate: str, key: str | None = None, password_file: str | None = None) -> None:
+        self._certificate, self._key, self._password_file = certificate, key, password_file
+        self.context = self._read()
+
+    def reload(self) -> None:
+        """Read the files again. Raises DragomanError and keeps what is in use where they cannot be used."""
+        self.context = self._read()
+
+    def _read(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+        context.set_alpn_protocols(["http/1.1"])
+        files = f"{self._certificate}" + (f" and {self._key}" if self._key else "")
+        try:
+            # A function, or OpenSSL would ask for the password on the terminal.
+            context.load_cert_chain(self._certificate, self._key, password=self._password)
+        except ssl.SSLError as error:
+            reason = error.reason or "no certificate and key in PEM"
+            raise DragomanError(f"--tls-cert, --tls-key: {files} cannot be used: {reason}") from None
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise DragomanError(f"--tls-cert, --tls-key: {files} cannot be read: {reason}") from None
+        return context
+
+    def _password(self) -> str:
+        if self._password_file is None:
+            raise ValueError("the key is encrypted: --tls-key-password-file names the file with its password")
+        return Path(self._password_file).read_text("utf-8").strip("\r\n")

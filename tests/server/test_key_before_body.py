@@ -1,0 +1,108 @@
+"""A caller without a key, or from a page that may not, is refused before the first byte of a body is read."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from sockets import json_of, read_all, status_of
+from stub_house import QUICK, RunningServer, running_server
+
+from dragoman.dialects import DIALECTS
+from dragoman.server.key_file import hashed
+from dragoman.server.keys import Keyring
+
+KEY, LIMITED = "a-key-that-nobody-guesses", "another-key-that-nobody-guesses"
+BODY = json.dumps({"prompt": "Once upon a time", "max_tokens": 2, "ignore_eos": True}).encode()
+# A body would have to arrive within 20 seconds: an answer that waits for it is too late for these tests.
+PATIENT = msgspec.structs.replace(QUICK, body_timeout_s=20.0, linger_s=0.1)
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[RunningServer]:
+    keys = Keyring([hashed(KEY, "ann"), hashed(LIMITED, "bob", ("infer",))])
+    with running_server(PATIENT, keys=keys) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def open_to_all() -> Iterator[RunningServer]:
+    with running_server(PATIENT) as server:
+        yield server
+
+
+def shared_paths() -> list[str]:
+    """Where the body tells which dialect is asked, and all others that are asked by POST."""
+    paths = {o.path for dialect in DIALECTS for o in dialect.operations if o.method == "POST" and not o.probe}
+    return sorted(path.replace("{", "").replace("}", "").replace(":path", "") for path in paths)
+
+
+def head_of(path: str, *lines: str, length: int = 10_000_000, host: str = "localhost") -> bytes:
+    text = [f"POST {path} HTTP/1.1", f"host: {host}", "content-type: application/json", f"content-length: {length}"]
+    return "\r\n".join([*text, *lines, "", ""]).encode()
+
+
+def first_answer(server: RunningServer, data: bytes) -> bytes:
+    """What is answered to a head alone."""
+    with server.connect() as connection:
+        connection.settimeout(5)
+        connection.sendall(data)
+        return connection.recv(65536)
+
+
+@pytest.mark.parametrize("headers", [(), ("expect: 100-continue",), ("authorization: Bearer nobody-knows-this-one",)])
+def test_who_has_no_key_is_refused_before_any_body(locked: RunningServer, headers: tuple[str, ...]) -> None:
+    for path in shared_paths():
+        answer = first_answer(locked, head_of(path, *headers))
+        # An address that tries many unknown keys is told to wait.
+        assert status_of(answer) in ((401, 429) if any("nobody-knows" in line for line in headers) else (401,)), path
+        assert b"100 Continue" not in answer
+
+
+@pytest.mark.parametrize("headers", [(), ("expect: 100-continue",)])
+def test_a_page_that_may_not_is_refused_before_any_body(open_to_all: RunningServer, headers: tuple[str, ...]) -> None:
+    for path in shared_paths():
+        for host, origin in (("localhost", "https://evil.example"), ("evil.example", "http://evil.example")):
+            answer = first_answer(open_to_all, head_of(path, f"origin: {origin}", *headers, host=host))
+            assert status_of(answer) == 403, path
+            assert b"100 Continue" not in answer
+
+
+def test_who_has_a_key_is_told_to_go_on(locked: RunningServer) -> None:
+    for path in ("/v1/completions", "/openai/v1/completions"):
+        with locked.connect() as connection:
+            connection.settimeout(5)
+            lines = (f"authorization: Bearer {KEY}", "expect: 100-continue", "connection: close")
+            connection.sendall(head_of(path, *lines, length=len(BODY)))
+            assert connection.recv(4096) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            connection.sendall(BODY)
+            answer = read_all(connection)
+        assert status_of(answer) == 200
+        assert json_of(answer)["usage"]["completion_tokens"] == 2
+
+
+def test_any_known_key_lets_the_body_be_read_and_its_scopes_count_behind_it(locked: RunningServer) -> None:
+    answer = first_answer(locked, head_of("/v1/load_lora_adapter", f"authorization: Bearer {LIMITED}"))
+    assert status_of(answer) == 403
+
+
+def test_bodies_of_strangers_take_no_memory(locked: RunningServer) -> None:
+    """Each writes as much as the connection takes: what the kernel holds of it, and no more."""
+    connections = [locked.connect() for _ in range(8)]
+    try:
+        for connection in connections:
+            connection.sendall(head_of("/v1/chat/completions"))
+            assert status_of(connection.recv(65536)) == 401
+        held = sum(
+            len(each.cycle.body)
+            for each in list(locked.server.server_state.connections)
+            if getattr(each, "cycle", None) is not None
+        )
+        assert held <= 8 * 65536
+    finally:
+        for connection in connections:
+            connection.shutdown(socket.SHUT_RDWR)
+            connection.close()

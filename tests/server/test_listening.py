@@ -1,0 +1,373 @@
+"""The ways to the server: many connections at once, few descriptors, TLS and Unix sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import logging
+import os
+import resource
+import select
+import shutil
+import socket
+import ssl
+import stat
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+import uvloop
+from sockets import ENDLESS, ask, read_all, request_of, serves, status_of, until
+from stub_house import QUICK, RunningServer, running_server
+from toy_dialect import toy
+from websockets.sync.client import connect
+
+from dragoman.core.errors import DragomanError
+from dragoman.server.address import bound, bound_unix, remove_unix
+from dragoman.server.connections import Connections
+from dragoman.server.descriptors import OTHERS, allow_connections
+from dragoman.server.lifecycle import certificates_of
+from dragoman.server.listener import BATCH, Listener
+from dragoman.server.settings import NetworkSettings
+
+LIVE = b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+
+# Many connections ----------------------------------------------------------------------------------------------------
+
+
+class Counting(asyncio.Protocol):
+    """As much of a connection as a listener knows."""
+
+    slot: Any = None
+    made = 0
+
+    def connection_made(self, transport: Any) -> None:
+        Counting.made += 1
+        self.slot.drop = transport.abort
+
+
+def listening_turns(waiting: int, table: Connections) -> tuple[int, int]:
+    """How many turns of the loop it took until connections that waited were all there, or no more came; and how many
+    there are then."""
+
+    async def play() -> tuple[int, int]:
+        with bound("127.0.0.1", 0) as listening:
+            listening.listen(4096)
+            with contextlib.ExitStack() as stack:
+                for _ in range(waiting):
+                    client = stack.enter_context(socket.socket())
+                    client.setblocking(False)
+                    client.connect_ex(listening.getsockname())
+                await asyncio.sleep(0.05)
+                Counting.made = turns = idle = 0
+                listener = Listener(listening, Counting, table)  # type: ignore[arg-type,return-value]
+                while Counting.made < waiting and idle < 200:
+                    before = Counting.made
+                    await asyncio.sleep(0)
+                    idle = 0 if Counting.made > before else idle + 1
+                    turns += 1
+                made = Counting.made
+                listener.close()
+            await asyncio.sleep(0.01)
+            return turns, made
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(play())
+
+
+def test_connections_that_wait_are_accepted_in_batches() -> None:
+    """uvloop's own server takes one in each turn."""
+    turns, made = listening_turns(300, Connections(1000, 10))
+    assert made == 300
+    assert turns < 300 // BATCH + 20
+
+
+def test_no_more_are_accepted_than_there_is_room_for() -> None:
+    _, made = listening_turns(100, Connections(20, 5))
+    assert made == 25
+
+
+def is_closed(connection: socket.socket) -> bool:
+    with contextlib.suppress(ConnectionError):
+        return bool(select.select([connection], [], [], 0)[0]) and connection.recv(1) == b""
+    return True
+
+
+def test_silent_connections_make_room_and_health_is_told() -> None:
+    """More than all places are taken by clients that say nothing."""
+    limits = msgspec.structs.replace(QUICK, max_connections=8, header_timeout_s=30.0)
+    network = NetworkSettings(reserved_connections=4)
+    with running_server(limits, network=network) as server, contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(server.connect()) for _ in range(30)]
+        began = time.monotonic()
+        for path in ("/livez", "/readyz", "/health", "/metrics"):
+            answer = ask(server, f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
+            assert status_of(answer) == 200
+        serves(server)
+        assert time.monotonic() - began < 8
+        assert server.connections.dropped >= 18
+        assert len(server.connections) <= 12
+        assert sum(is_closed(connection) for connection in silent) >= 18
+
+
+def test_health_is_told_while_every_place_is_busy() -> None:
+    limits = msgspec.structs.replace(QUICK, max_connections=4)
+    with running_server(limits, network=NetworkSettings(reserved_connections=2)) as server:
+        with contextlib.ExitStack() as stack:
+            for _ in range(4):
+                busy = stack.enter_context(server.connect())
+                busy.sendall(request_of({**ENDLESS, "stream": True}))
+                assert busy.recv(1)
+            for _ in range(3):
+                assert status_of(ask(server, LIVE)) == 200
+            refused = ask(server, request_of())
+            assert status_of(refused) == 503
+            assert b"retry-after" in refused.lower()
+        until(lambda: not len(server.connections))
+        serves(server)
+
+
+def test_an_address_has_as_many_connections_as_it_may() -> None:
+    network = NetworkSettings(max_connections_per_client=2)
+    with running_server(network=network) as server:
+        with server.connect() as one, server.connect() as other:
+            for busy in (one, other):
+                busy.sendall(request_of({**ENDLESS, "stream": True}))
+                assert busy.recv(1)
+            refused = ask(server, request_of())
+            assert status_of(refused) == 429
+            assert b"retry-after" in refused.lower()
+            assert status_of(ask(server, LIVE)) == 200
+        until(lambda: not len(server.connections))
+        serves(server)
+
+
+# Descriptors ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def limit() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("limit")
+def test_the_limit_of_open_files_is_raised_to_what_connections_need(caplog: pytest.LogCaptureFixture) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    assert allow_connections(1024, 64) == 1024
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 1024 + 64 + OTHERS
+    assert not caplog.records
+
+
+def test_where_the_hard_limit_is_too_low_fewer_connections_are_allowed_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 512))
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: asked.append(limits))
+    assert allow_connections(1024, 64) == 512 - 64 - OTHERS
+    assert asked == [(512, 512)]
+    assert "--max-connections" in caplog.text
+    assert "LimitNOFILE" in caplog.text
+
+
+def test_without_descriptors_nothing_spins_or_is_thrown_into_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = 0
+    accept = socket.socket.accept
+
+    def short(listening: socket.socket) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries < 6:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return accept(listening)
+
+    with running_server() as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(socket.socket, "accept", short)
+            assert status_of(ask(server, LIVE)) == 200
+        assert 6 <= tries < 20
+    lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [record.name for record in lines] == ["dragoman.server"]
+    assert "Too many open files" in lines[0].getMessage()
+
+
+# TLS -----------------------------------------------------------------------------------------------------------------
+
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl to make certificates")
+
+
+def certificate(folder: Path, name: str = "localhost", password: str = "") -> tuple[Path, Path]:
+    folder.mkdir(exist_ok=True)
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"]
+    command += ["-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name},IP:127.0.0.1"]
+    command += ["-passout", f"pass:{password}"] if password else ["-nodes"]
+    subprocess.run([*command, "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
+    return cert, key
+
+
+@pytest.fixture(scope="module")
+def tls_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return certificate(tmp_path_factory.mktemp("tls") / "first")
+
+
+@pytest.fixture(scope="module")
+def tls_server(tls_files: tuple[Path, Path]) -> Iterator[RunningServer]:
+    cert, key = tls_files
+    network = NetworkSettings(tls_cert=str(cert), tls_key=str(key))
+    settings = msgspec.structs.replace(QUICK, dialect="auto", header_timeout_s=2.0)
+    with running_server(settings, network=network, dialects=(toy("north"),)) as server:
+        yield server
+
+
+def shown_certificate(port: int) -> str:
+    return ssl.get_server_certificate(("127.0.0.1", port))
+
+
+@needs_openssl
+def test_requests_streams_and_websockets_over_tls(tls_server: RunningServer, tls_files: tuple[Path, Path]) -> None:
+    trusted = ssl.create_default_context(cafile=str(tls_files[0]))
+    with httpx.Client(verify=trusted, base_url=f"https://127.0.0.1:{tls_server.port}") as client:
+        assert client.get("/livez").json() == {"status": "ok"}
+        assert client.post("/echo", json={"text": "a" * 300_000}).status_code in (200, 400)
+        assert client.get("/nothing").status_code == 404
+    url = f"wss://127.0.0.1:{tls_server.port}/north-talk"
+    with connect(url, ssl=trusted) as socket_:
+        socket_.send("Once upon a time")
+        assert socket_.recv(timeout=10)
+    until(lambda: not len(tls_server.connections))
+
+
+@needs_openssl
+def test_what_is_refused_over_tls_is_told_and_closed(tls_server: RunningServer, tls_files: tuple[Path, Path]) -> None:
+    trusted = ssl.create_default_context(cafile=str(tls_files[0]))
+    with trusted.wrap_socket(tls_server.connect(), server_hostname="localhost") as client:
+        client.sendall(b"GET /livez HTTP/1.1\r\n\r\n")
+        assert status_of(read_all(client)) == 400
+
+
+@needs_openssl
+def test_old_tls_and_no_tls_are_not_spoken(tls_server: RunningServer) -> None:
+    old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with tls_server.connect() as plain, pytest.raises((ssl.SSLError, ConnectionError)):
+        old.wrap_socket(plain)
+    with tls_server.connect() as plain:
+        plain.sendall(LIVE)
+        assert b"HTTP" not in read_all(plain)
+    until(lambda: not len(tls_server.connections))
+
+
+@needs_openssl
+def test_handshakes_that_never_end_make_room(tls_files: tuple[Path, Path]) -> None:
+    cert, key = tls_files
+    network = NetworkSettings(tls_cert=str(cert), tls_key=str(key), reserved_connections=2)
+    limits = msgspec.structs.replace(QUICK, max_connections=4, header_timeout_s=30.0)
+    with running_server(limits, network=network) as server, contextlib.ExitStack() as stack:
+        for _ in range(12):
+            stack.enter_context(server.connect())
+        trusted = ssl.create_default_context(cafile=str(cert))
+        with trusted.wrap_socket(server.connect(), server_hostname="localhost") as client:
+            client.sendall(LIVE)
+            assert status_of(read_all(client)) == 200
+        assert len(server.connections) <= 6
+
+
+@needs_openssl
+def test_certificates_are_replaced_while_connections_stay(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path / "used")
+    network = NetworkSettings(tls_cert=str(cert), tls_key=str(key))
+    with running_server(network=network) as server:
+        before = shown_certificate(server.port)
+        trusted = ssl.create_default_context(cafile=str(cert))
+        with httpx.Client(verify=trusted, base_url=f"https://127.0.0.1:{server.port}") as client:
+            assert client.get("/livez").status_code == 200
+            newer = certificate(tmp_path / "newer")
+            cert.write_bytes(newer[0].read_bytes())
+            # Half written: what is there does not belong together, so nothing changes.
+            with pytest.raises(DragomanError, match="KEY_VALUES_MISMATCH"):
+                server.server.reload_certificates()
+            assert shown_certificate(server.port) == before
+            key.write_bytes(newer[1].read_bytes())
+            server.server.reload_certificates()
+            assert shown_certificate(server.port) == newer[0].read_text()
+            assert client.get("/livez").status_code == 200
+
+
+@needs_openssl
+def test_an_encrypted_key_needs_its_password(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path / "locked", password="open sesame")
+    password = tmp_path / "password"
+    password.write_text("open sesame\n")
+    names = {"tls_cert": str(cert), "tls_key": str(key)}
+    assert certificates_of(NetworkSettings(**names, tls_key_password_file=str(password))) is not None
+    with pytest.raises(DragomanError, match="--tls-key-password-file"):
+        certificates_of(NetworkSettings(**names))
+    password.write_text("wrong")
+    with pytest.raises(DragomanError, match="cannot be used"):
+        certificates_of(NetworkSettings(**names, tls_key_password_file=str(password)))
+
+
+def test_files_that_are_no_certificate_are_named(tmp_path: Path) -> None:
+    nonsense = tmp_path / "nonsense.pem"
+    nonsense.write_text("not a certificate")
+    with pytest.raises(DragomanError, match=r"nonsense\.pem cannot be used"):
+        certificates_of(NetworkSettings(tls_cert=str(nonsense)))
+    with pytest.raises(DragomanError, match="No such file"):
+        certificates_of(NetworkSettings(tls_cert=str(tmp_path / "missing.pem")))
+    with pytest.raises(DragomanError, match="--tls-cert"):
+        certificates_of(NetworkSettings(tls_key=str(nonsense)))
+
+
+# Unix sockets --------------------------------------------------------------------------------------------------------
+
+
+def test_a_unix_socket_is_there_for_its_owner_and_goes_with_the_server(tmp_path: Path) -> None:
+    path = tmp_path / "server.sock"
+    network = NetworkSettings(uds=str(path), trusted_proxy=("unix",))
+    with running_server(network=network) as server:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost") as client:
+            assert client.get("/livez").status_code == 200
+            body = {"prompt": "a", "max_tokens": 4, "stream": True, "ignore_eos": True}
+            with client.stream("POST", "/v1/completions", json=body) as answer:
+                events = [line for line in answer.iter_lines() if line]
+            assert events[-1] == "data: [DONE]"
+            assert len(json.loads(events[0].removeprefix("data: "))["choices"]) == 1
+        with pytest.raises(DragomanError, match="another server does"):
+            bound_unix(str(path), 0o600)
+        assert path.exists()
+        assert server.url
+    assert not path.exists()
+
+
+def test_what_a_dead_server_left_is_replaced_and_other_files_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "server.sock"
+    with bound_unix(str(path), 0o660) as left:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o660
+        made = path.stat()
+        left.close()
+    with bound_unix(str(path), 0o600):
+        remove_unix(str(path), made)
+        assert path.exists()  # it is another one's now
+    path.unlink()
+    path.write_text("mine")
+    with pytest.raises(DragomanError, match="something else is there"):
+        bound_unix(str(path), 0o600)
+    assert path.read_text() == "mine"
+    with pytest.raises(DragomanError, match="cannot listen"):
+        bound_unix(str(tmp_path / ("long" * 50)), 0o600)

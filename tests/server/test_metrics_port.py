@@ -1,0 +1,82 @@
+"""The second port, for metrics alone: where it is, and who may read there."""
+
+from __future__ import annotations
+
+import contextlib
+
+import httpx
+import msgspec
+import pytest
+from stub_house import QUICK, LocalHouse
+
+from dragoman.core.errors import DragomanError
+from dragoman.dialects import DIALECTS
+from dragoman.dialects.wire import Answer
+from dragoman.server.app import create_figures_app
+from dragoman.server.figures import _render_error, figures_listener
+from dragoman.server.key_file import hashed
+from dragoman.server.keys import Keyring
+from dragoman.server.settings import BrowserSettings
+
+KEY = "a-key-that-nobody-guesses"
+BEARER = {"authorization": f"Bearer {KEY}"}
+EVERYWHERE = msgspec.structs.replace(QUICK, host="0.0.0.0", metrics_port=0)
+
+
+def render(error: DragomanError) -> Answer:
+    return _render_error(error)
+
+
+def client_of(house: LocalHouse, keys: Keyring, **browsers: tuple[str, ...]) -> httpx.AsyncClient:
+    app = create_figures_app(
+        house.serving, QUICK, house.metrics, render, keys=keys, browsers=BrowserSettings(**browsers)
+    )
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+
+
+@pytest.mark.parametrize(
+    ("keys", "headers", "status"),
+    [
+        (Keyring(), {}, 200),
+        (Keyring([hashed(KEY, "ann")]), {}, 200),
+        (Keyring([hashed(KEY, "ann")], protect_all=True), {}, 401),
+        (Keyring([hashed(KEY, "ann")], protect_all=True), {"authorization": "Bearer another-key"}, 401),
+        (Keyring([hashed(KEY, "ann")], protect_all=True), BEARER, 200),
+    ],
+)
+@pytest.mark.anyio
+async def test_where_all_is_protected_figures_need_a_key_too(
+    house: LocalHouse, keys: Keyring, headers: dict[str, str], status: int
+) -> None:
+    async with client_of(house, keys) as client:
+        assert (await client.get("/metrics", headers=headers)).status_code == status
+
+
+@pytest.mark.anyio
+async def test_figures_are_not_for_pages_that_have_rebound_their_name(house: LocalHouse) -> None:
+    async with client_of(house, Keyring()) as client:
+        assert (await client.get("/metrics", headers={"host": "evil.example:9000"})).status_code == 403
+    async with client_of(house, Keyring(), allow_host=("prometheus.lan",)) as client:
+        assert (await client.get("/metrics", headers={"host": "prometheus.lan:9000"})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("metrics_host", "bound"), [(None, "127.0.0.1"), ("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "0.0.0.0")]
+)
+def test_figures_are_for_this_machine_unless_an_operator_says_otherwise(metrics_host: str | None, bound: str) -> None:
+    named = {} if metrics_host is None else {"metrics_host": metrics_host}
+    listener = figures_listener(msgspec.structs.replace(EVERYWHERE, **named), DIALECTS)
+    assert listener is not None
+    with contextlib.closing(listener):
+        assert listener.getsockname()[0] == bound
+
+
+def test_friendlis_port_is_for_this_machine_too() -> None:
+    friendli = next(dialect for dialect in DIALECTS if dialect.name == "friendli")
+    assert friendli.metrics_port == 8281
+    some_port = msgspec.structs.replace(friendli, metrics_port=0)  # the real one may be taken here
+    chosen = msgspec.structs.replace(EVERYWHERE, metrics_port=None, dialect="friendli")
+    listener = figures_listener(chosen, [some_port])
+    assert listener is not None
+    with contextlib.closing(listener):
+        assert listener.getsockname()[0] == "127.0.0.1"

@@ -1,0 +1,40 @@
+"""Pages of the server's own: each runs what it is written with and nothing else, and stands in no other page."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from hashlib import sha256
+
+import pytest
+from stub_house import LocalHouse
+from test_origins import asked
+
+from dragoman.dialects import DIALECTS
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_every_page_says_what_it_may_load_and_that_nobody_may_frame_it(house: LocalHouse) -> None:
+    paths = {"/docs", "/docs/", *(f"/{dialect.name}/docs" for dialect in DIALECTS)}
+    operations = ((d, o) for d in DIALECTS for o in d.operations if o.method == "GET" and "{" not in o.path)
+    paths |= {f"/{dialect.name}{operation.path}" for dialect, operation in operations}
+    pages = 0
+    async with asked(house, *DIALECTS) as client:
+        for path in sorted(paths):
+            answer = await client.get(path, headers={"accept": "text/html"}, follow_redirects=True)
+            if not answer.headers.get("content-type", "").startswith("text/html"):
+                continue
+            pages += 1
+            policy = answer.headers["content-security-policy"]
+            assert "default-src 'none'" in policy, path
+            assert "frame-ancestors 'none'" in policy
+            assert "unsafe" not in policy
+            assert answer.headers["x-frame-options"] == "DENY"
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            for kind in ("script", "style"):
+                for text in re.findall(rf"<{kind}[^>]*>(.*?)</{kind}>", answer.text, re.DOTALL):
+                    assert f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" in policy, path
+            # What a hash cannot allow: a browser would not run it.
+            assert not re.search(r"<[^>]+\s(style|on\w+)=", answer.text), path
+    assert pages >= 8
