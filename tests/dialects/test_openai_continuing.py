@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from typing import Any
 
 import httpx
@@ -15,7 +16,8 @@ from stub_house import QUICK, STUB, TOKENIZER, LocalHouse, local_house
 
 from dragoman.core.events import FinishReason
 from dragoman.server.app import create_app
-from dragoman.server.keys import Keyring, hashed
+from dragoman.server.key_file import hashed
+from dragoman.server.keys import Keyring
 from dragoman.text import ChatTemplate
 
 pytestmark = pytest.mark.anyio
@@ -335,7 +337,7 @@ async def test_every_tenant_has_keys_of_its_own(house: LocalHouse) -> None:
     holders = {name: f"a long enough key of {name}" for name in ("ann", "bob")}
     keys = Keyring([hashed(key, name, ("infer",)) for name, key in holders.items()])
     app = create_app(house.serving, QUICK, keys=keys)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         before = {}
         for name in ("ann", "bob", "ann", "bob"):
             client.headers["authorization"] = f"Bearer {holders[name]}"
@@ -410,3 +412,88 @@ async def test_other_finish_reasons_are_as_ever(house: LocalHouse) -> None:
     assert part.finish == FinishReason.LENGTH
     assert "x-dragoman-continued" not in part.headers
     assert house.serving.continuing.misses == 0
+
+
+# A client that says what it has -------------------------------------------------------------------------------------
+
+
+def headers_of(key: str, tokens: int | None) -> dict[str, str]:
+    return {"x-request-continue": key} | ({} if tokens is None else {"x-request-continue-from": str(tokens)})
+
+
+async def ask_from(client: httpx.AsyncClient, key: str, tokens: int | None, **fields: Any) -> httpx.Response:
+    return await client.post(COMPLETIONS, json={"prompt": PROMPT, **fields}, headers=headers_of(key, tokens))
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@given(lost=st.integers(1, 20), seed=st.integers(0, 2**64 - 1), stream=st.booleans())
+@PROPERTY
+async def test_a_call_whose_answer_was_lost_is_given_again(
+    house: LocalHouse, sampling: str, lost: int, seed: int, stream: bool
+) -> None:
+    asked, key = SAMPLINGS[sampling] | {"seed": seed}, f"key-{next(NAMES)}"
+    (one,) = await in_calls(house.client, [10 + lost], **asked)
+    first = read(await ask_from(house.client, key, 0, max_tokens=10, **asked), COMPLETIONS, False)
+    have = 10 if first.finish == "length" else None
+    for _ in range(2):  # this answer is lost, and given again
+        if have is None:
+            break
+        again = await ask_from(house.client, key, have, max_tokens=lost, stream=stream, **asked)
+        assert again.status_code == 200, again.text
+        part = read(again, COMPLETIONS, stream)
+        assert first.text + part.text == one.text
+        assert part.finish == one.finish
+        assert part.headers["x-dragoman-continued"] == "10"
+
+
+@given(have=st.integers(0, 30), seed=st.integers(0, 99))
+@PROPERTY
+async def test_the_rest_behind_any_token_is_the_same_rest(house: LocalHouse, have: int, seed: int) -> None:
+    key = f"key-{next(NAMES)}"
+    (whole,) = await in_calls(house.client, [30], seed=seed, ignore_eos=True)
+    await ask_from(house.client, key, 0, max_tokens=30, seed=seed, ignore_eos=True)
+    (start,) = await in_calls(house.client, [have], seed=seed, ignore_eos=True) if have else (Part("", "", {}),)
+    rest = read(await ask_from(house.client, key, have, max_tokens=max(30 - have, 1)), COMPLETIONS, False)
+    if have < 30:
+        assert start.text + rest.text == whole.text
+
+
+async def test_the_end_is_given_again_to_a_client_that_says_what_it_has(house: LocalHouse) -> None:
+    ends = {"logit_bias": {str(TOKENIZER.eos_ids[0]): 100}, "min_tokens": 8, "seed": 3, "max_tokens": 30}
+    whole = read(await ask_from(house.client, "end", 0, **ends), COMPLETIONS, False)
+    assert whole.finish == "stop"
+    for tokens, text in ((0, whole.text), (9, "")):
+        again = await ask_from(house.client, "end", tokens, max_tokens=30)
+        assert read(again, COMPLETIONS, False).text == text, tokens
+        assert read(again, COMPLETIONS, False).finish == "stop"
+    streamed = read(await ask_from(house.client, "end", 9, max_tokens=30, stream=True), COMPLETIONS, True)
+    assert (streamed.text, streamed.finish) == ("", "stop")
+    # A client that says nothing begins again: the key is free, as ever when a generation has come to its end.
+    anew = await ask(house.client, "end", max_tokens=4, seed=9)
+    assert anew.headers["x-dragoman-continued"] == "0"
+
+
+@pytest.mark.parametrize(("tokens", "status"), [("1", 409), ("0", 200), ("-1", 400), ("x", 400), ("9" * 10, 400)])
+async def test_tokens_that_are_not_kept_are_refused(house: LocalHouse, tokens: str, status: int) -> None:
+    headers = {"x-request-continue": f"key-{next(NAMES)}", "x-request-continue-from": tokens}
+    answer = await house.client.post(COMPLETIONS, json={"prompt": PROMPT, "max_tokens": 2}, headers=headers)
+    assert answer.status_code == status
+    if status == 200:
+        headers["x-request-continue-from"] = "3"
+        more = await house.client.post(COMPLETIONS, json={"prompt": PROMPT, "max_tokens": 2}, headers=headers)
+        assert more.status_code == 409
+        assert "Only 2 tokens" in more.json()["error"]["message"]
+
+
+async def test_an_answer_that_cannot_be_kept_is_given_and_says_so(
+    house: LocalHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(house.serving.continuing, "_save", full)
+    answer = await ask(house.client, "full", max_tokens=4, seed=1)
+    assert answer.headers["x-dragoman-not-kept"] == "1"
+    assert answer.text == (await ask(house.client, max_tokens=4, seed=1)).text
+    streamed = await ask(house.client, "full", max_tokens=4, seed=1, stream=True)
+    assert (streamed.text, streamed.finish) == (answer.text, "length")

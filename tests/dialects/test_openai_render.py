@@ -192,7 +192,7 @@ def test_every_error_has_its_status(error: DragomanError, status: int, kind: str
     answer = render_error(error)
     assert answer.status == status
     assert answer.body == {"error": {"message": "m", "type": kind, "param": error.param, "code": code}}
-    assert answer.headers == ({"retry-after": "3"} if status == 429 else {})
+    assert answer.headers == ({"retry-after": "3", "retry-after-ms": "3000"} if status == 429 else {})
 
 
 def test_every_error_of_the_core_is_in_the_table() -> None:

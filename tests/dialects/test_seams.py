@@ -84,7 +84,7 @@ TOY = Dialect(
 @pytest.fixture
 async def client(house: LocalHouse) -> AsyncIterator[httpx.AsyncClient]:
     app = create_app(house.serving, QUICK, dialects=(openai.DIALECT, TOY))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         yield client
 
 
@@ -138,7 +138,7 @@ async def test_unknown_fields_are_reported_whatever_the_answer_is(client: httpx.
 async def test_a_strict_server_refuses_unknown_fields_in_the_words_of_the_dialect(house: LocalHouse) -> None:
     strict = msgspec.structs.replace(QUICK, strict=True)
     app = create_app(house.serving, strict, dialects=(openai.DIALECT, TOY))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         toy = await client.post("/say", json={"text": "a", "other": 1})
         assert (toy.status_code, toy.json()) == (422, {"where": ["other"], "rule": "unknown"})
         said = await client.post("/v1/completions", json={"prompt": "a", "temprature": 1, "other": 1})
@@ -159,7 +159,7 @@ async def test_documents_name_the_dialect(client: httpx.AsyncClient) -> None:
 
 async def test_metrics_tell_dialects_apart(house: LocalHouse) -> None:
     app = create_app(house.serving, QUICK, metrics=house.metrics, dialects=(openai.DIALECT, TOY))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         await client.get("/toy/own/place")
         text = (await client.get("/metrics")).text
     assert 'dragoman_http_requests_total{dialect="toy",route="/own/place",status="418"} 1.0' in text

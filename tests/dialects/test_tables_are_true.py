@@ -224,7 +224,7 @@ class Witness:
         self.runner, self.house = runner, house
         self.errors: list[DragomanError] = []
         app = create_app(house.serving, QUICK, dialects=[self._seen(dialect) for dialect in DIALECTS])
-        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=60)
+        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=60)
 
     def _seen(self, dialect: Dialect) -> Dialect:
         def render_error(error: DragomanError) -> Answer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
@@ -19,6 +18,10 @@ SSE = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
 
 encode = msgspec.json.Encoder().encode
+
+PIECE_ITEMS = 256
+PIECE_DEPTH = 5
+"""Long lists in answers are no deeper than this: choices, one choice, its log-probabilities, their members."""
 
 
 def sse(value: Any) -> bytes:
@@ -57,10 +60,40 @@ def usage(counts: Iterable[Usage]) -> dict[str, Any]:
     }
 
 
-async def encoded(make: Callable[[], Any], *, in_thread: bool) -> bytes:
+async def encoded(exchange: Exchange, make: Callable[[], Any], *, in_thread: bool) -> bytes:
     """A whole answer in JSON. With log-probabilities it can be megabytes, and tool calls are read character by
     character: ``in_thread``, as either would hold up every stream."""
-    return await asyncio.to_thread(lambda: encode(make())) if in_thread else encode(make())
+    return await exchange.run_blocking(lambda: encode_in_pieces(make())) if in_thread else encode(make())
+
+
+def encode_in_pieces(value: Any) -> bytes:
+    """The JSON of a value with long lists in it. Encoding is one call that lets no other thread run, for 0.1 s where it
+    makes 30 MB; so long lists are encoded some items at a time."""
+    return encode(_with_encoded_lists(value, PIECE_DEPTH))
+
+
+def _with_encoded_lists(value: Any, depth: int) -> Any:
+    if isinstance(value, list) and len(value) > PIECE_ITEMS:
+        pieces = []
+        for start in range(0, len(value), PIECE_ITEMS):
+            pieces.append(encode(value[start : start + PIECE_ITEMS])[1:-1])
+        return msgspec.Raw(b"[" + b",".join(pieces) + b"]")
+    if not depth:
+        return value
+    match value:
+        case list():
+            return [_with_encoded_lists(item, depth - 1) for item in value]
+        case dict():
+            return {name: _with_encoded_lists(item, depth - 1) for name, item in value.items()}
+        case msgspec.Struct():
+            fields = {name: getattr(value, name) for name in value.__struct_fields__}
+            changed = {
+                name: _with_encoded_lists(item, depth - 1)
+                for name, item in fields.items()
+                if isinstance(item, list | dict | msgspec.Struct)
+            }
+            return msgspec.structs.replace(value, **changed) if changed else value
+    return value
 
 
 class Chunks(Protocol):
@@ -85,36 +118,36 @@ async def stream_answer(
 ) -> None:
     """Answer with the chunks of all requests as they come, and with ``end`` of their counts behind them.
 
-    What fails before the first event is an ordinary error with its own status; what fails later ends the stream with
-    ``fault`` of it, which may raise ``wire.Abort`` at its end.
+    What fails before the answer begins, with the first event or a comment, is an ordinary error with its own status;
+    what fails later ends the stream with ``fault`` of it, which may raise ``wire.Abort`` at its end.
     """
-    events = stream_all(serving, requests)
-    async with aclosing(events):
-        first = await exchange.unless_gone(anext(events))
 
-        async def chunks() -> AsyncGenerator[bytes, None]:
-            counts: list[Usage] = []
-            try:
-                for chunk in rendered(*first, counts):
-                    yield chunk
+    async def chunks() -> AsyncGenerator[bytes, None]:
+        counts: list[Usage] = []
+        try:
+            async with aclosing(stream_all(serving, requests)) as events:
                 async for j, event in events:
+                    if not exchange.started:
+                        yield b""
                     for chunk in rendered(j, event, counts):
                         yield chunk
-                ends = end(counts)
-            except DragomanError as error:
-                exchange.fault = error
-                ends = fault(error)
-            for chunk in ends:
-                yield chunk
+            ends = end(counts)
+        except DragomanError as error:
+            if not exchange.started:
+                raise
+            exchange.fault = error
+            ends = fault(error)
+        for chunk in ends:
+            yield chunk
 
-        def rendered(j: int, event: GenerationEvent, counts: list[Usage]) -> Iterable[bytes]:
-            match event:
-                case TextDelta():
-                    return streams[j].delta(event)
-                case PromptReady():
-                    return streams[j].prompt(event)
-                case GenerationDone():
-                    counts.append(event.usage)
-            return ()
+    def rendered(j: int, event: GenerationEvent, counts: list[Usage]) -> Iterable[bytes]:
+        match event:
+            case TextDelta():
+                return streams[j].delta(event)
+            case PromptReady():
+                return streams[j].prompt(event)
+            case GenerationDone():
+                counts.append(event.usage)
+        return ()
 
-        await exchange.stream(chunks(), content_type=SSE, headers=headers or {})
+    await exchange.stream(chunks(), content_type=SSE, headers=headers or {})

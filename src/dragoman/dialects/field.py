@@ -69,19 +69,22 @@ class Reading(msgspec.Struct, frozen=True):
     """A body that passed its table: the honoured fields with their defaults, and the names that have no effect.
 
     ``unknown`` fields are in no table, ``reported`` ones have that treatment; both also inside of objects, dotted.
+    ``lowered`` ones ask for more than the caller has a right to, and have the most of it.
     """
 
     values: dict[str, Any]
     unknown: tuple[str, ...] = ()
     reported: tuple[str, ...] = ()
+    lowered: tuple[str, ...] = ()
 
     @property
     def warnings(self) -> str:
-        """What the header ``x-dragoman-warnings`` says: ``unknown: a, b; ignored: c``. Nothing, where all has effect.
+        """What the header ``x-dragoman-warnings`` says: ``unknown: a, b; ignored: c; lowered: d``.
 
-        Bounded, and without anything in a client's names that would read as the header's own punctuation.
+        Nothing, where all has effect. Bounded, and without anything in a client's names that would read as the
+        header's own punctuation.
         """
-        lists = (("unknown", self.unknown), ("ignored", self.reported))
+        lists = (("unknown", self.unknown), ("ignored", self.reported), ("lowered", self.lowered))
         return "; ".join(f"{what}: {_listed(names)}" for what, names in lists if names)
 
 
@@ -169,8 +172,9 @@ def _objects(kind: Kind, value: Any, path: Path) -> Iterator[tuple[Table, dict[s
         case Table() if isinstance(value, dict):
             yield kind, value, path
             for field in kind.fields:
-                if field.treatment is Treatment.HONOURED:
-                    yield from _objects(field.kind, value.get(field.name), (*path, field.name))
+                inner = value.get(field.name)  # of dozens of fields a request has a few
+                if inner is not None and field.treatment is Treatment.HONOURED:
+                    yield from _objects(field.kind, inner, (*path, field.name))
         case Outline(table) if isinstance(value, dict):
             yield table, value, path
         case ListOf(item) if isinstance(value, list) and _has_table(item):

@@ -36,6 +36,7 @@ class Exchange(Protocol):
         tenant: a digest of the caller's API key, by which to keep what belongs to callers apart; empty without keys.
         scopes: what the caller's key is good for; all there is, without keys.
         fault: set by a handler that answers an error in its own words inside of a stream, for the metrics.
+        started: whether the answer has begun: its status is sent.
         elapsed_s: seconds since the request arrived.
         not_ready: why requests cannot be served now; empty when they can.
     """
@@ -49,6 +50,7 @@ class Exchange(Protocol):
     tenant: str
     scopes: tuple[str, ...]
     fault: DragomanError | None
+    started: bool
 
     @property
     def query(self) -> Mapping[str, str]: ...
@@ -82,6 +84,13 @@ class Exchange(Protocol):
     async def read_body(self) -> bytes:
         """The body's bytes, whatever they are. Raises PayloadTooLarge, RequestTimeout."""
 
+    async def run_blocking(self, work: Callable[[], Result], pool: Literal["text", "disk"] = "text") -> Result:
+        """Return what ``work`` returns in a thread: for what takes more than a millisecond (``text``), or looks at
+        files (``disk``). Raises Overloaded where too much of the caller's work waits already."""
+
+    def show_progress(self) -> None:
+        """Tell the client how far its request is until the answer has begun: by comments in a stream of events."""
+
     async def unless_gone(self, work: Awaitable[Result]) -> Result:
         """Await the work; when the client leaves first, cancel it and raise ``Cancelled``."""
 
@@ -98,12 +107,15 @@ class Exchange(Protocol):
         chunks: AsyncGenerator[bytes, None],
         *,
         content_type: str = ...,
-        headers: Mapping[str, str] = ...,
-        filler: bytes = ...,
-        silence_s: float = ...,
+        headers: Mapping[str, str] | Callable[[], Mapping[str, str]] = ...,
+        at_once: bool = ...,
     ) -> None:
-        """Answer with the chunks as they come, and with ``filler``, if there is any, whenever none has come for so
-        long: proxies give up on quiet connections.
+        """Answer with the chunks as they come. The answer begins with the first, which may be empty, or ``at_once``;
+        ``headers`` are asked for then, where they are a function.
+
+        A stream of events gets comments beside them: the dialect's ``keep_alive`` where it is silent for long, and the
+        progress where that is shown. Either may begin the answer before the first chunk, and sets ``started``: what is
+        raised by the iterator before that is answered with a status of its own, and later it has to be a chunk.
 
         The iterator is closed in every case: at the end, when the client leaves, and when it does not read for the
         server's write timeout. When it raises ``Abort``, the connection is cut behind what was written.
@@ -147,6 +159,9 @@ class Socket(Protocol):
     def answering(self, request_id: str) -> AbstractContextManager[None]:
         """Around all that is done for one message that asks for something: it is told, counted and traced as a request
         of this id, in the handshake's trace. What is raised inside is how it ended, and goes on outside."""
+
+    async def run_blocking(self, work: Callable[[], Result]) -> Result:
+        """As ``Exchange.run_blocking``."""
 
     async def send(self, data: str | bytes) -> None:
         """Send a message, when the client has read enough of those before. Raises Cancelled when it has left."""
@@ -201,7 +216,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
         path: in Starlette's notation, ``/models/{id:path}``.
         summary: one sentence for the documents.
         table: describes the body, if it has one. reads: headers that it reads beside it, for the documents.
-        open: needs no API key, because the dialect's contract leaves it open. Never what generates.
+        open: needs no API key, because the dialect's contract leaves it open. Never what generates, unless the operator
+            says so.
         probe: a health check, which never needs an API key.
         scope: what a key must be good for.
         media: content types of its answer, for the documents; None: JSON, and events where its table has ``stream``.
@@ -242,11 +258,14 @@ class SocketOperation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cors(msgspec.Struct, frozen=True, kw_only=True):
-    """What pages of other origins may do, as browsers ask for it (the Fetch standard, "CORS protocol").
+    """What a dialect's contract says to browsers (the Fetch standard, "CORS protocol"). Which pages may call is the
+    operator's choice, ``--cors-origin``, for all dialects.
 
     Attributes:
-        origins: those allowed; empty: any.
-        echo_origin: an allowed origin is named, instead of ``*``; browsers demand it with ``credentials``.
+        origins: patterns of origins that the operator allows for this dialect alone.
+        any_origin: the contract lets pages of any origin call. That is followed where the server asks for API keys and
+            the operator names no origins.
+        credentials: pages of origins that the operator has named may send cookies along.
         methods, headers: those that a page may use; empty: the ones that it asks for.
         exposed: headers of an answer that a page may see; None: all that the answer has.
         max_age_s: how long a browser may remember the answer to its question.
@@ -255,7 +274,7 @@ class Cors(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     origins: tuple[str, ...] = ()
-    echo_origin: bool = False
+    any_origin: bool = False
     credentials: bool = False
     methods: tuple[str, ...] = ()
     headers: tuple[str, ...] = ()
@@ -286,10 +305,13 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         render_error: how the dialect words whatever goes wrong, unknown paths and methods included.
-        cors: None: pages of other origins get nothing.
+        cors: what its contract says to browsers; None: nothing, and what the server says to all.
         headers: of every answer, errors included; those that the answer itself names come before them.
         max_body_bytes: largest body; None: as large as the server's ``--max-body-bytes`` allows.
         key_headers: where an API key may be, beside ``Authorization: Bearer``.
+        keep_alive: a comment for streams of events that are silent for long; empty where clients choke on comments.
+        stream_error: the event that ends a stream which has begun before its operation could say how it streams; None:
+            none begins so early.
         observer: makes what fills the dialect's own metrics from all that happens, whoever asked for it.
         metrics_port: a port of their own on which its users look for the metrics, when it is the operator's choice.
         document_paths: where the dialect's clients look for its OpenAPI document, beside ``/openapi.json``.
@@ -305,6 +327,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     headers: Callable[[Exchange], Mapping[str, str]] | None = None
     max_body_bytes: int | None = None
     key_headers: tuple[str, ...] = ()
+    keep_alive: bytes = b""
+    stream_error: Callable[[DragomanError], bytes] | None = None
     observer: Callable[[Instruments], Observer] | None = None
     metrics_port: int | None = None
     document_paths: tuple[str, ...] = ()

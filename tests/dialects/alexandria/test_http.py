@@ -14,6 +14,7 @@ from stub_house import STUB, TOKENIZER, LocalHouse, RunningServer, local_house
 from dragoman.core.events import FinishReason, PromptEvent, TokenEvent
 from dragoman.dialects.alexandria import dialect as alexandria
 from dragoman.dialects.alexandria import thrift_structs as thrift
+from dragoman.server.settings import BrowserSettings
 from dragoman.text import ChatTemplate
 
 pytestmark = pytest.mark.anyio
@@ -197,7 +198,7 @@ async def test_a_batch_is_an_array_in_order(client: httpx.AsyncClient) -> None:
         ([], "Invalid Data Format"),
         ({"prompts": [{"request_id": "a"}]}, "Invalid Data Format"),
         ({"prompts": rows("a", "a")}, "Duplicate request_ids"),
-        ({"prompts": rows("a", "a", prompt=None)}, "Duplicate request_ids"),
+        ({"prompts": rows("a", "a", prompt=None)}, "Invalid Data Format"),
         ({"prompts": rows("a", prompt=None)}, "Invalid Data Format"),
         ({"prompts": [{"request_id": "a", "prompt": "x"}], "generation_config": {"top_k": []}}, "Invalid Data Format"),
         ({"prompts": rows(*map(str, range(257)))}, "Invalid Data Format: at most 256 prompts"),
@@ -296,8 +297,9 @@ async def test_pages(client: httpx.AsyncClient) -> None:
     assert (await client.get("/swagger")).headers["content-type"].startswith("text/html")
 
 
-async def test_any_origin_may_call(client: httpx.AsyncClient) -> None:
-    answer = await client.post(ONE, json=one(), headers={"origin": "http://page"})
+async def test_a_page_of_a_named_origin_may_call(template: ChatTemplate) -> None:
+    async with local_house(template, HERE, browsers=BrowserSettings(cors_origin=("http://page",))) as house:
+        answer = await house.client.post(ONE, json=one(), headers={"origin": "http://page"})
     assert answer.headers["access-control-allow-origin"] == "http://page"
     assert answer.headers["access-control-allow-credentials"] == "true"
     assert "x-generation-state" in answer.headers["access-control-expose-headers"].lower()

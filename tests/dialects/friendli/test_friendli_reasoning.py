@@ -83,7 +83,7 @@ async def test_the_operator_may_set_reasoning_apart() -> None:
     app = create_app(
         serving, QUICK, dialects=made_dialects({"friendli": FriendliSettings(friendli_parse_reasoning=True)})
     )
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         for fields, content in (({}, "It is."), ({"parse_reasoning": False}, TEXT)):
             answer = await client.post("/serverless/v1/chat/completions", json=CHAT | fields)
             assert answer.json()["choices"][0]["message"]["content"] == content

@@ -16,7 +16,8 @@ from stub_house import QUICK, LocalHouse, RunningServer, local_house
 from dragoman.dialects import made_dialects
 from dragoman.dialects.friendli.settings import FriendliSettings
 from dragoman.server.app import create_app
-from dragoman.server.keys import Keyring, hashed
+from dragoman.server.key_file import hashed
+from dragoman.server.keys import Keyring
 from dragoman.text import ChatTemplate
 
 pytestmark = pytest.mark.anyio
@@ -37,7 +38,7 @@ async def asked(
         dialects=made_dialects({"friendli": friendli or FriendliSettings()}),
         keys=Keyring(tuple(hashed(key, "somebody", ("infer",)) for key in keys)),
     )
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         yield client
 
 

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from locallab_house import BODY, CHAT, prompt_text
-from stub_house import LocalHouse
+from locallab_house import BODY, CHAT, HERE, prompt_text
+from stub_house import LocalHouse, local_house
+
+from dragoman.dialects.locallab import dialect as locallab
+from dragoman.text import ChatTemplate
 
 pytestmark = pytest.mark.anyio
 
@@ -98,7 +101,13 @@ async def test_instructions_are_stored_used_and_forgotten(house: LocalHouse, tmp
     assert (await client.get("/system/instructions")).json()["instructions"] == ""
 
 
-async def test_a_page_of_another_origin_may_call(client: httpx.AsyncClient) -> None:
+async def test_a_page_of_a_named_origin_may_call(template: ChatTemplate, tmp_path: Path) -> None:
+    named = locallab.LocalLabSettings(locallab_cors_origins=("http://page",), locallab_folder=str(tmp_path))
+    async with local_house(template, HERE, dialects=(locallab.make(named),)) as house:
+        await _check_page_of_named_origin(house.client)
+
+
+async def _check_page_of_named_origin(client: httpx.AsyncClient) -> None:
     asked = {"origin": "http://page", "access-control-request-method": "POST", "access-control-request-headers": "x"}
     preflight = await client.options("/chat", headers=asked)
     assert (preflight.status_code, preflight.text) == (200, "OK")

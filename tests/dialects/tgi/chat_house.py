@@ -18,6 +18,8 @@ from dragoman.core.request import EngineRequest
 from dragoman.dialects.tgi import dialect as tgi
 from dragoman.dialects.tgi.settings import TgiSettings
 from dragoman.server.app import create_app
+from dragoman.server.keys import Keyring
+from dragoman.server.lifecycle import NO_KEYS
 from dragoman.server.metrics import Metrics
 from dragoman.server.serving import EngineServing
 from dragoman.text import ChatTemplate
@@ -96,7 +98,7 @@ class ChatHouse(msgspec.Struct, frozen=True):
 
 
 @asynccontextmanager
-async def chat_house(template: ChatTemplate, **settings: Any) -> AsyncIterator[ChatHouse]:
+async def chat_house(template: ChatTemplate, *, keys: Keyring = NO_KEYS, **settings: Any) -> AsyncIterator[ChatHouse]:
     engine, metrics = TurnEngine(), Metrics()
     stub = STUB.__class__(vocab_size=TOKENIZER.vocab_size, max_context=2048)
     model = local_model(QUICK, stub, template)
@@ -104,8 +106,8 @@ async def chat_house(template: ChatTemplate, **settings: Any) -> AsyncIterator[C
     card = msgspec.structs.replace(model.card, template_variables=names.variables, template_members=names.members)
     serving = EngineServing(engine, msgspec.structs.replace(model, card=card), metrics)
     served = msgspec.structs.replace(QUICK, dialect="tgi")
-    app = create_app(serving, served, metrics=metrics, dialects=(tgi.make(TgiSettings(**settings)),))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=20) as client:
+    app = create_app(serving, served, metrics=metrics, dialects=(tgi.make(TgiSettings(**settings)),), keys=keys)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=20) as client:
         yield ChatHouse(engine, client, serving)
     serving.close()
 

@@ -1,6 +1,6 @@
 """A crowd before ``/generate_stream``, a third of which vanishes in the middle of its stream.
 
-``make soak`` sends it round after round against a real engine; the tests send it once.
+``make crowds`` sends it round after round against a real engine; the tests send it once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ async def _client(port: int, tokens: int, seed: int, patience: int | None) -> st
     """One stream, left after ``patience`` events."""
     parameters = {"max_new_tokens": tokens, "do_sample": True, "seed": seed, "details": True}
     body = json.dumps({"inputs": f"Client {seed} says:", "parameters": parameters}).encode()
-    head = f"POST /generate_stream HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    head = "POST /generate_stream HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(body)}"
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(head.encode() + b"\r\nconnection: close\r\n\r\n" + body)

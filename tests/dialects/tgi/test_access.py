@@ -24,7 +24,7 @@ TEXT = {"inputs": "Once", "parameters": {"max_new_tokens": 2}}
 async def guarded(house: LocalHouse) -> AsyncIterator[httpx.AsyncClient]:
     settings = msgspec.structs.replace(QUICK, dialect="tgi")
     app = create_app(house.serving, settings, keys=keyring_of(KeySettings(api_key=(KEY,))))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         yield client
 
 

@@ -12,10 +12,13 @@ from stub_house import TOKENIZER
 
 from dragoman.core.errors import DragomanError, GenerationFailed
 from dragoman.dialects.tgi.settings import TgiSettings
+from dragoman.server.key_file import hashed
+from dragoman.server.keys import Keyring
 from dragoman.text import ChatTemplate
 
 pytestmark = pytest.mark.anyio
 
+KEYS = Keyring([hashed("a-key-that-nobody-guesses", "ann")])
 SHAPE = "Failed to deserialize the JSON body into the target type: "
 INFER = "/v2/models/any/versions/1/infer"
 
@@ -91,6 +94,19 @@ async def test_vertex_names_its_own_paths(template: ChatTemplate) -> None:
         assert answer.json() == {"predictions": [" there"]}
     with pytest.raises(DragomanError, match="a path begins with /"):
         TgiSettings(aip_predict_route="predict").check()
+
+
+@pytest.mark.parametrize(("insecure", "status"), [(False, 401), (True, 200)])
+async def test_vertex_generates_without_a_key_only_where_the_operator_says_so(
+    template: ChatTemplate, insecure: bool, status: int
+) -> None:
+    settings = {"aip_predict_route": "/predict", "insecure_predict": insecure}
+    async with chat_house(template, keys=KEYS, **settings) as house:
+        body = {"instances": [{"inputs": "Hi"}]}
+        assert (await house.client.post("/predict", json=body)).status_code == status
+        foreign = await house.client.post("/predict", json=body, headers={"origin": "https://evil.example"})
+        assert foreign.status_code == (403 if insecure else 401)
+        assert (await house.client.post("/vertex", json=body)).status_code == 401
 
 
 async def test_kserve_describes_itself(house: ChatHouse) -> None:

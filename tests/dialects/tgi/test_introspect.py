@@ -54,8 +54,18 @@ async def test_tokens_have_byte_offsets(native: LocalHouse) -> None:
 
 
 async def test_tokens_of_texts_that_no_context_holds(native: LocalHouse) -> None:
-    answer = await ask(native.client, "/tokenize", {"inputs": "a b " * 50_000, "parameters": {"truncate": 1}})
-    assert len(answer.json()) > 100_000
+    answer = await ask(native.client, "/tokenize", {"inputs": "a b é" * 10_000, "parameters": {"truncate": 1}})
+    tokens = answer.json()
+    assert len(tokens) > 30_000
+    assert tokens[-1]["stop"] == len(("a b é" * 10_000).encode())
+    for text in ("7 " * 40_000, "7 " * 400_000):
+        answer = await ask(native.client, "/tokenize", {"inputs": text})
+        assert (answer.status_code, answer.text) == (413, "Failed to buffer the request body: length limit exceeded")
+        chat = {"messages": [{"role": "user", "content": text}]}
+        assert (await ask(native.client, "/tgi/chat_tokenize", chat)).status_code in (413, 422)
+        answer = await ask(native.client, "/generate", {"inputs": text, "parameters": {"truncate": 5}})
+        assert (answer.status_code, answer.json()["error_type"]) == (422, "validation")
+        assert "Given: more than 65536" in answer.json()["error"]
     assert (await ask(native.client, "/tokenize", {"inputs": ""})).json() == []
 
 
@@ -126,12 +136,14 @@ def test_buckets() -> None:
 
 async def test_pages_of_other_origins(native: LocalHouse, template: ChatTemplate) -> None:
     asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
-    answer = await native.client.options("/generate", headers=asked)
-    assert answer.status_code == 200
-    assert answer.headers["access-control-allow-origin"] == "*"
-    assert answer.headers["access-control-allow-methods"] == "GET,POST"
-    assert answer.headers["access-control-allow-headers"] == "content-type,authorization"
+    refused = await native.client.options("/generate", headers=asked)
+    assert (refused.status_code, refused.json()["error_type"]) == (403, "forbidden")
     async with native_house(template, cors_allow_origin=("https://a.example",)) as house:
+        answer = await house.client.options("/generate", headers=asked)
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-origin"] == "https://a.example"
+        assert answer.headers["access-control-allow-methods"] == "GET,POST"
+        assert answer.headers["access-control-allow-headers"] == "content-type,authorization"
         allowed = await house.client.get("/info", headers={"origin": "https://a.example"})
         assert allowed.headers["access-control-allow-origin"] == "https://a.example"
         other = await house.client.get("/info", headers={"origin": "https://b.example"})

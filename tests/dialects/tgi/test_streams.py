@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
 import httpx
+import msgspec
 import pytest
 from chat_house import ChatHouse, WatchedEvents, chat_house
 from native import events_of
@@ -76,13 +77,14 @@ async def test_silence_is_filled_with_comments(house: ChatHouse) -> None:
             await asyncio.sleep(0.2)
             yield b"data: 2\n\n"
 
-        await exchange.stream(chunks(), filler=COMMENT, silence_s=0.02)
+        await exchange.stream(chunks())
 
     slow = Operation(method="GET", path="/slow", summary="Says little.", handler=handler)
-    toy = Dialect(name="toy", title="Toy", operations=(slow,), render_error=render_error)
+    toy = Dialect(name="toy", title="Toy", operations=(slow,), render_error=render_error, keep_alive=COMMENT)
     before = asyncio.all_tasks()
-    app = create_app(house.serving, QUICK, dialects=(openai.make(openai.OpenAISettings()), toy))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+    settings = msgspec.structs.replace(QUICK, keep_alive_comment_s=0.02)
+    app = create_app(house.serving, settings, dialects=(openai.make(openai.OpenAISettings()), toy))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         text = (await client.get("/toy/slow")).text
     first, *comments, second, rest = text.split("\n\n")
     assert (first, second, rest) == ("data: 1", "data: 2", "")

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from dragoman.core.sampling import BeamParams, EndingParams, SamplingParams
-from dragoman.dialects.alexandria.errors import BadCall
+from dragoman.dialects.alexandria.errors import INVALID, BadCall
 from dragoman.dialects.alexandria.settings import AlexandriaSettings
 
 
@@ -57,7 +57,8 @@ def asked_batch(values: dict[str, Any], settings: AlexandriaSettings) -> Asked:
     if len(rows) > settings.alexandria_max_rows:
         raise BadCall(f"Invalid Data Format: at most {settings.alexandria_max_rows} prompts")
     if len({row.request_id for row in rows}) < len(rows):
-        raise BadCall("Duplicate request_ids")
+        # Nothing is ever kept under such ids, so a row without a prompt is malformed, which is said first.
+        raise BadCall("Duplicate request_ids" if all(row.prompt is not None for row in rows) else INVALID)
     return Asked(
         rows=rows,
         only_new_tokens=values["only_new_tokens"],

@@ -66,7 +66,7 @@ def make(settings: AlexandriaSettings) -> Dialect:
             ),
         ),
         render_error=render_error,
-        cors=Cors(echo_origin=True, credentials=True, exposed=None),
+        cors=Cors(any_origin=True, credentials=True, exposed=None),
         max_body_bytes=settings.alexandria_max_body_bytes,
         document_paths=("/swagger/swagger.json",),
         page_paths=("/swagger",),

@@ -15,6 +15,7 @@ from dragoman.core.errors import (
     NotFound,
     Overloaded,
     PayloadTooLarge,
+    RateLimited,
     RequestTimeout,
     Unauthorized,
 )
@@ -45,6 +46,7 @@ STATUSES: tuple[tuple[type[DragomanError], int], ...] = (
     (RequestTimeout, 408),
     (PayloadTooLarge, 413),
     (Cancelled, 499),
+    (RateLimited, 429),
     (Overloaded, 503),
     (EngineUnavailable, 503),
     (DragomanError, 500),
@@ -59,7 +61,7 @@ def render_error(error: DragomanError) -> Answer:
         case Overloaded():
             headers["retry-after"] = str(math.ceil(error.retry_after_s))
         case EngineUnavailable():
-            headers["retry-after"] = "5"
+            headers["retry-after"] = str(math.ceil(error.retry_after_s))
     return Answer(status=status, body=worded(error).encode(), headers=headers)
 
 

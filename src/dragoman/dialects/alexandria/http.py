@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
@@ -92,7 +91,7 @@ async def _thrift_values(exchange: Exchange, kind: type[thrift.ThriftStruct], ta
     """The body, checked as the JSON body that says the same. Raises BadCall for bytes that are no such struct."""
     body = await exchange.read_body()
     try:
-        decoded = await asyncio.to_thread(thrift.decoded, kind, body)
+        decoded = await exchange.run_blocking(lambda: thrift.decoded(kind, body))
     except thrift.NotThrift:
         raise BadCall(NOT_THRIFT) from None
     return (await exchange.check(table, body_of(decoded))).values

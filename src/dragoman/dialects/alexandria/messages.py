@@ -69,7 +69,7 @@ class Messages:
         ids: tuple[str, ...] = ()
         try:
             with socket.answering(request_id):
-                asked = await asyncio.to_thread(self._asked, message)
+                asked = await socket.run_blocking(lambda: self._asked(message))
                 ids = asked.ids
                 await self._generate(serving, socket, asked, encoding, request_id)
             return
@@ -82,7 +82,8 @@ class Messages:
         except (BadCall, Violation):
             frame = encoding.failed(INVALID_MESSAGE)
         except DragomanError as error:
-            frame = _failed(encoding, ids, worded(error))
+            # Before the message is read nobody knows whom it names.
+            frame = _failed(encoding, ids, worded(error)) if ids else encoding.failed(worded(error))
         await socket.send(frame)
 
     async def _generate(

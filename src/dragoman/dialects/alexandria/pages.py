@@ -29,7 +29,8 @@ async def alive(serving: Serving, exchange: Exchange) -> None:
 async def ready(serving: Serving, exchange: Exchange) -> None:
     """``/api/ready``."""
     reason = exchange.not_ready
-    await exchange.reply_text("not ready" if reason else "ready", status=503 if reason else 200)
+    headers = {"retry-after": "1"} if reason else {}
+    await exchange.reply_text("not ready" if reason else "ready", status=503 if reason else 200, headers=headers)
 
 
 async def ui(serving: Serving, exchange: Exchange) -> None:

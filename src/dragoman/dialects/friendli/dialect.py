@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dragoman.dialects.friendli.errors import render_error
+from dragoman.dialects.answers import sse
+from dragoman.dialects.friendli.errors import error_event, render_error
 from dragoman.dialects.friendli.metrics import FriendliObserver
 from dragoman.dialects.friendli.routes import SurfaceApi
 from dragoman.dialects.friendli.settings import FriendliSettings
@@ -20,6 +21,7 @@ def make(settings: FriendliSettings) -> Dialect:
         title="Friendli",
         operations=operations,
         render_error=render_error,
+        stream_error=lambda error: sse(error_event(error)),
         observer=FriendliObserver,
         metrics_port=8281,
     )

@@ -73,6 +73,6 @@ def _row(error: DragomanError) -> tuple[int, str, str]:
 
 
 def _headers(error: DragomanError, status: int) -> dict[str, str]:
-    if isinstance(error, Overloaded):
+    if isinstance(error, Overloaded | EngineUnavailable):
         return {"retry-after": str(max(AGAIN_S, round(error.retry_after_s)))}
     return {"retry-after": str(AGAIN_S)} if status in (429, 503) else {}

@@ -9,6 +9,7 @@ from dragoman.dialects.embeddings import EMBEDDING_FIELDS
 from dragoman.dialects.field import Field, Table, Treatment
 from dragoman.dialects.friendli.structured import RESPONSE_FORMAT
 from dragoman.dialects.kinds import Anything, Boolean, Integer, ListOf, Number, OneOf, String
+from dragoman.dialects.progress import INCLUDE_PROGRESS
 
 REFUSED = Treatment.REFUSED
 
@@ -188,6 +189,7 @@ SHARED: tuple[Field, ...] = (
                     default=False,
                     note="A last event without choices holds the token counts.",
                 ),
+                INCLUDE_PROGRESS,
             ),
         ),
         note="Only together with `stream`.",

@@ -33,6 +33,7 @@ from dragoman.dialects.friendli.translate import (
     functions_of,
     without_effect,
 )
+from dragoman.dialects.progress import show_asked_progress
 from dragoman.dialects.tools import tool_choice, tool_plan
 from dragoman.dialects.wire import Exchange, Operation
 
@@ -87,9 +88,12 @@ class SurfaceApi:
         if not values["stream"]:
             results = await exchange.unless_gone(generate_all(serving, requests))
             in_thread = wanted.rich or wanted.flat
-            await exchange.reply(await encoded(lambda: completion(head, results, wanted), in_thread=in_thread))
+            await exchange.reply(
+                await encoded(exchange, lambda: completion(head, results, wanted), in_thread=in_thread)
+            )
             return
         n = values["n"]
+        show_asked_progress(exchange, values["stream_options"])
         if reads_events(exchange.headers, asked.body):
             events = [EventStream(j * n, n, wanted) for j in range(len(requests))]
             end = functools.partial(complete, events)
@@ -118,26 +122,30 @@ class SurfaceApi:
         request = chat_request(self._chat, values, head.id, found.card, plan, elapsed_s=exchange.elapsed_s)
         shown = Shown(plan.shape, values["logprobs"], values["include_reasoning"])
         if values["stream"]:
+            show_asked_progress(exchange, values["stream_options"])
             streams = [ChatStream(head, request.n, shown)]
             end = functools.partial(stream_end, head, chats.KIND)
             await stream_answer(serving, exchange, [request], streams, end=end, fault=_fault)
         else:
             result = await exchange.unless_gone(serving.generate(request))
             in_thread = shown.logprobs or plan.shape.format is not None
-            await exchange.reply(await encoded(lambda: chat_completion(head, result, shown), in_thread=in_thread))
+            await exchange.reply(
+                await encoded(exchange, lambda: chat_completion(head, result, shown), in_thread=in_thread)
+            )
 
     async def tokenize(self, serving: Serving, exchange: Exchange) -> None:
         """``POST {surface}/tokenize``."""
         asked = await self._asked(self._tokenize, serving, exchange)
         values, found = asked.reading.values, asked.found
-        tokens = await serving.tokenize_text(values["prompt"], found.card.name)
+        tokens = await exchange.unless_gone(serving.tokenize_text(values["prompt"], found.card.name))
         await exchange.reply({"tokens": [token.token_id for token in tokens]})
 
     async def detokenize(self, serving: Serving, exchange: Exchange) -> None:
         """``POST {surface}/detokenize``."""
         asked = await self._asked(self._detokenize, serving, exchange)
         values, found = asked.reading.values, asked.found
-        text = await serving.detokenize(values["tokens"], found.card.name, skip_special_tokens=True)
+        detokenizing = serving.detokenize(values["tokens"], found.card.name, skip_special_tokens=True)
+        text = await exchange.unless_gone(detokenizing)
         await exchange.reply({"text": text})
 
     async def render(self, serving: Serving, exchange: Exchange) -> None:
@@ -147,7 +155,8 @@ class SurfaceApi:
         functions = functions_of(values["tools"])
         plan = tool_plan(functions, tool_choice(None, [function["name"] for function in functions]), found.card)
         _report_unread(asked, exchange)
-        await exchange.reply({"text": await serving.render(chat_prompt(values, plan.tools), found.card.name)})
+        text = await exchange.unless_gone(serving.render(chat_prompt(values, plan.tools), found.card.name))
+        await exchange.reply({"text": text})
 
     async def models(self, serving: Serving, exchange: Exchange) -> None:
         """``GET {surface}/models``."""

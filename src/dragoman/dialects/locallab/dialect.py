@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from dragoman.dialects.locallab import models
-from dragoman.dialects.locallab.errors import RateLimited, render_error
+from dragoman.dialects.locallab.errors import TooOften, render_error
 from dragoman.dialects.locallab.fields import BATCH, CHAT, GENERATE, INSTRUCTIONS, LOAD
 from dragoman.dialects.locallab.generating import Generating
 from dragoman.dialects.locallab.instructions import Instructions
@@ -16,7 +16,7 @@ from dragoman.dialects.locallab.system import System
 from dragoman.dialects.locallab.updates import updates
 from dragoman.dialects.wire import Call, Cors, Dialect, Operation, SocketOperation
 
-LIMITED = RateLimited(1.0, {})
+LIMITED = TooOften(1.0, {})
 
 
 def make(settings: LocalLabSettings) -> Dialect:
@@ -36,7 +36,7 @@ def make(settings: LocalLabSettings) -> Dialect:
         render_error=render_error,
         cors=Cors(
             origins=settings.locallab_cors_origins,
-            echo_origin=True,
+            any_origin=True,
             credentials=True,
             max_age_s=600,
             preflight_body="OK",
@@ -154,7 +154,6 @@ def _system(handlers: System) -> tuple[Operation, ...]:
             summary="Say whether a model is being loaded.",
             handler=handlers.startup,
             open=True,
-            probe=True,
         ),
         Operation(method="GET", path="/system/info", summary="Measure the machine.", handler=handlers.info),
         Operation(method="GET", path="/resources", summary="Measure the machine.", handler=handlers.resources),

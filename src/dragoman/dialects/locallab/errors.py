@@ -19,6 +19,7 @@ from dragoman.core.errors import (
     NotFound,
     Overloaded,
     PayloadTooLarge,
+    RateLimited,
     RequestTimeout,
     Unauthorized,
 )
@@ -26,13 +27,13 @@ from dragoman.dialects.kinds import Number, Rule, Violation, dotted, shown
 from dragoman.dialects.wire import Answer
 
 
-class RateLimited(DragomanError):
-    """The caller asks too often. ``retry_after_s``: when it may ask again; ``headers``: what it has left."""
+class TooOften(RateLimited):
+    """The caller asks more often than this dialect allows. ``headers``: what it has left."""
 
     def __init__(self, retry_after_s: float, headers: dict[str, str]) -> None:
-        self.retry_after_s = max(1, math.ceil(retry_after_s))
+        wait_s = max(1, math.ceil(retry_after_s))
+        super().__init__(f"retry in {wait_s} s", retry_after_s=wait_s)
         self.headers = headers
-        super().__init__(f"rate limit exceeded: retry in {self.retry_after_s} s")
 
 
 # The first class that fits decides.
@@ -65,12 +66,15 @@ def render_error(error: DragomanError) -> Answer:
             place = ["body", *error.path]
             body["errors"] = [{"loc": place, "msg": _rule(error), "type": error.rule.value}]
         case RateLimited():
-            body |= {"message": "Rate limit exceeded", "retry_after": error.retry_after_s}
-            headers = error.headers | {"retry-after": str(error.retry_after_s)}
+            wait_s = max(1, math.ceil(error.retry_after_s))
+            body |= {"message": "Rate limit exceeded", "retry_after": wait_s}
+            headers = {"retry-after": str(wait_s)}
+            if isinstance(error, TooOften):
+                headers |= error.headers
         case Overloaded():
             headers = {"retry-after": str(math.ceil(error.retry_after_s))}
         case EngineUnavailable():
-            headers = {"retry-after": "5"}
+            headers = {"retry-after": str(math.ceil(error.retry_after_s))}
     return Answer(status=status, body=body, headers=headers)
 
 
@@ -83,6 +87,8 @@ def worded(error: DragomanError) -> str:
             return "Method Not Allowed"
         case NotFound() if error.param is None:
             return "Not Found"
+        case RateLimited():
+            return f"rate limit exceeded: {error.message}"
         case Unauthorized():
             return "Invalid or missing API key"
         case Violation():

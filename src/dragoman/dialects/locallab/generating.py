@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from dragoman.core.caller import current_caller
 from dragoman.core.catalog import ModelState
 from dragoman.core.errors import BadRequest, DragomanError, Forbidden, ModelNotFound
-from dragoman.core.events import FinishReason, GenerationDone, TextDelta
+from dragoman.core.events import FinishReason, GenerationDone, PromptReady, TextDelta
 from dragoman.core.request import GenerationRequest, Prompt
 from dragoman.core.serving import ModelCard, Serving
 from dragoman.dialects.batch import generate_all
@@ -52,8 +52,8 @@ class Generating:
     async def batch(self, serving: Serving, exchange: Exchange) -> None:
         """``POST /generate/batch``."""
         values = (await exchange.read(BATCH, any_content_type=True)).values
-        headers = self._admit(exchange)
-        ask, card, used = await self._asked(serving, exchange, values)
+        headers = self._admit()
+        ask, card, used = await self._asked(serving, exchange, values, BATCH)
         prompts = [await self._prompt(serving, ask, card, {"prompt": prompt}) for prompt in values["prompts"]]
         requests = [
             generation_request(ask, prompt, f"{exchange.request_id}-{place}") for place, prompt in enumerate(prompts)
@@ -65,8 +65,8 @@ class Generating:
         self, serving: Serving, exchange: Exchange, table: Table, default: StreamFormat, *, always: bool = False
     ) -> None:
         values = (await exchange.read(table, any_content_type=True)).values
-        headers = self._admit(exchange)
-        ask, card, used = await self._asked(serving, exchange, values)
+        headers = self._admit()
+        ask, card, used = await self._asked(serving, exchange, values, table)
         request = generation_request(ask, await self._prompt(serving, ask, card, values), exchange.request_id)
         headers |= used
         if always or values["stream"]:
@@ -77,12 +77,12 @@ class Generating:
         answer = render.chatted if table is CHAT else render.generated
         await exchange.reply(answer(result, card.name), headers=headers)
 
-    def _admit(self, exchange: Exchange) -> dict[str, str]:
-        """Count the request, where it is one. Raises RateLimited."""
-        return self._limiter.admit(exchange.tenant or exchange.client)
+    def _admit(self) -> dict[str, str]:
+        """Count a request of the caller. Raises TooOften."""
+        return self._limiter.admit(current_caller.get().share_key)
 
     async def _asked(
-        self, serving: Serving, exchange: Exchange, values: dict[str, Any]
+        self, serving: Serving, exchange: Exchange, values: dict[str, Any], table: Table
     ) -> tuple[Asked, ModelCard, dict[str, str]]:
         """What is asked for, of which model; and the header that says so where another one was asked for.
 
@@ -102,12 +102,13 @@ class Generating:
         else:
             named = None
         if catalog.current() is None:
-            raise NothingLoaded("No model is currently loaded. Please load a model first using POST /models/load.")
+            hint = ". Please load a model first using POST /models/load." if table is GENERATE else ""
+            raise NothingLoaded(f"No model is currently loaded{hint}")
         card = serving.model(named)
         used = {"x-model-used": card.name} if ask.model is not None and named is None else {}
         system = ask.system
         if system is None and conversation.uses_template(self._settings.locallab_prompt_mode, card):
-            system = await asyncio.to_thread(self._instructions.of, card.name)
+            system = await exchange.run_blocking(lambda: self._instructions.of(card.name), "disk")
         return _of(ask, card.name, system or ""), card, used
 
     async def _prompt(self, serving: Serving, ask: Asked, card: ModelCard, values: dict[str, Any]) -> Prompt:
@@ -137,15 +138,15 @@ async def _stream(
     headers: dict[str, str],
 ) -> None:
     """Answer with a stream. What fails before the first event is an ordinary error with its own status."""
-    events = serving.stream(request)
-    async with aclosing(events):
-        await exchange.unless_gone(anext(events))
 
-        async def chunks() -> AsyncGenerator[bytes, None]:
-            finish, message = FinishReason.ERROR, ""
-            try:
+    async def chunks() -> AsyncGenerator[bytes, None]:
+        finish, message = FinishReason.ERROR, ""
+        try:
+            async with aclosing(serving.stream(request)) as events:
                 async for event in events:
                     match event:
+                        case PromptReady():
+                            yield b""
                         case TextDelta():
                             if event.finish is not None:
                                 finish, message = event.finish, event.message
@@ -154,7 +155,9 @@ async def _stream(
                         case GenerationDone():
                             for chunk in writer.end(render.finish_reason(finish, message), event.usage):
                                 yield chunk
-            except DragomanError as error:
-                yield writer.fail(error)
+        except DragomanError as error:
+            if not exchange.started:
+                raise
+            yield writer.fail(error)
 
-        await exchange.stream(chunks(), content_type=writer.content_type, headers=headers)
+    await exchange.stream(chunks(), content_type=writer.content_type, headers=headers)

@@ -2,55 +2,53 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+import math
 from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-from dragoman.dialects.locallab.errors import RateLimited
+from dragoman.dialects.locallab.errors import TooOften
 
-MINUTE_S = 60.0
-SECOND_S = 1.0
-MAX_CALLERS = 16_384
-"""Callers that are remembered. Beyond them the one that has been quiet for longest is forgotten."""
+if TYPE_CHECKING:
+    from dragoman.core.rate_windows import RateWindow
+
+MINUTE_S = 60
+SECOND_S = 1
 
 
 class Limiter:
     """At most ``per_minute`` requests admitted within any 60 s, and ``burst`` within any one second, for each caller.
 
-    What is refused costs nothing. 0 is no limit. ``clock`` gives seconds.
+    What is refused costs nothing. ``per_minute`` 0 is no limit at all: it lifts the burst as well. ``burst`` 0 is no
+    limit within a second. ``clock`` gives seconds.
     """
 
     def __init__(self, per_minute: int, burst: int, clock: Callable[[], float]) -> None:
-        self._limits = [(limit, span) for limit, span in ((per_minute, MINUTE_S), (burst, SECOND_S)) if limit]
+        self._limits = ((per_minute, MINUTE_S), (burst, SECOND_S)) if per_minute else ()
         self._clock = clock
-        self._admitted: OrderedDict[str, deque[float]] = OrderedDict()
+
+    @cached_property
+    def windows(self) -> tuple[tuple[int, RateWindow], ...]:
+        """Each limit with its window; the one of a minute first. Made at the first request, for its import is slow."""
+        from dragoman.core.rate_windows import RateWindow
+
+        return tuple((limit, RateWindow(span_s, self._clock)) for limit, span_s in self._limits if limit)
 
     def admit(self, caller: str) -> dict[str, str]:
-        """Count one request of the caller. Returns the headers that say what is left; raises RateLimited."""
+        """Count one request of the caller. Returns the headers that say what is left; raises TooOften."""
         if not self._limits:
             return {}
-        now = self._clock()
-        times = self._admitted.setdefault(caller, deque())
-        self._admitted.move_to_end(caller)
-        if len(self._admitted) > MAX_CALLERS:
-            self._admitted.popitem(last=False)
-        while times and times[0] <= now - MINUTE_S:
-            times.popleft()
-        wait = 0.0
-        for limit, span in self._limits:
-            # The request before the last ``limit`` - 1 ones has to be out of the span.
-            if len(times) >= limit and times[-limit] > now - span:
-                wait = max(wait, times[-limit] + span - now)
-        if wait > 0:
-            raise RateLimited(wait, self._headers(times, now))
-        times.append(now)
-        return self._headers(times, now)
+        if not all(window.has_room(caller, limit) for limit, window in self.windows):
+            wait_s = max(window.wait_s(caller, limit) for limit, window in self.windows)
+            raise TooOften(wait_s, self._headers(caller))
+        for limit, window in self.windows:
+            window.take(caller, limit)
+        return self._headers(caller)
 
-    def _headers(self, times: deque[float], now: float) -> dict[str, str]:
-        limit, span = self._limits[0]
-        recent = sum(time > now - span for time in times)
-        reset = max(0.0, times[0] + span - now) if times else 0.0
+    def _headers(self, caller: str) -> dict[str, str]:
+        limit, window = self.windows[0]
         return {
             "x-ratelimit-limit": str(limit),
-            "x-ratelimit-remaining": str(max(0, limit - recent)),
-            "x-ratelimit-reset": str(-int(-reset // 1)),
+            "x-ratelimit-remaining": str(window.remaining(caller, limit)),
+            "x-ratelimit-reset": str(math.ceil(window.oldest_s(caller))),
         }

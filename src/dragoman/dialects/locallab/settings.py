@@ -14,7 +14,7 @@ class LocalLabSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Defaults and limits of the LocalLab dialect.
 
     Attributes:
-        locallab_rate_limit: requests that one caller may start within a minute; 0 is no limit.
+        locallab_rate_limit: requests that one caller may start within a minute; 0 is no limit, nor a burst.
         locallab_burst: requests that one caller may start within a second; 0 is no limit.
         locallab_max_body_bytes: largest body of a request.
         locallab_prompt_mode: auto puts prompts through the chat template of a model that has one; chat insists on it;
@@ -28,7 +28,8 @@ class LocalLabSettings(msgspec.Struct, frozen=True, kw_only=True):
         locallab_lenient_model_id: answer with the current model where a request names an unknown one; a header says so.
         locallab_instructions: what the model is told first, where neither the request nor a stored instruction says it.
         locallab_folder: where instructions that clients store are kept.
-        locallab_cors_origins: origins whose pages may call; may be given several times; by default any.
+        locallab_cors_origins: origin whose pages may call this dialect, beside those of --cors-origin, which has the
+            patterns; may be given several times.
     """
 
     PANEL = "LocalLab"

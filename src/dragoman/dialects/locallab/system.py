@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -100,7 +99,7 @@ class System:
             return
         status = "initializing" if _is_loading(serving) else "unhealthy"
         body = {"status": status, "error": "unhealthy", "error_type": "healthcheck"}
-        await exchange.reply(body, status=503)
+        await exchange.reply(body, status=503, headers={"retry-after": "1"})
 
     async def startup(self, serving: Serving, exchange: Exchange) -> None:
         """``GET /startup-status``."""
@@ -116,21 +115,21 @@ class System:
     async def instructions(self, serving: Serving, exchange: Exchange) -> None:
         """``GET /system/instructions``."""
         model = exchange.query.get("model_id") or None
-        text = await asyncio.to_thread(self._instructions.of, model)
+        text = await exchange.run_blocking(lambda: self._instructions.of(model), "disk")
         await exchange.reply({"instructions": text, "model_id": model or "global"})
 
     async def store_instructions(self, serving: Serving, exchange: Exchange) -> None:
         """``POST /system/instructions``."""
         values = (await exchange.read(INSTRUCTIONS, any_content_type=True)).values
         model = values["model_id"] or None
-        await asyncio.to_thread(self._instructions.store, values["instructions"], model)
+        await exchange.run_blocking(lambda: self._instructions.store(values["instructions"], model), "disk")
         whose = f"system instructions for model {model}" if model else "global system instructions"
         await exchange.reply({"message": f"Updated {whose}"})
 
     async def reset_instructions(self, serving: Serving, exchange: Exchange) -> None:
         """``POST /system/instructions/reset``."""
         model = exchange.query.get("model_id") or None
-        await asyncio.to_thread(self._instructions.reset, model)
+        await exchange.run_blocking(lambda: self._instructions.reset(model), "disk")
         await exchange.reply(
             {"message": f"Reset system instructions for {f'model {model}' if model else 'all models'}"}
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dragoman.dialects.octoai.errors import render_error
+from dragoman.dialects.answers import sse
+from dragoman.dialects.octoai.errors import error_event, render_error
 from dragoman.dialects.octoai.routes import Api
 from dragoman.dialects.octoai.settings import OctoAISettings
 from dragoman.dialects.wire import Dialect
@@ -17,5 +18,6 @@ def make(settings: OctoAISettings) -> Dialect:
         title="OctoAI",
         operations=Api(settings).operations(),
         render_error=render_error,
+        stream_error=lambda error: sse(error_event(error)),
         headers=lambda exchange: {"x-user-request-id": exchange.request_id},
     )

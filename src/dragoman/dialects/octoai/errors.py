@@ -54,10 +54,8 @@ def render_error(error: DragomanError) -> Answer:
     """The status, body and headers that tell the client."""
     status, kind, code = _row(error)
     headers = {}
-    if isinstance(error, Overloaded):
+    if isinstance(error, Overloaded | EngineUnavailable):
         headers = {"retry-after": str(max(1, round(error.retry_after_s)))}
-    elif status == 503:
-        headers = {"retry-after": "1"}
     if status == 422:
         assert isinstance(error, BadRequest)
         message = sentence(error)

@@ -7,6 +7,7 @@ from typing import Any
 from dragoman.core.sampling import MAX_SEED
 from dragoman.dialects.field import Field, Table
 from dragoman.dialects.kinds import Boolean, Integer, ListOf, MapOf, Number, OneOf, String
+from dragoman.dialects.progress import INCLUDE_PROGRESS
 
 TOKEN_ID = Integer(0, 2**31 - 1)
 TOKEN_IDS = ListOf(TOKEN_ID, minimum=1, maximum=2**20)
@@ -148,6 +149,7 @@ SHARED: tuple[Field, ...] = (
                     default=False,
                     note="The last event that has choices holds the token counts.",
                 ),
+                INCLUDE_PROGRESS,
             ),
         ),
         note="Without effect unless `stream`.",

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from dragoman.dialects.wire import Exchange
+
 log = logging.getLogger("dragoman.dialects.octoai")
 
 
@@ -24,9 +26,10 @@ class PromptLog:
         self._turn = asyncio.Lock()
         self._warned = False
 
-    async def add(self, request_id: str, operation: str, values: dict[str, Any]) -> None:
+    async def add(self, exchange: Exchange, request_id: str, operation: str, values: dict[str, Any]) -> None:
         """Store the prompt of a checked body, if its sender said ``log_prompt`` and there is a file."""
-        if self._path is None or not values["log_prompt"]:
+        path = self._path
+        if path is None or not values["log_prompt"]:
             return
         prompt = {name: values[name] for name in ("prompt", "suffix", "messages") if values.get(name) is not None}
         entry = {"time": time.time(), "request_id": request_id, "operation": operation, "model": values["model"]}
@@ -34,7 +37,7 @@ class PromptLog:
         line = msgspec.json.encode(entry | user | prompt) + b"\n"
         async with self._turn:
             try:
-                await asyncio.to_thread(self._append, self._path, line)
+                await exchange.run_blocking(lambda: self._append(path, line), "disk")
             except OSError as error:
                 self._warn(f"cannot be written to: {error.strerror}")
 

@@ -26,6 +26,7 @@ from dragoman.dialects.octoai.prompt_log import PromptLog
 from dragoman.dialects.octoai.settings import OctoAISettings
 from dragoman.dialects.octoai.tools import octoai_plan
 from dragoman.dialects.octoai.translate import chat_request, completion_requests
+from dragoman.dialects.progress import show_asked_progress
 from dragoman.dialects.wire import Abort, Exchange, Operation
 
 
@@ -71,10 +72,11 @@ class Api:
         values = (await exchange.read(COMPLETIONS, any_content_type=True)).values
         card, head = _asked(serving, values)
         requests = completion_requests(values, head.id, card)
-        await self._prompt_log.add(head.id, "completions", values)
+        await self._prompt_log.add(exchange, head.id, "completions", values)
         wanted = Wanted(prompt=values["loglikelihood"], generated=values["logprobs"] is not None)
         shown = completions.Shown(values["echo"], wanted)
         if values["stream"]:
+            show_asked_progress(exchange, values["stream_options"])
             n = values["n"]
             ends = Ends(n * len(requests), counted=_counted(values))
             streams = [
@@ -84,6 +86,7 @@ class Api:
         else:
             results = await exchange.unless_gone(generate_all(serving, requests))
             answer = await encoded(
+                exchange,
                 lambda: completions.completion(head, requests, results, shown),
                 in_thread=wanted.prompt or wanted.generated,
             )
@@ -95,17 +98,20 @@ class Api:
         card, head = _asked(serving, values)
         plan = octoai_plan(values, card)
         request = await _renderable(serving, chat_request(values, head.id, card, plan))
-        await self._prompt_log.add(head.id, "chat completions", values)
+        await self._prompt_log.add(exchange, head.id, "chat completions", values)
         wanted = Wanted(prompt=values["loglikelihood"], generated=bool(values["logprobs"]), arrays=False)
         shown = chats.Shown(plan.shape, wanted)
         if values["stream"]:
+            show_asked_progress(exchange, values["stream_options"])
             ends = Ends(request.n, counted=_counted(values))
             streams = [chats.ChatStream(head, request.n, shown, ends)]
             await stream_answer(serving, exchange, [request], streams, end=ends.end, fault=_fault)
         else:
             result = await exchange.unless_gone(serving.generate(request))
             in_thread = wanted.prompt or wanted.generated or plan.shape.format is not None
-            await exchange.reply(await encoded(lambda: chats.chat_completion(head, result, shown), in_thread=in_thread))
+            await exchange.reply(
+                await encoded(exchange, lambda: chats.chat_completion(head, result, shown), in_thread=in_thread)
+            )
 
     async def models(self, serving: Serving, exchange: Exchange) -> None:
         """``GET /v1/models``."""

@@ -3,6 +3,9 @@
 The first call with a key starts from its prompt. While the generation is cut (by its length, its deadline, or because
 the client left), the next call with the key goes on from there, whatever its prompt is; when it has come to its end the
 key is free again. What a later call leaves out is as in the call before; what shapes the text cannot change.
+
+A call whose answer is lost, with its server or its connection, is kept by the server and not by the client. A client
+that says how many tokens it has (``X-Request-Continue-From``) is given the rest again, token by token the same.
 """
 
 from __future__ import annotations
@@ -15,8 +18,17 @@ from typing import Any
 import msgspec
 
 from dragoman.core.continuing import ContinueKey, CutGeneration, CutSequence, Held, Progress
-from dragoman.core.errors import BadRequest, Cancelled
-from dragoman.core.events import FinishReason, GenerationDone, GenerationEvent, GenerationResult, TextDelta
+from dragoman.core.errors import BadRequest, Cancelled, Conflict
+from dragoman.core.events import (
+    FinishReason,
+    Generation,
+    GenerationDone,
+    GenerationEvent,
+    GenerationResult,
+    PromptReady,
+    TextDelta,
+    Usage,
+)
 from dragoman.core.request import GenerationRequest
 from dragoman.core.serving import Serving
 from dragoman.dialects.field import Reading, Table, Treatment
@@ -27,13 +39,26 @@ HEADER = "x-request-continue"
 REPORT = "x-dragoman-continued"
 """The header of the answer: how many tokens there were before it."""
 
+FROM = "x-request-continue-from"
+NOT_KEPT = "x-dragoman-not-kept"
+"""The header of an answer that the next call with the key cannot go on from: the server could not keep it."""
+
 _KEY = re.compile(r"[!-~]{1,256}")
+_TOKENS = re.compile(r"[0-9]{1,9}", re.ASCII)
 
 READS = RequestHeader(
     name="X-Request-Continue",
     note="A key of the client's own: while the generation is cut, the next call with the key goes on with it.",
     pattern=_KEY.pattern,
 )
+READS_FROM = RequestHeader(
+    name="X-Request-Continue-From",
+    note="With X-Request-Continue: how many tokens of the output the client has. The generation goes on behind those, "
+    "also where later ones were generated and lost, and is kept when it has come to its end.",
+    pattern=_TOKENS.pattern,
+)
+NOT_CONTINUABLE = Conflict("Only 10 tokens of this generation are kept.", param="X-Request-Continue-From")
+"""What is answered where the rest does not fit what the client has, for the documents."""
 
 _PROMPT = frozenset(
     {
@@ -58,6 +83,7 @@ _OF_ONE_CALL = frozenset(
         "top_logprobs",
         "logprobs_mode",
         "priority",
+        "cache_salt",
     }
 )
 _SHAPING = frozenset(
@@ -83,10 +109,20 @@ class Continuation:
     ``seed``: that of the calls before. ``headers``: for the answer.
     """
 
-    def __init__(self, serving: Serving, held: Held, config: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        serving: Serving,
+        held: Held,
+        config: dict[str, Any],
+        resumed: CutSequence | None,
+        *,
+        keeps_finished: bool = False,
+    ) -> None:
+        """``resumed``: where to go on. ``keeps_finished``: the client says what it has, so the end is kept too."""
         self._serving, self._held, self._config = serving, held, config
         self._before = held.saved
-        self._resumed: CutSequence | None = held.saved.sequences[0] if held.saved else None
+        self._resumed = resumed
+        self._keeps_finished = keeps_finished
         self._progress = Progress(self._resumed)
         self._settled = False
         self.seed = self._resumed.seed if self._resumed else None
@@ -94,6 +130,10 @@ class Continuation:
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """As ``Serving.stream``. What is yielded counts as delivered: nothing waits between that and the transport."""
+        if self._resumed is not None and self._resumed.finished:
+            for event in _nothing_more(self._resumed):
+                yield event
+            return
         async with aclosing(self._serving.stream(self._resumable(request))) as events:
             async for event in events:
                 if isinstance(event, GenerationDone):
@@ -103,6 +143,10 @@ class Continuation:
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """As ``Serving.generate``."""
+        if self._resumed is not None and self._resumed.finished:
+            prompt, _, done = _nothing_more(self._resumed)
+            nothing = Generation(index=0, text="", tokens=(), finish=FinishReason.EOS, seed=self._resumed.seed)
+            return GenerationResult(prompt=prompt, generations=(nothing,), usage=done.usage)
         result = await self._serving.generate(self._resumable(request))
         self._progress.note_result(result)
         await self._settle()
@@ -122,10 +166,13 @@ class Continuation:
     async def _settle(self) -> None:
         """Keep what is cut and free the key of what is finished. A failure leaves it as it was before the call."""
         progress, self._settled = self._progress, True
-        if progress.came_to_its_end:
-            await self._held.forget()
+        kept = True
+        if progress.came_to_its_end and not self._keeps_finished:
+            kept = await self._held.forget()
         elif progress.new_tokens:
-            await self._held.save(CutGeneration(sequences=(progress.sequence,), config=self._config))
+            kept = await self._held.save(CutGeneration(sequences=(progress.sequence,), config=self._config))
+        if not kept:
+            self.headers[NOT_KEPT] = "1"
 
     def _resumable(self, request: GenerationRequest) -> GenerationRequest:
         """The request, told where to go on. Raises BadRequest for what cannot be made of several calls."""
@@ -166,17 +213,57 @@ async def continuation(
     body = await exchange.read_json()
     async with AsyncExitStack() as stack:
         key = _key(serving, exchange, table, body)
+        tokens = _tokens_of_client(exchange)
         held = await exchange.unless_gone(stack.enter_async_context(serving.continuing.hold(key)))
-        config = dict(held.saved.config) if held.saved else {}
-        reading = await exchange.check(table, _merged(body, config, table) if held.saved else body)
-        if held.saved:
+        resumed = _resumed(held.saved, tokens)
+        config = dict(held.saved.config) if held.saved and resumed else {}
+        reading = await exchange.check(table, _merged(body, config, table) if resumed else body)
+        if resumed:
             _check_shape(reading.values, table.read(_merged({}, config, table)).values)
-        call = Continuation(serving, held, _kept(table, config, body))
+        call = Continuation(serving, held, _kept(table, config, body), resumed, keeps_finished=tokens is not None)
         try:
             yield reading, call
         except Cancelled:
             await call.gone(streamed=bool(reading.values["stream"]))
             raise
+
+
+def _tokens_of_client(exchange: Exchange) -> int | None:
+    """Return how many tokens the client says it has; None where it does not say."""
+    given = exchange.headers.get(FROM)
+    if given is None:
+        return None
+    if not _TOKENS.fullmatch(given):
+        raise BadRequest("'X-Request-Continue-From' is a number of tokens.", param="X-Request-Continue-From")
+    return int(given)
+
+
+def _resumed(saved: CutGeneration | None, tokens: int | None) -> CutSequence | None:
+    """Return where to go on for a client that has so many tokens; None: from the prompt.
+
+    Raises Conflict where that is not kept: what is generated then would not fit behind what the client has.
+    """
+    sequence = saved.sequences[0] if saved else None
+    if tokens is None:
+        return None if sequence is None or sequence.finished else sequence
+    if sequence is None:
+        if tokens:
+            raise Conflict("Nothing is kept under this key.", param="X-Request-Continue-From")
+        return None
+    if tokens > len(sequence.output):
+        message = f"Only {len(sequence.output)} tokens of this generation are kept."
+        raise Conflict(message, param="X-Request-Continue-From")
+    return sequence.rewound(tokens)
+
+
+def _nothing_more(sequence: CutSequence) -> tuple[PromptReady, TextDelta, GenerationDone]:
+    """Return the events of a call that asks for what comes after the end."""
+    before = len(sequence.prompt) + len(sequence.output)
+    return (
+        PromptReady(prompt_tokens=before, cached_tokens=0, seeds=(sequence.seed,)),
+        TextDelta(sequence=0, text="", finish=FinishReason.EOS),
+        GenerationDone(usage=Usage(prompt_tokens=before, completion_tokens=0)),
+    )
 
 
 def _key(serving: Serving, exchange: Exchange, table: Table, body: Any) -> ContinueKey:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from dragoman.dialects.openai import adapters, routes
 from dragoman.dialects.openai.errors import render_error
+from dragoman.dialects.openai.render import fault
 from dragoman.dialects.openai.settings import OpenAISettings
 from dragoman.dialects.wire import Dialect
 
 __all__ = ["DIALECT", "OpenAISettings", "make"]
 
 DIALECT = Dialect(
-    name="openai", title="OpenAI", operations=(*routes.OPERATIONS, *adapters.OPERATIONS), render_error=render_error
+    name="openai",
+    title="OpenAI",
+    operations=(*routes.OPERATIONS, *adapters.OPERATIONS),
+    render_error=render_error,
+    keep_alive=b": keep-alive\n\n",
+    stream_error=lambda error: b"".join(fault(error)),
 )
 
 

@@ -41,6 +41,9 @@ from dragoman.dialects.wire import Answer
 
 INVALID = "invalid_request_error"
 
+LONGEST_RETRY_S = 60
+"""OpenAI's packages do not wait for longer, and would ask again at once: they heed ``x-should-retry`` instead."""
+
 # The first class that fits decides: error class, status, type, code.
 TABLE: tuple[tuple[type[DragomanError], int, str, str | None], ...] = (
     (UnsupportedFeature, 400, INVALID, "unsupported_parameter"),
@@ -71,6 +74,9 @@ def render_error(error: DragomanError) -> Answer:
         message, code = _worded(error)
     elif isinstance(error, Overloaded):
         headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+        headers["retry-after-ms"] = str(max(1, round(1000 * error.retry_after_s)))  # the packages read this one first
+        if error.retry_after_s > LONGEST_RETRY_S:
+            headers["x-should-retry"] = "false"
     body = {"error": {"message": message, "type": kind, "param": error.param, "code": code}}
     return Answer(status=status, body=body, headers=headers)
 

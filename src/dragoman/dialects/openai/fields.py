@@ -15,6 +15,7 @@ from dragoman.dialects.openai.sampler_fields import COUNT, SAMPLERS, TOKEN_ID
 from dragoman.dialects.openai.sampler_fields import extension as _extension
 from dragoman.dialects.openai.structured import STRUCTURED
 from dragoman.dialects.openai.tool_fields import TOOLS
+from dragoman.dialects.progress import INCLUDE_PROGRESS
 
 REFUSED, REPORTED = Treatment.REFUSED, Treatment.REPORTED
 
@@ -105,6 +106,7 @@ SHARED: tuple[Field, ...] = (
                     default=False,
                     note="A last event without choices holds the token counts.",
                 ),
+                INCLUDE_PROGRESS,
                 Field(
                     name="include_obfuscation",
                     kind=Boolean(),
@@ -183,7 +185,16 @@ SHARED: tuple[Field, ...] = (
         kind=Integer(-(2**31), 2**31 - 1),
         default=0,
         becomes="priority",
-        note=_extension("Higher runs first."),
+        note=_extension(
+            "Higher runs first among the requests of one caller, and has a head start before others where the caller "
+            "has a right to it; below 0 is background."
+        ),
+    ),
+    Field(
+        name="cache_salt",
+        kind=String(minimum=1, maximum=1024),
+        becomes="cache_salt",
+        note=_extension("Cached prefixes are shared only with requests of the same caller that give the same salt."),
     ),
     *SAMPLERS,
     *BEAMS,
@@ -231,9 +242,10 @@ COMPLETIONS = Table(
         Field(name="echo", kind=Boolean(), default=False, becomes="echo", note="The prompt precedes the answer."),
         Field(
             name="logprobs",
-            kind=Integer(0, 5),
+            kind=Integer(0, 20),
             becomes="logprobs",
-            note="Log-probabilities of the tokens and of this many alternatives; with `echo` the prompt's too.",
+            note="Log-probabilities of the tokens and of this many alternatives; with `echo` the prompt's too. "
+            "OpenAI's own limit is 5.",
         ),
         *SHARED,
         Field(

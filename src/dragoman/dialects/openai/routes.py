@@ -12,10 +12,11 @@ from dragoman.dialects.answers import encoded, stream_answer
 from dragoman.dialects.batch import generate_all
 from dragoman.dialects.field import Reading
 from dragoman.dialects.openai import render
-from dragoman.dialects.openai.continuing import READS, Continuation, continuation
+from dragoman.dialects.openai.continuing import NOT_CONTINUABLE, READS, READS_FROM, Continuation, continuation
 from dragoman.dialects.openai.fields import CHAT, COMPLETIONS
 from dragoman.dialects.openai.tools import openai_plan
 from dragoman.dialects.openai.translate import chat_request, completion_requests
+from dragoman.dialects.progress import show_asked_progress
 from dragoman.dialects.wire import Exchange, Operation
 
 
@@ -31,6 +32,7 @@ async def completions(serving: Serving, exchange: Exchange) -> None:
         headers = {"x-dragoman-seed": str(seed)} | (call.headers if call else {})
         logprobs = values["logprobs"] is not None
         if values["stream"]:
+            show_asked_progress(exchange, values["stream_options"])
             streams = [
                 render.CompletionStream(head, j * request.n, request.n, logprobs=logprobs)
                 for j, request in enumerate(requests)
@@ -41,8 +43,10 @@ async def completions(serving: Serving, exchange: Exchange) -> None:
             )
         else:
             results = await exchange.unless_gone(generate_all(call or serving, requests))
-            answer = await encoded(lambda: render.completion(head, results, logprobs=logprobs), in_thread=logprobs)
-            await exchange.reply(answer, headers=headers)
+            answer = await encoded(
+                exchange, lambda: render.completion(head, results, logprobs=logprobs), in_thread=logprobs
+            )
+            await exchange.reply(answer, headers=headers | (call.headers if call else {}))
 
 
 async def chat_completions(serving: Serving, exchange: Exchange) -> None:
@@ -57,6 +61,7 @@ async def chat_completions(serving: Serving, exchange: Exchange) -> None:
         headers = {"x-dragoman-seed": str(seed)} | (call.headers if call else {})
         logprobs = reading.values["logprobs"]
         if reading.values["stream"]:
+            show_asked_progress(exchange, reading.values["stream_options"])
             streams = [
                 render.ChatStream(head, request.n, logprobs=logprobs, shape=plan.shape, resumable=call is not None)
             ]
@@ -67,12 +72,13 @@ async def chat_completions(serving: Serving, exchange: Exchange) -> None:
         else:
             result = await exchange.unless_gone((call or serving).generate(request))
             answer = await encoded(
+                exchange,
                 lambda: render.chat_completion(
                     head, result, logprobs=logprobs, shape=plan.shape, resumable=call is not None
                 ),
                 in_thread=logprobs or plan.shape.format is not None,
             )
-            await exchange.reply(answer, headers=headers)
+            await exchange.reply(answer, headers=headers | (call.headers if call else {}))
 
 
 async def models(serving: Serving, exchange: Exchange) -> None:
@@ -108,7 +114,8 @@ OPERATIONS = (
         summary="Continue one prompt or several.",
         handler=completions,
         table=COMPLETIONS,
-        reads=(READS,),
+        reads=(READS, READS_FROM),
+        faults=(NOT_CONTINUABLE,),
     ),
     Operation(
         method="POST",
@@ -116,7 +123,8 @@ OPERATIONS = (
         summary="Answer a conversation.",
         handler=chat_completions,
         table=CHAT,
-        reads=(READS,),
+        reads=(READS, READS_FROM),
+        faults=(NOT_CONTINUABLE,),
     ),
     Operation(method="GET", path="/v1/models", summary="List the served models.", handler=models),
     Operation(method="GET", path="/v1/models/{id:path}", summary="Describe a served model.", handler=model),

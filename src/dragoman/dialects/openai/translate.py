@@ -69,6 +69,7 @@ def completion_requests(
             echo=values["echo"],
             truncate=values["truncate_prompt_tokens"],
             priority=values["priority"],
+            cache_salt=values["cache_salt"] or "",
         )
         for j, prompt in enumerate(prompts)
     )
@@ -120,6 +121,7 @@ def chat_request(
         shown_tokens=plan.shown_tokens,
         truncate=values["truncate_prompt_tokens"],
         priority=values["priority"],
+        cache_salt=values["cache_salt"] or "",
     )
 
 

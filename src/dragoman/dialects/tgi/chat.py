@@ -7,13 +7,15 @@ from contextlib import aclosing
 from typing import Any
 
 from dragoman.core.serving import Serving
+from dragoman.dialects.answers import encoded
+from dragoman.dialects.progress import show_asked_progress
 from dragoman.dialects.tgi.body import checked, read_json
 from dragoman.dialects.tgi.chat_answers import ChatTokenizeResponse, TextMessage
 from dragoman.dialects.tgi.chat_fields import CHAT
 from dragoman.dialects.tgi.chat_translate import report_idle
 from dragoman.dialects.tgi.conversation import Conversation
 from dragoman.dialects.tgi.headers import stream_headers, whole_headers
-from dragoman.dialects.tgi.introspect import SimpleToken
+from dragoman.dialects.tgi.introspect import simple_tokens
 from dragoman.dialects.tgi.service import Service
 from dragoman.dialects.tgi.v1_events import READY, send
 from dragoman.dialects.wire import Exchange, Operation
@@ -51,9 +53,9 @@ class Chat:
         await conversation.prepare()
         conversation.check()
         text = conversation.run.text
-        tokens = await serving.tokenize_text(text, add_special_tokens=False, bounded=False)
-        simple = [SimpleToken(token.token_id, token.text, token.start, token.stop) for token in tokens]
-        await exchange.reply(ChatTokenizeResponse(simple, text))
+        tokens = await exchange.unless_gone(serving.tokenize_text(text, add_special_tokens=False, bounded=False))
+        answer = await encoded(exchange, lambda: ChatTokenizeResponse(simple_tokens(tokens), text), in_thread=True)
+        await exchange.reply(answer)
 
     async def _read(self, serving: Serving, exchange: Exchange, body: Any) -> Conversation:
         reading = await checked(exchange, CHAT, body)
@@ -67,9 +69,11 @@ class Chat:
             answer = await exchange.unless_gone(conversation.whole())
         # The permit is free before the client can know that it has its answer, and ask again.
         headers = whole_headers(service.settings.compute_type, conversation.run, exchange.elapsed_s)
-        await exchange.reply(answer, headers=headers)
+        body = await encoded(exchange, lambda: answer, in_thread=conversation.shows_logprobs)
+        await exchange.reply(body, headers=headers)
 
     async def _stream(self, exchange: Exchange, conversation: Conversation) -> None:
+        show_asked_progress(exchange, conversation.stream_options)
         await send(
             exchange,
             self._chunks(conversation),

@@ -6,6 +6,7 @@ from typing import Any
 
 from dragoman.dialects.field import Field, Table, Treatment
 from dragoman.dialects.kinds import Anything, Boolean, ListOf, MapOf, OneOf, Path, String
+from dragoman.dialects.progress import INCLUDE_PROGRESS
 from dragoman.dialects.tgi.fields import MOST_STOPS
 from dragoman.dialects.tgi.grammar import GRAMMAR
 from dragoman.dialects.tgi.messages import MESSAGES
@@ -23,6 +24,7 @@ STREAM_OPTIONS = Table(
             default=False,
             note="A last event without choices holds the token counts.",
         ),
+        INCLUDE_PROGRESS,
     ),
 )
 

@@ -131,7 +131,6 @@ def operations(service: Service) -> tuple[Operation, ...]:
     ]
     route = settings.aip_predict_route
     if route and route != "/vertex":
-        # Vertex AI lets nobody in whom it does not know, and has no place for a key of ours.
         found.append(
             Operation(
                 method="POST",
@@ -140,7 +139,7 @@ def operations(service: Service) -> tuple[Operation, ...]:
                 handler=clouds.vertex,
                 table=VERTEX,
                 faults=(BatchIncomplete(),),
-                open=True,
+                open=settings.insecure_predict,
             )
         )
     route = settings.aip_health_route

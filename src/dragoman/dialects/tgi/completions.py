@@ -10,6 +10,8 @@ from typing import Any
 from dragoman.core.errors import DragomanError
 from dragoman.core.request import TextPrompt
 from dragoman.core.serving import Serving
+from dragoman.dialects.answers import encoded
+from dragoman.dialects.progress import show_asked_progress
 from dragoman.dialects.tgi import chat_render as render
 from dragoman.dialects.tgi.body import checked, read_json
 from dragoman.dialects.tgi.chat_answers import CompletionComplete, CompletionFinal, ModelInfo, ModelsInfo
@@ -54,6 +56,7 @@ class Completions:
         runs = [Run(service, serving, exchange, asked, TextPrompt(text=text)) for text in prompts]
         batch = Batch(service, exchange, runs, serving.model(None).name, logprobs=values["logprobs"] is not None)
         if values["stream"]:
+            show_asked_progress(exchange, values["stream_options"])
             characters = sum(len(text) for text in prompts)
             await send(
                 exchange,
@@ -65,7 +68,8 @@ class Completions:
         with service.permits.take(len(runs)):
             answer = await exchange.unless_gone(batch.whole())
         # The permits are free before the client can know that it has its answer, and ask again.
-        await exchange.reply(answer, headers=batch_headers(service.settings.compute_type, runs))
+        body = await encoded(exchange, lambda: answer, in_thread=values["logprobs"] is not None)
+        await exchange.reply(body, headers=batch_headers(service.settings.compute_type, runs))
 
     async def openai_get_model_info(self, serving: Serving, exchange: Exchange) -> None:
         """``GET /v1/models``."""

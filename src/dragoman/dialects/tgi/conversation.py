@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -58,15 +57,26 @@ class Conversation:
         return bool(self._values["stream"])
 
     @property
+    def shows_logprobs(self) -> bool:
+        """Whether the answer has log-probabilities, and so may be long."""
+        return bool(self._values["logprobs"])
+
+    @property
     def usage(self) -> Usage:
         """Of the generation that is the answer."""
         return render.usage(self.run.input_tokens, self.run.generated_tokens)
+
+    @property
+    def stream_options(self) -> Mapping[str, Any] | None:
+        """What was asked of a stream."""
+        options: Mapping[str, Any] | None = self._values["stream_options"]
+        return options
 
     async def prepare(self) -> None:
         """Everything before the first generation. Raises Fault."""
         if self._values["tools"] is not None:
             # Schemas may be large, and every stream would wait.
-            self._offer = await asyncio.to_thread(offer_of, self._values)
+            self._offer = await self._exchange.run_blocking(lambda: offer_of(self._values))
         try:
             self._asked = chat_parameters(self._values, self._offer, self._service.quirks)
         except Violation as error:
@@ -110,7 +120,7 @@ class Conversation:
                     message = render.text_message(step.piece.shown)
                     finish = render.finish_reason(step.passage, self._service.quirks) if step.is_last else None
                     yield render.chat_chunk(self._head, message, self._logprobs([step.piece]), finish)
-        options = self._values["stream_options"]
+        options = self.stream_options
         if options is not None and options["include_usage"]:
             yield render.usage_chunk(self._head, self.usage)
 

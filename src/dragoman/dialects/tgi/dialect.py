@@ -5,6 +5,7 @@ from __future__ import annotations
 from dragoman.dialects.tgi import chat, clouds, completions, generate, introspect, kserve, pages
 from dragoman.dialects.tgi.errors import render_error
 from dragoman.dialects.tgi.observer import TgiObserver
+from dragoman.dialects.tgi.render import COMMENT, sse_error
 from dragoman.dialects.tgi.service import Service
 from dragoman.dialects.tgi.settings import TgiSettings
 from dragoman.dialects.wire import Cors, Dialect, Operation
@@ -36,12 +37,14 @@ def make(settings: TgiSettings) -> Dialect:
         render_error=render_error,
         cors=Cors(
             origins=settings.cors_allow_origin,
-            echo_origin=bool(settings.cors_allow_origin),
+            any_origin=True,
             methods=("GET", "POST"),
             headers=("content-type", "authorization"),
             exposed=EXPOSED,
             vary="origin, access-control-request-method, access-control-request-headers",
         ),
+        keep_alive=COMMENT,
+        stream_error=sse_error,
         max_body_bytes=settings.payload_limit,
         observer=lambda instruments: TgiObserver(settings, instruments),
     )

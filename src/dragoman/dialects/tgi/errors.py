@@ -11,12 +11,15 @@ from dragoman.core.errors import (
     ContextOverflow,
     DragomanError,
     EngineUnavailable,
+    Forbidden,
     MethodNotAllowed,
     ModelNotFound,
     NotFound,
     Overloaded,
     PayloadTooLarge,
+    RateLimited,
     RequestTimeout,
+    ShuttingDown,
     TemplateFailed,
     TemplateMissing,
     Unauthorized,
@@ -155,8 +158,14 @@ def fault_of(error: DragomanError) -> Fault:
     match error:
         case Fault():
             return error
+        case RateLimited():
+            return _fault(error.message, "overloaded", 429, "overloaded")
         case Overloaded():
             return _fault("Model is overloaded", "overloaded", 429, "overloaded")
+        case ShuttingDown():  # clients know the type, and may ask again
+            return _fault(error.message, "overloaded", 503, "overloaded")
+        case Forbidden():
+            return _fault(error.message, "forbidden", 403, "forbidden")
         case EngineUnavailable():
             return Unhealthy()
         case ContextOverflow():

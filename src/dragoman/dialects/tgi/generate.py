@@ -11,6 +11,7 @@ import msgspec
 from dragoman.core.errors import DragomanError
 from dragoman.core.request import TextPrompt
 from dragoman.core.serving import Serving
+from dragoman.dialects.answers import encoded
 from dragoman.dialects.kinds import Violation
 from dragoman.dialects.tgi import render
 from dragoman.dialects.tgi.adapters import report_adapter
@@ -19,7 +20,7 @@ from dragoman.dialects.tgi.errors import Incomplete, IncompleteStream
 from dragoman.dialects.tgi.fields import COMPAT_GENERATE, GENERATE
 from dragoman.dialects.tgi.headers import stream_headers, whole_headers
 from dragoman.dialects.tgi.parameters import Parameters
-from dragoman.dialects.tgi.render import COMMENT, EVENT_STREAM
+from dragoman.dialects.tgi.render import EVENT_STREAM
 from dragoman.dialects.tgi.run import Run
 from dragoman.dialects.tgi.service import Service
 from dragoman.dialects.tgi.translate import parameters_of
@@ -81,12 +82,13 @@ class Generate:
             answer = render.whole(run.passages, run.best, run.prefill, asked, inputs)
         # The permits are free before the client can know that it has its answer, and ask again.
         headers = whole_headers(service.settings.compute_type, run, exchange.elapsed_s)
-        await exchange.reply([answer] if in_array else answer, headers=headers)
+        body = await encoded(exchange, lambda: [answer] if in_array else answer, in_thread=asked.details)
+        await exchange.reply(body, headers=headers)
 
     async def _stream(self, serving: Serving, exchange: Exchange, inputs: str, asked: Parameters) -> None:
         headers = stream_headers(self._service.settings.compute_type, len(inputs))
         events = self._events(serving, exchange, inputs, asked)
-        await exchange.stream(events, content_type=EVENT_STREAM, headers=headers, filler=COMMENT)
+        await exchange.stream(events, content_type=EVENT_STREAM, headers=headers, at_once=True)
 
     async def _events(
         self, serving: Serving, exchange: Exchange, inputs: str, asked: Parameters

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 
 import msgspec
 
 import dragoman
 from dragoman.core.errors import DragomanError
+from dragoman.core.events import PromptToken
 from dragoman.core.request import GenerationRequest, TextPrompt
 from dragoman.core.sampling import EndingParams, SamplingParams
 from dragoman.core.serving import ModelCard, Serving
+from dragoman.dialects.answers import encoded
 from dragoman.dialects.tgi.body import read
 from dragoman.dialects.tgi.errors import Unhealthy
 from dragoman.dialects.tgi.fields import TOKENIZE
@@ -22,13 +25,18 @@ ROUTER = "text-generation-router"
 PROBE_TIMEOUT_S = 60.0
 
 
-class SimpleToken(msgspec.Struct):
+class SimpleToken(msgspec.Struct, gc=False):
     """A token of a text, and the bytes of its UTF-8 from ``start`` to ``stop``."""
 
     id: int
     text: str
     start: int
     stop: int
+
+
+def simple_tokens(tokens: Sequence[PromptToken]) -> list[SimpleToken]:
+    """The tokens as TGI shows them."""
+    return [SimpleToken(token.token_id, token.text, token.start, token.stop) for token in tokens]
 
 
 class Info(msgspec.Struct, kw_only=True):
@@ -77,8 +85,8 @@ class Introspection:
     async def tokenize(self, serving: Serving, exchange: Exchange) -> None:
         """``POST /tokenize``: the inputs with the tokenizer's own first and last tokens."""
         reading, _ = await read(exchange, TOKENIZE)
-        tokens = await serving.tokenize_text(reading.values["inputs"], bounded=False)
-        await exchange.reply([SimpleToken(token.token_id, token.text, token.start, token.stop) for token in tokens])
+        tokens = await exchange.unless_gone(serving.tokenize_text(reading.values["inputs"], bounded=False))
+        await exchange.reply(await encoded(exchange, lambda: simple_tokens(tokens), in_thread=True))
 
 
 def info(card: ModelCard, settings: TgiSettings) -> Info:

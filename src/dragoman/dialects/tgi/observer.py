@@ -119,7 +119,7 @@ class TgiObserver(Observer):
         inferences = self._methods.get(method)
         if inferences is None:
             inferences = self._methods[method] = _Inferences(self.series, method)
-        inferences.add(step.seconds)
+        inferences.add(step)
         if step.drafted_tokens:
             self.series.observe("tgi_request_skipped_tokens", step.accepted_tokens, ACCEPTED_BOUNDS)
         if self._new:
@@ -150,14 +150,15 @@ class _Inferences:
     def __init__(self, series: Series, method: str) -> None:
         names = ("tgi_batch_inference_count", "tgi_batch_inference_success")
         self._counters = [series.counter(name, method=method) for name in names]
-        names = ("tgi_batch_inference_duration", "tgi_batch_forward_duration")
-        self._durations = [series.histogram(name, method=method) for name in names]
+        parts = ("inference", "forward", "decode", "filter")
+        self._durations = [series.histogram(f"tgi_batch_{part}_duration", method=method) for part in parts]
 
-    def add(self, seconds: float) -> None:
+    def add(self, step: ObservedStep) -> None:
         for counter in self._counters:
             counter.value += 1
-        for durations in self._durations:
-            durations.observe(seconds)
+        seconds = (step.seconds, step.forward_s, max(0.0, step.seconds - step.forward_s), step.dispatch_s)
+        for histogram, part_s in zip(self._durations, seconds, strict=True):
+            histogram.observe(part_s)
 
 
 def _most(generation: ObservedGeneration) -> int:

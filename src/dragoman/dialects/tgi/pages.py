@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from html import escape
 from typing import Any
 
@@ -40,9 +41,20 @@ class Pages:
     """The handlers, with what they show."""
 
     def __init__(self, settings: TgiSettings) -> None:
-        made = document(settings, PREFIX)
-        self._document = msgspec.json.encode(made)
-        self._page = "\n".join(_page(made)).encode()
+        self._settings = settings
+
+    @cached_property
+    def _made(self) -> dict[str, Any]:
+        """Made when somebody asks: it takes 20 ms, for which no start should wait."""
+        return document(self._settings, PREFIX)
+
+    @cached_property
+    def _document(self) -> bytes:
+        return msgspec.json.encode(self._made)
+
+    @cached_property
+    def _page(self) -> bytes:
+        return "\n".join(_page(self._made)).encode()
 
     async def openapi(self, serving: Serving, exchange: Exchange) -> None:
         """``GET /api-doc/openapi.json``."""

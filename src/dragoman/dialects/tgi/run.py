@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from dragoman.core.errors import BadRequest, GenerationFailed, GenerationTimeout
+from dragoman.core.errors import BadRequest, GenerationFailed, GenerationTimeout, PayloadTooLarge
 from dragoman.core.events import FinishReason, GenerationDone, PromptReady, TextDelta, Timings, Token
 from dragoman.core.request import TextPrompt
 from dragoman.core.serving import Serving
@@ -88,6 +88,9 @@ class Run:
             prompt = await self._serving.tokenize(self._prompt, bounded=False)
         except BadRequest as error:
             raise InvalidInput(f"tokenizer error {error.message}") from None
+        except PayloadTooLarge:
+            given = f"more than {card.max_text_tokens}"
+            raise InvalidInput(f"`inputs` must have less than {limits[0]} tokens. Given: {given}") from None
         prompt = prompt if asked.truncate is None else prompt[-asked.truncate :]
         self.input_tokens = len(prompt)
         self.budget = token_budget(asked, len(prompt), settings, limits)

@@ -62,11 +62,14 @@ class TgiSettings(msgspec.Struct, frozen=True, kw_only=True):
         disable_grammar_support: refuse grammars.
         enable_prefill_logprobs: report the prompt's tokens to requests with decoder_input_details.
         payload_limit: largest body of a request in bytes.
-        cors_allow_origin: origin whose pages may call; may be given several times. By default every origin may.
+        cors_allow_origin: origin whose pages may call this dialect, beside those of --cors-origin, which has the
+            patterns; may be given several times.
         watermark_gamma: share of the vocabulary that a watermark favours.
         watermark_delta: what a watermark adds to the logits of those tokens.
         compute_type: value of the header x-compute-type.
-        aip_predict_route: one more path for POST /vertex, as Vertex AI gives its containers; open to everyone.
+        aip_predict_route: one more path for POST /vertex, as Vertex AI gives its containers.
+        insecure_predict: ask for no API key there, on a server that asks for one elsewhere: Vertex AI sends none, and
+            lets in whom it knows itself.
         aip_health_route: one more path for GET /health.
         docker_label: of the image that this runs in, for /info and the system_fingerprint of chats.
         tgi_strict: follow the original in everything, its bugs included: all of tgi_quirk.
@@ -94,6 +97,7 @@ class TgiSettings(msgspec.Struct, frozen=True, kw_only=True):
     compute_type: str = "gpu+optimized"
     docker_label: str | None = None
     aip_predict_route: str | None = None
+    insecure_predict: bool = False
     aip_health_route: str | None = None
     tgi_strict: bool = False
     tgi_quirk: tuple[str, ...] = ()

@@ -73,6 +73,7 @@ def generation_request(
         logprobs=LogprobParams(top=top, ties=True, prompt=prefill, mode="processed") if wanted else None,
         constraint=asked.constraint,
         constraint_param=PARAM,
+        eos_after_constraint=True,
     )
 
 

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dragoman.core.errors import DragomanError
 from dragoman.dialects.tgi.chat_render import DONE, sse_fault
 from dragoman.dialects.tgi.errors import Incomplete, IncompleteStream
-from dragoman.dialects.tgi.render import COMMENT, EVENT_STREAM
+from dragoman.dialects.tgi.render import EVENT_STREAM
 from dragoman.dialects.wire import Exchange
 
 READY = b""
@@ -25,14 +25,12 @@ async def send(
     """Answer with ``READY`` and the chunks behind it. ``in_band``: once it is ready, every error is an event."""
     async with aclosing(chunks):
         first = await exchange.unless_gone(anext(chunks))
-        if not in_band:
-            first = await exchange.unless_gone(anext(chunks, READY))
-        events = _to_the_end(exchange, first, chunks)
-        await exchange.stream(events, content_type=EVENT_STREAM, headers=headers(), filler=COMMENT)
+        events = _to_the_end(exchange, first, chunks, in_band=in_band)
+        await exchange.stream(events, content_type=EVENT_STREAM, headers=headers, at_once=in_band)
 
 
 async def _to_the_end(
-    exchange: Exchange, first: bytes, chunks: AsyncGenerator[bytes, None]
+    exchange: Exchange, first: bytes, chunks: AsyncGenerator[bytes, None], *, in_band: bool
 ) -> AsyncGenerator[bytes, None]:
     try:
         if first:
@@ -40,6 +38,8 @@ async def _to_the_end(
         async for chunk in chunks:
             yield chunk
     except DragomanError as error:
+        if not exchange.started and not in_band:
+            raise
         exchange.fault = IncompleteStream() if isinstance(error, Incomplete) else error
         yield sse_fault(exchange.fault)
     yield DONE
