@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from dragoman.cli import console
 from dragoman.cli.app import cli
 from dragoman.cli.borrowed_variables import ALEXANDRIA, LOCALLAB, WITHOUT_EFFECT, borrowed, useless
 from dragoman.cli.serve_settings import ServeSettings
@@ -56,7 +58,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Any:
     def start(*arguments: str, **variables: str) -> tuple[dict[type, Any], str]:
         found: dict[type, Any] = {}
 
-        def serve(settings: ServeSettings, launched: object) -> None:
+        def serve(settings: ServeSettings, launched: object, notes: Iterable[str] = ()) -> None:
+            console.remarks(notes)
             for each in msgspec.structs.astuple(settings):
                 many = each.values() if isinstance(each, dict) else [each]
                 found.update({type(one): one for one in many if isinstance(one, msgspec.Struct)})

@@ -105,6 +105,7 @@ def test_a_conversation_is_saved_as_locallab_does_and_loaded(
     messages = conversation.messages
     assert obey("/save", conversation)
     (file,) = Path("conversations").glob("conversation_????????_??????.json")
+    assert file.stat().st_mode & 0o777 == 0o600
     saved = json.loads(file.read_text())
     assert list(saved) == ["timestamp", "mode", "model_info", "server_url", "messages", "stats"]
     assert (saved["mode"], saved["model_info"], saved["server_url"]) == ("stream", {"model_id": "recorder"}, None)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from dragoman.cli import console
 from dragoman.cli.app import cli
 from dragoman.cli.locallab_start import KEYS, SAVED, SPELLINGS, StartSettings, started
 from dragoman.cli.serve_settings import ServeSettings
@@ -75,7 +77,8 @@ class Started:
                 monkeypatch.delenv(name)
         monkeypatch.setattr("dragoman.cli.serve.serve", self._note)
 
-    def _note(self, settings: ServeSettings, launched: object) -> None:
+    def _note(self, settings: ServeSettings, launched: object, notes: Iterable[str] = ()) -> None:
+        console.remarks(notes)
         for each in msgspec.structs.astuple(settings):
             many = each.values() if isinstance(each, dict) else [each]
             self._found.update({type(one): one for one in many if isinstance(one, msgspec.Struct)})

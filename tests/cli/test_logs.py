@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
+import sys
+import threading
+import time
+import warnings
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dragoman.cli.logs import LogSettings, configure_logs
+from dragoman.cli import console
+from dragoman.cli.log_writer import LogWriter
+from dragoman.cli.logs import Logs, LogSettings, configure_logs
 from dragoman.core.errors import DragomanError
+from dragoman.engine import process, process_log
 
 
 @pytest.fixture(autouse=True)
@@ -18,23 +29,41 @@ def as_before() -> Iterator[None]:
     before, level = root.handlers[:], root.level
     yield
     root.handlers, root.level = before, level
+    logging.captureWarnings(False)
     for name in ("dragoman.access", "dragoman.server", "asyncio", "httpcore", "httpx", "urllib3", "filelock", "grpc"):
         logging.getLogger(name).setLevel(logging.NOTSET)
 
 
-def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    return capsys.readouterr().err.splitlines()
-
-
-def test_a_line_is_one_flat_object(capsys: pytest.CaptureFixture[str]) -> None:
-    configure_logs(LogSettings(json_output=True))
-    fields = {"status": 200, "path": '/a"b\n'}
-    logging.getLogger("dragoman.access").info("status=%(status)d", fields, extra={"title": "request", "fields": fields})
+@contextlib.contextmanager
+def configured(file: Path, **settings: Any) -> Iterator[Logs]:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    logs = configure_logs(LogSettings(**settings), descriptor)
     try:
-        raise ValueError("over\nlines")
-    except ValueError:
-        logging.getLogger("dragoman.server").exception("it failed")
-    request, failure = map(json.loads, said(capsys))
+        yield logs
+    finally:
+        logs.close()
+        os.close(descriptor)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+def said(file: Path) -> list[str]:
+    return file.read_text().splitlines()
+
+
+def test_a_line_is_one_flat_object(file: Path) -> None:
+    with configured(file, json_output=True):
+        fields = {"status": 200, "path": '/a"b\n'}
+        extra = {"title": "request", "fields": fields}
+        logging.getLogger("dragoman.access").info("status=%(status)d", fields, extra=extra)
+        try:
+            raise ValueError("over\nlines")
+        except ValueError:
+            logging.getLogger("dragoman.server").exception("it failed")
+    request, failure = map(json.loads, said(file))
     assert list(request) == ["timestamp", "level", "target", "message", "status", "path"]
     assert request["message"] == "request"
     assert (request["status"], request["path"]) == (200, '/a"b\n')
@@ -42,20 +71,147 @@ def test_a_line_is_one_flat_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert "ValueError: over\nlines" in failure["exception"]
 
 
-def test_people_get_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    configure_logs(LogSettings())
-    logging.getLogger("dragoman.server").info("all is well", extra={"fields": {"a": 1}})
-    [line] = said(capsys)
+def test_people_get_lines(file: Path) -> None:
+    with configured(file):
+        logging.getLogger("dragoman.server").info("all is well", extra={"fields": {"a": 1}})
+    [line] = said(file)
     assert line.endswith("INFO dragoman.server: all is well")
 
 
-def test_parts_may_have_levels_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
-    configure_logs(LogSettings(log_level="warn,dragoman.access=info"))
-    for name in ("dragoman.server", "dragoman.access"):
-        logging.getLogger(name).info("from %s", name)
-    assert [line.rpartition(" ")[2] for line in said(capsys)] == ["dragoman.access"]
+def test_parts_may_have_levels_of_their_own(file: Path) -> None:
+    with configured(file, log_level="warn,dragoman.access=info"):
+        for name in ("dragoman.server", "dragoman.access"):
+            logging.getLogger(name).info("from %s", name)
+    assert [line.rpartition(" ")[2] for line in said(file)] == ["dragoman.access"]
 
 
 def test_a_level_that_is_none_is_refused() -> None:
     with pytest.raises(DragomanError, match="--log-level loud: there is only"):
         configure_logs(LogSettings(log_level="info,loud"))
+
+
+# JSON throughout -----------------------------------------------------------------------------------------------------
+
+
+def test_whatever_is_said_is_json(file: Path) -> None:
+    before = sys.stderr
+    with configured(file, json_output=True):
+        print("a note of a library", file=sys.stderr)
+        sys.stderr.write("a bar 10 %\ra bar 100 %\n")
+        warnings.warn("old\nuse", stacklevel=1)
+        console.error("it cannot be: [0]")
+        console.remarks(["an option has no effect"])
+        sys.excepthook(KeyError, KeyError("lost"), None)
+        thread = threading.Thread(target=lambda: 1 / 0)
+        thread.start()
+        thread.join()
+        logging.getLogger("dragoman.server").info("%s", "\udcff no UTF-8", extra={"fields": {"path": Path("/x")}})
+        assert not sys.stderr.isatty()
+    assert sys.stderr is before
+    lines = [json.loads(line) for line in said(file)]
+    messages = [line["message"] for line in lines]
+    assert messages[:2] == ["a note of a library", "a bar 100 %"]
+    assert "old\nuse" in messages[2]
+    assert (lines[3]["level"], messages[3]) == ("ERROR", "it cannot be: [0]")
+    assert (lines[4]["level"], messages[4]) == ("INFO", "an option has no effect")
+    assert "KeyError" in lines[5]["exception"]
+    assert "ZeroDivisionError" in lines[6]["exception"]
+    assert lines[7]["path"] == "/x"
+
+
+def test_lines_of_the_engine_are_lines_of_the_log(file: Path) -> None:
+    formatter = process_log.LineFormatter()
+    try:
+        raise ValueError("in the engine")
+    except ValueError:
+        record = logging.LogRecord("dragoman.engine", logging.ERROR, "", 0, "it %s", ("fails",), sys.exc_info())
+    sent = formatter.format(record).encode()
+    with configured(file, json_output=True):
+        reader = process.LineReader()
+        reader.data_received(sent[:20])
+        reader.data_received(sent[20:] + b"\n\nterminate called: \xff\n" + b"x" * 70_000)
+        reader.data_received(b'\n{"type": "log"}\nlast')
+        reader.connection_lost(None)
+    first, *others = map(json.loads, said(file))
+    assert (first["level"], first["target"], first["message"]) == ("ERROR", "dragoman.engine", "it fails")
+    assert "ValueError: in the engine" in first["exception"]
+    assert others[0]["message"].startswith("terminate called")
+    assert {line["target"] for line in others} == {"dragoman.engine.process"}
+    assert [line["message"] for line in others][-2:] == ['{"type": "log"}', "last"]
+
+
+# Nobody waits --------------------------------------------------------------------------------------------------------
+
+
+def note(count: int) -> str:
+    return f"{count} lost\n"
+
+
+def filled(writer: LogWriter, lines: int) -> float:
+    """Write so many lines of 100 bytes. Returns the seconds that took."""
+    began = time.monotonic()
+    for i in range(lines):
+        writer.write(f"{i:099}\n")
+    return time.monotonic() - began
+
+
+def test_a_full_pipe_keeps_nobody_waiting_and_what_is_lost_is_said() -> None:
+    reading, writing = os.pipe()
+    writer = LogWriter(writing, note, max_bytes=100_000)
+    assert filled(writer, 5000) < 5
+    assert writer.dropped > 2000
+    assert not writer.flush(0.05)
+    taken: list[bytes] = []
+    reader = threading.Thread(target=lambda: taken.extend(iter(lambda: os.read(reading, 65536), b"")))
+    reader.start()
+    assert writer.flush(5)
+    writer.write("again\n")
+    assert writer.flush(5)
+    os.close(writing)
+    reader.join()
+    os.close(reading)
+    *lines, lost, again = b"".join(taken).decode().splitlines()
+    kept = [int(line) for line in lines if " lost" not in line]
+    counts = [int(line.partition(" ")[0]) for line in [*lines, lost] if " lost" in line]
+    assert kept == sorted(kept)
+    assert writer.dropped == sum(counts) == 5000 - len(kept)
+    assert "lost" in lost
+    assert again == "again"
+
+
+def test_a_closed_pipe_and_a_full_disk_are_counted() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open("/dev/full", "wb", buffering=0) as full:
+        for descriptor in (writing, full.fileno()):
+            writer = LogWriter(descriptor, note)
+            filled(writer, 50)
+            assert writer.flush(5)
+            assert writer.dropped == 50
+            writer.close(1)
+    os.close(writing)
+
+
+def test_a_descriptor_that_does_not_wait_is_waited_for() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    writer = LogWriter(writing, note)
+    filled(writer, 2000)
+    taken = b""
+    while len(taken) < 200_000:
+        taken += os.read(reading, 65536)
+    assert writer.dropped == 0
+    os.close(reading)
+    os.close(writing)
+
+
+def test_the_end_waits_for_nobody_for_long() -> None:
+    reading, writing = os.pipe()
+    writer = LogWriter(writing, note)
+    filled(writer, 2000)
+    began = time.monotonic()
+    writer.close(0.1)
+    assert time.monotonic() - began < 5
+    writer.write("too late\n")
+    assert writer.dropped == 1
+    os.close(reading)

@@ -10,6 +10,8 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from dragoman.cli import configuration
+from dragoman.cli.app import cli
 from dragoman.cli.options import CommandLine, options_of
 
 
@@ -95,6 +97,34 @@ def test_file_is_the_named_one_else_here_else_in_the_home(kitchen, tmp_path: Pat
     assert boil(kitchen, "--config", "other.toml").litres == 5
     Path("third.toml").write_text("litres = 6\n")
     assert boil(kitchen, DRAGOMAN_CONFIG="third.toml").litres == 6
+
+
+def test_file_of_the_folder_sets_no_address_key_or_port(kitchen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dragoman.cli.configuration.NOT_FROM_FOLDERS", frozenset({"litres"}))
+    Path("dragoman.toml").write_text("litres = 4\n")
+    assert "./dragoman.toml sets litres" in boil(kitchen, code=2)
+    assert boil(kitchen, "--config", "dragoman.toml").litres == 4
+    assert boil(kitchen, DRAGOMAN_CONFIG="dragoman.toml").litres == 4
+
+
+def test_file_of_the_home_sets_everything(kitchen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dragoman.cli.configuration.NOT_FROM_FOLDERS", frozenset({"litres"}))
+    (tmp_path / "config" / "dragoman").mkdir(parents=True)
+    (tmp_path / "config" / "dragoman" / "config.toml").write_text("litres = 3\n")
+    assert boil(kitchen).litres == 3
+
+
+def test_what_a_folder_may_not_set_are_options() -> None:
+    assert cli.configurable().keys() >= configuration.NOT_FROM_FOLDERS
+
+
+def test_the_file_is_named_where_there_is_one(kitchen, capsys: pytest.CaptureFixture[str]) -> None:
+    line, _ = kitchen
+    assert "options are read from" not in CliRunner().invoke(line.typer, ["boil"]).output
+    Path("dragoman.toml").write_text("litres = 4\n")
+    assert f"options are read from {Path('dragoman.toml').resolve()}" in " ".join(
+        CliRunner().invoke(line.typer, ["boil"]).output.split()
+    )
 
 
 def test_unknown_key_of_the_file_is_refused_by_name(kitchen) -> None:

@@ -163,9 +163,14 @@ def test_a_first_start_that_others_can_reach_makes_a_key(tmp_path: Path) -> None
         said = said_when_ready(server)
         url = re.search(r"http://0.0.0.0:\d+", said)
         assert url is not None
-        found = re.search(r"API key, shown this once: (\S+)", said)
+        found = re.search(r"(\S*/first-api-key) has it", said)
         assert (found is not None) == (attempt == 0)
-        key = found[1] if found else key
+        if found:  # nobody keeps what a terminal shows; a journal is kept
+            file = Path(found[1])
+            assert file.stat().st_mode & 0o777 == 0o600
+            key = file.read_text().strip()
+            file.unlink()
+        assert key not in said
         models = url[0].replace("0.0.0.0", "127.0.0.1") + "/v1/models"
         with pytest.raises(urllib.error.HTTPError, match="401"):
             urllib.request.urlopen(models, timeout=20)
@@ -176,6 +181,40 @@ def test_a_first_start_that_others_can_reach_makes_a_key(tmp_path: Path) -> None
         rest = "".join(server.communicate(timeout=60))
         assert key not in rest
     assert key not in (tmp_path / "dragoman" / "api-key").read_text()
+
+
+def test_a_log_that_nobody_reads_is_json_throughout_and_keeps_nobody_waiting() -> None:
+    reading, writing = os.pipe()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "dragoman", "serve", "--json-output", "--port", "0", "--threads", "1"],
+        env={**os.environ, "DRAGOMAN_CONFIG": os.devnull},
+        stderr=writing,
+    )
+    os.close(writing)
+    lines = open(reading, encoding="utf-8")  # noqa: SIM115
+    try:
+        ready = json.loads(lines.readline())
+        port = int(re.search(r":(\d+)", ready["address"])[1])
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+            for _ in range(4):  # 400 lines are more than a pipe holds
+                client.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n" * 100)
+                answers = b""
+                while answers.count(b"HTTP/1.1 200") < 100:
+                    answers += client.recv(65536)
+            client.sendall(b"NONSENSE\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 400")
+        server.send_signal(signal.SIGTERM)
+        said = [json.loads(line) for line in lines]
+        assert server.wait(60) == 0
+    finally:
+        server.kill()
+        server.wait()
+        lines.close()
+    requests = [line for line in said if line["message"] == "request"]
+    [refused] = [line for line in requests if line["status"] == 400]
+    assert len(requests) == 401
+    assert refused["client"].startswith("127.0.0.1:")
+    assert refused["id"].startswith("req-")
 
 
 def test_a_key_is_shown_nowhere() -> None:

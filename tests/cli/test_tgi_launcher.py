@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from dragoman.cli import console
 from dragoman.cli.app import cli
 from dragoman.cli.logs import LogSettings
 from dragoman.cli.serve_settings import ServeSettings
@@ -18,7 +20,7 @@ from dragoman.dialects.tgi.settings import TgiSettings
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models.settings import ModelSettings
 from dragoman.server.keys import KeySettings
-from dragoman.server.settings import ServerSettings
+from dragoman.server.settings import ServerSettings, WorkSettings
 from dragoman.server.tracing import TracingSettings
 
 # Every flag of the launcher, with a value that it takes; None: it takes none.
@@ -89,7 +91,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(*arguments: str, **environment: str) -> dict[type, Any]:
         found: dict[type, Any] = {}
 
-        def serve(settings: ServeSettings, launched: object) -> None:
+        def serve(settings: ServeSettings, launched: object, notes: Iterable[str] = ()) -> None:
+            console.remarks(notes)
             for each in msgspec.structs.astuple(settings):
                 found.update({type(each): each} if isinstance(each, msgspec.Struct) else {TgiSettings: each["tgi"]})
 
@@ -115,7 +118,8 @@ def test_every_option_of_the_launcher_is_taken(started: Any) -> None:
     scheduling: SchedulerSettings = found[SchedulerSettings]
     assert (scheduling.step_tokens, scheduling.speculation) == (256, 3)
     server: ServerSettings = found[ServerSettings]
-    assert (server.host, server.port, server.drain_s, server.text_threads) == ("127.0.0.1", 0, 10, 4)
+    assert (server.host, server.port, server.drain_s) == ("127.0.0.1", 0, 10)
+    assert found[WorkSettings].text_threads == 4
     assert found[KeySettings].api_key == ("secret",)
     tgi: TgiSettings = found[TgiSettings]
     assert (tgi.max_concurrent_requests, tgi.max_best_of, tgi.max_stop_sequences, tgi.max_top_n_tokens) == (64, 3, 6, 7)

@@ -17,6 +17,7 @@ SERVING = ("serve", "start")
 def main() -> None:
     """The ``dragoman`` command."""
     launched = None
+    _open_standard_files()
     try:
         launched = begun(sys.argv[1:], os.environ)
         if launched is not None:
@@ -31,6 +32,15 @@ def main() -> None:
     finally:
         if launched is not None:
             launched.close()
+
+
+def _open_standard_files() -> None:
+    """Whatever is opened first would get the numbers of those that are closed, and be written to as such."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
 def begun(arguments: Sequence[str], variables: Mapping[str, str]) -> Launched | None:

@@ -11,12 +11,12 @@ import typer
 
 import dragoman
 from dragoman.cli import adapters as adapter_commands
-from dragoman.cli import console, locallab_config, locallab_start, machine_info, model_search, models
+from dragoman.cli import locallab_config, locallab_start, machine_info, model_search, models
 from dragoman.cli.borrowed_variables import borrowed, chat_variables, useless
 from dragoman.cli.doctor import doctor
 from dragoman.cli.keys import keys
 from dragoman.cli.locallab_start import StartSettings
-from dragoman.cli.options import CommandLine, Given
+from dragoman.cli.options import CommandLine, Given, configuration_notes
 from dragoman.cli.pack import pack
 from dragoman.cli.plan import plan
 from dragoman.cli.serve_settings import GROUPS, settings_of
@@ -33,6 +33,7 @@ from dragoman.cli.settings import (
 )
 from dragoman.cli.structure import StructureSettings
 from dragoman.cli.tgi_launcher import LauncherSettings, launched
+from dragoman.cli.usage import usage
 from dragoman.core.errors import DragomanError
 from dragoman.dialects import REGISTRY
 from dragoman.dialects.locallab.settings import LocalLabSettings
@@ -76,8 +77,8 @@ def serve(context: typer.Context, **groups: Any) -> None:
 
     launcher = groups.pop("launcher")
     settings, notes = launched(launcher, settings_of(groups))
-    console.remarks((*notes, *useless(settings.server.dialect, os.environ)))
-    run(settings, context.obj)
+    useless_variables = useless(settings.server.dialect, os.environ)
+    run(settings, context.obj, (*configuration_notes(context), *notes, *useless_variables))
 
 
 _DIALECTS: dict[str, type[msgspec.Struct]] = {each.name: each.settings_type for each in REGISTRY}
@@ -97,9 +98,13 @@ def start(context: typer.Context, given: Given, choice: ModelOption, asked: Star
     assert isinstance(own, LocalLabSettings)
     notes += locallab_start.without_effect(os.environ, own.locallab_folder)
     not_saved = locallab_start.save_given(given, (choice, asked, *groups.values()), own.locallab_folder)
-    console.remarks(notes if not_saved is None else (*notes, not_saved))
+    notes = notes if not_saved is None else (*notes, not_saved)
     server = msgspec.structs.replace(settings.server, dialect=locallab_start.DIALECT)
-    run(msgspec.structs.replace(settings, model=model, server=server), context.obj)
+    run(
+        msgspec.structs.replace(settings, model=model, server=server),
+        context.obj,
+        (*configuration_notes(context), *notes),
+    )
 
 
 def _started(settled: Mapping[str, Any]) -> Mapping[str, str]:
@@ -192,6 +197,7 @@ cli.command(plan)
 cli.command(pack)
 cli.command(doctor)
 cli.command(keys)
+cli.command(usage)
 cli.command(machine_info.status)
 cli.command(machine_info.info)
 cli.command(machine_info.version)

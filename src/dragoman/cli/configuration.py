@@ -8,11 +8,55 @@ import tomllib
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from dragoman.core.errors import DragomanError
+
+NOT_FROM_FOLDERS = frozenset(
+    (
+        "aip_predict_route",
+        "allow_host",
+        "api_key",
+        "api_key_file",
+        "chat_template",
+        "cors_allow_origin",
+        "cors_origin",
+        "host",
+        "hostname",
+        "insecure",
+        "insecure_predict",
+        "locallab_cors_origins",
+        "locallab_folder",
+        "locallab_instructions",
+        "metrics_host",
+        "metrics_port",
+        "ngrok",
+        "ngrok_authtoken",
+        "ngrok_edge",
+        "ngrok_token",
+        "octoai_prompt_log",
+        "otlp_endpoint",
+        "port",
+        "prometheus_port",
+        "proxy_header",
+        "public",
+        "share_prefix_cache",
+        "state_dir",
+        "tls_cert",
+        "tls_key",
+        "tls_key_password_file",
+        "token",
+        "tokenizer_config_path",
+        "trusted_proxy",
+        "uds",
+        "uds_mode",
+        "url",
+    )
+)
+"""Options that the file of a folder, ./dragoman.toml, does not set: those that open ports, say who may come in, send
+keys and texts elsewhere, or say where they are kept. Somebody else may have written that file."""
 
 
 class Configurable(Protocol):
@@ -25,16 +69,34 @@ class Configurable(Protocol):
     def variable(self) -> str: ...
 
 
-def load(path: Path | None, known: Mapping[str, Configurable]) -> dict[str, Any]:
-    """The values of the file, checked: those of ``path``, or of the first of the usual places that exists.
+class ConfigurationFile(NamedTuple):
+    """The values of a configuration file, by option, and its path; None and nothing where there is no file.
+
+    ``is_named``: the user has said which file it is.
+    """
+
+    path: Path | None
+    values: dict[str, Any]
+    is_named: bool = False
+
+    @property
+    def note(self) -> str:
+        """A sentence that names a file that nobody named; empty where there is none."""
+        return "" if self.path is None or self.is_named else f"options are read from {self.path.resolve()}"
+
+
+def load(path: Path | None, known: Mapping[str, Configurable]) -> ConfigurationFile:
+    """Read and check the file ``path``, or the first of the usual places that exists.
 
     Raises DragomanError that names the file, and the key at fault, when the file cannot be read, is no TOML, has a key
-    that is no option, or a value of another type than the option's.
+    that is no option, or a value of another type than the option's; or when nobody named the file, it is that of the
+    working folder, and it sets one of ``NOT_FROM_FOLDERS``.
     """
+    is_named = path is not None
     if path is None:
         path = next((place for place in usual_places() if place.is_file()), None)
         if path is None:
-            return {}
+            return ConfigurationFile(None, {})
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -50,7 +112,12 @@ def load(path: Path | None, known: Mapping[str, Configurable]) -> dict[str, Any]
             msgspec.convert(value, known[name].annotation)
         except msgspec.ValidationError as error:
             raise DragomanError(f"{path}: {name}: {error}") from None
-    return values
+    if not is_named and not path.is_absolute() and (refused := sorted(NOT_FROM_FOLDERS & values.keys())):
+        raise DragomanError(
+            f"./{path} sets {', '.join(refused)}: a file in the working folder may not do that, for somebody else may "
+            f"have written it. If it is yours: --config {path}, or DRAGOMAN_CONFIG={path}"
+        )
+    return ConfigurationFile(path, values, is_named)
 
 
 def from_environment(known: Mapping[str, Configurable]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,18 @@ def _console(*, stderr: bool) -> Console:
     return Console(stderr=stderr, highlight=False, soft_wrap=True)
 
 
+Redirected = Callable[[str, bool], object]
+"""Takes a message, and whether it is an error."""
+
+_redirected: Redirected | None = None
+
+
+def redirect(to: Redirected | None) -> None:
+    """Where errors and remarks go instead of the terminal; None: back to it."""
+    global _redirected
+    _redirected = to
+
+
 def say(*lines: str) -> None:
     """On standard error, as they are: for a start that should not wait for a library of terminals to be imported."""
     print(*lines, sep="\n", file=sys.stderr, flush=True)
@@ -41,6 +53,9 @@ def bold(text: str) -> str:
 
 
 def error(message: str) -> None:
+    if _redirected is not None:
+        _redirected(message, True)
+        return
     from rich.markup import escape
 
     notes().print(f"[bold red]error:[/] {escape(message)}")
@@ -49,6 +64,9 @@ def error(message: str) -> None:
 def remarks(sentences: Iterable[str]) -> None:
     """What a user should know, and need not do anything about."""
     for sentence in sentences:
+        if _redirected is not None:
+            _redirected(sentence, False)
+            continue
         notes().print(f"note: {sentence}", markup=False)
 
 

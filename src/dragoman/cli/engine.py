@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from typing import TYPE_CHECKING
@@ -12,12 +11,16 @@ import msgspec
 from dragoman.cli.settings import MachineSettings
 from dragoman.engine.launch import Launched
 from dragoman.engine.messages import LoadModel, WorkerSettings
-from dragoman.engine.settings import SchedulerSettings
+from dragoman.engine.settings import RecoverySettings, SchedulerSettings
 from dragoman.models import ModelDescription, ModelSettings, describe, plan
+from dragoman.models.cgroups import usable_processors
 from dragoman.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from dragoman.cli.session import LocalSession
+
+OF_COMMANDS = RecoverySettings(engine_give_up_s=10.0, recovery_bytes=0)
+"""Of an engine that one command has for itself, before which somebody sits."""
 
 
 def completed(settings: ModelSettings, scheduling: SchedulerSettings) -> ModelSettings:
@@ -30,7 +33,11 @@ def completed(settings: ModelSettings, scheduling: SchedulerSettings) -> ModelSe
 
 
 def worker_settings(
-    model: str | None, settings: ModelSettings, scheduling: SchedulerSettings, machine: MachineSettings
+    model: str | None,
+    settings: ModelSettings,
+    scheduling: SchedulerSettings,
+    machine: MachineSettings,
+    recovery: RecoverySettings = OF_COMMANDS,
 ) -> tuple[WorkerSettings, ModelDescription]:
     """What the engine's process is told, and what is known of the model before it is loaded.
 
@@ -40,7 +47,15 @@ def worker_settings(
     chosen = completed(settings, scheduling)
     plan(described, chosen).require_fit()
     load = LoadModel(source=model, settings=chosen)
-    return WorkerSettings(model=load, scheduler=scheduling, threads=machine.threads), described
+    worker = WorkerSettings(
+        model=load,
+        scheduler=scheduling,
+        threads=thread_count(machine),
+        hang_s=recovery.hang_s,
+        give_up_s=recovery.engine_give_up_s,
+        recovery_bytes=recovery.recovery_bytes,
+    )
+    return worker, described
 
 
 @asynccontextmanager
@@ -60,5 +75,5 @@ async def own_engine(
 
 
 def thread_count(machine: MachineSettings) -> int:
-    """How many threads compute: those asked for, or one for each core that this process may use."""
-    return machine.threads or len(os.sched_getaffinity(0))
+    """How many threads compute: those asked for, or one for each core that this process may use, within its quota."""
+    return machine.threads or usable_processors()

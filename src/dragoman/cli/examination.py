@@ -175,6 +175,7 @@ def _look_at_template(template: ChatTemplate, tokenizer: Tokenizer, ends: set[in
     calls, reasoning = tool_calls_of(template, tokenizer), reasoning_of(template, tokenizer)
     rows |= {
         "template": "renders",
+        "its process": f"confined by {', '.join(template.confined)}" if template.confined else "not confined here",
         "a question": repr(prompt),
         "tool calls": f"in the format {calls.format}" if calls else "–",
         "reasoning": f"between {reasoning.opening} and {reasoning.closing}" if reasoning else "–",

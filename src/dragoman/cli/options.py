@@ -105,6 +105,7 @@ def _read_options(settings: Settings) -> Iterator[Option]:
 
 
 _GIVEN = "dragoman.given"
+_FILE = "dragoman.configuration_file"
 _NAMED = re.compile(r"(?:^|(?<=\. ))((?:\w+, )*\w+): ")
 
 
@@ -133,6 +134,12 @@ class _Later(typer.core.TyperCommand):
 
 class Given(frozenset[str]):
     """Names of the options that the command line itself gives: what a command's parameter of this type gets."""
+
+
+def configuration_notes(context: typer.Context) -> tuple[str, ...]:
+    """Return a sentence that names the configuration file of a command; none where there is no file."""
+    file: configuration.ConfigurationFile | None = context.meta.get(_FILE)
+    return (file.note,) if file is not None and file.note else ()
 
 
 class CommandLine:
@@ -198,6 +205,8 @@ class CommandLine:
 
         def run(context: typer.Context, config: Path | None, debug: bool, **values: Any) -> None:
             given = Given(context.meta.get(_GIVEN, ()))
+            if typer.Context not in passed.values():  # who takes the context says it at a better moment
+                console.remarks(configuration_notes(context))
             others = {name: given if kind is Given else context for name, kind in passed.items()}
             try:
                 body(**others, **{p: _gather(struct, options, values) for p, (struct, options) in groups.items()})
@@ -240,7 +249,9 @@ class CommandLine:
             if not context.resilient_parsing:
                 try:
                     known = self.configurable()
-                    written, set_by_us = configuration.load(path, known), configuration.from_environment(known)
+                    file, set_by_us = configuration.load(path, known), configuration.from_environment(known)
+                    written = file.values
+                    context.meta[_FILE] = file
                     own = {parameter.name for parameter in context.command.params}
                     settled = {**written, **set_by_us, **context.meta.get(_GIVEN, {})}
                     texts = borrowed({name: value for name, value in settled.items() if name in own})

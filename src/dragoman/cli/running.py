@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from dragoman.cli import console
 from dragoman.cli.engine import thread_count
 from dragoman.cli.loading_bar import LoadingBar
+from dragoman.cli.logs import Logs
 from dragoman.cli.serve_settings import ServeSettings
 from dragoman.cli.tunnel import Tunnel
 from dragoman.core.serving import ModelCard
@@ -21,12 +22,17 @@ from dragoman.engine.launch import Launched
 from dragoman.engine.messages import WorkerSettings
 from dragoman.models import ModelDescription
 from dragoman.models import plan as plan_memory
+from dragoman.server.accounts import Accounts
 from dragoman.server.keys import Keyring
+from dragoman.server.ledger import LEDGER_FILE, Ledger
 from dragoman.server.lifecycle import serve, until_told
 from dragoman.server.opening import House
 from dragoman.server.tracing import Tracing
 
 log = logging.getLogger("dragoman.server")
+
+ORIGIN_OPTIONS = ("cors_allow_origin", "locallab_cors_origins")
+"""Of single dialects."""
 
 
 def run(
@@ -34,6 +40,7 @@ def run(
     worker: WorkerSettings,
     described: ModelDescription,
     *,
+    logs: Logs,
     keyring: Keyring,
     tunnel: Tunnel | None,
     tracing: Tracing | None,
@@ -51,12 +58,15 @@ def run(
 
     def opened(house: House, address: str) -> None:
         bar.close()
+        house.metrics.watch(dict, lambda: {"log_lines_dropped": logs.writer.dropped})
         rows = started_plan(house, address, thread_count(settings.machine), per_token)
         if keyring:
             rows["API keys"] = str(len(keyring))
         if tunnel is not None:
             rows["public"] = tunnel.open(urlsplit(address).port or 80)
-        if settings.logs.json_output:
+        for note in openings(settings, has_keys=bool(keyring)):
+            log.warning("%s", note)
+        if logs.is_json:
             log.info("ready", extra={"fields": rows | {"seconds": round(time.monotonic() - started, 3)}})
             return
         console.say(*(f"{console.bold(f'{name:>10}')}  {text}" for name, text in rows.items()))
@@ -71,9 +81,13 @@ def run(
                 described.tokenizer_folder,
                 dialects=made_dialects(settings.dialects),
                 keys=keyring,
+                browsers=settings.browsers,
                 catalog=settings.catalog,
                 adapters=settings.adapters,
                 continuing=settings.continuing,
+                work=settings.work,
+                network=settings.network,
+                accounts=accounts_of(settings, has_keys=bool(keyring)),
                 observers=() if tracing is None else (tracing,),
                 progress=bar,
                 opened=opened,
@@ -89,6 +103,37 @@ def run(
     return exit_code
 
 
+def accounts_of(settings: ServeSettings, *, has_keys: bool) -> Accounts:
+    """Who used what: in a ledger on disk, where the settings say so."""
+    limits = settings.limits
+    kept = limits.ledger == "disk" or (limits.ledger == "auto" and has_keys)
+    ledger = Ledger(settings.continuing.folder / LEDGER_FILE if kept else None, keep_days=limits.ledger_days)
+    return Accounts(ledger, by_holder=limits.holder_metrics)
+
+
+def openings(settings: ServeSettings, *, has_keys: bool) -> tuple[str, ...]:
+    """What the operator has opened to more than those who are meant, as it may be."""
+    found = []
+    tgi = settings.dialects.get("tgi")
+    own = [getattr(each, name, ()) for each in settings.dialects.values() for name in ORIGIN_OPTIONS]
+    if any("*" in origins for origins in (settings.browsers.cors_origin, *own)):
+        whose = "with an API key " if has_keys else ""
+        found.append(f"--cors-origin *: every web page that somebody here opens may generate {whose}on this server")
+    if "*" in settings.browsers.allow_host and not has_keys:
+        found.append(
+            "--allow-host *: a web page may have its own name point here, and then do all that programs may do"
+        )
+    route, insecure = getattr(tgi, "aip_predict_route", None), getattr(tgi, "insecure_predict", False)
+    if route and has_keys:
+        if insecure:
+            found.append(f"--insecure-predict: POST {route} generates for everybody, without an API key")
+        else:
+            found.append(
+                f"POST {route} asks for an API key, which Vertex AI does not send: --insecure-predict opens it"
+            )
+    return tuple(found)
+
+
 def started_plan(house: House, address: str, threads: int, kv_bytes_per_token: int) -> dict[str, str]:
     """What is being served, in a few lines."""
     info, model = house.info, house.info.model
@@ -101,7 +146,9 @@ def started_plan(house: House, address: str, threads: int, kv_bytes_per_token: i
         "memory": f"{weights} of weights, {kv} for keys and values of {kv_tokens:,} tokens",
         "context": f"{info.max_context:,} tokens, {info.max_running} sequences at once",
         "threads": str(threads),
-        "address": f"{address}  (OpenAI's API at {address}/v1, also {address}/openai/v1)",
+        "address": address
+        if address.startswith("unix:")
+        else f"{address}  (OpenAI's API at {address}/v1, also {address}/openai/v1)",
     }
 
 
@@ -115,4 +162,7 @@ def example(card: ModelCard, address: str, with_key: bool) -> str:
         path = "completions"
         body = json.dumps({"model": card.name, "prompt": "Once upon a time", "max_tokens": 64})
     key = ' -H "Authorization: Bearer $DRAGOMAN_API_KEY"' if with_key else ""
-    return f"curl {address}/v1/{path}{key} -H 'Content-Type: application/json' -d '{body}'"
+    url = address
+    if address.startswith("unix:"):
+        url = f"--unix-socket {address.removeprefix('unix:')} http://localhost"
+    return f"curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d '{body}'"

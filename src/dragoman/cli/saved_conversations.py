@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import datetime
 from pathlib import Path
 
@@ -32,8 +33,10 @@ def save(conversation: Conversation, name: str = "") -> Path:
         },
     }
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(saved, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # For their owner alone: they are what somebody wrote.
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as stream:
+            stream.write(json.dumps(saved, indent=2, ensure_ascii=False) + "\n")
     except OSError as error:
         raise DragomanError(f"{file}: {error.strerror}") from None
     return file

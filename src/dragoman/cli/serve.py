@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
@@ -12,22 +15,34 @@ from dragoman.cli import console
 from dragoman.cli.logs import configure_logs
 from dragoman.cli.serve_settings import ServeSettings
 from dragoman.cli.tunnel import Tunnel
+from dragoman.core.caller import NO_LIMITS, CallerLimits
+from dragoman.core.errors import DragomanError
 from dragoman.dialects import check_settings
 from dragoman.engine.launch import Launched
 from dragoman.server.keys import Keyring, KeySettings, first_key, keyring_of, reaches_others
+from dragoman.server.origin_patterns import check_settings as check_browsers
+from dragoman.server.signals import survive_hangup
 from dragoman.server.tracing import tracing_of
 
 
-def serve(settings: ServeSettings, launched: Launched | None = None) -> None:
+def serve(settings: ServeSettings, launched: Launched | None = None, notes: Iterable[str] = ()) -> None:
     """Raises ModelError or DragomanError before the port opens; afterwards typer.Exit with the server's exit code.
 
-    ``launched``: a process that waits already to be the engine's.
+    ``launched``: a process that waits already to be the engine's. ``notes``: what the user should know of the options.
     """
     started = time.monotonic()
-    configure_logs(settings.logs)
+    survive_hangup()
+    logs = configure_logs(settings.logs)
+    console.remarks(notes)
     check_settings(settings.dialects)
+    check_browsers(settings.browsers)
     tracing = tracing_of(settings.traces)
-    keyring = open_keyring(settings.keys, settings.server.host, settings.continuing.folder)
+    # Whom a Unix socket lets in is for its permissions to say.
+    host = "localhost" if settings.network.uds is not None else settings.server.host
+    defaults = settings.limits.applied_to(NO_LIMITS)
+    keyring = open_keyring(settings.keys, host, settings.continuing.folder, defaults)
+    if settings.tunnel.public and (settings.network.uds is not None or settings.network.tls_cert is not None):
+        raise DragomanError("--public needs a port without TLS: the tunnel has TLS of its own")
     tunnel = Tunnel(settings.tunnel, has_keys=bool(keyring)) if settings.tunnel.public else None
     with closing(launched or Launched()) as launched:
         # The process imports its half of the program while this one imports the other: half of a start are imports.
@@ -35,7 +50,7 @@ def serve(settings: ServeSettings, launched: Launched | None = None) -> None:
         from dragoman.cli.engine import worker_settings
 
         worker, described = worker_settings(
-            settings.choice.model, settings.model, settings.scheduling, settings.machine
+            settings.choice.model, settings.model, settings.scheduling, settings.machine, settings.recovery
         )
         launched.tell(worker)
         from dragoman.cli.running import run
@@ -44,6 +59,7 @@ def serve(settings: ServeSettings, launched: Launched | None = None) -> None:
             settings,
             worker,
             described,
+            logs=logs,
             keyring=keyring,
             tunnel=tunnel,
             tracing=tracing,
@@ -53,14 +69,34 @@ def serve(settings: ServeSettings, launched: Launched | None = None) -> None:
     raise typer.Exit(exit_code)
 
 
-def open_keyring(keys: KeySettings, host: str, folder: Path) -> Keyring:
+def open_keyring(keys: KeySettings, host: str, folder: Path, defaults: CallerLimits = NO_LIMITS) -> Keyring:
     """The keys that callers must have. A first start that others can reach, and that was given none, makes one and says
-    it: at once, for what comes later may fail. ``folder``: where its digest is kept."""
-    keyring = keyring_of(keys)
+    it: at once, for what comes later may fail. ``folder``: where its digest is kept. ``defaults``: every caller's.
+
+    Only a terminal gets to see it: what a service manager or a container's engine reads is kept for good.
+    """
+    keyring = keyring_of(keys, defaults)
     if keyring or keys.insecure or not reaches_others(host):
         return keyring
-    keyring, key = first_key(folder / "api-key")
-    if key is not None:
+    keyring, key = first_key(folder / "api-key", protect_all=keys.protect_all, defaults=defaults)
+    if key is None:
+        return keyring
+    file = folder / "first-api-key"
+    if not sys.stderr.isatty() and is_written(file, key):
+        text = f"an API key was made; {file} has it, for its owner alone: take it from there and remove the file"
+        console.remarks([text, f"--api-key sets another one, --insecure does without; see {folder}"])
+    else:
         text = f"API key, shown this once: {key}\n(--api-key sets another one, --insecure does without; see {folder})\n"
         console.notes().print(text, markup=False)
     return keyring
+
+
+def is_written(file: Path, secret: str) -> bool:
+    """Write a file that its owner alone can read. False where that cannot be."""
+    try:
+        file.unlink(missing_ok=True)
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as opened:
+            opened.write(secret + "\n")
+    except OSError:
+        return False
+    return True

@@ -10,10 +10,19 @@ import msgspec
 from dragoman.cli.logs import LogSettings
 from dragoman.cli.settings import MachineSettings, ModelChoice
 from dragoman.cli.tunnel import TunnelSettings
-from dragoman.engine.settings import SchedulerSettings
+from dragoman.engine.settings import RecoverySettings, SchedulerSettings
 from dragoman.models.settings import ModelSettings
 from dragoman.server.keys import KeySettings
-from dragoman.server.settings import AdapterSettings, CatalogSettings, ContinueSettings, ServerSettings
+from dragoman.server.settings import (
+    AdapterSettings,
+    BrowserSettings,
+    CatalogSettings,
+    ContinueSettings,
+    LimitSettings,
+    NetworkSettings,
+    ServerSettings,
+    WorkSettings,
+)
 from dragoman.server.tracing import TracingSettings
 
 
@@ -29,8 +38,13 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelSettings = ModelSettings()
     machine: MachineSettings = MachineSettings()
     scheduling: SchedulerSettings = SchedulerSettings()
+    recovery: RecoverySettings = RecoverySettings()
     server: ServerSettings = ServerSettings()
+    network: NetworkSettings = NetworkSettings()
+    work: WorkSettings = WorkSettings()
     keys: KeySettings = KeySettings()
+    limits: LimitSettings = LimitSettings()
+    browsers: BrowserSettings = BrowserSettings()
     catalog: CatalogSettings = CatalogSettings()
     adapters: AdapterSettings = AdapterSettings()
     continuing: ContinueSettings = ContinueSettings()

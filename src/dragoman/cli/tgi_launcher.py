@@ -24,7 +24,7 @@ from dragoman.dialects.tgi.settings import TgiSettings
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models.settings import AskedPrecision, ModelSettings
 from dragoman.server.keys import KeySettings, reaches_others
-from dragoman.server.settings import ServerSettings
+from dragoman.server.settings import ServerSettings, WorkSettings
 
 Count = Annotated[int, Meta(ge=1)]
 
@@ -192,6 +192,7 @@ def launched(asked: LauncherSettings, start: ServeSettings) -> tuple[ServeSettin
         model=_model(asked, start.model, notes),
         scheduling=_scheduling(asked, start.scheduling),
         server=server,
+        work=_work(start, tgi),
         keys=_keys(start, server.host, notes),
         dialects={**start.dialects, "tgi": _dialect(asked, tgi)},
     )
@@ -283,8 +284,13 @@ def _server(asked: LauncherSettings, server: ServerSettings, tgi: TgiSettings, n
     if server.dialect == "tgi":
         # The dialect's own limit is the one that clients are to meet.
         changes["max_waiting"] = max(server.max_waiting, tgi.max_concurrent_requests)
-        changes["text_threads"] = max(server.text_threads, tgi.validation_workers)
     return msgspec.structs.replace(server, **changes)
+
+
+def _work(start: ServeSettings, tgi: TgiSettings) -> WorkSettings:
+    if start.server.dialect != "tgi":
+        return start.work
+    return msgspec.structs.replace(start.work, text_threads=max(start.work.text_threads, tgi.validation_workers))
 
 
 def _keys(start: ServeSettings, host: str, notes: list[str]) -> KeySettings:

@@ -1,0 +1,132 @@
+"""Writes lines to a file descriptor from a thread: whoever has something to say never waits for whoever reads it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+MAX_BYTES = 4 * 1024 * 1024
+"""About 20,000 lines: ten seconds of a busy server."""
+BATCH_BYTES = 64 * 1024
+FLUSH_S = 2.0
+"""How long the end of the process waits for a reader."""
+
+
+class _Text(NamedTuple):
+    """``lines``: how many of the log are lost with it; of a line that tells of lost ones those, which are counted."""
+
+    content: bytes
+    lines: int
+    is_counted: bool = False
+
+
+class LogWriter:
+    """What is written waits in a queue of ``max_bytes``. What finds no room there, or cannot be written (nobody reads,
+    the disk is full, the file is closed), is dropped and counted, and a line says so when there is room again.
+
+    ``note``: makes that line from a count.
+
+    Attributes:
+        dropped: lines that were not written.
+    """
+
+    def __init__(self, descriptor: int, note: Callable[[int], str], *, max_bytes: int = MAX_BYTES) -> None:
+        self.dropped = 0
+        self._descriptor, self._note, self._max_bytes = descriptor, note, max_bytes
+        self._queue: deque[_Text] = deque()
+        self._bytes = 0
+        self._missed = 0
+        """Of those that were dropped, how many nobody has been told of."""
+        self._is_writing = self._is_closed = False
+        # Reentrant: the collector of garbage may log while this thread has the lock.
+        self._changed = threading.Condition(threading.RLock())
+        self._thread: threading.Thread | None = None
+
+    def write(self, text: str) -> None:
+        """Write it soon, or drop it. Returns at once."""
+        content = text.encode("utf-8", "backslashreplace")
+        lines = text.count("\n") or 1
+        with self._changed:
+            if self._bytes + len(content) > self._max_bytes or self._is_closed:
+                self._drop(_Text(b"", lines))
+                return
+            self._tell_of_dropped()
+            self._put(_Text(content, lines))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+                self._thread.start()
+
+    def flush(self, limit_s: float = FLUSH_S) -> bool:
+        """Wait until everything is written, for so long at most. Returns whether it is."""
+        end = time.monotonic() + limit_s
+        with self._changed:
+            while self._queue or self._is_writing:
+                rest_s = end - time.monotonic()
+                if rest_s <= 0:
+                    return False
+                self._changed.wait(rest_s)
+        return True
+
+    def close(self, limit_s: float = FLUSH_S) -> None:
+        """Write what is left, for so long at most; what is written later is dropped."""
+        self.flush(limit_s)
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _put(self, text: _Text) -> None:
+        self._queue.append(text)
+        self._bytes += len(text.content)
+        self._changed.notify_all()
+
+    def _drop(self, text: _Text) -> None:
+        self.dropped += 0 if text.is_counted else text.lines
+        self._missed += text.lines
+
+    def _tell_of_dropped(self) -> None:
+        if self._missed:
+            missed, self._missed = self._missed, 0
+            # Should it be lost too, the next one tells of the same lines.
+            self._put(_Text(self._note(missed).encode(), missed, is_counted=True))
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue:
+                    if self._is_closed:
+                        return
+                    self._changed.wait()
+                batch: list[_Text] = []
+                size = 0
+                while self._queue and (not batch or size + len(self._queue[0].content) <= BATCH_BYTES):
+                    batch.append(self._queue.popleft())
+                    size += len(batch[-1].content)
+                self._bytes -= size
+                self._is_writing = True
+            written = self._write_all(b"".join(text.content for text in batch))
+            with self._changed:
+                self._is_writing = False
+                if not written:
+                    for text in batch:
+                        self._drop(text)
+                elif not self._queue:
+                    self._tell_of_dropped()
+                self._changed.notify_all()
+
+    def _write_all(self, content: bytes) -> bool:
+        view = memoryview(content)
+        while view:
+            try:
+                view = view[os.write(self._descriptor, view) :]
+            except BlockingIOError:  # somebody who shares the descriptor has made it so
+                with contextlib.suppress(OSError):
+                    select.select([], [self._descriptor], [], 1.0)
+            except OSError:
+                return False
+        return True
