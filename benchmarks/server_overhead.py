@@ -113,7 +113,8 @@ async def served_s(port: int, streams: int, tokens: int) -> tuple[float, int]:
         | {"ignore_eos": True}
     ).encode()
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n"
     )
     request = head.encode() + b"\r\n" + body
     loop = asyncio.get_running_loop()

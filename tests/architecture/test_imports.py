@@ -99,7 +99,7 @@ def declared() -> set[str]:
     """The names of the runtime's dependencies, and of what a user may add to it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"].items()
-    added = [line for extra, lines in extras if extra not in ("test", "dev") for line in lines]
+    added = [line for extra, lines in extras if extra not in ("test", "browser", "dev") for line in lines]
     lines = project["dependencies"] + added
     return {normalized(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in lines}
 

@@ -1,0 +1,6 @@
+"""The fuzzing is found from the folder of the project, as ``python -m tests.fuzz`` finds it."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))

@@ -1,0 +1,6 @@
+"""The soak is found from the folder of the project, as ``python -m tests.soak`` finds it."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
