@@ -4,6 +4,7 @@ PORT ?= 8000
 MODEL ?=
 ARGS ?=
 ROUNDS ?= 100
+SEEDS ?= 300
 VENV ?= .venv
 
 # The first Python that is new enough; PYTHON=... names another. An environment of a different version is made anew.
@@ -31,10 +32,16 @@ ENVIRONMENT := $(VENV)/.python-$(PYTHON_VERSION)
 BUILT := $(VENV)/.built-$(MODULES)
 TEST := $(VENV)/.extra-test
 DEV := $(VENV)/.extra-dev
+BROWSER := $(VENV)/.extra-browser
+FUZZ := $(VENV)/.extra-fuzz
 LM_EVAL := .venv-witness/lm-eval
 
+PIP_TOOLS := .venv-witness/pip-tools
+COMPILE := --quiet --upgrade --rebuild --generate-hashes --strip-extras --no-header --no-emit-index-url \
+	--no-emit-find-links --no-emit-trusted-host
+
 .DEFAULT_GOAL := help
-.PHONY: help build serve test soak lint bench docs witness clean
+.PHONY: help build serve test browser siege simulate soak fuzz crowds lint bench docs witness locked constraints clean
 
 help: ## Say what each target does.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
@@ -48,8 +55,25 @@ serve: $(BUILT) ## Serve the embedded model (or MODEL=...) on port 8000 (or PORT
 test: $(TEST) ## Install what the tests need, and run them.
 	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile $(ARGS)
 
-soak: $(TEST) ## Send crowds of clients round after round (ROUNDS=100) and look for what is left of them.
+soak: $(TEST) ## Kill engines, overload the server and send it nonsense, for hours (ARGS=--short: half a minute).
+	$(BIN)/python -m tests.soak $(ARGS)
+
+fuzz: $(TEST) $(FUZZ) ## Fuzz the readers of model files, run the kernels under sanitizers (ARGS=--short: a few minutes).
+	$(BIN)/python -m tests.fuzz $(ARGS)
+
+crowds: $(TEST) ## Send crowds of clients round after round (ROUNDS=100) and look for what is left of them.
 	$(BIN)/python tests/dialects/tgi/crowd.py $(ROUNDS)
+
+siege: $(TEST) ## Run every known attack beside a polite client and say what that client saw (ARGS=--short: a few).
+	$(BIN)/python -m benchmarks.siege $(ARGS)
+
+simulate: $(TEST) ## Run simulated worlds with faults (SEEDS=20000 for a night); a seed that fails is a line to run again.
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(ARGS)
+
+browser: $(TEST) $(BROWSER) ## Attack a server with hostile pages in Chromium, which is installed where apt-get may do that.
+	@command -v chromium chromium-browser google-chrome >/dev/null || { command -v apt-get >/dev/null \
+		&& test "$$(id -u)" = 0 && apt-get update && apt-get install --yes --no-install-recommends chromium; } || true
+	$(BIN)/python -m pytest -rs tests/browser $(ARGS)
 
 lint: $(DEV) ## Check style and types.
 	$(BIN)/ruff check
@@ -67,6 +91,20 @@ docs: $(BUILT) ## Write the pages that come from the sources: docs/configuration
 witness: $(LM_EVAL)/.made ## Have lm-eval score the server beside transformers; its environment takes 600 MB.
 	$(BIN)/python -m pytest tests/dialects/test_lm_eval.py $(ARGS)
 
+locked: $(ENVIRONMENT) ## Build with exactly the releases of constraints.txt, each file checked by its hash.
+	$(PIP) install --require-hashes --requirement constraints.txt --requirement constraints-build.txt
+	$(PIP) install --no-deps --no-build-isolation .
+
+constraints: $(PIP_TOOLS)/.made ## Write constraints*.txt anew, with the newest releases that pyproject.toml allows.
+	$(PIP_TOOLS)/bin/pip-compile $(COMPILE) --extra otlp --extra public --output-file build/runtime.txt pyproject.toml
+	$(PIP_TOOLS)/bin/python -c 'import tomllib; \
+		build = tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"]; \
+		print(*build, "cmake", "ninja", sep="\n")' > build/build.in
+	$(PIP_TOOLS)/bin/pip-compile $(COMPILE) --output-file build/build.txt build/build.in
+	@for name in constraints:runtime constraints-build:build; do \
+		file=$${name%%:*}.txt; \
+		{ sed '/^[^#]/,$$d' $$file; cat build/$${name##*:}.txt; } > build/new.txt && mv build/new.txt $$file; done
+
 clean: ## Remove the environment and everything built.
 	rm -rf $(VENV) .venv-witness build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -f src/dragoman/kernels/_native.*.so
@@ -83,7 +121,7 @@ $(BUILT): $(ENVIRONMENT) $(NATIVE)
 	@touch $@
 
 # An extra is installed by its own list: through `.[extra]` the package would be built once more.
-$(TEST) $(DEV): $(VENV)/.extra-%: $(BUILT)
+$(TEST) $(DEV) $(BROWSER) $(FUZZ): $(VENV)/.extra-%: $(BUILT)
 	$(if $(TORCH),$(if $(filter test,$*),$(PIP) install $(TORCH)))
 	@$(BIN)/python -c 'import tomllib; \
 		extra = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$*"]; \
@@ -91,6 +129,13 @@ $(TEST) $(DEV): $(VENV)/.extra-%: $(BUILT)
 		print(*(line for line in extra if not line.startswith(left_out)), sep="\n")' > $(VENV)/$*.txt
 	$(PIP) install --requirement $(VENV)/$*.txt
 	$(if $(ALONE),$(if $(filter test,$*),$(PIP) install --no-deps $(ALONE)))
+	@touch $@
+
+$(PIP_TOOLS)/.made:
+	@test -n "$(PYTHON_VERSION)" || { echo "Python 3.11 or newer is needed; name one with PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(PIP_TOOLS)
+	$(PIP_TOOLS)/bin/python -m pip install pip-tools
+	@mkdir -p build
 	@touch $@
 
 # It sees our own environment, and so does not bring another PyTorch.
