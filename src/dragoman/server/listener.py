@@ -161,8 +161,10 @@ class Listener:
         if self._certificates is not None:
             tls = {"ssl": self._certificates.context, "ssl_handshake_timeout": self._handshake_timeout_s}
         opening = self._loop.create_task(self._loop.connect_accepted_socket(protocol, accepted, **tls))
-        # A handshake that takes its time is given up for others like any idle connection.
-        slot.drop = opening.cancel
+        if tls:
+            # A handshake that takes its time is given up for others like any idle connection. Without TLS the protocol
+            # is there a turn later, and uvloop would close the cancelled connection without telling it.
+            slot.drop = opening.cancel
         self._opening.add(opening)
         opening.add_done_callback(lambda done: self._opened(done, slot, accepted))
 
