@@ -29,7 +29,7 @@ def python_with(requirement: str) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     _run([sys.executable, "-m", "venv", "--without-pip", str(folder)])
     install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--disable-pip-version-check"]
-    _run([*install, "--quiet", requirement])
+    _run([*install, "--no-compile", "--quiet", requirement])
     stamp.write_text(wanted)
     return python
 

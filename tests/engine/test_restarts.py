@@ -10,9 +10,9 @@ import os
 import random
 import resource
 import signal
-import threading
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path

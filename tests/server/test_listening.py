@@ -25,7 +25,7 @@ import msgspec
 import pytest
 import uvloop
 from sockets import ENDLESS, ask, read_all, request_of, serves, status_of, until
-from stub_house import QUICK, RunningServer, running_server
+from stub_house import QUICK, STUB, RunningServer, running_server
 from toy_dialect import toy
 from websockets.sync.client import connect
 
@@ -119,7 +119,8 @@ def test_silent_connections_make_room_and_health_is_told() -> None:
 
 def test_health_is_told_while_every_place_is_busy() -> None:
     limits = msgspec.structs.replace(QUICK, max_connections=4)
-    with running_server(limits, network=NetworkSettings(reserved_connections=2)) as server:
+    slow = msgspec.structs.replace(STUB, step_s=0.02)
+    with running_server(limits, slow, network=NetworkSettings(reserved_connections=2)) as server:
         with contextlib.ExitStack() as stack:
             for _ in range(4):
                 busy = stack.enter_context(server.connect())

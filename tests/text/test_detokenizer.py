@@ -76,7 +76,7 @@ def test_a_long_prompt_gives_the_same_text_as_all_its_tokens(tokenizer: Tokenize
 
 
 @settings(max_examples=100, deadline=None)
-@given(text=st.text(max_size=40).filter(lambda text: "é" not in text))  # an added token here, decoded as byte E9
+@given(text=st.text(max_size=40).filter(lambda text: "é" not in text and "<" not in text))  # in added tokens here
 @pytest.mark.parametrize("kind", ["byte_level_bpe", "gpt2"])
 def test_every_complete_character_is_released_at_once(load: Load, kind: str, text: str) -> None:
     tokenizer = load(kind)
