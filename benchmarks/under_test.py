@@ -24,7 +24,6 @@ from benchmarks.raw_http import NO_STATUS, ask
 
 MODEL = "builtin"
 START_S = 60.0
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class ServerUnderTest:
@@ -61,7 +60,7 @@ class ServerUnderTest:
         return [each for each in self.processes()[1:] if not has_argument(each, "dragoman.engine")]
 
     def resident_bytes(self) -> int:
-        """Resident memory of all processes together; pages that they share count in each."""
+        """Return the resident memory of all processes together; a page that several share counts once."""
         return sum(_resident_bytes(each.pid) for each in self.processes())
 
     async def metrics(self) -> dict[str, float]:
@@ -77,9 +76,11 @@ class ServerUnderTest:
 
 
 def _resident_bytes(pid: int) -> int:
+    """Return the process's proportional part of resident memory (Linux's ``Pss``)."""
     try:
-        return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * PAGE_BYTES
-    except (OSError, IndexError):
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_bytes().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(b"Pss:")) * 1024
+    except (OSError, StopIteration):
         return 0
 
 

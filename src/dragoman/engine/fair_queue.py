@@ -134,6 +134,11 @@ class FairQueue:
             shares.sort(key=attrgetter("rank"))
         return shares
 
+    def has_company(self) -> bool:
+        """Return whether more than one caller has sequences here that wait or run."""
+        active = (share for share in self.shares.values() if share.is_active)
+        return next(active, None) is not None and next(active, None) is not None
+
     def position(self, sequence: Sequence) -> int:
         """How soon it is a sequence's turn, from 1, when every caller is served one after the other; an estimate, for
         what they ask for is not known before."""

@@ -13,6 +13,12 @@ SMALLEST_SHARE = 32
 """Prompt tokens per step that another prompt must be able to get before it is started beside others; half as many are
 enough for a caller's first."""
 
+SHORT_STEP = 3 / 8
+"""Of the prompt tokens beside decode rows, the part that callers with a queue get while others are about."""
+
+COMPANY_STEPS = 256
+"""A caller that has nothing to compute counts as about for so many steps."""
+
 
 class PrefillPlan:
     """How the prompt tokens of the next step are going to be divided, as sequences are admitted."""
@@ -52,6 +58,16 @@ class PrefillPlan:
         self._encoded += to_encode
         self.budget = max(0, self.budget - to_encode)
         self._wanted.setdefault(sequence.share, []).append(sequence.remaining)
+
+
+def budget_in_company(prefills: list[Sequence], budget: int) -> int:
+    """Return the prompt tokens of a step with decode rows while several callers are about, of ``budget`` alone.
+
+    A caller whose sequences wait in a queue gains nothing by long steps, but another one's first token has to wait
+    until such a step is over. So the prompts of callers with a queue fill a part of it only.
+    """
+    of_others = sum(sequence.remaining for sequence in prefills if not sequence.share.waiting)
+    return min(budget, max(int(SHORT_STEP * budget), of_others))
 
 
 def divided(prefills: list[Sequence], decodes: list[Sequence], budget: int) -> Iterator[tuple[Sequence, int]]:

@@ -17,7 +17,8 @@ Policy:
    caller furthest ahead is preempted: it gives up its blocks and waits to be computed again.
 4. Every sequence with one token to compute runs; prefill chunks fill the rest of the token budget. Callers divide it so
    that the step serves each alike, its decode rows counted; a prompt that is longer than its caller's part leaves half
-   of what is left to those behind it, so that a short one is not kept waiting by a long one.
+   of what is left to those behind it, so that a short one is not kept waiting by a long one. While several callers are
+   about, a caller with a queue fills its steps less, so that another one's first token does not wait for a long step.
 5. Where there is no prompt to compute, drafts fill a small step. They get no block of their own.
 
 Where no token sees more than a window of positions, a sequence holds the blocks of its window and of the next step:
@@ -50,7 +51,7 @@ from dragoman.engine.fair_queue import FairQueue, Share
 from dragoman.engine.integrity import check_integrity
 from dragoman.engine.kv_cache import KVCache
 from dragoman.engine.preemption import givers_to, in_order_of_claim, is_any_replaceable, replaceable_for, widest
-from dragoman.engine.prefill import PrefillPlan, divided
+from dragoman.engine.prefill import COMPANY_STEPS, PrefillPlan, budget_in_company, divided
 from dragoman.engine.runner import Runner
 from dragoman.engine.schedule import Chunk, Schedule
 from dragoman.engine.sequence import Sequence, SequenceGroup, Status
@@ -88,6 +89,8 @@ class Scheduler:
         self.preemptions = 0
         self.drafted_tokens = 0
         self.accepted_tokens = 0
+        self._steps_in_company = 0
+        """Steps for which several callers still count as about."""
         self.window = Window(runner.window, self.step_tokens, runner.block_size)
         self.max_length = self.window.longest(runner.max_context, runner.num_blocks)
         self.inputs = EncoderInputs(self.cache, shared=settings.prefix_cache)
@@ -185,6 +188,7 @@ class Scheduler:
 
     def schedule(self) -> Schedule:
         """Decide the next step. Afterwards the caller runs it and reports with ``tables.computed``."""
+        self._steps_in_company = COMPANY_STEPS if self.waiting.has_company() else max(0, self._steps_in_company - 1)
         if self.waiting:
             self._admit()
         self._grow()
@@ -353,6 +357,8 @@ class Scheduler:
             return Schedule(decodes, [], copies, encodes)
         prefills = [s for s in self.running if s.remaining > 1]
         budget = self._prompt_budget(len(decodes)) - sum(len(s.group.request.encoder_input) for s in encodes)
+        if decodes and self._steps_in_company and budget > 0:
+            budget = budget_in_company(prefills, budget)
         logit_rows = self.max_logit_rows - len(self.running)  # beyond the one of each sequence
         chunks = []
         for sequence, most in divided(prefills, decodes, budget):
