@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -143,19 +143,23 @@ class KVCache:
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
         """Walk everything, given the block tables of all running sequences. AssertionError names what is wrong."""
-        owned: Counter[int] = Counter()
+        owners = [0] * self.num_blocks
         for table in tables:
             held = [block for block in table if block != NOT_HELD]
             assert len(set(held)) == len(held), "a block appears twice in one table"
-            owned.update(held)
-        free = set(self._free)
+            for block in held:
+                owners[block] += 1
+        if owners != self._owners:
+            wrong = next(block for block in range(self.num_blocks) if owners[block] != self._owners[block])
+            raise AssertionError(f"block {wrong}: {self._owners[wrong]} != {owners[wrong]} owners")
+        free, cached = set(self._free), self._cached.keys()
+        owned = {block for block, count in enumerate(owners) if count}
         assert len(free) == len(self._free), "a block is free twice"
-        for block in range(self.num_blocks):
-            assert self._owners[block] == owned[block], f"block {block}: {self._owners[block]} != {owned[block]} owners"
-            places = (block in free) + (block in self._cached) + (owned[block] > 0)
-            assert places == 1, f"block {block} is in {places} of: free, cached, owned"
-            name = self._hash_of[block]
-            assert name is None or self._block_of.get(name) == block, f"block {block} has a name that leads elsewhere"
-            assert (name is not None) or block not in self._cached, f"block {block} is cached without a name"
-        named = sum(name is not None for name in self._hash_of)
-        assert named == len(self._block_of), "a name leads to a block that does not carry it"
+        assert not free & cached, "a block is free and cached"
+        assert not free & owned, "a block is free and owned"
+        assert not cached & owned, "a block is cached and owned"
+        assert len(free | cached | owned) == self.num_blocks, "a block is neither free nor cached nor owned"
+        assert all(self._hash_of[block] == name for name, block in self._block_of.items()), "a name leads elsewhere"
+        named = self.num_blocks - self._hash_of.count(None)
+        assert named == len(self._block_of), "a block carries a name that does not lead to it"
+        assert all(self._hash_of[block] is not None for block in cached), "a block is cached without a name"
