@@ -218,6 +218,10 @@ class World:
         from outside is not told from a request that does."""
         return "process died 3 times" in words and self.kills >= 3
 
+    def _is_explained(self, words: str) -> bool:
+        """Whether an answer may have been cut with these words."""
+        return self.is_drained or "did not finish" in words or self._was_blamed(words)
+
     def may_fail(self) -> bool:
         """Whether requests may be refused or cut now, for want of an engine or because the server stops."""
         lately = self.loop.time() - 10.0
@@ -226,8 +230,7 @@ class World:
     def check_refusal(self, template: Template, answer: Answer) -> None:
         """An answer that is no success has its reason."""
         words = error_of(answer)
-        explained = self.is_drained or "did not finish" in words or self._was_blamed(words)
-        if answer.status == 200 and not explained:
+        if answer.status == 200 and not self._is_explained(words):
             raise self.broken(template, "it was cut", answer)
         self._check(template, Manner(), answer)
 
@@ -241,6 +244,13 @@ class World:
             raise broken("it was answered twice")
         if answer.left:
             self.note("left", template, answer)
+            self._check_part(template, answer, broken)
+            return
+        if answer.dropped and (words := error_of(answer)):
+            # A dialect whose streams break off behind an error.
+            if not self._is_explained(words):
+                raise broken(f"a stream was cut: {words}")
+            self.note("cut", template, answer)
             self._check_part(template, answer, broken)
             return
         if answer.dropped:
@@ -296,7 +306,7 @@ class World:
             if "unhealthy" in words and self._was_down(answer):  # a refusal, in a dialect that has begun its stream
                 self.note("503", template, answer)
                 return
-            if not (self.is_drained or "did not finish within" in words or self._was_blamed(words)):
+            if not self._is_explained(words):
                 raise broken(f"a stream was cut: {words}")
             self.note("cut", template, answer)
             self._check_part(template, answer, broken)
@@ -408,12 +418,14 @@ class World:
 
     async def _check_serves(self) -> None:
         """After all of it the server answers as if nothing had been."""
-        for _ in range(100):
+        tries = 100  # the engine's longest wait for its next start, and some more
+        while tries:
             answer = await self.ask(TEMPLATES[0], Manner(), "ann")
             if answer.status == 200:
                 self._check(TEMPLATES[0], Manner(), answer)
                 return
             await asyncio.sleep(1.0)
+            tries = tries - 1 if not self._start_faults else 100  # each of those makes it wait once more
         raise Violation(f"the server serves no more: {_shown(answer)}")
 
     def _check_idle(self) -> None:
