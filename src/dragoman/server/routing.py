@@ -155,6 +155,7 @@ class PathEndpoint:
                     await self._answer_preflight(exchange, asked)
                     return
             if candidates is None:
+                self._hosting.check_page(exchange.page, dialect.cors, exchange.method)
                 where = f"{exchange.method} is not allowed on {exchange.path[:256]}"
                 raise MethodNotAllowed(f"{where}, only {self._allowed}.")
             if len(candidates) > 1:
