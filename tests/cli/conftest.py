@@ -1,4 +1,4 @@
-"""Lets the tests of the command line use the hub of the models' tests, and the servers of the server's."""
+"""Lets these tests use the hub of the models' tests, the servers of the server's, and the helpers beside them."""
 
 from __future__ import annotations
 
@@ -7,3 +7,4 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
+sys.path.insert(0, str(Path(__file__).parent))

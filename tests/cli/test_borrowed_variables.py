@@ -18,7 +18,7 @@ from dragoman.cli.settings import ModelChoice
 from dragoman.dialects.alexandria.settings import AlexandriaSettings
 from dragoman.dialects.locallab.settings import LocalLabSettings
 from dragoman.models.settings import ModelSettings
-from dragoman.server.settings import ContinueSettings, ServerSettings
+from dragoman.server.settings import BrowserSettings, ContinueSettings, ServerSettings
 
 LOCALLAB_SET = {
     "HUGGINGFACE_MODEL": "org/one",
@@ -82,6 +82,38 @@ def test_variables_of_locallab(started: Any) -> None:
     assert (own.locallab_temperature, own.locallab_top_p, own.locallab_top_k) == (0.25, 0.8, 11)
     assert (own.locallab_max_length, own.locallab_rate_limit, own.locallab_burst) == (99, 0, 3)
     assert "LOCALLAB_WORKERS has no effect here" in said
+
+
+def test_origins_of_locallab_are_those_of_the_one_option(started: Any) -> None:
+    origins = "https://page.example, http://localhost:3000"
+    found, said = started("--dialect", "locallab", LOCALLAB_CORS_ORIGINS=origins, LOCALLAB_ENABLE_CORS="true")
+    assert found[BrowserSettings].cors_origin == ("https://page.example", "http://localhost:3000")
+    assert "CORS" not in said
+    found, _ = started("--dialect", "locallab", LOCALLAB_CORS_ORIGINS="*")
+    assert found[BrowserSettings].cors_origin == ("*",)
+    found, _ = started("--dialect", "locallab", "--cors-origin", "app://*", LOCALLAB_CORS_ORIGINS=origins)
+    assert found[BrowserSettings].cors_origin == ("app://*",)
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        (
+            {"LOCALLAB_CORS_ORIGINS": "*", "LOCALLAB_ENABLE_CORS": "false"},
+            "LOCALLAB_CORS_ORIGINS has no effect: LOCALLAB_ENABLE_CORS is false",
+        ),
+        ({"LOCALLAB_ENABLE_CORS": "true"}, "LOCALLAB_ENABLE_CORS names no origin"),
+        ({"LOCALLAB_ENABLE_CORS": "0"}, "LOCALLAB_ENABLE_CORS is 0: no origin is named, but pages that have an API"),
+        ({"LOCALLAB_CORS_ORIGINS": " , "}, ""),
+    ],
+)
+def test_without_a_named_origin_no_page_is_let_in(started: Any, variables: dict[str, str], said: str) -> None:
+    found, output = started("--dialect", "locallab", COLUMNS="400", **variables)
+    assert found[BrowserSettings].cors_origin == ()
+    assert said in output
+    found, output = started("--dialect", "auto", **variables)
+    assert found[BrowserSettings].cors_origin == ()
+    assert "CORS" not in output
 
 
 def test_variables_of_alexandria(started: Any) -> None:

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import httpx
+from command_server import start_server
 
-ADDRESS = re.compile(r"address +(http://\S+)")
 TEXT = "Once upon a time there was"
 
 
 def started(state: Path) -> tuple[subprocess.Popen[str], str]:
-    server = subprocess.Popen(
-        [sys.executable, "-m", "dragoman", "serve", "--state-dir", str(state), "--max-context", "512"],
-        env={**os.environ, "DRAGOMAN_CONFIG": os.devnull, "DRAGOMAN_PORT": "0"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert server.stderr is not None
-    said = ""
-    for line in server.stderr:
-        said += line
-        if found := ADDRESS.search(line):
-            return server, found[1]
-    raise AssertionError(said)
+    return start_server("--state-dir", str(state), "--max-context", "512")
 
 
 def alexandria(url: str, id: str, tokens: int) -> tuple[str, str]:

@@ -25,7 +25,7 @@ from dragoman.cli.settings import ModelChoice
 from dragoman.cli.tunnel import TunnelSettings
 from dragoman.dialects.locallab.settings import LocalLabSettings
 from dragoman.models.settings import ModelSettings
-from dragoman.server.settings import ServerSettings
+from dragoman.server.settings import BrowserSettings, ServerSettings
 
 # Every option of LocalLab's command, with a value that it takes; None: it takes none.
 FLAGS: dict[str, str | None] = {
@@ -152,6 +152,19 @@ def test_command_line_over_variable_over_saved_over_default(locallab: Started) -
     assert chosen("--port", "4", "--temperature", "0", "--model", "m", **variables) == ("m", 4, 0)
     locallab.file.unlink()
     assert chosen() == (None, ServerSettings().port, LocalLabSettings().locallab_temperature)
+
+
+def test_saved_origins_are_those_of_the_one_option(locallab: Started) -> None:
+    locallab.save({"cors_origins": "https://a.example,https://b.example", "enable_cors": True})
+    found, said = locallab.run("start")
+    assert found[BrowserSettings].cors_origin == ("https://a.example", "https://b.example")
+    assert said == ""
+    found, said = locallab.run("start", LOCALLAB_ENABLE_CORS="false")
+    assert found[BrowserSettings].cors_origin == ()
+    assert said == "note: LOCALLAB_CORS_ORIGINS has no effect: LOCALLAB_ENABLE_CORS is false\n"
+    locallab.save({"cors_origins": ["https://a.example"]})
+    _, said = locallab.run("start", code=2)
+    assert "cors_origins is not a single value" in said
 
 
 def test_a_variable_undoes_what_was_saved(locallab: Started) -> None:

@@ -17,34 +17,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command_server import read_until, start_command
 
 READY = re.compile(r"Try it:\n\n(curl .*)\n")
 
 
-def start(*arguments: str, **variables: str) -> subprocess.Popen[str]:
-    """``dragoman serve`` on any free port, its words to a user on standard error."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "dragoman", "serve", *arguments],
-        env={**os.environ, "DRAGOMAN_CONFIG": os.devnull, "DRAGOMAN_PORT": "0", **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def said_when_ready(server: subprocess.Popen[str]) -> str:
-    said = ""
-    assert server.stderr is not None
-    for line in server.stderr:
-        said += line
-        if READY.search(said):
-            return said
-    raise AssertionError(f"the server ended with {server.wait()}:\n{said}")
+    return read_until(server, READY)
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    server = start("--threads", "2", "--max-context", "512", "--no-access-log")
+    server = start_command("--threads", "2", "--max-context", "512", "--no-access-log")
     try:
         yield server, said_when_ready(server)
     finally:
@@ -147,7 +131,7 @@ def test_bench_measures_a_running_server(served) -> None:
 
 
 def test_interrupt_ends_it_cleanly() -> None:
-    server = start()
+    server = start_command()
     said_when_ready(server)
     server.send_signal(signal.SIGINT)
     _, rest = server.communicate(timeout=60)
@@ -159,7 +143,7 @@ def test_a_first_start_that_others_can_reach_makes_a_key(tmp_path: Path) -> None
     options = ("--host", "0.0.0.0", "--max-context", "256", "--no-access-log")
     key = ""
     for attempt in range(2):
-        server = start(*options, XDG_STATE_HOME=str(tmp_path))
+        server = start_command(*options, XDG_STATE_HOME=str(tmp_path))
         said = said_when_ready(server)
         url = re.search(r"http://0.0.0.0:\d+", said)
         assert url is not None
@@ -231,7 +215,7 @@ def test_a_key_is_shown_nowhere() -> None:
 
 
 def fail(*arguments: str, **variables: str) -> str:
-    server = start(*arguments, **variables)
+    server = start_command(*arguments, **variables)
     said = "".join(server.communicate(timeout=60))
     assert server.returncode == 1, said
     assert "Traceback" not in said
@@ -272,7 +256,7 @@ def test_taken_port_is_one_clear_line() -> None:
 
 def test_unknown_kernels_are_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAGOMAN_KERNELS", "avx1024")
-    server = start()
+    server = start_command()
     out, said = server.communicate(timeout=60)
     assert server.returncode == 1
     assert (out + said).count("\n") == 1
@@ -280,7 +264,7 @@ def test_unknown_kernels_are_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_impossible_option_is_a_usage_error() -> None:
-    server = start("--precision", "int7")
+    server = start_command("--precision", "int7")
     said = "".join(server.communicate(timeout=60))
     assert server.returncode == 2
     assert "precision" in said
@@ -306,7 +290,7 @@ def story(address: str, tokens: int, **headers: str) -> tuple[str, str | None]:
 def test_a_cut_generation_goes_on_after_the_server_was_killed(tmp_path: Path) -> None:
     texts, before = [], []
     for _ in range(2):
-        server = start("--max-context", "256", "--state-dir", str(tmp_path))
+        server = start_command("--max-context", "256", "--state-dir", str(tmp_path))
         try:
             address = re.search(r"http://127\.0\.0\.1:\d+", said_when_ready(server))[0]
             text, continued = story(address, 8, **{"x-request-continue": "mine"})

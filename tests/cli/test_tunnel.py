@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from command_server import read_until
 
 FAKE_CONF = """
 class PyngrokConfig:
@@ -40,13 +42,7 @@ def kill():
 
 
 def said_when_ready(server: subprocess.Popen[str]) -> str:
-    said = ""
-    assert server.stderr is not None
-    for line in server.stderr:
-        said += line
-        if "Try it" in line:
-            return said
-    raise AssertionError(f"the server ended with {server.wait()}:\n{said}")
+    return read_until(server, re.compile("Try it"))
 
 
 @pytest.fixture

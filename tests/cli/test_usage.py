@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -15,13 +14,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from command_server import start_server
 
 from dragoman.cli.usage import UsageSettings, first_day, usage
 from dragoman.core.errors import DragomanError
 from dragoman.server.key_file import hashed
 from dragoman.server.ledger import LEDGER_FILE, Ledger, Usage
 
-ADDRESS = re.compile(r"address +(http://\S+)")
 ANN = "ann-has-a-long-enough-key"
 BEARER = {"authorization": f"Bearer {ANN}"}
 
@@ -84,21 +83,7 @@ def test_a_wrong_day_is_an_error_in_words() -> None:
 
 
 def started(state: Path, keys: Path) -> tuple[subprocess.Popen[str], str]:
-    arguments = ["--state-dir", str(state), "--api-key-file", str(keys), "--max-context", "512"]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "dragoman", "serve", *arguments],
-        env={**os.environ, "DRAGOMAN_CONFIG": os.devnull, "DRAGOMAN_PORT": "0"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert server.stderr is not None
-    said = ""
-    for line in server.stderr:
-        said += line
-        if found := ADDRESS.search(line):
-            return server, found[1]
-    raise AssertionError(said)
+    return start_server("--state-dir", str(state), "--api-key-file", str(keys), "--max-context", "512")
 
 
 def rows_of(state: Path) -> list[dict[str, object]]:

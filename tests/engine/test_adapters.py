@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from engine_clients import read
 from tiny_model import make_tiny_adapter, make_tiny_llama
 
 from dragoman.core.errors import AdapterNotFound, BadRequest, Conflict, EngineUnavailable, ModelError
@@ -153,13 +154,6 @@ def test_adapters_that_come_and_go_under_load(case: int) -> None:
 # Through the process --------------------------------------------------------------------------------------------------
 
 STUB = StubModel(step_s=0.001, vocab_size=199, max_adapters=3)
-
-
-async def read(client: EngineClient, asked: EngineRequest) -> Transcript:
-    transcript = Transcript()
-    async for event in client.submit(asked):
-        transcript.add(event)
-    return transcript
 
 
 async def started() -> EngineClient:

@@ -15,6 +15,7 @@ from contextlib import aclosing, asynccontextmanager
 import msgspec
 import psutil
 import pytest
+from engine_clients import read
 
 from dragoman.core.constraint import Choice
 from dragoman.core.errors import BadRequest, EngineUnavailable, ModelError, Overloaded
@@ -55,12 +56,6 @@ async def idle(client: EngineClient) -> None:
 def test_streams_what_the_engine_makes() -> None:
     rng = random.Random(1)
     requests = [random_request(rng, f"r{index}", STUB.vocab_size) for index in range(20)]
-
-    async def read(client: EngineClient, request: EngineRequest) -> Transcript:
-        transcript = Transcript()
-        async for event in client.submit(request):
-            transcript.add(event)
-        return transcript
 
     async def play() -> list[Transcript]:
         async with started() as client:

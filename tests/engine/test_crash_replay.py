@@ -6,12 +6,11 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
+from engine_clients import POISON, STUB, read, started
 from tiny_model import make_tiny_llama, make_tiny_t5
 
 from dragoman import models
@@ -19,30 +18,9 @@ from dragoman.core.events import EngineEvent, FinishEvent, FinishReason, TokenEv
 from dragoman.core.request import EngineRequest
 from dragoman.core.sampling import BeamParams, LogprobParams, SamplingParams
 from dragoman.engine.client import EngineClient, State
-from dragoman.engine.messages import EngineStats, LoadModel, StubModel, WorkerSettings
+from dragoman.engine.messages import EngineStats, LoadModel, WorkerSettings
 from dragoman.models.settings import Precision
 from simulation import Transcript, random_request, run_alone, stub
-
-POISON = 0
-"""The token that makes the stub misbehave when it is in a history; ordinary requests here never produce it."""
-STUB = StubModel(vocab_size=199, num_blocks=128, max_context=600, step_s=0.002)
-
-
-@asynccontextmanager
-async def started(model: StubModel | LoadModel = STUB) -> AsyncIterator[EngineClient]:
-    client = EngineClient(WorkerSettings(model=model))
-    await client.start()
-    try:
-        yield client
-    finally:
-        await client.close()
-
-
-async def read(client: EngineClient, request: EngineRequest) -> Transcript:
-    transcript = Transcript()
-    async for event in client.submit(request):
-        transcript.add(event)
-    return transcript
 
 
 def kill(client: EngineClient) -> bool:

@@ -13,12 +13,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from engine_clients import POISON, STUB, read, started
 from tiny_model import make_tiny_llama
 
 from dragoman import models
@@ -27,54 +28,28 @@ from dragoman.core.events import EngineEvent, FinishEvent, FinishReason
 from dragoman.core.request import EngineRequest
 from dragoman.engine import client as client_module
 from dragoman.engine.client import EngineClient, State
-from dragoman.engine.launch import Launched
-from dragoman.engine.messages import FromEngine, LoadModel, StubModel, WorkerSettings
-from dragoman.engine.process import WorkerProcess
+from dragoman.engine.messages import LoadModel, WorkerSettings
+from dragoman.engine.process import Spawner, WorkerProcess
 from dragoman.engine.replay import CULPRIT_S, MOST_CULPRITS, Culprits
 from dragoman.engine.watchdog import COMPUTING_FACTOR, Watchdog, cpu_ticks
 from simulation import Transcript, run_alone, stub
 
-POISON = 0
-STUB = StubModel(vocab_size=199, num_blocks=128, max_context=600, step_s=0.002)
 REQUEST = EngineRequest(request_id="r", prompt=(1, 2, 3), seeds=(7,), max_tokens=150)
 
 
 class Failing:
-    """``WorkerProcess.spawn`` that fails while ``errors`` last, from the second start on."""
+    """A ``Spawner`` that fails while ``errors`` last, from the second start on."""
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = iter(errors)
         self.starts = 0
 
-    async def __call__(
-        self,
-        settings: WorkerSettings,
-        heard: Callable[[FromEngine], None],
-        gone: Callable[[], None],
-        launched: Launched | None = None,
-    ) -> WorkerProcess:
+    async def __call__(self, settings: WorkerSettings, *more: Any) -> WorkerProcess:
         self.starts += 1
         if self.starts > 1:
             for error in self.errors:
                 raise error
-        return await WorkerProcess.spawn(settings, heard, gone, launched)
-
-
-@asynccontextmanager
-async def started(settings: WorkerSettings, spawn: Failing | None = None) -> AsyncIterator[EngineClient]:
-    client = EngineClient(settings, spawn=spawn or Failing())
-    await client.start()
-    try:
-        yield client
-    finally:
-        await client.close()
-
-
-async def read(client: EngineClient, request: EngineRequest) -> Transcript:
-    transcript = Transcript()
-    async for event in client.submit(request):
-        transcript.add(event)
-    return transcript
+        return await Spawner()(settings, *more)
 
 
 async def killed(client: EngineClient, request: EngineRequest) -> asyncio.Task[Transcript]:
@@ -228,13 +203,8 @@ def test_a_process_that_neither_speaks_nor_computes_hangs(monkeypatch: pytest.Mo
 def test_a_process_that_hangs_before_it_is_ready_is_killed() -> None:
     """Nobody else would ever end it: a model that takes another's place would be loading for ever."""
 
-    async def stopped(
-        settings: WorkerSettings,
-        heard: Callable[[FromEngine], None],
-        gone: Callable[[], None],
-        launched: Launched | None = None,
-    ) -> WorkerProcess:
-        process = await WorkerProcess.spawn(settings, heard, gone, launched)
+    async def stopped(settings: WorkerSettings, *more: Any) -> WorkerProcess:
+        process = await Spawner()(settings, *more)
         os.kill(process.pid, signal.SIGSTOP)
         return process
 

@@ -92,10 +92,6 @@ def read_vocabulary(data: bytes) -> None:
 
 def read_tokenizer(data: bytes) -> None:
     """``tokenizer.json`` and text through it."""
-    model = (_object(data) or {}).get("model")
-    # Known: where merges do not begin with this prefix the library makes an error that is not UTF-8, and aborts.
-    if isinstance(model, dict) and model.get("continuing_subword_prefix") and model.get("merges"):
-        return
     _use_tokenizer({"tokenizer.json": data})
 
 

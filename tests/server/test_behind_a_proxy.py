@@ -27,6 +27,7 @@ from dragoman.dialects import made_dialects
 from dragoman.server.key_file import hashed
 from dragoman.server.keys import Keyring
 from dragoman.server.settings import NetworkSettings
+from tests.ports import free_port
 
 PAGE = (Path(__file__).parents[2] / "docs" / "behind-a-proxy.md").read_text("utf-8")
 NAME = "llm.example.org"
@@ -46,13 +47,6 @@ def adapted(text: str, changes: Mapping[str, str]) -> str:
         assert text.count(there) == 1, there
         text = text.replace(there, here)
     return text
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 class Proxy:

@@ -245,6 +245,7 @@ async def test_a_file_that_cannot_be_used_is_set_aside(
     assert "an empty one takes its place" in caplog.text
     (aside,) = tmp_path.glob("continue.sqlite3.2*")
     assert aside.read_bytes() == before
+    assert file.stat().st_mode & 0o777 == 0o600
 
 
 async def test_a_locked_file_is_a_clear_error_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,7 @@ def test_liveness_fails_with_the_engine() -> None:
         server.house.failure = "the engine has been down for 600 s"
         answer = httpx.get(f"{server.url}/livez")
         assert (answer.status_code, answer.json()["reason"]) == (503, "the engine has been down for 600 s")
+        assert answer.headers["retry-after"] == "1"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="told by /proc")

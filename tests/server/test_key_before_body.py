@@ -8,10 +8,12 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from sockets import json_of, read_all, status_of
+from sockets import json_of, read_all, status_of, until
 from stub_house import QUICK, RunningServer, running_server
 
+from dragoman.core.caller import CallerLimits
 from dragoman.dialects import DIALECTS
+from dragoman.server.accounts import Accounts
 from dragoman.server.key_file import hashed
 from dragoman.server.keys import Keyring
 
@@ -87,6 +89,44 @@ def test_who_has_a_key_is_told_to_go_on(locked: RunningServer) -> None:
 def test_any_known_key_lets_the_body_be_read_and_its_scopes_count_behind_it(locked: RunningServer) -> None:
     answer = first_answer(locked, head_of("/v1/load_lora_adapter", f"authorization: Bearer {LIMITED}"))
     assert status_of(answer) == 403
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/generate", "/tgi/generate"])
+@pytest.mark.parametrize("expecting", [(), ("expect: 100-continue",)])
+def test_who_is_over_a_limit_is_refused_before_any_body(path: str, expecting: tuple[str, ...]) -> None:
+    limits = CallerLimits(requests_per_minute=1)
+    keys = Keyring([hashed(KEY, "ann"), hashed(LIMITED, "bob", limits={"requests_per_minute": 5})], defaults=limits)
+    accounts = Accounts()
+    with running_server(PATIENT, keys=keys, accounts=accounts) as server:
+        mine = (f"authorization: Bearer {KEY}", *expecting)
+        with server.connect() as connection:
+            lines = (f"authorization: Bearer {KEY}", "connection: close")
+            connection.sendall(head_of("/v1/completions", *lines, length=len(BODY)) + BODY)
+            assert status_of(read_all(connection)) == 200
+        refused = first_answer(server, head_of(path, *mine))
+        assert status_of(refused) == 429
+        head = refused.partition(b"\r\n\r\n")[0].lower()
+        assert b"retry-after: " in head
+        assert b"x-ratelimit-remaining-requests: 0" in head
+        assert b"100 continue" not in head
+        until(lambda: accounts._totals["ann"].refused == 1)
+        assert accounts._totals["ann"].requests == 1
+        # Another key's requests are read, and who is let in is counted once.
+        for _ in range(5):
+            with server.connect() as connection:
+                lines = (f"authorization: Bearer {LIMITED}", "connection: close")
+                connection.sendall(head_of("/v1/completions", *lines, length=len(BODY)) + BODY)
+                assert status_of(read_all(connection)) == 200
+        assert status_of(first_answer(server, head_of(path, f"authorization: Bearer {LIMITED}"))) == 429
+
+
+def test_an_address_over_its_limit_is_refused_before_any_body() -> None:
+    with running_server(PATIENT, keys=Keyring(defaults=CallerLimits(requests_per_minute=1))) as server:
+        with server.connect() as connection:
+            connection.sendall(head_of("/v1/completions", "connection: close", length=len(BODY)) + BODY)
+            assert status_of(read_all(connection)) == 200
+        for path in ("/v1/chat/completions", "/generate"):
+            assert status_of(first_answer(server, head_of(path))) == 429
 
 
 def test_bodies_of_strangers_take_no_memory(locked: RunningServer) -> None:

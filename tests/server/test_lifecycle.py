@@ -22,6 +22,7 @@ from dragoman.engine.client import EngineClient
 from dragoman.engine.messages import EngineInfo, LoadModel, WorkerSettings
 from dragoman.server import lifecycle
 from dragoman.server.lifecycle import until_told
+from tests.ports import free_port
 
 SLOW = msgspec.structs.replace(STUB, step_s=0.01)
 
@@ -153,13 +154,6 @@ def test_a_model_that_is_not_there_is_an_error(tmp_path: Any) -> None:
 
 
 # A port for the metrics ----------------------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 def test_metrics_may_have_a_port_of_their_own() -> None:

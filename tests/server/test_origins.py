@@ -436,6 +436,35 @@ async def check_operation(client: httpx.AsyncClient, operation: Operation, where
     assert "access-control-allow-origin" not in answer.headers, where
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/nowhere"), ("POST", "/nowhere"), ("POST", "/openai/nowhere"), ("DELETE", "/v1/models"), ("PUT", "/x/y")],
+)
+async def test_a_page_elsewhere_does_not_learn_which_paths_and_methods_there_are(
+    house: LocalHouse, method: str, path: str
+) -> None:
+    async with asked(house, *DIALECTS) as client:
+        unknown = (await client.request(method, path)).status_code
+        assert unknown in (404, 405)
+        rebound = await client.request(method, path, headers={"host": "evil.example:8000"})
+        assert (rebound.status_code, "--allow-host" in rebound.text) == (403, True)
+        foreign = await client.request(method, path, headers={**EVIL, "sec-fetch-site": "cross-site"})
+        assert foreign.status_code == (unknown if method == "GET" else 403)
+        assert "access-control-allow-origin" not in foreign.headers
+        preflight = await client.options(path, headers={**EVIL, "access-control-request-method": method})
+        assert not preflight.is_success
+    async with asked(house, *DIALECTS, cors_origin=("https://page.example",)) as client:
+        assert (await client.request(method, path, headers=PAGE)).status_code == unknown
+
+
+async def test_where_names_are_not_checked_an_unknown_path_is_unknown(house: LocalHouse) -> None:
+    async with asked(house, keys=RING) as client:
+        answer = await client.post("/nowhere", headers={**EVIL, "host": "anything.example"})
+        assert answer.status_code == 404
+    async with asked(house, keys=RING, allow_host=("llm.example.org",)) as client:
+        assert (await client.post("/nowhere", headers={"host": "anything.example"})).status_code == 403
+
+
 @pytest.mark.parametrize("model", ["stub", "another"])
 async def test_every_page_may_generate_and_loads_no_model_by_naming_it(house: LocalHouse, model: str) -> None:
     """LocalLab's /generate loads the model that it names, for callers who may."""

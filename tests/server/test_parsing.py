@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -245,6 +246,8 @@ def test_turns_go_round() -> None:
     order: list[str] = []
 
     class Talker:
+        transport: Any = None
+
         def __init__(self, name: str, pieces: int) -> None:
             self.name, self.pieces = name, pieces
 
@@ -262,6 +265,37 @@ def test_turns_go_round() -> None:
     loop.run_until_complete(asyncio.sleep(0.01))
     loop.close()
     assert order == ["a", "b", "c", "a", "c", "a"]
+
+
+def test_a_connection_that_cannot_be_parsed_costs_no_other_its_turn(caplog: pytest.LogCaptureFixture) -> None:
+    order: list[str] = []
+
+    class Transport:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def abort(self) -> None:
+            order.append(f"{self.name} is closed")
+
+    class Talker:
+        def __init__(self, name: str) -> None:
+            self.name = name
+            self.transport: Any = Transport(name)
+
+        def parse(self, pieces: int) -> None:
+            if self.name == "bad":
+                raise AssertionError("as asked")
+            order.append(self.name)
+
+    loop = asyncio.new_event_loop()
+    turns = ParsingTurns(loop)
+    for name in ("a", "bad", "b", "c"):
+        turns.add(Talker(name))
+    loop.run_until_complete(asyncio.sleep(0.01))
+    loop.close()
+    assert order == ["a", "bad is closed", "b", "c"]
+    assert caplog.text.count("cannot be parsed; the connection is closed") == 1
+    assert "as asked" in caplog.text
 
 
 # The budget ----------------------------------------------------------------------------------------------------------

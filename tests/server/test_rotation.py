@@ -17,7 +17,7 @@ from dragoman.core.errors import (
     ModelNotFound,
     Overloaded,
 )
-from dragoman.server.rotation import Progress, Rotation
+from dragoman.server.rotation import UNKNOWN_LOAD_S, Progress, Rotation
 from dragoman.server.settings import CatalogSettings
 from dragoman.server.shelf import Offer, Shelf
 
@@ -234,8 +234,20 @@ async def test_waiting_is_bounded() -> None:
 
     others = [asyncio.create_task(coming()) for _ in range(2)]
     await asyncio.sleep(0)
-    with pytest.raises(Overloaded):
+    load = rotation._load
+    assert load is not None
+    assert load.opened_at is not None
+    load.opened_at -= 20  # for half of it, says the opening
+    with pytest.raises(Overloaded) as refused:
         await coming()
+    assert refused.value.retry_after_s == pytest.approx(20, abs=1)
+    with pytest.raises(EngineUnavailable, match="is being loaded") as unavailable:
+        rotation.resident()
+    assert unavailable.value.retry_after_s == pytest.approx(20, abs=1)
+    load.progress = 0.0
+    with pytest.raises(Overloaded) as refused:
+        await coming()
+    assert refused.value.retry_after_s == UNKNOWN_LOAD_S
     opened.go.set()
     assert await asyncio.gather(*others) == ["third", "third"]
 

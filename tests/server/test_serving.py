@@ -28,6 +28,7 @@ from dragoman.core.events import (
 )
 from dragoman.core.request import TokenPrompt
 from dragoman.core.sampling import EndingParams, LogprobParams, SamplingParams
+from dragoman.engine.messages import EngineStats
 from dragoman.text import ChatTemplate
 
 pytestmark = pytest.mark.anyio
@@ -262,6 +263,22 @@ async def test_a_full_queue_refuses_and_recovers(template: ChatTemplate) -> None
         await asyncio.gather(*waiting)
         assert (await house.serving.generate(request())).usage.completion_tokens == 12
         assert (house.serving.admission.waiting, house.serving.admission.running) == (0, 0)
+
+
+async def test_a_refusal_of_the_engine_says_when_to_come_back_as_the_queues_does(
+    house: LocalHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """50 tokens in 10 s are 10 of service a second; a request for 40 tokens takes 80 and its prompt."""
+
+    def refuse(request: object) -> None:
+        raise Overloaded("too many requests are waiting; try again later")
+
+    monkeypatch.setattr(house.engine, "submit", refuse)
+    house.serving.admission.rate.observe(EngineStats(), EngineStats(busy_s=10.0, generated_tokens=50))
+    with pytest.raises(Overloaded, match="too many requests") as raised:
+        await house.serving.generate(request(max_tokens=40))
+    assert 6 < raised.value.retry_after_s < 12
+    assert (house.serving.admission.waiting, house.serving.admission.running) == (0, 0)
 
 
 async def test_a_closed_door_lets_nobody_in(house: LocalHouse) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from time import perf_counter
 
 import httpx
 import msgspec
@@ -79,6 +80,62 @@ def test_leaving_ends_the_generation(server: RunningServer) -> None:
         socket.recv(timeout=10)
     until(lambda: server.house.serving.admission.running == 0)
     until(lambda: not server.server.server_state.tasks)
+
+
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[RunningServer]:
+    """A server that closes idle sockets soon, and whose answers take longer than that."""
+    settings = msgspec.structs.replace(AUTO, websocket_idle_s=0.4)
+    slow = msgspec.structs.replace(STUB, step_s=0.03)
+    with running_server(settings, slow, dialects=DIALECTS) as server:
+        yield server
+
+
+def closing_code(socket: ClientConnection) -> int:
+    with pytest.raises(ConnectionClosed) as closed:
+        socket.recv(timeout=10)
+    assert closed.value.rcvd is not None
+    return closed.value.rcvd.code
+
+
+@pytest.mark.parametrize("path", ["/north-talk", "/south-talk", "/shared"])
+def test_an_idle_socket_is_closed_though_its_client_answers_pings(impatient: RunningServer, path: str) -> None:
+    began = perf_counter()
+    with opened(impatient, path, ping_interval=0.1) as socket:
+        if path == "/shared":
+            assert socket.recv(timeout=10) == "south listens"
+        assert closing_code(socket) == 1001
+        assert socket.close_reason == "nothing was sent for 0.4 seconds"
+    assert 0.35 < perf_counter() - began < 5
+    until(lambda: not impatient.server.server_state.tasks)
+
+
+def test_a_socket_is_not_idle_while_it_is_answered(impatient: RunningServer) -> None:
+    """The answer takes three times as long as a socket may be idle, and its pieces arrive all the time."""
+    with opened(impatient, "/north-talk") as socket:
+        for _ in range(2):
+            began = perf_counter()
+            assert answer_to(socket, "Once upon a time")
+            assert perf_counter() - began > 0.8
+        assert closing_code(socket) == 1001
+
+
+def test_a_socket_is_not_idle_while_the_server_sends_nothing_yet() -> None:
+    """Alexandria reads the next message while it computes an answer that goes out as a whole."""
+    message = {"prompts": [{"request_id": "a", "prompt": "Once"}], "stream_response": False}
+    config = {"max_new_tokens": 40}
+    settings = msgspec.structs.replace(AUTO, websocket_idle_s=0.4)
+    slow = msgspec.structs.replace(STUB, step_s=0.03)
+    with (
+        running_server(settings, slow, dialects=REAL_DIALECTS) as server,
+        opened(server, "/alexandria/api/ws") as socket,
+    ):
+        socket.send(json.dumps(message | {"generation_config": config}))
+        kinds = []
+        while not kinds or kinds[-1] != "COMPLETE":
+            kinds.append(json.loads(socket.recv(timeout=10))[0]["type"])
+        assert kinds == ["ACCEPTED", "STARTED", "COMPLETE"]
+        assert closing_code(socket) == 1001
 
 
 def test_a_fault_closes_this_socket_alone(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:

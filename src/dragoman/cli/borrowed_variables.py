@@ -29,7 +29,10 @@ LOCALLAB: dict[str, tuple[str, ...]] = {
     "locallab_instructions": ("LOCALLAB_MODEL_INSTRUCTIONS",),
     "public": ("LOCALLAB_USE_NGROK",),
     "log_level": ("LOCALLAB_LOG_LEVEL",),
+    "cors_origin": ("LOCALLAB_CORS_ORIGINS",),
 }
+
+CORS_SWITCH = "LOCALLAB_ENABLE_CORS"
 
 LOCALLAB_CHAT: dict[str, tuple[str, ...]] = {
     "url": ("LOCALLAB_URL",),
@@ -105,7 +108,8 @@ def chat_variables(environment: Environment) -> dict[str, str]:
 def useless(dialect: str, environment: Environment) -> tuple[str, ...]:
     """A sentence for each variable that is set and has no effect."""
     names = [name for name in WITHOUT_EFFECT.get(dialect, ()) if environment.get(name)]
-    return tuple(f"{name} has no effect here" for name in names)
+    said = tuple(f"{name} has no effect here" for name in names)
+    return said if dialect != "locallab" else (*said, *_cors_notes(environment))
 
 
 def _named(table: Mapping[str, tuple[str, ...]], environment: Environment) -> dict[str, str]:
@@ -117,9 +121,28 @@ def _named(table: Mapping[str, tuple[str, ...]], environment: Environment) -> di
     return found
 
 
+def _cors_notes(environment: Environment) -> tuple[str, ...]:
+    """What LocalLab's switch for web pages of other origins does not do here, where it is set."""
+    switch, origins = environment.get(CORS_SWITCH), environment.get("LOCALLAB_CORS_ORIGINS")
+    if not switch:
+        return ()
+    if _is_on(switch):
+        if origins:
+            return ()
+        return (f"{CORS_SWITCH} names no origin: LOCALLAB_CORS_ORIGINS or --cors-origin says whose pages may call",)
+    if origins:
+        return (f"LOCALLAB_CORS_ORIGINS has no effect: {CORS_SWITCH} is {switch}",)
+    return (f"{CORS_SWITCH} is {switch}: no origin is named, but pages that have an API key may call",)
+
+
 def _locallab(environment: Environment) -> dict[str, str]:
-    """Weights are quantized only where that was asked for: the original's own default would come as a surprise."""
+    """Weights are quantized, and pages of other origins let in, only where that was asked for: the original's own
+    defaults would come as a surprise."""
     found = _named(LOCALLAB, environment)
+    if "cors_origin" in found:
+        origins = found.pop("cors_origin").replace(",", " ")
+        if _is_on(environment.get(CORS_SWITCH) or "true") and origins.strip():
+            found["cors_origin"] = origins
     kind = environment.get("LOCALLAB_QUANTIZATION_TYPE", "int8")
     if _is_on(environment.get("LOCALLAB_ENABLE_QUANTIZATION")) and kind in ("int8", "int4"):
         found["precision"] = kind

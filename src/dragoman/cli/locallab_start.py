@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from dragoman.cli.borrowed_variables import LOCALLAB, Environment, borrowed, useless
+from dragoman.cli.borrowed_variables import CORS_SWITCH, LOCALLAB, Environment, borrowed, useless
 from dragoman.cli.configuration import from_texts
 from dragoman.cli.logs import LogSettings
 from dragoman.cli.options import options_of
@@ -25,7 +25,7 @@ from dragoman.cli.tunnel import TOKEN_VARIABLES, TunnelSettings
 from dragoman.core.errors import DragomanError
 from dragoman.dialects.locallab.settings import LocalLabSettings
 from dragoman.models.settings import ModelSettings
-from dragoman.server.settings import ServerSettings
+from dragoman.server.settings import BrowserSettings, ServerSettings
 
 DIALECT = "locallab"
 
@@ -70,7 +70,15 @@ KEYS: dict[str, str] = {
 """The options of LocalLab's ``start``, by our names, and the keys under which it saves what they are given."""
 
 _WITHOUT_EFFECT = ("attention_slicing", "flash_attention", "better_transformer")
-_SET_BY_IT = (ModelOption, ModelSettings, ServerSettings, TunnelSettings, LogSettings, LocalLabSettings)
+_SET_BY_IT = (
+    ModelOption,
+    ModelSettings,
+    ServerSettings,
+    BrowserSettings,
+    TunnelSettings,
+    LogSettings,
+    LocalLabSettings,
+)
 _FILE_LIMIT = 1 << 20
 
 
@@ -132,12 +140,16 @@ def texts_by_option(environment: Environment, folder: str) -> dict[str, str]:
 def without_effect(environment: Environment, folder: str) -> tuple[str, ...]:
     """A sentence for each variable that has no effect, and one for all such keys of the saved configuration."""
     known = {name for names in LOCALLAB.values() for name in names}
-    known |= {*SAVED.values(), "LOCALLAB_ENABLE_QUANTIZATION", "LOCALLAB_QUANTIZATION_TYPE"}
-    switched_on = {key for key, value in read_saved(folder).items() if value not in (None, "", False)}
+    known |= {*SAVED.values(), "LOCALLAB_ENABLE_QUANTIZATION", "LOCALLAB_QUANTIZATION_TYPE", CORS_SWITCH}
+    saved = read_saved(folder)
+    switched_on = {key for key, value in saved.items() if value not in (None, "", False)}
     keys = sorted(key[:64] for key in switched_on if _variable(key) not in known)
     more = f" and {len(keys) - 20} more" if len(keys) > 20 else ""
     said = (f"{saved_file(folder)}: no effect here: {', '.join(keys[:20])}{more}",) if keys else ()
-    return (*useless(DIALECT, environment), *said)
+    origins = {
+        name: text for name, text in _variables(saved).items() if name in (CORS_SWITCH, *LOCALLAB["cors_origin"])
+    }
+    return (*useless(DIALECT, {**origins, **environment}), *said)
 
 
 def saved_file(folder: str) -> Path:

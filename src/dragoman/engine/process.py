@@ -7,7 +7,7 @@ import contextlib
 import logging
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol, cast
 
 import msgspec
@@ -49,16 +49,10 @@ class EngineProcess(Protocol):
         """Ask it to leave, and see that it does."""
 
 
-class Spawn(Protocol):
-    """How a life of the engine begins; as with a ``Spawner``."""
-
-    async def __call__(
-        self,
-        settings: WorkerSettings,
-        heard: Callable[[FromEngine], None],
-        gone: Callable[[], None],
-        launched: Launched | None = None,
-    ) -> EngineProcess: ...
+Spawn = Callable[
+    [WorkerSettings, Callable[[FromEngine], None], Callable[[], None], Launched | None], Awaitable[EngineProcess]
+]
+"""How a life of the engine begins; as with a ``Spawner``."""
 
 
 class WorkerProcess(asyncio.Protocol):
@@ -73,34 +67,13 @@ class WorkerProcess(asyncio.Protocol):
         self._process: subprocess.Popen[bytes]
         self._errors = LineReader()
         self._errors_transport: asyncio.BaseTransport
-        self.memory: KeptMemory | None = None
 
-    @classmethod
-    async def spawn(
-        cls,
-        settings: WorkerSettings,
-        heard: Callable[[FromEngine], None],
-        gone: Callable[[], None],
-        launched: Launched | None = None,
-        memory: KeptMemory | None = None,
-    ) -> WorkerProcess:
-        """Start the process, unless one has been launched that has these settings, or none yet. It gets them before
-        this first waits, and answers ``Ready`` or ``Failed`` when it is done loading. ``memory``: what the life before
-        this one left."""
-        if launched is None or launched.told not in (None, settings):
-            with _reserve.spent():
-                launched = Launched()
-        _reserve.fill()
-        launched.adopt()
-        if launched.told is None:
-            launched.tell(settings, memory)
-        worker = cls(heard, gone)
-        worker.memory = launched.memory
-        worker._process = launched.process
+    async def connect(self, launched: Launched) -> None:
+        """Hear what the process says and what it writes."""
+        self._process = launched.process
         loop = asyncio.get_running_loop()
-        worker._errors_transport, _ = await loop.connect_read_pipe(lambda: worker._errors, launched.process.stderr)
-        await loop.create_unix_connection(lambda: worker, sock=launched.connection)
-        return worker
+        self._errors_transport, _ = await loop.connect_read_pipe(lambda: self._errors, launched.process.stderr)
+        await loop.create_unix_connection(lambda: self, sock=launched.connection)
 
     @property
     def pid(self) -> int:
@@ -183,7 +156,16 @@ class Spawner:
         gone: Callable[[], None],
         launched: Launched | None = None,
     ) -> WorkerProcess:
-        """Start one: see ``WorkerProcess.spawn``."""
-        process = await WorkerProcess.spawn(settings, heard, gone, launched, self._memory)
-        self._memory = process.memory
+        """Start a process, unless one has been launched that has these settings, or none yet. It gets them before this
+        first waits, and answers ``Ready`` or ``Failed`` when it is done loading."""
+        if launched is None or launched.told not in (None, settings):
+            with _reserve.spent():
+                launched = Launched()
+        _reserve.fill()
+        launched.adopt()
+        if launched.told is None:
+            launched.tell(settings, self._memory)
+        process = WorkerProcess(heard, gone)
+        await process.connect(launched)
+        self._memory = launched.memory
         return process

@@ -12,7 +12,7 @@ from dragoman.core.errors import Overloaded
 from dragoman.core.observer import ObservedGeneration, ObservedRequest, Observer, RequestEnd, current_request
 from dragoman.server.ledger import Ledger, Usage, day_of
 from dragoman.server.metrics import Metrics
-from dragoman.server.quotas import Quotas
+from dragoman.server.quotas import Quotas, has_quotas
 
 LOOK_S = 0.5
 """How often running generations are looked at: with the ledger's ``WRITE_S``, a token is written within a second."""
@@ -95,6 +95,12 @@ class Accounts(Observer):
         """Count a request of the caller. Raises RateLimited."""
         self._look_at(caller)
         self.quotas.admit(caller)
+
+    def check_request(self, caller: Caller) -> None:
+        """Raise RateLimited where a request of the caller would be refused. It is not counted."""
+        if has_quotas(caller.limits):
+            self._look_at(caller)
+            self.quotas.check_request(caller)
 
     def check_prompt(self, tokens: int) -> None:
         """Raise RateLimited or BadRequest where the running task's caller may not use so many."""

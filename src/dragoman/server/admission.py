@@ -203,6 +203,10 @@ class Admission:
         """The refusal of a request whose time to wait is up."""
         return Overloaded(f"The request {what}. Try again later.", retry_after_s=self._return_s(place.queue))
 
+    def turned_away(self, place: Place, refusal: Overloaded) -> Overloaded:
+        """The engine's refusal of a request that had a place, with the time that is measured here."""
+        return Overloaded(refusal.message, retry_after_s=self._return_s(place.queue))
+
     # Estimates -------------------------------------------------------------------------------------------------------
 
     def _wait_s(self, queue: _Queue) -> float | None:

@@ -13,14 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dragoman.core.errors import Cancelled, DragomanError, GenerationFailed, NotFound
+from dragoman.core.errors import Cancelled, DragomanError, Forbidden, GenerationFailed, NotFound
 from dragoman.core.serving import Serving
 from dragoman.dialects import made_dialects
 from dragoman.dialects.wire import Answer, Dialect
 from dragoman.server.accounts import Accounts
 from dragoman.server.auth_failures import REASONS
 from dragoman.server.body_budget import BodyBudget
-from dragoman.server.cors import OriginPolicy
+from dragoman.server.cors import OriginPolicy, page_headers
 from dragoman.server.documents import with_documents
 from dragoman.server.exchange import Exchange, Ready, error_answer
 from dragoman.server.gate import Gate
@@ -164,15 +164,23 @@ class _Errors:
 
     async def unrouted(self, request: Request, error: Exception) -> Response:
         path = request.url.path[:256]
+        dialect, page = self._dialect_of(path), page_headers(request.scope["headers"])
+        try:
+            self._hosting.check_page(page, dialect.cors, request.method)
+        except Forbidden as refusal:
+            return self._answer(path, refusal)
         return self._answer(path, NotFound(f"Unknown URL: {request.method} {path}"))
 
     async def failed(self, request: Request, error: Exception) -> Response:
         return self._answer(request.url.path, GenerationFailed("The server had an internal error."))
 
     def _answer(self, path: str, error: DragomanError) -> _ErrorResponse:
-        part = _first_part(path)
-        dialect = self._by_part.get(part, self._first) if part else self._first
+        dialect = self._dialect_of(path)
         return _ErrorResponse(dialect, error_answer(dialect, error), self._hosting)
+
+    def _dialect_of(self, path: str) -> Dialect:
+        part = _first_part(path)
+        return self._by_part.get(part, self._first) if part else self._first
 
 
 def _first_part(path: str) -> str:

@@ -15,7 +15,7 @@ import hashlib
 import logging
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,6 +26,7 @@ import msgspec
 from dragoman.core.continuing import ContinueKey, CutGeneration
 from dragoman.core.errors import DragomanError, GenerationFailed
 from dragoman.server.settings import ContinueSettings
+from dragoman.server.sqlite_file import MEMORY, open_or_replace, open_prepared, transaction
 
 log = logging.getLogger("dragoman.server")
 
@@ -163,7 +164,7 @@ class SqliteContinueStore:
     # In the store's thread -------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        with self._transaction() as database:
+        with transaction(self._connected()) as database:
             now = self._clock()
             # Of a time when the system's clock was ahead: they would be kept for longer than they should.
             database.execute("UPDATE generations SET saved_s = ? WHERE saved_s > ?", (now, now))
@@ -188,7 +189,7 @@ class SqliteContinueStore:
         self.hits += saved is not None
         self.misses += saved is None
         # Finding needs no room on the disk; keeping books about it does.
-        with contextlib.suppress(sqlite3.OperationalError), self._transaction() as database:
+        with contextlib.suppress(sqlite3.OperationalError), transaction(self._connected()) as database:
             self._forget_old(database)
             if saved is not None:
                 database.execute("UPDATE generations SET used_ns = ? WHERE key = ?", (self._now_ns(), name))
@@ -208,7 +209,7 @@ class SqliteContinueStore:
         state = _encode(generation)
         if not self._settings.continue_ttl_s:
             return
-        with self._transaction() as database:
+        with transaction(self._connected()) as database:
             self._forget_old(database)
             tokens = sum(len(each.prompt) + len(each.output) for each in generation.sequences)
             values = (name, self._clock(), self._now_ns(), len(state), tokens, state, tenant)
@@ -219,7 +220,7 @@ class SqliteContinueStore:
     def _forget(self, name: bytes) -> None:
         if self._database is None and self._file is not None and not self._file.exists():
             return
-        with self._transaction() as database:
+        with transaction(self._connected()) as database:
             database.execute("DELETE FROM generations WHERE key = ?", (name,))
             self._count(database)
 
@@ -244,22 +245,10 @@ class SqliteContinueStore:
         sums = "SELECT count(*), coalesce(sum(bytes), 0), coalesce(sum(tokens), 0) FROM generations INDEXED BY by_use"
         self.keys, self._bytes, self.tokens = database.execute(sums).fetchone()
 
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        database = self._connected()
-        database.execute("BEGIN IMMEDIATE")
-        try:
-            yield database
-            database.execute("COMMIT")
-        except BaseException:
-            if database.in_transaction:
-                database.execute("ROLLBACK")
-            raise
-
     def _connected(self) -> sqlite3.Connection:
         if self._database is None:
             if self._file is None:
-                self._database = _opened(Path(":memory:"))
+                self._database = open_prepared(MEMORY, _prepare, locked_s=LOCKED_S)
             else:
                 self._database = opened_file(self._file)
         return self._database
@@ -276,50 +265,25 @@ def opened_file(file: Path) -> sqlite3.Connection:
     A damaged one, or one of another version, is set aside. Raises DragomanError where it cannot be opened.
     """
     try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file.touch(mode=0o600)  # what people had written for them is in it
-        try:
-            return _opened(file)
-        except sqlite3.OperationalError:
-            raise
-        except sqlite3.DatabaseError as error:
-            aside = _set_aside(file)
-            log.warning("%s cannot be used (%s): it is now %s, and an empty one takes its place", file, error, aside)
-            return _opened(file)
+        return open_or_replace(file, _prepare, locked_s=LOCKED_S)
     except (sqlite3.Error, OSError) as error:
         hint = "choose another folder with --state-dir, or keep cut generations in memory with --continue-store memory"
         raise DragomanError(f"{file} cannot be opened: {error}; {hint}") from None
 
 
-def _opened(file: Path) -> sqlite3.Connection:
-    """Raises sqlite3.DatabaseError for what is damaged, its subclass OperationalError for what is locked."""
-    database = sqlite3.connect(file, timeout=LOCKED_S, isolation_level=None, check_same_thread=False)
-    try:
-        (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
-        if found != "ok":
-            raise sqlite3.DatabaseError(found)
-        database.execute("BEGIN IMMEDIATE")
+def _prepare(database: sqlite3.Connection) -> None:
+    (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        raise sqlite3.DatabaseError(found)
+    with transaction(database):
         (version,) = database.execute("PRAGMA user_version").fetchone()
-        empty = not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        database.execute("COMMIT")
-        if not empty and version not in (1, VERSION):
-            raise sqlite3.DatabaseError(f"it is of version {version}, not {VERSION}")
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = NORMAL")
-        if empty or version != VERSION:
-            database.executescript(_SCHEMA if empty else _FROM_VERSION_1)
-        return database
-    except BaseException:
-        database.close()
-        raise
-
-
-def _set_aside(file: Path) -> Path:
-    aside = file.with_name(f"{file.name}.{time.strftime('%Y%m%dT%H%M%S')}")
-    file.rename(aside)
-    for suffix in ("-wal", "-shm"):
-        file.with_name(file.name + suffix).unlink(missing_ok=True)
-    return aside
+        is_empty = not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if not is_empty and version not in (1, VERSION):
+        raise sqlite3.DatabaseError(f"it is of version {version}, not {VERSION}")
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = NORMAL")
+    if is_empty or version != VERSION:
+        database.executescript(_SCHEMA if is_empty else _FROM_VERSION_1)
 
 
 def _steady_clock() -> Callable[[], float]:

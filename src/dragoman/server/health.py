@@ -51,7 +51,7 @@ def probes(failure: Ready) -> tuple[Operation, ...]:
     async def liveness(serving: Serving, exchange: Exchange) -> None:
         """``GET /livez``: the process answers, and need not be started anew."""
         if reason := failure():
-            await exchange.reply({"status": "failed", "reason": reason}, status=503)
+            await exchange.reply({"status": "failed", "reason": reason}, status=503, headers={"retry-after": "1"})
         else:
             await exchange.reply({"status": "ok"})
 

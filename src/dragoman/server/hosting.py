@@ -8,10 +8,10 @@ from typing import NamedTuple
 from dragoman.core.errors import DragomanError
 from dragoman.core.observer import Observer
 from dragoman.core.serving import Serving
-from dragoman.dialects.wire import Dialect, Operation, SocketOperation
+from dragoman.dialects.wire import Cors, Dialect, Operation, SocketOperation
 from dragoman.server.accounts import Accounts
 from dragoman.server.body_budget import BodyBudget
-from dragoman.server.cors import OriginPolicy
+from dragoman.server.cors import OriginPolicy, PageHeaders
 from dragoman.server.exchange import Ready
 from dragoman.server.keys import Keyring
 from dragoman.server.settings import ServerSettings
@@ -31,6 +31,15 @@ class Hosting(NamedTuple):
     pools: WorkerPools
     origins: OriginPolicy
     bodies: BodyBudget = BodyBudget()
+
+    def check_page(self, page: PageHeaders, cors: Cors | None, method: str) -> None:
+        """Raise Forbidden for a request that no operation answers, where its page may not send requests at all.
+
+        Such a page is not told which paths and methods there are. (A browser's question before a request need not be
+        refused: a page sees only that it failed.)
+        """
+        self.origins.check_host(page)
+        self.origins.check_request(page, cors, method=method, scope="infer", needs_key=bool(self.keys))
 
 
 class Endpoint(NamedTuple):

@@ -127,10 +127,11 @@ class Keyring:
             key = self.holder(headers, key_headers, scope, subprotocols)
         return key.caller(address, self.defaults)
 
-    def check_known(self, headers: Mapping[str, str], key_headers: Sequence[str], *, address: str = "") -> None:
-        """Refuse a request without a known key, whatever that is good for. Raises as ``caller`` does."""
+    def known_caller(self, headers: Mapping[str, str], key_headers: Sequence[str], *, address: str = "") -> Caller:
+        """Return who sends a request, whatever the key is good for. Raises as ``caller`` does."""
         with self._counted(address):
-            self.known(headers, key_headers)
+            key = self.known(headers, key_headers)
+        return key.caller(address, self.defaults)
 
     @contextlib.contextmanager
     def _counted(self, address: str) -> Iterator[None]:

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import sqlite3
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from datetime import date, timedelta
 from functools import lru_cache
@@ -19,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from dragoman.core.errors import DragomanError
+from dragoman.server.sqlite_file import connect, open_or_replace, transaction
 
 log = logging.getLogger("dragoman.server")
 
@@ -170,7 +170,7 @@ class Ledger:
             return
         written = False
         with self._failing_softly():
-            with self._transaction() as database:
+            with transaction(self._connected()) as database:
                 database.executemany(_ADD, [(*key, *msgspec.structs.astuple(used)) for key, used in pending.items()])
             written = True
         if written:
@@ -197,22 +197,10 @@ class Ledger:
                 self._database.close()
                 self._database = None
 
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        database = self._connected()
-        database.execute("BEGIN IMMEDIATE")
-        try:
-            yield database
-            database.execute("COMMIT")
-        except BaseException:
-            if database.in_transaction:
-                database.execute("ROLLBACK")
-            raise
-
     def _connected(self) -> sqlite3.Connection:
         if self._database is None:
             assert self._file is not None
-            self._database = _opened(self._file)
+            self._database = open_or_replace(self._file, _prepare, locked_s=LOCKED_S)
         return self._database
 
 
@@ -224,7 +212,7 @@ def read_ledger(file: Path, *, since: str = "", holder: str | None = None) -> li
     if holder is not None:
         condition, values = f"{condition} AND holder = ?", [*values, holder]
     try:
-        with contextlib.closing(_connect(f"{file.absolute().as_uri()}?mode=ro")) as database:
+        with contextlib.closing(connect(file, locked_s=LOCKED_S, read_only=True)) as database:
             return list(_rows(database, condition, values))
     except sqlite3.Error as error:
         raise DragomanError(f"{file} cannot be read: {error}") from None
@@ -237,40 +225,11 @@ def _rows(database: sqlite3.Connection, condition: str, values: Iterable[str]) -
         yield Row(day, holder, model, Usage(*counts))
 
 
-def _opened(file: Path) -> sqlite3.Connection:
-    """The database in that file, which is made with its folder where it is missing; a damaged one is set aside."""
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file.touch(mode=0o600)  # who asked when, and how much
-    try:
-        return _prepared(file)
-    except sqlite3.OperationalError:
-        raise
-    except sqlite3.DatabaseError as error:
-        aside = file.with_name(f"{file.name}.{time.strftime('%Y%m%dT%H%M%S')}")
-        file.rename(aside)
-        for suffix in ("-wal", "-shm"):
-            file.with_name(file.name + suffix).unlink(missing_ok=True)
-        log.warning("%s cannot be used (%s): it is now %s, and an empty one takes its place", file, error, aside)
-        file.touch(mode=0o600)
-        return _prepared(file)
-
-
-def _prepared(file: Path) -> sqlite3.Connection:
-    """Raises sqlite3.DatabaseError for what is damaged, its subclass OperationalError for what is locked."""
-    database = _connect(file.absolute().as_uri())
-    try:
-        database.execute("PRAGMA journal_mode = WAL")
-        # Each write is on the disk before the next: the thread may wait for it.
-        database.execute("PRAGMA synchronous = FULL")
-        (version,) = database.execute("PRAGMA user_version").fetchone()
-        if version not in (0, VERSION):
-            raise sqlite3.DatabaseError(f"it is of version {version}, not {VERSION}")
-        database.executescript(_SCHEMA)
-        return database
-    except BaseException:
-        database.close()
-        raise
-
-
-def _connect(uri: str) -> sqlite3.Connection:
-    return sqlite3.connect(uri, uri=True, timeout=LOCKED_S, isolation_level=None, check_same_thread=False)
+def _prepare(database: sqlite3.Connection) -> None:
+    database.execute("PRAGMA journal_mode = WAL")
+    # Each write is on the disk before the next: the thread may wait for it.
+    database.execute("PRAGMA synchronous = FULL")
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if version not in (0, VERSION):
+        raise sqlite3.DatabaseError(f"it is of version {version}, not {VERSION}")
+    database.executescript(_SCHEMA)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 from typing import Protocol
 
 from uvicorn.protocols.http.flow_control import FlowControl
+
+log = logging.getLogger("dragoman.server")
 
 PIECE_BYTES = 4096
 """Most that the parser gets at once of a head, or of a body in small chunks: in those of one byte 0.4 ms of work."""
@@ -27,7 +30,10 @@ TURN_S = 0.002
 
 
 class HasPieces(Protocol):
-    """A connection that has something to be parsed."""
+    """A connection that has something to be parsed. ``transport``: is aborted where that fails."""
+
+    @property
+    def transport(self) -> asyncio.Transport: ...
 
     def parse(self, pieces: int) -> None:
         """Parse so many pieces, and ask for another turn when there are more."""
@@ -56,7 +62,11 @@ class ParsingTurns:
         while self._waiting and perf_counter() < end:
             connection = self._waiting.popleft()
             self._queued.discard(connection)
-            connection.parse(PIECES_AT_ONCE)
+            try:
+                connection.parse(PIECES_AT_ONCE)
+            except Exception:
+                log.exception("what a connection has sent cannot be parsed; the connection is closed")
+                connection.transport.abort()
         if self._waiting:
             self._schedule()
 

@@ -56,12 +56,16 @@ class Quotas:
         self._minutes: tuple[RateWindow, RateWindow] | None = None
         self._days: dict[int, dict[str, _Sums]] = {}
 
-    def admit(self, caller: Caller) -> None:
-        """Count a request. Raises RateLimited, which costs nothing, where it has to wait for a window."""
-        limits = caller.limits
+    def check_request(self, caller: Caller) -> None:
+        """Raise RateLimited where a request has to wait for a window. Nothing is counted."""
         full = [room for room in (*self._requests(caller), *self._tokens(caller)) if room.wait_s > 0]
         if full:
             raise _refusal(max(full, key=lambda room: room.wait_s))
+
+    def admit(self, caller: Caller) -> None:
+        """Count a request. Raises RateLimited, which costs nothing, where it has to wait for a window."""
+        self.check_request(caller)
+        limits = caller.limits
         if limits.requests_per_minute is not None:
             self._windows[0].charge(caller.share_key, 1)
         if limits.requests_per_day is not None or caller.tenant:

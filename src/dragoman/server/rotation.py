@@ -28,10 +28,14 @@ from dragoman.core.errors import (
     ShuttingDown,
 )
 from dragoman.core.progress import ProgressReport, current_progress
+from dragoman.server.admission import LONGEST_WAIT_S
 from dragoman.server.catalog import find
 from dragoman.server.shelf import Offer, Shelf
 
 log = logging.getLogger("dragoman.server")
+
+UNKNOWN_LOAD_S = 5.0
+"""Suggested to wait for a load of which nothing is done yet."""
 
 MAX_WATCHERS = 256
 WATCH_LENGTH = 64
@@ -94,12 +98,20 @@ _hold: ContextVar[_Hold] = ContextVar("hold")
 
 
 class _Load:
-    """A load that is under way."""
+    """A load that is under way. ``opened_at``: when the model began to be read; None before that."""
 
     def __init__(self, offer: Offer) -> None:
         self.offer = offer
         self.stage, self.progress = "", 0.0
+        self.opened_at: float | None = None
         self.task: asyncio.Task[None]
+
+    def remaining_s(self) -> float:
+        """Return the seconds until it is done if it goes on as it has begun, within reason."""
+        if self.opened_at is None or not self.progress:
+            return UNKNOWN_LOAD_S
+        elapsed_s = asyncio.get_running_loop().time() - self.opened_at
+        return min(max(elapsed_s / self.progress * (1 - self.progress), 1.0), LONGEST_WAIT_S)
 
 
 class Rotation(Generic[ResidentT]):
@@ -137,8 +149,10 @@ class Rotation(Generic[ResidentT]):
         """
         held = _hold.get(None)
         stay = (held.stay if held is not None else None) or self._stay
+        if stay is None and self._load is not None:
+            raise EngineUnavailable("a model is being loaded", retry_after_s=self._load.remaining_s())
         if stay is None:
-            raise EngineUnavailable("a model is being loaded" if self._load else "no model is loaded")
+            raise EngineUnavailable("no model is loaded")
         return stay.resident
 
     @asynccontextmanager
@@ -307,6 +321,7 @@ class Rotation(Generic[ResidentT]):
                 report.loading(stage, share)
             self._tell(self._entry(load.offer))
 
+        load.opened_at = asyncio.get_running_loop().time()
         return await self._opening.open(load.offer, progress)
 
     def _retiring(self, stay: _Stay[ResidentT]) -> asyncio.Task[None]:
@@ -340,7 +355,8 @@ class Rotation(Generic[ResidentT]):
     async def _settled(self) -> None:
         while self._stay is None and self._load is not None:
             if len(self._waiting) >= self._max_waiting:
-                raise Overloaded(f"{len(self._waiting)} requests are waiting for a model already. Try again later.")
+                message = f"{len(self._waiting)} requests are waiting for a model already. Try again later."
+                raise Overloaded(message, retry_after_s=self._load.remaining_s())
             turn = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
             report = current_progress.get()

@@ -16,13 +16,14 @@ from starlette.datastructures import URLPath
 from starlette.routing import BaseRoute, Match, NoMatchFound, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
-from dragoman.core.caller import current_caller
+from dragoman.core.caller import Caller, current_caller
 from dragoman.core.errors import (
     Cancelled,
     DragomanError,
     Forbidden,
     GenerationFailed,
     MethodNotAllowed,
+    RateLimited,
     ShuttingDown,
     Unauthorized,
 )
@@ -155,11 +156,20 @@ class PathEndpoint:
                     await self._answer_preflight(exchange, asked)
                     return
             if candidates is None:
+                self._hosting.check_page(exchange.page, dialect.cors, exchange.method)
                 where = f"{exchange.method} is not allowed on {exchange.path[:256]}"
                 raise MethodNotAllowed(f"{where}, only {self._allowed}.")
             if len(candidates) > 1:
-                exchange.dialect = dialect = self._apparent(exchange, candidates).dialect
-                self._check_before_body(exchange, candidates)
+                apparent = self._apparent(exchange, candidates)
+                exchange.dialect = dialect = apparent.dialect
+                caller = self._check_before_body(exchange, candidates)
+                if caller is not None:
+                    try:
+                        self._hosting.accounts.check_request(caller)
+                    except RateLimited:
+                        self._set_caller(exchange, caller)
+                        seen = self._arrived(exchange, *apparent)
+                        raise
             else:
                 exchange.dialect = dialect = candidates[0].dialect
             dialect, operation = await self._chosen(exchange, candidates)
@@ -196,10 +206,11 @@ class PathEndpoint:
         claimed = (each for each in candidates if each.operation.claims is not None and each.operation.claims(call))
         return next(claimed, candidates[0])
 
-    def _check_before_body(self, exchange: Exchange, candidates: list[Endpoint]) -> None:
+    def _check_before_body(self, exchange: Exchange, candidates: list[Endpoint]) -> Caller | None:
         """Refuse whom no candidate would let in, before a body is read to tell which of them is asked.
 
-        Raises Unauthorized or Forbidden.
+        Returns the caller whose limit of requests counts, whichever candidate is asked; None where that is not known
+        yet. Raises Unauthorized or Forbidden.
         """
         refusal: Forbidden | None = None
         for dialect, operation in candidates:
@@ -212,9 +223,15 @@ class PathEndpoint:
             assert refusal is not None
             raise refusal
         keys = self._hosting.keys
-        if keys and not any(keys.is_open(operation) for _, operation in candidates):
+        if not keys:
+            caller = keys.anybody(exchange.client, ())
+        elif any(keys.is_open(operation) for _, operation in candidates):
+            return None
+        else:
             names = [name for dialect, _ in candidates for name in dialect.key_headers]
-            keys.check_known(exchange.headers, names, address=exchange.client)
+            caller = keys.known_caller(exchange.headers, names, address=exchange.client)
+        is_counted = all(operation.method == "POST" and operation.scope == "infer" for _, operation in candidates)
+        return caller if is_counted else None
 
     def _check_page(self, exchange: Exchange, dialect: Dialect, operation: Operation) -> Standing:
         """Return who sends the request, as far as a browser tells. Raises Forbidden for a page that may not."""
@@ -253,6 +270,9 @@ class PathEndpoint:
             exchange.tenant, exchange.scopes = caller.tenant, caller.scopes
         else:
             caller = keys.anybody(exchange.client, exchange.scopes)
+        self._set_caller(exchange, caller)
+
+    def _set_caller(self, exchange: Exchange, caller: Caller) -> None:
         if has_quotas(caller.limits):
             exchange.limit_headers = partial(self._hosting.accounts.headers, caller)
         # Tasks that the handler starts inherit it, as they do the observed request.

@@ -18,6 +18,7 @@ from dragoman.core.errors import (
     BadRequest,
     Conflict,
     ModelNotFound,
+    Overloaded,
     ShuttingDown,
 )
 from dragoman.core.events import (
@@ -220,7 +221,10 @@ class EngineServing:
             if report is not None:
                 submitted = msgspec.structs.replace(submitted, progress=True)
                 report.queued(self.admission.position(request.request_id) or 1)
-            events = self._engine.submit(submitted)
+            try:
+                events = self._engine.submit(submitted)
+            except Overloaded as refusal:
+                raise self.admission.turned_away(place, refusal) from None
             meter.submit(submitted, request.adapter or self._model.card.name)
             deadline = Deadline(arrived, limit_s, cancel)
             waiting = Deadline(arrived, self._queue_s, cancel)

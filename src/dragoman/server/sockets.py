@@ -1,7 +1,8 @@
 """WebSockets: a dialect's end of one, and the connection beneath it with our limits and our end.
 
 A socket ends when its handler returns, when the client leaves, or when the server is told to stop: then ``receive``
-says so, what was asked for before is still answered, and the socket closes when the handler has returned.
+says so, what was asked for before is still answered, and the socket closes when the handler has returned. A socket over
+which nothing goes for a long time is closed: the pings of the connection beneath it only tell that the client is there.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ STOPPING = "dragoman.stopping"
 # Also there: what tells that the connection is closed, and the client and scheme that a proxy names.
 LEFT, CLIENT = "dragoman.left", "dragoman.client"
 
-INTERNAL_ERROR, RESTARTING = 1011, 1012
+GOING_AWAY, INTERNAL_ERROR, RESTARTING = 1001, 1011, 1012
 
 
 def socket_paths(dialects: Sequence[Dialect]) -> frozenset[bytes]:
@@ -202,13 +203,24 @@ def _status(fault: Exception | None, dialect: Dialect) -> int:
 
 
 class _Shared:
-    """What a socket and its copies know together: what was heard and not taken yet, and whether it is over."""
+    """What a socket and its copies know together: what was heard and not taken yet, and whether it is over.
 
-    __slots__ = ("gone", "pending")
+    ``answering``: messages that are being answered. ``active_at``: when a message came, went, or was answered last, by
+    ``clock``.
+    """
+
+    __slots__ = ("active_at", "answering", "clock", "gone", "pending")
 
     def __init__(self) -> None:
         self.pending: deque[str | bytes] = deque()
         self.gone = False
+        self.answering = 0
+        self.clock = asyncio.get_running_loop().time
+        self.active_at = self.clock()
+
+    def touch(self) -> None:
+        """Note that the socket is in use."""
+        self.active_at = self.clock()
 
 
 class Socket:
@@ -224,6 +236,7 @@ class Socket:
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
         self.tenant = ""
         self._ready: Ready = hosting.ready
+        self._idle_s = hosting.settings.websocket_idle_s
         self._pools = hosting.pools
         self._keys, self._accounts = hosting.keys, hosting.accounts
         self._observers: Sequence[Observer] = hosting.observers
@@ -270,15 +283,30 @@ class Socket:
         hearing = asyncio.ensure_future(self._hear())
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
-            await asyncio.wait((hearing, stopping), return_when=asyncio.FIRST_COMPLETED)
-            if not hearing.done():
-                raise EngineUnavailable("Server is shutting down.")
+            while not hearing.done():
+                # What has come already is seen in any case.
+                wait_s = max(self._remaining_s(), 0.01)
+                await asyncio.wait((hearing, stopping), timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+                if hearing.done():
+                    break
+                if stopping.done():
+                    raise EngineUnavailable("Server is shutting down.")
+                if self._remaining_s() <= 0:
+                    await self.close(GOING_AWAY, f"nothing was sent for {self._idle_s:g} seconds")
+                    raise Cancelled("The socket was idle.")
             message = hearing.result()
         finally:
             hearing.cancel()
             stopping.cancel()
             await asyncio.gather(hearing, stopping, return_exceptions=True)
+        self._shared.touch()
         return self._content(message)
+
+    def _remaining_s(self) -> float:
+        """Return for how long the socket may be idle from now on."""
+        if self._shared.answering:
+            return self._idle_s
+        return self._shared.active_at + self._idle_s - self._shared.clock()
 
     @contextlib.contextmanager
     def answering(self, request_id: str) -> Iterator[None]:
@@ -290,6 +318,7 @@ class Socket:
         for observer in self._observers:
             observer.arrived(seen)
         token = current_request.set(seen)
+        self._shared.answering += 1
         try:
             seen.caller = self._keys.renewed(caller)
             current_caller.set(seen.caller)
@@ -302,6 +331,8 @@ class Socket:
             fault = error
             raise
         finally:
+            self._shared.answering -= 1
+            self._shared.touch()
             current_request.reset(token)
             end = RequestEnd(status=_status(fault, dialect), seconds=perf_counter() - began, error=fault)
             for observer in self._observers:
@@ -313,6 +344,7 @@ class Socket:
     async def send(self, data: str | bytes) -> None:
         content = {"text": data} if isinstance(data, str) else {"bytes": data}
         await self._tell({"type": "websocket.send", **content})
+        self._shared.touch()
 
     async def close(self, code: int = 1000, reason: str = "") -> None:
         if not self._shared.gone:

@@ -13,7 +13,7 @@ from dragoman.core.errors import BadRequest, ContextOverflow, UnsupportedFeature
 from dragoman.core.events import PromptToken
 from dragoman.text.decoder import DecoderSpec
 from dragoman.text.fill import find_fill_tokens
-from dragoman.text.tokenizer_files import TokenizerFiles, call_library, read_tokenizer_files
+from dragoman.text.tokenizer_files import TokenizerFiles, call_library, parse_pipeline, read_tokenizer_files
 
 _MAX_ID = 2**32 - 1
 _PIECE_CHARS = 1 << 16
@@ -194,7 +194,7 @@ class Tokenizer:
             if self._plain is None:
                 _ = self._extent  # which refuses a vocabulary that takes minutes to write
                 try:
-                    self._plain = call_library(Pipeline.from_str, call_library(self._pipeline.to_str))
+                    self._plain = parse_pipeline(call_library(self._pipeline.to_str).encode())
                 except Exception as error:  # of a file in which two tokens have one id the library writes only one
                     raise UnsupportedFeature(
                         f"this model's tokenizer.json cannot take special tokens for ordinary text: {error}"

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -25,6 +26,9 @@ _GPT2_NAMES = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftex
 
 # These hold a vocabulary, but not how to split text into it: that is in the code of the class that reads them.
 _FOREIGN_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "*.model", "*.tiktoken", "vocab.txt")
+
+# Most files have the key and no prefix. An escape that could spell the key in another way is looked into as well.
+_SUBWORD_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*(?!\s|null|"")|\\u00[567]')
 
 
 class TokenizerFiles(NamedTuple):
@@ -45,6 +49,30 @@ def call_library(function: Callable[..., _Result], *arguments: Any, **options: A
         if type(error).__name__ == "PanicException":
             raise RuntimeError(f"the tokenizers library failed: {error}") from error
         raise
+
+
+def parse_pipeline(document: bytes) -> Tokenizer:
+    """Return the pipeline of a ``tokenizer.json``. Raises an Exception for what is none.
+
+    Where a merge does not begin with the model's prefix of later subwords the library cuts through a character, and
+    aborts the process: such a document is refused before it gets there.
+    """
+    if _SUBWORD_PREFIX.search(document):
+        json.loads(document, object_pairs_hook=_checked_object)
+    return call_library(Tokenizer.from_buffer, document)
+
+
+def _checked_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object. Raises ValueError for a BPE model whose merges do not fit its prefix."""
+    found = dict(pairs)
+    prefix, merges = found.get("continuing_subword_prefix"), found.get("merges")
+    if isinstance(prefix, str) and isinstance(merges, list):
+        for merge in merges:
+            parts = merge.split(" ") if isinstance(merge, str) else merge
+            later = parts[-1] if isinstance(parts, list) and parts else None
+            if isinstance(later, str) and not later.startswith(prefix):
+                raise ValueError(f"the merge {merge!r:.200} does not fit continuing_subword_prefix {prefix!r:.100}")
+    return found
 
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
@@ -71,7 +99,7 @@ def _read_pipeline(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
     path = folder / "tokenizer.json"
     if path.is_file():
         try:
-            return call_library(Tokenizer.from_file, str(path))
+            return parse_pipeline(path.read_bytes())
         except Exception as error:  # the library raises plain Exception for every malformed file
             raise ModelError(f"{path}: not a tokenizer that can be read: {error}") from error
     if _is_gpt2(folder):

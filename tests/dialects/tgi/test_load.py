@@ -11,7 +11,7 @@ from native import ask, events_of, generate, native_house
 from stub_house import LocalHouse
 
 from dragoman.core.errors import Overloaded
-from dragoman.dialects.tgi.service import Service
+from dragoman.dialects.tgi.service import Permits, Service
 from dragoman.dialects.tgi.settings import TgiSettings
 from dragoman.text import ChatTemplate
 
@@ -46,6 +46,23 @@ async def test_one_too_many_is_a_429(native: LocalHouse) -> None:
     native.engine.free.set()
     assert [answer.status_code for answer in await asyncio.gather(*tasks)] == [200, 200]
     assert (await generate(native.client, max_new_tokens=1)).status_code == 200
+
+
+def test_who_is_turned_away_is_told_how_often_permits_come_back() -> None:
+    now = 0.0
+    permits = Permits(4, clock=lambda: now)
+    with permits.take(4), pytest.raises(Overloaded) as refused, permits.take():
+        pass
+    assert refused.value.retry_after_s == 0  # nothing is known; the answer says a second
+    for _ in range(3):
+        with permits.take(4):
+            now += 20
+            with pytest.raises(Overloaded) as refused, permits.take():
+                pass
+    assert refused.value.retry_after_s == 5
+    with permits.take(3), pytest.raises(Overloaded) as refused, permits.take(2):
+        pass
+    assert refused.value.retry_after_s == pytest.approx(10, rel=0.1)
 
 
 async def test_the_load_is_looked_at_before_the_parameters(native: LocalHouse) -> None:
