@@ -113,6 +113,11 @@ def test_silent_connections_make_room_and_health_is_told() -> None:
         serves(server)
         assert time.monotonic() - began < 8
         assert server.connections.dropped >= 18
+        with server.connect() as connection:
+            connection.sendall(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            figures = dict(line.rsplit(" ", 1) for line in read_all(connection).decode().splitlines() if " " in line)
+        assert float(figures["dragoman_connections"]) >= 1
+        assert float(figures["dragoman_connections_dropped_total"]) == server.connections.dropped
         assert len(server.connections) <= 12
         assert sum(is_closed(connection) for connection in silent) >= 18
 

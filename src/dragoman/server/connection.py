@@ -81,11 +81,14 @@ def connection_class(
 ) -> type[Connection]:
     """The class as uvicorn wants it: complete, and made without arguments of ours."""
     network = network or NetworkSettings()
-    reserve = network.reserved_connections
+    if connections is None:  # one without a connection is false
+        connections = Connections(
+            settings.max_connections, network.reserved_connections, network.max_connections_per_client
+        )
     context = ConnectionContext(
         settings,
         network,
-        connections or Connections(settings.max_connections, reserve, network.max_connections_per_client),
+        connections,
         bodies or BodyBudget(network.max_buffered_bytes),
         TrustedProxies(network.trusted_proxy, network.proxy_header),
         render_error,
