@@ -31,7 +31,7 @@ from websockets.sync.client import connect
 
 from dragoman.core.errors import DragomanError
 from dragoman.server.address import bound, bound_unix, remove_unix
-from dragoman.server.connections import Connections
+from dragoman.server.connections import GRACE_S, Connections
 from dragoman.server.descriptors import OTHERS, allow_connections
 from dragoman.server.lifecycle import certificates_of
 from dragoman.server.listener import BATCH, Listener
@@ -120,6 +120,22 @@ def test_silent_connections_make_room_and_health_is_told() -> None:
         assert float(figures["dragoman_connections_dropped_total"]) == server.connections.dropped
         assert len(server.connections) <= 12
         assert sum(is_closed(connection) for connection in silent) >= 18
+
+
+def test_an_upload_behind_another_request_makes_room() -> None:
+    """It is one like any other as soon as the request before it is answered."""
+    limits = msgspec.structs.replace(QUICK, max_connections=4, body_timeout_s=30.0)
+    alive = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    with running_server(limits, network=NetworkSettings(reserved_connections=2)) as server:
+        with contextlib.ExitStack() as stack:
+            for _ in range(4):
+                connection = stack.enter_context(server.connect())
+                connection.sendall(alive + request_of(length=1000, close=False))
+                assert status_of(connection.recv(1000)) == 200
+            time.sleep(GRACE_S)
+            serves(server)
+            assert server.connections.dropped
+        until(lambda: not len(server.connections))
 
 
 def test_health_is_told_while_every_place_is_busy() -> None:

@@ -441,6 +441,8 @@ class Connection(HttpToolsProtocol):
             self._proxied_for = [each for each in self._proxied_for if each[0] and not each[0].response_complete]
         if not self._unanswered:
             self.context.connections.set_idle(self.slot)  # type: ignore[arg-type]
+        elif self._in_body and len(self._unanswered) == 1:  # its request was sent behind the one that is answered now
+            self.context.connections.set_uploading(self.slot)  # type: ignore[arg-type]
         super().on_response_complete()
         if self.transport.is_closing():
             self._expect(self.settings.write_timeout_s, self.transport.abort)
