@@ -30,6 +30,7 @@ from toy_dialect import toy
 from websockets.sync.client import connect
 
 from dragoman.core.errors import DragomanError
+from dragoman.server import connections
 from dragoman.server.address import bound, bound_unix, remove_unix
 from dragoman.server.connections import GRACE_S, Connections
 from dragoman.server.descriptors import OTHERS, allow_connections
@@ -134,6 +135,21 @@ def test_an_upload_behind_another_request_makes_room() -> None:
                 assert status_of(connection.recv(1000)) == 200
             time.sleep(GRACE_S)
             serves(server)
+            assert server.connections.dropped
+        until(lambda: not len(server.connections))
+
+
+def test_answers_that_nobody_reads_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client without a key asks for more than its connections take, and reads nothing."""
+    monkeypatch.setattr(connections, "UNREAD_S", 1.0)
+    limits = msgspec.structs.replace(QUICK, max_connections=4, write_timeout_s=30.0)
+    ask_much = b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 100
+    with running_server(limits, network=NetworkSettings(reserved_connections=2)) as server:
+        with contextlib.ExitStack() as stack:
+            for _ in range(4):
+                stack.enter_context(server.connect(4096)).sendall(ask_much)
+            until(lambda: status_of(ask(server, request_of())) == 503)
+            until(lambda: status_of(ask(server, request_of())) == 200)
             assert server.connections.dropped
         until(lambda: not len(server.connections))
 

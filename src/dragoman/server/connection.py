@@ -167,6 +167,21 @@ class Connection(HttpToolsProtocol):
         self._unparsed, self._at = data, 0
         self.parse(PIECES_AT_ONCE)
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.slot is not None:
+            self.context.connections.set_unread(self.slot)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.slot is not None:
+            self.context.connections.set_read(self.slot)
+
+    def _set_busy(self, slot: Slot) -> None:
+        self.context.connections.set_busy(slot)
+        if self.flow.write_paused:  # the client has left an earlier answer unread
+            self.context.connections.set_unread(slot)
+
     def _left(self) -> None:
         """The connection is closed."""
         for _, client in self._proxied_for:
@@ -176,12 +191,12 @@ class Connection(HttpToolsProtocol):
             self.context.connections.leave(self.slot)
 
     def _make_room(self) -> None:
-        """Close for others. Whoever is in the middle of a request is told why."""
-        if self._in_head or self._in_body:
+        """Close for others. Whoever is in the middle of a request, and reads, is told why."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        elif self._in_head or self._in_body:
             self._refuse(503, EngineUnavailable(FULL))
             self.transport.close()
-        elif self.transport.get_write_buffer_size():
-            self.transport.abort()
         else:
             self.transport.close()
 
@@ -353,7 +368,7 @@ class Connection(HttpToolsProtocol):
         if not self._unanswered and (is_chunked or length):
             self.context.connections.set_uploading(slot)
         else:
-            self.context.connections.set_busy(slot)
+            self._set_busy(slot)
         self._unanswered.append(self.cycle)
         if self.context.is_ending():
             self.cycle.keep_alive = False
@@ -378,7 +393,7 @@ class Connection(HttpToolsProtocol):
         self._in_body = self._is_chunked = False
         self._body_left = 0
         if self._unanswered:
-            self.context.connections.set_busy(self.slot)  # type: ignore[arg-type]
+            self._set_busy(self.slot)  # type: ignore[arg-type]
         else:
             self._expect_nothing()
 
