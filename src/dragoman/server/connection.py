@@ -216,11 +216,11 @@ class Connection(HttpToolsProtocol):
             self._at = end
             pieces -= 1
             self._parse_piece(data if end - begin == size else data[begin:end])
-            if self._deaf or self.transport.is_closing():
-                self._forget_unparsed()
-                return
             if self.transport.get_protocol() is not self:
                 self._hand_over(data[end:])
+                return
+            if self._deaf or self.transport.is_closing():
+                self._forget_unparsed()
                 return
         if self._at == size:
             self._end_of_last = data[-3:] if self._in_head or self._is_chunked else b""
@@ -312,9 +312,16 @@ class Connection(HttpToolsProtocol):
                 self.transport.resume_reading()
 
     def _hand_over(self, rest: bytes) -> None:
-        """The connection is a WebSocket now, which the rest belongs to."""
+        """The connection is a WebSocket's now, which the rest belongs to, unless it has refused the handshake."""
         self._expect_nothing()
         self._forget_unparsed()
+        if self.transport.is_closing():
+            response = getattr(self.transport.get_protocol(), "response", None)
+            status = 400 if response is None else response.status_code
+            seconds = self.loop.time() - self._head_began
+            note_refusal(self.context.requests, (), status, seconds, self.client, self.scope["method"], self.url)
+            self._expect(self.settings.linger_s, self.transport.abort)
+            return
         if self._is_paused:
             self.transport.resume_reading()
         if rest:
