@@ -326,6 +326,31 @@ def test_handshakes_that_never_end_make_room(tls_files: tuple[Path, Path]) -> No
 
 
 @needs_openssl
+def test_idle_clients_of_tls_are_not_waited_for(tls_files: tuple[Path, Path]) -> None:
+    """They do not read, and so do not answer the server that says that it closes: neither when places are short nor at
+    the end."""
+    cert, key = tls_files
+    network = NetworkSettings(tls_cert=str(cert), tls_key=str(key), reserved_connections=2)
+    limits = msgspec.structs.replace(QUICK, max_connections=4, write_timeout_s=30.0, drain_s=20.0, linger_s=0.5)
+    trusted = ssl.create_default_context(cafile=str(cert))
+    with contextlib.ExitStack() as stack:
+        with running_server(limits, network=network) as server:
+            for _ in range(8):
+                client = trusted.wrap_socket(server.connect(), server_hostname="localhost")
+                stack.enter_context(client).sendall(LIVE.replace(b"connection: close\r\n", b""))
+                assert status_of(client.recv(1000)) == 200
+                time.sleep(GRACE_S / 4)
+            time.sleep(GRACE_S)
+            for _ in range(4):
+                client = trusted.wrap_socket(server.connect(), server_hostname="localhost")
+                stack.enter_context(client)
+            open_ones = server.server.server_state.connections
+            until(lambda: len(open_ones) <= 6, 5)
+            began = time.monotonic()
+        assert time.monotonic() - began < 5
+
+
+@needs_openssl
 def test_certificates_are_replaced_while_connections_stay(tmp_path: Path) -> None:
     cert, key = certificate(tmp_path / "used")
     network = NetworkSettings(tls_cert=str(cert), tls_key=str(key))

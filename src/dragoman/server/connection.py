@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from dragoman.core.errors import BadRequest, DragomanError, EngineUnavailable, PayloadTooLarge, RequestTimeout
 from dragoman.dialects.wire import Answer
 from dragoman.server.body_budget import BodyBudget
-from dragoman.server.connections import FULL, Connections, Slot, client_of, counted_as
+from dragoman.server.connections import FULL, GRACE_S, Connections, Slot, client_of, counted_as
 from dragoman.server.cork import Corked
 from dragoman.server.exchange import ABORT, BODY, CUT
 from dragoman.server.gate import CROWDED, RequestLog
@@ -194,11 +194,18 @@ class Connection(HttpToolsProtocol):
         """Close for others. Whoever is in the middle of a request, and reads, is told why."""
         if self.transport.get_write_buffer_size():
             self.transport.abort()
-        elif self._in_head or self._in_body:
+            return
+        if self._in_head or self._in_body:
             self._refuse(503, EngineUnavailable(FULL))
-            self.transport.close()
-        else:
-            self.transport.close()
+        self.transport.close()
+        # TLS waits for the client to say that it closes too; the place is another's already.
+        self._expect(GRACE_S, self.transport.abort)
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self.transport.is_closing() and not self.transport.get_write_buffer_size():
+            # Clients that hold a connection of TLS in reserve do not say that they close it.
+            self._expect(self.settings.linger_s, self.transport.abort)
 
     # Parsing what has come -------------------------------------------------------------------------------------------
 
