@@ -13,6 +13,7 @@ from dragoman.core.errors import DragomanError
 from dragoman.dialects import DIALECTS
 from dragoman.dialects.wire import Answer
 from dragoman.server.app import create_figures_app
+from dragoman.server.auth_failures import MAX_UNKNOWN
 from dragoman.server.figures import _render_error, figures_listener
 from dragoman.server.key_file import hashed
 from dragoman.server.keys import Keyring
@@ -50,6 +51,18 @@ async def test_where_all_is_protected_figures_need_a_key_too(
 ) -> None:
     async with client_of(house, keys) as client:
         assert (await client.get("/metrics", headers=headers)).status_code == status
+
+
+@pytest.mark.anyio
+async def test_who_tries_many_keys_is_told_to_wait(house: LocalHouse) -> None:
+    async with client_of(house, Keyring([hashed(KEY, "ann")], protect_all=True)) as client:
+        wrong = {"authorization": "Bearer another-key"}
+        statuses = [(await client.get("/metrics", headers=wrong)).status_code for _ in range(MAX_UNKNOWN)]
+        assert set(statuses) == {401}
+        refused = await client.get("/metrics", headers=wrong)
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        assert (await client.get("/metrics", headers=BEARER)).status_code == 200
 
 
 @pytest.mark.anyio

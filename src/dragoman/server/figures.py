@@ -10,7 +10,18 @@ from contextlib import asynccontextmanager
 
 import uvicorn
 
-from dragoman.core.errors import DragomanError, Forbidden, MethodNotAllowed, NotFound, Unauthorized
+from dragoman.core.errors import (
+    DragomanError,
+    EngineUnavailable,
+    Forbidden,
+    GenerationFailed,
+    MethodNotAllowed,
+    NotFound,
+    Overloaded,
+    PayloadTooLarge,
+    RequestTimeout,
+    Unauthorized,
+)
 from dragoman.dialects.wire import Answer, Dialect
 from dragoman.server.address import address_of, bound
 from dragoman.server.app import create_figures_app
@@ -23,7 +34,17 @@ from dragoman.server.settings import BrowserSettings, ServerSettings
 
 log = logging.getLogger("dragoman.server")
 
-STATUSES: dict[type[DragomanError], int] = {Unauthorized: 401, Forbidden: 403, NotFound: 404, MethodNotAllowed: 405}
+STATUSES: dict[type[DragomanError], int] = {
+    Unauthorized: 401,
+    Forbidden: 403,
+    NotFound: 404,
+    MethodNotAllowed: 405,
+    RequestTimeout: 408,
+    PayloadTooLarge: 413,
+    Overloaded: 429,
+    GenerationFailed: 500,
+    EngineUnavailable: 503,
+}
 
 
 def figures_listener(settings: ServerSettings, dialects: Sequence[Dialect]) -> socket.socket | None:
