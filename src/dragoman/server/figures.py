@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+import msgspec
 import uvicorn
 
 from dragoman.core.errors import (
@@ -30,9 +31,13 @@ from dragoman.server.hosting import chosen_dialect
 from dragoman.server.keys import Keyring
 from dragoman.server.listener import ListeningServer
 from dragoman.server.opening import House
-from dragoman.server.settings import BrowserSettings, ServerSettings
+from dragoman.server.settings import BrowserSettings, NetworkSettings, ServerSettings
 
 log = logging.getLogger("dragoman.server")
+
+MAX_CONNECTIONS = 32
+FEW = NetworkSettings(reserved_connections=8, max_buffered_bytes=1024 * 1024)
+"""Collectors are few. Descriptors for their connections are among those that are left to all but clients."""
 
 STATUSES: dict[type[DragomanError], int] = {
     Unauthorized: 401,
@@ -79,7 +84,9 @@ async def serve_figures(
         return
     config = uvicorn.Config(
         create_figures_app(house.serving, settings, house.metrics, _render_error, keys=keys, browsers=browsers),
-        http=connection_class(settings, _render_error),
+        http=connection_class(
+            msgspec.structs.replace(settings, max_connections=MAX_CONNECTIONS), _render_error, network=FEW
+        ),
         ws="none",
         lifespan="off",
         log_config=None,
