@@ -359,14 +359,16 @@ def test_certificates_are_replaced_while_connections_stay(tmp_path: Path) -> Non
         trusted = ssl.create_default_context(cafile=str(cert))
         with httpx.Client(verify=trusted, base_url=f"https://127.0.0.1:{server.port}") as client:
             assert client.get("/livez").status_code == 200
+            certificates = server.server.certificates
+            assert certificates is not None
             newer = certificate(tmp_path / "newer")
             cert.write_bytes(newer[0].read_bytes())
             # Half written: what is there does not belong together, so nothing changes.
             with pytest.raises(DragomanError, match="KEY_VALUES_MISMATCH"):
-                server.server.reload_certificates()
+                certificates.reload()
             assert shown_certificate(server.port) == before
             key.write_bytes(newer[1].read_bytes())
-            server.server.reload_certificates()
+            certificates.reload()
             assert shown_certificate(server.port) == newer[0].read_text()
             assert client.get("/livez").status_code == 200
 

@@ -47,15 +47,6 @@ class ListeningServer(uvicorn.Server):
         self.certificates = certificates
         self._backlog = backlog
 
-    def reload_certificates(self) -> None:
-        """Read the files of the certificate again, for all connections from now on; open ones keep theirs.
-
-        For whoever handles SIGHUP. Without TLS it does nothing. Raises DragomanError where the files cannot be used;
-        then the certificate stays as it is.
-        """
-        if self.certificates is not None:
-            self.certificates.reload()
-
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
         protocol: Any = self.config.http_protocol_class
