@@ -19,7 +19,7 @@ from dragoman.dialects.wire import Answer
 from dragoman.server.body_budget import BodyBudget
 from dragoman.server.connections import FULL, GRACE_S, Connections, Slot, client_of, counted_as
 from dragoman.server.cork import Corked
-from dragoman.server.exchange import ABORT, BODY, CUT
+from dragoman.server.exchange import ABORT, BODY, CUT, ON_LEFT
 from dragoman.server.gate import CROWDED, RequestLog
 from dragoman.server.parsing import (
     BODY_PIECE_BYTES,
@@ -149,9 +149,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_nothing()
         # uvicorn tells only the newest request; with pipelining it is an older one that is being answered.
-        for cycle in self._unanswered:
-            cycle.disconnected = True
-            cycle.message_event.set()
+        self._tell_that_client_left()
         self._unanswered.clear()
         self._forget_unparsed()
         self._left()
@@ -181,6 +179,14 @@ class Connection(HttpToolsProtocol):
         self.context.connections.set_busy(slot)
         if self.flow.write_paused:  # the client has left an earlier answer unread
             self.context.connections.set_unread(slot)
+
+    def _tell_that_client_left(self) -> None:
+        for cycle in self._unanswered:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            on_left: Any = cycle.scope["extensions"].get(ON_LEFT)
+            if on_left is not None:
+                on_left()
 
     def _left(self) -> None:
         """The connection is closed."""
@@ -513,9 +519,7 @@ class Connection(HttpToolsProtocol):
                 self.transport.write_eof()
             else:  # TLS has an end of its own
                 self.transport.close()
-            for cycle in self._unanswered:
-                cycle.disconnected = True
-                cycle.message_event.set()
+            self._tell_that_client_left()
             self._expect(self.settings.linger_s, self.transport.abort)
         else:
             self._close_when_read()
