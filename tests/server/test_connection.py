@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -9,7 +10,8 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 from sockets import BODY, ENDLESS, Left, ask, json_of, read_all, request_of, serves, status_of, until
@@ -54,6 +56,31 @@ def test_leaving_by_reset_while_waiting(server: RunningServer) -> None:
             connection.sendall(request_of({**ENDLESS, "stream": stream}))
             time.sleep(pause)
             connection.close()
+
+
+def test_leaving_while_a_model_is_loaded_gives_up_the_place(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody reads the body then, so it is not by reading that the server learns of it."""
+    waiting = 0
+
+    @asynccontextmanager
+    async def held() -> AsyncIterator[None]:
+        nonlocal waiting
+        waiting += 1
+        try:
+            await asyncio.Event().wait()
+            yield
+        finally:
+            waiting -= 1
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.house.serving, "held", held)
+        for data in (request_of(), request_of(length=1000), request_of({**ENDLESS, "stream": True})):
+            with server.connect() as connection:
+                connection.sendall(data.replace(b"/v1/", b"/openai/v1/"))
+                until(lambda: waiting == 1)
+            until(lambda: waiting == 0, 2)
 
 
 def test_leaving_a_batch_cancels_all_its_prompts(server: RunningServer) -> None:

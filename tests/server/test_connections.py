@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dragoman.core.errors import EngineUnavailable, Overloaded
-from dragoman.server.connections import GRACE_S, Connections, Slot, client_of
+from dragoman.server.connections import GRACE_S, UNREAD_S, Connections, Slot, client_of
 
 
 class Places:
@@ -73,6 +73,33 @@ def test_what_is_idle_goes_before_what_is_uploading_and_that_before_nothing() ->
     assert places.dropped == ["idle", "uploading"]
     places.table.leave(idle)  # closed at last: its place was given away before
     assert len(places.table) == 4
+
+
+def test_an_answer_that_nobody_reads_makes_room_after_a_while() -> None:
+    places = Places(most=2, reserve=2)
+    reading, unread = (places.enter(name) for name in ("reading", "unread"))
+    for slot in (reading, unread):
+        places.table.set_busy(slot)
+        places.table.set_unread(slot)
+    places.now += UNREAD_S - 0.5
+    assert places.table.has_room()
+    assert not places.dropped
+    # It is no less busy than others: nobody else is answered in its place before it is closed.
+    assert isinstance(places.table.refusal(places.enter("third", age_s=0)), EngineUnavailable)
+    places.table.set_read(reading)
+    places.now += 0.5
+    idle = places.enter("idle")
+    assert places.table.has_room()
+    assert places.dropped == ["third"]
+    places.table.leave(idle)
+    places.table.set_busy(places.enter("fourth"))
+    assert places.table.has_room()
+    assert places.dropped == ["third", "unread"]
+    for change in (places.table.set_unread, places.table.set_read, places.table.leave):
+        change(unread)
+    assert len(places.table) == 2
+    assert places.table.has_room()
+    assert places.dropped == ["third", "unread"]
 
 
 def test_nobody_is_dropped_before_a_first_packet_can_have_come() -> None:

@@ -30,8 +30,9 @@ from toy_dialect import toy
 from websockets.sync.client import connect
 
 from dragoman.core.errors import DragomanError
+from dragoman.server import connections
 from dragoman.server.address import bound, bound_unix, remove_unix
-from dragoman.server.connections import Connections
+from dragoman.server.connections import GRACE_S, Connections
 from dragoman.server.descriptors import OTHERS, allow_connections
 from dragoman.server.lifecycle import certificates_of
 from dragoman.server.listener import BATCH, Listener
@@ -113,8 +114,44 @@ def test_silent_connections_make_room_and_health_is_told() -> None:
         serves(server)
         assert time.monotonic() - began < 8
         assert server.connections.dropped >= 18
+        with server.connect() as connection:
+            connection.sendall(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            figures = dict(line.rsplit(" ", 1) for line in read_all(connection).decode().splitlines() if " " in line)
+        assert float(figures["dragoman_connections"]) >= 1
+        assert float(figures["dragoman_connections_dropped_total"]) == server.connections.dropped
         assert len(server.connections) <= 12
         assert sum(is_closed(connection) for connection in silent) >= 18
+
+
+def test_an_upload_behind_another_request_makes_room() -> None:
+    """It is one like any other as soon as the request before it is answered."""
+    limits = msgspec.structs.replace(QUICK, max_connections=4, body_timeout_s=30.0)
+    alive = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    with running_server(limits, network=NetworkSettings(reserved_connections=2)) as server:
+        with contextlib.ExitStack() as stack:
+            for _ in range(4):
+                connection = stack.enter_context(server.connect())
+                connection.sendall(alive + request_of(length=1000, close=False))
+                assert status_of(connection.recv(1000)) == 200
+            time.sleep(GRACE_S)
+            serves(server)
+            assert server.connections.dropped
+        until(lambda: not len(server.connections))
+
+
+def test_answers_that_nobody_reads_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client without a key asks for more than its connections take, and reads nothing."""
+    monkeypatch.setattr(connections, "UNREAD_S", 1.0)
+    limits = msgspec.structs.replace(QUICK, max_connections=4, write_timeout_s=30.0)
+    ask_much = b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 100
+    with running_server(limits, network=NetworkSettings(reserved_connections=2)) as server:
+        with contextlib.ExitStack() as stack:
+            for _ in range(4):
+                stack.enter_context(server.connect(4096)).sendall(ask_much)
+            until(lambda: status_of(ask(server, request_of())) == 503)
+            until(lambda: status_of(ask(server, request_of())) == 200)
+            assert server.connections.dropped
+        until(lambda: not len(server.connections))
 
 
 def test_health_is_told_while_every_place_is_busy() -> None:
@@ -289,6 +326,31 @@ def test_handshakes_that_never_end_make_room(tls_files: tuple[Path, Path]) -> No
 
 
 @needs_openssl
+def test_idle_clients_of_tls_are_not_waited_for(tls_files: tuple[Path, Path]) -> None:
+    """They do not read, and so do not answer the server that says that it closes: neither when places are short nor at
+    the end."""
+    cert, key = tls_files
+    network = NetworkSettings(tls_cert=str(cert), tls_key=str(key), reserved_connections=2)
+    limits = msgspec.structs.replace(QUICK, max_connections=4, write_timeout_s=30.0, drain_s=20.0, linger_s=0.5)
+    trusted = ssl.create_default_context(cafile=str(cert))
+    with contextlib.ExitStack() as stack:
+        with running_server(limits, network=network) as server:
+            for _ in range(8):
+                client = trusted.wrap_socket(server.connect(), server_hostname="localhost")
+                stack.enter_context(client).sendall(LIVE.replace(b"connection: close\r\n", b""))
+                assert status_of(client.recv(1000)) == 200
+                time.sleep(GRACE_S / 4)
+            time.sleep(GRACE_S)
+            for _ in range(4):
+                client = trusted.wrap_socket(server.connect(), server_hostname="localhost")
+                stack.enter_context(client)
+            open_ones = server.server.server_state.connections
+            until(lambda: len(open_ones) <= 6, 5)
+            began = time.monotonic()
+        assert time.monotonic() - began < 5
+
+
+@needs_openssl
 def test_certificates_are_replaced_while_connections_stay(tmp_path: Path) -> None:
     cert, key = certificate(tmp_path / "used")
     network = NetworkSettings(tls_cert=str(cert), tls_key=str(key))
@@ -297,14 +359,16 @@ def test_certificates_are_replaced_while_connections_stay(tmp_path: Path) -> Non
         trusted = ssl.create_default_context(cafile=str(cert))
         with httpx.Client(verify=trusted, base_url=f"https://127.0.0.1:{server.port}") as client:
             assert client.get("/livez").status_code == 200
+            certificates = server.server.certificates
+            assert certificates is not None
             newer = certificate(tmp_path / "newer")
             cert.write_bytes(newer[0].read_bytes())
             # Half written: what is there does not belong together, so nothing changes.
             with pytest.raises(DragomanError, match="KEY_VALUES_MISMATCH"):
-                server.server.reload_certificates()
+                certificates.reload()
             assert shown_certificate(server.port) == before
             key.write_bytes(newer[1].read_bytes())
-            server.server.reload_certificates()
+            certificates.reload()
             assert shown_certificate(server.port) == newer[0].read_text()
             assert client.get("/livez").status_code == 200
 

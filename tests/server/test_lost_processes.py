@@ -247,6 +247,37 @@ def test_only_what_a_grammar_has_earned_is_remembered(monkeypatch: pytest.Monkey
     asyncio.run(test())
 
 
+def test_a_trial_that_begins_while_another_is_given_up_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, tried = threading.Event(), 0
+
+    def check(self: GrammarProcess, constraint: object, cancelled: object = None) -> str:
+        nonlocal tried
+        tried += 1
+        go_on.wait(10)
+        return "a grammar"
+
+    monkeypatch.setattr(GrammarProcess, "check", check)
+
+    async def test() -> None:
+        reader, pools = reader_of(ChatTemplate({}))
+        left = as_caller("a", reader, Regex("a"))
+        while not tried:
+            await asyncio.sleep(0.01)
+        left.cancel()
+        second = as_caller("a", reader, Regex("a"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        third = as_caller("a", reader, Regex("a"))
+        await asyncio.sleep(0)
+        go_on.set()
+        assert await asyncio.gather(second, third) == ["a grammar"] * 2
+        assert tried == 2
+        reader.close()
+        pools.close()
+
+    asyncio.run(test())
+
+
 def test_slow_grammars_of_one_caller_do_not_delay_anothers() -> None:
     async def test() -> None:
         reader, pools = reader_of(ChatTemplate({}))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 
 import httpx
 import msgspec
@@ -12,8 +14,10 @@ from stub_house import QUICK, LocalHouse
 from dragoman.core.errors import DragomanError
 from dragoman.dialects import DIALECTS
 from dragoman.dialects.wire import Answer
+from dragoman.server.address import bound
 from dragoman.server.app import create_figures_app
-from dragoman.server.figures import _render_error, figures_listener
+from dragoman.server.auth_failures import MAX_UNKNOWN
+from dragoman.server.figures import FEW, MAX_CONNECTIONS, _render_error, figures_listener, serve_figures
 from dragoman.server.key_file import hashed
 from dragoman.server.keys import Keyring
 from dragoman.server.settings import BrowserSettings
@@ -53,6 +57,18 @@ async def test_where_all_is_protected_figures_need_a_key_too(
 
 
 @pytest.mark.anyio
+async def test_who_tries_many_keys_is_told_to_wait(house: LocalHouse) -> None:
+    async with client_of(house, Keyring([hashed(KEY, "ann")], protect_all=True)) as client:
+        wrong = {"authorization": "Bearer another-key"}
+        statuses = [(await client.get("/metrics", headers=wrong)).status_code for _ in range(MAX_UNKNOWN)]
+        assert set(statuses) == {401}
+        refused = await client.get("/metrics", headers=wrong)
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        assert (await client.get("/metrics", headers=BEARER)).status_code == 200
+
+
+@pytest.mark.anyio
 async def test_figures_are_not_for_pages_that_have_rebound_their_name(house: LocalHouse) -> None:
     async with client_of(house, Keyring()) as client:
         assert (await client.get("/metrics", headers={"host": "evil.example:9000"})).status_code == 403
@@ -80,3 +96,20 @@ def test_friendlis_port_is_for_this_machine_too() -> None:
     assert listener is not None
     with contextlib.closing(listener):
         assert listener.getsockname()[0] == "127.0.0.1"
+
+
+@pytest.mark.anyio
+async def test_the_port_takes_few_connections_however_many_come(house: LocalHouse) -> None:
+    """Those of the other port are what the descriptors are for."""
+    listener = bound("127.0.0.1", 0)
+    address, silent = listener.getsockname(), 3 * MAX_CONNECTIONS
+    before = len(os.listdir("/proc/self/fd"))
+    serving = serve_figures(listener, house, QUICK, keys=Keyring(), browsers=BrowserSettings())  # type: ignore[arg-type]
+    async with serving, contextlib.AsyncExitStack() as stack:
+        for _ in range(silent):
+            _, writer = await asyncio.open_connection(*address)
+            stack.callback(writer.close)
+        await asyncio.sleep(0.1)
+        assert len(os.listdir("/proc/self/fd")) - before <= silent + MAX_CONNECTIONS + FEW.reserved_connections
+        async with httpx.AsyncClient() as client:
+            assert (await client.get(f"http://127.0.0.1:{address[1]}/metrics", timeout=10)).status_code == 200

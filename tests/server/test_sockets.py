@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
+import time
 from collections.abc import Iterator
 from time import perf_counter
 
@@ -286,6 +288,17 @@ def status_for(server: RunningServer, path: str, headers: dict[str, str], **more
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         connection.sendall(f"GET {path} HTTP/1.1\r\n{head}\r\n".encode())
         return int(connection.recv(4096).split(b" ", 2)[1])
+
+
+def test_a_handshake_that_is_refused_has_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "dragoman.access")
+    settings = msgspec.structs.replace(QUICK, dialect="auto")
+    with running_server(settings, dialects=(toy("north"),)) as server:
+        assert status_for(server, "/north-talk", {"sec-websocket-key": "short"}) == 400
+        time.sleep(QUICK.header_timeout_s + 0.2)
+        until(lambda: not len(server.connections))
+    lines = [record.fields for record in caplog.records]
+    assert [(line["status"], line["path"]) for line in lines] == [(400, "/north-talk")]
 
 
 @pytest.mark.parametrize("headers", FOREIGN, ids=str)

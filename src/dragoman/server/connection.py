@@ -17,9 +17,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from dragoman.core.errors import BadRequest, DragomanError, EngineUnavailable, PayloadTooLarge, RequestTimeout
 from dragoman.dialects.wire import Answer
 from dragoman.server.body_budget import BodyBudget
-from dragoman.server.connections import FULL, Connections, Slot, client_of, counted_as
+from dragoman.server.connections import FULL, GRACE_S, Connections, Slot, client_of, counted_as
 from dragoman.server.cork import Corked
-from dragoman.server.exchange import ABORT, BODY, CUT
+from dragoman.server.exchange import ABORT, BODY, CUT, ON_LEFT
 from dragoman.server.gate import CROWDED, RequestLog
 from dragoman.server.parsing import (
     BODY_PIECE_BYTES,
@@ -81,11 +81,14 @@ def connection_class(
 ) -> type[Connection]:
     """The class as uvicorn wants it: complete, and made without arguments of ours."""
     network = network or NetworkSettings()
-    reserve = network.reserved_connections
+    if connections is None:  # one without a connection is false
+        connections = Connections(
+            settings.max_connections, network.reserved_connections, network.max_connections_per_client
+        )
     context = ConnectionContext(
         settings,
         network,
-        connections or Connections(settings.max_connections, reserve, network.max_connections_per_client),
+        connections,
         bodies or BodyBudget(network.max_buffered_bytes),
         TrustedProxies(network.trusted_proxy, network.proxy_header),
         render_error,
@@ -146,9 +149,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_nothing()
         # uvicorn tells only the newest request; with pipelining it is an older one that is being answered.
-        for cycle in self._unanswered:
-            cycle.disconnected = True
-            cycle.message_event.set()
+        self._tell_that_client_left()
         self._unanswered.clear()
         self._forget_unparsed()
         self._left()
@@ -164,6 +165,29 @@ class Connection(HttpToolsProtocol):
         self._unparsed, self._at = data, 0
         self.parse(PIECES_AT_ONCE)
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.slot is not None:
+            self.context.connections.set_unread(self.slot)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.slot is not None:
+            self.context.connections.set_read(self.slot)
+
+    def _set_busy(self, slot: Slot) -> None:
+        self.context.connections.set_busy(slot)
+        if self.flow.write_paused:  # the client has left an earlier answer unread
+            self.context.connections.set_unread(slot)
+
+    def _tell_that_client_left(self) -> None:
+        for cycle in self._unanswered:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            on_left: Any = cycle.scope["extensions"].get(ON_LEFT)
+            if on_left is not None:
+                on_left()
+
     def _left(self) -> None:
         """The connection is closed."""
         for _, client in self._proxied_for:
@@ -173,14 +197,21 @@ class Connection(HttpToolsProtocol):
             self.context.connections.leave(self.slot)
 
     def _make_room(self) -> None:
-        """Close for others. Whoever is in the middle of a request is told why."""
+        """Close for others. Whoever is in the middle of a request, and reads, is told why."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+            return
         if self._in_head or self._in_body:
             self._refuse(503, EngineUnavailable(FULL))
-            self.transport.close()
-        elif self.transport.get_write_buffer_size():
-            self.transport.abort()
-        else:
-            self.transport.close()
+        self.transport.close()
+        # TLS waits for the client to say that it closes too; the place is another's already.
+        self._expect(GRACE_S, self.transport.abort)
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self.transport.is_closing() and not self.transport.get_write_buffer_size():
+            # Clients that hold a connection of TLS in reserve do not say that they close it.
+            self._expect(self.settings.linger_s, self.transport.abort)
 
     # Parsing what has come -------------------------------------------------------------------------------------------
 
@@ -198,11 +229,11 @@ class Connection(HttpToolsProtocol):
             self._at = end
             pieces -= 1
             self._parse_piece(data if end - begin == size else data[begin:end])
-            if self._deaf or self.transport.is_closing():
-                self._forget_unparsed()
-                return
             if self.transport.get_protocol() is not self:
                 self._hand_over(data[end:])
+                return
+            if self._deaf or self.transport.is_closing():
+                self._forget_unparsed()
                 return
         if self._at == size:
             self._end_of_last = data[-3:] if self._in_head or self._is_chunked else b""
@@ -294,9 +325,16 @@ class Connection(HttpToolsProtocol):
                 self.transport.resume_reading()
 
     def _hand_over(self, rest: bytes) -> None:
-        """The connection is a WebSocket now, which the rest belongs to."""
+        """The connection is a WebSocket's now, which the rest belongs to, unless it has refused the handshake."""
         self._expect_nothing()
         self._forget_unparsed()
+        if self.transport.is_closing():
+            response = getattr(self.transport.get_protocol(), "response", None)
+            status = 400 if response is None else response.status_code
+            seconds = self.loop.time() - self._head_began
+            note_refusal(self.context.requests, (), status, seconds, self.client, self.scope["method"], self.url)
+            self._expect(self.settings.linger_s, self.transport.abort)
+            return
         if self._is_paused:
             self.transport.resume_reading()
         if rest:
@@ -350,7 +388,7 @@ class Connection(HttpToolsProtocol):
         if not self._unanswered and (is_chunked or length):
             self.context.connections.set_uploading(slot)
         else:
-            self.context.connections.set_busy(slot)
+            self._set_busy(slot)
         self._unanswered.append(self.cycle)
         if self.context.is_ending():
             self.cycle.keep_alive = False
@@ -375,7 +413,7 @@ class Connection(HttpToolsProtocol):
         self._in_body = self._is_chunked = False
         self._body_left = 0
         if self._unanswered:
-            self.context.connections.set_busy(self.slot)  # type: ignore[arg-type]
+            self._set_busy(self.slot)  # type: ignore[arg-type]
         else:
             self._expect_nothing()
 
@@ -438,6 +476,8 @@ class Connection(HttpToolsProtocol):
             self._proxied_for = [each for each in self._proxied_for if each[0] and not each[0].response_complete]
         if not self._unanswered:
             self.context.connections.set_idle(self.slot)  # type: ignore[arg-type]
+        elif self._in_body and len(self._unanswered) == 1:  # its request was sent behind the one that is answered now
+            self.context.connections.set_uploading(self.slot)  # type: ignore[arg-type]
         super().on_response_complete()
         if self.transport.is_closing():
             self._expect(self.settings.write_timeout_s, self.transport.abort)
@@ -479,9 +519,7 @@ class Connection(HttpToolsProtocol):
                 self.transport.write_eof()
             else:  # TLS has an end of its own
                 self.transport.close()
-            for cycle in self._unanswered:
-                cycle.disconnected = True
-                cycle.message_event.set()
+            self._tell_that_client_left()
             self._expect(self.settings.linger_s, self.transport.abort)
         else:
             self._close_when_read()

@@ -2,8 +2,9 @@
 
 A connection that waits for its client (for a request's head, between two requests, in a TLS handshake) costs the server
 nothing but its place. When places are short, such connections are closed for new ones, those first whose client has the
-most of them, the oldest of these first. What is being answered is never closed. Some places more than there may be
-connections are kept in reserve: who comes then is told that the server is full, and health checks are answered.
+most of them, the oldest of these first; then those whose client does not read its answer. Any other that is being
+answered is never closed. Some places more than there may be connections are kept in reserve: who comes then is told
+that the server is full, and health checks are answered.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from dragoman.core.errors import DragomanError, EngineUnavailable, Overloaded
 GRACE_S = 0.5
 """A connection may wait for its client so long before it is closed for others: so long the first packet may travel."""
 
+UNREAD_S = 5.0
+"""So long a client may leave more of its answer unread than its connection takes, before that is closed for others."""
+
 FULL = "The server has as many connections as it can serve. Try again later."
 TOO_MANY = "This address has as many connections as it may have. Try again later."
 
@@ -25,13 +29,14 @@ TOO_MANY = "This address has as many connections as it may have. Try again later
 class Slot:
     """One connection's place. ``drop`` closes it; ``client``: by which it is counted, empty for none."""
 
-    __slots__ = ("client", "drop", "since", "waiting")
+    __slots__ = ("client", "drop", "is_unread", "since", "waiting")
 
     def __init__(self, client: str) -> None:
         self.client = client
         self.drop: Callable[[], object] | None = None
         self.since = 0.0
         self.waiting: _Waiting | None = None
+        self.is_unread = False
 
 
 class _Waiting:
@@ -81,7 +86,7 @@ class Connections:
         self._all: set[Slot] = set()
         self._busy = 0
         self._by_client: dict[str, int] = {}
-        self._idle, self._uploading = _Waiting(), _Waiting()
+        self._idle, self._uploading, self._unread = _Waiting(), _Waiting(), _Waiting()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -113,12 +118,8 @@ class Connections:
             return
         self._all.discard(slot)
         self._count(slot.client, -1)
-        if slot.waiting is None:
-            self._busy -= 1
-        else:
-            slot.waiting.remove(slot)
-            slot.waiting = None
-        slot.drop = None
+        self._leave_state(slot)
+        slot.drop = slot.waiting = None
         if self.on_room is not None:
             self.on_room()
 
@@ -140,6 +141,18 @@ class Connections:
             slot.waiting.remove(slot)
             slot.waiting = None
             self._busy += 1
+
+    def set_unread(self, slot: Slot) -> None:
+        """Its client does not read what is written to it. It is busy all the same."""
+        if slot in self._all and slot.waiting is None and not slot.is_unread:
+            slot.since, slot.is_unread = self._clock(), True
+            self._unread.add(slot)
+
+    def set_read(self, slot: Slot) -> None:
+        """Its client reads again."""
+        if slot.is_unread:
+            slot.is_unread = False
+            self._unread.remove(slot)
 
     def refusal(self, slot: Slot) -> DragomanError | None:
         """Why its requests are not answered, if they are not."""
@@ -165,9 +178,9 @@ class Connections:
 
     def drop_one(self, client: str | None = None) -> bool:
         """Close the connection that has waited longest for its client, of one client or of all, if there is one."""
-        for waiting in (self._idle, self._uploading):
+        for waiting, grace_s in ((self._idle, GRACE_S), (self._uploading, GRACE_S), (self._unread, UNREAD_S)):
             slot = waiting.oldest(client)
-            if slot is not None and self._clock() - slot.since >= GRACE_S and slot.drop is not None:
+            if slot is not None and self._clock() - slot.since >= grace_s and slot.drop is not None:
                 self.dropped += 1
                 drop = slot.drop
                 self.leave(slot)
@@ -178,6 +191,7 @@ class Connections:
     def _leave_state(self, slot: Slot) -> None:
         if slot.waiting is None:
             self._busy -= 1
+            self.set_read(slot)
         else:
             slot.waiting.remove(slot)
 

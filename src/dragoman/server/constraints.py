@@ -74,14 +74,13 @@ class ConstraintReader:
         trial = self._trials.get(key)
         if trial is None:
             trial = self._trials[key] = _Trial(asyncio.create_task(self._try(constraint)))
-            trial.task.add_done_callback(lambda _: self._trials.pop(key, None))
         trial.waiting += 1
         try:
             return await asyncio.shield(trial.task)
         finally:
             trial.waiting -= 1
-            if not trial.waiting and not trial.task.done():
-                self._trials.pop(key, None)
+            if not trial.waiting:
+                del self._trials[key]
                 trial.task.cancel()
 
     async def _try(self, constraint: Constraint | Reasoned) -> Answer:

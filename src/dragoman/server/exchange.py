@@ -49,6 +49,8 @@ TEXT = "text/plain; charset=utf-8"
 # In ``scope["extensions"]``, where the connection can be dropped: at once, or when what was written has been read.
 ABORT = "dragoman.abort"
 CUT = "dragoman.cut"
+# Also there, while somebody wants to know: what is called when the client has left.
+ON_LEFT = "dragoman.on_left"
 # Also there: where uvicorn takes the parts of a body. The layers between look at heads only, at a cost for every token.
 BODY = "dragoman.body"
 
@@ -106,7 +108,7 @@ class Exchange:
         self._began: float = scope.get("began", perf_counter())
         self._ready = ready
         self._warnings = ""
-        extensions = scope.get("extensions", {})
+        extensions = self._extensions = scope.get("extensions", {})
         self._abort, self._cut = extensions.get(ABORT), extensions.get(CUT)
         self._send, self._limits, self._pools = send, settings, pools
         self._send_part: Send = extensions.get(BODY, send)
@@ -207,6 +209,29 @@ class Exchange:
         if working.cancelled():
             raise Cancelled("The client left, or stopped reading, before the answer was complete.")
         return working.result()
+
+    @asynccontextmanager
+    async def until_left(self) -> AsyncIterator[None]:
+        """End what is done for the duration when the client leaves, as Cancelled: without reading the body, as long as
+        it is not known what for."""
+        task, has_left = asyncio.current_task(), False
+        assert task is not None
+
+        def leave() -> None:
+            nonlocal has_left
+            if not has_left:
+                has_left = True
+                task.cancel()
+
+        self._extensions[ON_LEFT] = leave
+        try:
+            yield
+        except asyncio.CancelledError:
+            if has_left and not task.uncancel():
+                raise Cancelled("The client left before its request was begun.") from None
+            raise
+        finally:
+            del self._extensions[ON_LEFT]
 
     async def reply(
         self,

@@ -8,9 +8,21 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+import msgspec
 import uvicorn
 
-from dragoman.core.errors import DragomanError, Forbidden, MethodNotAllowed, NotFound, Unauthorized
+from dragoman.core.errors import (
+    DragomanError,
+    EngineUnavailable,
+    Forbidden,
+    GenerationFailed,
+    MethodNotAllowed,
+    NotFound,
+    Overloaded,
+    PayloadTooLarge,
+    RequestTimeout,
+    Unauthorized,
+)
 from dragoman.dialects.wire import Answer, Dialect
 from dragoman.server.address import address_of, bound
 from dragoman.server.app import create_figures_app
@@ -19,11 +31,25 @@ from dragoman.server.hosting import chosen_dialect
 from dragoman.server.keys import Keyring
 from dragoman.server.listener import ListeningServer
 from dragoman.server.opening import House
-from dragoman.server.settings import BrowserSettings, ServerSettings
+from dragoman.server.settings import BrowserSettings, NetworkSettings, ServerSettings
 
 log = logging.getLogger("dragoman.server")
 
-STATUSES: dict[type[DragomanError], int] = {Unauthorized: 401, Forbidden: 403, NotFound: 404, MethodNotAllowed: 405}
+MAX_CONNECTIONS = 32
+FEW = NetworkSettings(reserved_connections=8, max_buffered_bytes=1024 * 1024)
+"""Collectors are few. Descriptors for their connections are among those that are left to all but clients."""
+
+STATUSES: dict[type[DragomanError], int] = {
+    Unauthorized: 401,
+    Forbidden: 403,
+    NotFound: 404,
+    MethodNotAllowed: 405,
+    RequestTimeout: 408,
+    PayloadTooLarge: 413,
+    Overloaded: 429,
+    GenerationFailed: 500,
+    EngineUnavailable: 503,
+}
 
 
 def figures_listener(settings: ServerSettings, dialects: Sequence[Dialect]) -> socket.socket | None:
@@ -58,7 +84,9 @@ async def serve_figures(
         return
     config = uvicorn.Config(
         create_figures_app(house.serving, settings, house.metrics, _render_error, keys=keys, browsers=browsers),
-        http=connection_class(settings, _render_error),
+        http=connection_class(
+            msgspec.structs.replace(settings, max_connections=MAX_CONNECTIONS), _render_error, network=FEW
+        ),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -151,7 +151,6 @@ async def serve(
                 network=network,
                 browsers=browsers,
                 certificates=certificates,
-                on_reload=reloads,
             )
             async with serve_figures(figures, house, settings, keys=keys, browsers=browsers):
                 await server.serve(sockets=[listener])
@@ -198,7 +197,6 @@ class Server(ListeningServer):
         *,
         dialects: Sequence[Dialect] | None = None,
         keys: Keyring = NO_KEYS,
-        on_reload: Reloads | None = None,
         network: NetworkSettings = ANYONE,
         certificates: Certificates | None = None,
         browsers: BrowserSettings = NO_PAGES,
@@ -250,8 +248,6 @@ class Server(ListeningServer):
         self._settings = settings
         self._house = house
         self._opened = opened
-        self.on_reload = on_reload or Reloads()
-        """What SIGHUP reads again."""
         self._ended = False
         house.on_failed = self._stop_without_engine
         self._delay_s = shutdown_delay_s(settings)

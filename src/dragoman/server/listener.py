@@ -47,19 +47,10 @@ class ListeningServer(uvicorn.Server):
         self.certificates = certificates
         self._backlog = backlog
 
-    def reload_certificates(self) -> None:
-        """Read the files of the certificate again, for all connections from now on; open ones keep theirs.
-
-        For whoever handles SIGHUP. Without TLS it does nothing. Raises DragomanError where the files cannot be used;
-        then the certificate stays as it is.
-        """
-        if self.certificates is not None:
-            self.certificates.reload()
-
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
         protocol: Any = self.config.http_protocol_class
-        handshake_timeout_s = protocol.context.settings.header_timeout_s
+        settings = protocol.context.settings
 
         def made() -> Connection:
             connection: Connection = protocol(self.config, self.server_state, self.lifespan.state)
@@ -73,7 +64,8 @@ class ListeningServer(uvicorn.Server):
                 proxies=protocol.context.proxies,
                 certificates=self.certificates,
                 backlog=self._backlog,
-                handshake_timeout_s=handshake_timeout_s,
+                handshake_timeout_s=settings.header_timeout_s,
+                write_timeout_s=settings.write_timeout_s,
             )
             for each in sockets or ()
         ]
@@ -93,11 +85,12 @@ class Listener:
         certificates: Certificates | None = None,
         backlog: int = BACKLOG,
         handshake_timeout_s: float = 20.0,
+        write_timeout_s: float = 60.0,
     ) -> None:
         self._socket, self._protocol, self._connections = listening, protocol, connections
         self._proxies = proxies
         self._certificates = certificates
-        self._handshake_timeout_s = handshake_timeout_s
+        self._handshake_timeout_s, self._write_timeout_s = handshake_timeout_s, write_timeout_s
         self._loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[Any]] = set()
         self._later: asyncio.TimerHandle | None = None
@@ -159,7 +152,11 @@ class Listener:
 
         tls: dict[str, Any] = {}
         if self._certificates is not None:
-            tls = {"ssl": self._certificates.context, "ssl_handshake_timeout": self._handshake_timeout_s}
+            tls = {
+                "ssl": self._certificates.context,
+                "ssl_handshake_timeout": self._handshake_timeout_s,
+                "ssl_shutdown_timeout": self._write_timeout_s,  # what is written last is read before
+            }
         opening = self._loop.create_task(self._loop.connect_accepted_socket(protocol, accepted, **tls))
         if tls:
             # A handshake that takes its time is given up for others like any idle connection. Without TLS the protocol

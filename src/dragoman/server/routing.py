@@ -182,7 +182,7 @@ class PathEndpoint:
             if exchange.method == "POST" and operation.scope == "infer":
                 self._hosting.accounts.admit(seen.caller)
                 async with AsyncExitStack() as stack:
-                    async with exchange.progress_before(operation.table):
+                    async with exchange.progress_before(operation.table), exchange.until_left():
                         await stack.enter_async_context(self._hosting.serving.held())
                     await operation.handler(self._hosting.serving, exchange)
             else:
