@@ -13,11 +13,13 @@ from test_scheduler import Watched
 
 from dragoman.core.events import TokenEvent
 from dragoman.core.request import EngineRequest
+from dragoman.core.sampling import BeamParams
 from dragoman.core.service import TOKEN_COST
 from dragoman.engine.engine import Engine
 from dragoman.engine.fair_queue import HEAD_START, MOST_LEVELS, Share
 from dragoman.engine.preemption import QUANTUM
 from dragoman.engine.prefill import COMPANY_STEPS, level_parts
+from dragoman.engine.scheduler import OVERTAKE
 from dragoman.engine.settings import SchedulerSettings
 
 
@@ -185,6 +187,40 @@ def test_a_prompt_that_finds_no_memory_does_not_hold_up_other_callers_and_gets_i
         engine.submit(f"d{index}", 10, 20, tenant="d")
     names = [name for _ in range(400) for name in engine.step()]
     assert "giant" in names
+
+
+def searching(num_blocks: int, **fields: object) -> Watched:
+    """An engine with three rows, of which a search of caller a has two and waits for the third."""
+    engine = Watched(num_blocks=num_blocks, settings=SchedulerSettings(max_running=3))
+    engine.submit("brief", 5, 10, tenant="b")
+    engine.step()
+    engine.submit("search", 200, 60, tenant="a", beams=BeamParams(num_beams=3), **fields)
+    for _ in range(5):
+        engine.step()
+    assert running(engine)["a"] == 2
+    return engine
+
+
+def is_over(engine: Watched, steps: int) -> bool:
+    for _ in range(steps):
+        if engine.engine.has_work:
+            engine.step()
+    return not engine.engine.has_work
+
+
+def test_a_search_at_its_callers_limit_is_not_held_up_by_an_urgent_request() -> None:
+    engine = searching(64, max_running=2)
+    engine.submit("urgent", 5, 5, tenant="a", max_running=2, priority=5)
+    assert is_over(engine, 300)
+
+
+@pytest.mark.parametrize(("callers", "ahead"), [("cdef", 0.0), ("c", 2 * OVERTAKE)])
+def test_a_search_is_not_held_up_by_prompts_that_wait_for_its_memory(callers: str, ahead: float) -> None:
+    engine = searching(16)
+    for caller in callers:
+        engine.submit(f"giant of {caller}", 400, 5, tenant=caller)
+    share_of(engine, "a").counter += ahead
+    assert is_over(engine, 300)
 
 
 def test_background_runs_while_nothing_else_wants_the_rows() -> None:
