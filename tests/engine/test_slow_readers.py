@@ -98,6 +98,20 @@ def test_a_paused_request_that_is_left_leaves_nothing_behind() -> None:
     asyncio.run(play())
 
 
+@pytest.mark.parametrize("most_unread", [1, 2, 3, 10])
+def test_a_stream_that_has_been_read_is_resumed_whatever_its_bound(most_unread: int) -> None:
+    async def play() -> bool:
+        stream, resumed = EventStream(lambda: None, most_unread), asyncio.Event()
+        stream.deliver([TokenEvent("r", 0, index, index) for index in range(most_unread + 1)], ended=False)
+        assert stream.is_behind
+        stream.when_read(resumed.set)
+        for _ in range(most_unread + 1):
+            await anext(stream)
+        return resumed.is_set()
+
+    assert asyncio.run(play())
+
+
 def test_a_request_that_is_read_is_never_paused() -> None:
     async def play() -> int:
         async with started(STUB) as client:
