@@ -297,6 +297,25 @@ def test_a_paused_request_leaves_its_row_and_goes_on_with_the_same_tokens() -> N
     assert "a2" in names[10]
 
 
+def test_a_request_may_be_paused_before_its_prompt_is_computed() -> None:
+    def tokens(pauses: bool) -> list[int]:
+        engine = Watched(num_blocks=40, max_context=1200, settings=SchedulerSettings(step_tokens=64))
+        engine.submit("a", 300, 10, seeds=(1, 2))
+        engine.step()
+        if pauses:
+            engine.engine.pause("a")
+            assert not engine.engine.has_work
+            engine.engine.resume("a")
+        found = []
+        while engine.engine.has_work:
+            found += [event.token_id for event in engine.engine.step().events if isinstance(event, TokenEvent)]
+            engine.engine.scheduler.check_integrity()
+        return found
+
+    assert len(tokens(pauses=True)) == 20
+    assert tokens(pauses=True) == tokens(pauses=False)
+
+
 def test_an_engine_whose_requests_are_all_paused_has_nothing_to_do() -> None:
     engine = Watched()
     engine.submit("a", 20, 40)

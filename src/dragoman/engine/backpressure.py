@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection
 from functools import partial
 
@@ -27,7 +28,12 @@ def check_room(request: EngineRequest, unfinished: Collection[Unfinished], info:
 
 
 def most_unread(request: EngineRequest) -> int:
-    """Events that a stream of the request holds unread before it is paused: fewer where each is long."""
+    """Events that a stream of the request holds unread before it is paused: fewer where each is long.
+
+    A beam search is never paused: its tokens come all together, at its end.
+    """
+    if request.beams is not None:
+        return sys.maxsize
     return max(1, MOST_UNREAD // (1 if request.logprobs is None else 1 + request.logprobs.top))
 
 

@@ -160,8 +160,11 @@ class Scheduler:
         self.waiting.push(sequence, is_new=is_new)
 
     def pause(self, group: SequenceGroup) -> None:
-        """Compute nothing more for a request until ``resume``. Its blocks stay cached while nobody else needs them."""
-        if group.is_paused or group.search is not None or not group.prompt_done:
+        """Compute nothing more for a request until ``resume``. Its blocks stay cached while nobody else needs them.
+
+        Does nothing for a beam search.
+        """
+        if group.is_paused or group.search is not None:
             return
         group.is_paused = True
         for sequence in group.unfinished:
