@@ -336,5 +336,22 @@ def test_culprits_are_remembered_for_minutes_and_not_without_bound() -> None:
     assert not culprits.knows(first, 1000.0)
 
 
+def test_a_culprit_that_is_refused_does_not_keep_its_adapter() -> None:
+    async def play() -> None:
+        client = EngineClient(WorkerSettings(model=STUB))
+        await client.start()
+        try:
+            await client.load_adapter("red", "folder of red")
+            request = msgspec.structs.replace(REQUEST, adapter="red")
+            client._culprits.add(msgspec.structs.replace(REQUEST, adapter="red#1"), asyncio.get_running_loop().time())
+            assert [type(event) async for event in client.submit(request)] == [FinishEvent]
+            await client.unload_adapter("red")
+            assert client._adapters.to_restore() == []
+        finally:
+            await client.close()
+
+    asyncio.run(play())
+
+
 if __name__ == "__main__":
     asyncio.run(_without_descriptors())

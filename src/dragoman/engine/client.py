@@ -299,6 +299,8 @@ class EngineClient:
         if request.adapter is not None:
             request = msgspec.structs.replace(request, adapter=self._adapters.enter(request.adapter))
         if self._culprits.knows(request, self._now()):
+            if request.adapter is not None:
+                self._unload(self._adapters.leave(request.adapter))
             return self._refused(request)
         unfinished = Unfinished(request)
         stream = EventStream(partial(self.cancel, request.request_id), most_unread(request))
