@@ -336,6 +336,14 @@ def test_culprits_are_remembered_for_minutes_and_not_without_bound() -> None:
     assert not culprits.knows(first, 1000.0)
 
 
+def test_a_culprit_is_known_again_whoever_asks() -> None:
+    culprits = Culprits()
+    culprits.add(msgspec.structs.replace(REQUEST, tenant="a", cache_salt="a", service=9.0), 100.0)
+    theirs = msgspec.structs.replace(REQUEST, request_id="s", tenant="b", cache_salt="b", weight=2.0, progress=True)
+    assert culprits.knows(theirs, 100.0)
+    assert not culprits.knows(msgspec.structs.replace(theirs, max_tokens=149), 100.0)
+
+
 def test_a_culprit_that_is_refused_does_not_keep_its_adapter() -> None:
     async def play() -> None:
         client = EngineClient(WorkerSettings(model=STUB))

@@ -200,6 +200,15 @@ class Culprits:
 def _digest(request: EngineRequest) -> bytes:
     """Return a digest of what is computed: not whose it is, nor which random numbers are drawn."""
     what = msgspec.structs.replace(
-        request, request_id="", seeds=(len(request.seeds),), priority=0, tenant="", weight=1.0, max_running=None
+        request,
+        request_id="",
+        seeds=(len(request.seeds),),
+        priority=0,
+        tenant="",
+        weight=1.0,
+        max_running=None,
+        cache_salt="",
+        service=0.0,
+        progress=False,
     )
     return hashlib.blake2b(msgspec.msgpack.encode(what), digest_size=16).digest()
