@@ -336,6 +336,22 @@ def test_culprits_are_remembered_for_minutes_and_not_without_bound() -> None:
     assert not culprits.knows(first, 1000.0)
 
 
+def test_a_start_that_takes_long_is_never_said_to_be_over_in_the_past() -> None:
+    async def play() -> float:
+        client = EngineClient(WorkerSettings(model=STUB))
+        await client.start()
+        try:
+            client._state, now = State.RESTARTING, asyncio.get_running_loop().time()
+            client._died_at, client._next_start = now - 100, now - 90
+            with pytest.raises(EngineUnavailable) as refusal:
+                client.submit(REQUEST)
+            return refusal.value.retry_after_s
+        finally:
+            await client.close()
+
+    assert asyncio.run(play()) >= 1
+
+
 def test_a_culprit_is_known_again_whoever_asks() -> None:
     culprits = Culprits()
     culprits.add(msgspec.structs.replace(REQUEST, tenant="a", cache_salt="a", service=9.0), 100.0)
