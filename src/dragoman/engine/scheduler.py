@@ -128,7 +128,7 @@ class Scheduler:
         """Take a sequence out, wherever it stands. The last of its group takes the group along."""
         if sequence.status is Status.RUNNING:
             # What it was charged for and is not computed, nobody has had.
-            sequence.share.charge(-min(sequence.reserved, max(0, sequence.remaining - 1)))
+            sequence.share.charge(-PROMPT_COST * min(sequence.reserved, max(0, sequence.remaining - 1)))
             self._stop(sequence)
         elif sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
@@ -270,9 +270,9 @@ class Scheduler:
     def _charge(self, sequence: Sequence, to_encode: int) -> None:
         """Count what admitting a sequence makes the engine compute, and has not made it compute before."""
         known = max(sequence.computed, sequence.charged)
-        sequence.reserved = max(0, len(sequence.token_ids) - 1 - known) * PROMPT_COST
+        sequence.reserved = max(0, len(sequence.token_ids) - 1 - known)
         sequence.charged = max(known, len(sequence.token_ids))
-        sequence.share.charge(sequence.reserved + to_encode * PROMPT_COST)
+        sequence.share.charge(PROMPT_COST * (sequence.reserved + to_encode))
 
     def _prompt_budget(self, decodes: int) -> int:
         """Prompt tokens that a step computes beside so many decode rows."""
