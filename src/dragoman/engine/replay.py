@@ -67,7 +67,7 @@ class Unfinished:
     @property
     def num_sequences(self) -> int:
         """How many the engine has to take."""
-        return len(self.open_sequences) if self.request.beams is None else self.request.num_sequences
+        return self.finished.count(False) if self.request.beams is None else self.request.num_sequences
 
     def left_to_do(self) -> tuple[bool, int]:
         """Sort key of a replay: those that have begun by what they may still generate, then the others as they came."""
