@@ -119,6 +119,14 @@ def test_whatever_is_said_is_json(file: Path) -> None:
     assert lines[7]["path"] == "/x"
 
 
+@pytest.mark.parametrize("is_json", [True, False])
+def test_last_words_without_a_lines_end_are_written_at_the_end(file: Path, is_json: bool) -> None:
+    with configured(file, json_output=is_json):
+        print("going down", end="", file=sys.stderr, flush=True)
+    [line] = said(file)
+    assert (json.loads(line)["message"] if is_json else line) == "going down"
+
+
 def test_lines_of_the_engine_are_lines_of_the_log(file: Path) -> None:
     formatter = process_log.LineFormatter()
     try:

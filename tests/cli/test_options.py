@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from dragoman.cli import configuration
 from dragoman.cli.app import cli
 from dragoman.cli.options import CommandLine, options_of
+from dragoman.core.errors import DragomanError
 
 
 class Kettle(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +113,18 @@ def test_file_of_the_home_sets_everything(kitchen, tmp_path: Path, monkeypatch: 
     (tmp_path / "config" / "dragoman").mkdir(parents=True)
     (tmp_path / "config" / "dragoman" / "config.toml").write_text("litres = 3\n")
     assert boil(kitchen).litres == 3
+
+
+@pytest.mark.parametrize("dialect", ["tgi", "friendli"])
+def test_file_of_the_folder_does_not_choose_the_dialect(
+    dialect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TGI's asks for no key on any address, Friendli's opens a port for its metrics."""
+    monkeypatch.chdir(tmp_path)
+    Path("dragoman.toml").write_text(f'dialect = "{dialect}"\n')
+    with pytest.raises(DragomanError, match=r"\./dragoman\.toml sets dialect"):
+        configuration.load(None, cli.configurable())
+    assert configuration.load(Path("dragoman.toml"), cli.configurable()).values == {"dialect": dialect}
 
 
 def test_what_a_folder_may_not_set_are_options() -> None:

@@ -13,11 +13,13 @@ from test_scheduler import Watched
 
 from dragoman.core.events import TokenEvent
 from dragoman.core.request import EngineRequest
+from dragoman.core.sampling import BeamParams
 from dragoman.core.service import TOKEN_COST
 from dragoman.engine.engine import Engine
 from dragoman.engine.fair_queue import HEAD_START, MOST_LEVELS, Share
 from dragoman.engine.preemption import QUANTUM
 from dragoman.engine.prefill import COMPANY_STEPS, level_parts
+from dragoman.engine.scheduler import OVERTAKE
 from dragoman.engine.settings import SchedulerSettings
 
 
@@ -187,6 +189,40 @@ def test_a_prompt_that_finds_no_memory_does_not_hold_up_other_callers_and_gets_i
     assert "giant" in names
 
 
+def searching(num_blocks: int, **fields: object) -> Watched:
+    """An engine with three rows, of which a search of caller a has two and waits for the third."""
+    engine = Watched(num_blocks=num_blocks, settings=SchedulerSettings(max_running=3))
+    engine.submit("brief", 5, 10, tenant="b")
+    engine.step()
+    engine.submit("search", 200, 60, tenant="a", beams=BeamParams(num_beams=3), **fields)
+    for _ in range(5):
+        engine.step()
+    assert running(engine)["a"] == 2
+    return engine
+
+
+def is_over(engine: Watched, steps: int) -> bool:
+    for _ in range(steps):
+        if engine.engine.has_work:
+            engine.step()
+    return not engine.engine.has_work
+
+
+def test_a_search_at_its_callers_limit_is_not_held_up_by_an_urgent_request() -> None:
+    engine = searching(64, max_running=2)
+    engine.submit("urgent", 5, 5, tenant="a", max_running=2, priority=5)
+    assert is_over(engine, 300)
+
+
+@pytest.mark.parametrize(("callers", "ahead"), [("cdef", 0.0), ("c", 2 * OVERTAKE)])
+def test_a_search_is_not_held_up_by_prompts_that_wait_for_its_memory(callers: str, ahead: float) -> None:
+    engine = searching(16)
+    for caller in callers:
+        engine.submit(f"giant of {caller}", 400, 5, tenant=caller)
+    share_of(engine, "a").counter += ahead
+    assert is_over(engine, 300)
+
+
 def test_background_runs_while_nothing_else_wants_the_rows() -> None:
     engine = Watched(num_blocks=2000, settings=SchedulerSettings(max_running=4))
     flood(engine, "z", 20, output=60, priority=-100)
@@ -259,6 +295,25 @@ def test_a_paused_request_leaves_its_row_and_goes_on_with_the_same_tokens() -> N
     assert paused == undisturbed
     assert not any("a0" in step for step in names[10:40])
     assert "a2" in names[10]
+
+
+def test_a_request_may_be_paused_before_its_prompt_is_computed() -> None:
+    def tokens(pauses: bool) -> list[int]:
+        engine = Watched(num_blocks=40, max_context=1200, settings=SchedulerSettings(step_tokens=64))
+        engine.submit("a", 300, 10, seeds=(1, 2))
+        engine.step()
+        if pauses:
+            engine.engine.pause("a")
+            assert not engine.engine.has_work
+            engine.engine.resume("a")
+        found = []
+        while engine.engine.has_work:
+            found += [event.token_id for event in engine.engine.step().events if isinstance(event, TokenEvent)]
+            engine.engine.scheduler.check_integrity()
+        return found
+
+    assert len(tokens(pauses=True)) == 20
+    assert tokens(pauses=True) == tokens(pauses=False)
 
 
 def test_an_engine_whose_requests_are_all_paused_has_nothing_to_do() -> None:

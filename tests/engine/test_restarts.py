@@ -306,5 +306,46 @@ def test_culprits_are_remembered_for_minutes_and_not_without_bound() -> None:
     assert not culprits.knows(first, 1000.0)
 
 
+def test_a_start_that_takes_long_is_never_said_to_be_over_in_the_past() -> None:
+    async def play() -> float:
+        client = EngineClient(WorkerSettings(model=STUB))
+        await client.start()
+        try:
+            client._state, now = State.RESTARTING, asyncio.get_running_loop().time()
+            client._died_at, client._next_start = now - 100, now - 90
+            with pytest.raises(EngineUnavailable) as refusal:
+                client.submit(REQUEST)
+            return refusal.value.retry_after_s
+        finally:
+            await client.close()
+
+    assert asyncio.run(play()) >= 1
+
+
+def test_a_culprit_is_known_again_whoever_asks() -> None:
+    culprits = Culprits()
+    culprits.add(msgspec.structs.replace(REQUEST, tenant="a", cache_salt="a", service=9.0), 100.0)
+    theirs = msgspec.structs.replace(REQUEST, request_id="s", tenant="b", cache_salt="b", weight=2.0, progress=True)
+    assert culprits.knows(theirs, 100.0)
+    assert not culprits.knows(msgspec.structs.replace(theirs, max_tokens=149), 100.0)
+
+
+def test_a_culprit_that_is_refused_does_not_keep_its_adapter() -> None:
+    async def play() -> None:
+        client = EngineClient(WorkerSettings(model=STUB))
+        await client.start()
+        try:
+            await client.load_adapter("red", "folder of red")
+            request = msgspec.structs.replace(REQUEST, adapter="red")
+            client._culprits.add(msgspec.structs.replace(REQUEST, adapter="red#1"), asyncio.get_running_loop().time())
+            assert [type(event) async for event in client.submit(request)] == [FinishEvent]
+            await client.unload_adapter("red")
+            assert client._adapters.to_restore() == []
+        finally:
+            await client.close()
+
+    asyncio.run(play())
+
+
 if __name__ == "__main__":
     asyncio.run(_without_descriptors())

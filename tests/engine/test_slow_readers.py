@@ -6,15 +6,17 @@ import asyncio
 import os
 import signal
 
+import msgspec
 import pytest
 from test_client import STUB, started
 
-from dragoman.core.events import TokenEvent
+from dragoman.core.events import ProgressEvent, TokenEvent
 from dragoman.core.request import EngineRequest
+from dragoman.core.sampling import BeamParams
 from dragoman.engine import backpressure
 from dragoman.engine.client import EngineClient
 from dragoman.engine.event_stream import EventStream
-from dragoman.engine.messages import StubModel
+from dragoman.engine.messages import EngineStats, StepOutput, StubModel
 from simulation import run_alone, stub
 
 MOST = 40
@@ -96,6 +98,32 @@ def test_a_paused_request_that_is_left_leaves_nothing_behind() -> None:
             assert client.stats().free_blocks == client.stats().blocks
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize("most_unread", [1, 2, 3, 10])
+def test_a_stream_that_has_been_read_is_resumed_whatever_its_bound(most_unread: int) -> None:
+    async def play() -> bool:
+        stream, resumed = EventStream(lambda: None, most_unread), asyncio.Event()
+        stream.deliver([TokenEvent("r", 0, index, index) for index in range(most_unread + 1)], ended=False)
+        assert stream.is_behind
+        stream.when_read(resumed.set)
+        for _ in range(most_unread + 1):
+            await anext(stream)
+        return resumed.is_set()
+
+    assert asyncio.run(play())
+
+
+def test_a_beam_search_which_tells_nothing_before_its_end_is_not_paused() -> None:
+    async def play() -> int:
+        async with started(FAST) as client:
+            stream = client.submit(msgspec.structs.replace(long("r"), max_tokens=20, beams=BeamParams(num_beams=2)))
+            told = [ProgressEvent("r", 0, 3, place) for place in range(2 * MOST)]
+            client._take(StepOutput(list(told), EngineStats()))
+            assert not client._backpressure.paused
+            return len(await rest(stream))
+
+    assert asyncio.run(play()) == 20
 
 
 def test_a_request_that_is_read_is_never_paused() -> None:

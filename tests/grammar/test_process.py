@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 from walks import MATCHING, VOCABULARY
 
 from dragoman.core.constraint import Choice, Constraint, JsonObject, JsonSchema, Lark, Regex
 from dragoman.core.errors import BadRequest, UnsupportedFeature
 from dragoman.grammar.process import GrammarLimits, GrammarProcess
+from dragoman.grammar.worker import in_child
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +125,17 @@ def test_a_grammar_that_passes_is_the_one_that_is_followed(process: GrammarProce
     grammar = process.check(Choice(("yes", "no")))
     matcher = MATCHING.matcher(grammar)
     assert sorted(VOCABULARY.tokens[each] for each in matcher.allowed()) == [b"n", b"y"]
+
+
+def test_a_trial_that_cannot_be_started_is_not_the_grammars_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fork() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("os.fork", fork)
+    before = psutil.Process().num_fds()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        result = in_child(lambda: {"grammar": "never made"}, 1.0, ours)
+    assert result["kind"] == "lost"
+    assert "Resource temporarily unavailable" in result["error"]
+    assert psutil.Process().num_fds() == before

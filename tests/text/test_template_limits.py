@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import signal
@@ -16,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dragoman.core.errors import BadRequest, ModelError
+from dragoman.core.errors import BadRequest, EngineUnavailable, ModelError
 from dragoman.core.request import ChatPrompt
 from dragoman.text import ChatTemplate
 from dragoman.text.template_process import TemplateLimits
@@ -138,6 +139,21 @@ def test_a_killed_process_is_replaced(greeting: ChatTemplate) -> None:
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert greeting.render(PROMPT) == "hello hello"
+
+
+def test_a_process_that_cannot_be_started_is_not_the_messages_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start_child(*args: object, **options: object) -> subprocess.Popen[bytes]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    template = ChatTemplate({"default": "hello {{ messages[0].content }}"}, limits=PATIENT)
+    before = psutil.Process().num_fds()
+    with monkeypatch.context() as few:
+        few.setattr("dragoman.text.limited_process.start_child", start_child)
+        with pytest.raises(EngineUnavailable, match="Too many open files"):
+            template.render(PROMPT)
+    assert psutil.Process().num_fds() == before
+    assert template.render(PROMPT) == "hello hello"
+    template.close()
 
 
 def test_threads_share_one_process_and_get_their_own_texts(greeting: ChatTemplate) -> None:

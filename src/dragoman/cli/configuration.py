@@ -23,6 +23,7 @@ NOT_FROM_FOLDERS = frozenset(
         "chat_template",
         "cors_allow_origin",
         "cors_origin",
+        "dialect",
         "host",
         "hostname",
         "insecure",
@@ -56,7 +57,8 @@ NOT_FROM_FOLDERS = frozenset(
     )
 )
 """Options that the file of a folder, ./dragoman.toml, does not set: those that open ports, say who may come in, send
-keys and texts elsewhere, or say where they are kept. Somebody else may have written that file."""
+keys and texts elsewhere, or say where they are kept. Somebody else may have written that file. ``dialect``: TGI's asks
+for no key, and Friendli's opens a port for its metrics."""
 
 
 class Configurable(Protocol):

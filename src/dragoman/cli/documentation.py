@@ -26,8 +26,8 @@ The command line wins over the variable, the variable over the file, the file ov
 `--config` or `DRAGOMAN_CONFIG` names, else `./dragoman.toml`, else `~/.config/dragoman/config.toml`. It is one flat
 table; a key that is no option, or a value of another type, is refused by name. Each command names the file that it
 read, unless the user did. Somebody else may have written the file of a folder: `./dragoman.toml` sets no address, port,
-key or certificate, does not say who may come in, and sends nothing elsewhere (`host`, `url`, `insecure` …), unless
-`--config` names it.
+key or certificate, does not say who may come in, and sends nothing elsewhere (`host`, `url`, `insecure`, `dialect` …),
+unless `--config` names it.
 
 With `--debug` or `DRAGOMAN_DEBUG=1` an error shows its traceback; without, it is one line, and the exit code is 1 (2
 where the command itself was wrong).

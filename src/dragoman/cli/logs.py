@@ -128,6 +128,11 @@ class StandardError(io.TextIOBase):
                     log.info("%s", line.rpartition("\r")[2])
         return len(text)
 
+    def end_line(self) -> None:
+        """Write what has been begun, if anything has."""
+        if self._begun:
+            self.write("\n")
+
 
 class Logs:
     """The log of this process, from ``configure_logs`` to ``close``."""
@@ -135,6 +140,7 @@ class Logs:
     def __init__(self, writer: LogWriter, standard_error: StandardError, *, is_json: bool) -> None:
         self.writer = writer
         self.is_json = is_json
+        self._standard_error = standard_error
         self._before = (sys.stderr, sys.excepthook, sys.unraisablehook, threading.excepthook)
         sys.stderr = standard_error
         if is_json:
@@ -145,6 +151,7 @@ class Logs:
 
     def close(self) -> None:
         """Write what is left, for a moment at most, and put everything back."""
+        self._standard_error.end_line()
         sys.stderr, sys.excepthook, sys.unraisablehook, threading.excepthook = self._before
         console.redirect(None)
         atexit.unregister(self.close)

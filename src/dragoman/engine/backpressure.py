@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection
 from functools import partial
 
@@ -17,17 +18,26 @@ from dragoman.engine.replay import Unfinished
 def check_room(request: EngineRequest, unfinished: Collection[Unfinished], info: EngineInfo) -> None:
     """Raise Overloaded where the engine has no room for the request's sequences, or its caller would hold more of them
     than is left for others: so there is always something left."""
-    free = info.max_unfinished - sum(each.num_sequences for each in unfinished)
+    own = others = 0
+    for each in unfinished:
+        if each.request.tenant == request.tenant:
+            own += each.num_sequences
+        else:
+            others += each.num_sequences
+    free = info.max_unfinished - own - others
     if request.num_sequences > free:
         raise Overloaded("too many requests are waiting; try again later")
-    if request.tenant:
-        own = sum(each.num_sequences for each in unfinished if each.request.tenant == request.tenant)
-        if own + request.num_sequences > max(info.max_running, free):
-            raise Overloaded("too many of your requests are waiting; try again later")
+    if request.tenant and own + request.num_sequences > max(info.max_running, free):
+        raise Overloaded("too many of your requests are waiting; try again later")
 
 
 def most_unread(request: EngineRequest) -> int:
-    """Events that a stream of the request holds unread before it is paused: fewer where each is long."""
+    """Events that a stream of the request holds unread before it is paused: fewer where each is long.
+
+    A beam search is never paused: its tokens come all together, at its end.
+    """
+    if request.beams is not None:
+        return sys.maxsize
     return max(1, MOST_UNREAD // (1 if request.logprobs is None else 1 + request.logprobs.top))
 
 

@@ -289,7 +289,8 @@ class EngineClient:
         if self._info is None or self._state not in (State.READY, State.RESTARTING):
             raise EngineUnavailable(self._message or f"the engine is {self._state}")
         if self._state is State.RESTARTING and self._now() - self._died_at > PATIENCE_S:
-            raise EngineUnavailable(self._message, retry_after_s=self._next_start - self._now() + self._info.load_s)
+            wait_s = self._next_start - self._now() + self._info.load_s
+            raise EngineUnavailable(self._message, retry_after_s=max(1.0, wait_s))
         if not self._requests and self._state is State.READY:
             self._recovered()
             self._heard_at = self._now()
@@ -299,6 +300,8 @@ class EngineClient:
         if request.adapter is not None:
             request = msgspec.structs.replace(request, adapter=self._adapters.enter(request.adapter))
         if self._culprits.knows(request, self._now()):
+            if request.adapter is not None:
+                self._unload(self._adapters.leave(request.adapter))
             return self._refused(request)
         unfinished = Unfinished(request)
         stream = EventStream(partial(self.cancel, request.request_id), most_unread(request))

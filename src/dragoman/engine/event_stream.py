@@ -93,10 +93,11 @@ class EventStream:
             if self._ended:
                 raise StopAsyncIteration
             await self._pause
+        event = self._events.popleft()
         if self._resume is not None and len(self._events) <= self._most_unread // 2:
             resume, self._resume = self._resume, None
             resume()
-        return self._events.popleft()
+        return event
 
     async def aclose(self) -> None:
         """Cancel what is unfinished. Events not read yet are dropped."""

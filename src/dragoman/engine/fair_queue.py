@@ -12,12 +12,12 @@ foreground waits.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from operator import attrgetter
 
 from dragoman.core.request import EngineRequest
-from dragoman.core.service import PROMPT_COST, TOKEN_COST
+from dragoman.core.service import TOKEN_COST
 from dragoman.engine.sequence import Sequence
 
 HEAD_START = 512.0
@@ -81,9 +81,9 @@ class Share:
         ahead = head_start(self.waiting[0].priority) if self.waiting else 0.0
         return self.is_background, self.counter - ahead
 
-    def charge(self, tokens: float) -> None:
-        """Count so many prompt tokens' worth of service."""
-        self.counter += PROMPT_COST * tokens / self.weight
+    def charge(self, service: float) -> None:
+        """Count service that the caller gets."""
+        self.counter += service / self.weight
 
 
 class FairQueue:
@@ -143,8 +143,7 @@ class FairQueue:
         """How soon it is a sequence's turn, from 1, when every caller is served one after the other; an estimate, for
         what they ask for is not known before."""
         own = sequence.share
-        index = own.waiting.index(sequence)
-        before = index
+        before = index = bisect_left(own.waiting, sequence.order, key=_by_order)
         for share in self.shares.values():
             if share is not own and share.waiting:
                 before += min(len(share.waiting), index + (share.rank < own.rank))

@@ -67,7 +67,7 @@ class Unfinished:
     @property
     def num_sequences(self) -> int:
         """How many the engine has to take."""
-        return len(self.open_sequences) if self.request.beams is None else self.request.num_sequences
+        return self.finished.count(False) if self.request.beams is None else self.request.num_sequences
 
     def left_to_do(self) -> tuple[bool, int]:
         """Sort key of a replay: those that have begun by what they may still generate, then the others as they came."""
@@ -200,6 +200,15 @@ class Culprits:
 def _digest(request: EngineRequest) -> bytes:
     """Return a digest of what is computed: not whose it is, nor which random numbers are drawn."""
     what = msgspec.structs.replace(
-        request, request_id="", seeds=(len(request.seeds),), priority=0, tenant="", weight=1.0, max_running=None
+        request,
+        request_id="",
+        seeds=(len(request.seeds),),
+        priority=0,
+        tenant="",
+        weight=1.0,
+        max_running=None,
+        cache_salt="",
+        service=0.0,
+        progress=False,
     )
     return hashlib.blake2b(msgspec.msgpack.encode(what), digest_size=16).digest()

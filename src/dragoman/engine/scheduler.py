@@ -7,7 +7,7 @@ Policy:
 1. Waiting sequences are admitted while there is a row, memory for all their tokens, and a share left of the step's
    token budget. Callers take turns by the service that they have had (``fair_queue``); of one caller's sequences the
    higher priority is first, then the earlier. A sequence that finds no memory is overtaken by other callers' until they
-   are ``OVERTAKE`` ahead, so everyone's turn comes.
+   are ``OVERTAKE`` ahead, so everyone's turn comes. What a running beam search waits for is not held up by any of that.
 2. Running sequences make room for a waiting one: those of the same caller and lower priority, those in the background
    for one that is not, and, where a caller has more rows than another one would have with one more, the youngest of the
    caller furthest ahead. For a caller's first row that is done at once, for more of them when it is ``MARGIN`` behind;
@@ -62,7 +62,7 @@ from dragoman.engine.window import Window
 OVERTAKE = 4096.0
 """How much service other callers get before one whose next sequence finds no memory."""
 MOST_BLOCKED = 4
-"""Callers whose next sequence finds no memory, after which a step looks for no other."""
+"""Callers whose next sequence finds no memory, after which a step starts no other."""
 
 _by_order = attrgetter("order")
 
@@ -128,7 +128,7 @@ class Scheduler:
         """Take a sequence out, wherever it stands. The last of its group takes the group along."""
         if sequence.status is Status.RUNNING:
             # What it was charged for and is not computed, nobody has had.
-            sequence.share.charge(-min(sequence.reserved, max(0, sequence.remaining - 1)))
+            sequence.share.charge(-PROMPT_COST * min(sequence.reserved, max(0, sequence.remaining - 1)))
             self._stop(sequence)
         elif sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
@@ -160,8 +160,11 @@ class Scheduler:
         self.waiting.push(sequence, is_new=is_new)
 
     def pause(self, group: SequenceGroup) -> None:
-        """Compute nothing more for a request until ``resume``. Its blocks stay cached while nobody else needs them."""
-        if group.is_paused or group.search is not None or not group.prompt_done:
+        """Compute nothing more for a request until ``resume``. Its blocks stay cached while nobody else needs them.
+
+        Does nothing for a beam search.
+        """
+        if group.is_paused or group.search is not None:
             return
         group.is_paused = True
         for sequence in group.unfinished:
@@ -201,20 +204,26 @@ class Scheduler:
         plan = PrefillPlan(self.running, self._prompt_budget)
         most_rows = widest(self.running)
         is_replaceable = is_any_replaceable(self.running, self.waiting)
+        is_searching = any(each.group.search is not None for each in self.running)
         if len(self.running) >= self.capacity and not (most_rows or is_replaceable):
             return
         turns = [(share, 0) for share in self.waiting.in_turn()]
         blocked = 0
         limit: tuple[bool, float] | None = None
         """The rank up to which others may overtake those that found no memory."""
-        while turns and blocked < MOST_BLOCKED:
+        while turns:
             share, index = turns.pop(0)
-            if limit is not None and share.rank > limit:
-                break
+            may_start = (
+                blocked < MOST_BLOCKED
+                and (limit is None or share.rank <= limit)
+                and (share.max_running is None or share.running < share.max_running)
+            )
+            if not (may_start or is_searching):
+                continue
             is_full = len(self.running) >= self.capacity
             if is_full and (share.running + 1) / share.weight > most_rows and not is_replaceable:
                 continue
-            index = self._next_of(share, index)
+            index = self._next_of(share, index, may_start=may_start)
             if index == len(share.waiting) or not plan.has_room_for(share):
                 continue
             sequence = share.waiting[index]
@@ -244,14 +253,16 @@ class Scheduler:
                 if len(turns) > 1:
                     turns.sort(key=_by_rank)
 
-    def _next_of(self, share: Share, index: int) -> int:
-        """The place of the share's first sequence from ``index`` on that may start now; behind all where none may."""
+    def _next_of(self, share: Share, index: int, *, may_start: bool) -> int:
+        """Return the place of the share's first sequence from ``index`` on that may run now; its length if none may.
+
+        A sequence of a running search may always: the others of the search keep their rows and memory until it has run.
+        ``may_start``: others may too.
+        """
         waiting = share.waiting
         while index < len(waiting):
             sequence = waiting[index]
-            if share.max_running is not None and share.running >= share.max_running and not _searches(sequence):
-                return len(waiting)
-            if not self.tables.must_wait(sequence):
+            if (may_start or _searches(sequence)) and not self.tables.must_wait(sequence):
                 return index
             index += 1
         return index
@@ -259,9 +270,9 @@ class Scheduler:
     def _charge(self, sequence: Sequence, to_encode: int) -> None:
         """Count what admitting a sequence makes the engine compute, and has not made it compute before."""
         known = max(sequence.computed, sequence.charged)
-        sequence.reserved = max(0, len(sequence.token_ids) - 1 - known) * PROMPT_COST
+        sequence.reserved = max(0, len(sequence.token_ids) - 1 - known)
         sequence.charged = max(known, len(sequence.token_ids))
-        sequence.share.charge(sequence.reserved + to_encode * PROMPT_COST)
+        sequence.share.charge(PROMPT_COST * (sequence.reserved + to_encode))
 
     def _prompt_budget(self, decodes: int) -> int:
         """Prompt tokens that a step computes beside so many decode rows."""

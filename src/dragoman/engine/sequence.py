@@ -256,8 +256,8 @@ class Sequence:
         """Whose service it is; set by the scheduler."""
         self.charged = len(self.token_ids) if request.service else 0
         """Leading tokens whose computation its share has been charged for."""
-        self.reserved = 0.0
-        """Of that charge, what it was charged when it was last admitted, before any of it was computed."""
+        self.reserved = 0
+        """Of those, the tokens that it was charged for when it was last admitted, before any of them was computed."""
         self.began_at = self.started_at = 0
         """When it was last admitted: tokens that it had, and those that were computed."""
         self.waits_for: bytes | None = None

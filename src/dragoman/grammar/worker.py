@@ -127,7 +127,12 @@ def in_child(work: Callable[[], dict[str, str]], time_s: float, connection: sock
     """
     reading, writing = os.pipe()
     parent_pid = os.getpid()
-    child = os.fork()
+    try:
+        child = os.fork()
+    except OSError as error:  # no memory, or no more processes
+        os.close(reading)
+        os.close(writing)
+        return {"kind": "lost", "error": f"its process cannot be started: {error.strerror}"}
     if not child:
         # Nothing may come back from here: what follows belongs to the parent.
         with contextlib.suppress(BaseException):

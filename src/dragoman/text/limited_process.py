@@ -91,8 +91,8 @@ class LimitedProcess:
         self._end: Callable[[], object] = _nothing
 
     def begin(self) -> None:
-        """Start without waiting; ``start`` then waits for less."""
-        with self._lock:
+        """Start without waiting; ``start`` then waits for less, and says what is wrong."""
+        with self._lock, contextlib.suppress(ProcessLost):
             if self._connection is None:
                 self._begin()
 
@@ -149,17 +149,24 @@ class LimitedProcess:
         return connection
 
     def _begin(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = process = start_child(
-                # -P: the folder of the program is not on its path, so no module beside it can hide another.
-                [sys.executable, "-P", str(self._program)],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=bare_environment(),
-                start_new_session=True,
-            )
+        try:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                try:
+                    self._process = process = start_child(
+                        # -P: the folder of the program is not on its path, so no module beside it can hide another.
+                        [sys.executable, "-P", str(self._program)],
+                        stdin=theirs.fileno(),
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                        env=bare_environment(),
+                        start_new_session=True,
+                    )
+                except BaseException:
+                    ours.close()
+                    raise
+        except OSError as error:  # no descriptors, no memory, no more processes
+            raise ProcessLost(f"the process cannot be started: {error.strerror}") from None
         self._connection, self._set_up = ours, None
         self._end = weakref.finalize(self, _end, process, ours)
         return ours

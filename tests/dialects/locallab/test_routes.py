@@ -12,7 +12,9 @@ import pytest
 from locallab_house import BODY, CHAT, HERE, last, prompt_text
 from stub_house import STUB, LocalHouse, local_house
 
+from dragoman.core.errors import GenerationFailed
 from dragoman.core.events import FinishEvent, FinishReason
+from dragoman.core.observer import RequestEnd
 from dragoman.dialects.locallab import dialect as locallab
 from dragoman.text import ChatTemplate
 
@@ -256,8 +258,10 @@ async def test_a_client_may_choose_the_form(
     ],
 )
 async def test_a_fault_in_a_stream_is_said_and_not_done(
-    house: LocalHouse, path: str, form: dict[str, Any], said: bytes
+    house: LocalHouse, path: str, form: dict[str, Any], said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ends: list[RequestEnd] = []
+    monkeypatch.setattr(house.metrics, "ended", lambda request, end: ends.append(end))
     asking = asyncio.create_task(
         house.client.post(path, json=(CHAT if "chat" in path else BODY) | form | {"max_length": 200})
     )
@@ -270,6 +274,7 @@ async def test_a_fault_in_a_stream_is_said_and_not_done(
     assert answer.status_code == 200
     assert answer.content.endswith(said)
     assert b"[DONE]" not in answer.content
+    assert isinstance(ends[0].error, GenerationFailed)
 
 
 # Refusals ------------------------------------------------------------------------------------------------------------

@@ -158,6 +158,7 @@ async def _stream(
         except DragomanError as error:
             if not exchange.started:
                 raise
+            exchange.fault = error
             yield writer.fail(error)
 
     await exchange.stream(chunks(), content_type=writer.content_type, headers=headers)
