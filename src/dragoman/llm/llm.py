@@ -323,7 +323,7 @@ class LLM:
         top_logprobs: int,
         adapter: str | None,
     ) -> list[ScoreRequest]:
-        listed = listed_prompts(texts)  # type: ignore[arg-type]
+        listed = listed_prompts(texts)
         before: list[Prompt] | list[None] = [None] * len(listed)
         if prompts is not None:
             before = listed_prompts(prompts)

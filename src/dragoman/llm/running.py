@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import functools
@@ -23,11 +24,6 @@ from dragoman.models.settings import ModelSettings
 from dragoman.server.opening import open_house
 from dragoman.server.settings import AdapterSettings, ServerSettings
 
-try:
-    from uvloop import new_event_loop
-except ImportError:
-    from asyncio import new_event_loop
-
 MAX_WAITING = 1 << 16
 """Requests that may wait for their first token. A batch keeps its requests back; of streams the engine takes fewer."""
 
@@ -35,6 +31,15 @@ NOT_OPTIONS = {"name", "max_tokens", "max_logit_rows", "max_running", "max_waiti
 """Fields of settings that follow from others, or say something about a server."""
 
 Path = str | os.PathLike[str]
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """A loop of the kind that the server runs on."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 class RunningModel:
