@@ -27,8 +27,8 @@ from dragoman.server.settings import AdapterSettings, ServerSettings
 MAX_WAITING = 1 << 16
 """Requests that may wait for their first token. A batch keeps its requests back; of streams the engine takes fewer."""
 
-NOT_OPTIONS = {"name", "max_tokens", "max_logit_rows", "max_running", "max_waiting"}
-"""Fields of settings that follow from others, or say something about a server."""
+NOT_OPTIONS = {"name", "max_tokens", "max_logit_rows", "max_running", "max_waiting", "share_prefix_cache"}
+"""Fields of settings that follow from others, or say something about a server and its callers."""
 
 Path = str | os.PathLike[str]
 
