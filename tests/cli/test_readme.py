@@ -22,7 +22,7 @@ def test_opens_with_serve_and_test() -> None:
 
 def test_every_make_target_it_names_exists() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in set(re.findall(r"(?:^|`)make (\w+)", README, flags=re.MULTILINE)):
+    for target in set(re.findall(r"(?:^|`)make ([\w-]+)", README, flags=re.MULTILINE)):
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
 
 
