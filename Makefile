@@ -41,11 +41,13 @@ COMPILE := --quiet --upgrade --rebuild --generate-hashes --strip-extras --no-hea
 	--no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help build serve test browser siege simulate soak fuzz crowds lint bench docs witness locked constraints clean
+.PHONY: help build serve test test-fast test-room browser siege simulate soak fuzz crowds lint bench docs witness \
+	locked constraints clean
 
 help: ## Say what each target does.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
-	@echo "Variables: MODEL=<folder or hub id> PORT=$(PORT) ARGS='<more options>' PYTHON=$(PYTHON) VENV=$(VENV)"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
+	@echo "Variables: MODEL=<folder or hub id> PORT=$(PORT) ROOM=<folder of tests> ARGS='<more options>'" \
+		"PYTHON=$(PYTHON) VENV=$(VENV)"
 
 build: $(BUILT) ## Make the environment and build the package in it.
 
@@ -54,6 +56,13 @@ serve: $(BUILT) ## Serve the embedded model (or MODEL=...) on port 8000 (or PORT
 
 test: $(TEST) ## Install what the tests need, and run them.
 	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile $(ARGS)
+
+test-fast: $(TEST) ## Run the tests of all files that take no seconds: for every change, before `make test`.
+	$(BIN)/python -m pytest --fast --numprocesses logical --maxprocesses 4 --dist loadfile $(ARGS)
+
+test-room: $(TEST) ## Run the tests of one room: ROOM=engine, or ROOM=dialects/tgi.
+	@test -n "$(ROOM)" -a -e "tests/$(ROOM)" || { echo "ROOM=... is a folder in tests/, as in ROOM=engine" >&2; exit 1; }
+	$(BIN)/python -m pytest tests/$(ROOM) $(ARGS)
 
 soak: $(TEST) ## Kill engines, overload the server and send it nonsense, for hours (ARGS=--short: half a minute).
 	$(BIN)/python -m tests.soak $(ARGS)

@@ -3,8 +3,34 @@
 from __future__ import annotations
 
 import functools
+import re
 import ssl
+from pathlib import Path
+
+import pytest
 
 # Each client of a test reads all certificates that the system trusts: 33 ms, hundreds of times, and none of them speaks
 # to a server outside. Here they read them once.
 ssl.create_default_context = functools.cache(ssl.create_default_context)  # type: ignore[assignment]
+
+SLOW = re.compile(
+    r"\b(torch|transformers|subprocess|multiprocessing|Popen|EngineClient|running_server|RunningServer|tiny_server"
+    r"|server: httpx|client: openai|llm: LLM|hypothesis|numpy)\b"
+)
+"""What is in a file whose tests load PyTorch, start processes, draw examples or compute: they take seconds."""
+
+VERBS = {"browser", "fuzz", "siege", "simulation", "soak"}
+"""Folders of tests that ``make`` has commands for."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="leave out files of tests that take seconds")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Before a file is imported: importing PyTorch alone takes seconds."""
+    if not config.getoption("--fast"):
+        return None
+    if collection_path.is_dir():
+        return collection_path.name in VERBS or None
+    return SLOW.search(collection_path.read_text("utf-8")) is not None or None

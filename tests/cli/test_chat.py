@@ -20,13 +20,13 @@ from collections.abc import AsyncGenerator, Iterator
 import pytest
 
 from dragoman.cli.app import cli
-from dragoman.cli.background import background
 from dragoman.cli.chat_commands import obey
 from dragoman.cli.conversation import Conversation
 from dragoman.cli.partner import SessionPartner
 from dragoman.cli.session import Delta
 from dragoman.cli.settings import SamplingSettings
 from dragoman.core.errors import BadRequest, GenerationFailed
+from dragoman.llm.loop_thread import loop_thread
 
 PATIENCE_S = 60.0
 
@@ -49,7 +49,7 @@ def roles(conversation: Conversation) -> list[str]:
 
 def test_history_grows_with_each_answer() -> None:
     conversation, said = Conversation(SessionPartner(Echo()), SamplingSettings()), []
-    with background() as loop:
+    with loop_thread() as loop:
         conversation.say("hello", loop, said.append)
         conversation.say("again", loop, said.append)
     assert "".join(said) == "1 messages3 messages"
@@ -67,7 +67,7 @@ def test_locallabs_spellings_of_the_options() -> None:
 
 def test_failed_answer_takes_its_question_back() -> None:
     conversation = Conversation(SessionPartner(Echo()), SamplingSettings())
-    with background() as loop:
+    with loop_thread() as loop:
         conversation.say("hello", loop, lambda text: None)
         with pytest.raises(GenerationFailed):
             conversation.say("please fail", loop, lambda text: None)
@@ -76,7 +76,7 @@ def test_failed_answer_takes_its_question_back() -> None:
 
 def test_reset_keeps_the_system_message_and_system_replaces_it() -> None:
     conversation = Conversation(SessionPartner(Echo()), SamplingSettings(), system="Be brief.")
-    with background() as loop:
+    with loop_thread() as loop:
         conversation.say("hello", loop, lambda text: None)
     assert obey("/reset", conversation)
     assert conversation.messages == [{"role": "system", "content": "Be brief."}]

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.cli.background import background
 from dragoman.cli.chat_commands import message_and_mode, obey
 from dragoman.cli.conversation import MOST_SENT, Conversation
 from dragoman.cli.partner import SessionPartner
 from dragoman.cli.session import Delta
 from dragoman.cli.settings import SamplingSettings
 from dragoman.core.errors import BadRequest, DragomanError, EngineUnavailable, GenerationFailed
+from dragoman.llm.loop_thread import loop_thread
 
 Messages = list[dict[str, str]]
 
@@ -53,7 +53,7 @@ def test_the_last_word_of_a_message_is_its_mode() -> None:
 def test_only_mode_chat_sends_what_was_said_before() -> None:
     session = Recorder()
     conversation = Conversation(SessionPartner(session), SamplingSettings(), "Be brief.", mode="chat")
-    with background() as loop:
+    with loop_thread() as loop:
         for mode in (None, "stream", "simple", "chat"):
             conversation.say("hello", loop, lambda text: None, mode)
     assert [len(messages) for messages in session.sent] == [2, 2, 2, 8]
@@ -63,7 +63,7 @@ def test_only_mode_chat_sends_what_was_said_before() -> None:
 def test_the_newest_messages_are_sent_and_all_are_kept() -> None:
     session = Recorder()
     conversation = Conversation(SessionPartner(session), SamplingSettings(), "Be brief.")
-    with background() as loop:
+    with loop_thread() as loop:
         for number in range(MOST_SENT):
             conversation.say(str(number), loop, lambda text: None)
     first, second = session.sent[-1][:2]
@@ -73,7 +73,7 @@ def test_the_newest_messages_are_sent_and_all_are_kept() -> None:
 
 def test_a_batch_is_answered_in_its_order_and_is_not_remembered() -> None:
     conversation = Conversation(SessionPartner(Recorder()), SamplingSettings(), "Be brief.")
-    with background() as loop:
+    with loop_thread() as loop:
         assert conversation.answer_all([str(n) for n in range(20)], loop) == [f"<{n}>" for n in range(20)]
         with pytest.raises(GenerationFailed, match="stumbled"):
             conversation.answer_all(["one", "fail", "sleep"], loop)
@@ -83,7 +83,7 @@ def test_a_batch_is_answered_in_its_order_and_is_not_remembered() -> None:
 def test_a_silent_partner_is_given_up() -> None:
     conversation = Conversation(SessionPartner(Recorder()), SamplingSettings())
     conversation.timeout_s = 0.05
-    with background() as loop:
+    with loop_thread() as loop:
         with pytest.raises(EngineUnavailable, match="no word from recorder for"):
             conversation.say("sleep", loop, lambda text: None)
         with pytest.raises(EngineUnavailable):
@@ -100,7 +100,7 @@ def test_a_conversation_is_saved_as_locallab_does_and_loaded(
         obey("/load", conversation)
     assert obey("/save", conversation), "nothing is said, and nothing saved"
     assert not Path("conversations").exists()
-    with background() as loop:
+    with loop_thread() as loop:
         conversation.say("hello", loop, lambda text: None)
     messages = conversation.messages
     assert obey("/save", conversation)
@@ -132,7 +132,7 @@ def test_a_conversation_is_saved_as_locallab_does_and_loaded(
 
 def test_statistics_history_and_clear(capsys: pytest.CaptureFixture[str]) -> None:
     conversation = Conversation(SessionPartner(Recorder()), SamplingSettings(), mode="simple")
-    with background() as loop:
+    with loop_thread() as loop:
         conversation.say("four", loop, lambda text: None)
         conversation.say("fourteen", loop, lambda text: None)
     for command in ("/stats", "/History", "/clear"):

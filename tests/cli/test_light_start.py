@@ -63,12 +63,11 @@ def test_the_server_imports_nothing_of_the_kernels() -> None:
 
 def test_the_server_looks_at_a_model_without_numpy() -> None:
     modules = imported("""
-        from dragoman.cli.engine import worker_settings
-        from dragoman.cli.settings import MachineSettings
         from dragoman.engine.settings import SchedulerSettings
+        from dragoman.engine.worker_settings import worker_settings
         from dragoman.models import ModelSettings
 
-        worker_settings(None, ModelSettings(), SchedulerSettings(), MachineSettings())
+        worker_settings(None, ModelSettings(), SchedulerSettings())
     """)
     assert not modules & {"numpy", "dragoman.models.gguf.opening", "dragoman.models.quantized.awq"}
 

@@ -47,10 +47,12 @@ SERVED: dict[str, Any] = {
     "model_id": "stub",
     "messages": [{"role": "user", "content": "Hi"}],
     "stop": ["\N{SNOWMAN}"],
-    "timeout_microseconds": 60_000_000,
-    "max_time": 60.0,
 }
-"""Values that a name needs to mean something here, or lest every text be cut at once. Where a kind takes them."""
+"""Values that a name needs to mean something here, or to leave texts uncut. Used where the field's type takes them."""
+
+ENOUGH_TIME = (60_000_000, 60.0)
+"""One minute, in microseconds and in seconds: the value of every field that limits the time of a generation, however
+it is spelled. A generation that gets less is cut, and a dialect may answer that with an error of the server."""
 
 PROMPTS = ("prompt", "prompts", "inputs", "messages")
 """Fields without which some dialects serve nothing, though no single one of them is required."""
@@ -182,8 +184,14 @@ def bodies(table: Table) -> SearchStrategy[dict[str, Any]]:
 
 
 def named(field: Field) -> SearchStrategy[Any]:
-    value = SERVED.get(field.name)
-    return st.just(value) if value is not None and takes(field.kind, value) else allowed(field.kind)
+    value = pinned(field)
+    return allowed(field.kind) if value is None else st.just(value)
+
+
+def pinned(field: Field) -> Any:
+    """The one value that is sent in this field; None: any that its type takes."""
+    values = ENOUGH_TIME if field.becomes == "timeout_s" else (SERVED.get(field.name),)
+    return next((value for value in values if value is not None and takes(field.kind, value)), None)
 
 
 def lengths(table: Table) -> list[Field]:
@@ -350,6 +358,13 @@ def test_what_no_table_knows_is_reported(
     answer = witness.ask(dialect, operation, {name: value, **least(operation.table)})
     assert plain.status_code == answer.status_code < 300, plain.text
     assert answer.headers["x-dragoman-warnings"].split("; ")[0] == f"unknown: {name}"
+
+
+def test_a_drawn_time_limit_is_long_enough_under_every_name() -> None:
+    """A request whose generation is cut says nothing about its fields."""
+    fields = [field for case in operations() for field in fields_within(case.values[1].table)]
+    limits = {field.name: pinned(field) for field in fields if field.becomes == "timeout_s"}
+    assert limits == {"timeout_microseconds": 60_000_000, "max_time": 60.0, "maxTime": 60.0}
 
 
 def test_every_dialect_is_here() -> None:

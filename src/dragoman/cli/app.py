@@ -126,11 +126,11 @@ def chat(
     machine: MachineSettings,
 ) -> None:
     """Talk with a model in the terminal. Ctrl-C stops the answer, /exit leaves."""
-    from dragoman.cli.background import background
     from dragoman.cli.chat import converse, partner
+    from dragoman.llm.loop_thread import loop_thread
 
     whom = partner(choice.model, remote, conversation, lambda: _session(choice.model, remote, settings, machine))
-    with background() as loop, loop.hold(whom) as found:
+    with loop_thread() as loop, loop.hold(whom) as found:
         code = converse(found, sampling, conversation, loop)
     raise typer.Exit(code)
 
@@ -164,11 +164,11 @@ def generate(
     machine: MachineSettings,
 ) -> None:
     """Continue a text, written to standard output as it comes."""
-    from dragoman.cli.background import background
     from dragoman.cli.generate import continue_text, read_prompt
+    from dragoman.llm.loop_thread import loop_thread
 
     text, constraint = read_prompt(prompt.prompt), structure.constraint()
-    with background() as loop, loop.hold(_session(choice.model, remote, settings, machine)) as session:
+    with loop_thread() as loop, loop.hold(_session(choice.model, remote, settings, machine)) as session:
         continue_text(session, text, sampling, loop, constraint)
 
 

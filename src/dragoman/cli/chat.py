@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from dragoman.cli import console, locallab_session
-from dragoman.cli.background import Background
 from dragoman.cli.chat_commands import message_and_mode, obey
 from dragoman.cli.conversation import Conversation
 from dragoman.cli.partner import Partner, SessionPartner
 from dragoman.cli.session import Mode, Session, find_remote
 from dragoman.cli.settings import ChatSettings, RemoteSettings, SamplingSettings
 from dragoman.core.errors import ContextOverflow, DragomanError, GenerationFailed
+from dragoman.llm.loop_thread import LoopThread
 
 _CONNECTING_S = 30.0
 _SILENCE_S = 300.0
@@ -57,20 +57,20 @@ async def _server(url: str, model: str | None, key: str, chosen: ChatSettings) -
         raise
 
 
-def converse(whom: Partner, options: SamplingSettings, chosen: ChatSettings, background: Background) -> int:
+def converse(whom: Partner, options: SamplingSettings, chosen: ChatSettings, loop: LoopThread) -> int:
     """Read lines and answer them until the user leaves. The exit code: of piped lines, whether all were answered."""
     conversation = Conversation(whom, options, chosen.system, mode=chosen.generate or "chat")
     conversation.timeout_s = chosen.timeout or (_SILENCE_S if conversation.server else None)
-    return _Terminal(conversation, chosen, background).run()
+    return _Terminal(conversation, chosen, loop).run()
 
 
 class _Terminal:
     """Standard input, as a user types or a file holds it, and the answers on standard output."""
 
-    def __init__(self, conversation: Conversation, chosen: ChatSettings, background: Background) -> None:
+    def __init__(self, conversation: Conversation, chosen: ChatSettings, loop: LoopThread) -> None:
         self._conversation = conversation
         self._chosen = chosen
-        self._background = background
+        self._loop = loop
         self._interactive = sys.stdin.isatty()
         self._answering = False
         self._failed = False
@@ -145,7 +145,7 @@ class _Terminal:
 
         self._answering = True
         try:
-            self._conversation.say(message, self._background, show, mode)
+            self._conversation.say(message, self._loop, show, mode)
         except DragomanError:
             if streamed and any(shown):
                 write("\n")
@@ -157,7 +157,7 @@ class _Terminal:
         """Answer them together. Several are numbered, and shown with their answers."""
         began = time.perf_counter()
         self._answering = True
-        answers = self._conversation.answer_all(prompts, self._background)
+        answers = self._conversation.answer_all(prompts, self._loop)
         if len(prompts) == 1:
             write(f"{answers[0]}\n")
         else:

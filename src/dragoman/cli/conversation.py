@@ -7,13 +7,13 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from dragoman.cli.background import Background
 from dragoman.cli.partner import Partner
 from dragoman.cli.remote import RateLimited
 from dragoman.cli.session import Delta, Message, Mode
 from dragoman.cli.settings import SamplingSettings
 from dragoman.core.errors import DragomanError, EngineUnavailable
 from dragoman.core.events import Usage
+from dragoman.llm.loop_thread import LoopThread
 
 MOST_SENT = 50
 """The newest messages of a conversation, which a model is given beside the system message. Older ones are only kept."""
@@ -64,7 +64,7 @@ class Conversation:
     def said_by(self, role: str) -> list[str]:
         return [m["content"] for m in self.messages if m["role"] == role]
 
-    def say(self, text: str, background: Background, write: Callable[[str], object], mode: Mode | None = None) -> None:
+    def say(self, text: str, loop: LoopThread, write: Callable[[str], object], mode: Mode | None = None) -> None:
         """Send the user's message and write the answer as it comes, in the conversation's mode or another.
 
         An interrupted answer stays as far as it came; a message that could not be answered is taken back.
@@ -81,7 +81,7 @@ class Conversation:
                     self.usage = delta.usage or self.usage
 
         try:
-            background.run(stream())
+            loop.run(stream())
         except DragomanError:
             self.messages.pop()
             raise
@@ -90,7 +90,7 @@ class Conversation:
             raise
         self._keep(answer)
 
-    def answer_all(self, prompts: list[str], background: Background) -> list[str]:
+    def answer_all(self, prompts: list[str], loop: LoopThread) -> list[str]:
         """An answer to each prompt by itself, in their order. They are no part of the conversation."""
 
         async def ask() -> list[str]:
@@ -108,7 +108,7 @@ class Conversation:
                 except RateLimited as limit:
                     waited_s = await self._wait(limit, waited_s)
 
-        return background.run(run())
+        return loop.run(run())
 
     async def _answer(self, mode: Mode) -> AsyncGenerator[Delta, None]:
         """Waits where the server wants to be asked again later, which it says before the first delta.

@@ -6,11 +6,11 @@ import contextlib
 import os
 import sys
 
-from dragoman.cli.background import Background
 from dragoman.cli.chat import write
 from dragoman.cli.session import Session
 from dragoman.cli.settings import SamplingSettings
 from dragoman.core.constraint import Constraint
+from dragoman.llm.loop_thread import LoopThread
 
 
 def read_prompt(argument: str) -> str:
@@ -22,7 +22,7 @@ def continue_text(
     session: Session,
     prompt: str,
     options: SamplingSettings,
-    background: Background,
+    loop: LoopThread,
     constraint: Constraint | None = None,
 ) -> None:
     """Write the continuation to standard output as it comes. Raises the errors of ``core.errors``."""
@@ -33,7 +33,7 @@ def continue_text(
                 write(delta.text)
 
     try:
-        background.run(stream())
+        loop.run(stream())
         write("\n")
     except BrokenPipeError:
         # The reader has seen enough (`| head`). Python would complain again when it flushes at its end.

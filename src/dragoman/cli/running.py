@@ -11,7 +11,6 @@ import time
 from urllib.parse import urlsplit
 
 from dragoman.cli import console
-from dragoman.cli.engine import thread_count
 from dragoman.cli.loading_bar import LoadingBar
 from dragoman.cli.logs import Logs
 from dragoman.cli.serve_settings import ServeSettings
@@ -20,6 +19,7 @@ from dragoman.core.serving import ModelCard
 from dragoman.dialects import made_dialects
 from dragoman.engine.launch import Launched
 from dragoman.engine.messages import WorkerSettings
+from dragoman.engine.worker_settings import thread_count
 from dragoman.models import ModelDescription
 from dragoman.models import plan as plan_memory
 from dragoman.server.accounts import Accounts
@@ -59,7 +59,7 @@ def run(
     def opened(house: House, address: str) -> None:
         bar.close()
         house.metrics.watch(dict, lambda: {"log_lines_dropped": logs.writer.dropped})
-        rows = started_plan(house, address, thread_count(settings.machine), per_token)
+        rows = started_plan(house, address, thread_count(settings.machine.threads), per_token)
         if keyring:
             rows["API keys"] = str(len(keyring))
         if tunnel is not None:

@@ -47,10 +47,10 @@ def serve(settings: ServeSettings, launched: Launched | None = None, notes: Iter
     with closing(launched or Launched()) as launched:
         # The process imports its half of the program while this one imports the other: half of a start are imports.
         # What to load comes first, so that the process need not wait for the server.
-        from dragoman.cli.engine import worker_settings
+        from dragoman.engine.worker_settings import worker_settings
 
         worker, described = worker_settings(
-            settings.choice.model, settings.model, settings.scheduling, settings.machine, settings.recovery
+            settings.choice.model, settings.model, settings.scheduling, settings.machine.threads, settings.recovery
         )
         launched.tell(worker)
         from dragoman.cli.running import run

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.cli.background import Background, background
+from dragoman.llm.loop_thread import LoopThread, loop_thread
 
 
 def interrupt_soon() -> None:
@@ -25,7 +25,7 @@ def test_results_and_errors_come_back() -> None:
         await asyncio.sleep(0)
         return a / b
 
-    with background() as loop:
+    with loop_thread() as loop:
         assert loop.run(divide(6, 3)) == 2
         with pytest.raises(ZeroDivisionError):
             loop.run(divide(1, 0))
@@ -41,7 +41,7 @@ def test_interrupt_cancels_the_work_and_waits_for_its_end() -> None:
             await asyncio.sleep(0.05)
             ended.append("cleaned up")
 
-    with background() as loop:
+    with loop_thread() as loop:
         interrupt_soon()
         with pytest.raises(KeyboardInterrupt):
             loop.run(work())
@@ -68,14 +68,14 @@ def test_interrupt_at_any_moment_closes_what_runs(pause_s: float) -> None:
             async for _ in numbers:
                 pass
 
-    with background() as loop:
+    with loop_thread() as loop:
         for _ in range(20):
             with pytest.raises(KeyboardInterrupt):
                 interrupt_after(pause_s, loop, consume)
         assert len(closed) == 20
 
 
-def interrupt_after(pause_s: float, loop: Background, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+def interrupt_after(pause_s: float, loop: LoopThread, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Interrupt the main thread ``pause_s`` seconds after the work has begun."""
     main = threading.main_thread().ident
     assert main is not None
@@ -97,7 +97,7 @@ def test_held_context_is_entered_and_left_by_one_task() -> None:
             yield "held"
         tasks.append(asyncio.current_task())
 
-    with background() as loop, loop.hold(resource()) as value:
+    with loop_thread() as loop, loop.hold(resource()) as value:
         assert value == "held"
     assert len(tasks) == 2
     assert tasks[0] is tasks[1]
@@ -109,5 +109,5 @@ def test_context_that_cannot_be_entered() -> None:
         raise ValueError("no")
         yield
 
-    with background() as loop, pytest.raises(ValueError, match="no"), loop.hold(broken()):
+    with loop_thread() as loop, pytest.raises(ValueError, match="no"), loop.hold(broken()):
         pass

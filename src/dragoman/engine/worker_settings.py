@@ -1,0 +1,54 @@
+"""From what a user chose to what the engine's process is told. Runs where the process is started from."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dragoman.engine.messages import LoadModel, WorkerSettings
+from dragoman.engine.settings import RecoverySettings, SchedulerSettings
+from dragoman.models import ModelDescription, ModelSettings, describe, plan
+from dragoman.models.cgroups import usable_processors
+
+ONE_USER = RecoverySettings(engine_give_up_s=10.0, recovery_bytes=0)
+"""Of an engine that one command or one program has for itself: somebody waits for it."""
+
+
+def worker_settings(
+    model: str | None,
+    settings: ModelSettings,
+    scheduling: SchedulerSettings,
+    threads: int | None = None,
+    recovery: RecoverySettings = ONE_USER,
+) -> tuple[WorkerSettings, ModelDescription]:
+    """Return what the engine's process is told, and what is known of the model before it is loaded.
+
+    ``threads``: see ``thread_count``. Reads the model's small files, and downloads what is missing. Raises ModelError
+    for a model that is missing, of a kind that cannot be served, or too large for this machine.
+    """
+    described = describe(model, revision=settings.revision, token=settings.token, rope=settings.rope)
+    settings = with_step_limits(settings, scheduling)
+    plan(described, settings).require_fit()
+    worker = WorkerSettings(
+        model=LoadModel(source=model, settings=settings),
+        scheduler=scheduling,
+        threads=thread_count(threads),
+        hang_s=recovery.hang_s,
+        give_up_s=recovery.engine_give_up_s,
+        recovery_bytes=recovery.recovery_bytes,
+    )
+    return worker, described
+
+
+def with_step_limits(settings: ModelSettings, scheduling: SchedulerSettings) -> ModelSettings:
+    """Return the model's settings with the limits of a step, which users state in other settings."""
+    return msgspec.structs.replace(
+        settings,
+        max_tokens=scheduling.step_tokens or settings.max_tokens,
+        max_logit_rows=max(settings.max_logit_rows, settings.max_sequences),
+    )
+
+
+def thread_count(threads: int | None) -> int:
+    """Return how many threads compute: those asked for, or one for each core that this process may use, within its
+    quota."""
+    return threads or usable_processors()

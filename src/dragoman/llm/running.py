@@ -1,0 +1,148 @@
+"""Starting a model for a program, and ending it: when it is closed, when it is forgotten, when the program ends."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import functools
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from typing import Any
+
+from dragoman.engine.launch import Launched
+from dragoman.engine.settings import SchedulerSettings
+from dragoman.engine.worker_settings import worker_settings
+from dragoman.llm.in_process import InProcessModel
+from dragoman.llm.loop_thread import LoopThread
+from dragoman.llm.sampling_params import InvalidParams, check_fields
+from dragoman.models.settings import ModelSettings
+from dragoman.server.opening import open_house
+from dragoman.server.settings import AdapterSettings, ServerSettings
+
+MAX_WAITING = 1 << 16
+"""Requests that may wait for their first token. A batch keeps its requests back; of streams the engine takes fewer."""
+
+NOT_OPTIONS = {"name", "max_tokens", "max_logit_rows", "max_running", "max_waiting", "share_prefix_cache"}
+"""Fields of settings that follow from others, or say something about a server and its callers."""
+
+Path = str | os.PathLike[str]
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """A loop of the kind that the server runs on."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+class RunningModel:
+    """A model and the thread of its event loop. An ``LLM`` has one, which does not refer to it: so it can be forgotten.
+
+    Attributes:
+        is_open: not yet closed.
+    """
+
+    def __init__(self, thread: LoopThread, model: InProcessModel, stack: ExitStack) -> None:
+        """``stack``: ends both."""
+        self.thread = thread
+        self.model = model
+        self.is_open = True
+        self._stack = stack
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def close(self) -> None:
+        """End both, unless another call has begun to. A fork of the process has neither."""
+        with self._lock:
+            if not self.is_open or os.getpid() != self._pid:
+                return
+            self.is_open = False
+        _running.discard(self)
+        self._stack.close()
+
+
+def start_model(
+    model: Path | None,
+    threads: int | None,
+    chat_template: Path | None,
+    adapters: Mapping[str, Path],
+    options: Mapping[str, Any],
+) -> RunningModel:
+    """Load a model: see ``LLM``. Raises ModelError, InvalidParams, and TypeError for options that there are not."""
+    settings, scheduling = _settings(options)
+    template = None if chat_template is None else os.fspath(chat_template)
+    server = ServerSettings(chat_template=template, max_waiting=MAX_WAITING)
+    offered = _adapter_settings(adapters)
+    interval_s = sys.getswitchinterval()
+    try:
+        with ExitStack() as stack:
+            launched = stack.enter_context(closing(Launched()))
+            # In this thread: Ctrl-C ends a download.
+            source = None if model is None else os.fspath(model)
+            worker, described = worker_settings(source, settings, scheduling, threads)
+            launched.tell(worker)
+            thread = LoopThread(new_event_loop)
+            stack.callback(thread.close)
+            opening = open_house(server, worker, described.tokenizer_folder, adapters=offered, launched=launched)
+            loaded = InProcessModel(stack.enter_context(thread.hold(opening)))
+            running = RunningModel(thread, loaded, stack.pop_all())
+    finally:
+        # A server shortens it for all of its process. This process is the program's.
+        sys.setswitchinterval(interval_s)
+    _running.add(running)
+    _close_all_at_exit()
+    return running
+
+
+def close_forgotten(running: RunningModel) -> None:
+    """In a thread of its own: garbage is collected in any thread, also in the loop's."""
+    if running.is_open:
+        warnings.warn("an LLM was not closed: use it in a with block", ResourceWarning, stacklevel=2)
+        threading.Thread(target=running.close, name="dragoman-close", daemon=True).start()
+
+
+_running: set[RunningModel] = set()
+
+
+@functools.cache  # once
+def _close_all_at_exit() -> None:
+    """While threads can still be started, which the event loop needs. When ``atexit`` runs they cannot any more."""
+    register: Callable[[Callable[[], None]], object] = getattr(threading, "_register_atexit", atexit.register)
+    register(_close_all)
+
+
+def _close_all() -> None:
+    for running in list(_running):
+        with contextlib.suppress(Exception):
+            running.close()
+
+
+def _settings(options: Mapping[str, Any]) -> tuple[ModelSettings, SchedulerSettings]:
+    of_model, of_schedule = (_fields(kind) for kind in (ModelSettings, SchedulerSettings))
+    if unknown := options.keys() - of_model - of_schedule:
+        raise TypeError(f"LLM has no option {min(unknown)!r}; there are {', '.join(sorted(of_model | of_schedule))}")
+    model = ModelSettings(**{name: value for name, value in options.items() if name in of_model})
+    scheduling = SchedulerSettings(**{name: value for name, value in options.items() if name in of_schedule})
+    check_fields(model)
+    check_fields(scheduling)
+    return model, scheduling
+
+
+def _fields(settings: type[ModelSettings] | type[SchedulerSettings]) -> set[str]:
+    return set(settings.__struct_fields__) - NOT_OPTIONS
+
+
+def _adapter_settings(adapters: Mapping[str, Path]) -> AdapterSettings:
+    for name, source in adapters.items():
+        if not name or set(name) & set("=,@") or set(os.fspath(source)) & set("=,"):
+            message = f"'adapters' has {name!r}: names are without '=', ',' and '@', folders without '=' and ','."
+            raise InvalidParams(message, param="adapters")
+    listed = ",".join(f"{name}={os.fspath(source)}" for name, source in adapters.items())
+    return AdapterSettings(lora_adapters=listed or None)

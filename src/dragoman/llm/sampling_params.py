@@ -1,0 +1,371 @@
+"""How tokens are chosen and when a text ends, as Python programs state it: checked when it is made.
+
+Names are vLLM's where it has one, else those of the server's OpenAI dialect; docs/generation.md has the meanings.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+from dragoman.core.constraint import Choice, Constraint, JsonObject, JsonSchema, Lark, Regex
+from dragoman.core.errors import BadRequest
+from dragoman.core.request import GenerationRequest, Prompt
+from dragoman.core.sampling import (
+    MAX_BEAMS,
+    MAX_SEED,
+    BeamParams,
+    EndingParams,
+    LogprobParams,
+    both_spellings,
+)
+from dragoman.core.sampling import SamplingParams as CoreSamplingParams
+
+MAX_SEQUENCES = 2048
+"""Sequences of one request."""
+MAX_TOP = 1024
+"""Alternatives beside one token."""
+PROMPT_MAX_TOKENS = 16
+"""Most tokens behind a prompt where no ``max_tokens`` is given, as in OpenAI's completions and in vLLM."""
+
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+PositiveShare = Annotated[float, Meta(gt=0, le=1)]
+TokenIds = tuple[Count, ...]
+Texts = tuple[Annotated[str, Meta(min_length=1)], ...]
+
+
+class InvalidParams(BadRequest, ValueError):
+    """A value that its parameter does not take, or several that exclude each other. ``param`` names the parameter."""
+
+
+class StructuredOutputsParams(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True, forbid_unknown_fields=True
+):
+    """What a text has to be: exactly one of these.
+
+    Attributes:
+        json: a JSON Schema, as a dict, as its text, or as a class with ``model_json_schema()`` (pydantic's).
+        json_object: any JSON object.
+        regex: a pattern that the text matches from its first character to its last.
+        choice: the text is one of these.
+        grammar: a grammar in Lark's notation or in GBNF.
+    """
+
+    json: Any = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: Texts | None = None
+    grammar: str | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        asked = [name for name in self.__struct_fields__ if getattr(self, name) not in (None, False)]
+        if len(asked) != 1:
+            found = " and ".join(f"'{name}'" for name in asked) or "none"
+            message = f"Structured outputs ask for exactly one thing, not {found}."
+            raise InvalidParams(message, param="structured_outputs")
+
+    def constraint(self) -> Constraint:
+        """The same as the core states it."""
+        if self.json is not None:
+            return JsonSchema(_schema_text(self.json))
+        if self.json_object:
+            return JsonObject()
+        if self.regex is not None:
+            return Regex(self.regex)
+        if self.choice is not None:
+            return Choice(self.choice)
+        assert self.grammar is not None
+        return Lark(self.grammar)
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True):
+    """Everything that a request may say beside its prompt. The defaults sample from the model's own distribution.
+
+    Raises InvalidParams, which is a ValueError, for values that cannot be; lists become tuples.
+
+    Attributes:
+        n: texts for each prompt. best_of: make so many, and return the ``n`` with the highest mean log-probability.
+        seed: text i uses (seed + i) mod 2**64; a sequence: one for each text; None: drawn, and reported with the text.
+        max_tokens: most tokens of a text; None: 16 behind a prompt, and as many as the context holds in a chat.
+        max_total_tokens: most tokens of prompt and text together.
+        clamp_to_context: a ``max_tokens`` that the context has no room for is cut to the room, not refused.
+        min_tokens: while there are fewer, the text does not end by itself. min_total_tokens: the prompt's included.
+        length_first: the last token allowed ends a text by its length, whatever else it does.
+        ignore_eos: the model's end-of-sequence tokens end nothing. end_token_ids: those that do, in place of them.
+        stop: texts that end the generation; a single one may be given as it is. stop_token_ids: tokens that do.
+        include_stop_str_in_output: what ended the text stays in it.
+        stop_at_token_ends: a stop text counts only where a token ends.
+        skip_special_tokens: special tokens have no text.
+        truncate_prompt_tokens: only so many tokens from the end of the prompt are kept.
+        temperature: logits are divided by it; 0 takes the most likely token.
+        top_k: keep the k most likely tokens; 0 and -1 are off. top_p, min_p, typical_p: see docs/generation.md.
+        xtc_probability, xtc_threshold: how often XTC drops the most likely tokens, and how likely these are.
+        mirostat_mode, mirostat_tau, mirostat_eta: hold the text at a surprise, in place of the truncations above.
+        repetition_penalty, frequency_penalty, presence_penalty: make tokens that were used less likely.
+        frequency_share: the frequency penalty counts a token's share of prompt and output.
+        no_repeat_ngram_size: no n tokens in a row occur twice; 0 is off.
+        encoder_repetition_penalty, encoder_no_repeat_ngram_size: the same over an encoder's input.
+        dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, dry_sequence_breakers,
+            dry_sequence_breaker_ids: a penalty for going on with a repetition.
+        logit_bias: what is added to the logit of a token, by its id.
+        bad_words: texts that are not generated, with a leading space and without. bad_word_token_ids: the same as
+            tokens: the last one of each is forbidden behind the others.
+        watermark, watermark_gamma, watermark_delta: mark the text for whoever looks for the mark.
+        forced_output_tokens: the output is exactly these tokens; only their log-probabilities are computed.
+        reasoning_budget: most tokens of the reasoning block that a text may begin with.
+        structured_outputs: what the text has to be.
+        num_beams: above 1, search for the ``n`` best texts, following so many at a time.
+        beam_search_type, length_penalty, early_stopping, beam_normalization: how.
+        logprobs: report each token's log-probability, and those of so many alternatives. prompt_logprobs: the prompt's.
+        logprobs_mode: of the model's own logits, or of what the token was drawn from.
+        priority: higher runs first.
+        timeout_s: seconds for the request once it is begun; what there is by then is the text.
+        cache_salt: share computed prefixes only with requests that give the same.
+    """
+
+    n: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] = 1
+    best_of: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None = None
+    seed: int | tuple[int, ...] | None = None
+    max_tokens: Count | None = None
+    max_total_tokens: Positive | None = None
+    clamp_to_context: bool = False
+    min_tokens: Count = 0
+    min_total_tokens: Count = 0
+    length_first: bool = False
+    ignore_eos: bool = False
+    end_token_ids: TokenIds | None = None
+    stop: str | Texts = ()
+    stop_token_ids: TokenIds = ()
+    include_stop_str_in_output: bool = False
+    stop_at_token_ends: bool = False
+    skip_special_tokens: bool = True
+    truncate_prompt_tokens: Positive | None = None
+    temperature: Annotated[float, Meta(ge=0, le=100)] = 1.0
+    top_k: Annotated[int, Meta(ge=-1)] = 0
+    top_p: Share = 1.0
+    min_p: Share = 0.0
+    typical_p: PositiveShare = 1.0
+    xtc_probability: Share = 0.0
+    xtc_threshold: Share = 0.1
+    mirostat_mode: Annotated[int, Meta(ge=0, le=2)] = 0
+    mirostat_tau: Annotated[float, Meta(ge=0, le=100)] = 5.0
+    mirostat_eta: Share = 0.1
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0
+    frequency_penalty: Annotated[float, Meta(ge=-100, le=100)] = 0.0
+    presence_penalty: Annotated[float, Meta(ge=-100, le=100)] = 0.0
+    frequency_share: bool = False
+    no_repeat_ngram_size: Count = 0
+    encoder_repetition_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0
+    encoder_no_repeat_ngram_size: Count = 0
+    dry_multiplier: Annotated[float, Meta(ge=0, le=1000)] = 0.0
+    dry_base: Annotated[float, Meta(ge=1, le=100)] = 1.75
+    dry_allowed_length: Positive = 2
+    dry_penalty_last_n: Annotated[int, Meta(ge=-1)] = -1
+    dry_sequence_breakers: Texts = CoreSamplingParams().dry_sequence_breakers
+    dry_sequence_breaker_ids: TokenIds = ()
+    logit_bias: dict[Count, float] = {}
+    bad_words: Texts = ()
+    bad_word_token_ids: tuple[Annotated[TokenIds, Meta(min_length=1)], ...] = ()
+    watermark: bool = False
+    watermark_gamma: Share = 0.5
+    watermark_delta: Annotated[float, Meta(ge=0, le=100)] = 2.0
+    forced_output_tokens: TokenIds = ()
+    reasoning_budget: Positive | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    num_beams: Annotated[int, Meta(ge=1, le=MAX_BEAMS)] = 1
+    beam_search_type: Literal["deterministic", "sampling", "stochastic"] = "deterministic"
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    beam_normalization: Literal["before", "after", "both"] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0
+    timeout_s: Annotated[float, Meta(gt=0)] | None = None
+    cache_salt: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        self._check_seeds()
+        self._check_lengths()
+        self._check_exclusions()
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of one prompt that are computed at a time."""
+        return max(self.best_of or self.n, self.num_beams)
+
+    def request(
+        self, request_id: str, prompt: Prompt, *, max_tokens: int | None = PROMPT_MAX_TOKENS, adapter: str | None = None
+    ) -> GenerationRequest:
+        """The request for one prompt. ``max_tokens``: where these parameters do not say."""
+        return GenerationRequest(
+            request_id=request_id,
+            prompt=prompt,
+            adapter=adapter,
+            n=self.n,
+            best_of=self.best_of if self.best_of != self.n else None,
+            seeds=self._seeds(),
+            sampling=self._sampling(),
+            beams=self._beams(),
+            ending=self._ending(max_tokens),
+            logprobs=self._logprobs(),
+            constraint=None if self.structured_outputs is None else self.structured_outputs.constraint(),
+            constraint_param="structured_outputs",
+            reasoning_budget=self.reasoning_budget,
+            truncate=self.truncate_prompt_tokens,
+            priority=self.priority,
+            timeout_s=self.timeout_s,
+            cache_salt=self.cache_salt,
+        )
+
+    # What goes together ----------------------------------------------------------------------------------------------
+
+    def _check_seeds(self) -> None:
+        seeds = (self.seed,) if isinstance(self.seed, int) else self.seed or ()
+        if any(not -(2**63) <= seed <= MAX_SEED for seed in seeds):
+            raise InvalidParams(f"'seed' is from {-(2**63)} to {MAX_SEED}.", param="seed")
+        wanted = self.best_of or self.n
+        if isinstance(self.seed, tuple) and len(seeds) != wanted:
+            raise InvalidParams(f"'seed' has {len(seeds)} seeds for {wanted} texts.", param="seed")
+
+    def _check_lengths(self) -> None:
+        if self.best_of is not None and self.best_of < self.n:
+            raise InvalidParams(f"'best_of' ({self.best_of}) is less than 'n' ({self.n}).", param="best_of")
+        if self.min_tokens and self.min_total_tokens:
+            raise _exclusion("min_tokens", "min_total_tokens")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            message = f"'min_tokens' ({self.min_tokens}) is more than 'max_tokens' ({self.max_tokens})."
+            raise InvalidParams(message, param="min_tokens")
+
+    def _check_exclusions(self) -> None:
+        if self.mirostat_mode and (others := self._sampling().truncations):
+            raise _exclusion("mirostat_mode", others[0])
+        if self.forced_output_tokens and self.structured_outputs is not None:
+            raise _exclusion("forced_output_tokens", "structured_outputs")
+        if self.num_beams == 1:
+            defaults = _defaults(SamplingParams)
+            for name in ("beam_search_type", "length_penalty", "early_stopping", "beam_normalization"):
+                if getattr(self, name) != defaults[name]:
+                    raise InvalidParams(f"'{name}' needs 'num_beams' above 1.", param=name)
+        elif self.n > self.num_beams:
+            message = f"'n' ({self.n}) is more than 'num_beams' ({self.num_beams}): a search finds no more texts."
+            raise InvalidParams(message, param="n")
+
+    # The same as the core states it ----------------------------------------------------------------------------------
+
+    def _seeds(self) -> tuple[int, ...] | None:
+        if self.seed is None:
+            return None
+        seeds = (self.seed,) if isinstance(self.seed, int) else self.seed
+        return tuple(seed & MAX_SEED for seed in seeds)
+
+    def _sampling(self) -> CoreSamplingParams:
+        given = {name: getattr(self, name) for name in CoreSamplingParams.__struct_fields__ if hasattr(self, name)}
+        given |= {
+            "top_k": max(self.top_k, 0),
+            "bad_words": both_spellings(self.bad_words),
+            "banned_phrases": self.bad_word_token_ids,
+            "dry_breaker_ids": self.dry_sequence_breaker_ids,
+            "forced_tokens": self.forced_output_tokens,
+        }
+        return CoreSamplingParams(**given)
+
+    def _ending(self, max_tokens: int | None) -> EndingParams:
+        given = {name: getattr(self, name) for name in EndingParams.__struct_fields__ if hasattr(self, name)}
+        given |= {
+            "max_tokens": max_tokens if self.max_tokens is None else self.max_tokens,
+            "include_stop": self.include_stop_str_in_output,
+            "stop": (self.stop,) if isinstance(self.stop, str) else self.stop,
+        }
+        return EndingParams(**given)
+
+    def _beams(self) -> BeamParams | None:
+        if self.num_beams == 1:
+            return None
+        normalization = self.beam_normalization or ("after" if self.beam_search_type == "stochastic" else "before")
+        return BeamParams(
+            num_beams=self.num_beams,
+            kind=self.beam_search_type,
+            length_penalty=self.length_penalty,
+            early_stopping=self.early_stopping,
+            pre_normalization=normalization != "after",
+            post_normalization=normalization != "before",
+        )
+
+    def _logprobs(self) -> LogprobParams | None:
+        asked = [top for top in (self.logprobs, self.prompt_logprobs) if top is not None]
+        if not asked:
+            return None
+        return LogprobParams(top=max(asked), prompt=self.prompt_logprobs is not None, mode=self.logprobs_mode)
+
+
+def _exclusion(first: str, second: str) -> InvalidParams:
+    return InvalidParams(f"'{first}' and '{second}' exclude each other.", param=first)
+
+
+@functools.cache
+def _types(struct: type[msgspec.Struct]) -> Mapping[str, Any]:
+    return {field.name: field.type for field in msgspec.structs.fields(struct)}
+
+
+@functools.cache
+def _defaults(struct: type[msgspec.Struct]) -> Mapping[str, Any]:
+    return {field.name: field.default for field in msgspec.structs.fields(struct)}
+
+
+def check_fields(params: msgspec.Struct) -> None:
+    """Check each field against its type, which msgspec does only when it decodes. Lists become tuples."""
+    defaults = _defaults(type(params))
+    for name, wanted in _types(type(params)).items():
+        value = getattr(params, name)
+        if value is defaults[name]:
+            continue
+        try:
+            checked = msgspec.convert(value, wanted)
+        except (msgspec.ValidationError, OverflowError) as error:
+            if isinstance(error.__cause__, InvalidParams):
+                raise error.__cause__ from None
+            raise InvalidParams(f"'{name}' is {_shown(value)}: {_reason(error, wanted)}.", param=name) from None
+        numbers = checked.values() if isinstance(checked, dict) else (checked,)
+        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+            raise InvalidParams(f"'{name}' is {_shown(value)}: expected a finite number.", param=name)
+        msgspec.structs.force_setattr(params, name, checked)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _reason(error: Exception, wanted: Any) -> str:
+    """msgspec's message in Python's words: it speaks of JSON's types and paths."""
+    literals = [kind for kind in (wanted, *get_args(wanted)) if get_origin(kind) is Literal]
+    if literals and "enum" in str(error):
+        choices = [repr(choice) for kind in literals for choice in get_args(kind)]
+        others = [f"`{kind.__name__}`" for kind in get_args(wanted) if kind is bool]
+        return f"expected {' or '.join(choices + others)}"
+    message = re.sub(r" - at `\$(.+)`$", r" at \1", str(error).replace(" - at `key` in `$`", " as a key"))
+    for json, python in (("null", "None"), ("array", "list"), ("object", "dict")):
+        message = message.replace(json, python)
+    return message[:1].lower() + message[1:]
+
+
+def _schema_text(schema: Any) -> str:
+    """Raises InvalidParams for what is no JSON Schema at first sight; the rest is checked before generation."""
+    if isinstance(schema, str):
+        return schema
+    make = getattr(schema, "model_json_schema", None)
+    try:
+        return msgspec.json.encode(schema if make is None else make()).decode()
+    except TypeError as error:
+        raise InvalidParams(f"'json' is no JSON Schema: {error}.", param="structured_outputs") from None
