@@ -196,6 +196,23 @@ class BeamParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pre_normalization: bool = True
     post_normalization: bool = False
 
+    def fault(self) -> tuple[str, str] | None:
+        """The parameter that cannot be as it is, and why not; None: there is such a search."""
+        if not RANGES["beams.num_beams"].includes(self.num_beams):
+            return "num_beams", f"'num_beams' is from 1 to {MAX_BEAMS}."
+        if not RANGES["beams.length_penalty"].includes(self.length_penalty):
+            return "length_penalty", "'length_penalty' is a finite number."
+        if self.kind == "stochastic" and self.length_penalty != 1:
+            why = "'length_penalty' and a stochastic beam search exclude each other: it orders texts as it draws them."
+            return "length_penalty", why
+        if self.kind == "stochastic" and self.early_stopping == "never":
+            why = "'early_stopping' of a stochastic beam search is true or false: it ends when all its texts have."
+            return "early_stopping", why
+        if not (self.pre_normalization or self.post_normalization):
+            why = "Log-probabilities of a beam search are normalized before the steps that change them, after, or both."
+            return "pre_normalization", why
+        return None
+
     def excludes(self, sampling: SamplingParams) -> tuple[str, ...]:
         """Those sampling parameters that are asked for and do not go together with this search, by name."""
         draws = self.kind != "deterministic"

@@ -13,7 +13,7 @@ import numpy as np
 
 from dragoman.core.errors import BadRequest, ContextOverflow
 from dragoman.core.request import EngineRequest, PromptEmbeddings
-from dragoman.core.sampling import MAX_SEED, RANGES, BeamParams
+from dragoman.core.sampling import MAX_SEED, BeamParams
 from dragoman.engine.runner import Runner
 from dragoman.models.memory import blocks_held
 
@@ -87,14 +87,9 @@ def _check_beams(request: EngineRequest, beams: BeamParams) -> None:
     excluded = beams.excludes(request.sampling)
     if excluded:
         raise BadRequest(f"a {beams.kind} beam search excludes {excluded[0]}", param=excluded[0])
-    for name in ("num_beams", "length_penalty"):
-        if not RANGES[f"beams.{name}"].includes(getattr(beams, name)):
-            raise BadRequest(f"{name} is out of its range", param=name)
+    if fault := beams.fault():
+        raise BadRequest(fault[1], param=fault[0])
     if len(request.seeds) > beams.num_beams:
         raise BadRequest("a beam search has no more results than beams", param="num_beams")
-    if beams.kind == "stochastic" and (beams.length_penalty != 1 or beams.early_stopping == "never"):
-        raise BadRequest("a sample of texts knows neither length penalties nor hopes", param="length_penalty")
-    if not (beams.pre_normalization or beams.post_normalization):
-        raise BadRequest("log-probabilities are normalized before or after", param="pre_normalization")
     if len(set(request.generated)) > 1 or request.max_tokens <= len(request.generated[0] if request.generated else ()):
         raise BadRequest("a beam search goes on from one text, by one token at least")
