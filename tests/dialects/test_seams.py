@@ -148,7 +148,10 @@ async def test_documents_name_the_dialect(client: httpx.AsyncClient) -> None:
     assert (await client.get("/toy/openapi.json")).json()["paths"].keys() >= {"/toy/say", "/toy/own/place"}
     page = fields_page((openai.DIALECT, TOY))
     assert "## Toy" in page
-    assert "| `heat` | a number above 0 | `1.0` | `sampling.temperature` | honoured | Temperature. |" in page
+    assert (
+        "| `heat` | a number above 0, at most 3.4e+38 | `1.0` | `sampling.temperature` | honoured | Temperature. |"
+        in page
+    )
 
 
 async def test_metrics_tell_dialects_apart(house: LocalHouse) -> None:

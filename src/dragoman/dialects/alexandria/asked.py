@@ -83,8 +83,8 @@ def core_params(config: dict[str, Any], settings: AlexandriaSettings) -> CorePar
         raise BadCall(f"Invalid Data Format: num_beams must be at most {settings.alexandria_max_beams}")
     draws = core.get("sampling.temperature") > 0
     if num_beams > 1:
-        kind = "sampling" if draws else "deterministic"
-        core = core.deciding({"beams": BeamParams(**core.group("beams"), kind=kind)})
+        beams = BeamParams(**core.group("beams"), kind="sampling" if draws else "deterministic")
+        core = core.deciding({"beams": beams})
     if draws:
         return core
     # Beams that nothing is drawn for are compared by the model's own distribution.

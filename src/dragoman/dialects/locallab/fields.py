@@ -40,13 +40,6 @@ SAMPLING: tuple[Field, ...] = (
         "Most new tokens, by default 8192; cut to what the context has room for.",
     ),
     *_spellings(
-        ("do_sample", "doSample"),
-        Boolean(),
-        "sampling.temperature",
-        "`false` takes the most likely token.",
-        lambda on: None if on else 0.0,
-    ),
-    *_spellings(
         ("temperature",),
         Number(maximum=2),
         "sampling.temperature",
@@ -59,6 +52,13 @@ SAMPLING: tuple[Field, ...] = (
         Number(1, 2),
         "sampling.repetition_penalty",
         "By default 1.15; 1 is off.",
+    ),
+    *_spellings(
+        ("do_sample", "doSample"),
+        Boolean(),
+        "sampling.temperature",
+        "`false` takes the most likely token.",
+        lambda on: None if on else 0.0,
     ),
     *_spellings(
         ("max_time", "maxTime"),

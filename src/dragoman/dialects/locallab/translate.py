@@ -13,7 +13,6 @@ StreamFormat = Literal["sse", "json", "raw", "dual"]
 def core_params(reading: Reading, settings: LocalLabSettings) -> CoreParams:
     """What a request asks, and where it does not say, the operator."""
     defaults = {
-        "sampling.temperature": settings.locallab_temperature,
         "sampling.top_p": settings.locallab_top_p,
         "sampling.top_k": settings.locallab_top_k,
         "sampling.repetition_penalty": settings.locallab_repetition_penalty,
@@ -23,9 +22,15 @@ def core_params(reading: Reading, settings: LocalLabSettings) -> CoreParams:
     # The first spelling counts, also where it leaves the temperature as it is.
     values = reading.values | ({} if reading.values["do_sample"] is None else {"doSample": None})
     core = CoreParams(reading.table, values, defaults)
-    # An empty name, and no time at all, are as good as none.
+    temperatures = [temperature for _, temperature in core.given("sampling.temperature")]
     return core.deciding(
-        {"model": core.get("model") or None, "timeout_s": core.get("timeout_s") or settings.locallab_max_time_s}
+        {
+            # ``do_sample`` false is a temperature of 0, whatever the other says.
+            "sampling.temperature": min(temperatures, default=settings.locallab_temperature),
+            # An empty name, and no time at all, are as good as none.
+            "model": core.get("model") or None,
+            "timeout_s": core.get("timeout_s") or settings.locallab_max_time_s,
+        }
     )
 
 

@@ -66,6 +66,7 @@ def generation_request(
     # The best of several is chosen by them.
     wanted = asked.logprobs or prefill or core.get("logprobs.top") or asked.sequences > 1
     decided = {
+        "n": asked.sequences,
         "sampling.frequency_share": quirks.frequency_as_share,
         "sampling.watermark_gamma": settings.watermark_gamma,
         "sampling.watermark_delta": settings.watermark_delta,
