@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from dragoman.core.errors import UnsupportedFeature
-from dragoman.core.request import GenerationRequest
-from dragoman.core.sampling import EndingParams, SamplingParams
+from dragoman.core.request import GenerationRequest, TextPrompt
+from dragoman.core.sampling import EndingParams, LogprobParams, SamplingParams
 from dragoman.dialects import DIALECTS
 from dragoman.dialects.document import fields_page
-from dragoman.dialects.field import Field, Outline, Table, Treatment
+from dragoman.dialects.field import CoreParams, Field, Outline, Table, Treatment
 from dragoman.dialects.kinds import (
     Anything,
     Boolean,
@@ -323,16 +323,84 @@ def test_long_lists_of_ids_name_the_wrong_one() -> None:
 # What is made of the tables ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("table", "field"), fields())
-def test_becomes_names_a_parameter_of_the_core(table: Table, field: Field) -> None:
-    structs = {"sampling": SamplingParams, "ending": EndingParams, "": GenerationRequest}
-    for becomes in field.becomes.split(", ") if field.becomes else ():
-        where, _, name = becomes.rpartition(".")
-        assert name in structs[where].__struct_fields__
+def test_becomes_names_a_parameter_of_the_core() -> None:
+    for wrong in ("temperature", "sampling.heat", "sampling", "echo,logprobs.prompt"):
+        with pytest.raises(ValueError, match="no parameter of the core"):
+            Field(name="heat", kind=Number(), becomes=wrong)
+
+
+def test_numbers_have_the_range_of_the_core_and_can_only_narrow_it() -> None:
+    def kind(kind: Kind, becomes: str, **more: Any) -> Kind:
+        return Field(name="x", kind=kind, becomes=becomes, **more).kind
+
+    assert kind(Number(), "sampling.top_p") == Number(0, 1)
+    assert kind(Number(maximum=2), "sampling.temperature") == Number(0, 2)
+    assert kind(Number(0.5), "sampling.typical_p") == Number(0.5, 1)
+    assert kind(Number(above=0), "sampling.top_p") == Number(above=0, maximum=1)
+    assert kind(Integer(1), "ending.max_tokens") == Integer(1, 2**31 - 1)
+    for wider, becomes in (
+        (Number(-1), "sampling.top_p"),
+        (Number(0), "sampling.typical_p"),
+        (Integer(0, 32), "beams.num_beams"),
+    ):
+        with pytest.raises(ValueError, match="out of the range"):
+            kind(wider, becomes)
+    assert kind(Integer(-1, 9), "sampling.top_k", convert=abs) == Integer(-1, 9)
+    assert kind(Number(-1), "timeout_s") == Number(-1)
+
+
+OUTER = Table(
+    name="outer",
+    fields=(
+        Field(name="heat", kind=Number(), becomes="sampling.temperature"),
+        Field(name="cold", kind=Boolean(), becomes="sampling.temperature", convert=lambda on: 0.0 if on else None),
+        Field(name="both", kind=Integer(), becomes="n, best_of", convert=lambda n: (n, 2 * n)),
+        Field(
+            name="inner",
+            kind=Table(name="inner", fields=(Field(name="top_k", kind=Integer(), becomes="sampling.top_k"),)),
+        ),
+        Field(name="likely", kind=Integer(), becomes="logprobs", convert=lambda top: LogprobParams(top=top)),
+        Field(name="mode", kind=String(), default="raw", becomes="logprobs.mode"),
+        Field(name="own", kind=Integer()),
+    ),
+)
+
+
+def test_values_travel_as_their_rows_say() -> None:
+    core = OUTER.read({"cold": True, "both": 2, "inner": {"top_k": 7}, "likely": 3, "mode": "processed", "own": 5}).core
+    assert core.group("sampling") == {"temperature": 0.0, "top_k": 7}
+    request = core.request("id", TextPrompt(text="x"), best_of=3)
+    assert request == GenerationRequest(
+        request_id="id",
+        prompt=TextPrompt(text="x"),
+        n=2,
+        best_of=3,
+        sampling=SamplingParams(temperature=0.0, top_k=7),
+        logprobs=LogprobParams(top=3, mode="processed"),
+    )
+    assert core.deciding({"n": 9, "sampling.top_k": None}).request("id", request.prompt).n == 9
+    assert core.deciding({"sampling.top_k": None}).sampling() == SamplingParams(temperature=0.0)
+
+
+def test_the_first_field_that_asks_for_something_counts() -> None:
+    for sent, temperature in (
+        ({"heat": 0.5, "cold": True}, 0.5),
+        ({"cold": True}, 0.0),
+        ({"cold": False}, 1.5),
+        ({"heat": 0.5, "cold": False}, 0.5),
+    ):
+        core = CoreParams(OUTER, OUTER.read(sent).values, {"sampling.temperature": 1.5, "ending.min_tokens": 4})
+        assert core.get("sampling.temperature") == temperature
+        assert core.ending() == EndingParams(min_tokens=4)
+        assert core.logprobs() is None
+    assert [name for name, _ in OUTER.read({"heat": 0.5, "cold": True}).core.given("sampling.temperature")] == [
+        "heat",
+        "cold",
+    ]
 
 
 def test_every_parameter_of_the_core_is_reached() -> None:
-    reached = {field.becomes for table in TABLES for field in table.fields}
+    reached = {target for table in TABLES for target in table.rows}
     for prefix, struct in (("sampling.", SamplingParams), ("ending.", EndingParams)):
         assert {prefix + name for name in struct.__struct_fields__} <= reached
 

@@ -11,10 +11,10 @@ from stub_house import QUICK, LocalHouse
 
 from dragoman.core.errors import DragomanError, MethodNotAllowed, NotFound
 from dragoman.core.events import TextDelta
-from dragoman.core.request import GenerationRequest, TextPrompt
+from dragoman.core.request import TextPrompt
 from dragoman.core.serving import Serving
 from dragoman.dialects.document import fields_page
-from dragoman.dialects.field import Field, Table, ending_of, sampling_of
+from dragoman.dialects.field import Field, Table
 from dragoman.dialects.kinds import Integer, Number, String, Violation
 from dragoman.dialects.openai import dialect as openai
 from dragoman.dialects.wire import Answer, Dialect, Exchange, NotJson, Operation, WrongMediaType
@@ -34,14 +34,8 @@ TABLE = Table(
 
 async def say(serving: Serving, exchange: Exchange) -> None:
     """Raw text, in chunks."""
-    values = (await exchange.read(TABLE)).values
-    request = GenerationRequest(
-        request_id=exchange.request_id,
-        prompt=TextPrompt(text=values["text"]),
-        seeds=(1,),
-        sampling=sampling_of(TABLE, values),
-        ending=ending_of(TABLE, values),
-    )
+    core = (await exchange.read(TABLE)).core
+    request = core.request(exchange.request_id, TextPrompt(text=core.get("prompt")), seeds=(1,))
 
     async def chunks() -> AsyncGenerator[bytes, None]:
         async for event in serving.stream(request):
@@ -154,7 +148,10 @@ async def test_documents_name_the_dialect(client: httpx.AsyncClient) -> None:
     assert (await client.get("/toy/openapi.json")).json()["paths"].keys() >= {"/toy/say", "/toy/own/place"}
     page = fields_page((openai.DIALECT, TOY))
     assert "## Toy" in page
-    assert "| `heat` | a number above 0 | `1.0` | `sampling.temperature` | honoured | Temperature. |" in page
+    assert (
+        "| `heat` | a number above 0, at most 3.4e+38 | `1.0` | `sampling.temperature` | honoured | Temperature. |"
+        in page
+    )
 
 
 async def test_metrics_tell_dialects_apart(house: LocalHouse) -> None:

@@ -353,7 +353,7 @@ def test_every_text_follows_the_grammar(kind: str) -> None:
         ({"forced_tokens": (1, 2, 3, 4, 5, 6)}, "forced_tokens"),
         ({"length_penalty": math.nan}, "length_penalty"),
         ({"kind": "stochastic", "length_penalty": 0.5}, "length_penalty"),
-        ({"kind": "stochastic", "early_stopping": "never"}, "length_penalty"),
+        ({"kind": "stochastic", "early_stopping": "never"}, "early_stopping"),
         ({"pre_normalization": False}, "pre_normalization"),
         ({"max_tokens": 0}, None),
     ],

@@ -2,11 +2,75 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
 
 MAX_SEED = 2**64 - 1
+MAX_BEAMS = 31
+MAX_FLOAT32 = 3.4e38
+MAX_COUNT = 2**31 - 1
+
+
+class Range(msgspec.Struct, frozen=True, kw_only=True):
+    """The values of a number; infinity is none of them. ``above`` is an exclusive lower bound."""
+
+    minimum: float | None = None
+    above: float | None = None
+    maximum: float | None = None
+
+    def includes(self, value: float) -> bool:
+        """Whether the value is one of them; NaN never is."""
+        return (
+            -math.inf < value < math.inf
+            and (self.minimum is None or value >= self.minimum)
+            and (self.above is None or value > self.above)
+            and (self.maximum is None or value <= self.maximum)
+        )
+
+
+_SHARE = Range(minimum=0, maximum=1)
+_COUNT = Range(minimum=0, maximum=MAX_COUNT)
+_FACTOR = Range(above=0)
+_BITS = Range(minimum=0, maximum=1000)
+"""With an eta of mirostat above 2 its state swings; it has to stay finite all the same."""
+
+RANGES = {
+    "sampling.temperature": Range(minimum=0, maximum=MAX_FLOAT32),
+    "sampling.top_k": _COUNT,
+    "sampling.top_p": _SHARE,
+    "sampling.min_p": _SHARE,
+    "sampling.typical_p": Range(above=0, maximum=1),
+    "sampling.xtc_probability": _SHARE,
+    "sampling.xtc_threshold": _SHARE,
+    "sampling.mirostat_mode": Range(minimum=0, maximum=2),
+    "sampling.mirostat_tau": _BITS,
+    "sampling.mirostat_eta": _BITS,
+    "sampling.repetition_penalty": _FACTOR,
+    "sampling.frequency_penalty": Range(),
+    "sampling.presence_penalty": Range(),
+    "sampling.no_repeat_ngram_size": _COUNT,
+    "sampling.encoder_repetition_penalty": _FACTOR,
+    "sampling.encoder_no_repeat_ngram_size": _COUNT,
+    "sampling.dry_multiplier": Range(minimum=0),
+    "sampling.dry_base": Range(minimum=1),
+    "sampling.dry_allowed_length": Range(minimum=1, maximum=MAX_COUNT),
+    "sampling.dry_penalty_last_n": Range(minimum=-1, maximum=MAX_COUNT),
+    "sampling.watermark_gamma": _SHARE,
+    "sampling.watermark_delta": Range(minimum=-1000, maximum=1000),
+    "ending.max_tokens": _COUNT,
+    "ending.max_total_tokens": Range(minimum=1, maximum=MAX_COUNT),
+    "ending.min_tokens": _COUNT,
+    "ending.min_total_tokens": _COUNT,
+    "beams.num_beams": Range(minimum=1, maximum=MAX_BEAMS),
+    "beams.length_penalty": Range(),
+}
+"""Of every number that a request can set: what the engine takes. Dialects narrow it."""
+
+_OF_SAMPLING = tuple(
+    (target.removeprefix("sampling."), range) for target, range in RANGES.items() if target.startswith("sampling.")
+)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -87,6 +151,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return tuple(name for name, is_on in asked.items() if is_on)
 
     @property
+    def out_of_range(self) -> tuple[str, ...]:
+        """Those whose value is not in its range, by name."""
+        found = [name for name, range in _OF_SAMPLING if not range.includes(getattr(self, name))]
+        if not all(bias < math.inf for bias in self.logit_bias.values()):
+            found.append("logit_bias")
+        return tuple(found)
+
+    @property
     def about_encoder(self) -> tuple[str, ...]:
         """Those about an encoder's input that are asked for, by name."""
         asked = {
@@ -98,9 +170,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     @property
     def has_xtc(self) -> bool:
         return self.xtc_probability > 0 and self.xtc_threshold > 0
-
-
-MAX_BEAMS = 31
 
 
 class BeamParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -126,6 +195,23 @@ class BeamParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     early_stopping: bool | Literal["never"] = False
     pre_normalization: bool = True
     post_normalization: bool = False
+
+    def fault(self) -> tuple[str, str] | None:
+        """The parameter that cannot be as it is, and why not; None: there is such a search."""
+        if not RANGES["beams.num_beams"].includes(self.num_beams):
+            return "num_beams", f"'num_beams' is from 1 to {MAX_BEAMS}."
+        if not RANGES["beams.length_penalty"].includes(self.length_penalty):
+            return "length_penalty", "'length_penalty' is a finite number."
+        if self.kind == "stochastic" and self.length_penalty != 1:
+            why = "'length_penalty' and a stochastic beam search exclude each other: it orders texts as it draws them."
+            return "length_penalty", why
+        if self.kind == "stochastic" and self.early_stopping == "never":
+            why = "'early_stopping' of a stochastic beam search is true or false: it ends when all its texts have."
+            return "early_stopping", why
+        if not (self.pre_normalization or self.post_normalization):
+            why = "Log-probabilities of a beam search are normalized before the steps that change them, after, or both."
+            return "pre_normalization", why
+        return None
 
     def excludes(self, sampling: SamplingParams) -> tuple[str, ...]:
         """Those sampling parameters that are asked for and do not go together with this search, by name."""

@@ -18,7 +18,9 @@ answered with status 400 and the field's name. *Reported*: the request is served
 `x-dragoman-warnings` of the answer names it: `ignored: store, metadata`. Fields that are in no table, also inside of
 objects, are reported in the same way, `unknown: temprature`, and refused by name on a server with `--strict`. `null` is
 the same as leaving an optional field out.
-The core parameters are those of [generation.md](generation.md).
+*Becomes* is the parameter of the core that carries the value: the sampling and ending parameters of
+[generation.md](generation.md), or another part of the request; `prompt` and `tools` are what prompts and tool calls
+are made of. A field without one is about the answer, or the dialect's own. Ranges are those of the core, or narrower.
 """
 
 

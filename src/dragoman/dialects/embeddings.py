@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dragoman.core.errors import BadRequest
 from dragoman.core.late_numpy import np
 from dragoman.core.request import PromptEmbeddings
-from dragoman.dialects.field import Field
+from dragoman.dialects.field import CoreParams, Field
 from dragoman.dialects.kinds import Floats, Integer, ListOf
 
 PLACES, VECTORS = "token_index_to_replace", "embedding_to_replace"
@@ -16,23 +14,23 @@ EMBEDDING_FIELDS: tuple[Field, ...] = (
     Field(
         name=PLACES,
         kind=ListOf(Integer(0, 2**31 - 1), minimum=1, maximum=2**20),
-        becomes="embeddings",
+        becomes="embeddings.token_indices",
         note="Places in the one prompt, from 0 and with its BOS counted, whose embedding is given. Each once.",
     ),
     Field(
         name=VECTORS,
         kind=Floats(),
-        becomes="embeddings",
+        becomes="embeddings.values",
         note="The vectors for these places, one behind the other, each as wide as the model's embeddings. They take "
         "the place of the embedding layer's output, before positions are added.",
     ),
 )
 
 
-def prompt_embeddings(values: dict[str, Any]) -> PromptEmbeddings | None:
+def prompt_embeddings(core: CoreParams) -> PromptEmbeddings | None:
     """What the two fields amount to, in ascending order. BadRequest where they do not go together."""
-    places: tuple[int, ...] | None = values[PLACES]
-    vectors: bytes | None = values[VECTORS]
+    places: tuple[int, ...] | None = core.get("embeddings.token_indices")
+    vectors: bytes | None = core.get("embeddings.values")
     if places is None and vectors is None:
         return None
     if places is None or vectors is None:

@@ -1,24 +1,69 @@
 """One table says what every request field does: its kind, its default, what it becomes, and how it is treated.
 
-From a table come the validation of requests, the OpenAPI document, ``docs/fields.md`` and parametrised tests, so none
-of them can say something else than another.
+From a table come the validation of requests, the parameters of the core (``CoreParams``), the OpenAPI document,
+``docs/fields.md`` and parametrised tests, so none of them can say something else than another.
 """
 
 from __future__ import annotations
 
 import enum
+import functools
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Container, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import msgspec
 
 from dragoman.core.errors import UnsupportedFeature
-from dragoman.core.sampling import EndingParams, SamplingParams
-from dragoman.dialects.kinds import Anything, Kind, ListOf, OneOf, Path, Rule, Violation, Wrapped, dotted
+from dragoman.core.request import (
+    ChatPrompt,
+    FillPrompt,
+    GenerationRequest,
+    Prompt,
+    PromptEmbeddings,
+    TextPrompt,
+    TokenPrompt,
+)
+from dragoman.core.sampling import RANGES, BeamParams, EndingParams, LogprobParams, SamplingParams
+from dragoman.dialects.kinds import (
+    Anything,
+    Integer,
+    Kind,
+    ListOf,
+    Number,
+    OneOf,
+    Path,
+    Rule,
+    Violation,
+    Wrapped,
+    dotted,
+)
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 MAX_LISTED = 16
 """Names without effect that an answer lists of each sort; of the others it tells the number."""
+
+
+def _names(*structs: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(name for struct in structs for name in struct.__struct_fields__)
+
+
+PARAMETERS: dict[str, frozenset[str]] = {
+    "": _names(GenerationRequest) - {"request_id", "sampling", "ending"},
+    "sampling": _names(SamplingParams),
+    "ending": _names(EndingParams),
+    "logprobs": _names(LogprobParams),
+    "beams": _names(BeamParams),
+    "embeddings": _names(PromptEmbeddings),
+    "prompt": _names(TextPrompt, TokenPrompt, ChatPrompt, FillPrompt) | {"system"},
+    "tools": frozenset({"functions", "choice", "parallel", "prompt"}),
+}
+"""What a field can become, by group: a field of ``GenerationRequest``, or of one of the structs in it.
+
+``prompt.system`` is a text that comes before the conversation; ``tools`` are the arguments of a chat's tool plan.
+"""
 
 
 class Treatment(enum.StrEnum):
@@ -36,12 +81,14 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     """One field of a request.
 
     Attributes:
-        kind: the values it takes; those outside are errors.
+        kind: the values it takes; those outside are errors. A number that goes to the core as it is has the bounds that
+            the core has for it (``RANGES``), where the kind states none; it can only state narrower ones.
         required: absence is an error. Otherwise ``null`` is the same as absence.
         default: what absence means, as a value of the wire.
-        becomes: the core parameter; a field of ``sampling`` or ``ending`` is carried over by ``sampling_of`` and
-            ``ending_of``, everything else by the dialect's ``translate``.
-        convert: from the checked value to the core's, where they differ.
+        becomes: the core parameter under which ``CoreParams`` finds the value, one of ``PARAMETERS`` as
+            ``group.name``; or several, separated by a comma and a space. Empty: the value is the dialect's own.
+        convert: from the checked value to the core's, where they differ; None asks for nothing. Where the field becomes
+            several parameters it returns one value for each.
         neutral: values of a refused or reported field that ask for nothing, and are therefore accepted in silence.
         note: one sentence for the reader of ``docs/fields.md``.
     """
@@ -55,6 +102,23 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     convert: Callable[[Any], Any] | None = None
     neutral: tuple[Any, ...] = ()
     note: str = ""
+
+    def __post_init__(self) -> None:
+        for target in self.targets:
+            group, _, name = target.rpartition(".")
+            if name not in PARAMETERS.get(group, ()):
+                raise ValueError(f"the field '{self.name}' becomes '{target}', which is no parameter of the core")
+        core, kind = RANGES.get(self.becomes), self.kind
+        if core is None or self.convert is not None:
+            return
+        # Not those with a name of their own: a dialect that has the words for a type of its own checks ranges later.
+        if isinstance(kind, Integer | Number) and type(kind) in (Integer, Number):
+            msgspec.structs.force_setattr(self, "kind", kind.within(core))
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The parameters that the field becomes."""
+        return tuple(self.becomes.split(", ")) if self.becomes else ()
 
     def asks(self, value: Any) -> bool:
         """Whether the value asks for something. Types are compared too: ``0`` is not ``false``."""
@@ -72,10 +136,16 @@ class Reading(msgspec.Struct, frozen=True):
     ``lowered`` ones ask for more than the caller has a right to, and have the most of it.
     """
 
+    table: Table
     values: dict[str, Any]
     unknown: tuple[str, ...] = ()
     reported: tuple[str, ...] = ()
     lowered: tuple[str, ...] = ()
+
+    @property
+    def core(self) -> CoreParams:
+        """The values as parameters of the core."""
+        return CoreParams(self.table, self.values)
 
     @property
     def warnings(self) -> str:
@@ -88,11 +158,64 @@ class Reading(msgspec.Struct, frozen=True):
         return "; ".join(f"{what}: {_listed(names)}" for what, names in lists if names)
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True):
+class Row(NamedTuple):
+    """A field that becomes a parameter. ``path``: the names under which the checked values hold it; ``name`` is all of
+    them. ``place``: which of the converted values it is, where the field becomes several parameters."""
+
+    name: str
+    path: tuple[str, ...]
+    field: Field
+    place: int | None
+
+    def value(self, values: Mapping[str, Any]) -> Any:
+        """The parameter's value; None: nothing is asked for."""
+        value: Any = values
+        for name in self.path:
+            value = value.get(name)
+            if value is None:
+                return None
+        if self.field.convert is not None:
+            value = self.field.convert(value)
+            if self.place is not None and value is not None:
+                value = value[self.place]
+        return value
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The fields of one kind of request, in the order of the manual."""
 
     name: str
     fields: tuple[Field, ...]
+
+    @functools.cached_property
+    def rows(self) -> dict[str, tuple[Row, ...]]:
+        """By parameter the fields that become it, in the order of the table, those of objects inside included."""
+        rows: dict[str, tuple[Row, ...]] = {}
+        for path, field in self._carried(()):
+            targets = field.targets
+            for place, target in enumerate(targets):
+                row = Row(dotted(path), path, field, place if len(targets) > 1 else None)
+                rows[target] = (*rows.get(target, ()), row)
+        return rows
+
+    @functools.cached_property
+    def groups(self) -> dict[str, tuple[tuple[str, tuple[Row, ...]], ...]]:
+        """The same by group, each parameter without the group's name."""
+        groups: dict[str, tuple[tuple[str, tuple[Row, ...]], ...]] = {}
+        for target, rows in self.rows.items():
+            group, _, name = target.rpartition(".")
+            groups[group] = (*groups.get(group, ()), (name, rows))
+        return groups
+
+    def _carried(self, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Field]]:
+        for field in self.fields:
+            if field.treatment is not Treatment.HONOURED:
+                continue
+            inner = field.kind.inner if isinstance(field.kind, Wrapped) else field.kind
+            if field.becomes:
+                yield (*path, field.name), field
+            elif isinstance(inner, Table):
+                yield from inner._carried((*path, field.name))
 
     def read(self, body: Any, *, strict: bool = False) -> Reading:
         """Check everything in one pass. ``strict``: a name outside of the tables is an error.
@@ -109,7 +232,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
         if strict and unknown:
             names = tuple(dotted(path) for path in unknown[:MAX_LISTED])
             raise Violation(Rule.UNKNOWN, unknown[0], bound=names)
-        return Reading(values, tuple(map(dotted, unknown)), tuple(map(dotted, reported)))
+        return Reading(self, values, tuple(map(dotted, unknown)), tuple(map(dotted, reported)))
 
     # A table is itself a kind, so that objects inside a request are described the same way.
 
@@ -212,23 +335,93 @@ def refusal(path: Path) -> UnsupportedFeature:
     return UnsupportedFeature(f"'{dotted(path)}' is not supported by this server.", param=dotted(path))
 
 
-def sampling_of(table: Table, values: dict[str, Any]) -> SamplingParams:
-    """The sampling parameters among the values, as the table maps them."""
-    return SamplingParams(**_carried(table, values, "sampling."))
+class CoreParams:
+    """The values of a checked body under the names of the core's parameters, as the rows of its table say.
+
+    Of several fields that become one parameter the first that asks for something counts. ``defaults``: what holds where
+    no field does. ``decided``: what holds whatever the fields say; None is the core's own default. Values are converted
+    when they are asked for.
+    """
+
+    __slots__ = ("_decided", "_defaults", "_table", "_values")
+
+    def __init__(
+        self,
+        table: Table,
+        values: Mapping[str, Any],
+        defaults: Mapping[str, Any] = _NOTHING,
+        decided: Mapping[str, Any] = _NOTHING,
+    ) -> None:
+        self._table, self._values, self._defaults, self._decided = table, values, defaults, decided
+
+    def given(self, target: str) -> Iterator[tuple[str, Any]]:
+        """The name of every field that asks for something of the parameter, and its value for the core."""
+        for row in self._table.rows.get(target, ()):
+            value = row.value(self._values)
+            if value is not None:
+                yield row.name, value
+
+    def get(self, target: str) -> Any:
+        """The value of a parameter; None: the request does not say."""
+        if target in self._decided:
+            return self._decided[target]
+        for row in self._table.rows.get(target, ()):
+            value = row.value(self._values)
+            if value is not None:
+                return value
+        return self._defaults.get(target)
+
+    def group(self, name: str, without: Container[str] = ()) -> dict[str, Any]:
+        """The parameters of one group that have a value, without the name of the group. ``""``: those of none."""
+        found = _in_group(self._defaults, name)
+        decided, values = _in_group(self._decided, name), self._values
+        for parameter, rows in self._table.groups.get(name, ()):
+            if parameter in decided or parameter in without:
+                continue
+            for row in rows:
+                # ``row.value`` without the call: there are dozens of parameters, and most have one plain field.
+                if row.field.convert is None and len(row.path) == 1:
+                    value = values.get(row.path[0])
+                else:
+                    value = row.value(values)
+                if value is not None:
+                    found[parameter] = value
+                    break
+        return {parameter: value for parameter, value in (found | decided).items() if value is not None}
+
+    def deciding(self, decided: Mapping[str, Any]) -> CoreParams:
+        """The same with these parameters decided."""
+        return CoreParams(self._table, self._values, self._defaults, {**self._decided, **decided})
+
+    def sampling(self) -> SamplingParams:
+        """How tokens are chosen."""
+        return SamplingParams(**self.group("sampling"))
+
+    def ending(self) -> EndingParams:
+        """When a sequence ends."""
+        return EndingParams(**self.group("ending"))
+
+    def logprobs(self) -> LogprobParams | None:
+        """Which log-probabilities are reported: those of ``logprobs``, if it is there, with what its group says."""
+        base: LogprobParams | None = self.get("logprobs")
+        return None if base is None else msgspec.structs.replace(base, **self.group("logprobs"))
+
+    def request(self, request_id: str, prompt: Prompt, **decided: Any) -> GenerationRequest:
+        """The request of the core: the parameters as they are here, but for those that the dialect has decided."""
+        for name, make in (("sampling", self.sampling), ("ending", self.ending), ("logprobs", self.logprobs)):
+            if name not in decided:
+                decided[name] = make()
+        decided["prompt"] = prompt
+        return GenerationRequest(request_id=request_id, **self.group("", without=decided) | decided)
 
 
-def ending_of(table: Table, values: dict[str, Any]) -> EndingParams:
-    """The ending parameters among the values, as the table maps them."""
-    return EndingParams(**_carried(table, values, "ending."))
-
-
-def _carried(table: Table, values: dict[str, Any], prefix: str) -> dict[str, Any]:
-    carried = {}
-    for field in table.fields:
-        value = values.get(field.name)
-        if value is not None and field.becomes.startswith(prefix):
-            carried[field.becomes.removeprefix(prefix)] = field.convert(value) if field.convert else value
-    return carried
+def _in_group(parameters: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = {}
+    for target, value in parameters.items():
+        group, _, parameter = target.rpartition(".")
+        if group == name:
+            found[parameter] = value
+    return found
 
 
 def _documented(field: Field) -> dict[str, Any]:

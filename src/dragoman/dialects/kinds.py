@@ -16,6 +16,7 @@ import msgspec
 
 from dragoman.core.errors import BadRequest
 from dragoman.core.late_numpy import np
+from dragoman.core.sampling import Range
 
 _MOST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
@@ -102,6 +103,11 @@ class Integer(msgspec.Struct, frozen=True):
     minimum: int | None = None
     maximum: int | None = None
 
+    def within(self, core: Range) -> Integer:
+        """The same with the core's bounds where it has none. Raises ValueError for a bound that the core refuses."""
+        bounds: Any = _within(self, None, core)
+        return Integer(bounds.minimum, bounds.maximum)
+
     def accepts(self, value: Any) -> bool:
         return type(value) is int
 
@@ -135,6 +141,11 @@ class Number(msgspec.Struct, frozen=True):
     maximum: float | None = None
     above: float | None = None
 
+    def within(self, core: Range) -> Number:
+        """The same with the core's bounds where it has none. Raises ValueError for a bound that the core refuses."""
+        bounds = _within(self, self.above, core)
+        return Number(bounds.minimum, bounds.maximum, bounds.above)
+
     def accepts(self, value: Any) -> bool:
         return type(value) is float or type(value) is int
 
@@ -166,6 +177,18 @@ class Number(msgspec.Struct, frozen=True):
             upper = "" if self.maximum is None else f", at most {self.maximum:g}"
             return f"a number above {self.above:g}{upper}"
         return f"a number{_range(self.minimum, self.maximum)}"
+
+
+def _within(kind: Integer | Number, above: float | None, core: Range) -> Range:
+    for bound in (kind.minimum, kind.maximum):
+        if bound is not None and not core.includes(bound):
+            raise ValueError(f"{bound} is out of the range of the core")
+    has_lower = kind.minimum is not None or above is not None
+    return Range(
+        minimum=kind.minimum if has_lower else core.minimum,
+        above=above if has_lower else core.above,
+        maximum=core.maximum if kind.maximum is None else kind.maximum,
+    )
 
 
 class Boolean(msgspec.Struct, frozen=True):

@@ -13,15 +13,9 @@ import numpy as np
 
 from dragoman.core.errors import BadRequest, ContextOverflow
 from dragoman.core.request import EngineRequest, PromptEmbeddings
-from dragoman.core.sampling import MAX_BEAMS, MAX_SEED, BeamParams, SamplingParams
+from dragoman.core.sampling import MAX_SEED, BeamParams
 from dragoman.engine.runner import Runner
 from dragoman.models.memory import blocks_held
-
-_MOST_TOP_K = 2**31 - 1
-_MOST_FLOAT32 = 3.4e38
-_MOST_MIROSTAT = 1000.0
-"""Bits, and share learned of each error. With an eta above 2 the state swings; it has to stay finite all the same."""
-_MOST_WATERMARK = 1000.0
 
 
 def check(request: EngineRequest, runner: Runner, step_tokens: int) -> None:
@@ -55,7 +49,8 @@ def check(request: EngineRequest, runner: Runner, step_tokens: int) -> None:
         _check_embeddings(request.embeddings, request.prompt_tokens, runner.hidden_size)
     if request.logprobs is not None and not 0 <= request.logprobs.top <= runner.vocab_size:
         raise BadRequest("more alternatives are asked for than there are tokens")
-    _check_sampling(sampling)
+    for name in sampling.out_of_range:
+        raise BadRequest(f"{name} is out of its range", param=name)
     if not all(state is None or math.isfinite(state) for state in request.mirostat):
         raise BadRequest("mirostat's state is a finite number")
     if sampling.forced_tokens and request.max_tokens != len(sampling.forced_tokens):
@@ -92,45 +87,9 @@ def _check_beams(request: EngineRequest, beams: BeamParams) -> None:
     excluded = beams.excludes(request.sampling)
     if excluded:
         raise BadRequest(f"a {beams.kind} beam search excludes {excluded[0]}", param=excluded[0])
-    if not len(request.seeds) <= beams.num_beams <= MAX_BEAMS:
-        raise BadRequest(f"a beam search has 1 to {MAX_BEAMS} beams, and no more results", param="num_beams")
-    if not math.isfinite(beams.length_penalty):
-        raise BadRequest("the length penalty is a finite number", param="length_penalty")
-    if beams.kind == "stochastic" and (beams.length_penalty != 1 or beams.early_stopping == "never"):
-        raise BadRequest("a sample of texts knows neither length penalties nor hopes", param="length_penalty")
-    if not (beams.pre_normalization or beams.post_normalization):
-        raise BadRequest("log-probabilities are normalized before or after", param="pre_normalization")
+    if fault := beams.fault():
+        raise BadRequest(fault[1], param=fault[0])
+    if len(request.seeds) > beams.num_beams:
+        raise BadRequest("a beam search has no more results than beams", param="num_beams")
     if len(set(request.generated)) > 1 or request.max_tokens <= len(request.generated[0] if request.generated else ()):
         raise BadRequest("a beam search goes on from one text, by one token at least")
-
-
-def _check_sampling(sampling: SamplingParams) -> None:
-    """Every number in the range of its definition; comparisons with NaN are false."""
-    ranges = {
-        "temperature": 0 <= sampling.temperature <= _MOST_FLOAT32,
-        "top_k": 0 <= sampling.top_k <= _MOST_TOP_K,
-        "top_p": 0 <= sampling.top_p <= 1,
-        "min_p": 0 <= sampling.min_p <= 1,
-        "repetition_penalty": 0 < sampling.repetition_penalty < math.inf,
-        "frequency_penalty": math.isfinite(sampling.frequency_penalty),
-        "presence_penalty": math.isfinite(sampling.presence_penalty),
-        "encoder_repetition_penalty": 0 < sampling.encoder_repetition_penalty < math.inf,
-        "logit_bias": all(bias < math.inf for bias in sampling.logit_bias.values()),
-        "typical_p": 0 < sampling.typical_p <= 1,
-        "xtc_probability": 0 <= sampling.xtc_probability <= 1,
-        "xtc_threshold": 0 <= sampling.xtc_threshold <= 1,
-        "mirostat_mode": sampling.mirostat_mode in (0, 1, 2),
-        "mirostat_tau": 0 <= sampling.mirostat_tau <= _MOST_MIROSTAT,
-        "mirostat_eta": 0 <= sampling.mirostat_eta <= _MOST_MIROSTAT,
-        "no_repeat_ngram_size": sampling.no_repeat_ngram_size >= 0,
-        "encoder_no_repeat_ngram_size": sampling.encoder_no_repeat_ngram_size >= 0,
-        "dry_multiplier": 0 <= sampling.dry_multiplier < math.inf,
-        "dry_base": 1 <= sampling.dry_base < math.inf,
-        "dry_allowed_length": 1 <= sampling.dry_allowed_length < 2**31,
-        "dry_penalty_last_n": -1 <= sampling.dry_penalty_last_n < 2**31,
-        "watermark_gamma": 0 <= sampling.watermark_gamma <= 1,
-        "watermark_delta": abs(sampling.watermark_delta) <= _MOST_WATERMARK,
-    }
-    for name, is_in_range in ranges.items():
-        if not is_in_range:
-            raise BadRequest(f"{name} is out of its range", param=name)

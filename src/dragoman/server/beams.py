@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 from dragoman.core.errors import BadRequest
 from dragoman.core.request import GenerationRequest
-from dragoman.core.sampling import MAX_BEAMS, BeamParams
 
 WIRE_NAMES = {"forced_tokens": "forced_output_tokens"}
 """Where a sampling parameter has another name on the wire."""
@@ -17,11 +14,6 @@ def check_beams(request: GenerationRequest) -> None:
     beams = request.beams
     if beams is None:
         return
-    if not 1 <= beams.num_beams <= MAX_BEAMS:
-        raise BadRequest(f"'num_beams' is from 1 to {MAX_BEAMS}.", param="num_beams")
-    if request.n > beams.num_beams:
-        message = f"'n' ({request.n}) is more than 'num_beams' ({beams.num_beams}): there are no more hypotheses."
-        raise BadRequest(message, param="n")
     for name in beams.excludes(request.sampling):
         name = WIRE_NAMES.get(name, name)
         raise BadRequest(f"'{name}' and a {beams.kind} beam search exclude each other.", param=name)
@@ -34,18 +26,8 @@ def check_beams(request: GenerationRequest) -> None:
         raise BadRequest(message, param="stop")
     if request.ending.max_tokens == 0:
         raise BadRequest("A beam search needs 'max_tokens' of 1 at least.", param="max_tokens")
-    _check_scores(beams)
-
-
-def _check_scores(beams: BeamParams) -> None:
-    if not math.isfinite(beams.length_penalty):
-        raise BadRequest("'length_penalty' is a finite number.", param="length_penalty")
-    if beams.kind == "stochastic" and beams.length_penalty != 1:
-        message = "'length_penalty' and a stochastic beam search exclude each other: it orders texts as it draws them."
-        raise BadRequest(message, param="length_penalty")
-    if beams.kind == "stochastic" and beams.early_stopping == "never":
-        message = "'early_stopping' of a stochastic beam search is true or false: it ends when all its texts have."
-        raise BadRequest(message, param="early_stopping")
-    if not (beams.pre_normalization or beams.post_normalization):
-        message = "Log-probabilities of a beam search are normalized before the steps that change them, after, or both."
-        raise BadRequest(message, param="pre_normalization")
+    if fault := beams.fault():
+        raise BadRequest(fault[1], param=fault[0])
+    if request.n > beams.num_beams:
+        message = f"'n' ({request.n}) is more than 'num_beams' ({beams.num_beams}): there are no more hypotheses."
+        raise BadRequest(message, param="n")

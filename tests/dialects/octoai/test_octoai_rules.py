@@ -172,13 +172,13 @@ async def test_ids_are_echoed_as_their_text(house: LocalHouse) -> None:
 
 def test_models_without_marks_or_beginnings_say_so(house: LocalHouse) -> None:
     card = msgspec.structs.replace(house.serving.model(None), has_fill_tokens=False, has_bos=False)
-    values = COMPLETIONS.read({"model": "stub", "prompt": "x", "suffix": "y"}).values
+    reading = COMPLETIONS.read({"model": "stub", "prompt": "x", "suffix": "y"})
     with pytest.raises(UnsupportedFeature, match="suffix"):
-        completion_requests(values, "id", card)
+        completion_requests(reading, "id", card)
     for prompt in (None, ""):
-        values = COMPLETIONS.read({"model": "stub", "prompt": prompt}).values
+        reading = COMPLETIONS.read({"model": "stub", "prompt": prompt})
         with pytest.raises(BadRequest, match="begin"):
-            completion_requests(values, "id", card)
+            completion_requests(reading, "id", card)
 
 
 async def test_errors_are_flat_objects(house: LocalHouse) -> None:

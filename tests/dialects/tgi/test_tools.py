@@ -45,7 +45,8 @@ TOOLS = [tool("weather", WEATHER, description="Looks it up."), tool("get_time")]
 
 def offer(**fields: Any) -> Offer | None:
     body = {"messages": [{"role": "user", "content": "?"}], "tools": TOOLS} | fields
-    return offer_of(CHAT.read(body).values)
+    reading = CHAT.read(body)
+    return offer_of(reading.values, reading.core)
 
 
 def names(made: Offer | None) -> list[str]:

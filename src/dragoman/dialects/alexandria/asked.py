@@ -7,9 +7,11 @@ from typing import Any
 
 import msgspec
 
-from dragoman.core.sampling import BeamParams, EndingParams, SamplingParams
+from dragoman.core.sampling import BeamParams
 from dragoman.dialects.alexandria.errors import INVALID, BadCall
+from dragoman.dialects.alexandria.fields import GENERATION_CONFIG, ROW
 from dragoman.dialects.alexandria.settings import AlexandriaSettings
+from dragoman.dialects.field import CoreParams
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -32,19 +34,10 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(row.request_id for row in self.rows)
 
 
-class Choosing(msgspec.Struct, frozen=True, kw_only=True):
-    """A config in the core's words; ``beams`` None: plain decoding."""
-
-    sampling: SamplingParams
-    ending: EndingParams
-    beams: BeamParams | None
-
-
 def asked_one(values: dict[str, Any]) -> Asked:
     """The checked body of ``generate-one``."""
-    row = Row(values["request_id"], values["prompt"])
     return Asked(
-        rows=(row,),
+        rows=(_row(values),),
         only_new_tokens=values["only_new_tokens"],
         streams=values["stream_response"],
         config=values["generation_config"],
@@ -53,7 +46,7 @@ def asked_one(values: dict[str, Any]) -> Asked:
 
 def asked_batch(values: dict[str, Any], settings: AlexandriaSettings) -> Asked:
     """The checked body of ``generate-batch``, or a message. Raises BadCall."""
-    rows = tuple(Row(row["request_id"], row["prompt"]) for row in values["prompts"])
+    rows = tuple(map(_row, values["prompts"]))
     if len(rows) > settings.alexandria_max_rows:
         raise BadCall(f"Invalid Data Format: at most {settings.alexandria_max_rows} prompts")
     if len({row.request_id for row in rows}) < len(rows):
@@ -67,33 +60,36 @@ def asked_batch(values: dict[str, Any], settings: AlexandriaSettings) -> Asked:
     )
 
 
-def choosing(config: dict[str, Any], settings: AlexandriaSettings) -> Choosing:
-    """The config, the server's values in the place of what it leaves out. Raises BadCall."""
+def _row(values: dict[str, Any]) -> Row:
+    return Row(values["request_id"], CoreParams(ROW, values).get("prompt"))
 
-    def value(name: str) -> Any:
-        return config.get(name, getattr(settings, f"alexandria_{name}"))
 
-    draws, num_beams = value("do_sample"), value("num_beams")
+def core_params(config: dict[str, Any], settings: AlexandriaSettings) -> CoreParams:
+    """The config as parameters of the core, the operator's in the place of what it leaves out. Raises BadCall."""
+    defaults = {
+        "beams.num_beams": settings.alexandria_num_beams,
+        "beams.length_penalty": settings.alexandria_length_penalty,
+        "sampling.temperature": settings.alexandria_temperature,
+        "sampling.top_p": settings.alexandria_top_p,
+        "sampling.top_k": settings.alexandria_top_k,
+        "sampling.repetition_penalty": settings.alexandria_repetition_penalty,
+        "ending.max_tokens": settings.alexandria_max_new_tokens,
+        "ending.clamp_to_context": True,
+        "ending.skip_special_tokens": False,
+    }
+    core = CoreParams(GENERATION_CONFIG, {"do_sample": settings.alexandria_do_sample} | config, defaults)
+    num_beams = core.get("beams.num_beams")
     if num_beams > settings.alexandria_max_beams:
         raise BadCall(f"Invalid Data Format: num_beams must be at most {settings.alexandria_max_beams}")
-    temperature = value("temperature") if draws else 0.0
-    beams = None
+    draws = core.get("sampling.temperature") > 0
     if num_beams > 1:
-        # Beams that nothing is drawn for are compared by the model's own distribution.
-        beams = BeamParams(
-            num_beams=num_beams,
-            kind="sampling" if temperature > 0 else "deterministic",
-            length_penalty=value("length_penalty"),
-        )
-    sampling = SamplingParams(
-        temperature=1.0 if beams and temperature == 0 else temperature,
-        top_p=value("top_p") if temperature > 0 else 1.0,
-        top_k=value("top_k") if temperature > 0 else 0,
-        repetition_penalty=value("repetition_penalty"),
-    )
-    length = config.get("max_new_tokens", config.get("maxLength", settings.alexandria_max_new_tokens))
-    ending = EndingParams(max_tokens=length, clamp_to_context=True, skip_special_tokens=False)
-    return Choosing(sampling=sampling, ending=ending, beams=beams)
+        beams = BeamParams(**core.group("beams"), kind="sampling" if draws else "deterministic")
+        core = core.deciding({"beams": beams})
+    if draws:
+        return core
+    # Beams that nothing is drawn for are compared by the model's own distribution.
+    temperature = 1.0 if num_beams > 1 else 0.0
+    return core.deciding({"sampling.temperature": temperature, "sampling.top_p": None, "sampling.top_k": None})
 
 
 def seed_of(settings: AlexandriaSettings, ids: tuple[str, ...], row: int) -> int:

@@ -16,7 +16,7 @@ from dragoman.core.errors import ContextOverflow, GenerationFailed
 from dragoman.core.events import FinishReason, PromptReady, TextDelta
 from dragoman.core.request import GenerationRequest, TextPrompt, TokenPrompt
 from dragoman.core.serving import Serving
-from dragoman.dialects.alexandria.asked import Asked, choosing, seed_of
+from dragoman.dialects.alexandria.asked import Asked, core_params, seed_of
 from dragoman.dialects.alexandria.errors import INVALID, BadCall, ContextFull
 from dragoman.dialects.alexandria.settings import AlexandriaSettings
 from dragoman.dialects.batch import IN_FLIGHT, stream_all
@@ -57,7 +57,7 @@ class Call:
         self, serving: Serving, held: Held, rows: list[Progress], config: dict[str, Any], settings: AlexandriaSettings
     ) -> None:
         self._serving, self._held, self._settings = serving, held, settings
-        self._config, self._choice = config, choosing(config, settings)
+        self._config, self._core = config, core_params(config, settings)
         self.is_new = held.saved is None
         self.rows = rows
         self._began = time.monotonic()
@@ -66,7 +66,7 @@ class Call:
     @property
     def beams(self) -> bool:
         """Whether the rows are searched with beams, and so have no text before their end."""
-        return self._choice.beams is not None
+        return self._core.get("beams") is not None
 
     @property
     def is_complete(self) -> bool:
@@ -123,30 +123,20 @@ class Call:
         await (self._held.forget() if before is None else self._held.save(before))
 
     def _request(self, row: Progress, request_id: str) -> GenerationRequest:
-        choice = self._choice
-        fresh = not row.output
-        if choice.beams is not None:
-            # A search begins anew behind the best text of the one before.
-            return GenerationRequest(
-                request_id=request_id,
-                prompt=TokenPrompt(token_ids=(*row.prompt, *row.output)),
-                seeds=(row.seed,),
-                sampling=choice.sampling,
-                ending=choice.ending,
-                beams=choice.beams,
-            )
-        return GenerationRequest(
-            request_id=request_id,
-            prompt=TokenPrompt(token_ids=row.prompt),
+        if self.beams:
+            # A search begins again behind the best text of the one before.
+            prompt = TokenPrompt(token_ids=(*row.prompt, *row.output))
+            return self._core.request(request_id, prompt, seeds=(row.seed,))
+        return self._core.request(
+            request_id,
+            TokenPrompt(token_ids=row.prompt),
             seeds=(row.seed,),
-            sampling=choice.sampling,
-            ending=choice.ending,
             resumable=True,
-            resumed=None if fresh else row.sequence,
+            resumed=row.sequence if row.output else None,
         )
 
     async def _before(self, row: Progress, ready: PromptReady) -> str:
-        if self._choice.beams is not None:
+        if self.beams:
             return await self._serving.detokenize((*row.prompt, *row.output))
         return await self._serving.detokenize(row.prompt) + ready.earlier_text
 

@@ -9,7 +9,6 @@ import msgspec
 from dragoman.dialects.field import Field, Table
 from dragoman.dialects.kinds import Boolean, Integer, ListOf, Number, Path, Rule, String, Violation, Wrapped
 
-INT32 = 2**31 - 1
 MAX_ID_CHARS = 1024
 MAX_ROWS = 4096
 
@@ -48,43 +47,44 @@ class Config(Wrapped, frozen=True):
 GENERATION_CONFIG = Table(
     name="generation_config",
     fields=(
-        Field(name="num_beams", kind=Integer(1, 31), becomes="beams", note="1 is plain decoding, by default."),
+        Field(name="num_beams", kind=Integer(), becomes="beams.num_beams", note="1 is plain decoding, by default."),
         Field(
             name="do_sample",
             kind=Boolean(),
             becomes="sampling.temperature",
+            convert=lambda on: None if on else 0.0,
             note="`false` takes the most likely token; by default tokens are drawn.",
         ),
         Field(
             name="temperature",
-            kind=Number(0, 1e6),
+            kind=Number(maximum=1e6),
             becomes="sampling.temperature",
             note="By default 1; 0 takes the most likely token.",
         ),
-        Field(name="top_p", kind=Number(0, 1), becomes="sampling.top_p", note="By default 1, which is off."),
-        Field(name="top_k", kind=Integer(0, INT32), becomes="sampling.top_k", note="By default 50; 0 is off."),
+        Field(name="top_p", kind=Number(), becomes="sampling.top_p", note="By default 1, which is off."),
+        Field(name="top_k", kind=Integer(), becomes="sampling.top_k", note="By default 50; 0 is off."),
         Field(
             name="max_new_tokens",
-            kind=Integer(1, INT32),
+            kind=Integer(1),
             becomes="ending.max_tokens",
             note="Most tokens that this call adds, by default 2048; cut to what the context has room for.",
         ),
         Field(
             name="repetition_penalty",
-            kind=Number(above=0, maximum=1e6),
+            kind=Number(maximum=1e6),
             becomes="sampling.repetition_penalty",
             note="Over the prompt and all that was generated; by default 1, which is off.",
         ),
         Field(
             name="length_penalty",
             kind=Number(-1e6, 1e6),
-            becomes="beams",
+            becomes="beams.length_penalty",
             note="Beams are compared by the sum of log-probabilities over length to this power; by default 1.",
         ),
         Field(name="stream", kind=Boolean(), note="Taken, and of no effect."),
         Field(
             name="maxLength",
-            kind=Integer(1, INT32),
+            kind=Integer(1),
             becomes="ending.max_tokens",
             note="The older name of `max_new_tokens`; counts where that is absent.",
         ),
@@ -116,7 +116,6 @@ CALL_FIELDS: tuple[Field, ...] = (
     Field(
         name="generation_config",
         kind=Config(GENERATION_CONFIG),
-        becomes="sampling",
         note="How tokens are chosen. Absent or empty: as in the call before, otherwise as the server does by default.",
     ),
 )
@@ -129,9 +128,7 @@ STREAM = Field(
 )
 
 ROW = Table(name="prompt", fields=ROW_FIELDS)
-PROMPTS = Field(
-    name="prompts", kind=ListOf(ROW, minimum=1, maximum=MAX_ROWS), required=True, becomes="prompt", note="At least one."
-)
+PROMPTS = Field(name="prompts", kind=ListOf(ROW, minimum=1, maximum=MAX_ROWS), required=True, note="At least one.")
 
 GENERATE_ONE = Table(name="generate one", fields=(*ROW_FIELDS, *CALL_FIELDS, STREAM))
 GENERATE_BATCH = Table(

@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
 from dragoman.core.errors import BadRequest
 from dragoman.core.sampling import BeamParams, EndingParams, SamplingParams
+from dragoman.dialects.field import Reading
 
-_KINDS: dict[str, Literal["deterministic", "sampling", "stochastic"]] = {
-    "DETERMINISTIC": "deterministic",
-    "NAIVE_SAMPLING": "sampling",
-    "STOCHASTIC": "stochastic",
-}
 # Where the wire has another name for what the core calls so.
 _NAMES = {"forced_tokens": "forced_output_tokens"}
 
 
-def beams_of(values: dict[str, Any], sampling: SamplingParams, ending: EndingParams) -> BeamParams | None:
-    """The search that the values ask for; without ``num_beams`` none, whatever the others say. Raises BadRequest."""
-    if values["num_beams"] is None:
+def beams_of(reading: Reading, sampling: SamplingParams, ending: EndingParams) -> BeamParams | None:
+    """The search that a body asks for; without ``num_beams`` none, whatever the others say. Raises BadRequest."""
+    search, values = reading.core.group("beams"), reading.values
+    if "num_beams" not in search:
         return None
     for name, asked in (("n", values["n"] > 1), ("stream", values["stream"]), ("stop", bool(ending.stop))):
         if asked:
             raise BadRequest(f"'num_beams' and '{name}' exclude each other.", param=name)
-    before, not_behind = values["beam_compat_pre_normalization"], values["beam_compat_no_post_normalization"]
-    if not_behind and not before:
+    if not search["pre_normalization"] and not search["post_normalization"]:
         message = "'beam_compat_no_post_normalization' needs 'beam_compat_pre_normalization'."
         raise BadRequest(message, param="beam_compat_no_post_normalization")
-    beams = BeamParams(
-        num_beams=values["num_beams"],
-        kind=_KINDS[values["beam_search_type"]],
-        length_penalty=values["length_penalty"],
-        early_stopping=values["early_stopping"],
-        pre_normalization=before,
-        post_normalization=not not_behind,
-    )
+    beams = BeamParams(**search)
     if beams.kind == "stochastic" and beams.length_penalty != 1:
         raise BadRequest("'length_penalty' has no meaning for a stochastic search.", param="length_penalty")
     if excluded := (*_excluded_truncations(beams, sampling), *beams.excludes(sampling)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dragoman.core.sampling import LogprobParams
 from dragoman.dialects.field import Field, Table
 from dragoman.dialects.friendli.fields import BOOLEAN, SHARED, TEXT, TOKEN_ID, model_field, n_field, table_name
 from dragoman.dialects.kinds import Anything, Integer, ListOf, MapOf, Number, OneOf, String
@@ -19,7 +20,6 @@ TOOL = tool_table(
         name="strict",
         kind=BOOLEAN,
         default=False,
-        becomes="constraint",
         note="Calls follow the schema; one that cannot be enforced is refused.",
     ),
 )
@@ -59,32 +59,34 @@ MESSAGES = Field(
     name="messages",
     kind=ListOf(MESSAGE, minimum=1, maximum=8192),
     required=True,
-    becomes="prompt",
+    becomes="prompt.messages",
     note="The conversation, rendered by the model's own chat template.",
 )
 TOOLS = Field(
     name="tools",
     kind=ListOf(TOOL, maximum=MAX_TOOLS),
-    becomes="prompt",
+    becomes="tools.functions",
+    convert=lambda tools: [tool["function"] for tool in tools],
     note="Functions that the model may call, if its chat template knows tools: see [tools.md](tools.md).",
 )
 TEMPLATE_KWARGS = Field(
     name="chat_template_kwargs",
     kind=Anything(object_only=True, depth=8),
-    becomes="prompt",
+    becomes="prompt.template_kwargs",
     note="Variables for the chat template, such as `enable_thinking`.",
 )
 EFFORT = Field(
     name="reasoning_effort",
     kind=String(choices=("minimal", "low", "medium", "high", "xhigh", "max", "ultracode")),
-    becomes="prompt",
+    becomes="prompt.template_kwargs",
+    convert=lambda effort: {"reasoning_effort": effort},
     note="A variable for the chat template; without effect where the template does not read it.",
 )
 
 _CHAT: tuple[Field, ...] = (
     Field(
         name="max_completion_tokens",
-        kind=Integer(1, 2**31 - 1),
+        kind=Integer(1),
         becomes="ending.max_tokens",
         note="Another name of `max_tokens`; both only with the same value.",
     ),
@@ -94,19 +96,26 @@ _CHAT: tuple[Field, ...] = (
         becomes="sampling.logit_bias",
         note="Token id (as a string) to what is added to its logit.",
     ),
-    Field(name="logprobs", kind=BOOLEAN, default=False, becomes="logprobs", note="Report log-probabilities."),
+    Field(
+        name="logprobs",
+        kind=BOOLEAN,
+        default=False,
+        becomes="logprobs",
+        convert=lambda on: LogprobParams() if on else None,
+        note="Report log-probabilities.",
+    ),
     Field(
         name="top_logprobs",
         kind=Integer(0, 20),
         default=0,
-        becomes="logprobs",
+        becomes="logprobs.top",
         note="That many alternatives for each token. Only together with `logprobs`.",
     ),
     TOOLS,
     Field(
         name="tool_choice",
         kind=OneOf((String(choices=("none", "auto", "required")), TOOL_CHOICE)),
-        becomes="constraint",
+        becomes="tools.choice",
         note="`none`: the model is not shown the tools. `auto`, the default: it may call them. `required`: it calls at "
         "least one. Or one by name.",
     ),
@@ -114,7 +123,7 @@ _CHAT: tuple[Field, ...] = (
         name="parallel_tool_calls",
         kind=BOOLEAN,
         default=True,
-        becomes="constraint",
+        becomes="tools.parallel",
         note="The model may call several tools at once.",
     ),
     TEMPLATE_KWARGS,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dragoman.core.sampling import MAX_BEAMS, MAX_SEED
+from dragoman.core.sampling import MAX_SEED, LogprobParams
 from dragoman.dialects.embeddings import EMBEDDING_FIELDS
 from dragoman.dialects.field import Field, Table, Treatment
-from dragoman.dialects.friendli.structured import RESPONSE_FORMAT
+from dragoman.dialects.friendli.structured import RESPONSE_FORMAT, constraint_of
 from dragoman.dialects.kinds import Anything, Boolean, Integer, ListOf, Number, OneOf, String
 from dragoman.dialects.progress import INCLUDE_PROGRESS
 
@@ -21,6 +21,8 @@ BOOLEAN = Boolean(spelled=True)
 TEXT = String()
 MAX_PROMPTS = 2048
 MAX_SEEDS = 2048
+
+_BEAM_KINDS = {"DETERMINISTIC": "deterministic", "NAIVE_SAMPLING": "sampling", "STOCHASTIC": "stochastic"}
 
 TOKEN_SEQUENCES = ListOf(
     Table(
@@ -76,62 +78,62 @@ def n_field(max_n: int) -> Field:
 SHARED: tuple[Field, ...] = (
     Field(
         name="max_tokens",
-        kind=Integer(1, 2**31 - 1),
+        kind=Integer(1),
         becomes="ending.max_tokens",
         note="Most tokens to generate. Absent: as many as the context has room for; more than that is an error.",
     ),
     Field(
         name="min_tokens",
-        kind=COUNT,
+        kind=Integer(),
         default=0,
         becomes="ending.min_tokens",
         note="While fewer exist, end-of-sequence tokens are forbidden. Not with `response_format`.",
     ),
     Field(
         name="temperature",
-        kind=Number(0),
+        kind=Number(),
         default=1.0,
         becomes="sampling.temperature",
         note="Logits are divided by it; 0 takes the most likely token.",
     ),
     Field(
         name="top_k",
-        kind=COUNT,
+        kind=Integer(),
         default=0,
         becomes="sampling.top_k",
         note="Keeps the k most likely tokens, at most as many as the vocabulary has; 0 is off.",
     ),
     Field(
         name="top_p",
-        kind=Number(above=0, maximum=1),
+        kind=Number(above=0),
         default=1.0,
         becomes="sampling.top_p",
         note="Keeps the smallest set of tokens whose probabilities reach this sum.",
     ),
     Field(
         name="min_p",
-        kind=Number(0, 1),
+        kind=Number(),
         default=0.0,
         becomes="sampling.min_p",
         note="Drops tokens less likely than this share of the most likely one's probability.",
     ),
     Field(
         name="xtc_threshold",
-        kind=Number(0, 1),
+        kind=Number(),
         default=0.0,
         becomes="sampling.xtc_threshold",
         note="Of the tokens at least so likely, if two or more, XTC leaves the least likely; 0 is off.",
     ),
     Field(
         name="xtc_probability",
-        kind=Number(0, 1),
+        kind=Number(),
         default=0.0,
         becomes="sampling.xtc_probability",
         note="How often XTC drops the most likely tokens; 0 is off.",
     ),
     Field(
         name="repetition_penalty",
-        kind=Number(above=0),
+        kind=Number(),
         default=1.0,
         becomes="sampling.repetition_penalty",
         note="Divides the positive and multiplies the negative logit of each token of prompt and output.",
@@ -154,6 +156,7 @@ SHARED: tuple[Field, ...] = (
         name="seed",
         kind=OneOf((SEED, ListOf(SEED, minimum=1, maximum=MAX_SEEDS))),
         becomes="seeds",
+        convert=lambda seeds: (seeds,) if isinstance(seeds, int) else seeds,
         note="One, or one for each of the `n` choices. With a single one choice i uses (seed + i) mod 2^64. Absent, "
         "each is drawn; the answer names those used, and sent again they give the same texts.",
     ),
@@ -175,6 +178,7 @@ SHARED: tuple[Field, ...] = (
         name="timeout_microseconds",
         kind=Integer(1, 2**53),
         becomes="timeout_s",
+        convert=lambda microseconds: microseconds / 1e6,
         note="Time for the whole request; then status 429, or an error event where a stream has begun.",
     ),
     Field(name="stream", kind=BOOLEAN, default=False, note="Answer with server-sent events."),
@@ -198,6 +202,7 @@ SHARED: tuple[Field, ...] = (
         name="response_format",
         kind=RESPONSE_FORMAT,
         becomes="constraint",
+        convert=constraint_of,
         note="What the text has to be. Not with `min_tokens`.",
     ),
 )
@@ -213,7 +218,7 @@ _INPUT: tuple[Field, ...] = (
     Field(
         name="tokens",
         kind=OneOf((TOKEN_IDS, ListOf(TOKEN_IDS, minimum=1, maximum=MAX_PROMPTS))),
-        becomes="prompt",
+        becomes="prompt.token_ids",
         note="Token ids, taken as they are, or several lists of them.",
     ),
 )
@@ -222,13 +227,13 @@ _INPUT: tuple[Field, ...] = (
 _REST: tuple[Field, ...] = (
     Field(
         name="max_total_tokens",
-        kind=Integer(1, 2**31 - 1),
+        kind=Integer(),
         becomes="ending.max_total_tokens",
         note="Most tokens of prompt and output together, at most the context. Not together with `max_tokens`.",
     ),
     Field(
         name="min_total_tokens",
-        kind=COUNT,
+        kind=Integer(),
         default=0,
         becomes="ending.min_total_tokens",
         note="As `min_tokens`, the prompt's tokens included. Not together with it.",
@@ -243,7 +248,7 @@ _REST: tuple[Field, ...] = (
     ),
     Field(
         name="encoder_repetition_penalty",
-        kind=Number(above=0),
+        kind=Number(),
         default=1.0,
         becomes="sampling.encoder_repetition_penalty",
         note="As `repetition_penalty`, over the encoder's input. On decoders only 1, which is off.",
@@ -291,6 +296,7 @@ _REST: tuple[Field, ...] = (
         name="logprobs",
         kind=Integer(0, 20),
         becomes="logprobs",
+        convert=lambda top: LogprobParams(top=top),
         note="Log-probabilities of the tokens and of this many alternatives, of the model's own distribution.",
     ),
     Field(
@@ -298,47 +304,50 @@ _REST: tuple[Field, ...] = (
         kind=BOOLEAN,
         default=False,
         becomes="logprobs",
+        convert=lambda on: LogprobParams() if on else None,
         note="`logprobs` of a choice has one number for each of its `tokens`, unless `logprobs` asks for more.",
     ),
     Field(
         name="num_beams",
-        kind=Integer(1, MAX_BEAMS),
-        becomes="beams",
+        kind=Integer(),
+        becomes="beams.num_beams",
         note="Beam search. Absent, the other fields about beams have no effect. Not with `n`, `stream` and `stop`.",
     ),
     Field(
         name="length_penalty",
         kind=Number(),
         default=1.0,
-        becomes="beams",
+        becomes="beams.length_penalty",
         note="A hypothesis' log-probability is divided by its length to this power.",
     ),
     Field(
         name="early_stopping",
         kind=BOOLEAN,
         default=False,
-        becomes="beams",
+        becomes="beams.early_stopping",
         note="The search ends when there are `num_beams` hypotheses.",
     ),
     Field(
         name="beam_search_type",
         kind=String(choices=("DETERMINISTIC", "STOCHASTIC", "NAIVE_SAMPLING")),
         default="DETERMINISTIC",
-        becomes="beams",
+        becomes="beams.kind",
+        convert=_BEAM_KINDS.get,
         note="The best continuations, a sample of whole texts (Kool et al. 2019), or sampled continuations.",
     ),
     Field(
         name="beam_compat_pre_normalization",
         kind=BOOLEAN,
         default=False,
-        becomes="beams",
+        becomes="beams.pre_normalization",
         note="Log-probabilities are normalized before penalties and bans change them.",
     ),
     Field(
         name="beam_compat_no_post_normalization",
         kind=BOOLEAN,
         default=False,
-        becomes="beams",
+        becomes="beams.post_normalization",
+        convert=lambda off: not off,
         note="They are not normalized after that. Only with `beam_compat_pre_normalization`.",
     ),
     Field(

@@ -30,7 +30,6 @@ from dragoman.dialects.friendli.translate import (
     chat_prompt,
     chat_request,
     completion_requests,
-    functions_of,
     without_effect,
 )
 from dragoman.dialects.progress import show_asked_progress
@@ -82,7 +81,7 @@ class SurfaceApi:
         asked = await self._asked(self._completions, serving, exchange)
         values, found = asked.reading.values, asked.found
         head = _head(values, found, "cmpl-")
-        requests = completion_requests(self._completions, values, head.id, found.card, elapsed_s=exchange.elapsed_s)
+        requests = completion_requests(asked.reading, head.id, found.card, elapsed_s=exchange.elapsed_s)
         await _check_empty(serving, requests)
         wanted = Wanted(rich=values["logprobs"] is not None, flat=values["include_output_logprobs"])
         if not values["stream"]:
@@ -111,15 +110,16 @@ class SurfaceApi:
         separate = self._settings.friendli_parse_reasoning if parse is None else parse
         _report_unread(asked, exchange, separate=separate)
         head = _head(values, found, "chatcmpl-")
-        functions = functions_of(values["tools"])
+        core = asked.reading.core
+        functions = core.get("tools.functions") or ()
         plan = tool_plan(
             functions,
-            tool_choice(values["tool_choice"], [function["name"] for function in functions]),
+            tool_choice(core.get("tools.choice"), [function["name"] for function in functions]),
             found.card,
-            parallel=values["parallel_tool_calls"],
+            parallel=core.get("tools.parallel"),
             separate_reasoning=separate,
         )
-        request = chat_request(self._chat, values, head.id, found.card, plan, elapsed_s=exchange.elapsed_s)
+        request = chat_request(asked.reading, head.id, found.card, plan, elapsed_s=exchange.elapsed_s)
         shown = Shown(plan.shape, values["logprobs"], values["include_reasoning"])
         if values["stream"]:
             show_asked_progress(exchange, values["stream_options"])
@@ -151,11 +151,11 @@ class SurfaceApi:
     async def render(self, serving: Serving, exchange: Exchange) -> None:
         """``POST {surface}/chat/render``: what ``chat_completions`` would run."""
         asked = await self._asked(self._render, serving, exchange)
-        values, found = asked.reading.values, asked.found
-        functions = functions_of(values["tools"])
+        core, found = asked.reading.core, asked.found
+        functions = core.get("tools.functions") or ()
         plan = tool_plan(functions, tool_choice(None, [function["name"] for function in functions]), found.card)
         _report_unread(asked, exchange)
-        text = await exchange.unless_gone(serving.render(chat_prompt(values, plan.tools), found.card.name))
+        text = await exchange.unless_gone(serving.render(chat_prompt(core, plan.tools), found.card.name))
         await exchange.reply({"text": text})
 
     async def models(self, serving: Serving, exchange: Exchange) -> None:
@@ -168,7 +168,7 @@ class SurfaceApi:
         self._check_team(exchange)
         body = await exchange.read_json(any_content_type=True)
         reading = await exchange.check(table, body)
-        return Asked(body, reading, target(self._surface, reading.values["model"], serving))
+        return Asked(body, reading, target(self._surface, reading.core.get("model"), serving))
 
     def _check_team(self, exchange: Exchange) -> None:
         check_team(self._surface, exchange.headers.get("x-friendli-team"), self._settings.friendli_team)

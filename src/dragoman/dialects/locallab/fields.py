@@ -1,10 +1,13 @@
 """Every field of the LocalLab requests, in the order of its manual.
 
 Two generations of servers and clients named some fields differently, and one of the Node clients writes them in camel
-case: each name is a field of its own here, and ``translate`` takes the first that has a value.
+case: each name is a field of its own here, and the first that has a value counts.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 from dragoman.dialects.field import Field, Table
 from dragoman.dialects.kinds import Boolean, Integer, Kind, ListOf, Number, String
@@ -13,42 +16,50 @@ PROMPT = String()
 MAX_PROMPTS = 256
 MAX_MESSAGES = 2048
 
-LENGTH_NAMES = ("max_length", "max_tokens", "max_new_tokens", "maxLength")
 
-
-def _spellings(names: tuple[str, ...], kind: Kind, becomes: str, note: str) -> tuple[Field, ...]:
+def _spellings(
+    names: tuple[str, ...], kind: Kind, becomes: str, note: str, convert: Callable[[Any], Any] | None = None
+) -> tuple[Field, ...]:
     """One field under all its names."""
     first, *others = names
-    also = f"Also `{'`, `'.join(others)}`; the first with a value counts." if others else ""
-    fields = [Field(name=first, kind=kind, becomes=becomes, note=" ".join(filter(None, (note, also))))]
-    fields += [Field(name=name, kind=kind, becomes=becomes, note=f"The same as `{first}`.") for name in others]
-    return tuple(fields)
+    also = f" Also `{'`, `'.join(others)}`; the first with a value counts." if others else ""
+    notes = [note + also, *(f"The same as `{first}`." for _ in others)]
+    return tuple(
+        Field(name=name, kind=kind, becomes=becomes, convert=convert, note=note)
+        for name, note in zip(names, notes, strict=True)
+    )
 
 
 # What all generating operations take. A default is the operator's to set, so none is written here.
 SAMPLING: tuple[Field, ...] = (
     *_spellings(("model_id", "modelId"), String(maximum=512), "model", "The model; null or empty: the current one."),
     *_spellings(
-        LENGTH_NAMES,
+        ("max_length", "max_tokens", "max_new_tokens", "maxLength"),
         Integer(1, 32000),
         "ending.max_tokens",
         "Most new tokens, by default 8192; cut to what the context has room for.",
     ),
     *_spellings(
         ("temperature",),
-        Number(0, 2),
+        Number(maximum=2),
         "sampling.temperature",
         "Logits are divided by it, by default 0.7; 0 takes the most likely token.",
     ),
-    *_spellings(("top_p", "topP"), Number(0, 1), "sampling.top_p", "By default 0.9; 0 takes the most likely token."),
-    *_spellings(("top_k", "topK"), Integer(0, 1000), "sampling.top_k", "By default 80; 0 is off."),
+    *_spellings(("top_p", "topP"), Number(), "sampling.top_p", "By default 0.9; 0 takes the most likely token."),
+    *_spellings(("top_k", "topK"), Integer(maximum=1000), "sampling.top_k", "By default 80; 0 is off."),
     *_spellings(
         ("repetition_penalty", "repetitionPenalty"),
         Number(1, 2),
         "sampling.repetition_penalty",
         "By default 1.15; 1 is off.",
     ),
-    *_spellings(("do_sample", "doSample"), Boolean(), "sampling.temperature", "`false` takes the most likely token."),
+    *_spellings(
+        ("do_sample", "doSample"),
+        Boolean(),
+        "sampling.temperature",
+        "`false` takes the most likely token.",
+        lambda on: None if on else 0.0,
+    ),
     *_spellings(
         ("max_time", "maxTime"),
         Number(0, 86400),
@@ -58,7 +69,7 @@ SAMPLING: tuple[Field, ...] = (
     *_spellings(
         ("system_prompt", "system_instructions", "systemPrompt"),
         String(),
-        "prompt",
+        "prompt.system",
         "What the model is told first; otherwise the stored instructions.",
     ),
 )
@@ -88,7 +99,7 @@ BATCH = Table(
             name="prompts",
             kind=ListOf(PROMPT, maximum=MAX_PROMPTS),
             required=True,
-            becomes="prompt",
+            becomes="prompt.text",
             note="Each is answered by itself.",
         ),
         *SAMPLING,
@@ -112,7 +123,7 @@ CHAT = Table(
             name="messages",
             kind=ListOf(MESSAGE, minimum=1, maximum=MAX_MESSAGES),
             required=True,
-            becomes="prompt",
+            becomes="prompt.messages",
             note="The conversation so far.",
         ),
         *SAMPLING,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
 
 from dragoman.core.caller import current_caller
 from dragoman.core.catalog import ModelState
@@ -13,13 +12,13 @@ from dragoman.core.events import FinishReason, GenerationDone, PromptReady, Text
 from dragoman.core.request import GenerationRequest, Prompt
 from dragoman.core.serving import ModelCard, Serving
 from dragoman.dialects.batch import generate_all
-from dragoman.dialects.field import Table
+from dragoman.dialects.field import CoreParams, Reading, Table
 from dragoman.dialects.locallab import conversation, render
 from dragoman.dialects.locallab.fields import BATCH, CHAT, GENERATE
 from dragoman.dialects.locallab.instructions import Instructions
 from dragoman.dialects.locallab.limiter import Limiter
 from dragoman.dialects.locallab.settings import LocalLabSettings
-from dragoman.dialects.locallab.translate import Asked, StreamFormat, asked, generation_request, stream_format
+from dragoman.dialects.locallab.translate import StreamFormat, core_params, stream_format
 from dragoman.dialects.wire import Exchange
 
 
@@ -51,23 +50,23 @@ class Generating:
 
     async def batch(self, serving: Serving, exchange: Exchange) -> None:
         """``POST /generate/batch``."""
-        values = (await exchange.read(BATCH, any_content_type=True)).values
+        reading = await exchange.read(BATCH, any_content_type=True)
         headers = self._admit()
-        ask, card, used = await self._asked(serving, exchange, values, BATCH)
-        prompts = [await self._prompt(serving, ask, card, {"prompt": prompt}) for prompt in values["prompts"]]
-        requests = [
-            generation_request(ask, prompt, f"{exchange.request_id}-{place}") for place, prompt in enumerate(prompts)
-        ]
+        core, card, used = await self._asked(serving, exchange, reading, BATCH)
+        texts = core.get("prompt.text")
+        prompts = [await self._prompt(serving, core.deciding({"prompt": text}), card) for text in texts]
+        requests = [core.request(f"{exchange.request_id}-{place}", prompt) for place, prompt in enumerate(prompts)]
         results = await exchange.unless_gone(generate_all(serving, requests)) if requests else []
         await exchange.reply(render.batched(results, card.name), headers=headers | used)
 
     async def _one(
         self, serving: Serving, exchange: Exchange, table: Table, default: StreamFormat, *, always: bool = False
     ) -> None:
-        values = (await exchange.read(table, any_content_type=True)).values
+        reading = await exchange.read(table, any_content_type=True)
+        values = reading.values
         headers = self._admit()
-        ask, card, used = await self._asked(serving, exchange, values, table)
-        request = generation_request(ask, await self._prompt(serving, ask, card, values), exchange.request_id)
+        core, card, used = await self._asked(serving, exchange, reading, table)
+        request = core.request(exchange.request_id, await self._prompt(serving, core, card))
         headers |= used
         if always or values["stream"]:
             form = stream_format(values, exchange.headers.get("accept", ""), default)
@@ -82,18 +81,18 @@ class Generating:
         return self._limiter.admit(current_caller.get().share_key)
 
     async def _asked(
-        self, serving: Serving, exchange: Exchange, values: dict[str, Any], table: Table
-    ) -> tuple[Asked, ModelCard, dict[str, str]]:
+        self, serving: Serving, exchange: Exchange, reading: Reading, table: Table
+    ) -> tuple[CoreParams, ModelCard, dict[str, str]]:
         """What is asked for, of which model; and the header that says so where another one was asked for.
 
         A model that is known and not loaded is loaded, and becomes the current one, where the caller may do that.
         """
-        ask = asked(values, self._settings)
-        catalog = serving.catalog
-        if ask.model is not None:
-            entry = catalog.find(ask.model)
+        core = core_params(reading, self._settings)
+        asked, catalog = core.get("model"), serving.catalog
+        if asked is not None:
+            entry = catalog.find(asked)
             if entry is None and not self._settings.locallab_lenient_model_id:
-                raise ModelNotFound(f"model not found: {ask.model[:256]}", param="model_id")
+                raise ModelNotFound(f"model not found: {asked[:256]}", param="model_id")
             if entry is not None and entry.state is not ModelState.LOADED:
                 if "admin" not in exchange.scopes:
                     raise Forbidden(f"Loading the model {entry.id} needs an API key with the scope admin.")
@@ -105,29 +104,23 @@ class Generating:
             hint = ". Please load a model first using POST /models/load." if table is GENERATE else ""
             raise NothingLoaded(f"No model is currently loaded{hint}")
         card = serving.model(named)
-        used = {"x-model-used": card.name} if ask.model is not None and named is None else {}
-        system = ask.system
+        used = {"x-model-used": card.name} if asked is not None and named is None else {}
+        system = core.get("prompt.system")
         if system is None and conversation.uses_template(self._settings.locallab_prompt_mode, card):
             system = await exchange.run_blocking(lambda: self._instructions.of(card.name), "disk")
-        return _of(ask, card.name, system or ""), card, used
+        return core.deciding({"model": card.name, "prompt.system": system or ""}), card, used
 
-    async def _prompt(self, serving: Serving, ask: Asked, card: ModelCard, values: dict[str, Any]) -> Prompt:
+    async def _prompt(self, serving: Serving, core: CoreParams, card: ModelCard) -> Prompt:
         with_template = conversation.uses_template(self._settings.locallab_prompt_mode, card)
-        system = ask.system or ""
-        if "messages" in values:
-            messages = conversation.chat_messages(values["messages"], system, card)
+        system, messages, text = core.get("prompt.system"), core.get("prompt.messages"), core.get("prompt")
+        if messages is not None:
+            messages = conversation.chat_messages(messages, system, card)
             if with_template:
-                return await conversation.templated(serving, messages, ask.model)
+                return await conversation.templated(serving, messages, card.name)
             return conversation.flattened(messages)
         if with_template:
-            return await conversation.templated(
-                serving, conversation.prompt_messages(values["prompt"], system), ask.model
-            )
-        return conversation.raw_prompt(values["prompt"], system)
-
-
-def _of(ask: Asked, model: str, system: str) -> Asked:
-    return Asked(model=model, sampling=ask.sampling, ending=ask.ending, timeout_s=ask.timeout_s, system=system)
+            return await conversation.templated(serving, conversation.prompt_messages(text, system), card.name)
+        return conversation.raw_prompt(text, system)
 
 
 async def _stream(

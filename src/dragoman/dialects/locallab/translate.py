@@ -4,58 +4,33 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import msgspec
-
-from dragoman.core.request import GenerationRequest, Prompt
-from dragoman.core.sampling import EndingParams, SamplingParams
-from dragoman.dialects.locallab.fields import LENGTH_NAMES
+from dragoman.dialects.field import CoreParams, Reading
 from dragoman.dialects.locallab.settings import LocalLabSettings
 
 StreamFormat = Literal["sse", "json", "raw", "dual"]
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What every generating operation is asked, the prompt aside. ``system`` None: the request does not say."""
-
-    model: str | None
-    sampling: SamplingParams
-    ending: EndingParams
-    timeout_s: float
-    system: str | None
-
-
-def asked(values: dict[str, Any], settings: LocalLabSettings) -> Asked:
-    """The values of a request, and where it has none, the operator's."""
-    model = first(values, "model_id", "modelId")
-    greedy = first(values, "do_sample", "doSample") is False
-    temperature = first(values, "temperature", default=settings.locallab_temperature)
-    return Asked(
-        model=model or None,
-        sampling=SamplingParams(
-            temperature=0.0 if greedy else temperature,
-            top_p=first(values, "top_p", "topP", default=settings.locallab_top_p),
-            top_k=first(values, "top_k", "topK", default=settings.locallab_top_k),
-            repetition_penalty=first(
-                values, "repetition_penalty", "repetitionPenalty", default=settings.locallab_repetition_penalty
-            ),
-        ),
-        ending=EndingParams(
-            max_tokens=first(values, *LENGTH_NAMES, default=settings.locallab_max_length), clamp_to_context=True
-        ),
-        timeout_s=first(values, "max_time", "maxTime") or settings.locallab_max_time_s,
-        system=first(values, "system_prompt", "system_instructions", "systemPrompt"),
-    )
-
-
-def generation_request(ask: Asked, prompt: Prompt, request_id: str) -> GenerationRequest:
-    """One generation."""
-    return GenerationRequest(
-        request_id=request_id,
-        prompt=prompt,
-        model=ask.model,
-        sampling=ask.sampling,
-        ending=ask.ending,
-        timeout_s=ask.timeout_s,
+def core_params(reading: Reading, settings: LocalLabSettings) -> CoreParams:
+    """What a request asks, and where it does not say, the operator."""
+    defaults = {
+        "sampling.top_p": settings.locallab_top_p,
+        "sampling.top_k": settings.locallab_top_k,
+        "sampling.repetition_penalty": settings.locallab_repetition_penalty,
+        "ending.max_tokens": settings.locallab_max_length,
+        "ending.clamp_to_context": True,
+    }
+    # The first spelling counts, also where it leaves the temperature as it is.
+    values = reading.values | ({} if reading.values["do_sample"] is None else {"doSample": None})
+    core = CoreParams(reading.table, values, defaults)
+    temperatures = [temperature for _, temperature in core.given("sampling.temperature")]
+    return core.deciding(
+        {
+            # ``do_sample`` false is a temperature of 0, whatever the other says.
+            "sampling.temperature": min(temperatures, default=settings.locallab_temperature),
+            # An empty name, and no time at all, are as good as none.
+            "model": core.get("model") or None,
+            "timeout_s": core.get("timeout_s") or settings.locallab_max_time_s,
+        }
     )
 
 
@@ -65,8 +40,3 @@ def stream_format(values: dict[str, Any], accept: str, default: StreamFormat) ->
     if given is not None:
         return given
     return "raw" if accept.split(";")[0].strip().lower() == "text/plain" else default
-
-
-def first(values: dict[str, Any], *names: str, default: Any = None) -> Any:
-    """The first of these fields that has a value."""
-    return next((values[name] for name in names if values.get(name) is not None), default)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dragoman.core.sampling import LogprobParams
 from dragoman.dialects.field import Field, Table, Treatment
 from dragoman.dialects.kinds import Anything, Boolean, Integer, ListOf, OneOf, String
-from dragoman.dialects.octoai.fields import CHOICES, SHARED, TEXT, TOKEN_ID
-from dragoman.dialects.octoai.structured import RESPONSE_FORMAT
+from dragoman.dialects.octoai.fields import CHOICES, SHARED, TEXT, TOKEN_ID, if_true
+from dragoman.dialects.octoai.structured import RESPONSE_FORMAT, constraint_of
 from dragoman.dialects.tool_tables import MAX_TOOLS, tool_choice_table, tool_table
 
 REFUSED = Treatment.REFUSED
@@ -50,18 +51,47 @@ MESSAGE = Table(
 EXTENSION = Table(
     name="octoai",
     fields=(
-        Field(name="loras", kind=ListOf(String(minimum=1, maximum=512), maximum=16), note="Old name of `peft`."),
+        Field(
+            name="loras",
+            kind=ListOf(String(minimum=1, maximum=512), maximum=16),
+            becomes="adapter",
+            convert=lambda names: next(iter(names), None),
+            note="Old name of `peft`.",
+        ),
         Field(
             name="vllm",
             kind=Table(
                 name="vllm",
                 fields=(
-                    Field(name="best_of", kind=CHOICES, note="As `best_of` of completions."),
-                    Field(name="ignore_eos", kind=Boolean(), default=False, note="As `ignore_eos`."),
-                    Field(name="top_k", kind=Integer(-1, 2**31 - 1), default=0, note="Keeps the k most likely tokens."),
-                    Field(name="stop_token_ids", kind=ListOf(TOKEN_ID, maximum=256), note="Tokens that end the text."),
+                    Field(name="best_of", kind=CHOICES, becomes="best_of", note="As `best_of` of completions."),
                     Field(
-                        name="skip_special_tokens", kind=Boolean(), default=True, note="Special tokens have no text."
+                        name="ignore_eos",
+                        kind=Boolean(),
+                        default=False,
+                        becomes="ending.ignore_eos",
+                        convert=if_true,
+                        note="As `ignore_eos`.",
+                    ),
+                    Field(
+                        name="top_k",
+                        kind=Integer(-1, 2**31 - 1),
+                        default=0,
+                        becomes="sampling.top_k",
+                        convert=lambda k: max(k, 0),
+                        note="Keeps the k most likely tokens.",
+                    ),
+                    Field(
+                        name="stop_token_ids",
+                        kind=ListOf(TOKEN_ID, maximum=256),
+                        becomes="ending.stop_token_ids",
+                        note="Tokens that end the text.",
+                    ),
+                    Field(
+                        name="skip_special_tokens",
+                        kind=Boolean(),
+                        default=True,
+                        becomes="ending.skip_special_tokens",
+                        note="Special tokens have no text.",
                     ),
                     Field(
                         name="use_beam_search",
@@ -84,7 +114,7 @@ CHAT = Table(
             name="messages",
             kind=ListOf(MESSAGE, minimum=1, maximum=8192),
             required=True,
-            becomes="prompt",
+            becomes="prompt.messages",
             note="The conversation, rendered by the model's own chat template.",
         ),
         Field(
@@ -92,13 +122,14 @@ CHAT = Table(
             kind=OneOf((Boolean(), Integer(0, 1))),
             default=False,
             becomes="logprobs",
+            convert=lambda on: LogprobParams() if on else None,
             note="Report log-probabilities. 1 and 0 are true and false.",
         ),
         Field(
             name="top_logprobs",
             kind=Integer(0, 20),
             default=0,
-            becomes="logprobs",
+            becomes="logprobs.top",
             note="That many alternatives for each token. Only together with `logprobs`.",
         ),
         *SHARED,
@@ -106,18 +137,19 @@ CHAT = Table(
             name="response_format",
             kind=RESPONSE_FORMAT,
             becomes="constraint",
+            convert=constraint_of,
             note="What the answer has to be. Beside tools: where it does not call one.",
         ),
         Field(
             name="tools",
             kind=ListOf(TOOL, maximum=MAX_TOOLS),
-            becomes="prompt",
+            becomes="tools.functions",
             note="Functions that the model may call, if its chat template knows tools: see [tools.md](tools.md).",
         ),
         Field(
             name="tool_choice",
             kind=OneOf((String(choices=("none", "auto", "required")), TOOL_CHOICE)),
-            becomes="constraint",
+            becomes="tools.choice",
             note="`none`: the model is not shown the tools. `auto`, the default where there are tools: it may call "
             "them. `required`: it calls at least one. Or one by name.",
         ),

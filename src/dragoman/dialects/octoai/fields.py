@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from dragoman.core.sampling import MAX_SEED
+from dragoman.core.sampling import MAX_SEED, LogprobParams
 from dragoman.dialects.field import Field, Table
 from dragoman.dialects.kinds import Boolean, Integer, ListOf, MapOf, Number, OneOf, String
 from dragoman.dialects.progress import INCLUDE_PROGRESS
@@ -26,6 +24,11 @@ def stops_of(value: str | tuple[str, ...]) -> tuple[str, ...]:
     return tuple(filter(None, (value,) if isinstance(value, str) else value))
 
 
+def if_true(on: bool) -> bool | None:
+    """The value of a switch that several fields turn on."""
+    return on or None
+
+
 def _bias(bias: dict[int, float]) -> dict[int, float]:
     return {token_id: value if abs(value) < 100 else value / 100 * CERTAIN for token_id, value in bias.items()}
 
@@ -41,7 +44,7 @@ SHARED: tuple[Field, ...] = (
     ),
     Field(
         name="max_tokens",
-        kind=Integer(1, 2**31 - 1),
+        kind=Integer(1),
         default=512,
         becomes="ending.max_tokens",
         note="Most tokens of each choice; no more than the context has room for.",
@@ -57,14 +60,14 @@ SHARED: tuple[Field, ...] = (
     ),
     Field(
         name="top_p",
-        kind=Number(above=0, maximum=1),
+        kind=Number(above=0),
         default=1.0,
         becomes="sampling.top_p",
         note="Keeps the smallest set of tokens whose probabilities reach this sum.",
     ),
     Field(
         name="min_p",
-        kind=Number(0, 1),
+        kind=Number(),
         default=0.0,
         becomes="sampling.min_p",
         note="Drops tokens less likely than this share of the most likely one's probability.",
@@ -85,7 +88,7 @@ SHARED: tuple[Field, ...] = (
     ),
     Field(
         name="repetition_penalty",
-        kind=Number(above=0),
+        kind=Number(),
         default=1.0,
         becomes="sampling.repetition_penalty",
         note="Divides the positive and multiplies the negative logit of each token of prompt and output.",
@@ -109,20 +112,21 @@ SHARED: tuple[Field, ...] = (
         kind=Boolean(),
         default=False,
         becomes="ending.ignore_eos",
+        convert=if_true,
         note="End-of-sequence tokens are ordinary tokens, without text.",
     ),
     Field(
         name="seed",
         kind=Integer(-(2**255), 2**255),
         becomes="seeds",
-        convert=lambda seed: seed & MAX_SEED,
+        convert=lambda seed: (seed & MAX_SEED,),
         note="Choice i of a prompt uses (seed + i) mod 2^64. Absent, each answer is another.",
     ),
     Field(
         name="loglikelihood",
         kind=Boolean(),
         default=False,
-        becomes="logprobs",
+        becomes="logprobs.prompt",
         note="Log-probabilities of all tokens of the prompt but the first, before those of the answer.",
     ),
     Field(
@@ -177,7 +181,7 @@ COMPLETIONS = Table(
         Field(
             name="suffix",
             kind=TEXT,
-            becomes="prompt",
+            becomes="prompt.suffix",
             note="The text after the gap; refused unless the model has fill-in-the-middle tokens.",
         ),
         Field(
@@ -192,16 +196,9 @@ COMPLETIONS = Table(
             name="logprobs",
             kind=Integer(0, 5),
             becomes="logprobs",
+            convert=lambda top: LogprobParams(top=top),
             note="Log-probabilities of the tokens and of this many alternatives.",
         ),
         *SHARED,
     ),
 )
-
-
-def adapter_of(values: dict[str, Any]) -> str | None:
-    """The adapter that a request names, in the new way or the old."""
-    if values["peft"]:
-        return str(values["peft"])
-    extension = values.get("octoai") or {}
-    return next(iter(extension.get("loras") or ()), None)

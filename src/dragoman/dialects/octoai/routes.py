@@ -14,11 +14,12 @@ from dragoman.core.request import ChatPrompt, GenerationRequest
 from dragoman.core.serving import ModelCard, Serving
 from dragoman.dialects.answers import encoded, sse, stream_answer
 from dragoman.dialects.batch import generate_all
+from dragoman.dialects.field import CoreParams
 from dragoman.dialects.octoai import chats, completions
 from dragoman.dialects.octoai.chat_fields import CHAT
 from dragoman.dialects.octoai.clients import claims
 from dragoman.dialects.octoai.errors import error_event
-from dragoman.dialects.octoai.fields import COMPLETIONS, adapter_of
+from dragoman.dialects.octoai.fields import COMPLETIONS
 from dragoman.dialects.octoai.head import Ends, Head
 from dragoman.dialects.octoai.logprobs import Wanted
 from dragoman.dialects.octoai.messages import has_neighbours, in_turns
@@ -69,9 +70,10 @@ class Api:
 
     async def completions(self, serving: Serving, exchange: Exchange) -> None:
         """``POST /v1/completions``."""
-        values = (await exchange.read(COMPLETIONS, any_content_type=True)).values
-        card, head = _asked(serving, values)
-        requests = completion_requests(values, head.id, card)
+        reading = await exchange.read(COMPLETIONS, any_content_type=True)
+        values = reading.values
+        card, head = _asked(serving, reading.core)
+        requests = completion_requests(reading, head.id, card)
         await self._prompt_log.add(exchange, head.id, "completions", values)
         wanted = Wanted(prompt=values["loglikelihood"], generated=values["logprobs"] is not None)
         shown = completions.Shown(values["echo"], wanted)
@@ -94,10 +96,11 @@ class Api:
 
     async def chat_completions(self, serving: Serving, exchange: Exchange) -> None:
         """``POST /v1/chat/completions``."""
-        values = (await exchange.read(CHAT, any_content_type=True)).values
-        card, head = _asked(serving, values)
-        plan = octoai_plan(values, card)
-        request = await _renderable(serving, chat_request(values, head.id, card, plan))
+        reading = await exchange.read(CHAT, any_content_type=True)
+        values = reading.values
+        card, head = _asked(serving, reading.core)
+        plan = octoai_plan(reading.core, card)
+        request = await _renderable(serving, chat_request(reading, head.id, card, plan))
         await self._prompt_log.add(exchange, head.id, "chat completions", values)
         wanted = Wanted(prompt=values["loglikelihood"], generated=bool(values["logprobs"]), arrays=False)
         shown = chats.Shown(plan.shape, wanted)
@@ -142,12 +145,12 @@ async def _renderable(serving: Serving, request: GenerationRequest) -> Generatio
     return request
 
 
-def _asked(serving: Serving, values: dict[str, Any]) -> tuple[ModelCard, Head]:
+def _asked(serving: Serving, core: CoreParams) -> tuple[ModelCard, Head]:
     """What the request runs with, the model or an adapter of it, and the head of the answer, which names the model.
 
     Raises ModelNotFound.
     """
-    model, adapter = serving.model(values["model"]), adapter_of(values)
+    model, adapter = serving.model(core.get("model")), core.get("adapter")
     try:
         card = model if adapter is None else serving.adapter(adapter)
     except AdapterNotFound as error:

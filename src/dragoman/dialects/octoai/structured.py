@@ -44,9 +44,9 @@ RESPONSE_FORMAT = Table(
 )
 
 
-def constraint_of(value: dict[str, Any] | None) -> JsonObject | JsonSchema | None:
+def constraint_of(value: dict[str, Any]) -> JsonObject | JsonSchema | None:
     """What a checked ``response_format`` asks for. Raises BadRequest."""
-    if value is None or value["type"] == "text":
+    if value["type"] == "text":
         return None
     described = value["json_schema"]
     if value["type"] == "json_schema" and described is None:

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from dragoman.core.serving import ModelCard
-from dragoman.dialects.octoai.structured import calls_or, constraint_of
+from dragoman.dialects.field import CoreParams
+from dragoman.dialects.octoai.structured import calls_or
 from dragoman.dialects.tools import ToolChoice, ToolPlan, tool_choice, tool_plan
 
 # What Llama 3.1 knows of by name.
@@ -15,16 +16,16 @@ _BUILT_IN = {"brave_search": "query", "wolfram_alpha": "query", "code_interprete
 _ANY_OBJECT = {"type": "object", "properties": {}, "additionalProperties": True}
 
 
-def octoai_plan(values: dict[str, Any], card: ModelCard) -> ToolPlan:
-    """The plan for checked values, the constraint of ``response_format`` included.
+def octoai_plan(core: CoreParams, card: ModelCard) -> ToolPlan:
+    """The plan for a checked body, the constraint of ``response_format`` included.
 
     Which tool is called is decided first; an answer that calls none has the format. Raises BadRequest,
     UnsupportedFeature with the field's name.
     """
-    functions = [_complete(tool["function"]) for tool in values["tools"] or ()]
-    choice = tool_choice(values["tool_choice"], [function["name"] for function in functions])
+    functions = [_complete(tool["function"]) for tool in core.get("tools.functions") or ()]
+    choice = tool_choice(core.get("tools.choice"), [function["name"] for function in functions])
     plan = tool_plan(functions, choice, card)
-    format = constraint_of(values["response_format"])
+    format = core.get("constraint")
     if format is None or choice.required:
         return plan
     if choice.mode == "none":

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
 from dragoman.core.errors import BadRequest, UnsupportedFeature
 from dragoman.core.request import ChatPrompt, FillPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
-from dragoman.core.sampling import EndingParams, LogprobParams
+from dragoman.core.sampling import LogprobParams
 from dragoman.core.serving import ModelCard
-from dragoman.dialects.field import Table, ending_of, sampling_of
-from dragoman.dialects.octoai.chat_fields import CHAT
-from dragoman.dialects.octoai.fields import COMPLETIONS
+from dragoman.dialects.field import CoreParams, Reading
 from dragoman.dialects.octoai.messages import template_messages
 from dragoman.dialects.tools import ToolPlan
 
@@ -21,28 +18,24 @@ MAX_SEQUENCES = 2048
 """Sequences of one HTTP request: prompts times generations of each."""
 
 
-def completion_requests(values: dict[str, Any], request_id: str, card: ModelCard) -> tuple[GenerationRequest, ...]:
+def completion_requests(reading: Reading, request_id: str, card: ModelCard) -> tuple[GenerationRequest, ...]:
     """One request for each prompt of a completion.
 
     Raises BadRequest for fields that contradict each other, and for tokens that the model does not have.
     """
-    prompts = _prompts(values, card)
-    n, best_of = values["n"], values["best_of"]
-    _check_best_of(n, best_of, "best_of", stream=values["stream"])
+    core = _core(reading)
+    prompts = _prompts(core, card)
+    n, best_of = core.get("n"), core.get("best_of")
+    _check_best_of(n, best_of, "best_of", stream=reading.values["stream"])
     if len(prompts) * (best_of or n) > MAX_SEQUENCES:
         raise BadRequest(f"Prompts times choices must be at most {MAX_SEQUENCES}.", param="n")
-    shared = GenerationRequest(
-        request_id=request_id,
-        prompt=prompts[0],
+    shared = core.request(
+        request_id,
+        prompts[0],
         model=card.name,
-        n=n,
-        best_of=best_of,
-        seeds=_seeds(values, COMPLETIONS),
-        sampling=sampling_of(COMPLETIONS, values),
-        ending=_ending(values, COMPLETIONS),
-        logprobs=_logprobs(values["logprobs"], values["loglikelihood"]),
+        adapter=None,
         # Filling a gap shows what is before it, but the core would show the whole prompt; so render does that.
-        echo=(values["echo"] or values["loglikelihood"]) and not values["suffix"],
+        echo=(core.get("echo") or core.get("logprobs.prompt")) and not core.get("prompt.suffix"),
     )
     _check_ids(card, "logit_bias", shared.sampling.logit_bias)
     return tuple(
@@ -53,34 +46,19 @@ def completion_requests(values: dict[str, Any], request_id: str, card: ModelCard
     )
 
 
-def chat_request(values: dict[str, Any], request_id: str, card: ModelCard, plan: ToolPlan) -> GenerationRequest:
+def chat_request(reading: Reading, request_id: str, card: ModelCard, plan: ToolPlan) -> GenerationRequest:
     """The request of a chat completion, under the plan's constraint. Raises as ``completion_requests`` does."""
-    engine = (values["octoai"] or {}).get("vllm") or {}
-    best_of = engine.get("best_of")
-    _check_best_of(values["n"], best_of, "octoai.vllm.best_of", stream=values["stream"])
+    values, core = reading.values, _core(reading)
+    _check_best_of(core.get("n"), core.get("best_of"), "octoai.vllm.best_of", stream=values["stream"])
     if values["top_logprobs"] and not values["logprobs"]:
         raise BadRequest("'top_logprobs' is only allowed together with 'logprobs'.", param="top_logprobs")
-    sampling, ending = sampling_of(CHAT, values), _ending(values, CHAT)
-    if engine:
-        sampling = msgspec.structs.replace(sampling, top_k=max(engine["top_k"], 0))
-        ending = msgspec.structs.replace(
-            ending,
-            ignore_eos=ending.ignore_eos or engine["ignore_eos"],
-            stop_token_ids=engine["stop_token_ids"] or (),
-            skip_special_tokens=engine["skip_special_tokens"],
-        )
-    _check_ids(card, "logit_bias", sampling.logit_bias)
-    _check_ids(card, "octoai.vllm.stop_token_ids", ending.stop_token_ids)
-    return GenerationRequest(
-        request_id=request_id,
-        prompt=ChatPrompt(messages=template_messages(values["messages"]), tools=plan.tools),
+    _check_ids(card, "logit_bias", core.get("sampling.logit_bias") or ())
+    _check_ids(card, "octoai.vllm.stop_token_ids", core.get("ending.stop_token_ids") or ())
+    return core.request(
+        request_id,
+        ChatPrompt(messages=template_messages(core.get("prompt.messages")), tools=plan.tools),
         model=card.name,
-        n=values["n"],
-        best_of=best_of,
-        seeds=_seeds(values, CHAT),
-        sampling=sampling,
-        ending=ending,
-        logprobs=_logprobs(values["top_logprobs"] if values["logprobs"] else None, values["loglikelihood"]),
+        adapter=None,
         constraint=plan.constraint,
         constraint_param="response_format" if values["response_format"] else "tools",
         constraint_behind_reasoning=plan.behind_reasoning,
@@ -88,8 +66,17 @@ def chat_request(values: dict[str, Any], request_id: str, card: ModelCard, plan:
     )
 
 
-def _prompts(values: dict[str, Any], card: ModelCard) -> tuple[Prompt, ...]:
-    prompt, suffix = values["prompt"], values["suffix"]
+def _core(reading: Reading) -> CoreParams:
+    """Asking for more than the context holds is no error here: the text ends where the context does. The prompt's
+    log-probabilities may be asked for alone."""
+    core = CoreParams(reading.table, reading.values, {"ending.clamp_to_context": True})
+    if core.get("logprobs") is None and core.get("logprobs.prompt"):
+        return core.deciding({"logprobs": LogprobParams()})
+    return core
+
+
+def _prompts(core: CoreParams, card: ModelCard) -> tuple[Prompt, ...]:
+    prompt, suffix = core.get("prompt"), core.get("prompt.suffix")
     if not prompt and not suffix:
         if not card.has_bos:
             message = f"The prompt is empty, and the model '{card.name}' has no token to begin with."
@@ -116,21 +103,6 @@ def _check_best_of(n: int, best_of: int | None, param: str, *, stream: bool) -> 
         raise BadRequest(f"'best_of' ({best_of}) must be at least 'n' ({n}).", param=param)
     if best_of > n and stream:
         raise BadRequest("Results cannot be streamed when 'best_of' is greater than 'n'.", param=param)
-
-
-def _ending(values: dict[str, Any], table: Table) -> EndingParams:
-    """Asking for more than the context holds is no error here: the text ends where the context does."""
-    return msgspec.structs.replace(ending_of(table, values), clamp_to_context=True)
-
-
-def _seeds(values: dict[str, Any], table: Table) -> tuple[int, ...] | None:
-    field = next(field for field in table.fields if field.name == "seed")
-    assert field.convert is not None
-    return None if values["seed"] is None else (field.convert(values["seed"]),)
-
-
-def _logprobs(top: int | None, prompt: bool) -> LogprobParams | None:
-    return LogprobParams(top=top or 0, prompt=prompt) if top is not None or prompt else None
 
 
 def _check_ids(card: ModelCard, param: str, ids: Iterable[int]) -> None:

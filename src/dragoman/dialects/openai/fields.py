@@ -6,12 +6,12 @@ from typing import Any
 
 from msgspec import structs
 
-from dragoman.core.sampling import MAX_SEED
+from dragoman.core.sampling import MAX_SEED, LogprobParams
 from dragoman.dialects.embeddings import EMBEDDING_FIELDS
 from dragoman.dialects.field import Field, Outline, Table, Treatment
 from dragoman.dialects.kinds import Anything, Boolean, Integer, ListOf, MapOf, Number, OneOf, String
 from dragoman.dialects.openai.beam_fields import BEAMS
-from dragoman.dialects.openai.sampler_fields import COUNT, SAMPLERS, TOKEN_ID
+from dragoman.dialects.openai.sampler_fields import SAMPLERS, TOKEN_ID
 from dragoman.dialects.openai.sampler_fields import extension as _extension
 from dragoman.dialects.openai.structured import STRUCTURED
 from dragoman.dialects.openai.tool_fields import TOOLS
@@ -41,14 +41,14 @@ MODEL = Field(
 SHARED: tuple[Field, ...] = (
     Field(
         name="temperature",
-        kind=Number(0, 2),
+        kind=Number(maximum=2),
         default=1.0,
         becomes="sampling.temperature",
         note="Logits are divided by it; 0 takes the most likely token.",
     ),
     Field(
         name="top_p",
-        kind=Number(0, 1),
+        kind=Number(),
         default=1.0,
         becomes="sampling.top_p",
         note="Keeps the smallest set of tokens whose probabilities reach this sum, at least one.",
@@ -134,21 +134,21 @@ SHARED: tuple[Field, ...] = (
     ),
     Field(
         name="min_p",
-        kind=Number(0, 1),
+        kind=Number(),
         default=0.0,
         becomes="sampling.min_p",
         note=_extension("Drops tokens less likely than this share of the most likely one's probability."),
     ),
     Field(
         name="repetition_penalty",
-        kind=Number(above=0, maximum=100),
+        kind=Number(maximum=100),
         default=1.0,
         becomes="sampling.repetition_penalty",
         note=_extension("Divides the positive and multiplies the negative logit of each token of prompt and output."),
     ),
     Field(
         name="min_tokens",
-        kind=COUNT,
+        kind=Integer(),
         default=0,
         becomes="ending.min_tokens",
         note=_extension("While fewer exist, the end-of-sequence tokens are forbidden. At most `max_tokens`."),
@@ -222,12 +222,12 @@ COMPLETIONS = Table(
         Field(
             name="suffix",
             kind=String(),
-            becomes="prompt",
+            becomes="prompt.suffix",
             note="The text after the gap; refused unless the model has fill-in-the-middle tokens. One text prompt.",
         ),
         Field(
             name="max_tokens",
-            kind=COUNT,
+            kind=Integer(),
             default=16,
             becomes="ending.max_tokens",
             note="Most tokens to generate. 0 only together with `echo`.",
@@ -239,11 +239,19 @@ COMPLETIONS = Table(
             note="Makes that many and returns the `n` with the highest mean token log-probability. Streamed only of a "
             "beam search, which has that many beams.",
         ),
-        Field(name="echo", kind=Boolean(), default=False, becomes="echo", note="The prompt precedes the answer."),
+        Field(
+            name="echo",
+            kind=Boolean(),
+            default=False,
+            becomes="echo, logprobs.prompt",
+            convert=lambda on: (on, on),
+            note="The prompt precedes the answer.",
+        ),
         Field(
             name="logprobs",
             kind=Integer(0, 20),
             becomes="logprobs",
+            convert=lambda top: LogprobParams(top=top),
             note="Log-probabilities of the tokens and of this many alternatives; with `echo` the prompt's too. "
             "OpenAI's own limit is 5.",
         ),
@@ -252,7 +260,7 @@ COMPLETIONS = Table(
             name="add_special_tokens",
             kind=Boolean(),
             default=True,
-            becomes="prompt",
+            becomes="prompt.add_special_tokens",
             note=_extension("Text prompts get the tokenizer's own first and last tokens (BOS)."),
         ),
         *(structs.replace(field, note=_extension(field.note)) for field in EMBEDDING_FIELDS),
@@ -315,46 +323,53 @@ CHAT = Table(
             name="messages",
             kind=ListOf(MESSAGE, minimum=1, maximum=8192),
             required=True,
-            becomes="prompt",
+            becomes="prompt.messages",
             note="The conversation, rendered by the model's own chat template.",
         ),
         Field(
             name="max_tokens",
-            kind=Integer(1, 2**31 - 1),
+            kind=Integer(1),
             becomes="ending.max_tokens",
             note="Most tokens to generate. Absent: as many as the context has room for.",
         ),
         Field(
             name="max_completion_tokens",
-            kind=Integer(1, 2**31 - 1),
+            kind=Integer(1),
             becomes="ending.max_tokens",
             note="The newer name of `max_tokens`; not both.",
         ),
-        Field(name="logprobs", kind=Boolean(), default=False, becomes="logprobs", note="Report log-probabilities."),
+        Field(
+            name="logprobs",
+            kind=Boolean(),
+            default=False,
+            becomes="logprobs",
+            convert=lambda on: LogprobParams() if on else None,
+            note="Report log-probabilities.",
+        ),
         Field(
             name="top_logprobs",
             kind=Integer(0, 20),
-            becomes="logprobs",
+            becomes="logprobs.top",
             note="That many alternatives for each token. Only together with `logprobs`.",
         ),
         *SHARED,
         Field(
             name="add_generation_prompt",
             kind=Boolean(),
-            becomes="prompt",
+            becomes="prompt.add_generation_prompt",
             note=_extension("The template opens the assistant's turn: the default unless `continue_final_message`."),
         ),
         Field(
             name="continue_final_message",
             kind=Boolean(),
             default=False,
-            becomes="prompt",
+            becomes="prompt.continue_final_message",
             note=_extension("The last message is left open and continued. Not together with `add_generation_prompt`."),
         ),
         Field(
             name="chat_template_kwargs",
             kind=Anything(object_only=True, depth=8),
-            becomes="prompt",
+            becomes="prompt.template_kwargs",
             note=_extension("Variables for the chat template."),
         ),
         *STRUCTURED,

@@ -54,7 +54,7 @@ async def chat_completions(serving: Serving, exchange: Exchange) -> None:
     async with continuation(serving, exchange, CHAT) as (reading, call):
         seed = _seed(reading, call)
         head = _head(serving, reading, "chatcmpl-")
-        plan = openai_plan(reading.values, serving.model(reading.values["model"]))
+        plan = openai_plan(reading, serving.model(reading.core.get("model")))
         if call is not None and plan.shape.format is not None:
             raise BadRequest("'X-Request-Continue' goes with no tools that may be called.", param="tools")
         request = chat_request(reading, head.id, seed, plan, resumable=call is not None)
@@ -92,7 +92,7 @@ async def model(serving: Serving, exchange: Exchange) -> None:
 
 
 def _head(serving: Serving, reading: Reading, prefix: str) -> render.Head:
-    name = reading.values["model"]
+    name = reading.core.get("model")
     card = serving.model(name)
     options = reading.values["stream_options"]
     counted = bool(options and options["include_usage"])
@@ -101,7 +101,7 @@ def _head(serving: Serving, reading: Reading, prefix: str) -> render.Head:
 
 def _seed(reading: Reading, call: Continuation | None) -> int:
     """The given seed, or one from the operating system that a client can send back in ``seed``."""
-    given = reading.values["seed"]
+    given = reading.core.get("seeds")
     if given is not None:
         return int(given)
     return secrets.randbits(63) if call is None or call.seed is None else call.seed

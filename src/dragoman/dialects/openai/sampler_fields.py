@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dragoman.core.errors import BadRequest
 from dragoman.core.sampling import EndingParams, SamplingParams, both_spellings
-from dragoman.dialects.field import Field, Table, ending_of, sampling_of
+from dragoman.dialects.field import CoreParams, Field
 from dragoman.dialects.kinds import Boolean, Integer, ListOf, Number, String
 
 TOKEN_ID = Integer(0, 2**31 - 1)
-COUNT = Integer(0, 2**31 - 1)
 
 
 def extension(what: str) -> str:
@@ -20,42 +17,42 @@ def extension(what: str) -> str:
 SAMPLERS: tuple[Field, ...] = (
     Field(
         name="typical_p",
-        kind=Number(above=0, maximum=1),
+        kind=Number(),
         default=1.0,
         becomes="sampling.typical_p",
         note=extension("Keeps the tokens whose surprise is nearest to the entropy until their probabilities reach it."),
     ),
     Field(
         name="xtc_probability",
-        kind=Number(0, 1),
+        kind=Number(),
         default=0.0,
         becomes="sampling.xtc_probability",
         note=extension("How often XTC drops the most likely tokens; 0 is off."),
     ),
     Field(
         name="xtc_threshold",
-        kind=Number(0, 1),
+        kind=Number(),
         default=0.1,
         becomes="sampling.xtc_threshold",
         note=extension("Of the tokens at least so likely, if two or more, XTC leaves the least likely; 0 is off."),
     ),
     Field(
         name="mirostat_mode",
-        kind=Integer(0, 2),
+        kind=Integer(),
         default=0,
         becomes="sampling.mirostat_mode",
         note=extension("1 or 2: the version of mirostat. Not together with `top_k`, `top_p` and their like."),
     ),
     Field(
         name="mirostat_tau",
-        kind=Number(0, 100),
+        kind=Number(maximum=100),
         default=5.0,
         becomes="sampling.mirostat_tau",
         note=extension("The surprise that mirostat holds the text at, in bits per token."),
     ),
     Field(
         name="mirostat_eta",
-        kind=Number(0, 1),
+        kind=Number(maximum=1),
         default=0.1,
         becomes="sampling.mirostat_eta",
         note=extension("How fast mirostat learns."),
@@ -78,35 +75,35 @@ SAMPLERS: tuple[Field, ...] = (
     ),
     Field(
         name="no_repeat_ngram_size",
-        kind=COUNT,
+        kind=Integer(),
         default=0,
         becomes="sampling.no_repeat_ngram_size",
         note=extension("No n tokens in a row occur twice in prompt and output; 0 is off."),
     ),
     Field(
         name="dry_multiplier",
-        kind=Number(0, 1000),
+        kind=Number(maximum=1000),
         default=0.0,
         becomes="sampling.dry_multiplier",
         note=extension("Penalty of DRY for going on with a repetition of the allowed length; 0 is off."),
     ),
     Field(
         name="dry_base",
-        kind=Number(1, 100),
+        kind=Number(maximum=100),
         default=1.75,
         becomes="sampling.dry_base",
         note=extension("What the penalty is multiplied by for each token that the repetition is longer."),
     ),
     Field(
         name="dry_allowed_length",
-        kind=Integer(1, 2**31 - 1),
+        kind=Integer(),
         default=2,
         becomes="sampling.dry_allowed_length",
         note=extension("Shorter repetitions cost nothing."),
     ),
     Field(
         name="dry_penalty_last_n",
-        kind=Integer(-1, 2**31 - 1),
+        kind=Integer(),
         default=-1,
         becomes="sampling.dry_penalty_last_n",
         note=extension("The newest tokens in which DRY looks; -1 is all of prompt and output, 0 is off."),
@@ -134,7 +131,7 @@ SAMPLERS: tuple[Field, ...] = (
     ),
     Field(
         name="watermark_gamma",
-        kind=Number(0, 1),
+        kind=Number(),
         default=0.5,
         becomes="sampling.watermark_gamma",
         note=extension("The share of the vocabulary on that list."),
@@ -148,14 +145,14 @@ SAMPLERS: tuple[Field, ...] = (
     ),
     Field(
         name="min_total_tokens",
-        kind=COUNT,
+        kind=Integer(),
         default=0,
         becomes="ending.min_total_tokens",
         note=extension("As `min_tokens`, the prompt's tokens included. Not together with it."),
     ),
     Field(
         name="max_total_tokens",
-        kind=Integer(1, 2**31 - 1),
+        kind=Integer(),
         becomes="ending.max_total_tokens",
         note=extension("Most tokens of prompt and output together; more than the context holds is what it holds."),
     ),
@@ -212,21 +209,21 @@ SAMPLERS: tuple[Field, ...] = (
         name="logprobs_mode",
         kind=String(choices=("raw", "processed")),
         default="raw",
-        becomes="logprobs",
+        becomes="logprobs.mode",
         note=extension("Log-probabilities of the model's own logits, or of what the token was drawn from."),
     ),
 )
 
 
 def choosing_and_ending(
-    table: Table, values: dict[str, Any], constraint_param: str, *, resumable: bool = False
+    core: CoreParams, constraint_param: str, *, resumable: bool = False
 ) -> tuple[SamplingParams, EndingParams]:
-    """What the values say of both. Raises BadRequest for fields that contradict each other.
+    """What a body says of both. Raises BadRequest for fields that contradict each other.
 
     ``constraint_param``: the field that constrains the text; empty where none does. ``resumable``: the lengths asked
     for are those of one call among several.
     """
-    sampling, ending = sampling_of(table, values), ending_of(table, values)
+    sampling, ending = core.sampling(), core.ending()
     if sampling.mirostat_mode and sampling.truncations:
         other = sampling.truncations[0]
         raise BadRequest(f"'mirostat_mode' and '{other}' exclude each other.", param="mirostat_mode")

@@ -12,7 +12,7 @@ import msgspec
 
 from dragoman.core.constraint import Choice, Constraint, JsonObject, JsonSchema, Lark, Regex
 from dragoman.core.errors import BadRequest
-from dragoman.dialects.field import Field, Table, Treatment
+from dragoman.dialects.field import CoreParams, Field, Table, Treatment
 from dragoman.dialects.kinds import Anything, Boolean, ListOf, OneOf, String
 
 _SCHEMA = OneOf((Anything(object_only=True), String(minimum=1, maximum=1 << 18)))
@@ -49,87 +49,8 @@ _RESPONSE_FORMAT = Table(
     ),
 )
 
-STRUCTURED: tuple[Field, ...] = (
-    Field(
-        name="response_format",
-        kind=_RESPONSE_FORMAT,
-        becomes="constraint",
-        note="The form of the answer. Of this field and the five below at most one asks for something.",
-    ),
-    Field(
-        name="guided_json",
-        kind=_SCHEMA,
-        becomes="constraint",
-        note="A JSON Schema, as an object or as text. Not OpenAI's; other engines take it under this name.",
-    ),
-    Field(
-        name="guided_regex",
-        kind=_REGEX,
-        becomes="constraint",
-        note="A regular expression for the whole answer. Not OpenAI's; other engines take it under this name.",
-    ),
-    Field(
-        name="guided_choice",
-        kind=_CHOICES,
-        becomes="constraint",
-        note="The answer is one of these. Not OpenAI's; other engines take it under this name.",
-    ),
-    Field(
-        name="guided_grammar",
-        kind=_GRAMMAR,
-        becomes="constraint",
-        note="A grammar in Lark's notation or in GBNF. Not OpenAI's; other engines take it under this name.",
-    ),
-    Field(
-        name="structured_outputs",
-        kind=Table(
-            name="structured_outputs",
-            fields=(
-                Field(name="json", kind=_SCHEMA, note="As `guided_json`."),
-                Field(name="regex", kind=_REGEX, note="As `guided_regex`."),
-                Field(name="choice", kind=_CHOICES, note="As `guided_choice`."),
-                Field(name="grammar", kind=_GRAMMAR, note="As `guided_grammar`."),
-                Field(name="json_object", kind=Boolean(), default=False, note="Any JSON object."),
-                Field(
-                    name="structural_tag",
-                    kind=Anything(),
-                    treatment=Treatment.REFUSED,
-                    note="Tags that open parts with forms of their own.",
-                ),
-            ),
-        ),
-        becomes="constraint",
-        note="The same under newer names, one of them. Not OpenAI's; other engines take it under this name.",
-    ),
-)
 
-
-def constraint_of(values: dict[str, Any]) -> tuple[Constraint | None, str]:
-    """The constraint that checked values ask for, and the field that does. Raises BadRequest where several do."""
-    found: list[tuple[Constraint, str]] = []
-    if (constraint := _response_format(values["response_format"])) is not None:
-        found.append((constraint, "response_format"))
-    for name, make in _MAKERS.items():
-        field = f"guided_{name}"
-        if values.get(field) is not None:
-            found.append((make(values[field]), field))
-    newer = values["structured_outputs"]
-    if newer is not None:
-        asked = [make(newer[name]) for name, make in _MAKERS.items() if newer[name] is not None]
-        asked += [JsonObject()] if newer["json_object"] else []
-        if len(asked) != 1:
-            message = f"'structured_outputs' asks for one thing, not for {len(asked)}."
-            raise BadRequest(message, param="structured_outputs")
-        found.append((asked[0], "structured_outputs"))
-    if len(found) > 1:
-        first, second = found[0][1], found[1][1]
-        raise BadRequest(f"'{first}' and '{second}' exclude each other.", param=second)
-    return found[0] if found else (None, "")
-
-
-def _response_format(value: dict[str, Any] | None) -> Constraint | None:
-    if value is None:
-        return None
+def _response_format(value: dict[str, Any]) -> Constraint | None:
     described = value["json_schema"]
     if (described is not None) != (value["type"] == "json_schema"):
         missing = "needs 'json_schema'" if described is None else f"has no 'json_schema' with type '{value['type']}'"
@@ -151,3 +72,84 @@ _MAKERS: dict[str, Callable[[Any], Constraint]] = {
     "choice": Choice,
     "grammar": Lark,
 }
+
+
+def _structured_outputs(value: dict[str, Any]) -> Constraint:
+    found = [make(value[name]) for name, make in _MAKERS.items() if value[name] is not None]
+    found += [JsonObject()] if value["json_object"] else []
+    if len(found) != 1:
+        message = f"'structured_outputs' asks for one thing, not for {len(found)}."
+        raise BadRequest(message, param="structured_outputs")
+    return found[0]
+
+
+STRUCTURED: tuple[Field, ...] = (
+    Field(
+        name="response_format",
+        kind=_RESPONSE_FORMAT,
+        becomes="constraint",
+        convert=_response_format,
+        note="The form of the answer. Of this field and the five below at most one asks for something.",
+    ),
+    Field(
+        name="guided_json",
+        kind=_SCHEMA,
+        becomes="constraint",
+        convert=_schema,
+        note="A JSON Schema, as an object or as text. Not OpenAI's; other engines take it under this name.",
+    ),
+    Field(
+        name="guided_regex",
+        kind=_REGEX,
+        becomes="constraint",
+        convert=Regex,
+        note="A regular expression for the whole answer. Not OpenAI's; other engines take it under this name.",
+    ),
+    Field(
+        name="guided_choice",
+        kind=_CHOICES,
+        becomes="constraint",
+        convert=Choice,
+        note="The answer is one of these. Not OpenAI's; other engines take it under this name.",
+    ),
+    Field(
+        name="guided_grammar",
+        kind=_GRAMMAR,
+        becomes="constraint",
+        convert=Lark,
+        note="A grammar in Lark's notation or in GBNF. Not OpenAI's; other engines take it under this name.",
+    ),
+    Field(
+        name="structured_outputs",
+        kind=Table(
+            name="structured_outputs",
+            fields=(
+                Field(name="json", kind=_SCHEMA, note="As `guided_json`."),
+                Field(name="regex", kind=_REGEX, note="As `guided_regex`."),
+                Field(name="choice", kind=_CHOICES, note="As `guided_choice`."),
+                Field(name="grammar", kind=_GRAMMAR, note="As `guided_grammar`."),
+                Field(name="json_object", kind=Boolean(), default=False, note="Any JSON object."),
+                Field(
+                    name="structural_tag",
+                    kind=Anything(),
+                    treatment=Treatment.REFUSED,
+                    note="Tags that open parts with forms of their own.",
+                ),
+            ),
+        ),
+        becomes="constraint",
+        convert=_structured_outputs,
+        note="The same under newer names, one of them. Not OpenAI's; other engines take it under this name.",
+    ),
+)
+
+
+def constraint_of(core: CoreParams) -> tuple[Constraint | None, str]:
+    """The constraint that a body asks for, and the field that does. Raises BadRequest where several do."""
+    found = list(core.given("constraint"))
+    if len(found) > 1:
+        (first, _), (second, _) = found[:2]
+        raise BadRequest(f"'{first}' and '{second}' exclude each other.", param=second)
+    for name, constraint in found:
+        return constraint, name
+    return None, ""

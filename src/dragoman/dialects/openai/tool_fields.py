@@ -65,13 +65,13 @@ TOOLS: tuple[Field, ...] = (
     Field(
         name="tools",
         kind=ListOf(TOOL, maximum=MAX_TOOLS),
-        becomes="prompt",
+        becomes="tools.functions",
         note="Functions that the model may call, if its chat template knows tools: see [tools.md](tools.md).",
     ),
     Field(
         name="tool_choice",
         kind=OneOf((String(choices=("none", "auto", "required")), TOOL_CHOICE)),
-        becomes="constraint",
+        becomes="tools.choice",
         note="`none`: the model is not shown the tools. `auto`, the default where there are tools: it may call "
         "them. `required`: it calls at least one. Or one tool, or some, by name.",
     ),
@@ -79,7 +79,7 @@ TOOLS: tuple[Field, ...] = (
         name="parallel_tool_calls",
         kind=Boolean(),
         default=True,
-        becomes="constraint",
+        becomes="tools.parallel",
         note="The model may call several tools at once.",
     ),
 )

@@ -9,20 +9,20 @@ import msgspec
 
 from dragoman.core.errors import BadRequest, UnsupportedFeature
 from dragoman.core.serving import ModelCard
+from dragoman.dialects.field import Reading
 from dragoman.dialects.tools import ToolChoice, ToolPlan, known_tools, tool_choice, tool_plan
 
 
-def openai_plan(values: dict[str, Any], card: ModelCard) -> ToolPlan:
-    """The plan for checked values. Raises BadRequest, UnsupportedFeature with the field's name."""
-    functions = [tool["function"] for tool in values["tools"] or ()]
-    choice = _choice(values["tool_choice"], [function["name"] for function in functions])
-    separate = values["separate_reasoning"]
+def openai_plan(reading: Reading, card: ModelCard) -> ToolPlan:
+    """The plan for a checked body. Raises BadRequest, UnsupportedFeature with the field's name."""
+    core = reading.core
+    functions = [tool["function"] for tool in core.get("tools.functions") or ()]
+    choice = _choice(core.get("tools.choice"), [function["name"] for function in functions])
+    separate = reading.values["separate_reasoning"]
     if separate and card.reasoning is None:
         message = f"'separate_reasoning' is not supported: the model '{card.name}' is not known to write its reasoning."
         raise UnsupportedFeature(message, param="separate_reasoning")
-    plan = tool_plan(
-        functions, choice, card, parallel=values["parallel_tool_calls"], separate_reasoning=values["separate_reasoning"]
-    )
+    plan = tool_plan(functions, choice, card, parallel=core.get("tools.parallel"), separate_reasoning=separate)
     return msgspec.structs.replace(plan, shape=msgspec.structs.replace(plan.shape, named=choice.mode == "named"))
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from dragoman.core.errors import BadRequest
 from dragoman.core.request import ChatPrompt, FillPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
-from dragoman.core.sampling import MAX_SEED, LogprobParams
+from dragoman.core.sampling import MAX_SEED
 from dragoman.dialects.embeddings import prompt_embeddings
-from dragoman.dialects.field import Reading
+from dragoman.dialects.field import CoreParams, Reading
 from dragoman.dialects.openai.beam_fields import beams_of
-from dragoman.dialects.openai.fields import CHAT, COMPLETIONS
 from dragoman.dialects.openai.messages import template_messages
 from dragoman.dialects.openai.sampler_fields import choosing_and_ending
 from dragoman.dialects.openai.structured import constraint_of
@@ -28,11 +29,12 @@ def completion_requests(
     ``seed`` is what the body gives, or what was drawn for it; choice k of all uses seed + k. ``resumable``: this is one
     call of a generation that may be made of several.
     """
-    values = reading.values
-    prompts = _prompts(values)
+    values, core = reading.values, reading.core
+    prompts = _prompts(core)
     _check_shared(values)
-    beams = beams_of(values)
-    n, best_of = values["n"], (values["best_of"] if beams is None else None) or values["n"]
+    beams = beams_of(reading)
+    n = core.get("n")
+    best_of = (core.get("best_of") if beams is None else None) or n
     if best_of < n:
         raise BadRequest(f"'best_of' ({best_of}) must be at least 'n' ({n}).", param="best_of")
     if best_of > n and values["stream"]:
@@ -41,35 +43,28 @@ def completion_requests(
         raise BadRequest("'max_tokens' 0 needs 'echo': there would be no answer.", param="max_tokens")
     if len(prompts) * max(best_of, beams.num_beams if beams else 0) > MAX_SEQUENCES:
         raise BadRequest(f"Prompts times choices must be at most {MAX_SEQUENCES}.", param="n" if n > 1 else "best_of")
-    embeddings = prompt_embeddings(values)
+    embeddings = prompt_embeddings(core)
     if embeddings is not None and len(prompts) > 1:
         raise BadRequest("'embedding_to_replace' goes with one prompt.", param="embedding_to_replace")
-    constraint, constraint_param = constraint_of(values)
-    sampling, ending = choosing_and_ending(
-        COMPLETIONS, values, constraint_param if constraint else "", resumable=resumable
+    constraint, constraint_param = constraint_of(core)
+    sampling, ending = choosing_and_ending(core, constraint_param, resumable=resumable)
+    shared = core.request(
+        request_id,
+        prompts[0],
+        best_of=best_of if best_of > n else None,
+        seeds=(seed & MAX_SEED,),
+        sampling=sampling,
+        beams=beams,
+        ending=ending,
+        constraint=constraint,
+        constraint_param=constraint_param,
+        embeddings=embeddings,
     )
-    logprobs = None
-    if values["logprobs"] is not None:
-        logprobs = LogprobParams(top=values["logprobs"], prompt=values["echo"], mode=values["logprobs_mode"])
+    if len(prompts) == 1:
+        return (shared,)
     return tuple(
-        GenerationRequest(
-            request_id=request_id if len(prompts) == 1 else f"{request_id}-{j}",
-            prompt=prompt,
-            model=values["model"],
-            n=n,
-            best_of=best_of if best_of > n else None,
-            seeds=((seed + j * best_of) & MAX_SEED,),
-            sampling=sampling,
-            beams=beams,
-            ending=ending,
-            logprobs=logprobs,
-            constraint=constraint,
-            constraint_param=constraint_param,
-            embeddings=embeddings,
-            echo=values["echo"],
-            truncate=values["truncate_prompt_tokens"],
-            priority=values["priority"],
-            cache_salt=values["cache_salt"] or "",
+        msgspec.structs.replace(
+            shared, request_id=f"{request_id}-{j}", prompt=prompt, seeds=((seed + j * best_of) & MAX_SEED,)
         )
         for j, prompt in enumerate(prompts)
     )
@@ -79,49 +74,40 @@ def chat_request(
     reading: Reading, request_id: str, seed: int, plan: ToolPlan = WITHOUT_TOOLS, *, resumable: bool = False
 ) -> GenerationRequest:
     """``POST /v1/chat/completions``. ``resumable``: as above."""
-    values = reading.values
+    values, core = reading.values, reading.core
     _check_shared(values)
     if values["max_tokens"] is not None and values["max_completion_tokens"] is not None:
         raise BadRequest("Give 'max_tokens' or 'max_completion_tokens', not both.", param="max_tokens")
     if values["top_logprobs"] and not values["logprobs"]:
         raise BadRequest("'top_logprobs' is only allowed when 'logprobs' is enabled.", param="top_logprobs")
-    continuing = values["continue_final_message"]
-    opening = values["add_generation_prompt"]
+    continuing = core.get("prompt.continue_final_message")
+    opening = core.get("prompt.add_generation_prompt")
     if continuing and opening:
         message = "'continue_final_message' and 'add_generation_prompt' exclude each other."
         raise BadRequest(message, param="continue_final_message")
-    constraint, constraint_param = constraint_of(values)
+    constraint, constraint_param = constraint_of(core)
     if plan.tools and constraint is not None:
         message = f"'{constraint_param}' and 'tools' exclude each other, unless 'tool_choice' is 'none'."
         raise BadRequest(message, param=constraint_param)
     constraint, constraint_param = plan.constraint or constraint, constraint_param or "tools"
-    sampling, ending = choosing_and_ending(CHAT, values, constraint_param if constraint else "", resumable=resumable)
-    logprobs = None
-    if values["logprobs"]:
-        logprobs = LogprobParams(top=values["top_logprobs"] or 0, mode=values["logprobs_mode"])
-    return GenerationRequest(
-        request_id=request_id,
-        prompt=ChatPrompt(
-            messages=template_messages(values["messages"]),
+    sampling, ending = choosing_and_ending(core, constraint_param if constraint else "", resumable=resumable)
+    return core.request(
+        request_id,
+        ChatPrompt(
+            messages=template_messages(core.get("prompt.messages")),
             tools=plan.tools,
             add_generation_prompt=not continuing if opening is None else opening,
             continue_final_message=continuing,
-            template_kwargs=values["chat_template_kwargs"] or {},
+            template_kwargs=core.get("prompt.template_kwargs") or {},
         ),
-        model=values["model"],
-        n=values["n"],
         seeds=(seed & MAX_SEED,),
         sampling=sampling,
-        beams=beams_of(values),
+        beams=beams_of(reading),
         ending=ending,
-        logprobs=logprobs,
         constraint=constraint,
         constraint_param=constraint_param,
         constraint_behind_reasoning=plan.behind_reasoning,
         shown_tokens=plan.shown_tokens,
-        truncate=values["truncate_prompt_tokens"],
-        priority=values["priority"],
-        cache_salt=values["cache_salt"] or "",
     )
 
 
@@ -131,14 +117,14 @@ def _check_shared(values: dict[str, Any]) -> None:
         raise BadRequest(message, param="stream_options")
 
 
-def _prompts(values: dict[str, Any]) -> tuple[Prompt, ...]:
-    prompt, special = values["prompt"], values["add_special_tokens"]
-    if values["suffix"]:
+def _prompts(core: CoreParams) -> tuple[Prompt, ...]:
+    prompt, special, suffix = core.get("prompt"), core.get("prompt.add_special_tokens"), core.get("prompt.suffix")
+    if suffix:
         if not isinstance(prompt, str):
             raise BadRequest("'suffix' goes with one prompt, given as text.", param="suffix")
-        if values["echo"]:
+        if core.get("echo"):
             raise BadRequest("'suffix' and 'echo' exclude each other.", param="suffix")
-        return (FillPrompt(prefix=prompt, suffix=values["suffix"]),)
+        return (FillPrompt(prefix=prompt, suffix=suffix),)
     if isinstance(prompt, str):
         return (TextPrompt(text=prompt, add_special_tokens=special),)
     if isinstance(prompt[0], int):

@@ -19,14 +19,15 @@ def adapter_of(asked: Parameters, serving: Serving, quirks: Quirks) -> str | Non
     A ``model`` that is no adapter's name is the base model: clients write anything there. So is an ``adapter_id`` while
     no adapter is loaded at all. Raises InvalidInput for one that names none of those that are.
     """
-    if asked.adapter_id is None:
+    name = asked.core.get("adapter")
+    if name is None:
         return None
     try:
-        return serving.adapter(asked.adapter_id).name
+        return serving.adapter(name).name
     except AdapterNotFound:
         if asked.any_adapter or quirks.unknown_adapter_is_base or not has_adapters(serving):
             return None
-    raise InvalidInput(f"adapter_id `{asked.adapter_id[:256]}` is not loaded")
+    raise InvalidInput(f"adapter_id `{name[:256]}` is not loaded")
 
 
 def has_adapters(serving: Serving) -> bool:
@@ -36,8 +37,7 @@ def has_adapters(serving: Serving) -> bool:
 
 def report_adapter(exchange: Exchange, reading: Reading, serving: Serving) -> None:
     """Name ``adapter_id`` in the answer where it has no effect."""
-    parameters = reading.values["parameters"]
-    name = None if parameters is None else parameters["adapter_id"]
+    name = reading.core.get("adapter")
     if name is None:
         return
     try:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from dragoman.core.sampling import LogprobParams
 from dragoman.dialects.field import Field, Table, Treatment
 from dragoman.dialects.kinds import Anything, Boolean, ListOf, MapOf, OneOf, Path, String
 from dragoman.dialects.progress import INCLUDE_PROGRESS
 from dragoman.dialects.tgi.fields import MOST_STOPS
-from dragoman.dialects.tgi.grammar import GRAMMAR
+from dragoman.dialects.tgi.grammar import GRAMMAR, constraint_of
 from dragoman.dialects.tgi.messages import MESSAGES
 from dragoman.dialects.tgi.shape import F32, U32, U64, Custom
 from dragoman.dialects.tgi.tools import TOOLS
@@ -47,7 +48,8 @@ PROMPT = OneOf((_Prompts(String(), maximum=1 << 16), String()))
 MODEL = Field(
     name="model",
     kind=String(),
-    becomes="model",
+    becomes="adapter",
+    convert=lambda name: None if name == "tgi" else name,
     note="The name of the adapter to run the model with; whatever else it is, the base model answers. A chat's answer "
     "repeats it, unless it is `tgi`.",
 )
@@ -57,6 +59,7 @@ SHARED: tuple[Field, ...] = (
         name="temperature",
         kind=F32,
         becomes="sampling.temperature",
+        convert=lambda temperature: temperature or None,
         note="Logits are divided by it; 0 takes the most likely token. Absent: 1.",
     ),
     Field(
@@ -115,7 +118,7 @@ CHAT = Table(
             name="messages",
             kind=MESSAGES,
             required=True,
-            becomes="prompt",
+            becomes="prompt.messages",
             note="The conversation, rendered by the model's own chat template.",
         ),
         MODEL,
@@ -135,11 +138,18 @@ CHAT = Table(
             kind=STREAM_OPTIONS,
             note="For streams only.",
         ),
-        Field(name="logprobs", kind=Boolean(), default=False, becomes="logprobs", note="Report log-probabilities."),
+        Field(
+            name="logprobs",
+            kind=Boolean(),
+            default=False,
+            becomes="logprobs",
+            convert=lambda on: LogprobParams() if on else None,
+            note="Report log-probabilities.",
+        ),
         Field(
             name="top_logprobs",
             kind=U32,
-            becomes="logprobs",
+            becomes="logprobs.top",
             note="That many alternatives for each token, at most `--max-top-n-tokens`. Shown only with `logprobs`.",
         ),
         *TOOLS,
@@ -147,13 +157,20 @@ CHAT = Table(
             name="response_format",
             kind=GRAMMAR,
             becomes="constraint",
+            convert=lambda values: constraint_of(values, "response_format"),
             note="What the text has to be, in TGI's forms or OpenAI's. The model is not told. Not with `tools`.",
         ),
-        Field(name="guideline", kind=String(), becomes="prompt", note="A variable of the chat template."),
+        Field(
+            name="guideline",
+            kind=String(),
+            becomes="prompt.template_kwargs",
+            convert=lambda text: {"guideline": text},
+            note="A variable of the chat template.",
+        ),
         Field(
             name="continue_final_message",
             kind=Boolean(),
-            becomes="prompt",
+            becomes="prompt.continue_final_message",
             note="The prompt ends with the last message's text. Absent: when that is the assistant's. `false`: never.",
         ),
         Field(name="n", kind=Anything(), treatment=REPORTED, neutral=(1,), note="There is one choice."),
@@ -186,7 +203,8 @@ COMPLETIONS = Table(
         Field(
             name="logprobs",
             kind=U32,
-            becomes="logprobs",
+            becomes="logprobs, logprobs.top",
+            convert=lambda top: (LogprobParams(), top),
             note="Log-probabilities of the tokens and of this many alternatives, at most `--max-top-n-tokens`.",
         ),
         Field(name="suffix", kind=Anything(), note="An error, whatever it is."),

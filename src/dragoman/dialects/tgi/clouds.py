@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from dragoman.core.serving import Serving
-from dragoman.dialects.field import Field, Table
+from dragoman.dialects.field import CoreParams, Field, Table
 from dragoman.dialects.kinds import ListOf, Rule, Violation
 from dragoman.dialects.tgi.batch import continued, texts_of
 from dragoman.dialects.tgi.body import checked, read_json, shape_fault
@@ -100,8 +100,9 @@ class Clouds:
             if "messages" in instance:
                 return await self._chat.predicted(serving, exchange, instance)
             given = instance["parameters"]
-            asked = parameters_of(None if given is None else given | {"do_sample": True})
-            return await continued(self._service, serving, exchange, instance["inputs"], asked)
+            asked = parameters_of(given, samples=True)
+            text = CoreParams(GENERATE, instance).get("prompt")
+            return await continued(self._service, serving, exchange, text, asked)
 
         if not values["instances"]:
             raise NoInstances

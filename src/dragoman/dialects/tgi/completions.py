@@ -46,7 +46,7 @@ class Completions:
         reading = await checked(exchange, COMPLETIONS, body)
         report_idle(exchange, reading, serving.model(None))
         values = reading.values
-        prompt = values["prompt"]
+        prompt = reading.core.get("prompt")
         prompts = (prompt,) if isinstance(prompt, str) else prompt
         if values["suffix"] is not None:
             raise SuffixFault

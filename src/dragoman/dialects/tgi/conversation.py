@@ -8,16 +8,16 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-import msgspec
-
 import dragoman
 from dragoman.core.request import TextPrompt
 from dragoman.core.serving import Serving
+from dragoman.dialects.field import CoreParams
 from dragoman.dialects.kinds import Violation
 from dragoman.dialects.tgi import chat_render as render
 from dragoman.dialects.tgi.body import shape_fault
 from dragoman.dialects.tgi.call_text import CallText, next_call_id
 from dragoman.dialects.tgi.chat_answers import ChatCompletion, ChatCompletionLogprobs, ToolCallDelta, Usage
+from dragoman.dialects.tgi.chat_fields import CHAT
 from dragoman.dialects.tgi.chat_translate import chat_parameters, chat_text
 from dragoman.dialects.tgi.parameters import Parameters
 from dragoman.dialects.tgi.passage import Piece
@@ -76,13 +76,15 @@ class Conversation:
         """Everything before the first generation. Raises Fault."""
         if self._values["tools"] is not None:
             # Schemas may be large, and every stream would wait.
-            self._offer = await self._exchange.run_blocking(lambda: offer_of(self._values))
+            self._offer = await self._exchange.run_blocking(
+                lambda: offer_of(self._values, CoreParams(CHAT, self._values))
+            )
         try:
             self._asked = chat_parameters(self._values, self._offer, self._service.quirks)
         except Violation as error:
             raise await shape_fault(self._exchange, error) from None
         await self._begin()
-        if self._offer is not None and self._asked.stop:
+        if self._offer is not None and self._asked.core.get("ending.stop"):
             self.check()
 
     def check(self) -> None:
@@ -128,13 +130,13 @@ class Conversation:
         text = await chat_text(self._serving, self._values, self._offer)
         prompt = TextPrompt(text=text, add_special_tokens=False)
         # A stop string would leave half a call, which ends by itself.
-        asked = self._asked if self._offer is None else msgspec.structs.replace(self._asked, stop=())
+        asked = self._asked if self._offer is None else self._asked.deciding({"ending.stop": ()})
         self.run = Run(self._service, self._serving, self._exchange, asked, prompt)
 
     async def _decline(self) -> None:
         """Begin again without tools: the model has chosen to answer freely."""
         self._offer = None
-        self._asked = msgspec.structs.replace(self._asked, constraint=None)
+        self._asked = self._asked.deciding({"constraint": None})
         await self._begin()
 
     async def _call(self, offer: Offer) -> CallText | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dragoman.dialects.field import Field, Table, Treatment
 from dragoman.dialects.kinds import Anything, Boolean, ListOf, String
-from dragoman.dialects.tgi.grammar import GRAMMAR
+from dragoman.dialects.tgi.grammar import GRAMMAR, constraint_of
 from dragoman.dialects.tgi.shape import F32, I32, U32, U64, USIZE
 
 MOST_STOPS = 1 << 16
@@ -90,7 +90,7 @@ PARAMETERS = Table(
         Field(
             name="truncate",
             kind=USIZE,
-            becomes="prompt",
+            becomes="truncate",
             note="Only the last so many tokens of the inputs are kept, the tokenizer's own first token counted.",
         ),
         Field(
@@ -105,7 +105,7 @@ PARAMETERS = Table(
             name="decoder_input_details",
             kind=Boolean(),
             default=False,
-            becomes="logprobs",
+            becomes="logprobs.prompt",
             note="Answer with the prompt's tokens too, and with `details`. Not streamed.",
         ),
         Field(
@@ -117,11 +117,17 @@ PARAMETERS = Table(
         Field(
             name="top_n_tokens",
             kind=U32,
-            becomes="logprobs",
+            becomes="logprobs.top",
             note="Answer with so many alternatives at each step, and those that are as likely as the last of them. At "
             "most `--max-top-n-tokens`.",
         ),
-        Field(name="grammar", kind=GRAMMAR, becomes="constraint", note="What the text has to be."),
+        Field(
+            name="grammar",
+            kind=GRAMMAR,
+            becomes="constraint",
+            convert=lambda values: constraint_of(values, "parameters.grammar"),
+            note="What the text has to be.",
+        ),
         Field(
             name="adapter_id",
             kind=String(),

@@ -68,7 +68,7 @@ class Generate:
             asked = parameters_of(values["parameters"], full_text=compat, fills=fills)
         except Violation as error:
             raise await shape_fault(exchange, error) from None
-        return values["inputs"], asked, values.get("stream", False)
+        return reading.core.get("prompt"), asked, values.get("stream", False)
 
     async def _whole(
         self, serving: Serving, exchange: Exchange, inputs: str, asked: Parameters, *, in_array: bool

@@ -45,12 +45,12 @@ GRAMMAR = Table(
 )
 
 
-def constraint_of(values: dict[str, Any] | None, field: str) -> Constraint | None:
+def constraint_of(values: dict[str, Any], field: str) -> Constraint | None:
     """What checked values ask for. ``field``: their name on the wire.
 
     Raises Violation for a value of the wrong type, InvalidInput for a JSON grammar that is neither text nor object.
     """
-    if values is None or values["type"] == "text":
+    if values["type"] == "text":
         return None
     value = values["value"]
     match values["type"]:

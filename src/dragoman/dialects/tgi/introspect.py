@@ -85,7 +85,7 @@ class Introspection:
     async def tokenize(self, serving: Serving, exchange: Exchange) -> None:
         """``POST /tokenize``: the inputs with the tokenizer's own first and last tokens."""
         reading, _ = await read(exchange, TOKENIZE)
-        tokens = await exchange.unless_gone(serving.tokenize_text(reading.values["inputs"], bounded=False))
+        tokens = await exchange.unless_gone(serving.tokenize_text(reading.core.get("prompt"), bounded=False))
         await exchange.reply(await encoded(exchange, lambda: simple_tokens(tokens), in_thread=True))
 
 

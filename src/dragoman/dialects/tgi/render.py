@@ -135,7 +135,7 @@ def whole(
 
 def token_event(index: int, piece: Piece, asked: Parameters) -> StreamResponse:
     """The event of one token, the ``index``-th, counted from 1."""
-    top = top_tokens(piece.token) if asked.top_n_tokens else []
+    top = top_tokens(piece.token) if asked.core.get("logprobs.top") else []
     return StreamResponse(index, wire_token(piece), top or UNSET)
 
 
@@ -194,4 +194,4 @@ def _loser(passage: Passage, prefill: list[PrefillToken], asked: Parameters, inp
 
 
 def _all_top_tokens(passage: Passage, asked: Parameters) -> list[list[WireToken]] | UnsetType:
-    return [top_tokens(piece.token) for piece in passage.pieces] if asked.top_n_tokens else UNSET
+    return [top_tokens(piece.token) for piece in passage.pieces] if asked.core.get("logprobs.top") else UNSET

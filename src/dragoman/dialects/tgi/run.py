@@ -7,8 +7,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import NamedTuple
 
-import msgspec
-
 from dragoman.core.errors import BadRequest, GenerationFailed, GenerationTimeout, PayloadTooLarge
 from dragoman.core.events import FinishReason, GenerationDone, PromptReady, TextDelta, Timings, Token
 from dragoman.core.request import TextPrompt
@@ -91,17 +89,20 @@ class Run:
         except PayloadTooLarge:
             given = f"more than {card.max_text_tokens}"
             raise InvalidInput(f"`inputs` must have less than {limits[0]} tokens. Given: {given}") from None
-        prompt = prompt if asked.truncate is None else prompt[-asked.truncate :]
+        truncate = asked.core.get("truncate")
+        prompt = prompt if truncate is None else prompt[-truncate:]
         self.input_tokens = len(prompt)
         self.budget = token_budget(asked, len(prompt), settings, limits)
-        if asked.max_new_tokens is None:
+        if asked.core.get("ending.max_tokens") is None:
             self.budget = min(self.budget, card.room(len(prompt)))
         check_grammar(asked, settings)
         adapter = adapter_of(asked, self._serving, self._service.quirks)
-        seed = secrets.randbits(64) if asked.seed is None else asked.seed
+        seed = asked.core.get("seeds")
+        if seed is None:
+            seed = secrets.randbits(64)
         request_id = f"tgi-{secrets.token_hex(12)}"
+        asked = asked.deciding({"adapter": adapter})
         request = generation_request(request_id, prompt, asked, self.budget, seed, settings, self._service.quirks)
-        request = msgspec.structs.replace(request, adapter=adapter)
         before_s = self._exchange.elapsed_s
         try:
             async with aclosing(self._serving.stream(request)) as events:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from dragoman.core.constraint import JsonSchema
-from dragoman.dialects.field import Field, Table
+from dragoman.dialects.field import CoreParams, Field, Table
 from dragoman.dialects.kinds import Anything, ListOf, OneOf, String
 from dragoman.dialects.tgi.errors import InvalidInput, ToolFault
 
@@ -72,21 +72,21 @@ TOOLS: tuple[Field, ...] = (
     Field(
         name="tools",
         kind=ListOf(TOOL, maximum=MAX_TOOLS),
-        becomes="prompt, constraint",
+        becomes="tools.functions",
         note="Functions to call, one for each answer. Not together with `response_format`.",
     ),
     Field(
         name="tool_choice",
         kind=TOOL_CHOICE,
         default="auto",
-        becomes="prompt, constraint",
+        becomes="tools.choice",
         note="`auto`: the model calls one of the tools or answers freely; `none`: it is not shown them; `required`: it "
         "calls one; or the name of the tool that it calls, as a string or in an object.",
     ),
     Field(
         name="tool_prompt",
         kind=String(),
-        becomes="prompt",
+        becomes="tools.prompt",
         note="What the model is told about calling, behind the last message. Absent or empty: TGI's own words.",
     ),
 )
@@ -108,12 +108,12 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     declinable: bool = False
 
 
-def offer_of(values: Mapping[str, Any]) -> Offer | None:
+def offer_of(values: Mapping[str, Any], core: CoreParams) -> Offer | None:
     """The offer that a checked chat request makes; None: there is nothing to call. Raises ToolFault, InvalidInput."""
-    given = values["tools"]
+    given = core.get("tools.functions")
     if given is not None and values["response_format"] is not None:
         raise ToolFault("Grammar and tools are mutually exclusive")
-    choice = values["tool_choice"]
+    choice = core.get("tools.choice")
     if not given or choice == "none":
         return None
     functions = [tool["function"] for tool in given]
@@ -127,7 +127,7 @@ def offer_of(values: Mapping[str, Any]) -> Offer | None:
     return Offer(
         tools=tuple(tools),
         constraint=_document([tool["function"] for tool in tools]),
-        prompt=values["tool_prompt"] or TOOL_PROMPT,
+        prompt=core.get("tools.prompt") or TOOL_PROMPT,
         declinable=declinable,
     )
 

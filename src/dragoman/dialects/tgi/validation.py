@@ -15,7 +15,7 @@ SLICE_TOKENS = 1024
 
 def check_choice(asked: Parameters, settings: TgiSettings) -> None:
     """What is looked at even before the server's load: from how many sequences the best may be chosen."""
-    best_of, most = asked.best_of, settings.max_best_of
+    best_of, most = asked.core.get("n"), settings.max_best_of
     if best_of is None or best_of == 1:
         return
     if most == 1:
@@ -26,9 +26,9 @@ def check_choice(asked: Parameters, settings: TgiSettings) -> None:
 
 def check_streamable(asked: Parameters) -> None:
     """What cannot be streamed."""
-    if asked.best_of not in (None, 1):
+    if asked.core.get("n") not in (None, 1):
         raise InvalidInput("`best_of` != 1 is not supported when streaming tokens")
-    if asked.decoder_input_details:
+    if asked.core.get("logprobs.prompt"):
         raise InvalidInput("`decoder_input_details` == true is not supported when streaming tokens")
 
 
@@ -36,43 +36,46 @@ def check_parameters(
     asked: Parameters, inputs: str, settings: TgiSettings, quirks: Quirks, max_input_tokens: int
 ) -> None:
     """Every rule that needs no tokens."""
-    chooses = asked.sequences > 1
+    get, chooses = asked.core.get, asked.sequences > 1
     if chooses and not asked.sampling:
         raise InvalidInput("you must use sampling when `best_of` is > 1")
-    if asked.temperature is not None and asked.temperature <= 0:
-        raise InvalidInput("`temperature` must be strictly positive")
-    if asked.repetition_penalty is not None and asked.repetition_penalty <= 0:
-        raise InvalidInput("`repetition_penalty` must be strictly positive")
-    if asked.frequency_penalty is not None and not -2 <= asked.frequency_penalty <= 2:
-        raise InvalidInput("`frequency_penalty` must be >= -2.0 and <= 2.0")
-    if asked.presence_penalty is not None and not -2 <= asked.presence_penalty <= 2:
-        raise InvalidInput("`presence_penalty` must be >= -2.0 and <= 2.0")
-    for name, share in (("top_p", asked.top_p), ("typical_p", asked.typical_p)):
+    for name in ("temperature", "repetition_penalty"):
+        value = get(f"sampling.{name}")
+        if value is not None and value <= 0:
+            raise InvalidInput(f"`{name}` must be strictly positive")
+    for name in ("frequency_penalty", "presence_penalty"):
+        value = get(f"sampling.{name}")
+        if value is not None and not -2 <= value <= 2:
+            raise InvalidInput(f"`{name}` must be >= -2.0 and <= 2.0")
+    for name in ("top_p", "typical_p"):
+        share = get(f"sampling.{name}")
         if share is not None and not (0 < share < 1 or (share == 1 and not quirks.one_is_no_probability)):
             raise InvalidInput(f"`{name}` must be > 0.0 and < 1.0")
-    if asked.top_k is not None and asked.top_k <= 0:
+    top_k = get("sampling.top_k")
+    if top_k is not None and top_k <= 0:
         raise InvalidInput("`top_k` must be strictly positive")
-    if asked.max_new_tokens == 0:
+    if get("ending.max_tokens") == 0:
         raise InvalidInput("`max_new_tokens` must be strictly positive")
-    if len(asked.stop) > settings.max_stop_sequences:
-        most = settings.max_stop_sequences
-        raise InvalidInput(f"`stop` supports up to {most} stop sequences. Given: {len(asked.stop)}")
-    if asked.seed is not None and chooses:
+    stops, most = len(get("ending.stop") or ()), settings.max_stop_sequences
+    if stops > most:
+        raise InvalidInput(f"`stop` supports up to {most} stop sequences. Given: {stops}")
+    if get("seeds") is not None and chooses:
         raise InvalidInput("`seed` must not be set when `best_of` > 1")
-    if (asked.top_n_tokens or 0) > settings.max_top_n_tokens:
-        most = settings.max_top_n_tokens
-        raise InvalidInput(f"`top_n_tokens` must be >= 0 and <= {most}. Given: {asked.top_n_tokens}")
+    top, most = get("logprobs.top") or 0, settings.max_top_n_tokens
+    if top > most:
+        raise InvalidInput(f"`top_n_tokens` must be >= 0 and <= {most}. Given: {top}")
     if not inputs:
         raise InvalidInput("`inputs` cannot be empty")
-    if asked.truncate is not None and not 0 < asked.truncate <= max_input_tokens:
-        message = f"`truncate` must be strictly positive and less than {max_input_tokens}. Given: {asked.truncate}"
+    truncate = get("truncate")
+    if truncate is not None and not 0 < truncate <= max_input_tokens:
+        message = f"`truncate` must be strictly positive and less than {max_input_tokens}. Given: {truncate}"
         raise InvalidInput(message)
 
 
 def token_budget(asked: Parameters, input_tokens: int, settings: TgiSettings, limits: tuple[int, int]) -> int:
     """How many tokens to generate behind a prompt of so many; ``limits`` are those of ``TgiSettings.limits``."""
     max_input, max_total = limits
-    room, new = max_total - input_tokens, asked.max_new_tokens
+    room, new = max_total - input_tokens, asked.core.get("ending.max_tokens")
     if new is not None:
         seen = min(new, SLICE_TOKENS) if settings.lenient_token_budget else new
         if seen > room:
@@ -91,5 +94,5 @@ def check_grammar(asked: Parameters, settings: TgiSettings) -> None:
     """What can be said of a grammar before it is compiled."""
     if asked.grammar_fault:
         raise InvalidInput(asked.grammar_fault)
-    if asked.constraint is not None and settings.disable_grammar_support:
+    if asked.core.get("constraint") is not None and settings.disable_grammar_support:
         raise InvalidInput("grammar is not supported")
