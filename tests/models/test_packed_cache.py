@@ -17,8 +17,9 @@ from small_models import VARIANTS, checkpoint_of, make_folder, prompt, run_rows
 from dragoman import kernels, models
 from dragoman.models import loading, packed_cache
 from dragoman.models.layout import plan_layout
-from dragoman.models.packed_cache import PackedCache, cache_key, default_cache_folder
+from dragoman.models.packed_cache import PackedCache, cache_key
 from dragoman.models.packing import PackedBytes, pack_checkpoint, split_bytes
+from dragoman.models.settings import default_cache_folder
 
 
 @pytest.fixture(autouse=True)

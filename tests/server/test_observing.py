@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
 from asking import events_of, request
-from prometheus_client import Counter
 from stub_house import QUICK, STUB, LocalHouse, local_house, running_server
 
 from dragoman.core.errors import Cancelled
 from dragoman.core.events import FinishReason
+from dragoman.core.measurements import COMPLETED_TOKENS
 from dragoman.core.observer import ObservedGeneration, ObservedRequest, ObservedStep, Observer, RequestEnd
 from dragoman.dialects.openai import dialect as openai
-from dragoman.dialects.wire import Dialect, Instruments
+from dragoman.dialects.wire import Dialect, MetricsContext
 from dragoman.server.app import create_app
 from dragoman.text import ChatTemplate
 
@@ -71,7 +71,7 @@ class Diary(Observer):
 @pytest.fixture
 def diary(house: LocalHouse) -> Diary:
     diary = Diary()
-    house.metrics.observers.append(diary)
+    house.metrics.observers.add(diary)
     return diary
 
 
@@ -127,29 +127,30 @@ async def test_a_client_that_leaves_is_told_of(house: LocalHouse, diary: Diary) 
 
 @pytest.fixture
 async def counted(house: LocalHouse) -> AsyncIterator[httpx.AsyncClient]:
-    class Count(Observer):
-        def __init__(self, instruments: Instruments) -> None:
-            self.counter = Counter("mine_tokens", "Counted my way.", registry=instruments.registry)
-            self.largest = max(card.context_tokens for card in instruments.models())
-            self.state = instruments.state
+    def made(context: MetricsContext) -> Callable[[], str]:
+        largest = max(card.context_tokens for card in context.models())
+        tokens = context.measurements.generations.histogram(COMPLETED_TOKENS, (3.0, largest))
 
-        def finished(self, generation: ObservedGeneration) -> None:
-            assert generation.prompt_tokens < self.largest
-            assert isinstance(self.state(), dict)
-            self.counter.inc(generation.tokens)
+        def text() -> str:
+            assert isinstance(context.state(), dict)
+            return f"mine_tokens_total {tokens.sum}\nmine_tokens {tokens.cumulative((3.0, largest))}\n"
 
-    other: Dialect = msgspec.structs.replace(openai.DIALECT, name="other", observer=Count)
-    for _ in range(2):  # the same server may have several applications; nobody is counted twice
-        app = create_app(house.serving, QUICK, metrics=house.metrics, dialects=(openai.DIALECT, other))
+        return text
+
+    other: Dialect = msgspec.structs.replace(openai.DIALECT, name="other", metrics=made)
+    settings = msgspec.structs.replace(QUICK, metric_names=("other",))
+    for _ in range(2):  # the same server may have several applications; no request is counted twice
+        app = create_app(house.serving, settings, metrics=house.metrics, dialects=(openai.DIALECT, other))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         yield client
 
 
-async def test_a_dialect_counts_under_its_own_names_whoever_asked(counted: httpx.AsyncClient) -> None:
+async def test_figures_have_a_dialects_names_whichever_dialect_was_spoken(counted: httpx.AsyncClient) -> None:
     await counted.post("/v1/completions", json=BODY)
     await counted.post("/other/v1/completions", json=BODY)
     text = (await counted.get("/metrics")).text
-    assert "mine_tokens_total 8.0" in text
+    assert text.count("mine_tokens_total 8.0") == 1
+    assert "mine_tokens [0, 2]" in text
     assert "dragoman_generated_tokens_total 8.0" in text
     assert "_created" not in text
 
@@ -157,7 +158,7 @@ async def test_a_dialect_counts_under_its_own_names_whoever_asked(counted: httpx
 async def test_an_engine_tells_of_its_steps(template: ChatTemplate) -> None:
     with running_server(stub=msgspec.structs.replace(STUB, step_s=0.002)) as server:
         diary = Diary()
-        server.house.metrics.observers.append(diary)
+        server.house.metrics.observers.add(diary)
         body: dict[str, Any] = {**BODY, "max_tokens": 10}
         assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
     assert sum(step.generated_tokens for step in diary.steps) == 10
@@ -168,6 +169,6 @@ async def test_an_engine_tells_of_its_steps(template: ChatTemplate) -> None:
 async def test_without_http_nobody_is_named(template: ChatTemplate) -> None:
     async with local_house(template) as house:
         diary = Diary()
-        house.metrics.observers.append(diary)
+        house.metrics.observers.add(diary)
         await events_of(house, request(max_tokens=2))
         assert diary.generations[0].request.generations == []

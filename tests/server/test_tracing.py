@@ -10,13 +10,14 @@ from typing import Any
 
 import grpc
 import httpx
+import msgspec
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from sockets import until
-from stub_house import LocalHouse, running_server
+from stub_house import QUICK, LocalHouse, running_server
 from websockets.sync.client import connect
 
 from dragoman.core.errors import DragomanError
@@ -25,6 +26,7 @@ from dragoman.server.tracing import Tracing, TracingSettings, exporting, tracing
 pytestmark = pytest.mark.anyio
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+NAMED = msgspec.structs.replace(QUICK, metric_names=("tgi",))
 BODY = {"prompt": "Once upon a time", "max_tokens": 5, "ignore_eos": True, "seed": 11, "temperature": 0.5}
 
 
@@ -36,7 +38,7 @@ def spans() -> InMemorySpanExporter:
 @pytest.fixture
 async def traced(house: LocalHouse, spans: InMemorySpanExporter) -> Tracing:
     tracing = exporting(spans, "a-server")
-    house.metrics.observers.append(tracing)
+    house.metrics.observers.add(tracing)
     return tracing
 
 
@@ -122,8 +124,8 @@ def span_named(request_id: str, spans: InMemorySpanExporter) -> dict[str, Any]:
 def test_each_message_of_a_socket_has_its_span_in_the_trace_of_the_handshake(spans: InMemorySpanExporter) -> None:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
-    with running_server() as server:
-        server.house.metrics.observers.append(Tracing(provider))
+    with running_server(NAMED) as server:
+        server.house.metrics.observers.add(Tracing(provider))
         url = f"ws://127.0.0.1:{server.port}/alexandria/api/ws"
         with connect(url, additional_headers={"traceparent": CALLER, "x-request-id": "here"}) as socket:
             for number, limit in ((1, 3), (2, 5)):
@@ -176,7 +178,7 @@ async def test_spans_reach_a_collector(house: LocalHouse, collector: tuple[Colle
     heard, port = collector
     tracing = tracing_of(TracingSettings(otlp_endpoint=f"http://127.0.0.1:{port}"))
     assert tracing is not None
-    house.metrics.observers.append(tracing)
+    house.metrics.observers.add(tracing)
     answers: list[httpx.Response] = [await house.client.post("/v1/completions", json=BODY) for _ in range(3)]
     tracing.close()
     ids = {attribute.value.string_value for span in heard.spans for attribute in span.attributes}

@@ -90,7 +90,7 @@ def machine_rows() -> dict[str, str]:
     from huggingface_hub import constants
 
     from dragoman import kernels
-    from dragoman.models.packed_cache import default_cache_folder
+    from dragoman.models.settings import default_cache_folder
 
     memory = psutil.virtual_memory()
     used = next((place for place in configuration.usual_places() if place.is_file()), None)

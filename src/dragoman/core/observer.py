@@ -1,12 +1,13 @@
-"""What happens to requests, told to whoever counts, measures or traces it.
+"""Observations of requests, generations and engine steps, and the observers that count, measure or trace them.
 
-One stream of observations fills every dialect's own metrics, and spans: nobody who serves knows their names.
+The code that serves reports each observation once, to all observers, and knows none of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from time import perf_counter
 
 import msgspec
 
@@ -15,6 +16,8 @@ from dragoman.core.events import FinishReason
 from dragoman.core.request import GenerationRequest
 
 NOTHING: Mapping[str, str] = {}
+
+FAILED_FINISHES = frozenset({FinishReason.CANCELLED, FinishReason.TIMEOUT, FinishReason.ERROR})
 
 
 class ObservedRequest:
@@ -26,6 +29,7 @@ class ObservedRequest:
         operation: the path of what it asks for, without what a client put into the path.
         headers: the request's, by names in lower case.
         caller: who sent it.
+        arrived: when, on the clock of ``perf_counter``.
         answer_headers: what observers add to the headers of its answer.
         generations: those that it made so far; one for each prompt.
         gathers: False: ``generations`` stays empty, for nobody asked and it never ends.
@@ -33,6 +37,7 @@ class ObservedRequest:
 
     __slots__ = (
         "answer_headers",
+        "arrived",
         "caller",
         "dialect",
         "gathers",
@@ -55,6 +60,7 @@ class ObservedRequest:
         gathers: bool = True,
     ) -> None:
         self.gathers = gathers
+        self.arrived = perf_counter()
         self.caller = caller
         self.dialect = dialect
         self.operation = operation
@@ -87,6 +93,7 @@ class ObservedGeneration:
         max_tokens: most tokens of each, as it was fitted to the context.
         tokens: generated so far, of all sequences.
         validation_s: from arrival until it was handed to the engine. queue_s: from there to its first step.
+        preparation_s: as validation_s, from the arrival of its HTTP request, whose body is read first.
         inference_s: from there to its end. first_token_s: from arrival to the first token.
         finishes: how its sequences ended; fewer than ``sequences`` when somebody ended it all.
     """
@@ -99,6 +106,7 @@ class ObservedGeneration:
         "inference_s",
         "max_tokens",
         "model",
+        "preparation_s",
         "prompt_tokens",
         "queue_s",
         "request",
@@ -114,9 +122,34 @@ class ObservedGeneration:
         self.sequences = sequences
         self.model = ""
         self.prompt_tokens = self.cached_tokens = self.max_tokens = self.tokens = 0
-        self.validation_s = self.queue_s = self.inference_s = self.first_token_s = 0.0
+        self.preparation_s = self.validation_s = self.queue_s = self.inference_s = self.first_token_s = 0.0
         self.seeds: tuple[int, ...] = ()
         self.finishes: list[FinishReason] = []
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every sequence ended by its end token, a stop or its length."""
+        return len(self.finishes) == self.sequences and FAILED_FINISHES.isdisjoint(self.finishes)
+
+    @property
+    def total_s(self) -> float:
+        """From arrival to its end."""
+        return self.validation_s + self.queue_s + self.inference_s
+
+    @property
+    def tokens_per_sequence(self) -> float:
+        """Tokens generated so far, on the average of its sequences."""
+        return self.tokens / self.sequences
+
+    @property
+    def seconds_per_token(self) -> float:
+        """Of its inference, for each token of a sequence."""
+        return self.inference_s / max(1.0, self.tokens_per_sequence)
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that it holds when every sequence reaches its greatest length."""
+        return self.prompt_tokens + self.sequences * self.max_tokens
 
 
 class ObservedStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,10 +202,40 @@ class Observer:
         """The engine took a step."""
 
 
-def listeners(observers: Iterable[Observer], method: str) -> list[Callable[..., None]]:
-    """That method of each observer that overrides it: what is told very often is told to nobody else."""
-    silent = getattr(Observer, method)
-    return [getattr(each, method) for each in observers if getattr(type(each), method) is not silent]
+class Observers:
+    """All observers of a server.
+
+    For each kind of observation there is a list, which has its name, of the methods to call: those that an observer
+    overrides. Frequent observations cost nothing where no observer wants them.
+    """
+
+    def __init__(self, *observers: Observer) -> None:
+        self.arrived: list[Callable[[ObservedRequest], None]] = []
+        self.submitted: list[Callable[[ObservedGeneration], None]] = []
+        self.prompted: list[Callable[[ObservedGeneration], None]] = []
+        self.first_token: list[Callable[[ObservedGeneration], None]] = []
+        self.next_token: list[Callable[[ObservedGeneration, float], None]] = []
+        self.finished: list[Callable[[ObservedGeneration], None]] = []
+        self.ended: list[Callable[[ObservedRequest, RequestEnd], None]] = []
+        self.step: list[Callable[[ObservedStep], None]] = []
+        self._all: list[Observer] = []
+        self.add(*observers)
+
+    def add(self, *observers: Observer) -> None:
+        """Report to these too, from now on."""
+        for observer in observers:
+            self._all.append(observer)
+            for name, methods in vars(self).items():
+                if name != "_all" and getattr(type(observer), name) is not getattr(Observer, name):
+                    methods.append(getattr(observer, name))
+
+    def add_once(self, kind: type[Observer]) -> None:
+        """Report to one observer of this kind too, unless there is one."""
+        if not any(type(each) is kind for each in self):
+            self.add(kind())
+
+    def __iter__(self) -> Iterator[Observer]:
+        return iter(self._all)
 
 
 current_request: ContextVar[ObservedRequest] = ContextVar("current_request")

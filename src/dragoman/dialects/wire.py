@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
-from prometheus_client import CollectorRegistry
 
 from dragoman.core.errors import BadRequest, DragomanError
+from dragoman.core.measurements import Measurements
 from dragoman.core.observer import Observer
 from dragoman.core.serving import ModelCard, Serving
 from dragoman.dialects.field import Reading, Table
@@ -284,18 +284,17 @@ class Cors(msgspec.Struct, frozen=True, kw_only=True):
     preflight_body: str = ""
 
 
-class Instruments(NamedTuple):
-    """What an observer is made with: metrics that it registers are served by ``GET /metrics``.
+class MetricsContext(NamedTuple):
+    """What a dialect's page of metrics is made from.
 
-    ``state()``: by name, the gauges and counters of the server and its engine, as they are now (those of ``/metrics``,
-    without ``dragoman_``). ``models()``: the served models. ``write(text)``: what ``text()`` returns is served behind
-    the registry's metrics, for names that the client library does not allow.
+    ``measurements``: of the whole server; those that the page shows are asked for when it is made. ``state()``: by
+    name, the gauges and counters of the server and its engine, as they are now (those of ``/metrics``, without
+    ``dragoman_``). ``models()``: the served models.
     """
 
-    registry: CollectorRegistry
+    measurements: Measurements
     state: Callable[[], Mapping[str, float]]
     models: Callable[[], tuple[ModelCard, ...]]
-    write: Callable[[Callable[[], str]], None]
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
@@ -312,7 +311,11 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         keep_alive: a comment for streams of events that are silent for long; empty where clients choke on comments.
         stream_error: the event that ends a stream which has begun before its operation could say how it streams; None:
             none begins so early.
-        observer: makes what fills the dialect's own metrics from all that happens, whoever asked for it.
+        metrics: makes what returns the server's measurements under the metric names of the dialect's contract, in
+            Prometheus' text format. Called when ``--metric-names`` asks for these names.
+        log: writes the lines of the log that the contract has, for requests in this dialect. Used by servers whose
+            ``--dialect`` it is.
+        notes: sentences for the operator about settings that the served model does not allow.
         metrics_port: a port of their own on which its users look for the metrics, when it is the operator's choice.
         document_paths: where the dialect's clients look for its OpenAPI document, beside ``/openapi.json``.
         page_paths: where its users look for a page of it, beside ``/docs``.
@@ -329,7 +332,9 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     key_headers: tuple[str, ...] = ()
     keep_alive: bytes = b""
     stream_error: Callable[[DragomanError], bytes] | None = None
-    observer: Callable[[Instruments], Observer] | None = None
+    metrics: Callable[[MetricsContext], Callable[[], str]] | None = None
+    log: type[Observer] | None = None
+    notes: Callable[[ModelCard], Sequence[str]] | None = None
     metrics_port: int | None = None
     document_paths: tuple[str, ...] = ()
     page_paths: tuple[str, ...] = ()

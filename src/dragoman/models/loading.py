@@ -21,11 +21,11 @@ from dragoman.models.families import FAMILIES
 from dragoman.models.layout import Layout, plan_layout
 from dragoman.models.memory import MemoryPlan, plan
 from dragoman.models.model import Model
-from dragoman.models.packed_cache import Packed, PackedCache, cache_key, default_cache_folder
+from dragoman.models.packed_cache import Packed, PackedCache, cache_key
 from dragoman.models.packing import Weights, entry_checksums, pack_checkpoint
 from dragoman.models.parameters import parameter_count
 from dragoman.models.progress import READING, Progress, nobody, part
-from dragoman.models.settings import ModelSettings
+from dragoman.models.settings import ModelSettings, default_cache_folder
 from dragoman.models.source import find_source, find_weights, open_files
 from dragoman.models.spec import DecoderSpec
 

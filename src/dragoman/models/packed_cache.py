@@ -46,13 +46,6 @@ Packed = tuple[PackedBytes, list[int]]
 """The bytes of each entry of a layout, and their checksums."""
 
 
-def default_cache_folder() -> Path:
-    """``$DRAGOMAN_CACHE/packed``, or ``packed`` in the user's cache folder for this program."""
-    if root := os.environ.get("DRAGOMAN_CACHE"):
-        return Path(root).expanduser() / "packed"
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dragoman" / "packed"
-
-
 def cache_key(checkpoint: Checkpoint, layout: Layout) -> str:
     """Name of the packed form of these weight files: their names, sizes, times, headers and samples of their content.
 

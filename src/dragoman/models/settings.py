@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -71,3 +73,10 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.rope_scaling is None and self.rope_factor is None:
             return None
         return {"rope_type": self.rope_scaling or "linear", "factor": self.rope_factor or 1.0}
+
+
+def default_cache_folder() -> Path:
+    """``$DRAGOMAN_CACHE/packed``, or ``packed`` in the user's cache folder for this program."""
+    if root := os.environ.get("DRAGOMAN_CACHE"):
+        return Path(root).expanduser() / "packed"
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dragoman" / "packed"

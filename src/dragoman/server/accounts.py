@@ -76,7 +76,7 @@ class Accounts(Observer):
 
     def watch(self, metrics: Metrics) -> None:
         """Be told of what happens, and report it at every scrape."""
-        metrics.observers.append(self)
+        metrics.observers.add(self)
         metrics.watch(dict, lambda: {"ledger_failures": self._ledger.failures})
         if self._by_holder:
             for name, help, labels, values in (

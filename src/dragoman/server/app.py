@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -14,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dragoman.core.errors import Cancelled, DragomanError, Forbidden, GenerationFailed, NotFound
+from dragoman.core.observer import Observers
 from dragoman.core.serving import Serving
 from dragoman.dialects import made_dialects
 from dragoman.dialects.wire import Answer, Dialect
@@ -25,12 +27,14 @@ from dragoman.server.documents import with_documents
 from dragoman.server.exchange import Exchange, Ready, error_answer
 from dragoman.server.gate import Gate
 from dragoman.server.health import probes, scrape
-from dragoman.server.hosting import Hosting, chosen_dialect, in_precedence
+from dragoman.server.hosting import Hosting, chosen_dialect, in_precedence, named_in_metrics
 from dragoman.server.keys import Keyring
 from dragoman.server.metrics import Metrics
 from dragoman.server.routing import routes_of
 from dragoman.server.settings import BrowserSettings, ServerSettings, WorkSettings
 from dragoman.server.worker_pool import WorkerPools
+
+log = logging.getLogger("dragoman.server")
 
 NO_PAGES = BrowserSettings()
 """Pages of other origins have to stay outside."""
@@ -58,8 +62,8 @@ def create_app(
     bodies together may take; ``pools``, the threads for long work, and ``accounts``, what callers use, by default of
     the application's own.
 
-    Raises DragomanError when the settings name a dialect that is not among those given, and for patterns of hosts and
-    origins that are none.
+    Raises DragomanError when the settings name a dialect that is not among those given, or one without metric names for
+    its metrics, and for patterns of hosts and origins that are none.
     """
     metrics = metrics or Metrics()
     dialects = made_dialects() if dialects is None else dialects
@@ -71,8 +75,14 @@ def create_app(
             "auth_failures", text, ("reason",), lambda: {(name,): failures[name] for name in REASONS}
         )
     for dialect in dialects:
-        if dialect.observer is not None:
-            metrics.admit(dialect.name, dialect.observer, serving.models)
+        if dialect.notes is not None:
+            for note in dialect.notes(serving.models()[0]):
+                log.warning("%s", note)
+    for dialect in named_in_metrics(dialects, settings):
+        if dialect.metrics is not None:
+            metrics.show_names_of(dialect.name, dialect.metrics, serving.models)
+    if settings.dialect == chosen.name and chosen.log is not None:
+        metrics.observers.add_once(chosen.log)
     own = Dialect(
         name="server", title="Server", operations=(*probes(failure), scrape(metrics)), render_error=chosen.render_error
     )
@@ -104,7 +114,7 @@ def create_figures_app(
     own = Dialect(name="server", title="Server", operations=(scrape(metrics),), render_error=render_error)
     origins = OriginPolicy(browsers, bound_host=settings.metrics_host, has_keys=bool(keys))
     pools = WorkerPools(WorkSettings())
-    hosting = Hosting(serving, settings, keys, lambda: "", lambda: False, Accounts(), (), pools, origins)
+    hosting = Hosting(serving, settings, keys, lambda: "", lambda: False, Accounts(), Observers(), pools, origins)
     return _assembled((), (own,), own, hosting, metrics)
 
 

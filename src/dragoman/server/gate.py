@@ -52,7 +52,7 @@ class RequestLog:
         operation: str = "",
     ) -> None:
         """A request is over. Neither query nor headers nor body are told: they may hold secrets, or somebody's text."""
-        self._metrics.requests.labels(dialect, operation, str(status)).inc()
+        self._metrics.count_request(dialect, operation, status)
         if not self._writes_lines:
             return
         host, port = client or ("-", 0)

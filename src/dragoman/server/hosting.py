@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from dragoman.core.errors import DragomanError
-from dragoman.core.observer import Observer
+from dragoman.core.observer import Observers
 from dragoman.core.serving import Serving
 from dragoman.dialects.wire import Cors, Dialect, Operation, SocketOperation
 from dragoman.server.accounts import Accounts
@@ -16,6 +16,9 @@ from dragoman.server.exchange import Ready
 from dragoman.server.keys import Keyring
 from dragoman.server.settings import ServerSettings
 from dragoman.server.worker_pool import WorkerPools
+
+NO_NAMES = "none"
+"""As the only one of ``--metric-names``: no names but the server's own."""
 
 
 class Hosting(NamedTuple):
@@ -27,7 +30,7 @@ class Hosting(NamedTuple):
     ready: Ready
     ended: Callable[[], bool]
     accounts: Accounts
-    observers: Sequence[Observer]
+    observers: Observers
     pools: WorkerPools
     origins: OriginPolicy
     bodies: BodyBudget = BodyBudget()
@@ -73,3 +76,18 @@ def in_precedence(dialects: Sequence[Dialect], chosen: str, own: Dialect) -> tup
     """The operator's choice, then what the server has of its own, then the others as they are registered."""
     first = [dialect for dialect in dialects if dialect.name == chosen]
     return (*first, own, *(dialect for dialect in dialects if dialect.name != chosen))
+
+
+def named_in_metrics(dialects: Sequence[Dialect], settings: ServerSettings) -> tuple[Dialect, ...]:
+    """The dialects under whose names ``/metrics`` shows the measurements too.
+
+    Raises DragomanError for one that is not among those with metric names.
+    """
+    having = {dialect.name: dialect for dialect in dialects if dialect.metrics is not None}
+    names = settings.metric_names or ({settings.dialect} & having.keys())
+    if names == (NO_NAMES,):
+        return ()
+    for name in names:
+        if name not in having:
+            raise DragomanError(f"--metric-names {name[:64]}: there is only {', '.join(having)}, and {NO_NAMES} alone")
+    return tuple(having[name] for name in dict.fromkeys(names))

@@ -35,7 +35,7 @@ from dragoman.server.continuing import IN_MEMORY
 from dragoman.server.descriptors import allow_connections
 from dragoman.server.figures import figures_listener, serve_figures
 from dragoman.server.gate import RequestLog
-from dragoman.server.hosting import chosen_dialect
+from dragoman.server.hosting import chosen_dialect, named_in_metrics
 from dragoman.server.keys import Keyring
 from dragoman.server.listener import ListeningServer
 from dragoman.server.opening import NO_ADAPTERS, ONE_MODEL, USUAL_WORK, House, open_house
@@ -119,6 +119,7 @@ async def serve(
     """
     reloads = reloads or Reloads()
     dialects = made_dialects() if dialects is None else dialects
+    named_in_metrics(dialects, settings)  # a name that there is not ends the start before the model is loaded
     # Bound before the engine starts, so that a taken port is known at once; but nobody can connect before it listens.
     if keys.has_file:
         reloads.add("API keys", keys.reload)
@@ -141,7 +142,7 @@ async def serve(
             progress=progress,
             launched=launched,
         ) as house:
-            house.metrics.observers.extend(observers)
+            house.metrics.observers.add(*observers)
             server = Server(
                 settings,
                 house,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from time import perf_counter
 
 from dragoman.core.events import FinishReason
-from dragoman.core.observer import ObservedGeneration, ObservedRequest, Observer, current_request, listeners
+from dragoman.core.observer import ObservedGeneration, ObservedRequest, Observers, current_request
 from dragoman.core.request import EngineRequest, GenerationRequest
 
 NOBODY = ObservedRequest(gathers=False)
@@ -16,9 +15,9 @@ NOBODY = ObservedRequest(gathers=False)
 class Meter:
     """Made when the request arrives. The event loop's own clock is too coarse for it: a millisecond, in uvloop."""
 
-    def __init__(self, observers: Sequence[Observer], asked: GenerationRequest, sequences: int) -> None:
+    def __init__(self, observers: Observers, asked: GenerationRequest, sequences: int) -> None:
         self._observers = observers
-        self._next_token = listeners(observers, "next_token")
+        self._next_token = observers.next_token
         self._seen = ObservedGeneration(current_request.get(NOBODY), asked, sequences)
         self._last = [0.0] * sequences
         self._submitted = 0.0
@@ -30,17 +29,18 @@ class Meter:
         seen.model = model
         self._submitted = perf_counter()
         seen.prompt_tokens, seen.max_tokens, seen.seeds = submitted.prompt_tokens, submitted.max_tokens, submitted.seeds
-        seen.validation_s = self._submitted - self.arrived
+        seen.preparation_s = seen.validation_s = self._submitted - self.arrived
         if seen.request.gathers:
+            seen.preparation_s = self._submitted - seen.request.arrived
             seen.request.generations.append(seen)
-        for observer in self._observers:
-            observer.submitted(seen)
+        for tell in self._observers.submitted:
+            tell(seen)
 
     def prompt(self, cached_tokens: int, queue_s: float) -> None:
         """The prompt is computed."""
         self._seen.cached_tokens, self._seen.queue_s = cached_tokens, queue_s
-        for observer in self._observers:
-            observer.prompted(self._seen)
+        for tell in self._observers.prompted:
+            tell(self._seen)
 
     def token(self, sequence: int) -> None:
         """One more token of a sequence."""
@@ -52,8 +52,8 @@ class Meter:
                 next_token(seen, now - before)
         elif not seen.first_token_s:
             seen.first_token_s = now - self.arrived
-            for observer in self._observers:
-                observer.first_token(seen)
+            for tell in self._observers.first_token:
+                tell(seen)
 
     def finish(self, reason: FinishReason) -> None:
         """One of the sequences ended."""
@@ -63,6 +63,6 @@ class Meter:
         """The generation is over, however it ended."""
         seen = self._seen
         seen.inference_s = max(0.0, perf_counter() - self._submitted - seen.queue_s)
-        for observer in self._observers:
-            observer.finished(seen)
+        for tell in self._observers.finished:
+            tell(seen)
         return seen

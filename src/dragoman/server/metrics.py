@@ -1,13 +1,11 @@
-"""What Prometheus may know: requests, tokens, latencies, and the state of the engine."""
+"""The server's page of metrics for Prometheus: requests, tokens, latencies, and the state of the engine."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -17,9 +15,10 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from dragoman.core.observer import ObservedGeneration, ObservedStep, Observer
+from dragoman.core.measurements import FIRST_TOKEN_S, TOTAL_S, Histogram, Measurements
+from dragoman.core.observer import ObservedStep, Observers
 from dragoman.core.serving import ModelCard
-from dragoman.dialects.wire import Instruments
+from dragoman.dialects.wire import MetricsContext
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 BETWEEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -27,44 +26,24 @@ BETWEEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-# One more line for each series, of which no dashboard makes anything.
-disable_created_metrics()  # type: ignore[no-untyped-call]
+class Metrics:
+    """One server's page of metrics, and the measurements that it is made from.
 
-
-class Metrics(Observer):
-    """One server's instruments, in a registry of their own.
-
-    ``observers``: itself, and those of the dialects, which register names of their own.
+    Attributes:
+        observers: of everything that happens on the server.
+        measurements: what they have measured.
+        registry: of what is shown under the server's own names.
     """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.observers: list[Observer] = [self]
+        self.observers = Observers()
+        self.measurements = Measurements(self.observers)
         self._states: list[_State] = []
-        self._known: set[str] = set()
-        self._texts: list[Callable[[], str]] = []
-        self.requests = Counter(
-            "dragoman_http_requests", "HTTP requests answered.", ("dialect", "route", "status"), registry=self.registry
-        )
-        self.prompt_tokens = Counter("dragoman_prompt_tokens", "Prompt tokens read.", registry=self.registry)
-        self.generated_tokens = Counter("dragoman_generated_tokens", "Tokens generated.", registry=self.registry)
-        self.cached_tokens = Counter(
-            "dragoman_cached_prompt_tokens", "Prompt tokens taken from the prefix cache.", registry=self.registry
-        )
-        self.finished_sequences = Counter(
-            "dragoman_sequences_finished",
-            "Generated sequences by the reason of their end.",
-            ("reason",),
-            registry=self.registry,
-        )
-        self.first_token_s = self._histogram("time_to_first_token", "From arrival to the first token.", SECONDS)
-        self.between_tokens_s = self._histogram("inter_token", "Between two tokens of one sequence.", BETWEEN)
-        self.whole_s = self._histogram("request", "From arrival to the last token.", SECONDS)
-
-    def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Durations:
-        durations = Durations(f"dragoman_{name}_seconds", help, buckets)
-        self.registry.register(durations)
-        return durations
+        self._texts: dict[str, Callable[[], str]] = {}
+        self._http_requests: dict[tuple[str, str, int], int] = {}
+        self.registry.register(_Requests(self._http_requests))
+        self.registry.register(_Generations(self.measurements))
 
     def watch(self, gauges: Callable[[], dict[str, float]], counters: Callable[[], dict[str, float]]) -> None:
         """Report these at every scrape, by name; the sentences are in ``STATE``."""
@@ -88,38 +67,77 @@ class Metrics(Observer):
         """Everything that is watched, as it is now."""
         return {name: value for state in self._states for name, value in state.values().items()}
 
-    def admit(
-        self, name: str, make: Callable[[Instruments], Observer], models: Callable[[], tuple[ModelCard, ...]]
+    def show_names_of(
+        self,
+        dialect: str,
+        make: Callable[[MetricsContext], Callable[[], str]],
+        models: Callable[[], tuple[ModelCard, ...]],
     ) -> None:
-        """Let one more observer be told, unless one of that name is."""
-        if name not in self._known:
-            self._known.add(name)
-            self.observers.append(make(Instruments(self.registry, self.state, models, self._texts.append)))
+        """Show the measurements under the dialect's names too, from before the first request."""
+        if dialect not in self._texts:
+            self._texts[dialect] = make(MetricsContext(self.measurements, self.state, models))
 
-    def tell(self, step: ObservedStep) -> None:
-        """One more step of the engine."""
-        for observer in self.observers:
-            observer.step(step)
+    def count_request(self, dialect: str, operation: str, status: int) -> None:
+        """Count an HTTP request that is over."""
+        key = (dialect, operation, status)
+        self._http_requests[key] = self._http_requests.get(key, 0) + 1
 
-    def prompted(self, generation: ObservedGeneration) -> None:
-        self.prompt_tokens.inc(generation.prompt_tokens)
-        self.cached_tokens.inc(generation.cached_tokens)
-
-    def first_token(self, generation: ObservedGeneration) -> None:
-        self.first_token_s.observe(generation.first_token_s)
-
-    def next_token(self, generation: ObservedGeneration, seconds: float) -> None:
-        self.between_tokens_s.observe(seconds)
-
-    def finished(self, generation: ObservedGeneration) -> None:
-        for reason in generation.finishes:
-            self.finished_sequences.labels(reason.value).inc()
-        self.generated_tokens.inc(generation.tokens)
-        self.whole_s.observe(generation.validation_s + generation.queue_s + generation.inference_s)
+    def report_step(self, step: ObservedStep) -> None:
+        """Report a step of the engine to the observers."""
+        for tell in self.observers.step:
+            tell(step)
 
     def render(self) -> bytes:
         """The text format of Prometheus."""
-        return generate_latest(self.registry) + "".join([text() for text in self._texts]).encode()
+        return generate_latest(self.registry) + "".join([text() for text in self._texts.values()]).encode()
+
+
+class _Requests(Collector):
+    def __init__(self, counts: Mapping[tuple[str, str, int], int]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterable[Metric]:
+        labels = ("dialect", "route", "status")
+        metric = CounterMetricFamily("dragoman_http_requests", "HTTP requests answered.", labels=labels)
+        for (dialect, operation, status), count in self._counts.items():
+            metric.add_metric((dialect, operation, str(status)), count)
+        yield metric
+
+
+class _Generations(Collector):
+    """The measurements of generations, under the server's own names."""
+
+    def __init__(self, measurements: Measurements) -> None:
+        self._generations = generations = measurements.generations
+        generations.between_tokens_s.add_bounds(BETWEEN)
+        self._first_token_s = generations.histogram(FIRST_TOKEN_S, SECONDS)
+        self._total_s = generations.histogram(TOTAL_S, SECONDS)
+
+    def collect(self) -> Iterable[Metric]:
+        seen = self._generations
+        for name, help, value in (
+            ("prompt_tokens", "Prompt tokens read.", seen.prompt_tokens),
+            ("generated_tokens", "Tokens generated.", seen.generated_tokens),
+            ("cached_prompt_tokens", "Prompt tokens taken from the prefix cache.", seen.cached_tokens),
+        ):
+            yield CounterMetricFamily(f"dragoman_{name}", help, value=value)
+        help = "Generated sequences by the reason of their end."
+        finished = CounterMetricFamily("dragoman_sequences_finished", help, labels=("reason",))
+        for reason, count in seen.finishes.items():
+            finished.add_metric((reason.value,), count)
+        yield finished
+        for name, help, histogram, bounds in (
+            ("time_to_first_token", "From arrival to the first token.", self._first_token_s, SECONDS),
+            ("inter_token", "Between two tokens of one sequence.", seen.between_tokens_s, BETWEEN),
+            ("request", "From arrival to the last token.", self._total_s, SECONDS),
+        ):
+            yield _seconds(f"dragoman_{name}_seconds", help, histogram, bounds)
+
+
+def _seconds(name: str, help: str, histogram: Histogram, bounds: tuple[float, ...]) -> Metric:
+    counts = map(float, (*histogram.cumulative(bounds), histogram.count))
+    buckets = list(zip((*map(floatToGoString, bounds), "+Inf"), counts, strict=True))
+    return HistogramMetricFamily(name, help, buckets, histogram.sum)
 
 
 class _Labelled(Collector):
@@ -139,24 +157,6 @@ class _Labelled(Collector):
         for labels, value in self._values().items():
             metric.add_metric(labels, value)
         yield metric
-
-
-class Durations(Collector):
-    """A histogram of seconds for one thread. The library's own takes microseconds, for every token of every stream."""
-
-    def __init__(self, name: str, help: str, bounds: tuple[float, ...]) -> None:
-        self._name, self._help, self._bounds = name, help, bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(self._bounds, seconds)] += 1
-        self._sum += seconds
-
-    def collect(self) -> Iterable[Metric]:
-        bounds = [*map(floatToGoString, self._bounds), "+Inf"]
-        buckets = list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
-        yield HistogramMetricFamily(self._name, self._help, buckets, self._sum)
 
 
 STATE = {

@@ -130,7 +130,8 @@ async def open_house(
 
     def on_step(before: EngineStats, after: EngineStats, dispatch_s: float) -> None:
         admission.rate.observe(before, after)
-        metrics.tell(_step(before, after, dispatch_s))
+        if metrics.observers.step:
+            metrics.report_step(_step(before, after, dispatch_s))
 
     first = _first_offer(settings, worker)
     opening = ModelOpening(

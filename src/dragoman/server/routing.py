@@ -287,8 +287,8 @@ class PathEndpoint:
             exchange.headers,
             caller=current_caller.get(),
         )
-        for observer in self._hosting.observers:
-            observer.arrived(seen)
+        for tell in self._hosting.observers.arrived:
+            tell(seen)
         exchange.more_headers = seen.answer_headers
         # Whatever tasks the handler starts have it too, and nobody in between needs to know.
         current_request.set(seen)
@@ -298,8 +298,8 @@ class PathEndpoint:
         gone = exchange.status == 0 or isinstance(fault, Cancelled)
         error = Cancelled("The client left.") if gone else exchange.fault or fault
         end = RequestEnd(status=exchange.status or CLIENT_GONE, seconds=exchange.elapsed_s, error=error)
-        for observer in self._hosting.observers:
-            observer.ended(seen, end)
+        for tell in self._hosting.observers.ended:
+            tell(seen, end)
 
     def _told(self, error: Exception, exchange: Exchange) -> DragomanError:
         """Return the error as a client may be told it. What nobody foresaw is logged."""

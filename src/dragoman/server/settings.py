@@ -27,6 +27,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
             any. A port that cannot be had is no error.
         metrics_host: address of that port. Figures say what a server does and for whom it does it: by default only this
             machine reads them there.
+        metric_names: dialect under whose names GET /metrics shows its figures, beside the server's own (dragoman_...):
+            tgi or friendli; may be given several times. none: no other names. By default those of --dialect.
         name: name of the served model in answers and in GET /v1/models; by default the model's own.
         dialect: which dialect has the bare paths that several claim, such as /v1/completions; each always has those
             under its own prefix. auto: told by what a request looks like where its dialect leaves marks.
@@ -63,6 +65,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[Port, Meta(extra={"short": "-p"})] = 8000
     metrics_port: Port | None = None
     metrics_host: str = "127.0.0.1"
+    metric_names: tuple[str, ...] = ()
     dialect: DialectName = "openai"
     name: str | None = None
     alias: tuple[str, ...] = ()

@@ -24,7 +24,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from dragoman.core.caller import current_caller
 from dragoman.core.errors import Cancelled, DragomanError, EngineUnavailable, Forbidden, PayloadTooLarge
-from dragoman.core.observer import ObservedRequest, Observer, RequestEnd, current_request
+from dragoman.core.observer import ObservedRequest, RequestEnd, current_request
 from dragoman.dialects.wire import Answer, Call, Dialect, NotJson
 from dragoman.server.body import decode_json
 from dragoman.server.cors import PageHeaders, page_headers
@@ -239,7 +239,7 @@ class Socket:
         self._idle_s = hosting.settings.websocket_idle_s
         self._pools = hosting.pools
         self._keys, self._accounts = hosting.keys, hosting.accounts
-        self._observers: Sequence[Observer] = hosting.observers
+        self._observers = hosting.observers
         self._hear, self._send = receive, send
         self._shared = _Shared()
         self._behind: asyncio.Event | None = None
@@ -315,8 +315,8 @@ class Socket:
         fault: Exception | None = None
         caller = current_caller.get()
         seen = ObservedRequest(dialect.name, operation.path, "MESSAGE", request_id, self.headers, caller=caller)
-        for observer in self._observers:
-            observer.arrived(seen)
+        for tell in self._observers.arrived:
+            tell(seen)
         token = current_request.set(seen)
         self._shared.answering += 1
         try:
@@ -335,8 +335,8 @@ class Socket:
             self._shared.touch()
             current_request.reset(token)
             end = RequestEnd(status=_status(fault, dialect), seconds=perf_counter() - began, error=fault)
-            for observer in self._observers:
-                observer.ended(seen, end)
+            for tell_end in self._observers.ended:
+                tell_end(seen, end)
 
     async def run_blocking(self, work: Callable[[], Result]) -> Result:
         return await self._pools.text.run(work)

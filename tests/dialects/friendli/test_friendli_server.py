@@ -150,7 +150,7 @@ def figures(text: str) -> dict[str, float]:
 
 
 async def test_figures_have_the_containers_names(template: ChatTemplate) -> None:
-    async with local_house(template) as house:
+    async with local_house(template, msgspec.structs.replace(QUICK, dialect="friendli")) as house:
         await house.client.post("/serverless/v1/completions", json=BODY | {"n": 3, "prompt": ["a", "b"]})
         await house.client.post("/v1/completions", json=BODY)
         house.engine.free.clear()

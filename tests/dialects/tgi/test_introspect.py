@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 from chat_house import chat_house
 from native import ask, generate, native_house
-from stub_house import QUICK, STUB, TOKENIZER, LocalHouse
+from stub_house import QUICK, STUB, TOKENIZER, LocalHouse, local_house
 
 import dragoman
-from dragoman.core.errors import GenerationFailed
+from dragoman.core.errors import (
+    BadConstraint,
+    Cancelled,
+    ContextOverflow,
+    DragomanError,
+    EngineUnavailable,
+    Forbidden,
+    GenerationFailed,
+    ModelNotFound,
+    Overloaded,
+    RateLimited,
+    ShuttingDown,
+    TemplateFailed,
+    TemplateMissing,
+)
+from dragoman.dialects.kinds import Violation
+from dragoman.dialects.tgi.errors import IncompleteStream, MissingVariable, ToolFault, failure_label
 from dragoman.dialects.tgi.metrics import DURATION_BOUNDS, steps_to
+from dragoman.server.app import create_app
 from dragoman.text import ChatTemplate
 
 pytestmark = pytest.mark.anyio
+
+
+def all_kinds(kind: type[DragomanError]) -> list[type[DragomanError]]:
+    """All kinds of an error, below it."""
+    return [one for each in kind.__subclasses__() for one in (each, *all_kinds(each))]
 
 
 @pytest.fixture
@@ -117,13 +142,80 @@ async def test_metrics_have_the_originals_names(native: LocalHouse) -> None:
 
 
 async def test_requests_of_other_dialects_count_too(template: ChatTemplate) -> None:
-    from stub_house import local_house
-
-    async with local_house(template, QUICK, STUB) as house:
+    async with local_house(template, msgspec.structs.replace(QUICK, dialect="tgi"), STUB) as house:
         await house.client.post("/openai/v1/completions", json={"prompt": "a", "max_tokens": 2})
+        await house.client.post("/openai/v1/completions", json={"prompt": 5})  # generates nothing
+        await house.client.post("/tgi/tokenize", json={"inputs": "a"})
         lines = (await house.client.get("/metrics")).text.splitlines()
         assert "tgi_request_count 1" in lines
+        assert "tgi_request_success 1" in lines
+        assert not [line for line in lines if line.startswith("tgi_request_failure")]
+        assert "tgi_request_duration_count 1" in lines
         assert "tgi_request_generated_tokens_sum 2" in lines
+        assert "tgi_request_validation_duration_count 1" in lines
+
+
+async def test_a_validation_lasts_from_the_arrival_of_the_request(template: ChatTemplate) -> None:
+    async with local_house(template, msgspec.structs.replace(QUICK, dialect="tgi"), STUB) as house:
+
+        async def body() -> AsyncIterator[bytes]:
+            yield b'{"prompt": "a", '
+            await asyncio.sleep(0.05)
+            yield b'"max_tokens": 2}'
+
+        headers = {"content-type": "application/json"}
+        for path in ("/openai/v1/completions", "/tgi/v1/completions"):
+            assert (await house.client.post(path, content=body(), headers=headers)).status_code == 200
+        text = (await house.client.get("/metrics")).text
+        found = re.search(r"^tgi_request_validation_duration_sum (\S+)$", text, flags=re.MULTILINE)
+        assert found is not None
+        assert 0.1 <= float(found[1]) < 1
+
+
+async def test_the_gauge_of_tokens_is_of_what_is_running(template: ChatTemplate) -> None:
+    async with native_house(template) as house:
+        house.engine.free.clear()
+        asked = asyncio.create_task(generate(house.client, max_new_tokens=7))
+        while not house.engine.requests:
+            await asyncio.sleep(0.005)
+        prompt = house.engine.requests[0].prompt_tokens
+        assert f"tgi_batch_current_max_tokens {prompt + 7}" in (await house.client.get("/metrics")).text
+        house.engine.free.set()
+        await asked
+        assert "tgi_batch_current_max_tokens 0" in (await house.client.get("/metrics")).text
+
+
+@pytest.mark.parametrize("error", [DragomanError, *all_kinds(DragomanError)], ids=lambda kind: kind.__name__)
+def test_every_error_is_counted_under_one_of_the_originals_names(error: type[DragomanError]) -> None:
+    known = {"validation", "overloaded", "generation", "incomplete", "template", "dropped"}
+    if issubclass(error, Forbidden):  # not known to the original, which asks for no keys
+        known = {"forbidden"}
+    assert failure_label(error) in known
+
+
+@pytest.mark.parametrize(
+    ("error", "label"),
+    [
+        (Cancelled, "dropped"),
+        (Overloaded, "overloaded"),
+        (RateLimited, "overloaded"),
+        (ShuttingDown, "overloaded"),
+        (EngineUnavailable, "generation"),
+        (GenerationFailed, "generation"),
+        (ModelNotFound, "generation"),
+        (ValueError, "generation"),
+        (ContextOverflow, "validation"),
+        (BadConstraint, "validation"),
+        (Violation, "validation"),
+        (ToolFault, "validation"),
+        (TemplateMissing, "template"),
+        (TemplateFailed, "template"),
+        (MissingVariable, "template"),
+        (IncompleteStream, "incomplete"),
+    ],
+)
+def test_failures_have_the_originals_names(error: type[Exception], label: str) -> None:
+    assert failure_label(error) == label
 
 
 def test_buckets() -> None:
@@ -167,6 +259,34 @@ async def test_the_log_has_times_and_nobodys_text(native: LocalHouse, caplog: py
     assert success.fields["seed"] == "9"  # type: ignore[attr-defined]
     assert 'parameters.seed: invalid type: string "…", expected u64' in caplog.text
     assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize(("dialect", "path"), [("openai", "/tgi/generate"), ("tgi", "/openai/v1/completions")])
+async def test_the_line_is_for_requests_of_this_dialect_where_it_is_the_operators_choice(
+    template: ChatTemplate, caplog: pytest.LogCaptureFixture, dialect: str, path: str
+) -> None:
+    caplog.set_level("DEBUG", "dragoman")
+    body = {"inputs": "a", "prompt": "a", "max_tokens": 2}
+    async with local_house(template, msgspec.structs.replace(QUICK, dialect=dialect), STUB) as house:
+        assert (await house.client.post(path, json=body)).status_code == 200
+        await house.client.post(path, json={"inputs": 5, "prompt": 5})
+        assert {record.name for record in caplog.records} == {"dragoman.access"}
+        caplog.clear()
+        await house.client.post("/tgi/generate", json=body)
+        await house.client.post("/tgi/generate", json={"inputs": 5})
+    names = [record.name for record in caplog.records]
+    own = ["dragoman.tgi"] if dialect == "tgi" else []
+    assert names == [*own, "dragoman.access"] * 2
+
+
+async def test_applications_of_one_server_write_one_line(
+    template: ChatTemplate, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "dragoman.tgi")
+    async with native_house(template) as house:
+        create_app(house.serving, msgspec.structs.replace(QUICK, dialect="tgi"), metrics=house.metrics)
+        await generate(house.client, max_new_tokens=2)
+    assert len(caplog.records) == 1
 
 
 async def test_limits_that_the_model_cannot_hold_are_lowered_aloud(

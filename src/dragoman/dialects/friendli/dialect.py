@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dragoman.dialects.answers import sse
 from dragoman.dialects.friendli.errors import error_event, render_error
-from dragoman.dialects.friendli.metrics import FriendliObserver
+from dragoman.dialects.friendli.metrics import FriendliMetrics
 from dragoman.dialects.friendli.routes import SurfaceApi
 from dragoman.dialects.friendli.settings import FriendliSettings
 from dragoman.dialects.friendli.surface import Surface
@@ -22,6 +22,6 @@ def make(settings: FriendliSettings) -> Dialect:
         operations=operations,
         render_error=render_error,
         stream_error=lambda error: sse(error_event(error)),
-        observer=FriendliObserver,
+        metrics=lambda context: FriendliMetrics(context).text,
         metrics_port=8281,
     )

@@ -1,24 +1,26 @@
-"""Friendli's figures for Prometheus, under the names of its container, for the dashboards that ask for them."""
+"""The server's measurements under the metric names of Friendli's container."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from math import ceil
+from collections.abc import Iterator
 
 from dragoman.core.errors import Cancelled, EngineUnavailable, GenerationTimeout, Overloaded
-from dragoman.core.events import FinishReason
-from dragoman.core.observer import ObservedGeneration, ObservedRequest, Observer, RequestEnd
-from dragoman.dialects.exposition import Histogram, braces, head, number
-from dragoman.dialects.wire import Instruments
+from dragoman.core.measurements import (
+    CACHED_SHARE,
+    COMPLETED_TOKENS,
+    COMPLETED_TOTAL_S,
+    FIRST_TOKEN_S,
+    PROMPT_TOKENS,
+    QUEUE_S,
+    Outcome,
+)
+from dragoman.dialects.prometheus_text import counter, gauge, histogram, nanosecond_summary
+from dragoman.dialects.wire import MetricsContext
 
 LENGTHS = tuple(float(2**k) for k in range(18))
 RATIOS = tuple(k / 10 for k in range(11))
-QUANTILES = (0.5, 0.9, 0.99)
-REMEMBERED = 1024
-"""Newest values that quantiles are of."""
-
-FAILURES = frozenset({FinishReason.TIMEOUT, FinishReason.CANCELLED, FinishReason.ERROR})
+NEWEST = 1024
+"""Values that quantiles are of."""
 
 COUNTERS = {
     "friendli_requests_total": "Requests that were taken: one for each prompt.",
@@ -36,93 +38,67 @@ GAUGES = {
     "friendli_current_waiting_items": ("Sequences that wait for the batch.", ("sequences_waiting",)),
 }
 HISTOGRAMS = {
-    "friendli_tcache_hit_ratio": ("Share of a prompt's tokens that were cached.", RATIOS),
-    "friendli_input_lengths": ("Tokens of a prompt.", LENGTHS),
-    "friendli_output_lengths": ("Tokens generated for a sequence, on the average of its request.", LENGTHS),
+    "friendli_tcache_hit_ratio": ("Share of a prompt's tokens that were cached.", CACHED_SHARE, RATIOS),
+    "friendli_input_lengths": ("Tokens of a prompt.", PROMPT_TOKENS, LENGTHS),
+    "friendli_output_lengths": (
+        "Tokens generated for a sequence, on the average of its request.",
+        COMPLETED_TOKENS,
+        LENGTHS,
+    ),
 }
 SUMMARIES = {
-    "friendli_requests_latencies": "From arrival to the last token, in nanoseconds.",
-    "friendli_requests_ttft": "From arrival to the first token, in nanoseconds.",
-    "friendli_requests_queueing_delays": "From the end of checks to the first step, in nanoseconds.",
+    "friendli_requests_latencies": ("From arrival to the last token, in nanoseconds.", COMPLETED_TOTAL_S),
+    "friendli_requests_ttft": ("From arrival to the first token, in nanoseconds.", FIRST_TOKEN_S),
+    "friendli_requests_queueing_delays": ("From the end of checks to the first step, in nanoseconds.", QUEUE_S),
 }
 
 
-class FriendliObserver(Observer):
-    """Counts every generation of the server, whichever dialect asked for it."""
+class FriendliMetrics:
+    """The page of metrics. It covers every generation of the server, in whatever dialect it was asked for."""
 
-    def __init__(self, instruments: Instruments) -> None:
-        self._state: Callable[[], Mapping[str, float]] = instruments.state
-        self._counts = dict.fromkeys(COUNTERS, 0)
-        self._histograms = {name: Histogram(bounds) for name, (_, bounds) in HISTOGRAMS.items()}
-        self._summaries = {name: Summary() for name in SUMMARIES}
-        instruments.write(self.text)
-
-    def submitted(self, generation: ObservedGeneration) -> None:
-        self._counts["friendli_requests_total"] += 1
-        self._counts["friendli_items_total"] += generation.sequences
-        self._histograms["friendli_input_lengths"].observe(generation.prompt_tokens)
-
-    def prompted(self, generation: ObservedGeneration) -> None:
-        ratio = generation.cached_tokens / generation.prompt_tokens
-        self._histograms["friendli_tcache_hit_ratio"].observe(ratio)
-        self._summaries["friendli_requests_queueing_delays"].observe(generation.queue_s)
-
-    def first_token(self, generation: ObservedGeneration) -> None:
-        self._summaries["friendli_requests_ttft"].observe(generation.first_token_s)
-
-    def finished(self, generation: ObservedGeneration) -> None:
-        if len(generation.finishes) == generation.sequences and not FAILURES.intersection(generation.finishes):
-            self._counts["friendli_responses_total"] += 1
-            self._histograms["friendli_output_lengths"].observe(generation.tokens / generation.sequences)
-            whole_s = generation.validation_s + generation.queue_s + generation.inference_s
-            self._summaries["friendli_requests_latencies"].observe(whole_s)
-
-    def ended(self, request: ObservedRequest, end: RequestEnd) -> None:
-        match end.error:
-            case Cancelled() if request.generations:
-                self._counts["friendli_failure_by_cancel"] += 1
-            case GenerationTimeout():
-                self._counts["friendli_failure_by_timeout"] += 1
-            case Overloaded() | EngineUnavailable():
-                self._counts["friendli_failure_by_reject"] += 1
+    def __init__(self, context: MetricsContext) -> None:
+        self._state = context.state
+        self._generations = generations = context.measurements.generations
+        self._requests = context.measurements.requests()
+        self._histograms = {
+            name: generations.histogram(quantity, bounds) for name, (_, quantity, bounds) in HISTOGRAMS.items()
+        }
+        self._summaries = {
+            name: generations.histogram(quantity, newest=NEWEST) for name, (_, quantity) in SUMMARIES.items()
+        }
 
     def text(self) -> str:
         """All of them, in the text format of Prometheus."""
         return "".join(f"{line}\n" for line in self._lines())
 
     def _lines(self) -> Iterator[str]:
+        counts = self._counts()
         for name, words in COUNTERS.items():
-            yield from head(name, words, "counter")
-            yield f"{name} {self._counts[name]}"
+            yield from counter(name, words, {(): counts[name]})
         state = self._state()
         for name, (words, parts) in GAUGES.items():
-            yield from head(name, words, "gauge")
-            yield f"{name} {number(sum(state.get(part, 0.0) for part in parts))}"
-        for name, (words, _) in HISTOGRAMS.items():
-            yield from head(name, words, "histogram")
-            yield from self._histograms[name].lines(name)
-        for name, words in SUMMARIES.items():
-            yield from head(name, words, "summary")
-            yield from self._summaries[name].lines(name)
+            yield from gauge(name, words, sum(state.get(part, 0.0) for part in parts))
+        for name, (words, _, bounds) in HISTOGRAMS.items():
+            yield from histogram(name, words, bounds, {(): self._histograms[name]})
+        for name, (words, _) in SUMMARIES.items():
+            yield from nanosecond_summary(name, words, self._summaries[name])
+
+    def _counts(self) -> dict[str, int]:
+        generations, requests = self._generations, self._requests
+        return {
+            "friendli_requests_total": generations.submitted_generations,
+            "friendli_responses_total": generations.completed_generations,
+            "friendli_items_total": generations.submitted_sequences,
+            "friendli_failure_by_cancel": requests.count_ended(
+                lambda outcome: outcome.has_generated and _failed_by(outcome, Cancelled)
+            ),
+            "friendli_failure_by_timeout": requests.count_ended(lambda outcome: _failed_by(outcome, GenerationTimeout)),
+            "friendli_failure_by_nan_error": 0,
+            "friendli_failure_by_reject": requests.count_ended(
+                lambda outcome: _failed_by(outcome, Overloaded, EngineUnavailable)
+            ),
+        }
 
 
-class Summary:
-    """Quantiles of the newest durations, and the number and sum of all. Seconds go in, nanoseconds come out."""
-
-    def __init__(self) -> None:
-        self._newest: deque[int] = deque(maxlen=REMEMBERED)
-        self._sum = self._count = 0
-
-    def observe(self, seconds: float) -> None:
-        nanoseconds = round(seconds * 1e9)
-        self._newest.append(nanoseconds)
-        self._sum += nanoseconds
-        self._count += 1
-
-    def lines(self, name: str) -> Iterator[str]:
-        ranked = sorted(self._newest)
-        for quantile in QUANTILES:
-            value = str(ranked[ceil(quantile * len(ranked)) - 1]) if ranked else "NaN"
-            yield f"{name}{braces((('quantile', str(quantile)),))} {value}"
-        yield f"{name}_sum {self._sum}"
-        yield f"{name}_count {self._count}"
+def _failed_by(outcome: Outcome, *errors: type[Exception]) -> bool:
+    return outcome.error is not None and issubclass(outcome.error, errors)

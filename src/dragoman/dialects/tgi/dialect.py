@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dragoman.dialects.tgi import chat, clouds, completions, generate, introspect, kserve, pages
 from dragoman.dialects.tgi.errors import render_error
-from dragoman.dialects.tgi.observer import TgiObserver
+from dragoman.dialects.tgi.log import TgiLog
+from dragoman.dialects.tgi.metrics import TgiMetrics
 from dragoman.dialects.tgi.render import COMMENT, sse_error
 from dragoman.dialects.tgi.service import Service
 from dragoman.dialects.tgi.settings import TgiSettings
@@ -46,7 +47,9 @@ def make(settings: TgiSettings) -> Dialect:
         keep_alive=COMMENT,
         stream_error=sse_error,
         max_body_bytes=settings.payload_limit,
-        observer=lambda instruments: TgiObserver(settings, instruments),
+        metrics=lambda context: TgiMetrics(settings, context).text,
+        log=TgiLog,
+        notes=lambda card: settings.notes(card.context_tokens, card.encoder_context_tokens),
     )
 
 

@@ -35,7 +35,7 @@ PLAIN = {"content-type": "text/plain; charset=utf-8"}
 class Fault(DragomanError):
     """An error with a body of TGI's own: ``message`` is the ``error``, word for word.
 
-    ``label`` is the value of ``err`` under which ``tgi_request_failure`` counts it.
+    ``label``: of its kind, the value of ``err`` under which ``tgi_request_failure`` counts it.
     """
 
     status = 422
@@ -159,13 +159,13 @@ def fault_of(error: DragomanError) -> Fault:
         case Fault():
             return error
         case RateLimited():
-            return _fault(error.message, "overloaded", 429, "overloaded")
+            return _fault(error.message, "overloaded", 429)
         case Overloaded():
-            return _fault("Model is overloaded", "overloaded", 429, "overloaded")
+            return _fault("Model is overloaded", "overloaded", 429)
         case ShuttingDown():  # clients know the type, and may ask again
-            return _fault(error.message, "overloaded", 503, "overloaded")
+            return _fault(error.message, "overloaded", 503)
         case Forbidden():
-            return _fault(error.message, "forbidden", 403, "forbidden")
+            return _fault(error.message, "forbidden", 403)
         case EngineUnavailable():
             return Unhealthy()
         case ContextOverflow():
@@ -180,7 +180,7 @@ def fault_of(error: DragomanError) -> Fault:
             return TemplateFault(f"syntax error: {error.reason} (in <string>:1)" if error.raised else error.reason)
         case BadRequest():
             return InvalidInput(error.message)
-    return _fault(f"Request failed during generation: Server error: {error.message}", "generation", 424, "generation")
+    return _fault(f"Request failed during generation: Server error: {error.message}", "generation", 424)
 
 
 def error_body(error: DragomanError) -> ErrorBody:
@@ -227,20 +227,32 @@ def visible(error: DragomanError) -> str:
     return body.error if isinstance(body, ErrorBody) else error.message if body is None else body.decode()
 
 
-def failure_label(error: BaseException) -> str:
-    """Under which ``err`` the metric ``tgi_request_failure`` counts it."""
-    if isinstance(error, Cancelled) or not isinstance(error, Exception):
-        return "dropped"
-    return fault_of(error).label if isinstance(error, DragomanError) else "generation"
+FAILURE_LABELS: tuple[tuple[type[DragomanError], str], ...] = (
+    (Cancelled, "dropped"),
+    (Overloaded, "overloaded"),
+    (ShuttingDown, "overloaded"),
+    (Forbidden, "forbidden"),
+    (TemplateMissing, "template"),
+    (TemplateFailed, "template"),
+    (BadRequest, "validation"),
+)
+"""Of the core's errors; all others are failures of the generation."""
+
+
+def failure_label(kind: type[BaseException]) -> str:
+    """The value of ``err`` under which the metric ``tgi_request_failure`` counts errors of this kind."""
+    if issubclass(kind, Fault):
+        return kind.label
+    return next((label for each, label in FAILURE_LABELS if issubclass(kind, each)), "generation")
 
 
 def _plain(status: int, text: str) -> Answer:
     return Answer(status=status, body=text.encode(), headers=dict(PLAIN))
 
 
-def _fault(error: str, error_type: str, status: int, label: str) -> Fault:
+def _fault(error: str, error_type: str, status: int) -> Fault:
     fault = Fault(error)
-    fault.status, fault.error_type, fault.label = status, error_type, label
+    fault.status, fault.error_type = status, error_type
     return fault
 
 

@@ -1,14 +1,42 @@
-"""TGI's figures for Prometheus, under its names, for the dashboards that ask for them."""
+"""The server's measurements under TGI's metric names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections import Counter
+from collections.abc import Iterator
 
-from dragoman.dialects.exposition import Histogram, Labels, braces, head, number
+from dragoman.core.measurements import (
+    COMPLETED_INFERENCE_S,
+    COMPLETED_MAX_TOKENS,
+    COMPLETED_PREPARATION_S,
+    COMPLETED_PROMPT_TOKENS,
+    COMPLETED_QUEUE_S,
+    COMPLETED_SECONDS_PER_TOKEN,
+    COMPLETED_TOKENS,
+    Outcome,
+)
+from dragoman.dialects.prometheus_text import Labels, counter, gauge, histogram
+from dragoman.dialects.tgi.errors import failure_label
+from dragoman.dialects.tgi.settings import TgiSettings
+from dragoman.dialects.wire import MetricsContext
 
 DURATION_BOUNDS = tuple(float(f"{0.0001 * 1.5**k:.12g}") for k in range(1, 36))
 BATCH_BOUNDS = tuple(float(k) for k in range(1, 1025))
+ACCEPTED_BOUNDS = tuple(float(k) for k in range(17))
+
+COUNTED = frozenset(
+    {
+        "/",
+        "/generate",
+        "/generate_stream",
+        "/invocations",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/chat_tokenize",
+        "/vertex",
+    }
+)
+"""Of this dialect's operations, those that are requests; of others', those that generate."""
 
 HELP = {
     "tgi_request_count": "Total number of requests",
@@ -30,67 +58,114 @@ HELP = {
     "tgi_batch_next_size": "Batch size of the next batch",
     "tgi_batch_inference_count": "Inference calls per method",
     "tgi_batch_inference_success": "Number of successful inference calls per method",
-    "tgi_batch_inference_failure": "Number of failed inference calls per method",
     "tgi_batch_inference_duration": "Batch inference duration",
     "tgi_batch_forward_duration": "Batch forward duration per method",
     "tgi_batch_decode_duration": "Batch decode duration per method",
     "tgi_batch_filter_duration": "Time spent filtering batches and sending generated tokens per method",
     "tgi_batch_concat": "Number of times a batch was concatenated",
-    "tgi_batch_concat_duration": "Time of concatenating a batch",
+}
+
+GENERATION_DURATIONS = {
+    "tgi_request_validation_duration": COMPLETED_PREPARATION_S,
+    "tgi_request_queue_duration": COMPLETED_QUEUE_S,
+    "tgi_request_inference_duration": COMPLETED_INFERENCE_S,
+    "tgi_request_mean_time_per_token_duration": COMPLETED_SECONDS_PER_TOKEN,
+}
+
+STEP_DURATIONS = {
+    "tgi_batch_inference_duration": "whole",
+    "tgi_batch_forward_duration": "forward",
+    "tgi_batch_decode_duration": "choosing",
+    "tgi_batch_filter_duration": "dispatch",
 }
 
 
-class Counter:
-    """What one series has counted."""
+class TgiMetrics:
+    """The page of metrics. It covers all requests of the server, in whatever dialect they were asked; a series appears
+    with its first value.
 
-    def __init__(self) -> None:
-        self.value = 0.0
+    ``tgi_batch_inference_failure`` never appears: where a step fails, the engine's process is gone.
+    """
+
+    def __init__(self, settings: TgiSettings, context: MetricsContext) -> None:
+        self._state = context.state
+        self._generations = generations = context.measurements.generations
+        card = context.models()[0]
+        max_input, max_total = settings.limits(card.context_tokens, card.encoder_context_tokens)
+        shown = {name: (quantity, DURATION_BOUNDS) for name, quantity in GENERATION_DURATIONS.items()} | {
+            "tgi_request_input_length": (COMPLETED_PROMPT_TOKENS, steps_to(max_input)),
+            "tgi_request_generated_tokens": (COMPLETED_TOKENS, steps_to(max_total)),
+            "tgi_request_max_new_tokens": (COMPLETED_MAX_TOKENS, steps_to(max_total)),
+        }
+        self._histograms = {
+            name: (generations.histogram(quantity, bounds), bounds) for name, (quantity, bounds) in shown.items()
+        }
+        self._requests = context.measurements.requests()
+        self._requests.add_bounds(DURATION_BOUNDS)
+        self._steps = context.measurements.steps()
+        self._steps.add_bounds(durations=DURATION_BOUNDS, accepted=ACCEPTED_BOUNDS, joined=BATCH_BOUNDS)
+
+    def text(self) -> str:
+        """All of them, in the text format of Prometheus."""
+        return "".join(f"{line}\n" for line in self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        for name, counts in self._counts().items():
+            yield from counter(name, HELP[name], {labels: count for labels, count in counts.items() if count})
+        for name, value in self._gauges().items():
+            yield from gauge(name, HELP[name], value)
+        for name, (values, bounds) in self._histograms.items():
+            yield from histogram(name, HELP[name], bounds, {(): values} if values.count else {})
+        seconds = self._requests.merged(lambda outcome: _is_request(outcome) and outcome.error is None)
+        name = "tgi_request_duration"
+        yield from histogram(name, HELP[name], DURATION_BOUNDS, {(): seconds} if seconds.count else {})
+        for name, part in STEP_DURATIONS.items():
+            series = {_method(kind): getattr(parts, part) for kind, parts in self._steps.durations.items()}
+            yield from histogram(name, HELP[name], DURATION_BOUNDS, series)
+        for name, values, bounds in (
+            ("tgi_request_skipped_tokens", self._steps.accepted, ACCEPTED_BOUNDS),
+            ("tgi_batch_next_size", self._steps.joined, BATCH_BOUNDS),
+        ):
+            yield from histogram(name, HELP[name], bounds, {(): values} if values.count else {})
+
+    def _counts(self) -> dict[str, dict[Labels, int]]:
+        requests, steps = self._requests, self._steps
+        count = sum(many for (dialect, path), many in requests.arrivals.items() if dialect == "tgi" and path in COUNTED)
+        count += sum(many for (dialect, _), many in requests.generating.items() if dialect != "tgi")
+        failures: Counter[Labels] = Counter()
+        for outcome, seconds in requests.ended_s.items():
+            if outcome.error is not None and _is_request(outcome):
+                failures[(("err", failure_label(outcome.error)),)] += seconds.count
+        inferences = {_method(kind): parts.whole.count for kind, parts in steps.durations.items()}
+        return {
+            "tgi_request_count": {(): count},
+            "tgi_request_success": {
+                (): requests.count_ended(lambda outcome: _is_request(outcome) and outcome.error is None)
+            },
+            "tgi_request_failure": failures,
+            "tgi_batch_inference_count": inferences,
+            "tgi_batch_inference_success": inferences,
+            "tgi_batch_concat": {(("reason", "chunking"),): steps.joined_running},
+        }
+
+    def _gauges(self) -> dict[str, float]:
+        state = self._state()
+        return {
+            "tgi_queue_size": state.get("requests_waiting", 0),
+            "tgi_batch_current_size": state.get("sequences_running", 0),
+            "tgi_batch_current_max_tokens": sum(each.most_tokens for each in self._generations.running),
+            "tgi_batch_max_total_tokens": state.get("kv_tokens", 0),
+        }
 
 
-class Series:
-    """All series; one appears with its first value, or when it is asked for."""
-
-    def __init__(self) -> None:
-        self._counters: dict[str, dict[Labels, Counter]] = {}
-        self._histograms: dict[str, dict[Labels, Histogram]] = {}
-
-    def count(self, name: str, amount: float = 1, **labels: str) -> None:
-        self.counter(name, **labels).value += amount
-
-    def observe(self, name: str, value: float, bounds: Sequence[float] = DURATION_BOUNDS, **labels: str) -> None:
-        self.histogram(name, bounds, **labels).observe(value)
-
-    def counter(self, name: str, **labels: str) -> Counter:
-        """To be kept by whoever counts at every step of the engine: looking it up takes longer than counting."""
-        return self._counters.setdefault(name, {}).setdefault(tuple(labels.items()), Counter())
-
-    def histogram(self, name: str, bounds: Sequence[float] = DURATION_BOUNDS, **labels: str) -> Histogram:
-        """As ``counter``."""
-        series = self._histograms.setdefault(name, {})
-        key = tuple(labels.items())
-        if key not in series:
-            series[key] = Histogram(bounds)
-        return series[key]
-
-    def text(self, gauges: Mapping[str, float]) -> str:
-        """The text format of Prometheus; ``gauges`` are known only now."""
-        return "".join(f"{line}\n" for line in self._lines(gauges))
-
-    def _lines(self, gauges: Mapping[str, float]) -> Iterator[str]:
-        for name, counts in self._counters.items():
-            yield from head(name, HELP[name], "counter")
-            for labels, counter in counts.items():
-                yield f"{name}{braces(labels)} {number(counter.value)}"
-        for name, value in gauges.items():
-            yield from head(name, HELP[name], "gauge")
-            yield f"{name} {number(value)}"
-        for name, series in self._histograms.items():
-            yield from head(name, HELP[name], "histogram")
-            for labels, histogram in series.items():
-                yield from histogram.lines(name, labels)
-
-
-@lru_cache(8)
 def steps_to(most: int) -> tuple[float, ...]:
-    """100 equal steps. There are as many different ones as a model has limits; each request asks for three."""
+    """100 equal steps."""
     return tuple(most * (k + 1) / 100 for k in range(100))
+
+
+def _is_request(outcome: Outcome) -> bool:
+    return outcome.operation in COUNTED if outcome.dialect == "tgi" else outcome.has_generated
+
+
+def _method(kind: str) -> Labels:
+    return (("method", kind),)

@@ -133,3 +133,13 @@ class TgiSettings(msgspec.Struct, frozen=True, kw_only=True):
             return min(self.max_input_tokens or encoder_tokens, encoder_tokens, total - 1), total
         total = min(self.max_total_tokens or context_tokens, context_tokens)
         return min(self.max_input_tokens or total - 1, total - 1), total
+
+    def notes(self, context_tokens: int, encoder_tokens: int | None = None) -> tuple[str, ...]:
+        """Return a sentence about each limit that is lowered because the model cannot hold it."""
+        limits = self.limits(context_tokens, encoder_tokens)
+        asked = (self.max_input_tokens, self.max_total_tokens)
+        return tuple(
+            f"max_{name}_tokens is {had}, not {wanted}: the model's context is {context_tokens}"
+            for name, wanted, had in zip(("input", "total"), asked, limits, strict=True)
+            if wanted is not None and wanted > had
+        )

@@ -23,6 +23,7 @@ from dragoman.models.gguf.file import GgufFile, read_gguf
 from dragoman.models.gguf.metadata import Metadata
 from dragoman.models.gguf.tensors import GgufTensor
 from dragoman.models.gguf.vocabulary import check_vocabulary, tokenizer_files
+from dragoman.models.settings import default_cache_folder
 from dragoman.models.tensors import Tensor, TensorFiles
 
 _FORMAT = 1  # of the folders: what is made of the same metadata
@@ -177,9 +178,6 @@ def describing_folder(model: GgufModel) -> Path:
 
 def cache_root() -> Path:
     """Where the folders lie: ``$DRAGOMAN_CACHE/gguf``, or ``gguf`` in the user's cache folder for this program."""
-    # Here, not above: it takes the kernels along, which describing a model does not need.
-    from dragoman.models.packed_cache import default_cache_folder
-
     return default_cache_folder().parent / "gguf"
 
 

@@ -1,0 +1,87 @@
+"""One set of measurements, shown under the names that an operator asks for."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import pytest
+from stub_house import FOLDER, QUICK, STUB, local_house
+
+from dragoman.core.errors import DragomanError
+from dragoman.dialects import DIALECTS
+from dragoman.engine.messages import WorkerSettings
+from dragoman.server import lifecycle
+from dragoman.server.accounts import Accounts
+from dragoman.server.hosting import named_in_metrics
+from dragoman.text import ChatTemplate
+
+BODY = {"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "names", "shown"),
+    [
+        ("openai", (), set()),
+        ("auto", (), set()),
+        ("locallab", (), set()),
+        ("tgi", (), {"tgi"}),
+        ("friendli", (), {"friendli"}),
+        ("openai", ("tgi", "friendli"), {"tgi", "friendli"}),
+        ("openai", ("friendli", "friendli"), {"friendli"}),
+        ("friendli", ("tgi",), {"tgi"}),
+        ("tgi", ("none",), set()),
+    ],
+)
+@pytest.mark.anyio
+async def test_names_are_those_of_the_operators_dialect_unless_others_are_asked_for(
+    template: ChatTemplate, dialect: str, names: tuple[str, ...], shown: set[str]
+) -> None:
+    settings = msgspec.structs.replace(QUICK, dialect=dialect, metric_names=names)
+    async with local_house(template, settings) as house:
+        await house.client.post("/openai/v1/completions", json=BODY)
+        for path in ("/metrics", "/tgi/metrics"):
+            text = (await house.client.get(path)).text
+            found = re.findall(r"^# TYPE ([a-z]+)_(\S+) ", text, flags=re.MULTILINE)
+            assert {prefix for prefix, _ in found} == {"dragoman", *shown}
+            assert len(found) == len(set(found))
+
+
+@pytest.mark.anyio
+async def test_pages_agree(template: ChatTemplate) -> None:
+    settings = msgspec.structs.replace(QUICK, metric_names=("tgi", "friendli"))
+    async with local_house(template, settings) as house:
+        for _ in range(3):
+            await house.client.post("/v1/completions", json=BODY)
+        text = (await house.client.get("/metrics")).text
+    found = {name: float(value) for name, value in re.findall(r"^([a-z_]+)(?:\{\})? (\S+)$", text, flags=re.MULTILINE)}
+    assert found["dragoman_prompt_tokens_total"] == found["tgi_request_input_length_sum"]
+    assert found["tgi_request_input_length_sum"] == found["friendli_input_lengths_sum"] > 0
+    assert found["dragoman_generated_tokens_total"] == found["tgi_request_generated_tokens_sum"] == 12
+    assert found["friendli_output_lengths_sum"] == 12
+    assert found["tgi_request_count"] == found["tgi_request_success"] == found["friendli_responses_total"] == 3
+    assert found["dragoman_time_to_first_token_seconds_count"] == found["friendli_requests_ttft_count"] == 3
+
+
+@pytest.mark.anyio
+async def test_nothing_is_measured_for_names_that_are_not_shown(template: ChatTemplate) -> None:
+    async with local_house(template) as house:
+        observers = house.metrics.observers
+        assert [type(each).__name__ for each in observers] == ["GenerationMeasurements", Accounts.__name__]
+        assert not observers.step
+        assert not observers.arrived
+
+
+@pytest.mark.parametrize("names", [("openai",), ("tgi", "none"), ("prometheus",)])
+def test_names_that_there_are_not_are_refused(names: tuple[str, ...]) -> None:
+    settings = msgspec.structs.replace(QUICK, metric_names=names)
+    with pytest.raises(DragomanError, match=r"--metric-names \w+: there is only tgi, friendli, and none alone"):
+        named_in_metrics(DIALECTS, settings)
+
+
+@pytest.mark.anyio
+async def test_they_are_refused_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(lifecycle, "open_house")
+    settings = msgspec.structs.replace(QUICK, metric_names=("prometheus",))
+    with pytest.raises(DragomanError, match="--metric-names prometheus"):
+        await lifecycle.serve(settings, WorkerSettings(model=STUB), FOLDER)
