@@ -172,8 +172,9 @@ def wrong_rooms(graph: ImportGraph, rooms: Mapping[str, set[str]]) -> set[tuple[
 def wrong_dialects(graph: ImportGraph, registry: Iterable[str] = ("settings", "dialect")) -> set[tuple[str, str]]:
     """Imports of a module in a dialect's folder from outside of the folder, as pairs of modules.
 
-    Allowed are two: ``registry`` names the modules of each dialect that the package ``dialects`` itself may import; and
-    ``cli`` may import a dialect's settings, for commands that have options of one dialect.
+    Allowed are three: ``registry`` names the modules of each dialect that the package ``dialects`` itself may import;
+    ``cli`` may import a dialect's settings, for commands that have options of one dialect; and ``llm`` may import how
+    OpenAI's dialect reads messages and tools, because the messages of Python users are in that format.
     """
     package = f"{graph.root.name}.dialects"
     folders = {_part(name, 2) for name in graph.modules if name.startswith(f"{package}.") and _is_below(graph, name)}
@@ -181,6 +182,8 @@ def wrong_dialects(graph: ImportGraph, registry: Iterable[str] = ("settings", "d
     for module, imported in graph.imports.items():
         own = _part(module, 2) if module.startswith(f"{package}.") else ""
         may = set(registry) if module == package else {"settings"} if _part(module, 1) == "cli" else set()
+        if _part(module, 1) == "llm":
+            imported = imported - {f"{package}.openai.{name}" for name in ("fields", "messages")}
         for other in imported:
             dialect = _part(other, 2) if other.startswith(f"{package}.") else ""
             if dialect in folders and dialect != own and _part(other, 3) not in may:

@@ -16,6 +16,7 @@ from dragoman.core.request import EngineRequest
 from dragoman.dialects import DIALECTS
 from dragoman.server.app import create_app
 from dragoman.server.connection import connection_class
+from dragoman.server.connection_context import connection_context
 from dragoman.server.metrics import Metrics
 from dragoman.server.serving import EngineServing
 from dragoman.text import ChatTemplate
@@ -40,7 +41,7 @@ def failing_server(template: ChatTemplate) -> Iterator[str]:
     engine.texts = ["one two three four five six"]
     stub = STUB.__class__(vocab_size=TOKENIZER.vocab_size, max_context=4096)
     app = create_app(EngineServing(engine, local_model(SETTINGS, stub, template), metrics), SETTINGS, metrics=metrics)
-    http = connection_class(SETTINGS, DIALECTS[0].render_error)
+    http = connection_class(connection_context(SETTINGS, DIALECTS[0].render_error))
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, http=http, lifespan="off", log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -174,8 +174,7 @@ class EngineClient:
         return info
 
     def _recovered(self) -> None:
-        self._wait_s = 0.0
-        self._down_since = None
+        self._wait_s, self._down_since = 0.0, None
 
     async def _restore_adapters(self, process: EngineProcess) -> None:
         """Load what the last process had, before requests go on. One that is lost takes its requests along."""
@@ -289,8 +288,8 @@ class EngineClient:
         if self._info is None or self._state not in (State.READY, State.RESTARTING):
             raise EngineUnavailable(self._message or f"the engine is {self._state}")
         if self._state is State.RESTARTING and self._now() - self._died_at > PATIENCE_S:
-            wait_s = self._next_start - self._now() + self._info.load_s
-            raise EngineUnavailable(self._message, retry_after_s=max(1.0, wait_s))
+            start_s = self._next_start - self._now()
+            raise EngineUnavailable(self._message, retry_after_s=max(1.0, start_s + self._info.load_s))
         if not self._requests and self._state is State.READY:
             self._recovered()
             self._heard_at = self._now()

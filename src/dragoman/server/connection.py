@@ -9,18 +9,17 @@ ahead, and a body as fast as it is taken. The rest stays where it is, and the cl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from dragoman.core.errors import BadRequest, DragomanError, EngineUnavailable, PayloadTooLarge, RequestTimeout
-from dragoman.dialects.wire import Answer
-from dragoman.server.body_budget import BodyBudget
-from dragoman.server.connections import FULL, GRACE_S, Connections, Slot, client_of, counted_as
+from dragoman.server.connection_context import ConnectionContext
+from dragoman.server.connections import FULL, GRACE_S, Slot, client_of, counted_as
 from dragoman.server.cork import Corked
 from dragoman.server.exchange import ABORT, BODY, CUT, ON_LEFT
-from dragoman.server.gate import CROWDED, RequestLog
+from dragoman.server.gate import CROWDED
 from dragoman.server.parsing import (
     BODY_PIECE_BYTES,
     CHUNKED_PIECE_BYTES,
@@ -29,9 +28,7 @@ from dragoman.server.parsing import (
     ParsingTurns,
     ReadingOnDemand,
 )
-from dragoman.server.proxies import TrustedProxies
 from dragoman.server.refusal import note_refusal, refusal_bytes
-from dragoman.server.settings import NetworkSettings, ServerSettings
 from dragoman.server.sockets import CLIENT, LEFT
 from dragoman.server.upgrade import DecliningParser
 
@@ -50,52 +47,8 @@ LEAST_CHUNKED_BYTES = 64
 """Of a piece of a chunked body, whose content may be full of what ends a head. Behind its end two heads have room."""
 
 
-class ConnectionContext(NamedTuple):
-    """What the connections of one server share.
-
-    ``socket_paths``: where WebSockets may be opened. ``is_ending``: whether every answer is its connection's last.
-    ``requests``: told of those that are refused by the connection itself.
-    """
-
-    settings: ServerSettings
-    network: NetworkSettings
-    connections: Connections
-    bodies: BodyBudget
-    proxies: TrustedProxies
-    render_error: Callable[[DragomanError], Answer]
-    socket_paths: Container[bytes] = ()
-    is_ending: Callable[[], bool] = lambda: False
-    requests: RequestLog | None = None
-
-
-def connection_class(
-    settings: ServerSettings,
-    render_error: Callable[[DragomanError], Answer],
-    socket_paths: Container[bytes] = (),
-    *,
-    network: NetworkSettings | None = None,
-    connections: Connections | None = None,
-    bodies: BodyBudget | None = None,
-    is_ending: Callable[[], bool] = lambda: False,
-    requests: RequestLog | None = None,
-) -> type[Connection]:
+def connection_class(context: ConnectionContext) -> type[Connection]:
     """The class as uvicorn wants it: complete, and made without arguments of ours."""
-    network = network or NetworkSettings()
-    if connections is None:  # one without a connection is false
-        connections = Connections(
-            settings.max_connections, network.reserved_connections, network.max_connections_per_client
-        )
-    context = ConnectionContext(
-        settings,
-        network,
-        connections,
-        bodies or BodyBudget(network.max_buffered_bytes),
-        TrustedProxies(network.trusted_proxy, network.proxy_header),
-        render_error,
-        socket_paths,
-        is_ending,
-        requests,
-    )
     return type("LimitedConnection", (Connection,), {"context": context, "turns": None})
 
 

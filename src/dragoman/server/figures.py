@@ -27,6 +27,7 @@ from dragoman.dialects.wire import Answer, Dialect
 from dragoman.server.address import address_of, bound
 from dragoman.server.app import create_figures_app
 from dragoman.server.connection import connection_class
+from dragoman.server.connection_context import connection_context
 from dragoman.server.hosting import chosen_dialect
 from dragoman.server.keys import Keyring
 from dragoman.server.listener import ListeningServer
@@ -85,7 +86,9 @@ async def serve_figures(
     config = uvicorn.Config(
         create_figures_app(house.serving, settings, house.metrics, _render_error, keys=keys, browsers=browsers),
         http=connection_class(
-            msgspec.structs.replace(settings, max_connections=MAX_CONNECTIONS), _render_error, network=FEW
+            connection_context(
+                msgspec.structs.replace(settings, max_connections=MAX_CONNECTIONS), _render_error, network=FEW
+            )
         ),
         ws="none",
         lifespan="off",

@@ -30,6 +30,7 @@ from dragoman.server.address import address_of, bound, bound_unix, remove_unix
 from dragoman.server.app import NO_PAGES, create_app
 from dragoman.server.body_budget import BodyBudget
 from dragoman.server.connection import Connection, connection_class
+from dragoman.server.connection_context import connection_context
 from dragoman.server.connections import Connections
 from dragoman.server.continuing import IN_MEMORY
 from dragoman.server.descriptors import allow_connections
@@ -224,14 +225,16 @@ class Server(ListeningServer):
         config = uvicorn.Config(
             app,
             http=connection_class(
-                settings,
-                chosen_dialect(dialects, settings).render_error,
-                socket_paths(dialects),
-                is_ending=lambda: house.is_ending,
-                network=network,
-                connections=connections,
-                bodies=bodies,
-                requests=RequestLog(house.metrics, writes_lines=settings.access_log),
+                connection_context(
+                    settings,
+                    chosen_dialect(dialects, settings).render_error,
+                    socket_paths(dialects),
+                    is_ending=lambda: house.is_ending,
+                    network=network,
+                    connections=connections,
+                    bodies=bodies,
+                    requests=RequestLog(house.metrics, writes_lines=settings.access_log),
+                )
             ),
             ws=SocketConnection,
             ws_max_size=settings.max_message_bytes,
