@@ -1,6 +1,6 @@
 """Packed weight matrices: made once when a model is loaded, multiplied with in every step.
 
-The layout of the bytes is described in ``csrc/matrix.h``. ``int8`` numbers are those of GGUF's Q8_0, ``int4`` those of
+The layout of the bytes is described in ``csrc/gemm/matrix.h``. ``int8`` numbers are those of GGUF's Q8_0, ``int4`` those of
 Q4_0, or with ``minimum`` of Q4_1: groups of 32 along K with fp16 scales. ``wide`` int8 has one scale for 128:
 less to read and less to fold for about the same error, as activations have one scale for 128 too.
 """
@@ -120,7 +120,7 @@ def empty(nbytes: int) -> NDArray[np.uint8]:
 
 
 def checksum(buffer: ArrayLike | bytes | memoryview) -> int:
-    """A 32-bit checksum of a contiguous buffer's bytes, several GB/s; its definition is in ``csrc/checksum.h``."""
+    """A 32-bit checksum of a contiguous buffer's bytes, several GB/s; its definition is in ``csrc/memory/checksum.h``."""
     flat = np.frombuffer(cast("memoryview", buffer), np.uint8)
     return _native.checksum(flat)
 
