@@ -1,12 +1,7 @@
-// A small model's batch in parts: each thread takes some rows through all operations by itself, instead of all threads
-// one operation after the other. Each layer is some 15 loops of 5 to 50 µs; waiting for each other at the end of each took
-// a fifth of a step of 32 rows and two fifths of one of 8. The weights are read once for each part, so they have to be
-// small.
-#include <algorithm>
-#include <chrono>
-#include <thread>
+#include "program/partition.h"
 
-#include "program/program.h"
+#include <algorithm>
+
 #include "thread_pool.h"
 
 namespace dragoman {
@@ -15,15 +10,14 @@ namespace {
 // Weights that a processor's last cache holds.
 constexpr std::size_t kSmallBytes = 16 << 20;
 
-// Fewest rows of a batch, by thread, and most of a part.
+// Fewest rows of a batch, by thread, and most of a partition.
 constexpr long kLeastRows = 2, kMostRows = 16;
 
 }  // namespace
 
-// 0: the batch is not to be divided.
-long Program::rows_of_part(const Batch& batch) const {
+long rows_of_partition(const Batch& batch, std::size_t weights_bytes) {
   const long threads = pool().threads();
-  if (threads == 1 || !divisible_ || weights_bytes_ > kSmallBytes || batch.overrides > 0 || batch.adapters != nullptr ||
+  if (threads == 1 || weights_bytes > kSmallBytes || batch.overrides > 0 || batch.adapters != nullptr ||
       batch.tokens < kLeastRows * threads) {
     return 0;
   }
@@ -31,71 +25,44 @@ long Program::rows_of_part(const Batch& batch) const {
   return (batch.tokens + parts - 1) / parts;
 }
 
-// Sequences are cut where a part is full.
-void Program::divide(const Batch& batch, long rows) {
+void divide(CheckedBatch& checked, long rows, std::vector<RowPartition>& partitions) {
+  const Batch& batch = *checked.batch;
   std::vector<Attention::Sequence> cut;
-  parts_.clear();
+  partitions.clear();
   long logit = 0;
-  const auto end_part = [&](long row) {
-    Part& part = parts_.back();
-    part.tokens.end = row;
-    part.sequences.end = static_cast<long>(cut.size());
+  const auto end_partition = [&](long row) {
+    RowPartition& last = partitions.back();
+    last.tokens.end = row;
+    last.sequences.end = static_cast<long>(cut.size());
     while (logit < batch.logits && batch.logit_rows[logit] < row) ++logit;
-    part.logits.end = logit;
+    last.logits.end = logit;
   };
-  std::size_t first_part = 0;  // of the sequence
-  for (const Attention::Sequence& sequence : sequences_) {
+  std::size_t first = 0;  // the sequence's first partition
+  for (const Attention::Sequence& sequence : checked.sequences) {
     for (long done = 0; done < sequence.rows;) {
       const long row = sequence.row + done;
       if (row % rows == 0) {
-        if (row > 0) end_part(row);
+        if (row > 0) end_partition(row);
         const long count = static_cast<long>(cut.size());
-        const std::size_t here = parts_.size();
-        parts_.push_back({&batch, {row, row}, {logit, logit}, {count, count}, done == 0 ? here : first_part});
+        const std::size_t here = partitions.size();
+        partitions.push_back({.checked = &checked,
+                              .tokens = {row, row},
+                              .logits = {logit, logit},
+                              .sequences = {count, count},
+                              .waits_for = done == 0 ? here : first});
       }
-      if (done == 0) first_part = parts_.size() - 1;
+      if (done == 0) first = partitions.size() - 1;
       const long count = std::min(sequence.rows - done, rows - row % rows);
-      cut.push_back({row, count, sequence.position + done, sequence.blocks, sequence.position + done + count});
+      cut.push_back({.row = row,
+                     .rows = count,
+                     .position = sequence.position + done,
+                     .blocks = sequence.blocks,
+                     .length = sequence.position + done + count});
       done += count;
     }
   }
-  end_part(batch.tokens);
-  sequences_.swap(cut);
-}
-
-void Program::run_parts() {
-  const std::size_t parts = parts_.size();
-  while (progress_.size() < parts) progress_.emplace_back();
-  for (std::size_t part = 0; part < parts; ++part) progress_[part].operations.store(0, std::memory_order_relaxed);
-  seconds_.assign(parts * operations_.size(), 0.0);
-  // In ascending order: whoever has a part that waits for others, knows that these are at work or done.
-  pool().parallel_for(static_cast<long>(parts), 1, [&](long begin, long end) {
-    thread_local Scratch scratch(0);
-    for (long part = begin; part < end; ++part) run_part(static_cast<std::size_t>(part), scratch);
-  });
-  for (std::size_t i = 0; i < operations_.size(); ++i) {
-    ++operations_[i].calls;
-    for (std::size_t part = 0; part < parts; ++part) {
-      operations_[i].seconds += seconds_[part * operations_.size() + i] / pool().threads();
-    }
-  }
-}
-
-void Program::run_part(std::size_t number, Scratch& scratch) {
-  using Clock = std::chrono::steady_clock;
-  const Part& part = parts_[number];
-  Clock::time_point before = Clock::now();
-  for (std::size_t i = 0; i < operations_.size(); ++i) {
-    // Keys and values before the part's own rows have to be there.
-    for (std::size_t other = part.waits_for; other < number && operations_[i].kind == kAttend; ++other) {
-      wait_until([&] { return progress_[other].operations.load(std::memory_order_acquire) >= i; });
-    }
-    operations_[i].run(part, scratch);
-    progress_[number].operations.store(i + 1, std::memory_order_release);
-    const Clock::time_point after = Clock::now();
-    seconds_[number * operations_.size() + i] = std::chrono::duration<double>(after - before).count();
-    before = after;
-  }
+  end_partition(batch.tokens);
+  checked.sequences.swap(cut);
 }
 
 }  // namespace dragoman

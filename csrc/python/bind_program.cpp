@@ -87,6 +87,12 @@ class OwningProgram : public Program {
   std::vector<nb::object> objects_;
 };
 
+// A method of the recorder as one of the program.
+template <class Result, class... Arguments>
+auto recording(Result (Recorder::*method)(Arguments...)) {
+  return [method](OwningProgram& p, Arguments... arguments) { return (p.recorder().*method)(arguments...); };
+}
+
 SharedExpert shared_expert(const std::optional<std::string>& name) {
   if (!name) return SharedExpert::none;
   if (*name == "added") return SharedExpert::added;
@@ -112,7 +118,7 @@ void record_experts(OwningProgram& p, int out, int x, const PackedMatrix& router
   experts.gated = gated;
   experts.activation = activation(name);
   experts.factor = factor;
-  p.experts(out, x, std::move(experts), accumulate);
+  p.recorder().experts(out, x, std::move(experts), accumulate);
 }
 
 nb::object run(OwningProgram& program, const Ids& token_ids, const Ids& positions, const Ids& row_starts,
@@ -153,19 +159,19 @@ nb::object run(OwningProgram& program, const Ids& token_ids, const Ids& position
     batch.cross_width = static_cast<long>(cross_tables->shape(1));
   }
   Logits logits{};
-  Errand errand;
+  BackgroundTask task;
   if (meanwhile) {
-    errand.run = [&] {
+    task.run = [&] {
       const nb::gil_scoped_acquire acquire;
       (*meanwhile)();
     };
   }
   {
     const nb::gil_scoped_release release;
-    const ThreadPool::Stretch stretch(pool(), meanwhile ? &errand : nullptr);
+    const ThreadPool::ActiveScope active(pool(), meanwhile ? &task : nullptr);
     logits = program.run(batch);
   }
-  if (errand.error) std::rethrow_exception(errand.error);
+  if (task.error) std::rethrow_exception(task.error);
   const std::size_t shape[] = {static_cast<std::size_t>(logits.rows), static_cast<std::size_t>(logits.vocab)};
   const std::int64_t strides[] = {logits.stride, 1};
   return nb::cast(nb::ndarray<nb::numpy, float>(const_cast<float*>(logits.data), 2, shape, nb::find(program), strides),
@@ -207,39 +213,40 @@ void bind_program(nb::module_& m) {
   nb::class_<OwningProgram>(m, "Program")
       .def(nb::init<long, long, long, std::shared_ptr<KVPool>>(), nb::kw_only(), nb::arg("max_tokens"),
            nb::arg("max_sequences"), nb::arg("max_logit_rows"), nb::arg("kv"))
-      .def("buffer", &OwningProgram::buffer, nb::arg("width"), nb::arg("over"))
-      .def("width", &OwningProgram::width)
+      .def("buffer", recording(&Recorder::buffer), nb::arg("width"), nb::arg("over"))
+      .def("width", [](OwningProgram& p, int x) { return p.recorder().width(x); })
       .def("embed", [](OwningProgram& p, int x, const PackedMatrix& table, float scale) {
-        p.embed(x, p.keep(table), scale);
+        p.recorder().embed(x, p.keep(table), scale);
       })
       .def("add_positions", [](OwningProgram& p, int x, const Table& table) {
-        require(static_cast<long>(table.shape(1)) == p.width(x), "the position table does not have the buffer's width");
-        p.add_positions(x, p.keep(table), static_cast<long>(table.shape(0)));
+        require(static_cast<long>(table.shape(1)) == p.recorder().width(x),
+                "the position table does not have the buffer's width");
+        p.recorder().add_positions(x, p.keep(table), static_cast<long>(table.shape(0)));
       })
       .def("norm", [](OwningProgram& p, int out, int x, const Vector& weight, std::optional<Vector> bias, float eps,
                       const std::string& kind) {
-        const long width = p.width(x);
-        p.norm(out, x, p.keep(weight, width, "weight"), p.keep(bias, width, "bias"), eps, norm_kind(kind));
+        const long width = p.recorder().width(x);
+        p.recorder().norm(out, x, p.keep(weight, width, "weight"), p.keep(bias, width, "bias"), eps, norm_kind(kind));
       }, nb::arg("out"), nb::arg("x"), nb::arg("weight"), nb::arg("bias").none(), nb::arg("eps"), nb::arg("kind"))
       .def("linear", [](OwningProgram& p, int out, int x, const PackedMatrix& w, std::optional<Vector> bias,
                         bool accumulate) {
-        p.linear(out, x, p.keep(w), p.keep(bias, w.matrix.n, "bias"), accumulate);
+        p.recorder().linear(out, x, p.keep(w), p.keep(bias, w.matrix.n, "bias"), accumulate);
       }, nb::arg("out"), nb::arg("x"), nb::arg("w"), nb::arg("bias").none(), nb::arg("accumulate"))
       .def("head_norm", [](OwningProgram& p, int x, long offset, long heads, long head_dim, const Vector& weight,
                            const std::optional<Vector>& bias, float eps, const std::string& kind) {
         const bool own = heads > 1 && static_cast<long>(weight.shape(0)) == heads * head_dim;
         const long size = own ? heads * head_dim : head_dim;
-        p.head_norm(x, offset, heads, head_dim, p.keep(weight, size, "weight"), p.keep(bias, size, "bias"),
-                    own ? head_dim : 0, eps, norm_kind(kind));
+        p.recorder().head_norm(x, offset, heads, head_dim, p.keep(weight, size, "weight"), p.keep(bias, size, "bias"),
+                               own ? head_dim : 0, eps, norm_kind(kind));
       }, nb::arg("x"), nb::arg("offset"), nb::arg("heads"), nb::arg("head_dim"), nb::arg("weight"),
            nb::arg("bias").none(), nb::arg("eps"), nb::arg("kind"))
       .def("rotate", [](OwningProgram& p, int x, long offset, long heads, long head_dim, const Table& cos,
                         const Table& sin, bool interleaved) {
         require(cos.shape(0) == sin.shape(0) && cos.shape(1) == sin.shape(1), "cos and sin differ in shape");
-        p.rotate(x, offset, heads, head_dim, p.keep(cos), p.keep(sin), static_cast<long>(cos.shape(1)),
-                 static_cast<long>(cos.shape(0)), interleaved);
+        p.recorder().rotate(x, offset, heads, head_dim, p.keep(cos), p.keep(sin), static_cast<long>(cos.shape(1)),
+                            static_cast<long>(cos.shape(0)), interleaved);
       })
-      .def("write_kv", &OwningProgram::write_kv)
+      .def("write_kv", recording(&Recorder::write_kv))
       .def("attend", [](OwningProgram& p, int out, int x, long q_offset, long heads, long layer, float scale,
                         long window, float softcap, std::optional<Vector> slopes, std::optional<Table> bias,
                         bool causal) {
@@ -250,21 +257,27 @@ void bind_program(nb::module_& m) {
           terms.bias = p.keep(*bias);
           terms.reach = static_cast<long>(bias->shape(1) / 2);
         }
-        p.attend(out, x, q_offset, heads, layer, scale, window, terms, causal);
+        p.recorder().attend(out, x, q_offset, heads, layer, scale, window, terms, causal);
       }, nb::arg("out"), nb::arg("x"), nb::arg("q_offset"), nb::arg("heads"), nb::arg("layer"), nb::arg("scale"),
          nb::arg("window"), nb::arg("softcap"), nb::arg("slopes").none(), nb::arg("bias").none(), nb::arg("causal"))
-      .def("cross_attend", &OwningProgram::cross_attend)
-      .def("gate", [](OwningProgram& p, int out, int x, const std::string& name) { p.gate(out, x, activation(name)); })
-      .def("activate", [](OwningProgram& p, int x, const std::string& name) { p.activate(x, activation(name)); })
+      .def("cross_attend", recording(&Recorder::cross_attend))
+      .def("gate", [](OwningProgram& p, int out, int x, const std::string& name) {
+        p.recorder().gate(out, x, activation(name));
+      })
+      .def("activate", [](OwningProgram& p, int x, const std::string& name) {
+        p.recorder().activate(x, activation(name));
+      })
       .def("experts", record_experts, nb::arg("out"), nb::arg("x"), nb::arg("router"), nb::arg("inward"),
            nb::arg("outward"), nb::arg("active"), nb::arg("over_all"), nb::arg("shared").none(), nb::arg("gated"),
            nb::arg("activation"), nb::arg("factor"), nb::arg("accumulate"))
-      .def("add", &OwningProgram::add)
-      .def("scale", &OwningProgram::scale)
-      .def("soft_cap", &OwningProgram::soft_cap)
-      .def("select_rows", &OwningProgram::select_rows)
-      .def("logits", &OwningProgram::logits)
-      .def("adapt", [](OwningProgram& p, int out, int x, const PackedMatrix& w) { return p.adapt(out, x, p.keep(w)); })
+      .def("add", recording(&Recorder::add))
+      .def("scale", recording(&Recorder::scale))
+      .def("soft_cap", recording(&Recorder::soft_cap))
+      .def("select_rows", recording(&Recorder::select_rows))
+      .def("logits", recording(&Recorder::logits))
+      .def("adapt", [](OwningProgram& p, int out, int x, const PackedMatrix& w) {
+        return p.recorder().adapt(out, x, p.keep(w));
+      })
       .def("set_adapter",
            [](OwningProgram& p, long slot, const std::vector<std::shared_ptr<LowRank>>& changes) {
              const nb::gil_scoped_release release;
@@ -282,7 +295,7 @@ void bind_program(nb::module_& m) {
       .def("profile",
            [](OwningProgram& p, bool by_shape) {
              nb::dict seconds;
-             for (const Program::Timing& timing : p.profile(by_shape)) {
+             for (const Timing& timing : p.profile(by_shape)) {
                if (timing.calls > 0) seconds[timing.operation.c_str()] = timing.seconds;
              }
              return seconds;
