@@ -14,10 +14,10 @@ enum class SourceType : std::uint8_t { float32, bfloat16, float16 };
 // product of two scales is not needed for every group of every element of y.
 struct ActGroup {
   std::int8_t q[kWeightGroups][kGroup];
-  std::int32_t start[kWeightGroups];  // −bias · Σq: where a group's accumulator starts, so that unsigned weights come out right
+  std::int32_t start[kWeightGroups];  // −bias · Σq: where a group's accumulator starts, because weights are unsigned
   float sum[kWeightGroups];           // Σq: what a weight minimum is multiplied with
-  std::int32_t wide_start;          // the sum of the starts, for groups that share an accumulator
-  float scale;                      // largest magnitude / 127
+  std::int32_t wide_start;            // the sum of the starts, for groups that share an accumulator
+  float scale;                        // largest magnitude / 127
 };
 
 // Rows of activations in the form that matrices of one precision multiply with. Row r begins at values + r · stride.

@@ -6,8 +6,8 @@
 //   float32    [32][32] float32: for each k the block's columns
 //   bfloat16   [16][32][2] bfloat16: pairs along k, as VDPBF16PS wants
 //   int8       [8][32][4] uint8: the number + 128, quads along k, as VPDPBUSD wants; then [32] fp16 scales
-//   int4       [4][32][4] uint8: the number + 8 of quad 2i in the low and of quad 2i + 1 in the high half of byte row i;
-//              then [32] fp16 scales; with minimum, the codes are 0 … 15 and [32] fp16 minimums follow
+//   int4       [4][32][4] uint8: the number + 8 of quad 2i in the low and of quad 2i + 1 in the high half of byte
+//              row i; then [32] fp16 scales; with minimum, the codes are 0 … 15 and [32] fp16 minimums follow
 //
 // In a wide matrix (int8 only) the four groups of 128 inputs share their scales, which follow the numbers of the last:
 // for every product of 32 bytes there is less to read and a quarter of the sums to fold.
@@ -31,7 +31,7 @@ enum class Precision : std::uint8_t { float32, bfloat16, int8, int4 };
 
 constexpr long kBlock = 32;  // output columns of a block: two vectors of float32
 constexpr long kGroup = 32;  // inputs that share a scale
-constexpr long kWeightGroups = 4;  // groups whose activations share a scale: an ActGroup; in a wide matrix weights do too
+constexpr long kWeightGroups = 4;  // groups whose activations share a scale; in a wide matrix their weights do too
 constexpr long kActGroup = kWeightGroups * kGroup;
 
 // Bytes of the numbers of one group of one block.

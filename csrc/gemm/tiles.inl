@@ -318,13 +318,13 @@ Tile<Prefetch> tile_of(long rows) {
   static_assert(R <= kMaxRows);
   static constexpr Tile<Prefetch> tiles[kMaxRows] = {
       run_tile<kind, 1, Prefetch>,
-      run_tile<kind, R >= 2 ? 2 : 1, Prefetch>,
-      run_tile<kind, R >= 3 ? 3 : 1, Prefetch>,
-      run_tile<kind, R >= 4 ? 4 : 1, Prefetch>,
-      run_tile<kind, R >= 5 ? 5 : 1, Prefetch>,
-      run_tile<kind, R >= 6 ? 6 : 1, Prefetch>,
-      run_tile<kind, R >= 7 ? 7 : 1, Prefetch>,
-      run_tile<kind, R >= 8 ? 8 : 1, Prefetch>,
+      run_tile<kind, (R >= 2 ? 2 : 1), Prefetch>,
+      run_tile<kind, (R >= 3 ? 3 : 1), Prefetch>,
+      run_tile<kind, (R >= 4 ? 4 : 1), Prefetch>,
+      run_tile<kind, (R >= 5 ? 5 : 1), Prefetch>,
+      run_tile<kind, (R >= 6 ? 6 : 1), Prefetch>,
+      run_tile<kind, (R >= 7 ? 7 : 1), Prefetch>,
+      run_tile<kind, (R >= 8 ? 8 : 1), Prefetch>,
   };
   return tiles[rows - 1];
 }
