@@ -70,7 +70,9 @@ void attend_by_tile(const std::vector<AttentionTile>& tiles, long grain) {
   std::vector<long> firsts;  // each tile's first piece
   for (const AttentionTile& tile : tiles) {
     firsts.push_back(static_cast<long>(pieces.size()));
-    for (long split = tile.first_split(); split <= tile.last_split(); ++split) pieces.push_back({&tile, split});
+    for (long split = tile.first_split(); split <= tile.last_split(); ++split) {
+      pieces.push_back({.tile = &tile, .split = split});
+    }
   }
   firsts.push_back(static_cast<long>(pieces.size()));
   for (long i = 0; i < number; ++i) {
@@ -105,7 +107,7 @@ void attend_by_split(const std::vector<AttentionTile>& tiles, long heads, Scratc
   for (long first = 0; first < number; first += heads) {
     for (long head = 0; head < heads; ++head) firsts.push_back(static_cast<long>(pieces.size()) + head);
     for (long split = tiles[first].first_split(); split <= tiles[first].last_split(); ++split) {
-      for (long head = 0; head < heads; ++head) pieces.push_back({&tiles[first + head], split});
+      for (long head = 0; head < heads; ++head) pieces.push_back({.tile = &tiles[first + head], .split = split});
     }
   }
   const long count = static_cast<long>(pieces.size());
@@ -167,7 +169,8 @@ void write_kv(const KVLayer& kv, long kv_heads, const float* k, const float* v, 
     for (long i = 0; i < sequence.rows;) {
       const long position = sequence.position + i, slot = position % kBlockTokens;
       const long n = std::min(kBlockTokens - slot, sequence.rows - i);
-      runs.push_back({sequence.row + i, sequence.blocks[position / kBlockTokens], slot, n});
+      runs.push_back(
+          {.row = sequence.row + i, .block = sequence.blocks[position / kBlockTokens], .slot = slot, .count = n});
       i += n;
     }
   }

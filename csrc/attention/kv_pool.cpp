@@ -44,8 +44,12 @@ std::size_t KVPool::head_bytes() const {
 }
 
 KVLayer KVPool::layer(long layer) const {
-  return {memory_.data() + layer * layer_bytes(), bytes_per_block(), head_bytes(), head_dim_, padded(head_dim_),
-          precision_};
+  return {.data = memory_.data() + layer * layer_bytes(),
+          .block_bytes = bytes_per_block(),
+          .head_bytes = head_bytes(),
+          .head_dim = head_dim_,
+          .padded_dim = padded(head_dim_),
+          .precision = precision_};
 }
 
 void KVPool::copy_blocks(const std::int32_t* sources, const std::int32_t* targets, long count) {

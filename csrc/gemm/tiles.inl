@@ -335,14 +335,14 @@ struct FetchAhead {
 };
 constexpr FetchAhead fetch_ahead(TileKind kind) {
   switch (kind) {
-    case TileKind::float32: return {kNever, 0};
-    case TileKind::bfloat16: return {kTuning.ahead_rows_bfloat16, kTuning.ahead_bytes};
+    case TileKind::float32: return {.rows = kNever, .bytes = 0};
+    case TileKind::bfloat16: return {.rows = kTuning.ahead_rows_bfloat16, .bytes = kTuning.ahead_bytes};
     case TileKind::int8:
-    case TileKind::wide_int8: return {kTuning.ahead_rows_int8, kTuning.ahead_bytes};
+    case TileKind::wide_int8: return {.rows = kTuning.ahead_rows_int8, .bytes = kTuning.ahead_bytes};
     case TileKind::int4:
-    case TileKind::int4_minimum: return {kTuning.ahead_rows_int4, kTuning.ahead_bytes};
+    case TileKind::int4_minimum: return {.rows = kTuning.ahead_rows_int4, .bytes = kTuning.ahead_bytes};
   }
-  return {kNever, 0};
+  return {.rows = kNever, .bytes = 0};
 }
 
 // All rows times one block, in tiles of at most R rows and as equal as can be. Several tiles share the fetching of the next
@@ -353,7 +353,7 @@ void multiply_block(const Matrix& w, const Activations& a, long block, bool anot
   const long count = (a.rows + R - 1) / R;
   if constexpr (ahead.rows <= R) {
     if (count == 1 && a.rows >= ahead.rows && a.rows <= kTogetherRows) {
-      return tile_of<kind, R, Ahead>(a.rows)(w, a, 0, Ahead{ahead.bytes}, out, block);
+      return tile_of<kind, R, Ahead>(a.rows)(w, a, 0, Ahead{.bytes = ahead.bytes}, out, block);
     }
   }
   const long groups = count * w.groups();
@@ -363,7 +363,7 @@ void multiply_block(const Matrix& w, const Activations& a, long block, bool anot
   long row = 0;
   for (long t = 0; t < count; ++t) {
     const long rows = a.rows / count + (t < a.rows % count ? 1 : 0);
-    tile_of<kind, R, NextBlock>(rows)(w, a, row, NextBlock{next, lines}, out, block);
+    tile_of<kind, R, NextBlock>(rows)(w, a, row, NextBlock{.next = next, .lines_per_group = lines}, out, block);
     next += lines * 64 * w.groups();
     row += rows;
   }
@@ -392,7 +392,7 @@ void multiply_blocks(const Matrix& w, const Activations& a, long begin, long end
 
 inline void multiply_matrix(const Matrix& w, const Activations& a, long begin, long end, float* y, long ldy,
                             const float* bias, bool accumulate) {
-  const Output out{y, ldy, w.n, bias, accumulate};
+  const Output out{.y = y, .ldy = ldy, .n = w.n, .bias = bias, .accumulate = accumulate};
   switch (w.precision) {
     case Precision::float32: return multiply_blocks<TileKind::float32, kTuning.float_rows>(w, a, begin, end, out);
     case Precision::bfloat16: return multiply_blocks<TileKind::bfloat16, kTuning.float_rows>(w, a, begin, end, out);

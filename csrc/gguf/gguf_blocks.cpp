@@ -345,7 +345,7 @@ auto with_type(GgufType type, Visit&& visit) {
 }  // namespace
 
 GgufBlock gguf_block(int type) {
-  return with_type(static_cast<GgufType>(type), [](auto t) { return GgufBlock{decltype(t)::values, decltype(t)::bytes}; });
+  return with_type(static_cast<GgufType>(type), [](auto t) { return GgufBlock{.values = decltype(t)::values, .bytes = decltype(t)::bytes}; });
 }
 
 void dequantize_gguf(GgufType type, const std::uint8_t* blocks, long count, float* out) {

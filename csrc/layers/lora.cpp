@@ -163,7 +163,9 @@ void add_low_rank(const Matrix& w, const std::vector<LowRankRows>& changed, cons
   std::vector<Work> work;
   long first_row = 0, first_scaled_row = 0;
   for (const LowRankRows& each : changed) {
-    for (const LowRankPart& part : each.change->parts()) work.push_back({&each, &part, first_row, first_scaled_row});
+    for (const LowRankPart& part : each.change->parts()) {
+      work.push_back({.rows = &each, .part = &part, .first_row = first_row, .first_scaled_row = first_scaled_row});
+    }
     first_row += each.end - each.begin;
     if (each.change->scales_columns()) first_scaled_row += each.end - each.begin;
   }

@@ -139,8 +139,10 @@ PackedMatrix pack_given(const CodeRows& values, const HalfRows& scales, std::opt
   PackedMatrix packed =
       view(empty_bytes(matrix.bytes()), n, k, precision, minimums.has_value(), wide, order.has_value());
   nb::gil_scoped_release release;
-  pack_codes(packed.matrix, {values.data(), scales.data(), minimums ? minimums->data() : nullptr,
-                             order ? order->data() : nullptr});
+  pack_codes(packed.matrix, {.values = values.data(),
+                             .scales = scales.data(),
+                             .minimums = minimums ? minimums->data() : nullptr,
+                             .order = order ? order->data() : nullptr});
   return packed;
 }
 

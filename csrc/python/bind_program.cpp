@@ -113,7 +113,7 @@ void record_experts(OwningProgram& p, int out, int x, const PackedMatrix& router
   experts.router = p.keep(router);
   for (std::size_t i = 0; i < inward.size(); ++i) {
     require(inward[i] != nullptr && outward[i] != nullptr, "experts: a matrix is missing");
-    experts.experts.push_back({p.keep(*inward[i]), p.keep(*outward[i])});
+    experts.experts.push_back({.in = p.keep(*inward[i]), .out = p.keep(*outward[i])});
   }
   experts.gated = gated;
   experts.activation = activation(name);

@@ -20,7 +20,7 @@ namespace {
 template <class T>
 using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T>
-using Pairs = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Array2D = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 void require(bool condition, const std::string& message) {
   if (!condition) throw std::invalid_argument(message);
@@ -35,8 +35,10 @@ template <class Float>
 RowsOf<Float> rows_of(const nb::ndarray<Float, nb::ndim<2>, nb::device::cpu>& logits) {
   require(logits.shape(1) > 0 && logits.shape(1) <= INT32_MAX, "logits must have at least one column");
   require(logits.shape(0) == 0 || logits.stride(1) == 1, "the tokens of a row of logits must be neighbours in memory");
-  return {logits.data(), static_cast<long>(logits.shape(0)), static_cast<long>(logits.shape(1)),
-          static_cast<long>(logits.stride(0))};
+  return {.data = logits.data(),
+          .rows = static_cast<long>(logits.shape(0)),
+          .vocab = static_cast<long>(logits.shape(1)),
+          .stride = static_cast<long>(logits.stride(0))};
 }
 using Logits2D = nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>;
 
@@ -85,17 +87,17 @@ void sample_rows(const nb::ndarray<float, nb::ndim<2>, nb::device::cpu>& logits,
   require_size(min_p, rows.rows, "min_p");
   require_size(uniform, rows.rows, "uniform");
   require_size(token_ids, rows.rows, "token_ids");
-  const Sampling sampling{temperature.data(),
-                          top_k.data(),
-                          top_p.data(),
-                          min_p.data(),
-                          uniform.data(),
-                          data_of(typical_p, rows.rows, "typical_p"),
-                          data_of(xtc_threshold, rows.rows, "xtc_threshold"),
-                          data_of(mirostat, rows.rows, "mirostat"),
-                          data_of(mirostat_limit, rows.rows, "mirostat_limit"),
-                          data_of(mirostat_surprise, rows.rows, "mirostat_surprise"),
-                          data_of(overwrite, rows.rows, "overwrite")};
+  const Sampling sampling{.temperature = temperature.data(),
+                          .top_k = top_k.data(),
+                          .top_p = top_p.data(),
+                          .min_p = min_p.data(),
+                          .uniform = uniform.data(),
+                          .typical_p = data_of(typical_p, rows.rows, "typical_p"),
+                          .xtc_threshold = data_of(xtc_threshold, rows.rows, "xtc_threshold"),
+                          .mirostat = data_of(mirostat, rows.rows, "mirostat"),
+                          .mirostat_limit = data_of(mirostat_limit, rows.rows, "mirostat_limit"),
+                          .mirostat_surprise = data_of(mirostat_surprise, rows.rows, "mirostat_surprise"),
+                          .overwrite = data_of(overwrite, rows.rows, "overwrite")};
   float* const chosen = data_of(logprobs, rows.rows, "logprobs");
   check_range(temperature, "temperature", INFINITY, true);
   check_range(top_p, "top_p", 1, false);
@@ -136,7 +138,7 @@ void bind_sampling(nb::module_& m) {
   });
 
   m.def("top_logprobs", [](const Logits2D& logits, const Array<const std::int32_t>& rows,
-                           const Pairs<std::int32_t>& ids, const Pairs<float>& logprobs) {
+                           const Array2D<std::int32_t>& ids, const Array2D<float>& logprobs) {
     const LogitRows all = rows_of(logits);
     const long count = static_cast<long>(rows.shape(0)), k = static_cast<long>(ids.shape(1));
     require_size(ids, count, "ids");
