@@ -89,7 +89,7 @@ void ThreadPool::run(long count, long grain, bool guided, Function function, voi
   }
 
   // A late worker may still look at the last loop: close the cursor first, so that it cannot claim a chunk there with
-  // fields of this loop (whoever sees a new field also sees the closed cursor).
+  // fields of this loop (a thread that sees a new field also sees the closed cursor).
   const std::uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
   cursor_.store((static_cast<std::uint64_t>(epoch) << 32) | kClosed, std::memory_order_relaxed);
   function_.store(function, std::memory_order_release);
@@ -209,7 +209,7 @@ void ThreadPool::end_active(BackgroundTask* task) {
 }
 
 ThreadPool& pool() {
-  // Never destroyed: at exit its threads may be asleep in the middle of a wait, and nobody needs them to wake up.
+  // Never destroyed: at exit its threads may be asleep in the middle of a wait, and nothing needs them to wake up.
   static ThreadPool* const instance = new ThreadPool(available_processors());
   return *instance;
 }

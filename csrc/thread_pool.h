@@ -2,7 +2,7 @@
 //
 // A decode step is about 150 loops of 20 to 500 µs each, on cores that other processes (the HTTP server first of all)
 // take away for a moment now and then. So work is handed out in small chunks through one atomic cursor, the caller works
-// too, and a worker that comes late finds nothing left instead of holding everybody up: a static split between spinning
+// too, and a worker that comes late finds nothing left instead of delaying all others: a static split between spinning
 // barriers becomes 10 to 30 times slower in that situation.
 #pragma once
 

@@ -59,7 +59,7 @@ float* tile_memory(long floats) {
 }
 
 // Where the chunk begins that a thread most likely takes after one of `grain` items before `end`: as chunks are handed out
-// in turns, the one behind those that the other threads are at.
+// in turns, the one after those that the other threads have.
 long expected_after(long end, long grain) { return end + grain * (pool().threads() - 1); }
 
 // A thread takes whole tiles and merges their splits at once.
@@ -96,7 +96,7 @@ void attend_by_tile(const std::vector<AttentionTile>& tiles, long grain) {
   });
 }
 
-// Every KV split is a piece of its own, merged afterwards in the order attend_by_tile has; `tiles` has one for each sequence
+// Every KV split is one piece, merged afterwards in the order attend_by_tile has; `tiles` has one for each sequence
 // and head. A thread takes all heads of a split: a block's heads lie side by side, so what the processor reads beyond the
 // end of one is soon used.
 void attend_by_split(const std::vector<AttentionTile>& tiles, long heads, Scratch& scratch) {

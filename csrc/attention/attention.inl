@@ -22,7 +22,7 @@ DRAGOMAN_INLINE float exp2_one(float x) {
 
 constexpr float kLog2E = 1.44269504f;
 
-// The entries of a head's bias table [2 · reach + 1] for 16 keys, the first of which is `distance` behind the query.
+// The entries of a head's bias table [2 · reach + 1] for 16 keys, the first of which is `distance` after the query.
 DRAGOMAN_INLINE Vec biases(const float* table, long reach, long distance) {
   if (distance >= reach) return broadcast(table[2 * reach]);
   if (distance + kWidth - 1 <= -reach) return broadcast(table[0]);
@@ -286,7 +286,7 @@ void merge(long padded_dim, long count, float* total, const float* states) {
     }
     const float now = next > before ? next : before;
     const Vec a = broadcast(exp2_one(before - now)), b = broadcast(exp2_one(next - now));
-    for (long d = 0; d < padded_dim + kWidth; d += kWidth) {  // values and, behind them, the sums
+    for (long d = 0; d < padded_dim + kWidth; d += kWidth) {  // values, then sums
       store(total + d, fma(load(total + d), a, load(states + d) * b));
     }
     maximum_of(total, padded_dim) = now;

@@ -193,7 +193,7 @@ class Int8Cache {
     return scale;
   }
 
-  // Behind the codes: [groups][32] bfloat16.
+  // After the codes: [groups][32] bfloat16.
   DRAGOMAN_INLINE std::uint16_t* scales(std::uint8_t* codes, long padded_dim) {
     return reinterpret_cast<std::uint16_t*>(codes + kBlockTokens * padded_dim);
   }

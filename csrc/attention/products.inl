@@ -2,17 +2,19 @@
 namespace dragoman::DRAGOMAN_ISA {
 namespace {
 
-// A cache of one precision says how queries and weights are kept beside it (the elements of a row of each), and holds the
-// two products:
+// A cache of one precision says how queries and weights are kept for it (the elements of a row of each), and has the two
+// products:
 //   scores<R>: s[r][32] = q[r] · keys of a block, for R queries; rows of s are kStepTokens apart
 //   weigh<R, V>: o[r][16·V] = o[r] · alpha[r] + Σ weight[r][t] · value[t], tokens [begin, end) of a step ascending
-// Between the two, for each query of a step: 2 to the differences to the maximum, put_weights() for
-// every block, and end_weights() with the powers and the largest of them. Before the first query and where other tokens
-// are seen than by the last one, begin_values() says which. begin_step() comes before all of a step.
+// Between the two, for each query of a step: 2 to the differences to the maximum, put_weights() for every block, and
+// end_weights() with the powers and the largest of them. Before the first query and where other tokens are seen than by
+// the last one, begin_values() says which. begin_step() comes before all of a step.
+//
 // Every accumulator is one chain over ascending d or t, so R and V do not show in the result. With kSplits, neither does
-// where [begin, end) is cut in two, between pairs of tokens; without, sums are exact, and tokens with a weight of 0 no harm.
+// where [begin, end) is cut in two, between pairs of tokens; without, sums are exact, and tokens with a weight of 0 add
+// nothing.
 
-// Behind the last block of the step that block `begin` is in, where no block from `last` on is read.
+// The end of the step that block `begin` is in, where no block from `last` on is read.
 DRAGOMAN_INLINE long end_of_step(long begin, long last) {
   const long next = (begin / kStepBlocks + 1) * kStepBlocks;
   return next < last ? next : last;

@@ -15,8 +15,8 @@
 // So a matrix is one stream of bytes, and the processor's prefetcher has an easy task: scales apart from their numbers, or
 // columns side by side that lie a page apart, cost a quarter of the bandwidth with one row and half of it with eight.
 //
-// Inputs may stand in an order of their own, so that those which share a scale lie side by side: behind the blocks then
-// follow [k] int32, for each place the input that stands there.
+// Inputs may have another order than in the checkpoint, so that those which share a scale are neighbours: then the blocks
+// are followed by [k] int32, for each place the input that stands there.
 //
 // int8 numbers are those of GGUF's Q8_0, but for the width: w ≈ scale · q. int4 those of Q4_0, w ≈ scale · (code − 8), or
 // with minimum of Q4_1, w ≈ scale · code + minimum.
@@ -56,9 +56,9 @@ struct Matrix {
   long n = 0;  // outputs, rows of W
   long k = 0;  // inputs, columns of W
   Precision precision = Precision::float32;
-  bool minimum = false;  // int4 only: each group has a minimum beside its scale
+  bool minimum = false;  // int4 only: each group has a minimum and a scale
   bool wide = false;     // int8 only: four groups share their scales
-  bool ordered = false;  // inputs stand in an order of their own
+  bool ordered = false;  // inputs have another order than in the checkpoint
 
   long blocks() const { return (n + kBlock - 1) / kBlock; }
   long groups() const { return (k + kGroup - 1) / kGroup; }

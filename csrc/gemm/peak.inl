@@ -40,7 +40,7 @@ double multiply_rounds(long rounds, float* sink) {
 
 inline double multiply_peak(Precision precision, long rounds, float* sink) {
   switch (precision) {
-    case Precision::bfloat16:  // without an instruction of its own it is widened and multiplied as float32
+    case Precision::bfloat16:  // without an instruction for it, it is widened and multiplied as float32
       return multiply_rounds<BF16Arithmetic::kMultipliesPairs ? Precision::bfloat16 : Precision::float32>(rounds, sink);
     case Precision::float32: return multiply_rounds<Precision::float32>(rounds, sink);
     case Precision::int8: return multiply_rounds<Precision::int8>(rounds, sink);

@@ -21,9 +21,9 @@ template <int M>
 constexpr int kTogether = M <= kTogetherRows ? kVectors : 1;
 
 // What a tile fetches into the second-level cache while it runs: always lines in ascending order without a gap. The
-// processor's own prefetcher works best beside that; leaving out one line in 65 has cost a third of the bandwidth.
+// processor's own prefetcher works best together with that; leaving out one line in 65 has cost a third of the bandwidth.
 //
-// Some lines of the next block beside every group, where several tiles share a block.
+// Some lines of the next block with every group, where several tiles share a block.
 struct NextBlock {
   const std::uint8_t* next;
   long lines_per_group;
@@ -369,7 +369,7 @@ void multiply_block(const Matrix& w, const Activations& a, long block, bool anot
   }
 }
 
-// Many rows: where a few blocks fit the second-level cache beside a part of the rows, part after part.
+// Many rows: where a few blocks fit the second-level cache together with a part of the rows, part after part.
 constexpr long kRowsBytes = 400 << 10, kBlocksBytes = 450 << 10;
 
 template <TileKind kind, int R>

@@ -83,8 +83,8 @@ void for_pairs(const ExpertsScratch& s, long grain, Body&& body) {
   });
 }
 
-// Every row once in the form that its experts multiply with, and copies of these beside each other. An expert whose inputs
-// stand in an order of their own has its rows made for itself.
+// Every row once in the form that its experts multiply with, and copies of these next to each other. An expert with its
+// own order of inputs has its rows made for itself.
 void gather_inputs(const float* x, long ldx, long rows, ExpertsScratch& s) {
   Activations kinds[8];
   long copied = 0;
@@ -106,7 +106,7 @@ void gather_inputs(const float* x, long ldx, long rows, ExpertsScratch& s) {
     part.input = all;
     part.input.rows = part.rows;
     const long first = s.rows[part.first], last = s.rows[part.first + part.rows - 1];
-    if (last - first + 1 == part.rows) {  // as one row always is: they lie beside each other already
+    if (last - first + 1 == part.rows) {  // as one row always is: they are neighbours already
       part.input.values = all.values + first * all.stride;
     } else {
       part.input.values = nullptr;

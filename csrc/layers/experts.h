@@ -14,7 +14,7 @@ namespace dragoman {
 
 constexpr long kMostExperts = 1024;
 
-// An expert that every row goes through, beside the chosen ones: none, with weight 1, or with the sigmoid of a logit.
+// An expert that every row goes through, besides the chosen ones: none, with weight 1, or with the sigmoid of a logit.
 enum class SharedExpert : std::uint8_t { none, added, gated };
 
 // How logits become a choice. The logits of a row are those of all experts to choose among, then that of the shared one if
@@ -28,7 +28,7 @@ struct Routing {
 
 struct ExpertKernels {
   // For each row its experts in ascending order, chosen[r · active + j], and their weights, weights[r · (active + 1) + j];
-  // behind these the weight of the shared expert, if there is one.
+  // after these the weight of the shared expert, if there is one.
   void (*route)(const Routing& routing, const float* logits, long ldlogits, long rows, std::int32_t* chosen,
                 float* weights);
 

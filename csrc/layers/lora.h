@@ -1,8 +1,8 @@
 // Low-rank changes of matrix products (LoRA, Hu et al. 2021, https://arxiv.org/abs/2106.09685): for the rows of an
-// adapter y += factor · B · (A · x), beside the product of the model's own matrix, which stays as it is.
+// adapter y += factor · B · (A · x), added to the product of the model's own matrix, which stays as it is.
 //
 // A row's result depends on its own x and its own adapter: t = factor · (A · x) is summed along x in one fixed order,
-// and B · t along the rank in one, whatever rows lie beside it.
+// and B · t along the rank in one, whatever other rows there are.
 #pragma once
 
 #include <cstdint>

@@ -43,8 +43,8 @@ std::uint32_t crc_portable(std::uint32_t crc, const std::uint8_t* p, std::size_t
 // One sum waits three cycles for each of its steps, so a whole chunk has four at once, each of a quarter.
 constexpr std::size_t kLanes = 4, kLane = kChunk / kLanes;
 
-// kBehind[bit]: what this bit of a sum becomes when a lane of zeros follows.
-constexpr auto kBehind = [] {
+// kAfterZeros[bit]: what this bit of a sum becomes when a lane of zeros follows.
+constexpr auto kAfterZeros = [] {
   std::array<std::uint32_t, 32> power{};
   for (int bit = 0; bit < 32; ++bit) power[bit] = bit < 8 ? kTable[0][1u << bit] : 1u << (bit - 8);  // of one byte
   for (std::size_t length = 1; length < kLane; length *= 2) {
@@ -58,9 +58,9 @@ constexpr auto kBehind = [] {
   return power;
 }();
 
-std::uint32_t behind(std::uint32_t crc) {
+std::uint32_t after_zeros(std::uint32_t crc) {
   std::uint32_t sum = 0;
-  for (int bit = 0; bit < 32; ++bit) sum ^= crc >> bit & 1 ? kBehind[bit] : 0;
+  for (int bit = 0; bit < 32; ++bit) sum ^= crc >> bit & 1 ? kAfterZeros[bit] : 0;
   return sum;
 }
 
@@ -74,7 +74,7 @@ __attribute__((target("sse4.2"))) std::uint32_t crc_of_chunk(std::uint32_t crc, 
     }
   }
   crc = 0;
-  for (const std::uint64_t sum : sums) crc = behind(crc) ^ static_cast<std::uint32_t>(sum);
+  for (const std::uint64_t sum : sums) crc = after_zeros(crc) ^ static_cast<std::uint32_t>(sum);
   return crc;
 }
 

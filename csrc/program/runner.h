@@ -23,7 +23,7 @@ class Runner {
                       Profiler& profiler);
 
  private:
-  // How many operations a partition has done. On a line of its own, for other partitions look at it.
+  // How many operations a partition has done. Alone on its cache line, because other partitions read it.
   struct alignas(64) Progress {
     std::atomic<std::size_t> operations{0};
   };

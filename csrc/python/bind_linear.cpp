@@ -58,7 +58,7 @@ Matrix describe(long n, long k, const std::string& precision, bool minimum, bool
   return matrix;
 }
 
-// Every place of an order has an input of its own.
+// Throws std::invalid_argument unless the order names each input once.
 void require_order(const std::int32_t* order, long k) {
   std::vector<bool> seen(static_cast<std::size_t>(k));
   for (long i = 0; i < k; ++i) {

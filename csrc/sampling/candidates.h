@@ -41,7 +41,7 @@ struct Candidates {
   }
 };
 
-// What the steps need beside them, kept from row to row.
+// Memory that the steps need, kept from row to row.
 struct CandidateScratch {
   std::vector<float> selection;
   static constexpr std::uint32_t kBins = 2048;

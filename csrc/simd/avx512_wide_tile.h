@@ -19,7 +19,7 @@ namespace dragoman::DRAGOMAN_ISA {
 static_assert(kBlock == 32 && kGroup == 32 && kWeightGroups == 4 && sizeof(ActGroup) == 168);
 static_assert(offsetof(ActGroup, wide_start) == 160 && offsetof(ActGroup, scale) == 164);
 
-// `at` bytes behind each row's place in its inputs.
+// `at` bytes after each row's current input.
 #define DRAGOMAN_ROW0(at) #at "(%[x])"
 #define DRAGOMAN_ROW1(at) #at "(%[x], %[stride])"
 #define DRAGOMAN_ROW2(at) #at "(%[x], %[stride], 2)"
@@ -75,7 +75,7 @@ static_assert(offsetof(ActGroup, wide_start) == 160 && offsetof(ActGroup, scale)
   "vmovdqu64 " #first "(%[w]), %%zmm16\n vmovdqu64 " #second "(%[w]), %%zmm17\n" \
   DRAGOMAN_ROWS_0_1(DRAGOMAN_MULTIPLY, at) fetch(first) rows(DRAGOMAN_MULTIPLY, at) fetch(second)
 
-// What a tile fetches: some lines for every group, or the line that lies a distance behind each that is read.
+// What a tile fetches: some lines for every group, or the line at a distance after each that is read.
 #define DRAGOMAN_NO_LINE(line)
 #define DRAGOMAN_LINE_AHEAD(line) "prefetcht1 " #line "(%[w], %[fetched])\n"
 #define DRAGOMAN_NO_LINES
@@ -98,7 +98,7 @@ static_assert(offsetof(ActGroup, wide_start) == 160 && offsetof(ActGroup, scale)
       DRAGOMAN_QUAD(rows, line_fetch, 24, 768, 832) DRAGOMAN_QUAD(rows, line_fetch, 28, 896, 960)         \
       "add $32, %[x]\n add $1024, %[w]\n dec %[groups]\n jnz 2b\n"                                        \
       "vcvtph2ps (%[w]), %%zmm16\n vcvtph2ps 32(%[w]), %%zmm17\n"                                         \
-      line_fetch(0) /* of the scales; those of the inputs lie 164 − 4 · 32 bytes behind x now */          \
+      line_fetch(0) /* of the scales; those of the inputs lie 164 − 4 · 32 bytes after x now */          \
       DRAGOMAN_ROWS_0_1(DRAGOMAN_FOLD_IN_MEMORY, 36) rows(DRAGOMAN_FOLD, 36)                              \
       "add $40, %[x]\n add $64, %[w]\n dec %[acts]\n jnz 1b\n"                                            \
       rows(DRAGOMAN_STORE_SUMS, 0)                                                                        \
@@ -117,7 +117,7 @@ static_assert(offsetof(ActGroup, wide_start) == 160 && offsetof(ActGroup, scale)
     DRAGOMAN_ACT_GROUPS(rows, DRAGOMAN_NO_LINE, DRAGOMAN_LINES_OF_GROUP); \
   }
 
-// Adds `act_groups` (at least one) whole ActGroups to the sums; w, x and what is fetched move on behind them.
+// Adds `act_groups` (at least one) whole ActGroups to the sums; w, x and what is fetched move past them.
 template <int M, class Prefetch>
 DRAGOMAN_INLINE void add_wide_groups(const std::uint8_t*& w, long act_groups, const std::uint8_t*& x, long stride,
                                     Prefetch& prefetch, Vec (&sum)[M][2]) {
