@@ -115,7 +115,9 @@ class SplitAttention {
       begin = i < begin ? i : begin;
       after = i + 1;
     }
-    for (long b = 0; b < values_.count; ++b) values_.blocks[b] = tile_.kv->values(tile_.blocks[first + b], tile_.kv_head);
+    for (long b = 0; b < values_.count; ++b) {
+      values_.blocks[b] = tile_.kv->values(tile_.blocks[first + b], tile_.kv_head);
+    }
     cache_.begin_step(values_, dim_);
     for (long b = 0; b < values_.count; ++b) {
       const std::uint8_t* const keys = tile_.kv->keys(tile_.blocks[first + b], tile_.kv_head);

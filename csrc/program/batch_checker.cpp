@@ -57,7 +57,9 @@ void BatchChecker::check_rows(const Batch& batch) const {
       refuse("a given embedding belongs to row " + number(batch.override_rows[i]) + ", which is not in the batch");
     }
   }
-  if (limits_.cross_attends && batch.cross_tables == nullptr) refuse("the program looks at another text, and the batch has none");
+  if (limits_.cross_attends && batch.cross_tables == nullptr) {
+    refuse("the program looks at another text, and the batch has none");
+  }
   if (batch.row_starts[0] != 0 || batch.row_starts[batch.sequences] != batch.tokens) {
     refuse("row_starts must begin with 0 and end with the number of tokens");
   }

@@ -15,7 +15,9 @@ DRAGOMAN_INLINE void for_each_block(const float* x, long count, F f) {
   }
   if (b * kScanBlock < count) {
     float rest[kScanBlock];
-    for (long i = 0; i < kScanBlock; ++i) rest[i] = b * kScanBlock + i < count ? x[b * kScanBlock + i] : -__builtin_inff();
+    for (long i = 0; i < kScanBlock; ++i) {
+      rest[i] = b * kScanBlock + i < count ? x[b * kScanBlock + i] : -__builtin_inff();
+    }
     Vec v[kScanVectors];
     for (int j = 0; j < kScanVectors; ++j) v[j] = load(rest + j * kWidth);
     f(b, v);
