@@ -35,9 +35,7 @@ bool spin_until(Condition condition) {
   return condition();
 }
 
-std::int64_t now_ns() {
-  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+std::int64_t now_ns() { return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 int available_processors() {
 #ifdef __linux__
@@ -56,7 +54,8 @@ ThreadPool::~ThreadPool() { stop(); }
 void ThreadPool::start(int threads) {
   threads_ = threads;
   stopping_ = false;
-  // Read here, not in the worker: a worker that is slow to start must still notice a loop, or stop(), that came meanwhile.
+  // Read here, not in the worker: a worker that is slow to start must still notice a loop, or stop(), that came
+  // meanwhile.
   const std::uint32_t epoch = epoch_.load();
   for (int i = 1; i < threads; ++i) workers_.emplace_back([this, epoch] { worker(epoch); });
 }

@@ -1,9 +1,9 @@
 // A persistent pool of threads for many short parallel loops.
 //
 // A decode step is about 150 loops of 20 to 500 µs each, on cores that other processes (the HTTP server first of all)
-// take away for a moment now and then. So work is handed out in small chunks through one atomic cursor, the caller works
-// too, and a worker that comes late finds nothing left instead of delaying all others: a static split between spinning
-// barriers becomes 10 to 30 times slower in that situation.
+// take away for a moment now and then. So work is handed out in small chunks through one atomic cursor, the caller
+// works too, and a worker that comes late finds nothing left instead of delaying all others: a static split between
+// spinning barriers becomes 10 to 30 times slower in that situation.
 #pragma once
 
 #include <atomic>
@@ -62,13 +62,14 @@ class ThreadPool {
   // Waits for a running loop to end. Throws std::invalid_argument when threads < 1 or > 1024.
   void resize(int threads);
 
-  // Calls body(begin, end) for disjoint ranges that cover [0, count), each of at most `grain` items, on any thread and in
-  // any order; returns when all are done. The body must not throw. A loop of one chunk, a loop inside a loop, and a loop
-  // started while another thread's loop has the pool run entirely in the caller.
+  // Calls body(begin, end) for disjoint ranges that cover [0, count), each of at most `grain` items, on any thread and
+  // in any order; returns when all are done. The body must not throw. A loop of one chunk, a loop inside a loop, and a
+  // loop started while another thread's loop has the pool run entirely in the caller.
   template <class Body>
   void parallel_for(long count, long grain, Body&& body) {
     using Plain = std::remove_reference_t<Body>;
-    run(count, grain, false, [](void* context, long begin, long end) { (*static_cast<Plain*>(context))(begin, end); },
+    run(
+        count, grain, false, [](void* context, long begin, long end) { (*static_cast<Plain*>(context))(begin, end); },
         const_cast<void*>(static_cast<const void*>(&body)));
   }
 
@@ -77,7 +78,8 @@ class ThreadPool {
   template <class Body>
   void parallel_for_guided(long count, long grain, Body&& body) {
     using Plain = std::remove_reference_t<Body>;
-    run(count, grain, true, [](void* context, long begin, long end) { (*static_cast<Plain*>(context))(begin, end); },
+    run(
+        count, grain, true, [](void* context, long begin, long end) { (*static_cast<Plain*>(context))(begin, end); },
         const_cast<void*>(static_cast<const void*>(&body)));
   }
 
@@ -95,8 +97,8 @@ class ThreadPool {
   void start(int threads);
   void stop();
 
-  // The loop in progress. Written by its caller before the cursor shows its epoch; atomics because a late worker may read
-  // them while the next loop is being set up (it then fails to claim a chunk and forgets what it read).
+  // The loop in progress. Written by its caller before the cursor shows its epoch; atomics because a late worker may
+  // read them while the next loop is being set up (it then fails to claim a chunk and forgets what it read).
   std::atomic<Function> function_{nullptr};
   std::atomic<void*> context_{nullptr};
   std::atomic<long> count_{0};

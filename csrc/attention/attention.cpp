@@ -10,8 +10,8 @@
 namespace dragoman {
 namespace {
 
-// A chunk of work is at least this many (query, position) pairs, some 10 µs: much less than that and handing it out costs
-// more than doing it.
+// A chunk of work is at least this many (query, position) pairs, some 10 µs: much less than that and handing it out
+// costs more than doing it.
 constexpr long kChunkPairs = 4096;
 
 ScoreTerms terms_from(ScoreTerms terms, long head) {
@@ -58,8 +58,8 @@ float* tile_memory(long floats) {
   return reinterpret_cast<float*>(scratch.get(static_cast<std::size_t>(floats) * sizeof(float)));
 }
 
-// Where the chunk begins that a thread most likely takes after one of `grain` items before `end`: as chunks are handed out
-// in turns, the one after those that the other threads have.
+// Where the chunk begins that a thread most likely takes after one of `grain` items before `end`: as chunks are handed
+// out in turns, the one after those that the other threads have.
 long expected_after(long end, long grain) { return end + grain * (pool().threads() - 1); }
 
 // A thread takes whole tiles and merges their splits at once.
@@ -97,8 +97,8 @@ void attend_by_tile(const std::vector<AttentionTile>& tiles, long grain) {
 }
 
 // Every KV split is one piece, merged afterwards in the order attend_by_tile has; `tiles` has one for each sequence
-// and head. A thread takes all heads of a split: a block's heads lie side by side, so what the processor reads beyond the
-// end of one is soon used.
+// and head. A thread takes all heads of a split: a block's heads lie side by side, so what the processor reads beyond
+// the end of one is soon used.
 void attend_by_split(const std::vector<AttentionTile>& tiles, long heads, Scratch& scratch) {
   const AttentionKernels& kernel = kernels().attention;
   const long dim = tiles.front().kv->padded_dim, number = static_cast<long>(tiles.size());

@@ -1,11 +1,11 @@
 // Attention over the blocks of a KV pool, with online softmax.
 //
 // What is computed for one query (one head of one row) is fixed, so that neither the other rows of the batch, nor the
-// chunking of the prompt, nor the number of threads can change a bit of it. Positions fall into KV splits of 512, steps of 128
-// and blocks of 32, all counted from position 0. Within a split: for each step in ascending order, the scores of all its
-// visible tokens, their maximum m, the running state rescaled by exp(m_old − m), then exp(score − m) · value added to it
-// over ascending tokens. The splits' states are then merged in ascending order. Tokens that the query does not see are not
-// touched arithmetically: what lies in their slots (old contents, even NaN) has no influence.
+// chunking of the prompt, nor the number of threads can change a bit of it. Positions fall into KV splits of 512, steps
+// of 128 and blocks of 32, all counted from position 0. Within a split: for each step in ascending order, the scores of
+// all its visible tokens, their maximum m, the running state rescaled by exp(m_old − m), then exp(score − m) · value
+// added to it over ascending tokens. The splits' states are then merged in ascending order. Tokens that the query does
+// not see are not touched arithmetically: what lies in their slots (old contents, even NaN) has no influence.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,9 @@ struct ScoreTerms {
   bool any() const { return softcap > 0 || slopes != nullptr || bias != nullptr; }
 };
 
-// Up to 32 queries of one sequence that share a KV head. Queries are numbered row · group + head, `group` being the number
-// of query heads per KV head: query n is q[(n / group) · ldq + (n % group) · head_dim], at `position` + n / group.
+// Up to 32 queries of one sequence that share a KV head. Queries are numbered row · group + head, `group` being the
+// number of query heads per KV head: query n is q[(n / group) · ldq + (n % group) · head_dim], at
+// `position` + n / group.
 struct AttentionTile {
   const KVLayer* kv;
   const std::int32_t* blocks;  // the sequence's block table
@@ -90,7 +91,8 @@ constexpr long tile_floats(long padded_dim) {
 
 struct AttentionKernels {
   // Writes `count` tokens of one head into block `block` at slots slot, slot + 1, …; token i has its key at k + i·ld.
-  void (*write)(const KVLayer& kv, long block, long head, long slot, long count, const float* k, const float* v, long ld);
+  void (*write)(const KVLayer& kv, long block, long head, long slot, long count, const float* k, const float* v,
+                long ld);
 
   // The states of the piece's queries, [count][state_floats]. workspace: tile_floats(padded_dim) floats.
   void (*attend_split)(const AttentionPiece& piece, float* states, float* workspace);
@@ -105,7 +107,7 @@ struct AttentionKernels {
 // One attention layer of a step.
 struct Attention {
   struct Sequence {
-    long row;       // first row in q and out
+    long row;  // first row in q and out
     long rows;
     long position;  // of the first row; the others follow
     const std::int32_t* blocks;

@@ -214,7 +214,8 @@ class SplitAttention {
 
   float factor() const { return with_terms_ ? kLog2E : tile_.scale * kLog2E; }
 
-  // Blanks the scores of tokens that are not seen. The maximum moves up, alpha_ becomes how far it was below, both / ln 2.
+  // Blanks the scores of tokens that are not seen. The maximum moves up, alpha_ becomes how far it was below,
+  // both / ln 2.
   void raise_maximum(long i) {
     float* const s = scores_ + i * kStepTokens;
     const long from = from_[i], to = to_[i];

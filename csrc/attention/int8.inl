@@ -1,8 +1,8 @@
 // The two products of attention on int8 keys and values, as sums of integers.
 //
-// A query is brought to 16 bits with one scale, a block's weights to 16 bits with one scale for each query: their errors
-// (2⁻¹⁶ of the largest) are far below those of the keys and values. The integer sums are exact, so every instruction set
-// has the same ones.
+// A query is brought to 16 bits with one scale, a block's weights to 16 bits with one scale for each query: their
+// errors (2⁻¹⁶ of the largest) are far below those of the keys and values. The integer sums are exact, so every
+// instruction set has the same ones.
 namespace dragoman::DRAGOMAN_ISA {
 namespace {
 

@@ -56,7 +56,8 @@ void KVPool::copy_blocks(const std::int32_t* sources, const std::int32_t* target
   for (long i = 0; i < count; ++i) {
     for (const std::int32_t block : {sources[i], targets[i]}) {
       if (block < 0 || block >= blocks_) {
-        throw std::invalid_argument("block " + std::to_string(block) + " is not in a pool of " + std::to_string(blocks_));
+        throw std::invalid_argument("block " + std::to_string(block) + " is not in a pool of " +
+                                    std::to_string(blocks_));
       }
     }
   }

@@ -1,7 +1,7 @@
 // The pool of KV blocks: keys and values of 32 tokens each, for every layer and KV head.
 //
-// Layout: [block][layer][kv head][keys, then values]: few blocks in use touch few pages. With D the head dimension padded
-// to 16:
+// Layout: [block][layer][kv head][keys, then values]: few blocks in use touch few pages. With D the head dimension
+// padded to 16:
 //
 //   float32    keys [D][32]          values [32][D]
 //   bfloat16   keys [D/2][32][2]     values [16][D][2]

@@ -2,17 +2,17 @@
 namespace dragoman::DRAGOMAN_ISA {
 namespace {
 
-// A cache of one precision says how queries and weights are kept for it (the elements of a row of each), and has the two
-// products:
+// A cache of one precision says how queries and weights are kept for it (the elements of a row of each), and has the
+// two products:
 //   scores<R>: s[r][32] = q[r] · keys of a block, for R queries; rows of s are kStepTokens apart
 //   weigh<R, V>: o[r][16·V] = o[r] · alpha[r] + Σ weight[r][t] · value[t], tokens [begin, end) of a step ascending
 // Between the two, for each query of a step: 2 to the differences to the maximum, put_weights() for every block, and
 // end_weights() with the powers and the largest of them. Before the first query and where other tokens are seen than by
 // the last one, begin_values() says which. begin_step() comes before all of a step.
 //
-// Every accumulator is one chain over ascending d or t, so R and V do not show in the result. With kSplits, neither does
-// where [begin, end) is cut in two, between pairs of tokens; without, sums are exact, and tokens with a weight of 0 add
-// nothing.
+// Every accumulator is one chain over ascending d or t, so R and V do not show in the result. With kSplits, neither
+// does where [begin, end) is cut in two, between pairs of tokens; without, sums are exact, and tokens with a weight of
+// 0 add nothing.
 
 // The end of the step that block `begin` is in, where no block from `last` on is read.
 DRAGOMAN_INLINE long end_of_step(long begin, long last) {
@@ -20,10 +20,11 @@ DRAGOMAN_INLINE long end_of_step(long begin, long last) {
   return next < last ? next : last;
 }
 
-// What comes next, fetched a few lines with every step of the arithmetic. A block is too short for the processor to guess
-// where the next one is, and memory so far away that blocks are fetched a whole step ahead; into the second-level cache:
-// into the first, a thread reads blocks at 9 GB/s instead of 15. Where few queries leave little arithmetic between int8
-// keys, half a block is asked for at once: its lines are there sooner, and decoding takes up to a tenth less.
+// What comes next, fetched a few lines with every step of the arithmetic. A block is too short for the processor to
+// guess where the next one is, and memory so far away that blocks are fetched a whole step ahead; into the second-level
+// cache: into the first, a thread reads blocks at 9 GB/s instead of 15. Where few queries leave little arithmetic
+// between int8 keys, half a block is asked for at once: its lines are there sooner, and decoding takes up to a tenth
+// less.
 class Fetch {
  public:
   // Blocks [begin, end) are a step of the piece: all their keys are used, then all their values.
@@ -47,7 +48,8 @@ class Fetch {
     for (; count < 2 * kStepBlocks; ++count) blocks_[count] = nullptr;
   }
 
-  // Keys or values of the step are in use from now on, of which `number` were before: half a block is fetched meanwhile.
+  // Keys or values of the step are in use from now on, of which `number` were before: half a block is fetched
+  // meanwhile.
   void begin(long number) {
     if (number < begun_) return;
     begun_ = number + 1;
@@ -198,12 +200,8 @@ struct MultipliedPairs : PairedLayout {
   using Weight = std::uint16_t;
   using Pairs = typename Arithmetic::Pairs;
 
-  static void pack(const float* q, long n, long padded_dim, Query* packed) {
-    round_row(q, n, padded_dim, packed);
-  }
-  DRAGOMAN_INLINE void put_weights(Weight* w, float*, Vec p0, Vec p1) {
-    Arithmetic::store_both(w, p0, p1);
-  }
+  static void pack(const float* q, long n, long padded_dim, Query* packed) { round_row(q, n, padded_dim, packed); }
+  DRAGOMAN_INLINE void put_weights(Weight* w, float*, Vec p0, Vec p1) { Arithmetic::store_both(w, p0, p1); }
 
   template <int R>
   static void scores(const Query* q, long padded_dim, const std::uint8_t* keys, float* s, Fetch& fetch) {
@@ -256,7 +254,8 @@ struct MultipliedPairs : PairedLayout {
         }
         v += 2 * padded_dim, p += 2;
       };
-      // A pair of which one token is not seen: the other's weight is 0, but its value may be anything, so it is blanked.
+      // A pair of which one token is not seen: the other's weight is 0, but its value may be anything, so it is
+      // blanked.
       if (t % 2 != 0) {
         step(static_cast<int>(0xffff0000u));
         ++t;

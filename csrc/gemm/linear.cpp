@@ -100,17 +100,16 @@ Activations prepare_activations(const Matrix& w, const float* x, long ldx, long 
 void multiply(const Matrix& w, const Activations& a, float* y, long ldy, const float* bias, bool accumulate) {
   if (a.rows <= 0 || w.n <= 0) return;
   const auto multiply_blocks = kernels().linear.multiply;
-  // At least a block or 64 KiB of weights at a time; at first many times that, since every start somewhere else in memory
-  // costs the processor's prefetcher about a microsecond.
+  // At least a block or 64 KiB of weights at a time; at first many times that, since every start somewhere else in
+  // memory costs the processor's prefetcher about a microsecond.
   const long blocks = w.blocks();
   const long grain = std::max(1L, 65536 / std::max(1L, w.block_bytes()));
-  pool().parallel_for_guided(blocks, grain, [&](long begin, long end) {
-    multiply_blocks(w, a, begin, end, y, ldy, bias, accumulate);
-  });
+  pool().parallel_for_guided(
+      blocks, grain, [&](long begin, long end) { multiply_blocks(w, a, begin, end, y, ldy, bias, accumulate); });
 }
 
-void linear(const Matrix& w, const float* x, long ldx, long rows, float* y, long ldy, const float* bias, bool accumulate,
-            Scratch& scratch) {
+void linear(const Matrix& w, const float* x, long ldx, long rows, float* y, long ldy, const float* bias,
+            bool accumulate, Scratch& scratch) {
   if (rows <= 0) return;
   multiply(w, prepare_activations(w, x, ldx, rows, scratch), y, ldy, bias, accumulate);
 }

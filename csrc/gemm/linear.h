@@ -68,18 +68,19 @@ class Scratch {
   std::size_t next_ = 0;  // where next() goes on
 };
 
-// y[r, :n] (+)= x[r, :k] · Wᵀ (+ bias) for r < rows; ldx and ldy are the distances between rows in floats; bias may be null.
-// Every element is the sum over k in one fixed order, whatever the number of rows, then + bias, then + the old y.
-void linear(const Matrix& w, const float* x, long ldx, long rows, float* y, long ldy, const float* bias, bool accumulate,
-            Scratch& scratch);
+// y[r, :n] (+)= x[r, :k] · Wᵀ (+ bias) for r < rows; ldx and ldy are the distances between rows in floats; bias may be
+// null. Every element is the sum over k in one fixed order, whatever the number of rows, then + bias, then + the old y.
+void linear(const Matrix& w, const float* x, long ldx, long rows, float* y, long ldy, const float* bias,
+            bool accumulate, Scratch& scratch);
 
 // The two halves of linear(), for several matrices that multiply the same x. The result of prepare_activations fits
-// every matrix of the same k, precision, minimum and order of inputs; it lives in `scratch`, or in x itself for float32.
+// every matrix of the same k, precision, minimum and order of inputs; it lives in `scratch`, or in x itself for
+// float32.
 Activations prepare_activations(const Matrix& w, const float* x, long ldx, long rows, Scratch& scratch);
 void multiply(const Matrix& w, const Activations& a, float* y, long ldy, const float* bias, bool accumulate);
 
-// Prepared activations without their memory, which is to be rows · stride bytes; and rows [begin, end) of x into it, in the
-// order of w's inputs, by this thread.
+// Prepared activations without their memory, which is to be rows · stride bytes; and rows [begin, end) of x into it, in
+// the order of w's inputs, by this thread.
 Activations describe_activations(const Matrix& w, long rows);
 void prepare_rows(const Matrix& w, const Activations& a, const float* x, long ldx, long begin, long end);
 

@@ -1,7 +1,7 @@
 // A packed weight matrix W[n, k] for y = x · Wᵀ: the layout of its bytes.
 //
-// Columns of y (rows of W) are padded to blocks of 32 and k to groups of 32 with zeros. Blocks follow each other; a block
-// is its groups one after the other, and a group holds, in the order in which a product reads it:
+// Columns of y (rows of W) are padded to blocks of 32 and k to groups of 32 with zeros. Blocks follow each other; a
+// block is its groups one after the other, and a group holds, in the order in which a product reads it:
 //
 //   float32    [32][32] float32: for each k the block's columns
 //   bfloat16   [16][32][2] bfloat16: pairs along k, as VDPBF16PS wants
@@ -12,14 +12,15 @@
 // In a wide matrix (int8 only) the four groups of 128 inputs share their scales, which follow the numbers of the last:
 // for every product of 32 bytes there is less to read and a quarter of the sums to fold.
 //
-// So a matrix is one stream of bytes, and the processor's prefetcher has an easy task: scales apart from their numbers, or
-// columns side by side that lie a page apart, cost a quarter of the bandwidth with one row and half of it with eight.
+// So a matrix is one stream of bytes, and the processor's prefetcher has an easy task: scales apart from their numbers,
+// or columns side by side that lie a page apart, cost a quarter of the bandwidth with one row and half of it with
+// eight.
 //
-// Inputs may have another order than in the checkpoint, so that those which share a scale are neighbours: then the blocks
-// are followed by [k] int32, for each place the input that stands there.
+// Inputs may have another order than in the checkpoint, so that those which share a scale are neighbours: then the
+// blocks are followed by [k] int32, for each place the input that stands there.
 //
-// int8 numbers are those of GGUF's Q8_0, but for the width: w ≈ scale · q. int4 those of Q4_0, w ≈ scale · (code − 8), or
-// with minimum of Q4_1, w ≈ scale · code + minimum.
+// int8 numbers are those of GGUF's Q8_0, but for the width: w ≈ scale · q. int4 those of Q4_0, w ≈ scale · (code − 8),
+// or with minimum of Q4_1, w ≈ scale · code + minimum.
 #pragma once
 
 #include <cstddef>
@@ -29,8 +30,8 @@ namespace dragoman {
 
 enum class Precision : std::uint8_t { float32, bfloat16, int8, int4 };
 
-constexpr long kBlock = 32;  // output columns of a block: two vectors of float32
-constexpr long kGroup = 32;  // inputs that share a scale
+constexpr long kBlock = 32;        // output columns of a block: two vectors of float32
+constexpr long kGroup = 32;        // inputs that share a scale
 constexpr long kWeightGroups = 4;  // groups whose activations share a scale; in a wide matrix their weights do too
 constexpr long kActGroup = kWeightGroups * kGroup;
 
@@ -73,8 +74,8 @@ struct Matrix {
 
   std::uint8_t* block(long b) const { return data + b * block_bytes(); }
   std::uint8_t* group(long b, long g) const {
-    return block(b) + (wide ? g * numbers_bytes(precision) + g / kWeightGroups * kBlock * 2
-                            : g * group_bytes(precision, minimum));
+    return block(b) +
+           (wide ? g * numbers_bytes(precision) + g / kWeightGroups * kBlock * 2 : g * group_bytes(precision, minimum));
   }
   std::uint16_t* scales(long b, long g) const {
     const long next = g / kWeightGroups * kWeightGroups + kWeightGroups;

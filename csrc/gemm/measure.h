@@ -7,8 +7,8 @@
 
 namespace dragoman {
 
-// Bytes per second that all threads of the pool read together from memory, in each pass over 256 MiB within `seconds` (at
-// least three passes). Throws std::invalid_argument unless 0 < seconds <= 60.
+// Bytes per second that all threads of the pool read together from memory, in each pass over 256 MiB within `seconds`
+// (at least three passes). Throws std::invalid_argument unless 0 < seconds <= 60.
 std::vector<double> memory_passes(double seconds);
 
 // Operations per second (a multiplication and an addition are two) of the precision's multiply instruction on registers

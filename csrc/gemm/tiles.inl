@@ -1,9 +1,9 @@
 // Packed matrix products: register tiles of a few rows over one block of columns.
 //
 // Every element of y is one chain over k: for quantized weights an exact integer sum per group, folded into the float32
-// sum of its four groups, an ActGroup, in ascending order, or for a whole ActGroup where it has one scale, and the ActGroups'
-// sums in ascending order; otherwise one fused multiply-add after the other. Tiles differ only in how many such chains run side by side, so a row's bits do not depend
-// on its company.
+// sum of its four groups, an ActGroup, in ascending order, or for a whole ActGroup where it has one scale, and the
+// ActGroups' sums in ascending order; otherwise one fused multiply-add after the other. Tiles differ only in how many
+// such chains run side by side, so a row's bits do not depend on its company.
 // clang-format off: the order is that of use
 #include "gemm/activations.inl"
 #include "gemm/packing.inl"
@@ -21,7 +21,8 @@ template <int M>
 constexpr int kTogether = M <= kTogetherRows ? kVectors : 1;
 
 // What a tile fetches into the second-level cache while it runs: always lines in ascending order without a gap. The
-// processor's own prefetcher works best together with that; leaving out one line in 65 has cost a third of the bandwidth.
+// processor's own prefetcher works best together with that; leaving out one line in 65 has cost a third of the
+// bandwidth.
 //
 // Some lines of the next block with every group, where several tiles share a block.
 struct NextBlock {
@@ -113,9 +114,7 @@ DRAGOMAN_INLINE void quantized_tile(const std::uint8_t* w, long groups, const st
     for (int j = 0; j < kVectors; ++j) sum[i][j] = zero();
   }
   for (long left = groups; left > 0; left -= kWeightGroups) {
-    const auto row = [=](int i) -> const ActGroup& {
-      return *reinterpret_cast<const ActGroup*>(x + i * stride);
-    };
+    const auto row = [=](int i) -> const ActGroup& { return *reinterpret_cast<const ActGroup*>(x + i * stride); };
     Vec part[M][kVectors];
     for (int i = 0; i < M; ++i) {
       for (int j = 0; j < kVectors; ++j) part[i][j] = zero();
@@ -158,8 +157,8 @@ DRAGOMAN_INLINE void quantized_tile(const std::uint8_t* w, long groups, const st
 
 // The same for a wide matrix, whose integer sums run over a whole ActGroup.
 template <int M, class Prefetch>
-DRAGOMAN_INLINE void wide_tile(const std::uint8_t* w, long groups, const std::uint8_t* x, long stride, Prefetch prefetch,
-                               Vec (&sum)[M][kVectors]) {
+DRAGOMAN_INLINE void wide_tile(const std::uint8_t* w, long groups, const std::uint8_t* x, long stride,
+                               Prefetch prefetch, Vec (&sum)[M][kVectors]) {
   for (int i = 0; i < M; ++i) {
     for (int j = 0; j < kVectors; ++j) sum[i][j] = zero();
   }
@@ -169,9 +168,7 @@ DRAGOMAN_INLINE void wide_tile(const std::uint8_t* w, long groups, const std::ui
     left %= kWeightGroups;
   }
   for (; left > 0; left -= kWeightGroups) {
-    const auto row = [=](int i) -> const ActGroup& {
-      return *reinterpret_cast<const ActGroup*>(x + i * stride);
-    };
+    const auto row = [=](int i) -> const ActGroup& { return *reinterpret_cast<const ActGroup*>(x + i * stride); };
     const long count = left < kWeightGroups ? left : kWeightGroups;
     const auto* const scales = reinterpret_cast<const std::uint16_t*>(w + count * numbers_bytes(Precision::int8));
 #pragma GCC unroll 2
@@ -304,7 +301,8 @@ void run_tile(const Matrix& w, const Activations& a, long row, Prefetch prefetch
   } else if constexpr (kind == TileKind::wide_int8) {
     wide_tile<M>(weights, w.groups(), x, a.stride, prefetch, sum);
   } else {
-    quantized_tile<M, kind != TileKind::int8, kind == TileKind::int4_minimum>(weights, w.groups(), x, a.stride, prefetch, sum);
+    quantized_tile<M, kind != TileKind::int8, kind == TileKind::int4_minimum>(weights, w.groups(), x, a.stride,
+                                                                              prefetch, sum);
   }
   finish(out, row, block, sum);
 }
@@ -345,8 +343,8 @@ constexpr FetchAhead fetch_ahead(TileKind kind) {
   return {.rows = kNever, .bytes = 0};
 }
 
-// All rows times one block, in tiles of at most R rows and as equal as can be. Several tiles share the fetching of the next
-// block, if there is one.
+// All rows times one block, in tiles of at most R rows and as equal as can be. Several tiles share the fetching of the
+// next block, if there is one.
 template <TileKind kind, int R>
 void multiply_block(const Matrix& w, const Activations& a, long block, bool another, const Output& out) {
   constexpr FetchAhead ahead = fetch_ahead(kind);

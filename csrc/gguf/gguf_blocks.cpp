@@ -1,5 +1,6 @@
-// Every type is read as groups of small integers with a scale and, in some, a minimum: w = scale * q (+ minimum). What a
-// type is lies in its `read`; all else is said once. The layouts are those of ggml-common.h and of the `gguf` package.
+// Every type is read as groups of small integers with a scale and, in some, a minimum: w = scale * q (+ minimum). What
+// a type is lies in its `read`; all else is said once. The layouts are those of ggml-common.h and of the `gguf`
+// package.
 #include "gguf/gguf_blocks.h"
 
 #include <atomic>
@@ -177,8 +178,8 @@ struct Q3_K {  // the third bits, inverted; numbers; 16 scales of six bits; thei
   }
 };
 
-// Eight scales and eight minimums of six bits each in twelve bytes: of the first four of each the six bits lie together,
-// of the others the high two bits are in the two that those leave.
+// Eight scales and eight minimums of six bits each in twelve bytes: of the first four of each the six bits lie
+// together, of the others the high two bits are in the two that those leave.
 void read_six_bit_scales(const std::uint8_t* p, Groups& g) {
   const float scale = half_at(p), least = half_at(p + 2);
   const std::uint8_t* const packed = p + 4;
@@ -345,7 +346,8 @@ auto with_type(GgufType type, Visit&& visit) {
 }  // namespace
 
 GgufBlock gguf_block(int type) {
-  return with_type(static_cast<GgufType>(type), [](auto t) { return GgufBlock{.values = decltype(t)::values, .bytes = decltype(t)::bytes}; });
+  return with_type(static_cast<GgufType>(type),
+                   [](auto t) { return GgufBlock{.values = decltype(t)::values, .bytes = decltype(t)::bytes}; });
 }
 
 void dequantize_gguf(GgufType type, const std::uint8_t* blocks, long count, float* out) {

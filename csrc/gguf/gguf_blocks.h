@@ -35,12 +35,14 @@ GgufBlock gguf_block(int type);
 // `count` blocks of a known type to floats: the operations of ggml's reference, in its order, so the same bits.
 void dequantize_gguf(GgufType type, const std::uint8_t* blocks, long count, float* out);
 
-// Whether codes of this precision can be made of a type: int8 of all of them, int4 of those that are made of such groups.
+// Whether codes of this precision can be made of a type: int8 of all of them, int4 of those that are made of such
+// groups.
 bool gguf_has_codes(GgufType type, Precision precision, bool minimum);
 
-// Rows of k numbers (whole blocks) as numbers [rows, k] with fp16 scales, and minimums where asked for, of groups of 32,
-// [rows, k / 32]. Where the groups of the type are such groups the numbers stay as they are; else they are dequantized and
-// quantized to int8 as pack() does. False where a scale or a number is not finite; then what was written is of no use.
+// Rows of k numbers (whole blocks) as numbers [rows, k] with fp16 scales, and minimums where asked for, of groups of
+// 32, [rows, k / 32]. Where the groups of the type are such groups the numbers stay as they are; else they are
+// dequantized and quantized to int8 as pack() does. False where a scale or a number is not finite; then what was
+// written is of no use.
 bool gguf_codes(GgufType type, const std::uint8_t* blocks, long rows, long k, Precision precision, bool minimum,
                 std::int8_t* values, std::uint16_t* scales, std::uint16_t* minimums);
 

@@ -38,8 +38,8 @@ void group_rows(const Experts& e, const float* x, long ldx, long rows, ExpertsSc
   s.chosen.resize(static_cast<std::size_t>(rows * active));
   s.weights.resize(static_cast<std::size_t>(rows * (active + 1)));
   pool().parallel_for(rows, grain_of(8 * e.routing.experts), [&](long begin, long end) {
-    kernels().experts.route(e.routing, logits + begin * ldlogits, ldlogits, end - begin, s.chosen.data() + begin * active,
-                            s.weights.data() + begin * (active + 1));
+    kernels().experts.route(e.routing, logits + begin * ldlogits, ldlogits, end - begin,
+                            s.chosen.data() + begin * active, s.weights.data() + begin * (active + 1));
   });
 
   s.next.assign(e.experts.size(), 0);
@@ -53,7 +53,12 @@ void group_rows(const Experts& e, const float* x, long ldx, long rows, ExpertsSc
     s.next[i] = pairs;
     if (count == 0) continue;
     s.part_of.insert(s.part_of.end(), static_cast<std::size_t>(count), static_cast<std::int32_t>(s.parts.size()));
-    s.parts.push_back({.expert = &e.experts[i], .first = pairs, .rows = count, .input = {}, .inner = {}, .wide = nullptr,
+    s.parts.push_back({.expert = &e.experts[i],
+                       .first = pairs,
+                       .rows = count,
+                       .input = {},
+                       .inner = {},
+                       .wide = nullptr,
                        .ldwide = padded_floats(e.experts[i].in.n)});
     pairs += count;
   }
@@ -99,9 +104,8 @@ void gather_inputs(const float* x, long ldx, long rows, ExpertsScratch& s) {
     if (all.values == nullptr) {
       all = describe_activations(in, rows);
       all.values = s.prepared[kind_of(in)].get(static_cast<std::size_t>(rows * all.stride));
-      pool().parallel_for(rows, grain_of(all.k), [&](long begin, long end) {
-        prepare_rows(in, all, x, ldx, begin, end);
-      });
+      pool().parallel_for(rows, grain_of(all.k),
+                          [&](long begin, long end) { prepare_rows(in, all, x, ldx, begin, end); });
     }
     part.input = all;
     part.input.rows = part.rows;
@@ -139,7 +143,7 @@ void gather_inputs(const float* x, long ldx, long rows, ExpertsScratch& s) {
 
 // Calls body(part, begin, end) for ranges of blocks of the parts' matrices that together cover all of them.
 template <class Body>
-void for_blocks(ExpertsScratch& s, Matrix Expert::*matrix, Body&& body) {
+void for_blocks(ExpertsScratch& s, Matrix Expert::* matrix, Body&& body) {
   s.block_ends.clear();
   long blocks = 0;
   for (const Part& part : s.parts) s.block_ends.push_back(blocks += (part.expert->*matrix).blocks());

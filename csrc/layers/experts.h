@@ -1,4 +1,5 @@
-// A routed feed-forward network, or mixture of experts: each row goes through the few experts that a router chooses for it.
+// A routed feed-forward network, or mixture of experts: each row goes through the few experts that a router
+// chooses for it.
 //
 // Rows are grouped by expert, so that a step reads the weights of every expert it uses once. The result of a row is the
 // weighted sum of its experts' results in ascending order of their numbers: it depends on nothing but the row.
@@ -17,24 +18,24 @@ constexpr long kMostExperts = 1024;
 // An expert that every row goes through, besides the chosen ones: none, with weight 1, or with the sigmoid of a logit.
 enum class SharedExpert : std::uint8_t { none, added, gated };
 
-// How logits become a choice. The logits of a row are those of all experts to choose among, then that of the shared one if
-// it is gated.
+// How logits become a choice. The logits of a row are those of all experts to choose among, then that of the shared one
+// if it is gated.
 struct Routing {
-  long experts = 0;      // to choose among: at most kMostExperts
-  long active = 0;       // chosen for each row: the largest logits, the lower number where they are equal
-  bool over_all = false; // weights are those of the softmax over all experts; else of that over the chosen ones
+  long experts = 0;       // to choose among: at most kMostExperts
+  long active = 0;        // chosen for each row: the largest logits, the lower number where they are equal
+  bool over_all = false;  // weights are those of the softmax over all experts; else of that over the chosen ones
   SharedExpert shared = SharedExpert::none;
 };
 
 struct ExpertKernels {
-  // For each row its experts in ascending order, chosen[r · active + j], and their weights, weights[r · (active + 1) + j];
-  // after these the weight of the shared expert, if there is one.
+  // For each row its experts in ascending order, chosen[r · active + j], and their weights,
+  // weights[r · (active + 1) + j]; after these the weight of the shared expert, if there is one.
   void (*route)(const Routing& routing, const float* logits, long ldlogits, long rows, std::int32_t* chosen,
                 float* weights);
 
   // One row: out (+)= factor · Σⱼ weights[j] · parts[j][:width], summed in the order of j.
-  void (*combine)(const float* const* parts, const float* weights, long count, long width, float factor, bool accumulate,
-                  float* out);
+  void (*combine)(const float* const* parts, const float* weights, long count, long width, float factor,
+                  bool accumulate, float* out);
 };
 
 // out · act(in · x), with `gated` out · (act(gate · x) · (up · x)), gate above up in one matrix.
@@ -68,11 +69,11 @@ struct ExpertsScratch {
   std::vector<std::int32_t> chosen;
   std::vector<float> weights;
   std::vector<Part> parts;
-  std::vector<long> block_ends;        // of the parts, in one row of all parts' blocks
-  std::vector<long> next;              // by expert: the pair its next row gets
-  std::vector<std::int32_t> rows;      // by pair
-  std::vector<std::int32_t> part_of;   // by pair
-  std::vector<long> pair_of;           // by row and rank
+  std::vector<long> block_ends;       // of the parts, in one row of all parts' blocks
+  std::vector<long> next;             // by expert: the pair its next row gets
+  std::vector<std::int32_t> rows;     // by pair
+  std::vector<std::int32_t> part_of;  // by pair
+  std::vector<long> pair_of;          // by row and rank
 };
 
 // out[r, :width] (+)= factor · Σ weight · expert(x[r]). Throws std::bad_alloc.

@@ -27,9 +27,8 @@ DRAGOMAN_INLINE void route_row(const Routing& routing, const float* logits, std:
   bool taken[kMostExperts];
   float powers[kMostExperts];
   const Vec largest = broadcast(mark_largest(logits, routing.experts, routing.active, taken));
-  for_each_vector(routing.experts, [&](long i, long n) {
-    store_up_to(powers + i, exp(load_up_to(logits + i, n) - largest), n);
-  });
+  for_each_vector(routing.experts,
+                  [&](long i, long n) { store_up_to(powers + i, exp(load_up_to(logits + i, n) - largest), n); });
   long count = 0;
   float total = 0.0f;
   for (long e = 0; e < routing.experts; ++e) {
@@ -44,7 +43,8 @@ DRAGOMAN_INLINE void route_row(const Routing& routing, const float* logits, std:
   if (routing.shared == SharedExpert::gated) weights[count] = 1.0f / (1.0f + exp_of(-logits[routing.experts]));
 }
 
-void route(const Routing& routing, const float* logits, long ldlogits, long rows, std::int32_t* chosen, float* weights) {
+void route(const Routing& routing, const float* logits, long ldlogits, long rows, std::int32_t* chosen,
+           float* weights) {
   for (long r = 0; r < rows; ++r) {
     route_row(routing, logits + r * ldlogits, chosen + r * routing.active, weights + r * (routing.active + 1));
   }

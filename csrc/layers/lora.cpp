@@ -12,8 +12,8 @@
 namespace dragoman {
 namespace {
 
-constexpr long kInputs = 16;       // of a vector
-constexpr long kRowsOfItem = 32;   // whose x stays in the second-level cache while tile after tile of A is read
+constexpr long kInputs = 16;      // of a vector
+constexpr long kRowsOfItem = 32;  // whose x stays in the second-level cache while tile after tile of A is read
 constexpr long kPanelsOfItem = 8;
 constexpr long kGrainBytes = 64 << 10;  // of A or B, about 3 µs of reading
 
@@ -37,7 +37,8 @@ void put(std::uint8_t* target, long index, float value, Precision precision) {
   std::memcpy(target + index * 2, &rounded, 2);
 }
 
-// Calls body(entry, item of the entry) for the items [begin, end) of all entries; entry i has starts[i + 1] − starts[i].
+// Calls body(entry, item of the entry) for the items [begin, end) of all entries; entry i has
+// starts[i + 1] − starts[i].
 template <class Body>
 void for_items(const std::vector<long>& starts, long begin, long end, Body&& body) {
   std::size_t entry = 0;
@@ -80,7 +81,8 @@ LowRank::LowRank(const LowRank& other, std::uint8_t* memory)
 }
 
 std::size_t LowRank::a_bytes(const LowRankPart& part) const {
-  return static_cast<std::size_t>(part.rank_tiles() * kRankTile * tiles(k_, kInputs) * kInputs * number_bytes(precision_));
+  return static_cast<std::size_t>(part.rank_tiles() * kRankTile * tiles(k_, kInputs) * kInputs *
+                                  number_bytes(precision_));
 }
 
 std::size_t LowRank::b_bytes(const LowRankPart& part) const {
@@ -128,8 +130,8 @@ void LowRank::add(long offset, long n, long rank, const float* a, const float* b
   parts_.push_back(part);
 }
 
-void add_low_rank(const Matrix& w, const std::vector<LowRankRows>& changed, const float* x, long ldx, float* y, long ldy,
-                  LoraScratch& scratch) {
+void add_low_rank(const Matrix& w, const std::vector<LowRankRows>& changed, const float* x, long ldx, float* y,
+                  long ldy, LoraScratch& scratch) {
   if (changed.empty()) return;
   long widest = 0, rows = 0, scaled_rows = 0;
   for (const LowRankRows& each : changed) {
@@ -211,10 +213,11 @@ void add_low_rank(const Matrix& w, const std::vector<LowRankRows>& changed, cons
       const long panel = item % groups * kPanelsOfItem;
       const auto [first, count] = rows_of(each, item / groups);
       const long row = first - each.rows->begin;
-      const float* const own = base == nullptr ? nullptr : base + (each.first_scaled_row + row) * ldbase + each.part->offset;
-      expand(*each.part, each.rows->change->precision(), t + (each.first_row + row) * ldt + each.part->first, ldt, count,
-             panel, std::min(each.part->panels(), panel + kPanelsOfItem), y + first * ldy + each.part->offset, ldy, own,
-             ldbase);
+      const float* const own =
+          base == nullptr ? nullptr : base + (each.first_scaled_row + row) * ldbase + each.part->offset;
+      expand(*each.part, each.rows->change->precision(), t + (each.first_row + row) * ldt + each.part->first, ldt,
+             count, panel, std::min(each.part->panels(), panel + kPanelsOfItem), y + first * ldy + each.part->offset,
+             ldy, own, ldbase);
     });
   });
 }

@@ -15,8 +15,8 @@
 
 namespace dragoman {
 
-constexpr long kRankTile = 4;    // rows of A that are read together, interleaved by 16 inputs: those of sum_four()
-constexpr long kPanel = 32;      // columns of y that lie together in B
+constexpr long kRankTile = 4;  // rows of A that are read together, interleaved by 16 inputs: those of sum_four()
+constexpr long kPanel = 32;    // columns of y that lie together in B
 constexpr long kMostRank = 4096;
 
 // The change of neighbouring columns of y: [offset, offset + n).
@@ -31,7 +31,8 @@ struct LowRankPart {
   float factor = 1.0f;
   const std::uint8_t* a = nullptr;
   const std::uint8_t* b = nullptr;
-  // With DoRA (Liu et al. 2024, https://arxiv.org/abs/2402.09353) the changed matrix is scaled by column of y: [n], or null.
+  // With DoRA (Liu et al. 2024, https://arxiv.org/abs/2402.09353) the changed matrix is scaled by column of y: [n], or
+  // null.
   const float* column_scale = nullptr;
 
   long rank_tiles() const { return (rank + kRankTile - 1) / kRankTile; }
@@ -87,9 +88,10 @@ struct LoraKernels {
   void (*shrink)(const LowRankPart& part, Precision precision, long k, const float* x, long ldx, long rows, long begin,
                  long end, float* t, long ldt);
   // y[r] += B · t[r] for the columns of the part's panels [begin, end); y and `base` begin at the part's offset. `base`
-  // is the product of the model's own matrix, where the part scales columns: then y[r] += (c − 1) · base + c · B · t[r].
-  void (*expand)(const LowRankPart& part, Precision precision, const float* t, long ldt, long rows, long begin, long end,
-                 float* y, long ldy, const float* base, long ldbase);
+  // is the product of the model's own matrix, where the part scales columns: then
+  // y[r] += (c − 1) · base + c · B · t[r].
+  void (*expand)(const LowRankPart& part, Precision precision, const float* t, long ldt, long rows, long begin,
+                 long end, float* y, long ldy, const float* base, long ldbase);
 };
 
 // The memory that one product after the other works in.
@@ -99,7 +101,7 @@ struct LoraScratch {
 };
 
 // Adds the changes to y, whose rows hold x · Wᵀ already. Rows of different entries do not overlap.
-void add_low_rank(const Matrix& w, const std::vector<LowRankRows>& changed, const float* x, long ldx, float* y, long ldy,
-                  LoraScratch& scratch);
+void add_low_rank(const Matrix& w, const std::vector<LowRankRows>& changed, const float* x, long ldx, float* y,
+                  long ldy, LoraScratch& scratch);
 
 }  // namespace dragoman

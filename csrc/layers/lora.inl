@@ -102,7 +102,8 @@ DRAGOMAN_INLINE void expand_tile(const Expansion& e, const std::uint8_t* b, long
   Vec low[M], high[M];
   for (int m = 0; m < M; ++m) low[m] = high[m] = zero();
   for (long i = 0; i < e.part.rank; ++i) {
-    const Vec first = load_numbers_at<precision>(b, i * kPanel), second = load_numbers_at<precision>(b, i * kPanel + kWidth);
+    const Vec first = load_numbers_at<precision>(b, i * kPanel),
+              second = load_numbers_at<precision>(b, i * kPanel + kWidth);
 #pragma GCC unroll 4
     for (int m = 0; m < M; ++m) {
       const Vec value = broadcast(e.t[(row + m) * e.ldt + i]);
@@ -134,8 +135,7 @@ void expand_rows(const Expansion& e, long rows, long begin, long end) {
 
 void expand(const LowRankPart& part, Precision precision, const float* t, long ldt, long rows, long begin, long end,
             float* y, long ldy, const float* base, long ldbase) {
-  const Expansion expansion{
-      .part = part, .t = t, .ldt = ldt, .y = y, .ldy = ldy, .base = base, .ldbase = ldbase};
+  const Expansion expansion{.part = part, .t = t, .ldt = ldt, .y = y, .ldy = ldy, .base = base, .ldbase = ldbase};
   if (precision == Precision::float32) {
     expand_rows<Precision::float32>(expansion, rows, begin, end);
   } else {

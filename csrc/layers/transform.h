@@ -21,11 +21,11 @@ struct TransformKernels {
   void (*head_norm)(Norm kind, float* x, long ldx, long rows, long heads, long head_dim, const float* weight,
                     const float* bias, long ldweight, float eps);
 
-  // Rotary embedding in place: of each head, elements i and i + half (i < half) are a pair, or, where interleaved, 2i and
-  // 2i + 1. It is turned by the angle whose cosine and sine stand in row positions[r] of the tables [·, half]; elements
-  // from 2·half on stay.
-  void (*rotate)(float* x, long ldx, long rows, long heads, long head_dim, const float* cos, const float* sin, long half,
-                 const std::int32_t* positions, bool interleaved);
+  // Rotary embedding in place: of each head, elements i and i + half (i < half) are a pair, or, where interleaved, 2i
+  // and 2i + 1. It is turned by the angle whose cosine and sine stand in row positions[r] of the tables [·, half];
+  // elements from 2·half on stay.
+  void (*rotate)(float* x, long ldx, long rows, long heads, long head_dim, const float* cos, const float* sin,
+                 long half, const std::int32_t* positions, bool interleaved);
 
   // out = act(x[:, :width]) · x[:, width : 2·width]
   void (*gate)(Activation activation, const float* x, long ldx, long rows, long width, float* out, long ldout);

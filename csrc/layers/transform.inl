@@ -37,7 +37,8 @@ DRAGOMAN_INLINE float sum_of(const float* x, long width, F f) {
 
 DRAGOMAN_INLINE Vec square(Vec a) { return a * a; }
 
-DRAGOMAN_INLINE void rms_row(const float* x, long width, const float* weight, const float* bias, float eps, float* out) {
+DRAGOMAN_INLINE void rms_row(const float* x, long width, const float* weight, const float* bias, float eps,
+                             float* out) {
   const float mean = sum_of(x, width, [](Vec a, long) { return square(a); }) / static_cast<float>(width);
   const Vec factor = broadcast(1.0f / __builtin_sqrtf(mean + eps));
   for_each_vector(width, [&](long i, long n) {
@@ -124,9 +125,9 @@ void rotate(float* x, long ldx, long rows, long heads, long head_dim, const floa
   }
 }
 
-// x · Φ(x), Φ the normal distribution function. The lower tail is Φ(−|x|) = exp(−x²/2) · t · P(t), t = 1 / (1 + 0.2475 |x|):
-// P is our own least-maximum fit on [0, 14.8], relative error 8e-9 before rounding. Formed from the tail, the result keeps
-// its relative precision for negative x, where 1 + erf(x/√2) cancels.
+// x · Φ(x), Φ the normal distribution function. The lower tail is Φ(−|x|) = exp(−x²/2) · t · P(t),
+// t = 1 / (1 + 0.2475 |x|): P is our own least-maximum fit on [0, 14.8], relative error 8e-9 before rounding. Formed
+// from the tail, the result keeps its relative precision for negative x, where 1 + erf(x/√2) cancels.
 DRAGOMAN_INLINE Vec gelu(Vec x) {
   const Vec one = broadcast(1.0f);
   const Vec t = one / fma(abs(x), broadcast(0.24748737f), one);
@@ -207,7 +208,8 @@ void add_positions(float* x, long ldx, long rows, long width, const float* table
 void scale(float* x, long ldx, long rows, long width, float factor) {
   for (long r = 0; r < rows; ++r) {
     float* const row = x + r * ldx;
-    for_each_vector(width, [&](long i, long n) { store_up_to(row + i, load_up_to(row + i, n) * broadcast(factor), n); });
+    for_each_vector(width,
+                    [&](long i, long n) { store_up_to(row + i, load_up_to(row + i, n) * broadcast(factor), n); });
   }
 }
 

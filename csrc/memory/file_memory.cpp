@@ -14,7 +14,8 @@ namespace {
 constexpr std::size_t kHugePage = 2 << 20;
 
 std::uint8_t* aligned(void* address) {
-  return reinterpret_cast<std::uint8_t*>((reinterpret_cast<std::uintptr_t>(address) + kHugePage - 1) / kHugePage * kHugePage);
+  return reinterpret_cast<std::uint8_t*>((reinterpret_cast<std::uintptr_t>(address) + kHugePage - 1) / kHugePage *
+                                         kHugePage);
 }
 
 void* reserve(std::size_t bytes, int protection) {

@@ -48,9 +48,9 @@ class AdapterTable {
   };
 
   std::vector<AdapterTarget> targets_;
-  std::vector<std::unique_ptr<const Adapter>> adapters_;    // by slot
-  std::vector<SlotRows> token_adapters_, logit_adapters_;   // of the batch that runs
-  std::vector<LowRankRows> changed_;                        // of the product that runs
+  std::vector<std::unique_ptr<const Adapter>> adapters_;   // by slot
+  std::vector<SlotRows> token_adapters_, logit_adapters_;  // of the batch that runs
+  std::vector<LowRankRows> changed_;                       // of the product that runs
   LoraScratch scratch_;
 };
 

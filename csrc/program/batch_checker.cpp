@@ -90,15 +90,15 @@ void BatchChecker::check_cross(const Batch& batch, long s) {
       refuse("block " + number(blocks[b]) + " would be written and looked at as another text in one step");
     }
   }
-  checked_.cross_sequences.push_back(
-      {.row = row, .rows = rows, .position = 0, .blocks = blocks, .length = length});
+  checked_.cross_sequences.push_back({.row = row, .rows = rows, .position = 0, .blocks = blocks, .length = length});
 }
 
 void BatchChecker::check_sequence(const Batch& batch, long s) {
   const long row = batch.row_starts[s], rows = batch.row_starts[s + 1] - row;
   const long first = batch.positions[row], last = first + rows - 1;
   if (first < 0 || last >= limits_.positions) {
-    refuse("positions " + number(first) + " to " + number(last) + " are not all in tables of " + number(limits_.positions));
+    refuse("positions " + number(first) + " to " + number(last) + " are not all in tables of " +
+           number(limits_.positions));
   }
   for (long i = 1; i < rows; ++i) {
     if (batch.positions[row + i] != first + i) refuse("the positions of a sequence must be consecutive");

@@ -13,7 +13,7 @@ namespace dragoman {
 // What the operations of a program ask of every batch.
 struct BatchLimits {
   long max_tokens, max_sequences, max_logit_rows;
-  long vocab = INT32_MAX;      // smallest of the embedding tables
+  long vocab = INT32_MAX;  // smallest of the embedding tables
   long embedding_width = 0;
   long positions = INT32_MAX;  // smallest of the position tables
   long window = 0;             // positions that have to be in blocks: the largest window, or 0 for all

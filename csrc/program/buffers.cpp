@@ -17,7 +17,8 @@ int Buffers::add(long width, int over) {
     buffer->memory = other.memory;
   } else {
     buffer->stride = ((width + 15) / 16 | 1) * 16;  // a power of two would put a tile's rows into the same cache sets
-    const std::size_t bytes = static_cast<std::size_t>(rows_) * static_cast<std::size_t>(buffer->stride) * sizeof(float);
+    const std::size_t bytes =
+        static_cast<std::size_t>(rows_) * static_cast<std::size_t>(buffer->stride) * sizeof(float);
     buffer->memory = std::make_shared<const AnonymousMemory>(bytes);
   }
   buffers_.push_back(std::move(buffer));

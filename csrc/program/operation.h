@@ -11,7 +11,18 @@
 namespace dragoman {
 
 enum class OperationKind : std::uint8_t {
-  embed, norm, linear, rotate, write_kv, attend, activation, experts, adapt, add, scale, select_rows,
+  embed,
+  norm,
+  linear,
+  rotate,
+  write_kv,
+  attend,
+  activation,
+  experts,
+  adapt,
+  add,
+  scale,
+  select_rows,
 };
 
 constexpr const char* name_of(OperationKind kind) {

@@ -1,7 +1,7 @@
 // The division of a small model's batch: each thread takes some rows through all operations by itself, instead of all
-// threads one operation after the other. Each layer is some 15 loops of 5 to 50 µs; waiting for each other at the end of
-// each took a fifth of a step of 32 rows and two fifths of one of 8. The weights are read once for each partition, so they
-// have to be small.
+// threads one operation after the other. Each layer is some 15 loops of 5 to 50 µs; waiting for each other at the end
+// of each took a fifth of a step of 32 rows and two fifths of one of 8. The weights are read once for each partition,
+// so they have to be small.
 #pragma once
 
 #include <cstddef>

@@ -19,7 +19,8 @@ class Profiler {
   // One call of the operation with this number.
   void add(std::size_t operation, double seconds);
 
-  // Time spent since the last call by kind of operation, matrix products also by shape ("linear 3072 x 2048") if wanted.
+  // Time spent since the last call by kind of operation, matrix products also by shape ("linear 3072 x 2048") if
+  // wanted.
   std::vector<Timing> take(const std::vector<Operation>& operations, bool by_shape);
 
  private:

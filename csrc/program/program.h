@@ -27,8 +27,8 @@ class Program {
   // Before the first run.
   Recorder& recorder() { return recorder_; }
 
-  // Runs all operations on the batch. Throws std::invalid_argument, before anything is touched, on a batch that does not
-  // fit. The result is valid until the next run.
+  // Runs all operations on the batch. Throws std::invalid_argument, before anything is touched, on a batch that does
+  // not fit. The result is valid until the next run.
   Logits run(const Batch& batch);
 
   // What the rows of a slot's sequences get from now on, by target, null where it is nothing; copied. From any thread:

@@ -96,7 +96,7 @@ void Recorder::linear(int out, int x, const Matrix& w, const float* bias, bool a
   require(from.width == w.k, "linear: the weight has " + std::to_string(w.k) + " inputs, the buffer is " +
                                  std::to_string(from.width) + " wide");
   require(buffers_.at(out).width == w.n, "linear: the weight has " + std::to_string(w.n) + " outputs, the buffer is " +
-                                    std::to_string(buffers_.at(out).width) + " wide");
+                                             std::to_string(buffers_.at(out).width) + " wide");
   const Rows domain = from.rows;
   require(!accumulate || buffers_.read(out).rows == domain, "linear: cannot accumulate into rows of another kind");
   Buffer& to = buffers_.write(out, domain);
@@ -240,9 +240,9 @@ void Recorder::experts(int out, int x, Experts experts, bool accumulate) {
   require(routing.active >= 1 && routing.active <= routing.experts, "experts: cannot choose more than there are");
   require(static_cast<long>(experts.experts.size()) == routing.experts + shared,
           "experts: there must be matrices for each expert");
-  require(experts.router.k == from.width &&
-              experts.router.n == routing.experts + (routing.shared == SharedExpert::gated),
-          "experts: the router does not fit");
+  require(
+      experts.router.k == from.width && experts.router.n == routing.experts + (routing.shared == SharedExpert::gated),
+      "experts: the router does not fit");
   for (const Expert& expert : experts.experts) {
     require(expert.in.k == from.width && expert.out.n == buffers_.at(out).width &&
                 expert.in.n == (experts.gated ? 2 : 1) * expert.out.k,
@@ -305,7 +305,8 @@ void Recorder::select_rows(int out, int x) {
   push(OperationKind::select_rows, [&from, &to](const RowPartition& part, Scratch&) {
     for_rows(part.logits, from.width, [&](long begin, long end) {
       for (long i = begin; i < end; ++i) {
-        std::memcpy(to.row(i), from.row(part.batch().logit_rows[i]), static_cast<std::size_t>(from.width) * sizeof(float));
+        std::memcpy(to.row(i), from.row(part.batch().logit_rows[i]),
+                    static_cast<std::size_t>(from.width) * sizeof(float));
       }
     });
   });
@@ -326,7 +327,8 @@ int Recorder::adapt(int out, int x, const Matrix& w) {
 }
 
 void Recorder::logits(int x) {
-  require(buffers_.read(x).rows == Rows::logits, "logits: the buffer must have one row per logits row; see select_rows");
+  require(buffers_.read(x).rows == Rows::logits,
+          "logits: the buffer must have one row per logits row; see select_rows");
   logits_ = x;
   limits_.has_logits = true;
   // While the rest of the start goes on: a first prompt of 512 tokens else waits 0.1 s for its memory.

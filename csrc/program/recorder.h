@@ -25,13 +25,14 @@ namespace dragoman {
 class Recorder {
  public:
   // adapters: borrowed.
-  Recorder(long max_tokens, long max_sequences, long max_logit_rows, std::shared_ptr<KVPool> kv, AdapterTable& adapters);
+  Recorder(long max_tokens, long max_sequences, long max_logit_rows, std::shared_ptr<KVPool> kv,
+           AdapterTable& adapters);
   ~Recorder();
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
-  // A new buffer [rows, width]; `over` (or -1): in the memory of another that is at least as wide, row r where its row r
-  // is, for values that are not needed at the same time. Writing one of them ends what the others hold.
+  // A new buffer [rows, width]; `over` (or -1): in the memory of another that is at least as wide, row r where its row
+  // r is, for values that are not needed at the same time. Writing one of them ends what the others hold.
   int buffer(long width, int over = -1) { return buffers_.add(width, over); }
   void embed(int x, const Matrix& table, float scale);
   void add_positions(int x, const float* table, long positions);

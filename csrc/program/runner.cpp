@@ -54,7 +54,8 @@ void Runner::run_partition(const std::vector<Operation>& operations, const std::
   const RowPartition& partition = partitions[number];
   Clock::time_point before = Clock::now();
   for (std::size_t i = 0; i < operations.size(); ++i) {
-    if (operations[i].kind == OperationKind::attend) {  // keys and values before the partition's own rows have to be there
+    if (operations[i].kind ==
+        OperationKind::attend) {  // keys and values before the partition's own rows have to be there
       for (std::size_t other = partition.waits_for; other < number; ++other) {
         wait_until([&] { return progress_[other].operations.load(std::memory_order_acquire) >= i; });
       }

@@ -5,8 +5,8 @@
 
 #include <stdexcept>
 
-#include "python/bindings.h"
 #include "gguf/gguf_blocks.h"
+#include "python/bindings.h"
 
 namespace nb = nanobind;
 
@@ -52,18 +52,20 @@ bool codes(const ByteArray& blocks, int type, CodeRows& values, HalfRows& scales
 }  // namespace
 
 void bind_gguf(nb::module_& m) {
-  m.def("gguf_block",
-        [](int type) {
-          const GgufBlock block = gguf_block(type);
-          return nb::make_tuple(block.values, block.bytes);
-        },
-        nb::arg("type"));
-  m.def("gguf_has_codes",
-        [](int type, bool int8, bool minimum) {
-          gguf_block(type);
-          return gguf_has_codes(static_cast<GgufType>(type), int8 ? Precision::int8 : Precision::int4, minimum);
-        },
-        nb::arg("type"), nb::arg("int8"), nb::arg("minimum"));
+  m.def(
+      "gguf_block",
+      [](int type) {
+        const GgufBlock block = gguf_block(type);
+        return nb::make_tuple(block.values, block.bytes);
+      },
+      nb::arg("type"));
+  m.def(
+      "gguf_has_codes",
+      [](int type, bool int8, bool minimum) {
+        gguf_block(type);
+        return gguf_has_codes(static_cast<GgufType>(type), int8 ? Precision::int8 : Precision::int4, minimum);
+      },
+      nb::arg("type"), nb::arg("int8"), nb::arg("minimum"));
   m.def("dequantize_gguf", dequantize, nb::arg("blocks"), nb::arg("type"), nb::arg("out").noconvert());
   m.def("gguf_codes", codes, nb::arg("blocks"), nb::arg("type"), nb::arg("values").noconvert(),
         nb::arg("scales").noconvert(), nb::arg("minimums").noconvert().none(), nb::arg("int8"));

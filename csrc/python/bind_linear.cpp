@@ -8,12 +8,12 @@
 #include <memory>
 #include <stdexcept>
 
+#include "gemm/measure.h"
 #include "memory/anonymous_memory.h"
-#include "python/bindings.h"
 #include "memory/checksum.h"
 #include "memory/file_memory.h"
+#include "python/bindings.h"
 #include "simd/kernels.h"
-#include "gemm/measure.h"
 #include "thread_pool.h"
 
 namespace nb = nanobind;
@@ -97,8 +97,7 @@ struct SharedFileMemory {
 nb::object bytes_of(const SharedFileMemory& file) {
   auto* const kept = new std::shared_ptr<FileMemory>(file.memory);
   nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::shared_ptr<FileMemory>*>(p); });
-  return nb::cast(
-      nb::ndarray<nb::numpy, const std::uint8_t, nb::ndim<1>>((*kept)->data(), {(*kept)->size()}, owner));
+  return nb::cast(nb::ndarray<nb::numpy, const std::uint8_t, nb::ndim<1>>((*kept)->data(), {(*kept)->size()}, owner));
 }
 
 SourceType source_type(const Weight& weight) {
@@ -171,15 +170,16 @@ void multiply_rows(const FloatRows& x, const PackedMatrix& w, std::optional<Floa
 
 void bind_linear(nb::module_& m) {
   nb::class_<PackedMatrix>(m, "PackedMatrix")
-      .def("__init__",
-           [](PackedMatrix* self, nb::object data, long n, long k, const std::string& precision, bool minimum,
-              bool wide, bool ordered) {
-             PackedMatrix packed = view(std::move(data), n, k, precision, minimum, wide, ordered);
-             if (ordered) require_order(packed.matrix.order(), k);
-             new (self) PackedMatrix(std::move(packed));
-           },
-           nb::arg("data"), nb::arg("n"), nb::arg("k"), nb::arg("precision"), nb::arg("minimum") = false,
-           nb::arg("wide") = false, nb::arg("ordered") = false)
+      .def(
+          "__init__",
+          [](PackedMatrix* self, nb::object data, long n, long k, const std::string& precision, bool minimum, bool wide,
+             bool ordered) {
+            PackedMatrix packed = view(std::move(data), n, k, precision, minimum, wide, ordered);
+            if (ordered) require_order(packed.matrix.order(), k);
+            new (self) PackedMatrix(std::move(packed));
+          },
+          nb::arg("data"), nb::arg("n"), nb::arg("k"), nb::arg("precision"), nb::arg("minimum") = false,
+          nb::arg("wide") = false, nb::arg("ordered") = false)
       .def_prop_ro("shape", [](const PackedMatrix& w) { return std::pair(w.matrix.n, w.matrix.k); })
       .def_prop_ro("precision",
                    [](const PackedMatrix& w) { return kPrecisionNames[static_cast<int>(w.matrix.precision)]; })
@@ -205,12 +205,13 @@ void bind_linear(nb::module_& m) {
                kPrecisionNames[static_cast<int>(w.matrix.precision)] + ")";
       });
 
-  m.def("packed_bytes",
-        [](long n, long k, const std::string& precision, bool minimum, bool wide, bool ordered) {
-          return describe(n, k, precision, minimum, wide, ordered).bytes();
-        },
-        nb::arg("n"), nb::arg("k"), nb::arg("precision"), nb::arg("minimum") = false, nb::arg("wide") = false,
-        nb::arg("ordered") = false);
+  m.def(
+      "packed_bytes",
+      [](long n, long k, const std::string& precision, bool minimum, bool wide, bool ordered) {
+        return describe(n, k, precision, minimum, wide, ordered).bytes();
+      },
+      nb::arg("n"), nb::arg("k"), nb::arg("precision"), nb::arg("minimum") = false, nb::arg("wide") = false,
+      nb::arg("ordered") = false);
   m.def("pack", pack_weight, nb::arg("weight").noconvert(), nb::arg("precision"), nb::arg("minimum"), nb::arg("wide"));
   m.def("pack_codes", pack_given, nb::arg("values").noconvert(), nb::arg("scales").noconvert(),
         nb::arg("minimums").noconvert().none(), nb::arg("precision"), nb::arg("wide"),
@@ -219,41 +220,47 @@ void bind_linear(nb::module_& m) {
   m.def("linear", multiply_rows, nb::arg("x").noconvert(), nb::arg("w"), nb::arg("bias").none(),
         nb::arg("out").noconvert(), nb::arg("accumulate"));
   nb::class_<SharedFileMemory>(m, "FileMemory")
-      .def("__init__",
-           [](SharedFileMemory* self, int file, std::size_t nbytes) {
-             new (self) SharedFileMemory{std::make_shared<FileMemory>(file, nbytes)};
-           },
-           nb::arg("file"), nb::arg("nbytes"))
+      .def(
+          "__init__",
+          [](SharedFileMemory* self, int file, std::size_t nbytes) {
+            new (self) SharedFileMemory{std::make_shared<FileMemory>(file, nbytes)};
+          },
+          nb::arg("file"), nb::arg("nbytes"))
       .def_prop_ro("data", bytes_of)
-      .def("settle",
-           [](const SharedFileMemory& self, double delay_s, const std::string& mappings) {
-             self.memory->settle(std::chrono::duration<double>(delay_s), mappings);
-           },
-           nb::arg("delay_s") = 0.0, nb::arg("mappings") = "/proc/self/smaps")
-      .def("settled", [](const SharedFileMemory& self) { return self.memory->settled(); },
-           nb::call_guard<nb::gil_scoped_release>());
+      .def(
+          "settle",
+          [](const SharedFileMemory& self, double delay_s, const std::string& mappings) {
+            self.memory->settle(std::chrono::duration<double>(delay_s), mappings);
+          },
+          nb::arg("delay_s") = 0.0, nb::arg("mappings") = "/proc/self/smaps")
+      .def(
+          "settled", [](const SharedFileMemory& self) { return self.memory->settled(); },
+          nb::call_guard<nb::gil_scoped_release>());
   m.def("empty", empty_bytes, nb::arg("nbytes"));
 
   m.def("instruction_set", [] { return std::string(kernels().name); });
   m.def("instruction_sets", supported_kernels);
   m.def("force", force_kernels, nb::arg("name"));
-  m.def("set_threads", [](int threads) { pool().resize(threads); }, nb::arg("threads"),
-        nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "set_threads", [](int threads) { pool().resize(threads); }, nb::arg("threads"),
+      nb::call_guard<nb::gil_scoped_release>());
   m.def("threads", [] { return pool().threads(); });
-  m.def("checksum",
-        [](const ByteArray& bytes) {
-          nb::gil_scoped_release release;
-          return checksum(bytes.data(), bytes.shape(0));
-        },
-        nb::arg("bytes"));
+  m.def(
+      "checksum",
+      [](const ByteArray& bytes) {
+        nb::gil_scoped_release release;
+        return checksum(bytes.data(), bytes.shape(0));
+      },
+      nb::arg("bytes"));
   m.def("memory_passes", memory_passes, nb::arg("seconds"), nb::call_guard<nb::gil_scoped_release>());
-  m.def("multiply_peak",
-        [](const std::string& precision) {
-          const Precision wanted = precision_named(precision);
-          nb::gil_scoped_release release;
-          return multiply_peak(wanted);
-        },
-        nb::arg("precision"));
+  m.def(
+      "multiply_peak",
+      [](const std::string& precision) {
+        const Precision wanted = precision_named(precision);
+        nb::gil_scoped_release release;
+        return multiply_peak(wanted);
+      },
+      nb::arg("precision"));
 }
 
 }  // namespace dragoman

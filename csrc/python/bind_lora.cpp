@@ -7,8 +7,8 @@
 #include <optional>
 #include <stdexcept>
 
-#include "python/bindings.h"
 #include "layers/lora.h"
+#include "python/bindings.h"
 
 namespace nb = nanobind;
 

@@ -8,8 +8,8 @@
 #include <optional>
 #include <stdexcept>
 
-#include "python/bindings.h"
 #include "program/program.h"
+#include "python/bindings.h"
 #include "thread_pool.h"
 
 namespace nb = nanobind;
@@ -124,12 +124,12 @@ void record_experts(OwningProgram& p, int out, int x, const PackedMatrix& router
 nb::object run(OwningProgram& program, const Ids& token_ids, const Ids& positions, const Ids& row_starts,
                const Array<std::int32_t, 2>& block_tables, const Ids& logit_rows,
                const std::optional<Ids>& embedding_rows, const std::optional<Table>& embedding_values,
-               const std::optional<Ids>& adapters,
-               const std::optional<Array<std::int32_t, 2>>& cross_tables, const std::optional<Ids>& cross_lengths,
-               const std::optional<nb::callable>& meanwhile) {
+               const std::optional<Ids>& adapters, const std::optional<Array<std::int32_t, 2>>& cross_tables,
+               const std::optional<Ids>& cross_lengths, const std::optional<nb::callable>& meanwhile) {
   require(positions.shape(0) == token_ids.shape(0), "token_ids and positions differ in length");
   require(row_starts.shape(0) == block_tables.shape(0) + 1, "row_starts must have one entry more than block_tables");
-  require(embedding_rows.has_value() == embedding_values.has_value(), "embedding_rows and embedding_values go together");
+  require(embedding_rows.has_value() == embedding_values.has_value(),
+          "embedding_rows and embedding_values go together");
   Batch batch{.token_ids = token_ids.data(),
               .positions = positions.data(),
               .tokens = static_cast<long>(token_ids.shape(0)),
@@ -193,17 +193,19 @@ void bind_kv_pool(nb::module_& m) {
       .def_prop_ro("precision", [](const KVPool& kv) { return name_of(kv.precision()); })
       .def_prop_ro("nbytes", &KVPool::nbytes)
       .def_prop_ro("bytes_per_block", &KVPool::bytes_per_block)
-      .def_prop_ro("data", [](nb::handle self) {
-        const KVPool& kv = nb::cast<const KVPool&>(self);
-        return Bytes(kv.layer(0).data, {kv.nbytes()}, self);
-      })
-      .def("copy_blocks",
-           [](KVPool& kv, const Ids& sources, const Ids& targets) {
-             require(sources.shape(0) == targets.shape(0), "sources and targets differ in length");
-             const nb::gil_scoped_release release;
-             kv.copy_blocks(sources.data(), targets.data(), static_cast<long>(sources.shape(0)));
-           },
-           nb::arg("sources"), nb::arg("targets"));
+      .def_prop_ro("data",
+                   [](nb::handle self) {
+                     const KVPool& kv = nb::cast<const KVPool&>(self);
+                     return Bytes(kv.layer(0).data, {kv.nbytes()}, self);
+                   })
+      .def(
+          "copy_blocks",
+          [](KVPool& kv, const Ids& sources, const Ids& targets) {
+            require(sources.shape(0) == targets.shape(0), "sources and targets differ in length");
+            const nb::gil_scoped_release release;
+            kv.copy_blocks(sources.data(), targets.data(), static_cast<long>(sources.shape(0)));
+          },
+          nb::arg("sources"), nb::arg("targets"));
 }
 
 }  // namespace
@@ -215,58 +217,68 @@ void bind_program(nb::module_& m) {
            nb::arg("max_sequences"), nb::arg("max_logit_rows"), nb::arg("kv"))
       .def("buffer", recording(&Recorder::buffer), nb::arg("width"), nb::arg("over"))
       .def("width", [](OwningProgram& p, int x) { return p.recorder().width(x); })
-      .def("embed", [](OwningProgram& p, int x, const PackedMatrix& table, float scale) {
-        p.recorder().embed(x, p.keep(table), scale);
-      })
-      .def("add_positions", [](OwningProgram& p, int x, const Table& table) {
-        require(static_cast<long>(table.shape(1)) == p.recorder().width(x),
-                "the position table does not have the buffer's width");
-        p.recorder().add_positions(x, p.keep(table), static_cast<long>(table.shape(0)));
-      })
-      .def("norm", [](OwningProgram& p, int out, int x, const Vector& weight, std::optional<Vector> bias, float eps,
-                      const std::string& kind) {
-        const long width = p.recorder().width(x);
-        p.recorder().norm(out, x, p.keep(weight, width, "weight"), p.keep(bias, width, "bias"), eps, norm_kind(kind));
-      }, nb::arg("out"), nb::arg("x"), nb::arg("weight"), nb::arg("bias").none(), nb::arg("eps"), nb::arg("kind"))
-      .def("linear", [](OwningProgram& p, int out, int x, const PackedMatrix& w, std::optional<Vector> bias,
-                        bool accumulate) {
-        p.recorder().linear(out, x, p.keep(w), p.keep(bias, w.matrix.n, "bias"), accumulate);
-      }, nb::arg("out"), nb::arg("x"), nb::arg("w"), nb::arg("bias").none(), nb::arg("accumulate"))
-      .def("head_norm", [](OwningProgram& p, int x, long offset, long heads, long head_dim, const Vector& weight,
-                           const std::optional<Vector>& bias, float eps, const std::string& kind) {
-        const bool own = heads > 1 && static_cast<long>(weight.shape(0)) == heads * head_dim;
-        const long size = own ? heads * head_dim : head_dim;
-        p.recorder().head_norm(x, offset, heads, head_dim, p.keep(weight, size, "weight"), p.keep(bias, size, "bias"),
-                               own ? head_dim : 0, eps, norm_kind(kind));
-      }, nb::arg("x"), nb::arg("offset"), nb::arg("heads"), nb::arg("head_dim"), nb::arg("weight"),
-           nb::arg("bias").none(), nb::arg("eps"), nb::arg("kind"))
-      .def("rotate", [](OwningProgram& p, int x, long offset, long heads, long head_dim, const Table& cos,
-                        const Table& sin, bool interleaved) {
-        require(cos.shape(0) == sin.shape(0) && cos.shape(1) == sin.shape(1), "cos and sin differ in shape");
-        p.recorder().rotate(x, offset, heads, head_dim, p.keep(cos), p.keep(sin), static_cast<long>(cos.shape(1)),
-                            static_cast<long>(cos.shape(0)), interleaved);
-      })
+      .def("embed", [](OwningProgram& p, int x, const PackedMatrix& table,
+                       float scale) { p.recorder().embed(x, p.keep(table), scale); })
+      .def("add_positions",
+           [](OwningProgram& p, int x, const Table& table) {
+             require(static_cast<long>(table.shape(1)) == p.recorder().width(x),
+                     "the position table does not have the buffer's width");
+             p.recorder().add_positions(x, p.keep(table), static_cast<long>(table.shape(0)));
+           })
+      .def(
+          "norm",
+          [](OwningProgram& p, int out, int x, const Vector& weight, std::optional<Vector> bias, float eps,
+             const std::string& kind) {
+            const long width = p.recorder().width(x);
+            p.recorder().norm(out, x, p.keep(weight, width, "weight"), p.keep(bias, width, "bias"), eps,
+                              norm_kind(kind));
+          },
+          nb::arg("out"), nb::arg("x"), nb::arg("weight"), nb::arg("bias").none(), nb::arg("eps"), nb::arg("kind"))
+      .def(
+          "linear",
+          [](OwningProgram& p, int out, int x, const PackedMatrix& w, std::optional<Vector> bias, bool accumulate) {
+            p.recorder().linear(out, x, p.keep(w), p.keep(bias, w.matrix.n, "bias"), accumulate);
+          },
+          nb::arg("out"), nb::arg("x"), nb::arg("w"), nb::arg("bias").none(), nb::arg("accumulate"))
+      .def(
+          "head_norm",
+          [](OwningProgram& p, int x, long offset, long heads, long head_dim, const Vector& weight,
+             const std::optional<Vector>& bias, float eps, const std::string& kind) {
+            const bool own = heads > 1 && static_cast<long>(weight.shape(0)) == heads * head_dim;
+            const long size = own ? heads * head_dim : head_dim;
+            p.recorder().head_norm(x, offset, heads, head_dim, p.keep(weight, size, "weight"),
+                                   p.keep(bias, size, "bias"), own ? head_dim : 0, eps, norm_kind(kind));
+          },
+          nb::arg("x"), nb::arg("offset"), nb::arg("heads"), nb::arg("head_dim"), nb::arg("weight"),
+          nb::arg("bias").none(), nb::arg("eps"), nb::arg("kind"))
+      .def("rotate",
+           [](OwningProgram& p, int x, long offset, long heads, long head_dim, const Table& cos, const Table& sin,
+              bool interleaved) {
+             require(cos.shape(0) == sin.shape(0) && cos.shape(1) == sin.shape(1), "cos and sin differ in shape");
+             p.recorder().rotate(x, offset, heads, head_dim, p.keep(cos), p.keep(sin), static_cast<long>(cos.shape(1)),
+                                 static_cast<long>(cos.shape(0)), interleaved);
+           })
       .def("write_kv", recording(&Recorder::write_kv))
-      .def("attend", [](OwningProgram& p, int out, int x, long q_offset, long heads, long layer, float scale,
-                        long window, float softcap, std::optional<Vector> slopes, std::optional<Table> bias,
-                        bool causal) {
-        ScoreTerms terms{.softcap = softcap, .slopes = p.keep(slopes, heads, "slopes")};
-        if (bias) {
-          require(static_cast<long>(bias->shape(0)) == heads, "bias must have a row for each head");
-          require(bias->shape(1) % 2 == 1, "bias must have an odd number of columns, distance 0 in the middle");
-          terms.bias = p.keep(*bias);
-          terms.reach = static_cast<long>(bias->shape(1) / 2);
-        }
-        p.recorder().attend(out, x, q_offset, heads, layer, scale, window, terms, causal);
-      }, nb::arg("out"), nb::arg("x"), nb::arg("q_offset"), nb::arg("heads"), nb::arg("layer"), nb::arg("scale"),
-         nb::arg("window"), nb::arg("softcap"), nb::arg("slopes").none(), nb::arg("bias").none(), nb::arg("causal"))
+      .def(
+          "attend",
+          [](OwningProgram& p, int out, int x, long q_offset, long heads, long layer, float scale, long window,
+             float softcap, std::optional<Vector> slopes, std::optional<Table> bias, bool causal) {
+            ScoreTerms terms{.softcap = softcap, .slopes = p.keep(slopes, heads, "slopes")};
+            if (bias) {
+              require(static_cast<long>(bias->shape(0)) == heads, "bias must have a row for each head");
+              require(bias->shape(1) % 2 == 1, "bias must have an odd number of columns, distance 0 in the middle");
+              terms.bias = p.keep(*bias);
+              terms.reach = static_cast<long>(bias->shape(1) / 2);
+            }
+            p.recorder().attend(out, x, q_offset, heads, layer, scale, window, terms, causal);
+          },
+          nb::arg("out"), nb::arg("x"), nb::arg("q_offset"), nb::arg("heads"), nb::arg("layer"), nb::arg("scale"),
+          nb::arg("window"), nb::arg("softcap"), nb::arg("slopes").none(), nb::arg("bias").none(), nb::arg("causal"))
       .def("cross_attend", recording(&Recorder::cross_attend))
-      .def("gate", [](OwningProgram& p, int out, int x, const std::string& name) {
-        p.recorder().gate(out, x, activation(name));
-      })
-      .def("activate", [](OwningProgram& p, int x, const std::string& name) {
-        p.recorder().activate(x, activation(name));
-      })
+      .def("gate", [](OwningProgram& p, int out, int x,
+                      const std::string& name) { p.recorder().gate(out, x, activation(name)); })
+      .def("activate",
+           [](OwningProgram& p, int x, const std::string& name) { p.recorder().activate(x, activation(name)); })
       .def("experts", record_experts, nb::arg("out"), nb::arg("x"), nb::arg("router"), nb::arg("inward"),
            nb::arg("outward"), nb::arg("active"), nb::arg("over_all"), nb::arg("shared").none(), nb::arg("gated"),
            nb::arg("activation"), nb::arg("factor"), nb::arg("accumulate"))
@@ -275,9 +287,8 @@ void bind_program(nb::module_& m) {
       .def("soft_cap", recording(&Recorder::soft_cap))
       .def("select_rows", recording(&Recorder::select_rows))
       .def("logits", recording(&Recorder::logits))
-      .def("adapt", [](OwningProgram& p, int out, int x, const PackedMatrix& w) {
-        return p.recorder().adapt(out, x, p.keep(w));
-      })
+      .def("adapt", [](OwningProgram& p, int out, int x,
+                       const PackedMatrix& w) { return p.recorder().adapt(out, x, p.keep(w)); })
       .def("set_adapter",
            [](OwningProgram& p, long slot, const std::vector<std::shared_ptr<LowRank>>& changes) {
              const nb::gil_scoped_release release;
@@ -292,15 +303,16 @@ void bind_program(nb::module_& m) {
            nb::arg("logit_rows"), nb::arg("embedding_rows").none(), nb::arg("embedding_values").none(),
            nb::arg("adapters").none(), nb::arg("cross_tables").none(), nb::arg("cross_lengths").none(),
            nb::arg("meanwhile").none())
-      .def("profile",
-           [](OwningProgram& p, bool by_shape) {
-             nb::dict seconds;
-             for (const Timing& timing : p.profile(by_shape)) {
-               if (timing.calls > 0) seconds[timing.operation.c_str()] = timing.seconds;
-             }
-             return seconds;
-           },
-           nb::arg("by_shape"));
+      .def(
+          "profile",
+          [](OwningProgram& p, bool by_shape) {
+            nb::dict seconds;
+            for (const Timing& timing : p.profile(by_shape)) {
+              if (timing.calls > 0) seconds[timing.operation.c_str()] = timing.seconds;
+            }
+            return seconds;
+          },
+          nb::arg("by_shape"));
 }
 
 }  // namespace dragoman

@@ -28,7 +28,8 @@ void require(bool condition, const std::string& message) {
 
 template <class A>
 void require_size(const A& array, long size, const char* name) {
-  require(static_cast<long>(array.shape(0)) == size, std::string(name) + " must have " + std::to_string(size) + " elements");
+  require(static_cast<long>(array.shape(0)) == size,
+          std::string(name) + " must have " + std::to_string(size) + " elements");
 }
 
 template <class Float>
@@ -44,7 +45,8 @@ using Logits2D = nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>;
 
 void check_rows(const Array<const std::int32_t>& rows, const LogitRows& logits) {
   for (std::size_t i = 0; i < rows.shape(0); ++i) {
-    require(rows.data()[i] >= 0 && rows.data()[i] < logits.rows, "row " + std::to_string(rows.data()[i]) + " is not in the logits");
+    require(rows.data()[i] >= 0 && rows.data()[i] < logits.rows,
+            "row " + std::to_string(rows.data()[i]) + " is not in the logits");
   }
 }
 
@@ -75,11 +77,11 @@ T* data_of(const Optional<T>& array, long size, const char* name) {
 
 void sample_rows(const nb::ndarray<float, nb::ndim<2>, nb::device::cpu>& logits, const Array<const float>& temperature,
                  const Array<const std::int32_t>& top_k, const Array<const float>& top_p,
-                 const Array<const float>& min_p, const Array<const float>& uniform, const Array<std::int32_t>& token_ids,
-                 const Optional<float>& logprobs, const Optional<const float>& typical_p,
-                 const Optional<const float>& xtc_threshold, const Optional<const std::int32_t>& mirostat,
-                 const Optional<const float>& mirostat_limit, const Optional<float>& mirostat_surprise,
-                 const Optional<const std::uint8_t>& overwrite) {
+                 const Array<const float>& min_p, const Array<const float>& uniform,
+                 const Array<std::int32_t>& token_ids, const Optional<float>& logprobs,
+                 const Optional<const float>& typical_p, const Optional<const float>& xtc_threshold,
+                 const Optional<const std::int32_t>& mirostat, const Optional<const float>& mirostat_limit,
+                 const Optional<float>& mirostat_surprise, const Optional<const std::uint8_t>& overwrite) {
   const WritableRows rows = rows_of(logits);
   require_size(temperature, rows.rows, "temperature");
   require_size(top_k, rows.rows, "top_k");
@@ -121,9 +123,10 @@ void sample_rows(const nb::ndarray<float, nb::ndim<2>, nb::device::cpu>& logits,
 
 void bind_sampling(nb::module_& m) {
   m.def("sample", &sample_rows, nb::arg("logits"), nb::arg("temperature"), nb::arg("top_k"), nb::arg("top_p"),
-        nb::arg("min_p"), nb::arg("uniform"), nb::arg("token_ids"), nb::arg("logprobs").none(), nb::arg("typical_p") = nb::none(),
-        nb::arg("xtc_threshold") = nb::none(), nb::arg("mirostat") = nb::none(), nb::arg("mirostat_limit") = nb::none(),
-        nb::arg("mirostat_surprise") = nb::none(), nb::arg("overwrite") = nb::none());
+        nb::arg("min_p"), nb::arg("uniform"), nb::arg("token_ids"), nb::arg("logprobs").none(),
+        nb::arg("typical_p") = nb::none(), nb::arg("xtc_threshold") = nb::none(), nb::arg("mirostat") = nb::none(),
+        nb::arg("mirostat_limit") = nb::none(), nb::arg("mirostat_surprise") = nb::none(),
+        nb::arg("overwrite") = nb::none());
 
   m.def("log_softmax_at", [](const Logits2D& logits, const Array<const std::int32_t>& rows,
                              const Array<const std::int32_t>& ids, const Array<float>& out) {
@@ -150,18 +153,19 @@ void bind_sampling(nb::module_& m) {
     top_logprobs(all, rows.data(), count, k, ids.data(), logprobs.data());
   });
 
-  m.def("apply_penalties", [](const Array<float>& row, const Array<const std::int32_t>& ids,
-                              const Array<const std::int32_t>& counts, float repetition, float frequency, float presence) {
-    require_size(counts, static_cast<long>(ids.shape(0)), "counts");
-    require(repetition > 0, "the repetition penalty must be positive");
-    check_ids(ids, static_cast<long>(row.shape(0)));
-    for (std::size_t i = 0; i < ids.shape(0); ++i) {
-      float& logit = row.data()[ids.data()[i]];
-      const auto count = static_cast<float>(counts.data()[i]);
-      logit = logit > 0 ? logit / repetition : logit * repetition;
-      logit -= frequency * count + (count > 0 ? presence : 0.0f);
-    }
-  });
+  m.def("apply_penalties",
+        [](const Array<float>& row, const Array<const std::int32_t>& ids, const Array<const std::int32_t>& counts,
+           float repetition, float frequency, float presence) {
+          require_size(counts, static_cast<long>(ids.shape(0)), "counts");
+          require(repetition > 0, "the repetition penalty must be positive");
+          check_ids(ids, static_cast<long>(row.shape(0)));
+          for (std::size_t i = 0; i < ids.shape(0); ++i) {
+            float& logit = row.data()[ids.data()[i]];
+            const auto count = static_cast<float>(counts.data()[i]);
+            logit = logit > 0 ? logit / repetition : logit * repetition;
+            logit -= frequency * count + (count > 0 ? presence : 0.0f);
+          }
+        });
 
   m.def("add_bias", [](const Array<float>& row, const Array<const std::int32_t>& ids, const Array<const float>& bias) {
     require_size(bias, static_cast<long>(ids.shape(0)), "bias");

@@ -26,7 +26,10 @@ struct Crossing {
 // next 11 and the last 10.
 template <class Key>
 Crossing find_crossing(const Candidates& c, Key key, double target, CandidateScratch& scratch) {
-  constexpr struct { int shift; std::uint32_t mask; } kLevels[] = {{21, 1023}, {10, 2047}, {0, 1023}};
+  constexpr struct {
+    int shift;
+    std::uint32_t mask;
+  } kLevels[] = {{21, 1023}, {10, 2047}, {0, 1023}};
   constexpr std::uint32_t kBins = CandidateScratch::kBins, kNone = kBins;
   if (static_cast<long>(scratch.in_bin.size()) <= c.count) scratch.in_bin.resize(c.count + 1);
   std::int32_t* const in_bin = scratch.in_bin.data();  // the candidates in the bin of the crossing so far

@@ -52,7 +52,8 @@ struct CandidateScratch {
 // Top-k: drops what is below the k-th largest logit; ties with it stay.
 void keep_top_k(Candidates& c, long k, CandidateScratch& scratch);
 
-// Top-p: the smallest set, most likely first, whose weight reaches `target`; the token that crosses it stays, ties by id.
+// Top-p: the smallest set, most likely first, whose weight reaches `target`; the token that crosses it stays, ties by
+// id.
 void keep_top_p(Candidates& c, double target, CandidateScratch& scratch);
 
 // Min-p: drops what is less likely than min_p times the most likely token, whose weight is 1.

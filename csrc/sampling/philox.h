@@ -1,5 +1,6 @@
-// Counter-based random numbers: Philox4x64-10 of Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3"
-// (SC 2011). The number of a token is a function of its seed and place, so that any step can be computed again alone.
+// Counter-based random numbers: Philox4x64-10 of Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2,
+// 3" (SC 2011). The number of a token is a function of its seed and place, so that any step can be computed again
+// alone.
 #pragma once
 
 #include <array>

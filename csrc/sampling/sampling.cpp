@@ -95,7 +95,8 @@ class Row {
   Candidates& collect(float floor) const {
     Candidates& c = work_.candidates;
     c.reserve(vocab_);
-    c.count = kernels().sampling.collect(logits_, vocab_, work_.block_maxima.data(), floor, c.ids.data(), c.logits.data());
+    c.count =
+        kernels().sampling.collect(logits_, vocab_, work_.block_maxima.data(), floor, c.ids.data(), c.logits.data());
     return c;
   }
 
@@ -198,9 +199,9 @@ Choice choose(const Row& row, const Sampling& s, long r, Workspace& work) {
   const bool by_xtc = s.xtc_threshold != nullptr && s.xtc_threshold[r] < 1;
   if (!by_k && !by_p && !by_min && !by_typical && !by_xtc) return {row.draw(inverse, s.uniform[r])};
 
-  // Tokens that cannot survive are not even collected. Top-k: see reached_by. Min-p: by its definition. Top-p: all tokens
-  // lighter than (1 − p) / vocab of the whole weigh less than 1 − p of it together, so the set is complete without them.
-  // The logarithm is slackened; the steps themselves are exact.
+  // Tokens that cannot survive are not even collected. Top-k: see reached_by. Min-p: by its definition. Top-p: all
+  // tokens lighter than (1 − p) / vocab of the whole weigh less than 1 − p of it together, so the set is complete
+  // without them. The logarithm is slackened; the steps themselves are exact.
   const auto logit_of = [&](double weight) {
     return static_cast<float>(row.maximum() + temperature * (std::log(weight) - 1e-3));
   };
@@ -259,7 +260,8 @@ void sample(const WritableRows& logits, const Sampling& sampling, std::int32_t* 
   });
 }
 
-void log_softmax_at(const LogitRows& logits, const std::int32_t* rows, const std::int32_t* ids, long count, float* out) {
+void log_softmax_at(const LogitRows& logits, const std::int32_t* rows, const std::int32_t* ids, long count,
+                    float* out) {
   std::vector<long> starts;  // where a new row begins: its sum is needed once
   for (long i = 0; i < count; ++i) {
     if (i == 0 || rows[i] != rows[i - 1]) starts.push_back(i);

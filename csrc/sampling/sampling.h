@@ -38,22 +38,22 @@ using WritableRows = RowsOf<float>;
 
 // One value for each row. What is null is off for all rows.
 struct Sampling {
-  const float* temperature;   // 0: the most likely token, lowest id first
-  const std::int32_t* top_k;  // 0: off
-  const float* top_p;         // 1: off
-  const float* min_p;         // 0: off
-  const float* uniform;       // in [0, 1)
-  const float* typical_p = nullptr;      // 1: off
-  const float* xtc_threshold = nullptr;  // 1: off, also for this token alone
+  const float* temperature;                 // 0: the most likely token, lowest id first
+  const std::int32_t* top_k;                // 0: off
+  const float* top_p;                       // 1: off
+  const float* min_p;                       // 0: off
+  const float* uniform;                     // in [0, 1)
+  const float* typical_p = nullptr;         // 1: off
+  const float* xtc_threshold = nullptr;     // 1: off, also for this token alone
   const std::int32_t* mirostat = nullptr;   // 0: off; version 1 or 2, in place of all truncations above
   const float* mirostat_limit = nullptr;    // its state, the largest surprise in bits
   float* mirostat_surprise = nullptr;       // out: bits of the drawn token before truncation; 0 where it is off
   const std::uint8_t* overwrite = nullptr;  // not 0: the row becomes what the token was drawn from
 };
 
-// One token of each row, and, where logprobs is not null, its log-softmax among the row's logits. The token of a row that
-// is not a distribution is −1, its logprob NaN. A row's token depends on that row alone. A row to overwrite holds after
-// that its logits divided by the temperature, −infinity where dropped; with temperature 0 it stays as it is.
+// One token of each row, and, where logprobs is not null, its log-softmax among the row's logits. The token of a row
+// that is not a distribution is −1, its logprob NaN. A row's token depends on that row alone. A row to overwrite holds
+// after that its logits divided by the temperature, −infinity where dropped; with temperature 0 it stays as it is.
 void sample(const WritableRows& logits, const Sampling& sampling, std::int32_t* token_ids, float* logprobs);
 
 // out[i] = log_softmax(logits[rows[i]])[ids[i]]

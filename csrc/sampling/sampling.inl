@@ -55,9 +55,8 @@ double sum(const float* x, long vocab, float maximum, float inverse_temperature,
 
 void weigh(const float* x, long count, float maximum, float inverse_temperature, float* weights) {
   const Vec top = broadcast(maximum), factor = broadcast(inverse_temperature);
-  for_each_vector(count, [&](long i, long n) {
-    store_up_to(weights + i, exp((load_up_to(x + i, n) - top) * factor), n);
-  });
+  for_each_vector(count,
+                  [&](long i, long n) { store_up_to(weights + i, exp((load_up_to(x + i, n) - top) * factor), n); });
 }
 
 long collect(const float* x, long vocab, const float* block_maxima, float floor, std::int32_t* ids, float* values) {

@@ -142,15 +142,15 @@ DRAGOMAN_INLINE Bytes high_nibbles(Bytes a) {
   const __m256i mask = _mm256_set1_epi8(15);
   return {_mm256_and_si256(_mm256_srli_epi16(a.lo, 4), mask), _mm256_and_si256(_mm256_srli_epi16(a.hi, 4), mask)};
 }
-// Keeps the compiler from adding products up apart from their accumulator: it then runs out of registers for them, and a
-// tile took twice as long.
+// Keeps the compiler from adding products up apart from their accumulator: it then runs out of registers for them, and
+// a tile took twice as long.
 DRAGOMAN_INLINE __m256i add_in_order(__m256i acc, __m256i products) {
   acc = _mm256_add_epi32(acc, products);
   asm("" : "+x"(acc));
   return acc;
 }
-// VPMADDUBSW adds two products in 16 bits, which w up to 255 would overflow; with |w − 128| and x of the sign of that, two
-// products are at most 2 · 128 · 127. The sum is that of w − 128: kBytesAreSigned.
+// VPMADDUBSW adds two products in 16 bits, which w up to 255 would overflow; with |w − 128| and x of the sign of that,
+// two products are at most 2 · 128 · 127. The sum is that of w − 128: kBytesAreSigned.
 DRAGOMAN_INLINE __m256i dot_bytes_half(__m256i acc, __m256i w, __m256i x) {
   const __m256i value = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
   __m256i signed_x = _mm256_sign_epi8(x, value);

@@ -101,9 +101,7 @@ DRAGOMAN_INLINE Ints broadcast_int(std::int32_t a) { return _mm512_set1_epi32(a)
 DRAGOMAN_INLINE Vec to_float(Ints a) { return {_mm512_cvtepi32_ps(a)}; }
 DRAGOMAN_INLINE Bytes load_bytes(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
 DRAGOMAN_INLINE Bytes low_nibbles(Bytes a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
-DRAGOMAN_INLINE Bytes high_nibbles(Bytes a) {
-  return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15));
-}
+DRAGOMAN_INLINE Bytes high_nibbles(Bytes a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
 DRAGOMAN_INLINE Ints dot_bytes(Ints acc, Bytes w, std::uint32_t x) {
   return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(static_cast<int>(x)));
 }

@@ -1,8 +1,9 @@
 // The tile of a wide matrix with 5 to 8 rows, instruction by instruction.
 //
-// Bytes and sums are multiplied by the same two units. Of a chain's 34 multiplications in an ActGroup, two fold it: 94 % of
-// the peak are left, and this order reaches them with weights in the second-level cache. Of the same arithmetic in
-// intrinsics, the compiler made 86 to 89 %: it moves sums between registers, and stores all of them after every ActGroup.
+// Bytes and sums are multiplied by the same two units. Of a chain's 34 multiplications in an ActGroup, two fold it: 94
+// % of the peak are left, and this order reaches them with weights in the second-level cache. Of the same arithmetic in
+// intrinsics, the compiler made 86 to 89 %: it moves sums between registers, and stores all of them after every
+// ActGroup.
 //
 //   zmm0 … zmm15    integer sums of an ActGroup, of two vectors of columns for each row
 //   zmm16, zmm17    weights of both vectors, then their scales

@@ -5,11 +5,11 @@
 #include <vector>
 
 #include "attention/attention.h"
-#include "layers/experts.h"
 #include "gemm/linear.h"
+#include "layers/experts.h"
 #include "layers/lora.h"
-#include "sampling/sampling.h"
 #include "layers/transform.h"
+#include "sampling/sampling.h"
 
 namespace dragoman {
 

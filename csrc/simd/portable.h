@@ -1,8 +1,8 @@
 // An instruction set, in the compiler's own vectors: for any processor.
 //
-// This file says what every other one of its kind provides under the same names: avx2.h, avx512.h, and those to come. The
-// kernels are written on these names once, and compute the same operations in the same order everywhere; AVX-512 and AVX2
-// agree to the bit in all that is not bfloat16, portable differs where fma() rounds twice.
+// This file says what every other one of its kind provides under the same names: avx2.h, avx512.h, and those to come.
+// The kernels are written on these names once, and compute the same operations in the same order everywhere; AVX-512
+// and AVX2 agree to the bit in all that is not bfloat16, portable differs where fma() rounds twice.
 #pragma once
 
 #include "gemm/linear.h"
@@ -185,8 +185,8 @@ DRAGOMAN_INLINE Int16s repeat_pair(std::uint32_t first, std::uint32_t second) {
   const auto pair = static_cast<std::int32_t>((first & 0xffffu) | (second << 16));
   return reinterpret_cast<Int16s>(Int32s{pair, pair, pair, pair});
 }
-// acc[i] + Σⱼ w[i][j] · x[j], exact for unsigned w and signed x. A product of at most 255 · 127 fits 16 bits, which even
-// the oldest vector units multiply.
+// acc[i] + Σⱼ w[i][j] · x[j], exact for unsigned w and signed x. A product of at most 255 · 127 fits 16 bits, which
+// even the oldest vector units multiply.
 DRAGOMAN_INLINE Ints dot_bytes(Ints acc, Bytes w, std::uint32_t x) {
   std::int8_t quad[4];
   std::memcpy(quad, &x, 4);
@@ -218,8 +218,8 @@ DRAGOMAN_INLINE Vec dot_bf16_pairs(Vec acc, BF16Pairs w, std::uint32_t x) {
   return fma(second, broadcast(bits_to_float(x & 0xffff0000u)), acc);
 }
 
-// The dot products of attention on int8 keys and values: 16 sums of 32 bits, and 16 pairs of 16 bits to be multiplied with
-// one pair and added to them.
+// The dot products of attention on int8 keys and values: 16 sums of 32 bits, and 16 pairs of 16 bits to be multiplied
+// with one pair and added to them.
 typedef std::int32_t Integers __attribute__((vector_size(64)));
 
 struct Sums {

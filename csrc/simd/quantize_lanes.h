@@ -1,10 +1,11 @@
-// Activations to int8, one lane after the other: included by instruction sets that have nothing faster. The formulas are
-// those of gemm/activations.inl.
+// Activations to int8, one lane after the other: included by instruction sets that have nothing faster. The formulas
+// are those of gemm/activations.inl.
 #pragma once
 
 namespace dragoman::DRAGOMAN_ISA {
 
-// Bits of the largest magnitude among 32 and `most`; infinity and NaN win over every number, so that they reach the output.
+// Bits of the largest magnitude among 32 and `most`; infinity and NaN win over every number, so that they reach the
+// output.
 DRAGOMAN_INLINE std::int32_t largest_magnitude(Vec a, Vec b, std::int32_t most) {
   float values[32];
   store(values, a);
