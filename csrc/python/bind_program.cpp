@@ -227,7 +227,7 @@ void bind_program(nb::module_& m) {
            })
       .def(
           "norm",
-          [](OwningProgram& p, int out, int x, const Vector& weight, std::optional<Vector> bias, float eps,
+          [](OwningProgram& p, int out, int x, const Vector& weight, const std::optional<Vector>& bias, float eps,
              const std::string& kind) {
             const long width = p.recorder().width(x);
             p.recorder().norm(out, x, p.keep(weight, width, "weight"), p.keep(bias, width, "bias"), eps,
@@ -236,9 +236,8 @@ void bind_program(nb::module_& m) {
           nb::arg("out"), nb::arg("x"), nb::arg("weight"), nb::arg("bias").none(), nb::arg("eps"), nb::arg("kind"))
       .def(
           "linear",
-          [](OwningProgram& p, int out, int x, const PackedMatrix& w, std::optional<Vector> bias, bool accumulate) {
-            p.recorder().linear(out, x, p.keep(w), p.keep(bias, w.matrix.n, "bias"), accumulate);
-          },
+          [](OwningProgram& p, int out, int x, const PackedMatrix& w, const std::optional<Vector>& bias,
+             bool accumulate) { p.recorder().linear(out, x, p.keep(w), p.keep(bias, w.matrix.n, "bias"), accumulate); },
           nb::arg("out"), nb::arg("x"), nb::arg("w"), nb::arg("bias").none(), nb::arg("accumulate"))
       .def(
           "head_norm",
@@ -262,7 +261,7 @@ void bind_program(nb::module_& m) {
       .def(
           "attend",
           [](OwningProgram& p, int out, int x, long q_offset, long heads, long layer, float scale, long window,
-             float softcap, std::optional<Vector> slopes, std::optional<Table> bias, bool causal) {
+             float softcap, const std::optional<Vector>& slopes, const std::optional<Table>& bias, bool causal) {
             ScoreTerms terms{.softcap = softcap, .slopes = p.keep(slopes, heads, "slopes")};
             if (bias) {
               require(static_cast<long>(bias->shape(0)) == heads, "bias must have a row for each head");
