@@ -24,6 +24,7 @@ ALONE ?= text-generation==0.7.0
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
+CPP := $(filter %.h %.inl %.cpp,$(NATIVE))
 
 # Stamps. Python sources are used in place (an editable install), so the package is installed again only when the native
 # part changes, or when modules come or go: an editable install knows the modules that there were.
@@ -34,6 +35,7 @@ TEST := $(VENV)/.extra-test
 DEV := $(VENV)/.extra-dev
 BROWSER := $(VENV)/.extra-browser
 FUZZ := $(VENV)/.extra-fuzz
+TIDY := $(VENV)/.extra-tidy
 LM_EVAL := .venv-witness/lm-eval
 
 PIP_TOOLS := .venv-witness/pip-tools
@@ -41,8 +43,8 @@ COMPILE := --quiet --upgrade --rebuild --generate-hashes --strip-extras --no-hea
 	--no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help build serve test test-fast test-room browser siege simulate soak fuzz crowds lint bench docs witness \
-	locked constraints clean
+.PHONY: help build serve test test-fast test-room browser siege simulate soak fuzz crowds lint tidy bench docs \
+	witness locked constraints clean
 
 help: ## Say what each target does.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -88,6 +90,12 @@ lint: $(DEV) ## Check style and types.
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --strict src
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
+
+tidy: $(TIDY) ## Look for mistakes in csrc/ with clang-tidy: some minutes.
+	PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B build/tidy -G Ninja -DCMAKE_EXPORT_COMPILE_COMMANDS=ON \
+		-DPython_EXECUTABLE=$(abspath $(BIN))/python
+	$(BIN)/python $(BIN)/run-clang-tidy.py -quiet -clang-tidy-binary $(BIN)/clang-tidy -p build/tidy '/csrc/.*'
 
 bench: $(BUILT) ## Measure speed beside what the machine allows: up to half an hour; ARGS=--short takes minutes.
 	$(BIN)/python -m benchmarks.bench $(if $(MODEL),--model $(MODEL)) $(ARGS)
@@ -130,7 +138,7 @@ $(BUILT): $(ENVIRONMENT) $(NATIVE)
 	@touch $@
 
 # An extra is installed by its own list: through `.[extra]` the package would be built once more.
-$(TEST) $(DEV) $(BROWSER) $(FUZZ): $(VENV)/.extra-%: $(BUILT)
+$(TEST) $(DEV) $(BROWSER) $(FUZZ) $(TIDY): $(VENV)/.extra-%: $(BUILT)
 	$(if $(TORCH),$(if $(filter test,$*),$(PIP) install $(TORCH)))
 	@$(BIN)/python -c 'import tomllib; \
 		extra = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$*"]; \

@@ -14,8 +14,8 @@ namespace {
 // Long enough to bridge the gap between two loops of a step, short enough not to starve the process next door.
 constexpr auto kSpin = std::chrono::microseconds(20);
 
-// How long a worker stays awake behind a stretch of loops, giving way to whoever else wants its processor: what a process
-// does between two steps takes less, and to wake a processor up takes tens of microseconds on a virtual machine.
+// How long a worker stays awake after an ActiveScope, yielding to every other thread that wants its processor: what a
+// process does between two steps takes less, and waking a processor up takes tens of microseconds on a virtual machine.
 constexpr std::int64_t kLingerNs = 1000000;
 
 constexpr std::uint64_t kClosed = 0xffffffff;  // a chunk number that no loop has
@@ -35,9 +35,7 @@ bool spin_until(Condition condition) {
   return condition();
 }
 
-std::int64_t now_ns() {
-  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+std::int64_t now_ns() { return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 int available_processors() {
 #ifdef __linux__
@@ -56,7 +54,8 @@ ThreadPool::~ThreadPool() { stop(); }
 void ThreadPool::start(int threads) {
   threads_ = threads;
   stopping_ = false;
-  // Read here, not in the worker: a worker that is slow to start must still notice a loop, or stop(), that came meanwhile.
+  // Read here, not in the worker: a worker that is slow to start must still notice a loop, or stop(), that came
+  // meanwhile.
   const std::uint32_t epoch = epoch_.load();
   for (int i = 1; i < threads; ++i) workers_.emplace_back([this, epoch] { worker(epoch); });
 }
@@ -89,7 +88,7 @@ void ThreadPool::run(long count, long grain, bool guided, Function function, voi
   }
 
   // A late worker may still look at the last loop: close the cursor first, so that it cannot claim a chunk there with
-  // fields of this loop (whoever sees a new field also sees the closed cursor).
+  // fields of this loop (a thread that sees a new field also sees the closed cursor).
   const std::uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
   cursor_.store((static_cast<std::uint64_t>(epoch) << 32) | kClosed, std::memory_order_relaxed);
   function_.store(function, std::memory_order_release);
@@ -155,13 +154,13 @@ void ThreadPool::worker(std::uint32_t seen) {
     }
     if (stopping_.load()) return;
     seen = epoch_.load(std::memory_order_acquire);
-    if (errand_.load(std::memory_order_relaxed) != nullptr) {
-      if (Errand* const errand = errand_.exchange(nullptr)) do_errand(*errand);
+    if (task_.load(std::memory_order_relaxed) != nullptr) {
+      if (BackgroundTask* const task = task_.exchange(nullptr)) run_task(*task);
     }
   }
 }
 
-// Waits on in a stretch, and some time behind it; true when the condition held.
+// Goes on waiting in an ActiveScope and some time after it; true when the condition held.
 template <class Condition>
 bool ThreadPool::linger_until(Condition condition) {
   for (;;) {
@@ -170,46 +169,46 @@ bool ThreadPool::linger_until(Condition condition) {
       pause();
     }
     std::this_thread::yield();
-    const std::int64_t ended = stretch_ended_.load(std::memory_order_relaxed);
-    const bool in_stretch = stretches_.load(std::memory_order_relaxed) > 0;
-    if (!in_stretch && now_ns() - ended > kLingerNs) return condition();
+    const std::int64_t ended = last_active_ns_.load(std::memory_order_relaxed);
+    const bool in_scope = active_scopes_.load(std::memory_order_relaxed) > 0;
+    if (!in_scope && now_ns() - ended > kLingerNs) return condition();
   }
 }
 
-void ThreadPool::do_errand(Errand& errand) {
+void ThreadPool::run_task(BackgroundTask& task) {
   try {
-    errand.run();
+    task.run();
   } catch (...) {
-    errand.error = std::current_exception();
+    task.error = std::current_exception();
   }
-  errand.done.store(true, std::memory_order_release);  // from here on it may be gone
+  task.done.store(true, std::memory_order_release);  // from here on it may be gone
 }
 
-void ThreadPool::begin_stretch(Errand* errand) {
-  stretches_.fetch_add(1, std::memory_order_relaxed);
-  Errand* none = nullptr;
-  if (errand != nullptr && (threads_ == 1 || !errand_.compare_exchange_strong(none, errand))) do_errand(*errand);
+void ThreadPool::begin_active(BackgroundTask* task) {
+  active_scopes_.fetch_add(1, std::memory_order_relaxed);
+  BackgroundTask* none = nullptr;
+  if (task != nullptr && (threads_ == 1 || !task_.compare_exchange_strong(none, task))) run_task(*task);
   if (threads_ == 1) return;
   const std::unique_lock lock(busy_, std::try_to_lock);
-  if (!lock) return;  // somebody else's loop is running, and nobody asleep
-  // A loop without chunks: everybody wakes up, and looks for the errand.
+  if (!lock) return;  // another thread's loop is running, and no worker is asleep
+  // A loop without chunks: all workers wake up, and look for the task.
   const std::uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
   cursor_.store((static_cast<std::uint64_t>(epoch) << 32) | kClosed, std::memory_order_release);
   epoch_.store(epoch, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) > 0) epoch_.notify_all();
 }
 
-void ThreadPool::end_stretch(Errand* errand) {
-  stretch_ended_.store(now_ns(), std::memory_order_relaxed);
-  stretches_.fetch_sub(1, std::memory_order_relaxed);
-  if (errand == nullptr) return;
-  Errand* waiting = errand;
-  if (errand_.compare_exchange_strong(waiting, nullptr)) do_errand(*errand);  // nobody has come for it
-  while (!errand->done.load(std::memory_order_acquire)) std::this_thread::yield();
+void ThreadPool::end_active(BackgroundTask* task) {
+  last_active_ns_.store(now_ns(), std::memory_order_relaxed);
+  active_scopes_.fetch_sub(1, std::memory_order_relaxed);
+  if (task == nullptr) return;
+  BackgroundTask* waiting = task;
+  if (task_.compare_exchange_strong(waiting, nullptr)) run_task(*task);  // no worker has taken it
+  while (!task->done.load(std::memory_order_acquire)) std::this_thread::yield();
 }
 
 ThreadPool& pool() {
-  // Never destroyed: at exit its threads may be asleep in the middle of a wait, and nobody needs them to wake up.
+  // Never destroyed: at exit its threads may be asleep in the middle of a wait, and nothing needs them to wake up.
   static ThreadPool* const instance = new ThreadPool(available_processors());
   return *instance;
 }

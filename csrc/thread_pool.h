@@ -1,9 +1,9 @@
 // A persistent pool of threads for many short parallel loops.
 //
 // A decode step is about 150 loops of 20 to 500 µs each, on cores that other processes (the HTTP server first of all)
-// take away for a moment now and then. So work is handed out in small chunks through one atomic cursor, the caller works
-// too, and a worker that comes late finds nothing left instead of holding everybody up: a static split between spinning
-// barriers becomes 10 to 30 times slower in that situation.
+// take away for a moment now and then. So work is handed out in small chunks through one atomic cursor, the caller
+// works too, and a worker that comes late finds nothing left instead of delaying all others: a static split between
+// spinning barriers becomes 10 to 30 times slower in that situation.
 #pragma once
 
 #include <atomic>
@@ -26,8 +26,8 @@ inline void pause() {
 #endif
 }
 
-// Something to be done once, by any thread, beside loops. What it throws is kept in `error`.
-struct Errand {
+// Something to be done once, by any thread, while loops run. What it throws is kept in `error`.
+struct BackgroundTask {
   std::function<void()> run;
   std::exception_ptr error;
   std::atomic<bool> done{false};
@@ -35,21 +35,21 @@ struct Errand {
 
 class ThreadPool {
  public:
-  // A stretch of loops that follow each other closely, such as a step: its threads stay awake from its beginning to its
-  // end and a little longer, for to wake one up takes longer than many a loop. An errand is done by one of them meanwhile,
-  // or by the caller, and is over when the stretch is.
-  class Stretch {
+  // The time of loops that follow each other closely, such as those of a step: threads stay awake from its beginning to
+  // its end and a little longer, because waking one up takes longer than many a loop. A task is run by one of them
+  // meanwhile, or by the caller, and is done when the scope ends.
+  class ActiveScope {
    public:
-    explicit Stretch(ThreadPool& pool, Errand* errand = nullptr) : pool_(pool), errand_(errand) {
-      pool_.begin_stretch(errand_);
+    explicit ActiveScope(ThreadPool& pool, BackgroundTask* task = nullptr) : pool_(pool), task_(task) {
+      pool_.begin_active(task_);
     }
-    ~Stretch() { pool_.end_stretch(errand_); }
-    Stretch(const Stretch&) = delete;
-    Stretch& operator=(const Stretch&) = delete;
+    ~ActiveScope() { pool_.end_active(task_); }
+    ActiveScope(const ActiveScope&) = delete;
+    ActiveScope& operator=(const ActiveScope&) = delete;
 
    private:
     ThreadPool& pool_;
-    Errand* const errand_;
+    BackgroundTask* const task_;
   };
 
   explicit ThreadPool(int threads);
@@ -62,13 +62,14 @@ class ThreadPool {
   // Waits for a running loop to end. Throws std::invalid_argument when threads < 1 or > 1024.
   void resize(int threads);
 
-  // Calls body(begin, end) for disjoint ranges that cover [0, count), each of at most `grain` items, on any thread and in
-  // any order; returns when all are done. The body must not throw. A loop of one chunk, a loop inside a loop, and a loop
-  // started while another thread's loop has the pool run entirely in the caller.
+  // Calls body(begin, end) for disjoint ranges that cover [0, count), each of at most `grain` items, on any thread and
+  // in any order; returns when all are done. The body must not throw. A loop of one chunk, a loop inside a loop, and a
+  // loop started while another thread's loop has the pool run entirely in the caller.
   template <class Body>
   void parallel_for(long count, long grain, Body&& body) {
     using Plain = std::remove_reference_t<Body>;
-    run(count, grain, false, [](void* context, long begin, long end) { (*static_cast<Plain*>(context))(begin, end); },
+    run(
+        count, grain, false, [](void* context, long begin, long end) { (*static_cast<Plain*>(context))(begin, end); },
         const_cast<void*>(static_cast<const void*>(&body)));
   }
 
@@ -77,16 +78,17 @@ class ThreadPool {
   template <class Body>
   void parallel_for_guided(long count, long grain, Body&& body) {
     using Plain = std::remove_reference_t<Body>;
-    run(count, grain, true, [](void* context, long begin, long end) { (*static_cast<Plain*>(context))(begin, end); },
+    run(
+        count, grain, true, [](void* context, long begin, long end) { (*static_cast<Plain*>(context))(begin, end); },
         const_cast<void*>(static_cast<const void*>(&body)));
   }
 
  private:
   using Function = void (*)(void* context, long begin, long end);
 
-  void begin_stretch(Errand* errand);
-  void end_stretch(Errand* errand);
-  static void do_errand(Errand& errand);
+  void begin_active(BackgroundTask* task);
+  void end_active(BackgroundTask* task);
+  static void run_task(BackgroundTask& task);
   template <class Condition>
   bool linger_until(Condition condition);
   void run(long count, long grain, bool guided, Function function, void* context);
@@ -95,8 +97,8 @@ class ThreadPool {
   void start(int threads);
   void stop();
 
-  // The loop in progress. Written by its caller before the cursor shows its epoch; atomics because a late worker may read
-  // them while the next loop is being set up (it then fails to claim a chunk and forgets what it read).
+  // The loop in progress. Written by its caller before the cursor shows its epoch; atomics because a late worker may
+  // read them while the next loop is being set up (it then fails to claim a chunk and forgets what it read).
   std::atomic<Function> function_{nullptr};
   std::atomic<void*> context_{nullptr};
   std::atomic<long> count_{0};
@@ -110,9 +112,9 @@ class ThreadPool {
   std::atomic<int> sleepers_{0};
   std::atomic<bool> caller_sleeps_{false};
   std::atomic<bool> stopping_{false};
-  std::atomic<int> stretches_{0};                           // that have begun and not ended
-  std::atomic<std::int64_t> stretch_ended_{INT64_MIN / 2};  // when the last did, in nanoseconds of the steady clock
-  std::atomic<Errand*> errand_{nullptr};                    // that nobody has come for
+  std::atomic<int> active_scopes_{0};                        // that have begun and not ended
+  std::atomic<std::int64_t> last_active_ns_{INT64_MIN / 2};  // when the last did, in nanoseconds of the steady clock
+  std::atomic<BackgroundTask*> task_{nullptr};               // that no worker has taken
 
   std::mutex busy_;
   int threads_ = 1;

@@ -43,6 +43,8 @@ KNOWN_CIRCLES = [
 NEVER_AT_RUNTIME = {"torch", "transformers"}
 WITNESS = PACKAGE / "cli" / "witness.py"
 """Asks them, where a user has them, in a process of its own; nothing imports it."""
+# Extras for those who work on the package.
+DEVELOPMENT = {"test", "browser", "fuzz", "tidy", "dev"}
 ADDED = {"opentelemetry", "grpc", "pyngrok"}
 """Of the extras in `pyproject.toml`: imported when they are asked for."""
 
@@ -89,7 +91,7 @@ def declared() -> set[str]:
     """The names of the runtime's dependencies, and of what a user may add to it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"].items()
-    added = [line for extra, lines in extras if extra not in ("test", "browser", "dev") for line in lines]
+    added = [line for extra, lines in extras if extra not in DEVELOPMENT for line in lines]
     lines = project["dependencies"] + added
     return {normalized(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in lines}
 

@@ -13,6 +13,8 @@ SUFFIXES = {".py", ".h", ".cpp", ".inl", ".md", ".toml", ".txt", ".jinja", ".cma
 LINES = 500
 # A home folder or a scratch folder of somebody's machine, written so that this file does not match itself.
 MACHINE_PATH = re.compile(r"(?<![\w.~}])/(?:home|root|Users|wor[k])/[\w.]")
+# A condition of the preprocessor, or what names the registers of one processor.
+PROCESSOR = re.compile(r"^#\s*(?:if|elif).*|\b_mm\d*_\w+|\b__m\d+\w*|\basm\b", re.MULTILINE)
 
 FILES = sorted(
     path
@@ -33,6 +35,12 @@ def name(path: Path) -> str:
 @pytest.mark.parametrize("path", [p for p in FILES if p.suffix in {".py", ".h", ".cpp", ".inl"}], ids=name)
 def test_a_file_is_a_chapter(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= LINES
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.suffix == ".inl"], ids=name)
+def test_a_kernel_has_no_branch_on_the_processor(path: Path) -> None:
+    """So another instruction set is a file in ``csrc/simd``, and not a branch in each kernel."""
+    assert not PROCESSOR.findall(path.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=name)

@@ -143,7 +143,7 @@ def test_equals_the_reference(precision: KVPrecision, heads: int, kv_heads: int,
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("window", [0, 600])
-def test_equals_the_reference_over_several_spans(precision: KVPrecision, window: int) -> None:
+def test_equals_the_reference_over_several_splits(precision: KVPrecision, window: int) -> None:
     layer = Layer(4, 2, 16, precision, window, sequences=1, length=650)
     tolerance = TOLERANCE[precision]
     np.testing.assert_allclose(layer.alone(0, 640), layer.expected(0, 640), rtol=tolerance, atol=tolerance)
@@ -172,7 +172,7 @@ def test_terms_of_a_score_equal_the_reference(precision: KVPrecision, terms: dic
         np.testing.assert_allclose(layer.alone(2, 117), layer.expected(2, 117), rtol=tolerance, atol=tolerance)
 
 
-def test_terms_over_several_spans() -> None:
+def test_terms_over_several_splits() -> None:
     for terms in ({"sloped": True}, {"reach": 600, "causal": False}):
         layer = Layer(4, 2, 16, "float32", sequences=1, length=650, **terms)
         np.testing.assert_allclose(layer.alone(0, 640), layer.expected(0, 640), rtol=1e-5, atol=1e-5)
@@ -265,7 +265,7 @@ def test_a_row_is_the_same_bits_in_any_batch_and_chunking(
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("window", [0, 700])
 def test_long_contexts_are_the_same_bits_however_divided(precision: KVPrecision, window: int) -> None:
-    """One sequence of several spans: whole chunks in one thread, then single rows whose spans go to two threads."""
+    """A sequence of several KV splits: whole chunks in one thread, then single rows whose splits go to two threads."""
     layer = Layer(2, 1, 16, precision, window, sequences=2, length=1700)
     blocks = tuple(range(54))
     results = []

@@ -177,7 +177,7 @@ def test_inputs_may_stand_in_an_order_of_their_own() -> None:
         p.select_rows(last, out)
         p.logits(last)
         results.append([run(p, some_ids(rows)) for rows in (1, 40)])
-    for plain, shuffled in zip(*results, strict=True):  # spans of 128 hold all inputs, in whatever order
+    for plain, shuffled in zip(*results, strict=True):  # groups of 128 hold all inputs, in whatever order
         np.testing.assert_allclose(shuffled, plain, rtol=1e-4, atol=1e-5)
 
 

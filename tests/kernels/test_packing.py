@@ -45,7 +45,7 @@ def test_int8_is_q8_0_to_the_letter():
     np.testing.assert_array_equal(kernels.pack(weight, "int8").dequantize()[0, :4], [127, 3, -3, 3])
 
 
-def test_wide_int8_rounds_a_span_of_128_with_one_scale():
+def test_wide_int8_rounds_128_weights_with_one_scale():
     """Worked by hand: 127 is the largest of the first 128, 254 of what is left."""
     weight = np.zeros((1, 160), np.float32)
     weight[0, [0, 100, 127, 128, 129]] = [127.0, 2.5, -3.4, 254.0, 3.4]
@@ -316,11 +316,11 @@ def test_codes_of_wide_groups_are_packed_as_they_are(shape: tuple[int, int]) -> 
     random = np.random.default_rng(5)
     rows, inputs = shape
     values = random.integers(-128, 127, shape, np.int8, endpoint=True)
-    spans = random.normal(size=(rows, -(-inputs // 128))).astype(np.float16)
-    scales = np.repeat(spans, 4, axis=1)[:, : -(-inputs // 32)]
+    shared = random.normal(size=(rows, -(-inputs // 128))).astype(np.float16)
+    scales = np.repeat(shared, 4, axis=1)[:, : -(-inputs // 32)]
     packed = kernels.pack_codes(values, scales, None, "int8", wide=True)
     assert packed.nbytes == kernels.packed_bytes(rows, inputs, "int8", wide=True)
-    expected = values * np.repeat(spans.astype(np.float32), 128, axis=1)[:, :inputs]
+    expected = values * np.repeat(shared.astype(np.float32), 128, axis=1)[:, :inputs]
     np.testing.assert_array_equal(packed.dequantize(), expected)
     scales[0, -1] += 1
     if scales.shape[1] % 4 != 1:

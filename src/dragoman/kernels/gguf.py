@@ -1,6 +1,6 @@
 """The quantized blocks of GGUF files: to floats, or to the numbers that ``pack_codes`` takes.
 
-``kind`` is the number of a type in the file (``csrc/gguf_blocks.h`` lists those known); ValueError on any other.
+``kind`` is the number of a type in the file (``csrc/gguf/gguf_blocks.h`` lists those known); ValueError on any other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Low-rank changes of products, made once when an adapter is loaded: see ``csrc/lora.h``."""
+"""Low-rank changes of products, made once when an adapter is loaded: see ``csrc/layers/lora.h``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Packed weight matrices: made once when a model is loaded, multiplied with in every step.
 
-The layout of the bytes is described in ``csrc/matrix.h``. ``int8`` numbers are those of GGUF's Q8_0, ``int4`` those of
-Q4_0, or with ``minimum`` of Q4_1: groups of 32 along K with fp16 scales. ``wide`` int8 has one scale for 128:
+The layout of the bytes is described in ``csrc/gemm/matrix.h``. ``int8`` numbers are those of GGUF's Q8_0, ``int4``
+those of Q4_0, or with ``minimum`` of Q4_1: groups of 32 along K with fp16 scales. ``wide`` int8 has one scale for 128:
 less to read and less to fold for about the same error, as activations have one scale for 128 too.
 """
 
@@ -72,8 +72,8 @@ def linear(
     """``x · Wᵀ (+ bias)``: ``x`` ``[rows, K]`` to ``[rows, N]``; with ``accumulate`` added to what ``out`` holds.
 
     A row of the result has the same bits alone and in any batch. ``x`` is rounded to bfloat16 for bfloat16 weights and
-    quantized per row and span of 128 for int8 and int4; sums are float32. ValueError on shapes that do not fit, and for
-    an ``out`` that is not contiguous float32.
+    quantized per row and group of 128 for int8 and int4; sums are float32. ValueError on shapes that do not fit, and
+    for an ``out`` that is not contiguous float32.
     """
     n, k = w.shape
     if x.ndim != 2 or x.shape[1] != k:
@@ -120,7 +120,7 @@ def empty(nbytes: int) -> NDArray[np.uint8]:
 
 
 def checksum(buffer: ArrayLike | bytes | memoryview) -> int:
-    """A 32-bit checksum of a contiguous buffer's bytes, several GB/s; its definition is in ``csrc/checksum.h``."""
+    """A 32-bit checksum of a contiguous buffer's bytes, several GB/s, as ``csrc/memory/checksum.h`` defines it."""
     flat = np.frombuffer(cast("memoryview", buffer), np.uint8)
     return _native.checksum(flat)
 

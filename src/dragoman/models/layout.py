@@ -14,8 +14,8 @@ from dragoman.models.tensors import Format
 
 _ALIGNMENT = 64  # a cache line: the kernels read whole ones
 # A packed matrix is a row of blocks of 32 outputs, each a row of groups of 32 inputs. A quantized group has float16
-# scales for its outputs, or shares them with the others of a span of four.
-_BLOCK, _GROUP, _SPAN_GROUPS = 32, 32, 4
+# scales for its outputs, or shares them with three neighbours.
+_BLOCK, _GROUP, _WEIGHT_GROUPS = 32, 32, 4
 _GROUP_BYTES: dict[Precision, int] = {
     "float32": 4 * _BLOCK * _GROUP,
     "bfloat16": 2 * _BLOCK * _GROUP,
@@ -66,7 +66,7 @@ def packed_bytes(outputs: int, inputs: int, form: Format) -> int:
     blocks, groups = -(-outputs // _BLOCK), -(-inputs // _GROUP)
     order = 4 * inputs * (form.order != 0)
     if form.wide:
-        return blocks * (groups * _BLOCK * _GROUP + 2 * _BLOCK * -(-groups // _SPAN_GROUPS)) + order
+        return blocks * (groups * _BLOCK * _GROUP + 2 * _BLOCK * -(-groups // _WEIGHT_GROUPS)) + order
     return blocks * groups * (_GROUP_BYTES[form.precision] + 2 * _BLOCK * form.minimum) + order
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 GROUP = 32  # weights that share a scale
-SPAN = 128  # activations that share one, and weights of wide int8
+ACT_GROUP = 128  # activations that share one, and weights of wide int8
 
 Floats = NDArray[np.float32]
 
@@ -43,7 +43,7 @@ def quantize_int8(w: Floats, wide: bool = False) -> tuple[NDArray[np.int8], Floa
     """
     groups = groups_of(w)
     largest = np.abs(groups).max(axis=2)
-    scale = (_shared_by_spans(largest) if wide else largest) / np.float32(127)
+    scale = (_shared_by_act_groups(largest) if wide else largest) / np.float32(127)
     scaled = groups * _inverse(scale)[..., None]
     whole = np.trunc(scaled)
     rest = scaled - whole
@@ -74,16 +74,16 @@ def quantize_int4_minimum(w: Floats) -> tuple[NDArray[np.int8], Floats, Floats]:
 def quantize_activations(x: Floats) -> tuple[NDArray[np.int8], Floats]:
     """Codes ``[rows, G, 32]`` and scales ``[rows, G]``: largest magnitude of 128 / 127, to nearest even."""
     groups = groups_of(x)
-    scale = _shared_by_spans(np.abs(groups).max(axis=2)) / np.float32(127)
+    scale = _shared_by_act_groups(np.abs(groups).max(axis=2)) / np.float32(127)
     return np.rint(groups * _inverse(scale)[..., None]).astype(np.int8), scale
 
 
-def _shared_by_spans(largest: Floats) -> Floats:
-    """The largest magnitudes of groups ``[rows, G]``, each the largest of its span of four."""
+def _shared_by_act_groups(largest: Floats) -> Floats:
+    """The largest magnitudes of groups ``[rows, G]``, each the largest of four that share a scale."""
     shared = largest.copy()
-    for first in range(0, shared.shape[1], SPAN // GROUP):
-        span = shared[:, first : first + SPAN // GROUP]
-        span[:] = span.max(axis=1, keepdims=True)
+    for first in range(0, shared.shape[1], ACT_GROUP // GROUP):
+        four = shared[:, first : first + ACT_GROUP // GROUP]
+        four[:] = four.max(axis=1, keepdims=True)
     return shared
 
 

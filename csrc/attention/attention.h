@@ -1,0 +1,137 @@
+// Attention over the blocks of a KV pool, with online softmax.
+//
+// What is computed for one query (one head of one row) is fixed, so that neither the other rows of the batch, nor the
+// chunking of the prompt, nor the number of threads can change a bit of it. Positions fall into KV splits of 512, steps
+// of 128 and blocks of 32, all counted from position 0. Within a split: for each step in ascending order, the scores of
+// all its visible tokens, their maximum m, the running state rescaled by exp(m_old − m), then exp(score − m) · value
+// added to it over ascending tokens. The splits' states are then merged in ascending order. Tokens that the query does
+// not see are not touched arithmetically: what lies in their slots (old contents, even NaN) has no influence.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/kv_pool.h"
+#include "gemm/linear.h"
+
+namespace dragoman {
+
+constexpr long kKVSplitTokens = 512;  // a KV split
+constexpr long kStepTokens = 128;
+constexpr long kStepBlocks = kStepTokens / kBlockTokens;
+constexpr long kTileQueries = 32;
+
+// What becomes of a scaled score, in this order. Pointers are borrowed; heads are query heads.
+struct ScoreTerms {
+  float softcap = 0;              // cap · tanh(score / cap); 0: as it is
+  const float* slopes = nullptr;  // [heads]: + slope · (key position − query position)
+  const float* bias = nullptr;    // [heads][2 · reach + 1]: + the entry of key position − query position, −reach first;
+  long reach = 0;                 //   what is farther away has the entry at the end
+
+  bool any() const { return softcap > 0 || slopes != nullptr || bias != nullptr; }
+};
+
+// Up to 32 queries of one sequence that share a KV head. Queries are numbered row · group + head, `group` being the
+// number of query heads per KV head: query n is q[(n / group) · ldq + (n % group) · head_dim], at
+// `position` + n / group.
+struct AttentionTile {
+  const KVLayer* kv;
+  const std::int32_t* blocks;  // the sequence's block table
+  long kv_head;
+  const float* q;
+  long ldq;
+  float* out;
+  long ldout;
+  long group;
+  long first;     // number of the tile's first query
+  long count;     // queries in the tile, 1 to 32
+  long position;  // of row 0
+  long length;    // all queries see the positions before this one; 0: each sees those up to its own
+  long window;    // positions seen, the query's own included; 0: all
+  float scale;
+  ScoreTerms terms;  // its pointers begin at the tile's first query head
+
+  // Positions that the queries of a row see: from first_seen to before seen_end.
+  long seen_end(long row) const { return length > 0 ? length : position + row + 1; }
+  long last_position() const { return seen_end((first + count - 1) / group) - 1; }
+  long first_seen(long row) const {
+    const long seen = position + row - window + 1;
+    return window == 0 || seen < 0 ? 0 : seen;
+  }
+  long first_position() const { return first_seen(first / group); }
+  long first_split() const { return first_position() / kKVSplitTokens; }
+  long last_split() const { return last_position() / kKVSplitTokens; }
+};
+
+// A tile over one of its splits.
+struct AttentionPiece {
+  const AttentionTile* tile;
+  long split;
+  const AttentionPiece* following = nullptr;  // what this thread is expected to compute next, to be fetched
+
+  // The blocks of the sequence that it reads: from the one to before the other.
+  long first_block() const {
+    const long seen = tile->first_position(), begin = split * kKVSplitTokens;
+    return (seen > begin ? seen : begin) / kBlockTokens;
+  }
+  long blocks_end() const {
+    const long last = tile->last_position(), end = (split + 1) * kKVSplitTokens;
+    return (last + 1 < end ? last : end - 1) / kBlockTokens + 1;
+  }
+};
+
+// The state of one query over some positions, as floats: sum of exp(score − m) · value [padded_dim], 16 partial sums of
+// exp(score − m), m / ln 2, and padding to a multiple of 16.
+constexpr long state_floats(long padded_dim) { return padded_dim + 32; }
+
+// Queries, scores and weights of a tile. In int8 there is a set of weights for every 32 dimensions, and a scale.
+constexpr long tile_floats(long padded_dim) {
+  const long sets = kv_groups(padded_dim);
+  return kTileQueries * (padded_dim + kStepTokens + sets * (kStepTokens / 2 + 1) + kStepTokens);
+}
+
+struct AttentionKernels {
+  // Writes `count` tokens of one head into block `block` at slots slot, slot + 1, …; token i has its key at k + i·ld.
+  void (*write)(const KVLayer& kv, long block, long head, long slot, long count, const float* k, const float* v,
+                long ld);
+
+  // The states of the piece's queries, [count][state_floats]. workspace: tile_floats(padded_dim) floats.
+  void (*attend_split)(const AttentionPiece& piece, float* states, float* workspace);
+
+  // total = total merged with states of the following split.
+  void (*merge)(long padded_dim, long count, float* total, const float* states);
+
+  // out = the weighted mean of the values that the states stand for.
+  void (*finish)(const AttentionTile& tile, const float* total);
+};
+
+// One attention layer of a step.
+struct Attention {
+  struct Sequence {
+    long row;  // first row in q and out
+    long rows;
+    long position;  // of the first row; the others follow
+    const std::int32_t* blocks;
+    long length;  // positions that stand in the blocks, those of these rows included
+  };
+
+  KVLayer kv;
+  long kv_heads;
+  const float* q;  // first query head of row 0
+  long ldq;
+  float* out;
+  long ldout;
+  long group;
+  long window;
+  float scale;
+  ScoreTerms terms = {};
+  bool causal = true;  // a row sees up to its own position; otherwise the sequence's whole length
+};
+
+// Work is divided by sequence, KV head and tile; where that gives too few pieces, also by split.
+void attend(const Attention& attention, const Attention::Sequence* sequences, long count, Scratch& scratch);
+
+// k and v: first KV head of row 0.
+void write_kv(const KVLayer& kv, long kv_heads, const float* k, const float* v, long ld,
+              const Attention::Sequence* sequences, long count);
+
+}  // namespace dragoman

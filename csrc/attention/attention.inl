@@ -1,0 +1,326 @@
+// Attention of one tile of queries over one split of a sequence's KV blocks.
+// clang-format off: the order is that of use
+#include "attention/products.inl"
+#include "attention/int8.inl"
+// clang-format on
+
+namespace dragoman::DRAGOMAN_ISA {
+namespace {
+
+// How many queries and value vectors a register tile holds.
+constexpr int kScoreRows = kTuning.score_rows, kWeighRows = kTuning.weigh_rows, kWeighVectors = kTuning.weigh_vectors;
+
+// A state's fields within its state_floats(padded_dim) floats: [values][sums 16][maximum][padding].
+DRAGOMAN_INLINE float* sums_of(float* state, long padded_dim) { return state + padded_dim; }
+DRAGOMAN_INLINE float& maximum_of(float* state, long padded_dim) { return state[padded_dim + kWidth]; }
+
+DRAGOMAN_INLINE float exp2_one(float x) {
+  float lanes[kWidth];
+  store(lanes, exp2(broadcast(x)));
+  return lanes[0];
+}
+
+constexpr float kLog2E = 1.44269504f;
+
+// The entries of a head's bias table [2 · reach + 1] for 16 keys, the first of which is `distance` after the query.
+DRAGOMAN_INLINE Vec biases(const float* table, long reach, long distance) {
+  if (distance >= reach) return broadcast(table[2 * reach]);
+  if (distance + kWidth - 1 <= -reach) return broadcast(table[0]);
+  if (distance >= -reach && distance + kWidth - 1 <= reach) return load(table + reach + distance);
+  float entries[kWidth];
+  for (long i = 0; i < kWidth; ++i) {
+    const long d = distance + i;
+    entries[i] = table[reach + (d < -reach ? -reach : d > reach ? reach : d)];
+  }
+  return load(entries);
+}
+
+// Where the queries of a tile stand, one after the other: dividing each one's number by the group took as long as
+// rounding it.
+struct QueryCursor {
+  const AttentionTile& tile;
+  long row, head;
+
+  explicit QueryCursor(const AttentionTile& t) : tile(t), row(t.first / t.group), head(t.first % t.group) {}
+  void advance() {
+    if (++head < tile.group) return;
+    head = 0;
+    ++row;
+  }
+  template <class Float>
+  Float* in(Float* rows, long ld) const {
+    return rows + row * ld + head * tile.kv->head_dim;
+  }
+};
+
+// One tile against the blocks of a split.
+template <class Cache>
+class SplitAttention {
+ public:
+  using Query = typename Cache::Query;
+  using Weight = typename Cache::Weight;
+
+  SplitAttention(const AttentionPiece& piece, float* states, float* workspace)
+      : tile_(*piece.tile),
+        piece_(piece),
+        dim_(tile_.kv->padded_dim),
+        stride_(state_floats(dim_)),
+        with_terms_(tile_.terms.any()),
+        states_(states),
+        scores_(workspace),
+        weights_(reinterpret_cast<Weight*>(workspace + kTileQueries * kStepTokens)),
+        queries_(reinterpret_cast<Query*>(weights_ + kTileQueries * Cache::weight_row(dim_))) {
+    const AttentionTile* const next = piece_.following == nullptr ? nullptr : piece_.following->tile;
+    QueryCursor cursor(tile_), next_cursor(next == nullptr ? tile_ : *next);
+    for (long i = 0; i < tile_.count; ++i, cursor.advance(), next_cursor.advance()) {
+      seen_begin_[i] = tile_.first_seen(cursor.row);
+      seen_end_[i] = tile_.seen_end(cursor.row);
+      const float* const q = cursor.in(tile_.q, tile_.ldq);
+      Cache::pack(q, tile_.kv->head_dim, dim_, queries_ + i * Cache::query_row(dim_));
+      // Rows of many heads lie too far apart for the processor to fetch ahead: those that the results go to, and the
+      // queries of the next tile.
+      fetch_row(cursor.in(tile_.out, tile_.ldout));
+      if (next != nullptr && next != &tile_ && i < next->count) fetch_row(next_cursor.in(next->q, next->ldq));
+      float* const state = states_ + i * stride_;
+      std::memset(state, 0, static_cast<std::size_t>(stride_) * sizeof(float));
+      maximum_of(state, dim_) = -__builtin_inff();
+    }
+  }
+
+  void run() {
+    const long last = piece_.blocks_end();
+    for (long b = piece_.first_block(); b < last;) {
+      const long end = end_of_step(b, last);
+      step(b, end);
+      b = end;
+    }
+  }
+
+ private:
+  void fetch_row(const float* row) const {
+    for (long d = 0; d < tile_.kv->head_dim; d += 64 / sizeof(float)) __builtin_prefetch(row + d, 0, 2);
+  }
+
+  // Blocks [first, end) of the sequence.
+  void step(long first, long end) {
+    fetch_.plan(piece_, first, end, Cache::kBursts && tile_.count <= kScoreRows);
+    tokens_ = (end - first) * kBlockTokens;
+    values_.count = end - first;
+    long begin = tile_.count, after = 0;  // the queries that see any of this
+    for (long i = 0; i < tile_.count; ++i) {
+      const long from = seen_begin_[i] - first * kBlockTokens, to = seen_end_[i] - first * kBlockTokens;
+      from_[i] = from > 0 ? from : 0;
+      to_[i] = to < tokens_ ? to : tokens_;
+      if (from_[i] >= to_[i]) continue;
+      begin = i < begin ? i : begin;
+      after = i + 1;
+    }
+    for (long b = 0; b < values_.count; ++b) {
+      values_.blocks[b] = tile_.kv->values(tile_.blocks[first + b], tile_.kv_head);
+    }
+    cache_.begin_step(values_, dim_);
+    for (long b = 0; b < values_.count; ++b) {
+      const std::uint8_t* const keys = tile_.kv->keys(tile_.blocks[first + b], tile_.kv_head);
+      fetch_.begin(b);
+      score_rows<kScoreRows>(begin, after, keys, scores_ + b * kBlockTokens);
+    }
+    for (long i = begin; i < after; ++i) {
+      if (with_terms_) apply_terms(i, first * kBlockTokens);
+      raise_maximum(i);
+    }
+    for (long i = begin / kWidth * kWidth; i < after; i += kWidth) store(alpha_ + i, exp2(load(alpha_ + i)));
+    for (long i = begin; i < after; ++i) {
+      if (i == begin || from_[i] != from_[i - 1] || to_[i] != to_[i - 1]) {
+        cache_.begin_values(values_, dim_, from_[i], to_[i]);
+      }
+      soften(i);
+    }
+    long d = 0;
+    for (; d + kWeighVectors * kWidth <= dim_; d += kWeighVectors * kWidth) {
+      weigh_rows<kWeighRows, kWeighVectors>(begin, after, d);
+    }
+    if constexpr (kWeighVectors > 2) {
+      for (; d + 2 * kWidth <= dim_; d += 2 * kWidth) weigh_rows<kWeighRows, 2>(begin, after, d);
+    }
+    for (; d < dim_; d += kWidth) weigh_rows<kWeighRows, 1>(begin, after, d);
+  }
+
+  // Queries [begin, end) to the tokens of one block.
+  template <int R>
+  void score_rows(long begin, long end, const std::uint8_t* keys, float* scores) {
+    for (; begin + R <= end; begin += R) {
+      const Query* const q = queries_ + begin * Cache::query_row(dim_);
+      cache_.template scores<R>(q, dim_, keys, scores + begin * kStepTokens, fetch_);
+    }
+    if constexpr (R > 1) score_rows<R - 1>(begin, end, keys, scores);
+  }
+
+  template <int R, int V>
+  void weigh_rows(long begin, long end, long d) {
+    for (; begin + R <= end; begin += R) weigh_seen<R, V>(begin, d);
+    if constexpr (R > 1) weigh_rows<R - 1, V>(begin, end, d);
+  }
+
+  // Queries [i, i + R): what all of them see together, the rest one by one.
+  template <int R, int V>
+  void weigh_seen(long i, long d) {
+    const long last = i + R - 1;
+    if (!Cache::kSplits || R == 1 || (from_[i] == from_[last] && to_[i] == to_[last])) {
+      return weigh<R, V>(i, d, from_[i], to_[last], alpha_ + i);
+    }
+    const long begin = (from_[last] + 1) / 2 * 2, end = to_[i] / 2 * 2;
+    const bool any = begin < end;
+    float alpha[R];
+    for (int r = 0; r < R; ++r) {
+      alpha[r] = alpha_[i + r];
+      const long before = any ? begin : to_[i + r];
+      if (from_[i + r] >= before) continue;
+      weigh<1, V>(i + r, d, from_[i + r], before, alpha + r);
+      alpha[r] = 1.0f;
+    }
+    if (!any) return;
+    weigh<R, V>(i, d, begin, end, alpha);
+    alpha[0] = 1.0f;
+    for (int r = 0; r < R; ++r) {
+      if (end < to_[i + r]) weigh<1, V>(i + r, d, end, to_[i + r], alpha);
+    }
+  }
+
+  template <int R, int V>
+  void weigh(long i, long d, long from, long to, const float* alpha) {
+    const Weight* const w = weights_ + i * Cache::weight_row(dim_);
+    cache_.template weigh<R, V>(w, values_, dim_, d, from, to, alpha, states_ + i * stride_, stride_, fetch_);
+  }
+
+  // Scales the scores of a step whose first token is at `position`, and does to them what ScoreTerms says.
+  void apply_terms(long i, long position) {
+    const ScoreTerms& terms = tile_.terms;
+    float* const s = scores_ + i * kStepTokens;
+    const long n = tile_.first + i, head = n % tile_.group;
+    for (long t = 0; t < tokens_; t += kWidth) {
+      const long distance = position + t - (tile_.position + n / tile_.group);
+      Vec score = load(s + t) * broadcast(tile_.scale);
+      if (terms.softcap > 0) score = broadcast(terms.softcap) * tanh(score / broadcast(terms.softcap));
+      if (terms.slopes != nullptr) {
+        const Vec distances = broadcast(static_cast<float>(distance)) + load(kAscending);
+        score = fma(broadcast(terms.slopes[head]), distances, score);
+      }
+      if (terms.bias != nullptr) {
+        score = score + biases(terms.bias + head * (2 * terms.reach + 1), terms.reach, distance);
+      }
+      store(s + t, score);
+    }
+  }
+
+  float factor() const { return with_terms_ ? kLog2E : tile_.scale * kLog2E; }
+
+  // Blanks the scores of tokens that are not seen. The maximum moves up, alpha_ becomes how far it was below,
+  // both / ln 2.
+  void raise_maximum(long i) {
+    float* const s = scores_ + i * kStepTokens;
+    const long from = from_[i], to = to_[i];
+    for (long t = 0; t < from; t += kWidth) store(s + t, seen_only(load(s + t), t, from, to, -__builtin_inff()));
+    for (long t = to / kWidth * kWidth; t < tokens_; t += kWidth) {
+      store(s + t, seen_only(load(s + t), t, from, to, -__builtin_inff()));
+    }
+    Vec highest = max(load(s), load(s + kWidth));
+    for (long t = kBlockTokens; t < tokens_; t += kBlockTokens) {
+      highest = max(highest, max(load(s + t), load(s + t + kWidth)));
+    }
+    float& maximum = maximum_of(states_ + i * stride_, dim_);
+    const float here = hmax(highest) * factor(), now = here > maximum ? here : maximum;
+    alpha_[i] = maximum - now;
+    maximum = now;
+  }
+
+  // From the scores of a step to weights; the sums are rescaled and grow.
+  void soften(long i) {
+    float* const s = scores_ + i * kStepTokens;
+    float* const state = states_ + i * stride_;
+    float* const sums = sums_of(state, dim_);
+    const Vec factors = broadcast(factor()), offset = broadcast(-maximum_of(state, dim_));
+    Weight* const w = weights_ + i * Cache::weight_row(dim_);
+    Vec sum = load(sums) * broadcast(alpha_[i]), most = zero();
+    for (long t = 0; t < tokens_; t += kBlockTokens) {
+      const Vec p0 = exp2(fma(load(s + t), factors, offset));
+      const Vec p1 = exp2(fma(load(s + t + kWidth), factors, offset));
+      sum = sum + (p0 + p1);
+      most = max(most, max(p0, p1));
+      cache_.put_weights(w + t, s + t, p0, p1);
+    }
+    store(sums, sum);
+    cache_.end_weights(w, s, tokens_, most);
+  }
+
+  const AttentionTile& tile_;
+  const AttentionPiece& piece_;
+  const long dim_, stride_;
+  const bool with_terms_;
+  Cache cache_;
+  Fetch fetch_;
+  float* const states_;
+  float* const scores_;
+  Weight* const weights_;
+  Query* const queries_;
+  long seen_begin_[kTileQueries], seen_end_[kTileQueries];  // the positions each query sees
+  // Of the step in progress: its tokens and values, which of the tokens each query sees, and the factor of what it had.
+  long tokens_ = 0;
+  Values values_;
+  long from_[kTileQueries], to_[kTileQueries];
+  alignas(64) float alpha_[kTileQueries];
+};
+
+void attend_split(const AttentionPiece& piece, float* states, float* workspace) {
+  switch (piece.tile->kv->precision) {
+    case KVPrecision::float32: return SplitAttention<Float32Cache>(piece, states, workspace).run();
+    case KVPrecision::bfloat16: return SplitAttention<BFloat16Cache>(piece, states, workspace).run();
+    case KVPrecision::int8: return SplitAttention<Int8Cache>(piece, states, workspace).run();
+  }
+}
+
+void merge(long padded_dim, long count, float* total, const float* states) {
+  const long stride = state_floats(padded_dim);
+  for (long i = 0; i < count; ++i, total += stride, states += stride) {
+    const float next = states[padded_dim + kWidth], before = maximum_of(total, padded_dim);
+    if (next == -__builtin_inff()) continue;  // nothing seen in this split
+    if (before == -__builtin_inff()) {        // nothing seen before
+      std::memcpy(total, states, static_cast<std::size_t>(stride) * sizeof(float));
+      continue;
+    }
+    const float now = next > before ? next : before;
+    const Vec a = broadcast(exp2_one(before - now)), b = broadcast(exp2_one(next - now));
+    for (long d = 0; d < padded_dim + kWidth; d += kWidth) {  // values, then sums
+      store(total + d, fma(load(total + d), a, load(states + d) * b));
+    }
+    maximum_of(total, padded_dim) = now;
+  }
+}
+
+void finish(const AttentionTile& tile, const float* total) {
+  const long dim = tile.kv->head_dim, padded_dim = tile.kv->padded_dim;
+  QueryCursor cursor(tile);
+  for (long i = 0; i < tile.count; ++i, cursor.advance(), total += state_floats(padded_dim)) {
+    float* const out = cursor.in(tile.out, tile.ldout);
+    const Vec sum = broadcast(hsum(load(total + padded_dim)));
+    for_each_vector(dim, [&](long d, long k) { store_up_to(out + d, load_up_to(total + d, k) / sum, k); });
+  }
+}
+
+void write(const KVLayer& kv, long block, long head, long slot, long count, const float* k, const float* v, long ld) {
+  std::uint8_t* const keys = kv.keys(block, head);
+  std::uint8_t* const values = kv.values(block, head);
+  void (*write_token)(std::uint8_t*, std::uint8_t*, long, long, long, const float*, const float*) =
+      kv.precision == KVPrecision::float32    ? Float32Cache::write_token
+      : kv.precision == KVPrecision::bfloat16 ? PairedLayout::write_token
+                                              : Int8Cache::write_token;
+  for (long i = 0; i < count; ++i, k += ld, v += ld) {
+    write_token(keys, values, kv.padded_dim, kv.head_dim, slot + i, k, v);
+  }
+}
+
+}  // namespace
+
+constexpr AttentionKernels attention_kernels{
+    .write = write, .attend_split = attend_split, .merge = merge, .finish = finish};
+
+}  // namespace dragoman::DRAGOMAN_ISA

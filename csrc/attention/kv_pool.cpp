@@ -1,0 +1,75 @@
+#include "attention/kv_pool.h"
+
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "thread_pool.h"
+
+namespace dragoman {
+namespace {
+
+long in_range(long value, long most, const char* name) {
+  if (value < 1 || value > most) {
+    throw std::invalid_argument(std::string(name) + " must be between 1 and " + std::to_string(most));
+  }
+  return value;
+}
+
+long padded(long head_dim) { return (head_dim + 15) / 16 * 16; }
+
+}  // namespace
+
+KVPool::KVPool(long layers, long blocks, long kv_heads, long head_dim, KVPrecision precision)
+    : layers_(in_range(layers, 4096, "layers")),
+      blocks_(in_range(blocks, 1L << 30, "blocks")),
+      kv_heads_(in_range(kv_heads, 4096, "kv_heads")),
+      head_dim_(in_range(head_dim, kMaxHeadDim, "head_dim")),
+      precision_(precision) {
+  std::size_t bytes = 0;
+  if (__builtin_mul_overflow(bytes_per_block(), static_cast<std::size_t>(blocks), &bytes) || bytes > (1ULL << 46)) {
+    throw std::invalid_argument("a KV pool of that size cannot exist");
+  }
+  memory_ = AnonymousMemory(bytes);
+}
+
+std::size_t KVPool::head_bytes() const {
+  const std::size_t dim = padded(head_dim_);
+  switch (precision_) {
+    case KVPrecision::float32: return 2 * kBlockTokens * dim * 4;
+    case KVPrecision::bfloat16: return 2 * kBlockTokens * dim * 2;
+    case KVPrecision::int8: return 2 * kBlockTokens * (dim + 2 * kv_groups(dim));
+  }
+  return 0;
+}
+
+KVLayer KVPool::layer(long layer) const {
+  return {.data = memory_.data() + layer * layer_bytes(),
+          .block_bytes = bytes_per_block(),
+          .head_bytes = head_bytes(),
+          .head_dim = head_dim_,
+          .padded_dim = padded(head_dim_),
+          .precision = precision_};
+}
+
+void KVPool::copy_blocks(const std::int32_t* sources, const std::int32_t* targets, long count) {
+  for (long i = 0; i < count; ++i) {
+    for (const std::int32_t block : {sources[i], targets[i]}) {
+      if (block < 0 || block >= blocks_) {
+        throw std::invalid_argument("block " + std::to_string(block) + " is not in a pool of " +
+                                    std::to_string(blocks_));
+      }
+    }
+  }
+  // Layers are independent; within one, the order of the copies is kept (a target may be a later copy's source).
+  pool().parallel_for(layers_, 1, [&](long begin, long end) {
+    for (long l = begin; l < end; ++l) {
+      const KVLayer layer = this->layer(l);
+      for (long i = 0; i < count; ++i) {
+        std::memmove(layer.keys(targets[i], 0), layer.keys(sources[i], 0), layer_bytes());
+      }
+    }
+  });
+}
+
+}  // namespace dragoman

@@ -1,0 +1,76 @@
+// The pool of KV blocks: keys and values of 32 tokens each, for every layer and KV head.
+//
+// Layout: [block][layer][kv head][keys, then values]: few blocks in use touch few pages. With D the head dimension
+// padded to 16:
+//
+//   float32    keys [D][32]          values [32][D]
+//   bfloat16   keys [D/2][32][2]     values [16][D][2]
+//   int8       keys [D/2][32][2]     values [16][D][2]     each followed by bfloat16 scales [D/32, rounded up][32]
+//
+// Keys run over tokens so that the scores of a block need no horizontal sum; values run over the head dimension. In
+// bfloat16 and int8 the innermost two are neighbours in the dimension that is summed, as VDPBF16PS and VPDPWSSD want
+// them. In int8 32 neighbours of a token's head share a scale: a few dimensions of keys are often much larger than the
+// others, and should not cost all of them their precision.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "memory/anonymous_memory.h"
+
+namespace dragoman {
+
+constexpr long kBlockTokens = 32;
+constexpr long kMaxHeadDim = 512;
+
+constexpr long kKVGroup = 32;  // int8 numbers that share a scale
+
+constexpr long kv_groups(long padded_dim) { return (padded_dim + kKVGroup - 1) / kKVGroup; }
+
+enum class KVPrecision : std::uint8_t { float32, bfloat16, int8 };
+
+// Where the blocks of one layer lie.
+struct KVLayer {
+  std::uint8_t* data;
+  std::size_t block_bytes;  // from one block to the next, all layers
+  std::size_t head_bytes;   // from one KV head to the next; its first half are the keys
+  long head_dim;
+  long padded_dim;
+  KVPrecision precision;
+
+  std::uint8_t* keys(long block, long head) const { return data + block * block_bytes + head * head_bytes; }
+  std::uint8_t* values(long block, long head) const { return keys(block, head) + head_bytes / 2; }
+};
+
+class KVPool {
+ public:
+  // Throws std::invalid_argument on a size below 1 or beyond all reason.
+  KVPool(long layers, long blocks, long kv_heads, long head_dim, KVPrecision precision);
+
+  long layers() const { return layers_; }
+  long blocks() const { return blocks_; }
+  long kv_heads() const { return kv_heads_; }
+  long head_dim() const { return head_dim_; }
+  KVPrecision precision() const { return precision_; }
+  std::size_t nbytes() const { return memory_.size(); }
+  std::size_t bytes_per_block() const { return layer_bytes() * layers_; }
+
+  KVLayer layer(long layer) const;
+
+  // Has the system provide the memory of the first `blocks` now instead of at first touch.
+  void touch(long blocks) const { memory_.touch(static_cast<std::size_t>(blocks) * bytes_per_block()); }
+
+  // Copies block sources[i] to targets[i] in all layers, in ascending order of i. Throws std::invalid_argument, before
+  // anything is copied, when a block is not in the pool.
+  void copy_blocks(const std::int32_t* sources, const std::int32_t* targets, long count);
+
+ private:
+  std::size_t head_bytes() const;
+  std::size_t layer_bytes() const { return head_bytes() * kv_heads_; }  // of one block
+
+  long layers_, blocks_, kv_heads_, head_dim_;
+  KVPrecision precision_;
+  AnonymousMemory memory_;
+};
+
+}  // namespace dragoman

@@ -1,0 +1,135 @@
+// The part of the matrix product that is the same on every instruction set: memory, and work for the thread pool.
+#include "gemm/linear.h"
+
+#include <algorithm>
+#include <new>
+#include <vector>
+
+#include "simd/kernels.h"
+#include "thread_pool.h"
+
+namespace dragoman {
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+
+// A power-of-two distance between rows would put the rows of a tile into the same cache sets.
+long padded_stride(long bytes) {
+  const long lines = (bytes + 63) / 64;
+  return (lines | 1) * 64;
+}
+
+int bias_of(const Matrix& w) {
+  if (w.precision == Precision::int8) return 128;
+  return w.precision == Precision::int4 && !w.minimum ? 8 : 0;
+}
+
+// Row `row` of w as k float32, every input in its own place.
+void unpack_inputs(const Matrix& w, long row, float* out) {
+  const auto unpack_row = kernels().linear.unpack_row;
+  const std::int32_t* const order = w.order();
+  if (order == nullptr) return unpack_row(w, row, out);
+  thread_local std::vector<float> ordered;
+  ordered.resize(static_cast<std::size_t>(w.k));
+  unpack_row(w, row, ordered.data());
+  for (long i = 0; i < w.k; ++i) out[order[i]] = ordered[static_cast<std::size_t>(i)];
+}
+
+}  // namespace
+
+std::uint8_t* Scratch::get(std::size_t bytes) {
+  if (bytes > size_) {
+    const std::size_t rounded = (bytes + bytes / 4 + kAlignment - 1) / kAlignment * kAlignment;
+    void* const memory = std::aligned_alloc(kAlignment, rounded);
+    if (memory == nullptr) throw std::bad_alloc();
+    memory_.reset(memory);
+    size_ = rounded;
+  }
+  return static_cast<std::uint8_t*>(memory_.get());
+}
+
+std::uint8_t* Scratch::next(std::size_t bytes) {
+  const std::size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  std::uint8_t* const memory = get(std::max(rounded, turn_bytes_));
+  if (next_ + rounded > size_ || turn_bytes_ == 0) next_ = 0;
+  std::uint8_t* const piece = memory + next_;
+  next_ += rounded;
+  return piece;
+}
+
+Activations describe_activations(const Matrix& w, long rows) {
+  Activations a;
+  a.rows = rows;
+  a.k = w.k;
+  a.precision = w.precision;
+  a.bias = bias_of(w);
+  switch (w.precision) {
+    case Precision::float32: a.stride = padded_stride(w.k_padded() * 4); break;
+    case Precision::bfloat16: a.stride = padded_stride(w.k_padded() * 2); break;
+    default: {
+      a.stride = padded_stride(w.act_groups() * static_cast<long>(sizeof(ActGroup)));
+    }
+  }
+  return a;
+}
+
+void prepare_rows(const Matrix& w, const Activations& a, const float* x, long ldx, long begin, long end) {
+  const std::int32_t* const order = w.order();
+  if (order == nullptr) return kernels().linear.prepare(a, x, ldx, begin, end);
+  thread_local std::vector<float> ordered;
+  ordered.resize(static_cast<std::size_t>(w.k));
+  for (long row = begin; row < end; ++row) {
+    for (long i = 0; i < w.k; ++i) ordered[static_cast<std::size_t>(i)] = x[row * ldx + order[i]];
+    kernels().linear.prepare(a, ordered.data(), 0, row, row + 1);
+  }
+}
+
+Activations prepare_activations(const Matrix& w, const float* x, long ldx, long rows, Scratch& scratch) {
+  Activations a = describe_activations(w, rows);
+  const long grain = std::max(1L, 16384 / std::max(1L, w.k));  // below some 10 µs a second thread does not pay
+  if (w.precision == Precision::float32 && w.k == w.k_padded()) {
+    a.values = reinterpret_cast<std::uint8_t*>(const_cast<float*>(x));
+    a.stride = ldx * 4;
+    return a;
+  }
+  a.values = scratch.next(static_cast<std::size_t>(rows * a.stride));
+  pool().parallel_for(rows, grain, [&](long begin, long end) { prepare_rows(w, a, x, ldx, begin, end); });
+  return a;
+}
+
+void multiply(const Matrix& w, const Activations& a, float* y, long ldy, const float* bias, bool accumulate) {
+  if (a.rows <= 0 || w.n <= 0) return;
+  const auto multiply_blocks = kernels().linear.multiply;
+  // At least a block or 64 KiB of weights at a time; at first many times that, since every start somewhere else in
+  // memory costs the processor's prefetcher about a microsecond.
+  const long blocks = w.blocks();
+  const long grain = std::max(1L, 65536 / std::max(1L, w.block_bytes()));
+  pool().parallel_for_guided(
+      blocks, grain, [&](long begin, long end) { multiply_blocks(w, a, begin, end, y, ldy, bias, accumulate); });
+}
+
+void linear(const Matrix& w, const float* x, long ldx, long rows, float* y, long ldy, const float* bias,
+            bool accumulate, Scratch& scratch) {
+  if (rows <= 0) return;
+  multiply(w, prepare_activations(w, x, ldx, rows, scratch), y, ldy, bias, accumulate);
+}
+
+void pack(const Matrix& w, const void* source, SourceType type) {
+  const auto pack_blocks = kernels().linear.pack;
+  pool().parallel_for(w.blocks(), 4, [&](long begin, long end) { pack_blocks(w, source, type, begin, end); });
+}
+
+void gather_rows(const Matrix& w, const std::int32_t* ids, long count, float* out, long ldout) {
+  const long grain = std::max(1L, 16384 / std::max(1L, w.k));
+  pool().parallel_for(count, grain, [&](long begin, long end) {
+    for (long i = begin; i < end; ++i) unpack_inputs(w, ids[i], out + i * ldout);
+  });
+}
+
+void unpack(const Matrix& w, float* out) {
+  pool().parallel_for(w.n, std::max(1L, 16384 / w.k), [&](long begin, long end) {
+    for (long row = begin; row < end; ++row) unpack_inputs(w, row, out + row * w.k);
+  });
+}
+
+}  // namespace dragoman

@@ -1,0 +1,108 @@
+// y = x · Wᵀ on packed matrices: what callers use, and the table of kernels that an instruction set fills.
+#pragma once
+
+#include <cstdlib>
+#include <memory>
+
+#include "gemm/matrix.h"
+
+namespace dragoman {
+
+enum class SourceType : std::uint8_t { float32, bfloat16, float16 };
+
+// 128 activations of one row, quantized: x ≈ scale · q. They share a scale over four groups of weights, so that the
+// product of two scales is not needed for every group of every element of y.
+struct ActGroup {
+  std::int8_t q[kWeightGroups][kGroup];
+  std::int32_t start[kWeightGroups];  // −bias · Σq: where a group's accumulator starts, because weights are unsigned
+  float sum[kWeightGroups];           // Σq: what a weight minimum is multiplied with
+  std::int32_t wide_start;            // the sum of the starts, for groups that share an accumulator
+  float scale;                        // largest magnitude / 127
+};
+
+// Rows of activations in the form that matrices of one precision multiply with. Row r begins at values + r · stride.
+//   float32   k_padded floats           bfloat16   k_padded bfloat16           int8, int4   ActGroup for 4 groups each
+struct Activations {
+  std::uint8_t* values = nullptr;
+  long stride = 0;  // bytes
+  long rows = 0;
+  long k = 0;
+  Precision precision = Precision::float32;
+  int bias = 0;  // what the unsigned weights are too large by: 128, 8, or 0
+};
+
+struct LinearKernels {
+  // Rows [begin, end) of x into `a`.
+  void (*prepare)(const Activations& a, const float* x, long ldx, long begin, long end);
+  // Columns of blocks [begin, end) of y, all rows.
+  void (*multiply)(const Matrix& w, const Activations& a, long begin, long end, float* y, long ldy, const float* bias,
+                   bool accumulate);
+  // Blocks [begin, end) of w from the row-major [n, k] matrix `source`.
+  void (*pack)(const Matrix& w, const void* source, SourceType type, long begin, long end);
+  // Row `row` of w as k float32.
+  void (*unpack_row)(const Matrix& w, long row, float* out);
+  // Runs `rounds` rounds of register-only multiplications and returns the operations done; `sink` keeps them alive.
+  double (*multiply_peak)(Precision precision, long rounds, float* sink);
+  // Reads `length` bytes (a multiple of 256) as floats and returns their sum.
+  float (*read)(const std::uint8_t* bytes, long length);
+};
+
+// A growing piece of 64-byte aligned memory that a caller keeps between calls, so that a step allocates nothing.
+class Scratch {
+ public:
+  // turn_bytes: of the memory that next() gives out in turn; 0 where only one thread uses what it gives.
+  explicit Scratch(std::size_t turn_bytes = 2 << 20) : turn_bytes_(turn_bytes) {}
+  // At least `bytes` bytes, contents undefined; invalidates what was got before. Throws std::bad_alloc.
+  std::uint8_t* get(std::size_t bytes);
+  // The same, but taken in turn from turn_bytes or more, so that it was last used some products ago. Lines that another
+  // core has just read cost the one that writes them 40 ns each where the two share no cache: of a step of 8 rows, 4 %.
+  std::uint8_t* next(std::size_t bytes);
+
+ private:
+  struct Free {
+    void operator()(void* pointer) const { std::free(pointer); }
+  };
+  std::unique_ptr<void, Free> memory_;
+  const std::size_t turn_bytes_;
+  std::size_t size_ = 0;
+  std::size_t next_ = 0;  // where next() goes on
+};
+
+// y[r, :n] (+)= x[r, :k] · Wᵀ (+ bias) for r < rows; ldx and ldy are the distances between rows in floats; bias may be
+// null. Every element is the sum over k in one fixed order, whatever the number of rows, then + bias, then + the old y.
+void linear(const Matrix& w, const float* x, long ldx, long rows, float* y, long ldy, const float* bias,
+            bool accumulate, Scratch& scratch);
+
+// The two halves of linear(), for several matrices that multiply the same x. The result of prepare_activations fits
+// every matrix of the same k, precision, minimum and order of inputs; it lives in `scratch`, or in x itself for
+// float32.
+Activations prepare_activations(const Matrix& w, const float* x, long ldx, long rows, Scratch& scratch);
+void multiply(const Matrix& w, const Activations& a, float* y, long ldy, const float* bias, bool accumulate);
+
+// Prepared activations without their memory, which is to be rows · stride bytes; and rows [begin, end) of x into it, in
+// the order of w's inputs, by this thread.
+Activations describe_activations(const Matrix& w, long rows);
+void prepare_rows(const Matrix& w, const Activations& a, const float* x, long ldx, long begin, long end);
+
+// Fills w.data (w.bytes() bytes) from the row-major [n, k] matrix `source`.
+void pack(const Matrix& w, const void* source, SourceType type);
+
+// A row-major [n, k] matrix in the numbers of int8 or int4: those of `values` with fp16 scales, and minimums where the
+// packed matrix has them, of each row's groups, [n, groups].
+struct GroupCodes {
+  const std::int8_t* values;
+  const std::uint16_t* scales;
+  const std::uint16_t* minimums;
+  const std::int32_t* order;  // [k]: the input that stands at each place, where w is ordered
+};
+
+// Fills w.data from numbers that are in its format's range.
+void pack_codes(const Matrix& w, const GroupCodes& codes);
+
+// out[i, :k] = W[ids[i], :] as float32. Every id must be in [0, n).
+void gather_rows(const Matrix& w, const std::int32_t* ids, long count, float* out, long ldout);
+
+// All of W as float32, row-major [n, k].
+void unpack(const Matrix& w, float* out);
+
+}  // namespace dragoman

@@ -1,3 +1,0 @@
-#define DRAGOMAN_ISA portable
-#define DRAGOMAN_PORTABLE 1
-#include "isa.inl"

@@ -1,0 +1,83 @@
+// A routed feed-forward network, or mixture of experts: each row goes through the few experts that a router
+// chooses for it.
+//
+// Rows are grouped by expert, so that a step reads the weights of every expert it uses once. The result of a row is the
+// weighted sum of its experts' results in ascending order of their numbers: it depends on nothing but the row.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "gemm/linear.h"
+#include "layers/transform.h"
+
+namespace dragoman {
+
+constexpr long kMostExperts = 1024;
+
+// An expert that every row goes through, besides the chosen ones: none, with weight 1, or with the sigmoid of a logit.
+enum class SharedExpert : std::uint8_t { none, added, gated };
+
+// How logits become a choice. The logits of a row are those of all experts to choose among, then that of the shared one
+// if it is gated.
+struct Routing {
+  long experts = 0;       // to choose among: at most kMostExperts
+  long active = 0;        // chosen for each row: the largest logits, the lower number where they are equal
+  bool over_all = false;  // weights are those of the softmax over all experts; else of that over the chosen ones
+  SharedExpert shared = SharedExpert::none;
+};
+
+struct ExpertKernels {
+  // For each row its experts in ascending order, chosen[r · active + j], and their weights,
+  // weights[r · (active + 1) + j]; after these the weight of the shared expert, if there is one.
+  void (*route)(const Routing& routing, const float* logits, long ldlogits, long rows, std::int32_t* chosen,
+                float* weights);
+
+  // One row: out (+)= factor · Σⱼ weights[j] · parts[j][:width], summed in the order of j.
+  void (*combine)(const float* const* parts, const float* weights, long count, long width, float factor,
+                  bool accumulate, float* out);
+};
+
+// out · act(in · x), with `gated` out · (act(gate · x) · (up · x)), gate above up in one matrix.
+struct Expert {
+  Matrix in;   // [hidden or 2 · hidden, width]
+  Matrix out;  // [width, hidden]
+};
+
+struct Experts {
+  Routing routing;
+  Matrix router;                // [experts (+ 1 for a gated shared one), width]
+  std::vector<Expert> experts;  // the shared one last
+  bool gated = true;
+  Activation activation = Activation::silu;
+  float factor = 1.0f;  // of the result
+};
+
+// The memory that one network after the other works in.
+struct ExpertsScratch {
+  // One expert and the rows that go through it.
+  struct Part {
+    const Expert* expert;
+    long first, rows;  // among all pairs of expert and row
+    Activations input, inner;
+    float* wide;  // what `in` makes of the rows, and the activation of that
+    long ldwide;
+  };
+
+  Scratch prepare, logits, gathered, wide, inner, results;
+  Scratch prepared[8];  // the rows in the form of each kind of matrix
+  std::vector<std::int32_t> chosen;
+  std::vector<float> weights;
+  std::vector<Part> parts;
+  std::vector<long> block_ends;       // of the parts, in one row of all parts' blocks
+  std::vector<long> next;             // by expert: the pair its next row gets
+  std::vector<std::int32_t> rows;     // by pair
+  std::vector<std::int32_t> part_of;  // by pair
+  std::vector<long> pair_of;          // by row and rank
+};
+
+// out[r, :width] (+)= factor · Σ weight · expert(x[r]). Throws std::bad_alloc.
+void run_experts(const Experts& e, const float* x, long ldx, long rows, float* out, long ldout, bool accumulate,
+                 ExpertsScratch& scratch);
+
+}  // namespace dragoman

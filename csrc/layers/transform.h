@@ -1,0 +1,49 @@
+// Everything in a decoder that is neither a matrix product nor attention: norms, rotary embedding, activations.
+//
+// Each row is computed on its own, in an order that depends on nothing but its width. ld* are distances between rows in
+// floats. Rows need no alignment.
+#pragma once
+
+#include <cstdint>
+
+namespace dragoman {
+
+enum class Norm : std::uint8_t { rms, layer };
+enum class Activation : std::uint8_t { silu, gelu, gelu_tanh, relu };
+
+struct TransformKernels {
+  // out = x / rms(x) · weight, or (x − mean) / sqrt(variance + eps) · weight, then + bias where not null. out may be x.
+  void (*norm)(Norm kind, const float* x, long ldx, long rows, long width, const float* weight, const float* bias,
+               float eps, float* out, long ldout);
+
+  // The same norms over each of `heads` neighbouring heads of every row, in place. Head h has its weight (and bias) at
+  // weight + h · ldweight: 0 where one [head_dim] serves all, head_dim where each has its own.
+  void (*head_norm)(Norm kind, float* x, long ldx, long rows, long heads, long head_dim, const float* weight,
+                    const float* bias, long ldweight, float eps);
+
+  // Rotary embedding in place: of each head, elements i and i + half (i < half) are a pair, or, where interleaved, 2i
+  // and 2i + 1. It is turned by the angle whose cosine and sine stand in row positions[r] of the tables [·, half];
+  // elements from 2·half on stay.
+  void (*rotate)(float* x, long ldx, long rows, long heads, long head_dim, const float* cos, const float* sin,
+                 long half, const std::int32_t* positions, bool interleaved);
+
+  // out = act(x[:, :width]) · x[:, width : 2·width]
+  void (*gate)(Activation activation, const float* x, long ldx, long rows, long width, float* out, long ldout);
+
+  // x = act(x)
+  void (*activate)(Activation activation, float* x, long ldx, long rows, long width);
+
+  // out += factor · x
+  void (*add)(float* out, long ldout, const float* x, long ldx, long rows, long width, float factor);
+
+  // x += table[positions[r]]
+  void (*add_positions)(float* x, long ldx, long rows, long width, const float* table, const std::int32_t* positions);
+
+  // x *= factor
+  void (*scale)(float* x, long ldx, long rows, long width, float factor);
+
+  // x = cap · tanh(x / cap)
+  void (*soft_cap)(float* x, long ldx, long rows, long width, float cap);
+};
+
+}  // namespace dragoman

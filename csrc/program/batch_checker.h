@@ -1,0 +1,44 @@
+// The check of a batch as a whole, so that no operation can read or write beyond its memory.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "attention/kv_pool.h"
+#include "program/batch.h"
+
+namespace dragoman {
+
+// What the operations of a program ask of every batch.
+struct BatchLimits {
+  long max_tokens, max_sequences, max_logit_rows;
+  long vocab = INT32_MAX;  // smallest of the embedding tables
+  long embedding_width = 0;
+  long positions = INT32_MAX;  // smallest of the position tables
+  long window = 0;             // positions that have to be in blocks: the largest window, or 0 for all
+  bool attends = false, writes_kv = false, cross_attends = false, has_logits = false;
+};
+
+class BatchChecker {
+ public:
+  // limits: borrowed; they may change until a batch comes.
+  BatchChecker(const BatchLimits& limits, std::shared_ptr<const KVPool> kv);
+
+  // Throws std::invalid_argument on a batch that does not fit. The result is valid until the next call.
+  CheckedBatch& check(const Batch& batch);
+
+ private:
+  void check_rows(const Batch& batch) const;
+  void check_sequence(const Batch& batch, long sequence);
+  void check_cross(const Batch& batch, long sequence);
+  void require_block(long block) const;
+
+  const BatchLimits& limits_;
+  const std::shared_ptr<const KVPool> kv_;
+  CheckedBatch checked_;
+  std::vector<std::uint64_t> block_written_;  // by block: the last step that wrote it
+  std::uint64_t step_ = 0;
+};
+
+}  // namespace dragoman

@@ -1,0 +1,43 @@
+#include "program/program.h"
+
+#include <utility>
+
+#include "program/partition.h"
+
+namespace dragoman {
+
+Program::Program(long max_tokens, long max_sequences, long max_logit_rows, const std::shared_ptr<KVPool>& kv)
+    : recorder_(max_tokens, max_sequences, max_logit_rows, kv, adapters_), checker_(recorder_.limits(), kv) {}
+
+Logits Program::run(const Batch& batch) {
+  const std::lock_guard lock(running_);
+  CheckedBatch& checked = checker_.check(batch);
+  adapters_.find_rows(batch);
+  const std::vector<Operation>& operations = recorder_.operations();
+  const long rows = recorder_.is_divisible() ? rows_of_partition(batch, recorder_.weights_bytes()) : 0;
+  if (rows > 0) {
+    divide(checked, rows, partitions_);
+    runner_.run_partitions(operations, partitions_, profiler_);
+  } else {
+    runner_.run_together(operations, checked, profiler_);
+  }
+  return recorder_.result(batch.logits);
+}
+
+void Program::set_adapter(long slot, const std::vector<std::shared_ptr<LowRank>>& changes) {
+  std::unique_ptr<const Adapter> adapter = adapters_.copy(slot, changes);
+  const std::lock_guard lock(running_);
+  adapters_.put(slot, std::move(adapter));
+}
+
+void Program::remove_adapter(long slot) {
+  const std::lock_guard lock(running_);
+  adapters_.remove(slot);
+}
+
+std::vector<Timing> Program::profile(bool by_shape) {
+  const std::lock_guard lock(running_);
+  return profiler_.take(recorder_.operations(), by_shape);
+}
+
+}  // namespace dragoman

@@ -1,0 +1,350 @@
+#include "program/recorder.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cstring>
+
+#include "program/require.h"
+#include "simd/kernels.h"
+#include "thread_pool.h"
+
+namespace dragoman {
+namespace {
+
+// Rows are handed out in chunks of about this many floats: some µs of work.
+constexpr long kChunkFloats = 16384;
+
+// Of the KV pool: 2,048 tokens.
+constexpr long kPrefaultBlocks = 64;
+
+template <class Body>
+void for_rows(const Range& rows, long width, Body&& body) {
+  pool().parallel_for(rows.count(), std::max(1L, kChunkFloats / width),
+                      [&](long begin, long end) { body(rows.begin + begin, rows.begin + end); });
+}
+
+void require_tokens(const Buffer& x, const char* operation) {
+  require(x.rows == Rows::tokens, std::string(operation) + " needs one row per token, not per logits row");
+}
+
+}  // namespace
+
+Recorder::Recorder(long max_tokens, long max_sequences, long max_logit_rows, std::shared_ptr<KVPool> kv,
+                   AdapterTable& adapters)
+    : limits_{.max_tokens = require_range(max_tokens, 1 << 20, "max_tokens"),
+              .max_sequences = require_range(max_sequences, 1 << 20, "max_sequences"),
+              .max_logit_rows = require_range(max_logit_rows, 1 << 20, "max_logit_rows")},
+      kv_(std::move(kv)),
+      adapters_(adapters),
+      buffers_(std::max(max_tokens, max_logit_rows)) {}
+
+Recorder::~Recorder() {
+  if (prefault_thread_.joinable()) prefault_thread_.join();
+}
+
+void Recorder::require_apart(int out, int x, const char* operation) const {
+  require(buffers_.at(out).memory != buffers_.at(x).memory,
+          std::string(operation) + ": the result cannot replace its own input");
+}
+
+void Recorder::embed(int x, const Matrix& table, float scale) {
+  require(buffers_.at(x).width == table.k, "the embedding table does not have the buffer's width");
+  limits_.vocab = std::min(limits_.vocab, table.n);
+  limits_.embedding_width = table.k;
+  Buffer& out = buffers_.write(x, Rows::tokens);
+  push(OperationKind::embed, [&out, &table, scale](const RowPartition& part, Scratch&) {
+    for_rows(part.tokens, out.width, [&](long begin, long end) {
+      gather_rows(table, part.batch().token_ids + begin, end - begin, out.row(begin), out.stride);
+      if (scale != 1.0f) kernels().transform.scale(out.row(begin), out.stride, end - begin, out.width, scale);
+    });
+    const Batch& batch = part.batch();
+    for (long i = 0; i < batch.overrides; ++i) {
+      std::memcpy(out.row(batch.override_rows[i]), batch.override_values + i * out.width,
+                  static_cast<std::size_t>(out.width) * sizeof(float));
+    }
+  });
+}
+
+void Recorder::add_positions(int x, const float* table, long positions) {
+  Buffer& buffer = buffers_.read(x);
+  require_tokens(buffer, "add_positions");
+  limits_.positions = std::min(limits_.positions, positions);
+  push(OperationKind::embed, [&buffer, table](const RowPartition& part, Scratch&) {
+    for_rows(part.tokens, buffer.width, [&](long begin, long end) {
+      kernels().transform.add_positions(buffer.row(begin), buffer.stride, end - begin, buffer.width, table,
+                                        part.batch().positions + begin);
+    });
+  });
+}
+
+void Recorder::norm(int out, int x, const float* weight, const float* bias, float eps, Norm kind) {
+  const Buffer& from = buffers_.read(x);
+  require(buffers_.at(out).width == from.width, "norm: the buffers differ in width");
+  const Rows domain = from.rows;
+  Buffer& to = buffers_.write(out, domain);
+  push(OperationKind::norm, [=, &from, &to](const RowPartition& part, Scratch&) {
+    for_rows(part.rows(domain), from.width, [&](long begin, long end) {
+      kernels().transform.norm(kind, from.row(begin), from.stride, end - begin, from.width, weight, bias, eps,
+                               to.row(begin), to.stride);
+    });
+  });
+}
+
+void Recorder::linear(int out, int x, const Matrix& w, const float* bias, bool accumulate) {
+  const Buffer& from = buffers_.read(x);
+  require_apart(out, x, "linear");
+  require(from.width == w.k, "linear: the weight has " + std::to_string(w.k) + " inputs, the buffer is " +
+                                 std::to_string(from.width) + " wide");
+  require(buffers_.at(out).width == w.n, "linear: the weight has " + std::to_string(w.n) + " outputs, the buffer is " +
+                                             std::to_string(buffers_.at(out).width) + " wide");
+  const Rows domain = from.rows;
+  require(!accumulate || buffers_.read(out).rows == domain, "linear: cannot accumulate into rows of another kind");
+  Buffer& to = buffers_.write(out, domain);
+  weights_bytes_ += w.bytes();
+  const auto run = [=, &from, &to, &w](const RowPartition& part, Scratch& scratch) {
+    const Range& these = part.rows(domain);
+    dragoman::linear(w, from.row(these.begin), from.stride, these.count(), to.row(these.begin), to.stride, bias,
+                     accumulate, scratch);
+  };
+  push(OperationKind::linear, run, std::to_string(w.n) + " x " + std::to_string(w.k));
+}
+
+void Recorder::head_norm(int x, long offset, long heads, long head_dim, const float* weight, const float* bias,
+                         long ldweight, float eps, Norm kind) {
+  Buffer& buffer = buffers_.read(x);
+  require(offset >= 0 && heads > 0 && head_dim > 0 && offset + heads * head_dim <= buffer.width,
+          "head_norm: the heads reach beyond the buffer");
+  const Rows domain = buffer.rows;
+  push(OperationKind::norm, [=, &buffer](const RowPartition& part, Scratch&) {
+    for_rows(part.rows(domain), heads * head_dim, [&](long begin, long end) {
+      kernels().transform.head_norm(kind, buffer.row(begin) + offset, buffer.stride, end - begin, heads, head_dim,
+                                    weight, bias, ldweight, eps);
+    });
+  });
+}
+
+void Recorder::rotate(int x, long offset, long heads, long head_dim, const float* cos, const float* sin, long half,
+                      long positions, bool interleaved) {
+  Buffer& buffer = buffers_.read(x);
+  require_tokens(buffer, "rotate");
+  require(offset >= 0 && heads > 0 && head_dim > 0 && offset + heads * head_dim <= buffer.width,
+          "rotate: the heads reach beyond the buffer");
+  require(half > 0 && 2 * half <= head_dim, "rotate: the rotary dimension is larger than the head");
+  limits_.positions = std::min(limits_.positions, positions);
+  push(OperationKind::rotate, [=, &buffer](const RowPartition& part, Scratch&) {
+    for_rows(part.tokens, heads * head_dim, [&](long begin, long end) {
+      kernels().transform.rotate(buffer.row(begin) + offset, buffer.stride, end - begin, heads, head_dim, cos, sin,
+                                 half, part.batch().positions + begin, interleaved);
+    });
+  });
+}
+
+void Recorder::write_kv(int x, long k_offset, long v_offset, long layer) {
+  const Buffer& buffer = buffers_.read(x);
+  require_tokens(buffer, "write_kv");
+  const long width = kv_->kv_heads() * kv_->head_dim();
+  require(k_offset >= 0 && k_offset + width <= buffer.width, "write_kv: the keys reach beyond the buffer");
+  require(v_offset >= 0 && v_offset + width <= buffer.width, "write_kv: the values reach beyond the buffer");
+  require(layer >= 0 && layer < kv_->layers(), "write_kv: the pool has no layer " + std::to_string(layer));
+  limits_.writes_kv = true;
+  const long kv_heads = kv_->kv_heads();
+  push(OperationKind::write_kv, [=, &buffer, kv = kv_->layer(layer)](const RowPartition& part, Scratch&) {
+    dragoman::write_kv(kv, kv_heads, buffer.data() + k_offset, buffer.data() + v_offset, buffer.stride,
+                       part.first_sequence(), part.sequences.count());
+  });
+}
+
+// What both kinds of attention check and are made of.
+Attention Recorder::attention(int out, int x, long q_offset, long heads, long layer, float scale) {
+  const Buffer& from = buffers_.read(x);
+  require_tokens(from, "attend");
+  const long head_dim = kv_->head_dim(), kv_heads = kv_->kv_heads();
+  require(heads > 0 && heads % kv_heads == 0, "attend: heads must be a multiple of the pool's KV heads");
+  require(q_offset >= 0 && q_offset + heads * head_dim <= from.width, "attend: the queries reach beyond the buffer");
+  require_apart(out, x, "attend");
+  const Buffer& to = buffers_.at(out);
+  require(to.width == heads * head_dim, "attend: the result is " + std::to_string(heads * head_dim) + " wide");
+  require(layer >= 0 && layer < kv_->layers(), "attend: the pool has no layer " + std::to_string(layer));
+  require(scale > 0, "attend: the scale must be positive");
+  return {.kv = kv_->layer(layer),
+          .kv_heads = kv_heads,
+          .q = from.data() + q_offset,
+          .ldq = from.stride,
+          .out = to.data(),
+          .ldout = to.stride,
+          .group = heads / kv_heads,
+          .window = 0,
+          .scale = scale};
+}
+
+void Recorder::attend(int out, int x, long q_offset, long heads, long layer, float scale, long window,
+                      const ScoreTerms& terms, bool causal) {
+  Attention attention = this->attention(out, x, q_offset, heads, layer, scale);
+  require(window >= 0 && window <= INT32_MAX, "attend: a window cannot be negative");
+  require(causal || window == 0, "attend: a window goes with causal attention only");
+  require(terms.softcap >= 0 && terms.softcap <= FLT_MAX, "attend: the softcap must be a number, not below 0");
+  attention.window = window;
+  attention.terms = terms;
+  attention.causal = causal;
+  limits_.window = limits_.attends && (limits_.window == 0 || window == 0) ? 0 : std::max(limits_.window, window);
+  limits_.attends = true;
+  buffers_.write(out, Rows::tokens);
+  divisible_ = divisible_ && causal;
+  push(OperationKind::attend, [=](const RowPartition& part, Scratch& scratch) {
+    dragoman::attend(attention, part.first_sequence(), part.sequences.count(), scratch);
+  });
+}
+
+void Recorder::cross_attend(int out, int x, long q_offset, long heads, long layer, float scale) {
+  Attention attention = this->attention(out, x, q_offset, heads, layer, scale);
+  attention.causal = false;
+  limits_.cross_attends = true;
+  buffers_.write(out, Rows::tokens);
+  divisible_ = false;
+  push(OperationKind::attend, [=](const RowPartition& part, Scratch& scratch) {
+    const std::vector<Attention::Sequence>& texts = part.checked->cross_sequences;
+    dragoman::attend(attention, texts.data(), static_cast<long>(texts.size()), scratch);
+  });
+}
+
+void Recorder::gate(int out, int x, Activation activation) {
+  const Buffer& from = buffers_.read(x);
+  const Rows domain = from.rows;
+  require(from.width == 2 * buffers_.at(out).width, "gate: the input must be twice as wide as the result");
+  Buffer& to = buffers_.write(out, domain);
+  push(OperationKind::activation, [=, &from, &to](const RowPartition& part, Scratch&) {
+    for_rows(part.rows(domain), from.width, [&](long begin, long end) {
+      kernels().transform.gate(activation, from.row(begin), from.stride, end - begin, to.width, to.row(begin),
+                               to.stride);
+    });
+  });
+}
+
+void Recorder::activate(int x, Activation activation) {
+  Buffer& buffer = buffers_.read(x);
+  const Rows domain = buffer.rows;
+  push(OperationKind::activation, [=, &buffer](const RowPartition& part, Scratch&) {
+    for_rows(part.rows(domain), buffer.width, [&](long begin, long end) {
+      kernels().transform.activate(activation, buffer.row(begin), buffer.stride, end - begin, buffer.width);
+    });
+  });
+}
+
+void Recorder::experts(int out, int x, Experts experts, bool accumulate) {
+  const Buffer& from = buffers_.read(x);
+  const Routing& routing = experts.routing;
+  const long shared = routing.shared != SharedExpert::none;
+  require_apart(out, x, "experts");
+  require(routing.experts >= 1 && routing.experts <= kMostExperts,
+          "experts: there can be 1 to " + std::to_string(kMostExperts));
+  require(routing.active >= 1 && routing.active <= routing.experts, "experts: cannot choose more than there are");
+  require(static_cast<long>(experts.experts.size()) == routing.experts + shared,
+          "experts: there must be matrices for each expert");
+  require(
+      experts.router.k == from.width && experts.router.n == routing.experts + (routing.shared == SharedExpert::gated),
+      "experts: the router does not fit");
+  for (const Expert& expert : experts.experts) {
+    require(expert.in.k == from.width && expert.out.n == buffers_.at(out).width &&
+                expert.in.n == (experts.gated ? 2 : 1) * expert.out.k,
+            "experts: the matrices of an expert do not fit each other and the buffers");
+  }
+  const Rows domain = from.rows;
+  require(!accumulate || buffers_.read(out).rows == domain, "experts: cannot accumulate into rows of another kind");
+  Buffer& to = buffers_.write(out, domain);
+  const Matrix& first = experts.experts[0].in;
+  const std::string shape = std::to_string(routing.active) + " of " + std::to_string(routing.experts) + ", " +
+                            std::to_string(first.n) + " x " + std::to_string(first.k);
+  divisible_ = false;
+  const auto run = [=, this, &from, &to, experts = std::move(experts)](const RowPartition& part, Scratch&) {
+    run_experts(experts, from.data(), from.stride, part.rows(domain).count(), to.data(), to.stride, accumulate,
+                experts_scratch_);
+  };
+  push(OperationKind::experts, run, shape);
+}
+
+void Recorder::add(int out, int x, float factor) {
+  const Buffer& from = buffers_.read(x);
+  Buffer& to = buffers_.read(out);
+  const Rows domain = from.rows;
+  require(to.width == from.width, "add: the buffers differ in width");
+  require(to.rows == domain, "add: the buffers have rows of different kinds");
+  push(OperationKind::add, [=, &from, &to](const RowPartition& part, Scratch&) {
+    for_rows(part.rows(domain), from.width, [&](long begin, long end) {
+      kernels().transform.add(to.row(begin), to.stride, from.row(begin), from.stride, end - begin, from.width, factor);
+    });
+  });
+}
+
+void Recorder::scale(int x, float factor) {
+  Buffer& buffer = buffers_.read(x);
+  const Rows domain = buffer.rows;
+  push(OperationKind::scale, [=, &buffer](const RowPartition& part, Scratch&) {
+    for_rows(part.rows(domain), buffer.width, [&](long begin, long end) {
+      kernels().transform.scale(buffer.row(begin), buffer.stride, end - begin, buffer.width, factor);
+    });
+  });
+}
+
+void Recorder::soft_cap(int x, float cap) {
+  Buffer& buffer = buffers_.read(x);
+  require(cap > 0, "soft_cap: the cap must be positive");
+  const Rows domain = buffer.rows;
+  push(OperationKind::scale, [=, &buffer](const RowPartition& part, Scratch&) {
+    for_rows(part.rows(domain), buffer.width, [&](long begin, long end) {
+      kernels().transform.soft_cap(buffer.row(begin), buffer.stride, end - begin, buffer.width, cap);
+    });
+  });
+}
+
+void Recorder::select_rows(int out, int x) {
+  const Buffer& from = buffers_.read(x);
+  require_tokens(from, "select_rows");
+  require_apart(out, x, "select_rows");
+  require(buffers_.at(out).width == from.width, "select_rows: the buffers differ in width");
+  Buffer& to = buffers_.write(out, Rows::logits);
+  push(OperationKind::select_rows, [&from, &to](const RowPartition& part, Scratch&) {
+    for_rows(part.logits, from.width, [&](long begin, long end) {
+      for (long i = begin; i < end; ++i) {
+        std::memcpy(to.row(i), from.row(part.batch().logit_rows[i]),
+                    static_cast<std::size_t>(from.width) * sizeof(float));
+      }
+    });
+  });
+}
+
+int Recorder::adapt(int out, int x, const Matrix& w) {
+  const Buffer& from = buffers_.read(x);
+  const Buffer& to = buffers_.read(out);
+  require(from.width == w.k && to.width == w.n, "adapt: the buffers are not the product's");
+  require(from.rows == to.rows, "adapt: the buffers have rows of different kinds");
+  const std::size_t target = adapters_.add_target({.n = w.n, .k = w.k});
+  const Rows domain = from.rows;
+  push(OperationKind::adapt, [=, this, &from, &to, &w](const RowPartition& part, Scratch&) {
+    if (part.batch().adapters == nullptr) return;
+    adapters_.apply(target, domain, w, from.data(), from.stride, to.data(), to.stride);
+  });
+  return static_cast<int>(target);
+}
+
+void Recorder::logits(int x) {
+  require(buffers_.read(x).rows == Rows::logits,
+          "logits: the buffer must have one row per logits row; see select_rows");
+  logits_ = x;
+  limits_.has_logits = true;
+  // While the rest of the start goes on: a first prompt of 512 tokens else waits 0.1 s for its memory.
+  if (!prefault_thread_.joinable()) prefault_thread_ = std::thread([this] { prefault(); });
+}
+
+Logits Recorder::result(long rows) const {
+  if (logits_ < 0) return {.data = nullptr, .rows = 0, .vocab = 0, .stride = 0};
+  const Buffer& buffer = buffers_.at(logits_);
+  return {.data = buffer.data(), .rows = rows, .vocab = buffer.width, .stride = buffer.stride};
+}
+
+// What a first long prompt writes: the buffers of tokens, and some blocks.
+void Recorder::prefault() const {
+  buffers_.prefault();
+  if (limits_.writes_kv) kv_->touch(kPrefaultBlocks);
+}
+
+}  // namespace dragoman

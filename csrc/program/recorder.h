@@ -1,0 +1,93 @@
+// The recording of a program: every operation is checked once, here, and becomes a function of the rows.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "attention/attention.h"
+#include "attention/kv_pool.h"
+#include "layers/experts.h"
+#include "layers/transform.h"
+#include "program/adapter_table.h"
+#include "program/batch_checker.h"
+#include "program/buffers.h"
+#include "program/operation.h"
+
+namespace dragoman {
+
+// Recording throws std::invalid_argument on anything that could not run: an unknown buffer, widths that do not fit, a
+// buffer read before it is written, rows of different kinds. Weights, tables and vectors are borrowed: the caller keeps
+// them alive.
+class Recorder {
+ public:
+  // adapters: borrowed.
+  Recorder(long max_tokens, long max_sequences, long max_logit_rows, std::shared_ptr<KVPool> kv,
+           AdapterTable& adapters);
+  ~Recorder();
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+
+  // A new buffer [rows, width]; `over` (or -1): in the memory of another that is at least as wide, row r where its row
+  // r is, for values that are not needed at the same time. Writing one of them ends what the others hold.
+  int buffer(long width, int over = -1) { return buffers_.add(width, over); }
+  void embed(int x, const Matrix& table, float scale);
+  void add_positions(int x, const float* table, long positions);
+  void norm(int out, int x, const float* weight, const float* bias, float eps, Norm kind);
+  void linear(int out, int x, const Matrix& w, const float* bias, bool accumulate);
+  void head_norm(int x, long offset, long heads, long head_dim, const float* weight, const float* bias, long ldweight,
+                 float eps, Norm kind);
+  void rotate(int x, long offset, long heads, long head_dim, const float* cos, const float* sin, long half,
+              long positions, bool interleaved);
+  void write_kv(int x, long k_offset, long v_offset, long layer);
+  void attend(int out, int x, long q_offset, long heads, long layer, float scale, long window, const ScoreTerms& terms,
+              bool causal);
+  void cross_attend(int out, int x, long q_offset, long heads, long layer, float scale);
+  void gate(int out, int x, Activation activation);
+  void activate(int x, Activation activation);
+  // The network's matrices are borrowed too.
+  void experts(int out, int x, Experts experts, bool accumulate);
+  void add(int out, int x, float factor);
+  void scale(int x, float factor);
+  void soft_cap(int x, float cap);
+  void select_rows(int out, int x);
+  void logits(int x);
+  // After a product out (+)= x · Wᵀ: rows of an adapter that changes it get their change. Returns the product's number.
+  int adapt(int out, int x, const Matrix& w);
+
+  // Width of a buffer, for the bindings to check the vectors they are given.
+  long width(int x) const { return buffers_.at(x).width; }
+
+  const std::vector<Operation>& operations() const { return operations_; }
+  const BatchLimits& limits() const { return limits_; }
+  // Whether each operation can work on some rows of a batch before others have theirs.
+  bool is_divisible() const { return divisible_ && !buffers_.mix_rows(); }
+  // Bytes of the weights that each row is multiplied with.
+  std::size_t weights_bytes() const { return weights_bytes_; }
+  // The first rows of the buffer of logits; null where there is none.
+  Logits result(long rows) const;
+
+ private:
+  void push(OperationKind kind, std::function<void(const RowPartition&, Scratch&)> run, std::string shape = {}) {
+    operations_.push_back({.kind = kind, .shape = std::move(shape), .run = std::move(run)});
+  }
+  void require_apart(int out, int x, const char* operation) const;
+  Attention attention(int out, int x, long q_offset, long heads, long layer, float scale);
+  void prefault() const;
+
+  BatchLimits limits_;
+  const std::shared_ptr<KVPool> kv_;
+  AdapterTable& adapters_;
+  Buffers buffers_;
+  std::vector<Operation> operations_;
+  int logits_ = -1;
+  bool divisible_ = true;
+  std::size_t weights_bytes_ = 0;
+  ExpertsScratch experts_scratch_;
+  std::thread prefault_thread_;
+};
+
+}  // namespace dragoman

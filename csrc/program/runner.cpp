@@ -1,0 +1,71 @@
+#include "program/runner.h"
+
+#include <chrono>
+
+#include "thread_pool.h"
+
+namespace dragoman {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+}  // namespace
+
+void Runner::run_together(const std::vector<Operation>& operations, const CheckedBatch& checked, Profiler& profiler) {
+  const Batch& batch = *checked.batch;
+  const RowPartition all{.checked = &checked,
+                         .tokens = {0, batch.tokens},
+                         .logits = {0, batch.logits},
+                         .sequences = {0, batch.sequences},
+                         .waits_for = 0};
+  Clock::time_point before = Clock::now();
+  for (std::size_t i = 0; i < operations.size(); ++i) {
+    operations[i].run(all, scratch_);
+    const Clock::time_point after = Clock::now();
+    profiler.add(i, std::chrono::duration<double>(after - before).count());
+    before = after;
+  }
+}
+
+void Runner::run_partitions(const std::vector<Operation>& operations, const std::vector<RowPartition>& partitions,
+                            Profiler& profiler) {
+  const std::size_t count = partitions.size();
+  while (progress_.size() < count) progress_.emplace_back();
+  for (std::size_t number = 0; number < count; ++number) {
+    progress_[number].operations.store(0, std::memory_order_relaxed);
+  }
+  seconds_.assign(count * operations.size(), 0.0);
+  // In ascending order: a thread whose partition waits for others knows that these are at work or done.
+  pool().parallel_for(static_cast<long>(count), 1, [&](long begin, long end) {
+    thread_local Scratch scratch(0);
+    for (long number = begin; number < end; ++number) {
+      run_partition(operations, partitions, static_cast<std::size_t>(number), scratch);
+    }
+  });
+  for (std::size_t i = 0; i < operations.size(); ++i) {
+    double seconds = 0;
+    for (std::size_t number = 0; number < count; ++number) seconds += seconds_[number * operations.size() + i];
+    profiler.add(i, seconds / pool().threads());
+  }
+}
+
+void Runner::run_partition(const std::vector<Operation>& operations, const std::vector<RowPartition>& partitions,
+                           std::size_t number, Scratch& scratch) {
+  const RowPartition& partition = partitions[number];
+  Clock::time_point before = Clock::now();
+  for (std::size_t i = 0; i < operations.size(); ++i) {
+    if (operations[i].kind ==
+        OperationKind::attend) {  // keys and values before the partition's own rows have to be there
+      for (std::size_t other = partition.waits_for; other < number; ++other) {
+        wait_until([&] { return progress_[other].operations.load(std::memory_order_acquire) >= i; });
+      }
+    }
+    operations[i].run(partition, scratch);
+    progress_[number].operations.store(i + 1, std::memory_order_release);
+    const Clock::time_point after = Clock::now();
+    seconds_[number * operations.size() + i] = std::chrono::duration<double>(after - before).count();
+    before = after;
+  }
+}
+
+}  // namespace dragoman

@@ -1,0 +1,39 @@
+// The running of recorded operations.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <deque>
+#include <vector>
+
+#include "gemm/linear.h"
+#include "program/operation.h"
+#include "program/profiler.h"
+
+namespace dragoman {
+
+class Runner {
+ public:
+  // All operations on the whole batch: all threads of the pool work on one after the other.
+  void run_together(const std::vector<Operation>& operations, const CheckedBatch& checked, Profiler& profiler);
+
+  // Each thread takes partitions through all operations, and waits for others only where it needs keys and values of
+  // theirs.
+  void run_partitions(const std::vector<Operation>& operations, const std::vector<RowPartition>& partitions,
+                      Profiler& profiler);
+
+ private:
+  // How many operations a partition has done. Alone on its cache line, because other partitions read it.
+  struct alignas(64) Progress {
+    std::atomic<std::size_t> operations{0};
+  };
+
+  void run_partition(const std::vector<Operation>& operations, const std::vector<RowPartition>& partitions,
+                     std::size_t number, Scratch& scratch);
+
+  Scratch scratch_;
+  std::deque<Progress> progress_;  // of each partition
+  std::vector<double> seconds_;    // [partitions, operations]
+};
+
+}  // namespace dragoman

@@ -1,0 +1,317 @@
+// KVPool and Program as Python sees them. Shapes that C++ cannot know from a pointer are checked here.
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <stdexcept>
+
+#include "program/program.h"
+#include "python/bindings.h"
+#include "thread_pool.h"
+
+namespace nb = nanobind;
+
+namespace dragoman {
+namespace {
+
+template <class T, int N>
+using Array = nb::ndarray<const T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+using Vector = Array<float, 1>;
+using Table = Array<float, 2>;
+using Ids = Array<std::int32_t, 1>;
+
+void require(bool condition, const std::string& message) {
+  if (!condition) throw std::invalid_argument(message);
+}
+
+KVPrecision kv_precision(const std::string& name) {
+  if (name == "float32") return KVPrecision::float32;
+  if (name == "bfloat16") return KVPrecision::bfloat16;
+  require(name == "int8", "a KV pool is \"float32\", \"bfloat16\" or \"int8\", not \"" + name + "\"");
+  return KVPrecision::int8;
+}
+
+const char* name_of(KVPrecision precision) {
+  switch (precision) {
+    case KVPrecision::float32: return "float32";
+    case KVPrecision::bfloat16: return "bfloat16";
+    case KVPrecision::int8: return "int8";
+  }
+  return "";
+}
+
+Norm norm_kind(const std::string& name) {
+  if (name == "rms") return Norm::rms;
+  require(name == "layer", "a norm is \"rms\" or \"layer\", not \"" + name + "\"");
+  return Norm::layer;
+}
+
+Activation activation(const std::string& name) {
+  if (name == "silu") return Activation::silu;
+  if (name == "gelu") return Activation::gelu;
+  if (name == "gelu_tanh") return Activation::gelu_tanh;
+  require(name == "relu", "an activation is \"silu\", \"gelu\", \"gelu_tanh\" or \"relu\", not \"" + name + "\"");
+  return Activation::relu;
+}
+
+// The program and what its pointers point into.
+class OwningProgram : public Program {
+ public:
+  using Program::Program;
+
+  const float* keep(const Vector& vector, long size, const char* name) {
+    require(static_cast<long>(vector.shape(0)) == size,
+            std::string(name) + " must have " + std::to_string(size) + " elements");
+    return keep_data(vector);
+  }
+  const float* keep(const std::optional<Vector>& vector, long size, const char* name) {
+    return vector ? keep(*vector, size, name) : nullptr;
+  }
+  const float* keep(const Table& table) { return keep_data(table); }
+  const Matrix& keep(const PackedMatrix& matrix) {
+    objects_.push_back(nb::find(matrix));
+    return matrix.matrix;
+  }
+
+ private:
+  template <class T>
+  const float* keep_data(const T& array) {
+    arrays_.emplace_back(array);
+    return array.data();
+  }
+
+  std::vector<nb::ndarray<>> arrays_;
+  std::vector<nb::object> objects_;
+};
+
+// A method of the recorder as one of the program.
+template <class Result, class... Arguments>
+auto recording(Result (Recorder::*method)(Arguments...)) {
+  return [method](OwningProgram& p, Arguments... arguments) { return (p.recorder().*method)(arguments...); };
+}
+
+SharedExpert shared_expert(const std::optional<std::string>& name) {
+  if (!name) return SharedExpert::none;
+  if (*name == "added") return SharedExpert::added;
+  require(*name == "gated", "a shared expert is \"added\" or \"gated\", not \"" + *name + "\"");
+  return SharedExpert::gated;
+}
+
+void record_experts(OwningProgram& p, int out, int x, const PackedMatrix& router,
+                    const std::vector<const PackedMatrix*>& inward, const std::vector<const PackedMatrix*>& outward,
+                    long active, bool over_all, const std::optional<std::string>& shared, bool gated,
+                    const std::string& name, float factor, bool accumulate) {
+  require(inward.size() == outward.size() && !inward.empty(), "experts: each has two matrices");
+  Experts experts;
+  experts.routing.shared = shared_expert(shared);
+  experts.routing.experts = static_cast<long>(inward.size()) - (shared ? 1 : 0);
+  experts.routing.active = active;
+  experts.routing.over_all = over_all;
+  experts.router = p.keep(router);
+  for (std::size_t i = 0; i < inward.size(); ++i) {
+    require(inward[i] != nullptr && outward[i] != nullptr, "experts: a matrix is missing");
+    experts.experts.push_back({.in = p.keep(*inward[i]), .out = p.keep(*outward[i])});
+  }
+  experts.gated = gated;
+  experts.activation = activation(name);
+  experts.factor = factor;
+  p.recorder().experts(out, x, std::move(experts), accumulate);
+}
+
+nb::object run(OwningProgram& program, const Ids& token_ids, const Ids& positions, const Ids& row_starts,
+               const Array<std::int32_t, 2>& block_tables, const Ids& logit_rows,
+               const std::optional<Ids>& embedding_rows, const std::optional<Table>& embedding_values,
+               const std::optional<Ids>& adapters, const std::optional<Array<std::int32_t, 2>>& cross_tables,
+               const std::optional<Ids>& cross_lengths, const std::optional<nb::callable>& meanwhile) {
+  require(positions.shape(0) == token_ids.shape(0), "token_ids and positions differ in length");
+  require(row_starts.shape(0) == block_tables.shape(0) + 1, "row_starts must have one entry more than block_tables");
+  require(embedding_rows.has_value() == embedding_values.has_value(),
+          "embedding_rows and embedding_values go together");
+  Batch batch{.token_ids = token_ids.data(),
+              .positions = positions.data(),
+              .tokens = static_cast<long>(token_ids.shape(0)),
+              .row_starts = row_starts.data(),
+              .sequences = static_cast<long>(block_tables.shape(0)),
+              .block_tables = block_tables.data(),
+              .table_width = static_cast<long>(block_tables.shape(1)),
+              .logit_rows = logit_rows.data(),
+              .logits = static_cast<long>(logit_rows.shape(0))};
+  if (embedding_rows) {
+    require(embedding_rows->shape(0) == embedding_values->shape(0), "one row of embedding_values per embedding row");
+    batch.override_rows = embedding_rows->data();
+    batch.override_values = embedding_values->data();
+    batch.overrides = static_cast<long>(embedding_rows->shape(0));
+    batch.override_width = static_cast<long>(embedding_values->shape(1));
+  }
+  if (adapters) {
+    require(adapters->shape(0) == block_tables.shape(0), "one entry of adapters per sequence");
+    batch.adapters = adapters->data();
+  }
+  require(cross_tables.has_value() == cross_lengths.has_value(), "cross_tables and cross_lengths go together");
+  if (cross_tables) {
+    require(cross_tables->shape(0) == block_tables.shape(0) && cross_lengths->shape(0) == block_tables.shape(0),
+            "cross_tables and cross_lengths have an entry for each sequence");
+    batch.cross_tables = cross_tables->data();
+    batch.cross_lengths = cross_lengths->data();
+    batch.cross_width = static_cast<long>(cross_tables->shape(1));
+  }
+  Logits logits{};
+  BackgroundTask task;
+  if (meanwhile) {
+    task.run = [&] {
+      const nb::gil_scoped_acquire acquire;
+      (*meanwhile)();
+    };
+  }
+  {
+    const nb::gil_scoped_release release;
+    const ThreadPool::ActiveScope active(pool(), meanwhile ? &task : nullptr);
+    logits = program.run(batch);
+  }
+  if (task.error) std::rethrow_exception(task.error);
+  const std::size_t shape[] = {static_cast<std::size_t>(logits.rows), static_cast<std::size_t>(logits.vocab)};
+  const std::int64_t strides[] = {logits.stride, 1};
+  return nb::cast(nb::ndarray<nb::numpy, float>(const_cast<float*>(logits.data), 2, shape, nb::find(program), strides),
+                  nb::rv_policy::reference);
+}
+
+void bind_kv_pool(nb::module_& m) {
+  using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
+  nb::class_<KVPool>(m, "KVPool")
+      .def(nb::new_([](long layers, long blocks, long kv_heads, long head_dim, const std::string& precision) {
+             return std::make_shared<KVPool>(layers, blocks, kv_heads, head_dim, kv_precision(precision));
+           }),
+           nb::kw_only(), nb::arg("layers"), nb::arg("blocks"), nb::arg("kv_heads"), nb::arg("head_dim"),
+           nb::arg("precision"))
+      .def_prop_ro("layers", &KVPool::layers)
+      .def_prop_ro("blocks", &KVPool::blocks)
+      .def_prop_ro("kv_heads", &KVPool::kv_heads)
+      .def_prop_ro("head_dim", &KVPool::head_dim)
+      .def_prop_ro("precision", [](const KVPool& kv) { return name_of(kv.precision()); })
+      .def_prop_ro("nbytes", &KVPool::nbytes)
+      .def_prop_ro("bytes_per_block", &KVPool::bytes_per_block)
+      .def_prop_ro("data",
+                   [](nb::handle self) {
+                     const KVPool& kv = nb::cast<const KVPool&>(self);
+                     return Bytes(kv.layer(0).data, {kv.nbytes()}, self);
+                   })
+      .def(
+          "copy_blocks",
+          [](KVPool& kv, const Ids& sources, const Ids& targets) {
+            require(sources.shape(0) == targets.shape(0), "sources and targets differ in length");
+            const nb::gil_scoped_release release;
+            kv.copy_blocks(sources.data(), targets.data(), static_cast<long>(sources.shape(0)));
+          },
+          nb::arg("sources"), nb::arg("targets"));
+}
+
+}  // namespace
+
+void bind_program(nb::module_& m) {
+  bind_kv_pool(m);
+  nb::class_<OwningProgram>(m, "Program")
+      .def(nb::init<long, long, long, std::shared_ptr<KVPool>>(), nb::kw_only(), nb::arg("max_tokens"),
+           nb::arg("max_sequences"), nb::arg("max_logit_rows"), nb::arg("kv"))
+      .def("buffer", recording(&Recorder::buffer), nb::arg("width"), nb::arg("over"))
+      .def("width", [](OwningProgram& p, int x) { return p.recorder().width(x); })
+      .def("embed", [](OwningProgram& p, int x, const PackedMatrix& table,
+                       float scale) { p.recorder().embed(x, p.keep(table), scale); })
+      .def("add_positions",
+           [](OwningProgram& p, int x, const Table& table) {
+             require(static_cast<long>(table.shape(1)) == p.recorder().width(x),
+                     "the position table does not have the buffer's width");
+             p.recorder().add_positions(x, p.keep(table), static_cast<long>(table.shape(0)));
+           })
+      .def(
+          "norm",
+          [](OwningProgram& p, int out, int x, const Vector& weight, const std::optional<Vector>& bias, float eps,
+             const std::string& kind) {
+            const long width = p.recorder().width(x);
+            p.recorder().norm(out, x, p.keep(weight, width, "weight"), p.keep(bias, width, "bias"), eps,
+                              norm_kind(kind));
+          },
+          nb::arg("out"), nb::arg("x"), nb::arg("weight"), nb::arg("bias").none(), nb::arg("eps"), nb::arg("kind"))
+      .def(
+          "linear",
+          [](OwningProgram& p, int out, int x, const PackedMatrix& w, const std::optional<Vector>& bias,
+             bool accumulate) { p.recorder().linear(out, x, p.keep(w), p.keep(bias, w.matrix.n, "bias"), accumulate); },
+          nb::arg("out"), nb::arg("x"), nb::arg("w"), nb::arg("bias").none(), nb::arg("accumulate"))
+      .def(
+          "head_norm",
+          [](OwningProgram& p, int x, long offset, long heads, long head_dim, const Vector& weight,
+             const std::optional<Vector>& bias, float eps, const std::string& kind) {
+            const bool own = heads > 1 && static_cast<long>(weight.shape(0)) == heads * head_dim;
+            const long size = own ? heads * head_dim : head_dim;
+            p.recorder().head_norm(x, offset, heads, head_dim, p.keep(weight, size, "weight"),
+                                   p.keep(bias, size, "bias"), own ? head_dim : 0, eps, norm_kind(kind));
+          },
+          nb::arg("x"), nb::arg("offset"), nb::arg("heads"), nb::arg("head_dim"), nb::arg("weight"),
+          nb::arg("bias").none(), nb::arg("eps"), nb::arg("kind"))
+      .def("rotate",
+           [](OwningProgram& p, int x, long offset, long heads, long head_dim, const Table& cos, const Table& sin,
+              bool interleaved) {
+             require(cos.shape(0) == sin.shape(0) && cos.shape(1) == sin.shape(1), "cos and sin differ in shape");
+             p.recorder().rotate(x, offset, heads, head_dim, p.keep(cos), p.keep(sin), static_cast<long>(cos.shape(1)),
+                                 static_cast<long>(cos.shape(0)), interleaved);
+           })
+      .def("write_kv", recording(&Recorder::write_kv))
+      .def(
+          "attend",
+          [](OwningProgram& p, int out, int x, long q_offset, long heads, long layer, float scale, long window,
+             float softcap, const std::optional<Vector>& slopes, const std::optional<Table>& bias, bool causal) {
+            ScoreTerms terms{.softcap = softcap, .slopes = p.keep(slopes, heads, "slopes")};
+            if (bias) {
+              require(static_cast<long>(bias->shape(0)) == heads, "bias must have a row for each head");
+              require(bias->shape(1) % 2 == 1, "bias must have an odd number of columns, distance 0 in the middle");
+              terms.bias = p.keep(*bias);
+              terms.reach = static_cast<long>(bias->shape(1) / 2);
+            }
+            p.recorder().attend(out, x, q_offset, heads, layer, scale, window, terms, causal);
+          },
+          nb::arg("out"), nb::arg("x"), nb::arg("q_offset"), nb::arg("heads"), nb::arg("layer"), nb::arg("scale"),
+          nb::arg("window"), nb::arg("softcap"), nb::arg("slopes").none(), nb::arg("bias").none(), nb::arg("causal"))
+      .def("cross_attend", recording(&Recorder::cross_attend))
+      .def("gate", [](OwningProgram& p, int out, int x,
+                      const std::string& name) { p.recorder().gate(out, x, activation(name)); })
+      .def("activate",
+           [](OwningProgram& p, int x, const std::string& name) { p.recorder().activate(x, activation(name)); })
+      .def("experts", record_experts, nb::arg("out"), nb::arg("x"), nb::arg("router"), nb::arg("inward"),
+           nb::arg("outward"), nb::arg("active"), nb::arg("over_all"), nb::arg("shared").none(), nb::arg("gated"),
+           nb::arg("activation"), nb::arg("factor"), nb::arg("accumulate"))
+      .def("add", recording(&Recorder::add))
+      .def("scale", recording(&Recorder::scale))
+      .def("soft_cap", recording(&Recorder::soft_cap))
+      .def("select_rows", recording(&Recorder::select_rows))
+      .def("logits", recording(&Recorder::logits))
+      .def("adapt", [](OwningProgram& p, int out, int x,
+                       const PackedMatrix& w) { return p.recorder().adapt(out, x, p.keep(w)); })
+      .def("set_adapter",
+           [](OwningProgram& p, long slot, const std::vector<std::shared_ptr<LowRank>>& changes) {
+             const nb::gil_scoped_release release;
+             p.set_adapter(slot, changes);
+           })
+      .def("remove_adapter",
+           [](OwningProgram& p, long slot) {
+             const nb::gil_scoped_release release;
+             p.remove_adapter(slot);
+           })
+      .def("run", &run, nb::arg("token_ids"), nb::arg("positions"), nb::arg("row_starts"), nb::arg("block_tables"),
+           nb::arg("logit_rows"), nb::arg("embedding_rows").none(), nb::arg("embedding_values").none(),
+           nb::arg("adapters").none(), nb::arg("cross_tables").none(), nb::arg("cross_lengths").none(),
+           nb::arg("meanwhile").none())
+      .def(
+          "profile",
+          [](OwningProgram& p, bool by_shape) {
+            nb::dict seconds;
+            for (const Timing& timing : p.profile(by_shape)) {
+              if (timing.calls > 0) seconds[timing.operation.c_str()] = timing.seconds;
+            }
+            return seconds;
+          },
+          nb::arg("by_shape"));
+}
+
+}  // namespace dragoman

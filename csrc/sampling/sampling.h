@@ -1,0 +1,66 @@
+// From logits to a token: what is counted over a whole row of the vocabulary, and the steps of the choice.
+#pragma once
+
+#include <cstdint>
+
+namespace dragoman {
+
+// Rows are looked at in blocks of this many tokens: a block whose maximum is too small is not looked at again.
+constexpr long kScanBlock = 64;
+constexpr long scan_blocks(long vocab) { return (vocab + kScanBlock - 1) / kScanBlock; }
+
+struct SamplingKernels {
+  // The maximum of each block, and in *maximum that of all. False when there is a NaN or +infinity among x.
+  bool (*scan)(const float* x, long vocab, float* block_maxima, float* maximum);
+
+  // Σ exp((x − maximum) · inverse_temperature), and each block's part.
+  double (*sum)(const float* x, long vocab, float maximum, float inverse_temperature, float* block_sums);
+
+  // weights[i] = exp((x[i] − maximum) · inverse_temperature)
+  void (*weigh)(const float* x, long count, float maximum, float inverse_temperature, float* weights);
+
+  // Ids and values of all x >= floor, ascending by id; returns how many. ids and values have room for all of vocab.
+  long (*collect)(const float* x, long vocab, const float* block_maxima, float floor, std::int32_t* ids, float* values);
+};
+
+// Rows of logits: row r is at data + r · stride.
+template <class Float>
+struct RowsOf {
+  Float* data;
+  long rows;
+  long vocab;
+  long stride;
+
+  Float* row(long r) const { return data + r * stride; }
+};
+using LogitRows = RowsOf<const float>;
+using WritableRows = RowsOf<float>;
+
+// One value for each row. What is null is off for all rows.
+struct Sampling {
+  const float* temperature;                 // 0: the most likely token, lowest id first
+  const std::int32_t* top_k;                // 0: off
+  const float* top_p;                       // 1: off
+  const float* min_p;                       // 0: off
+  const float* uniform;                     // in [0, 1)
+  const float* typical_p = nullptr;         // 1: off
+  const float* xtc_threshold = nullptr;     // 1: off, also for this token alone
+  const std::int32_t* mirostat = nullptr;   // 0: off; version 1 or 2, in place of all truncations above
+  const float* mirostat_limit = nullptr;    // its state, the largest surprise in bits
+  float* mirostat_surprise = nullptr;       // out: bits of the drawn token before truncation; 0 where it is off
+  const std::uint8_t* overwrite = nullptr;  // not 0: the row becomes what the token was drawn from
+};
+
+// One token of each row, and, where logprobs is not null, its log-softmax among the row's logits. The token of a row
+// that is not a distribution is −1, its logprob NaN. A row's token depends on that row alone. A row to overwrite holds
+// after that its logits divided by the temperature, −infinity where dropped; with temperature 0 it stays as it is.
+void sample(const WritableRows& logits, const Sampling& sampling, std::int32_t* token_ids, float* logprobs);
+
+// out[i] = log_softmax(logits[rows[i]])[ids[i]]
+void log_softmax_at(const LogitRows& logits, const std::int32_t* rows, const std::int32_t* ids, long count, float* out);
+
+// The k most likely tokens of each of the given rows, descending, ties by lower id; −1 and NaN where there are fewer.
+void top_logprobs(const LogitRows& logits, const std::int32_t* rows, long count, long k, std::int32_t* ids,
+                  float* logprobs);
+
+}  // namespace dragoman

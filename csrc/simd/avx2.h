@@ -1,0 +1,232 @@
+// AVX2 with FMA and F16C. What each name promises is said in portable.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include "gemm/linear.h"
+#include "simd/scalar.h"
+
+namespace dragoman::DRAGOMAN_ISA {
+
+constexpr Tuning kTuning{
+    .quantized_rows = 4,
+    .wide_rows = 4,
+    .float_rows = 4,
+    .together_rows = 1,
+    .assembly_rows = kNever,
+    .ahead_rows_bfloat16 = kNever,
+    .ahead_rows_int8 = 1,  // its arithmetic is as heavy with one row as that of several is with AVX-512
+    .ahead_rows_int4 = 1,
+    .ahead_bytes = 7168,
+    .score_rows = 2,
+    .weigh_rows = 1,
+    .weigh_vectors = 2,
+    .shrink_rows = 1,
+    .expand_rows = 2,
+    .peak_chains = 4,  // of two registers each
+};
+
+struct Vec {
+  __m256 lo, hi;
+};
+using ActGroupVecs = Vec[kWeightGroups][2];
+struct Power {
+  Vec whole, fraction;
+};
+
+DRAGOMAN_INLINE Vec load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+DRAGOMAN_INLINE void store(float* p, Vec a) {
+  _mm256_storeu_ps(p, a.lo);
+  _mm256_storeu_ps(p + 8, a.hi);
+}
+DRAGOMAN_INLINE Vec load_partial(const float* p, long n) {
+  float all[16] = {};
+  std::memcpy(all, p, static_cast<std::size_t>(n) * 4);
+  return load(all);
+}
+DRAGOMAN_INLINE void store_partial(float* p, Vec a, long n) {
+  float all[16];
+  store(all, a);
+  std::memcpy(p, all, static_cast<std::size_t>(n) * 4);
+}
+DRAGOMAN_INLINE Vec broadcast(float a) { return {_mm256_set1_ps(a), _mm256_set1_ps(a)}; }
+DRAGOMAN_INLINE Vec operator+(Vec a, Vec b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+DRAGOMAN_INLINE Vec operator-(Vec a, Vec b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+DRAGOMAN_INLINE Vec operator*(Vec a, Vec b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+DRAGOMAN_INLINE Vec operator/(Vec a, Vec b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+DRAGOMAN_INLINE Vec fma(Vec a, Vec b, Vec c) {
+  return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+DRAGOMAN_INLINE Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+DRAGOMAN_INLINE Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+DRAGOMAN_INLINE Vec abs(Vec a) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  return {_mm256_andnot_ps(sign, a.lo), _mm256_andnot_ps(sign, a.hi)};
+}
+DRAGOMAN_INLINE Vec sqrt(Vec a) { return {_mm256_sqrt_ps(a.lo), _mm256_sqrt_ps(a.hi)}; }
+DRAGOMAN_INLINE Vec round(Vec a) {
+  constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(a.lo, mode), _mm256_round_ps(a.hi, mode)};
+}
+DRAGOMAN_INLINE Vec floor(Vec a) { return {_mm256_floor_ps(a.lo), _mm256_floor_ps(a.hi)}; }
+DRAGOMAN_INLINE Vec select_less(Vec a, Vec b, Vec x, Vec y) {
+  return {_mm256_blendv_ps(y.lo, x.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),
+          _mm256_blendv_ps(y.hi, x.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};
+}
+DRAGOMAN_INLINE __m256 power_of_two(__m256i n) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+}
+DRAGOMAN_INLINE __m256 scale_half(__m256 a, __m256 n) {
+  // In two steps, since 2ⁿ itself may be beyond the range of a float.
+  const __m256i whole = _mm256_cvtps_epi32(n);
+  const __m256i first = _mm256_srai_epi32(whole, 1);
+  const __m256i second = _mm256_sub_epi32(whole, first);
+  return _mm256_mul_ps(_mm256_mul_ps(a, power_of_two(first)), power_of_two(second));
+}
+DRAGOMAN_INLINE Vec scale_by_power(Vec a, Vec n) { return {scale_half(a.lo, n.lo), scale_half(a.hi, n.hi)}; }
+DRAGOMAN_INLINE Power split_power(Vec x) {
+  const Vec bounded = max(broadcast(-200.0f), x), whole = floor(bounded);
+  return {whole, bounded - whole};
+}
+DRAGOMAN_INLINE __m256 bf16_half(const std::uint16_t* p) {
+  return _mm256_castsi256_ps(
+      _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16));
+}
+DRAGOMAN_INLINE Vec load_bf16(const std::uint16_t* p) { return {bf16_half(p), bf16_half(p + 8)}; }
+DRAGOMAN_INLINE __m256i round_bf16_half(__m256 a) {
+  const __m256i bits = _mm256_castps_si256(a);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+  const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+  return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+}
+DRAGOMAN_INLINE void store_bf16(std::uint16_t* p, Vec a) {
+  const __m256i packed = _mm256_packus_epi32(round_bf16_half(a.lo), round_bf16_half(a.hi));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+}
+DRAGOMAN_INLINE Vec load_fp16(const std::uint16_t* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+          _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+}
+DRAGOMAN_INLINE void store_fp16(std::uint16_t* p, Vec a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT));
+}
+DRAGOMAN_INLINE __m256 low_half(Vec a) { return a.lo; }
+DRAGOMAN_INLINE __m256 high_half(Vec a) { return a.hi; }
+
+constexpr bool kBytesAreSigned = true;
+
+DRAGOMAN_INLINE void prefetch_here(const std::uint8_t* line) { __builtin_prefetch(line, 0, 2); }
+template <class Sum>
+DRAGOMAN_INLINE void hold(Sum&) {}
+
+struct Ints {
+  __m256i lo, hi;
+};
+using Bytes = Ints;
+using BF16Pairs = Ints;
+
+DRAGOMAN_INLINE Ints broadcast_int(std::int32_t a) { return {_mm256_set1_epi32(a), _mm256_set1_epi32(a)}; }
+DRAGOMAN_INLINE Vec to_float(Ints a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+DRAGOMAN_INLINE Bytes load_bytes(const std::uint8_t* p) {
+  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
+}
+DRAGOMAN_INLINE Bytes low_nibbles(Bytes a) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(a.lo, mask), _mm256_and_si256(a.hi, mask)};
+}
+DRAGOMAN_INLINE Bytes high_nibbles(Bytes a) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(_mm256_srli_epi16(a.lo, 4), mask), _mm256_and_si256(_mm256_srli_epi16(a.hi, 4), mask)};
+}
+// Keeps the compiler from adding products up apart from their accumulator: it then runs out of registers for them, and
+// a tile took twice as long.
+DRAGOMAN_INLINE __m256i add_in_order(__m256i acc, __m256i products) {
+  acc = _mm256_add_epi32(acc, products);
+  asm("" : "+x"(acc));
+  return acc;
+}
+// VPMADDUBSW adds two products in 16 bits, which w up to 255 would overflow; with |w − 128| and x of the sign of that,
+// two products are at most 2 · 128 · 127. The sum is that of w − 128: kBytesAreSigned.
+DRAGOMAN_INLINE __m256i dot_bytes_half(__m256i acc, __m256i w, __m256i x) {
+  const __m256i value = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
+  __m256i signed_x = _mm256_sign_epi8(x, value);
+  asm volatile("" : "+x"(signed_x));  // or multiply_peak() would multiply once and only add
+  const __m256i products = _mm256_maddubs_epi16(_mm256_abs_epi8(value), signed_x);
+  return add_in_order(acc, _mm256_madd_epi16(products, _mm256_set1_epi16(1)));
+}
+DRAGOMAN_INLINE Ints dot_bytes(Ints acc, Bytes w, std::uint32_t x) {
+  const __m256i quad = _mm256_set1_epi32(static_cast<int>(x));
+  return {dot_bytes_half(acc.lo, w.lo, quad), dot_bytes_half(acc.hi, w.hi, quad)};
+}
+// The sixteen products of a group that fall to one half of a lane, at most 15 · 127 each, fit its 16 bits.
+DRAGOMAN_INLINE Ints begin_nibbles(std::int32_t) { return broadcast_int(0); }
+DRAGOMAN_INLINE __m256i dot_nibbles_half(__m256i acc, __m256i w, __m256i x) {
+  acc = _mm256_add_epi16(acc, _mm256_maddubs_epi16(w, x));
+  asm("" : "+x"(acc));
+  return acc;
+}
+DRAGOMAN_INLINE Ints dot_nibbles(Ints acc, Bytes w, std::uint32_t x) {
+  const __m256i quad = _mm256_set1_epi32(static_cast<int>(x));
+  return {dot_nibbles_half(acc.lo, w.lo, quad), dot_nibbles_half(acc.hi, w.hi, quad)};
+}
+DRAGOMAN_INLINE Ints end_nibbles(Ints acc, std::int32_t start) {
+  const __m256i ones = _mm256_set1_epi16(1), first = _mm256_set1_epi32(start);
+  return {_mm256_add_epi32(first, _mm256_madd_epi16(acc.lo, ones)),
+          _mm256_add_epi32(first, _mm256_madd_epi16(acc.hi, ones))};
+}
+DRAGOMAN_INLINE BF16Pairs load_bf16_pairs(const std::uint8_t* p) { return load_bytes(p); }
+DRAGOMAN_INLINE Vec dot_bf16_pairs(Vec acc, BF16Pairs w, std::uint32_t x) {
+  const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  const Vec first{_mm256_castsi256_ps(_mm256_slli_epi32(w.lo, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(w.hi, 16))};
+  const Vec second{_mm256_castsi256_ps(_mm256_and_si256(w.lo, upper)),
+                   _mm256_castsi256_ps(_mm256_and_si256(w.hi, upper))};
+  acc = fma(first, broadcast(bits_to_float(x << 16)), acc);
+  return fma(second, broadcast(bits_to_float(x & 0xffff0000u)), acc);
+}
+
+struct Sums {
+  __m256i lo, hi;
+};
+struct I16Pairs {
+  __m256i lo, hi;
+};
+
+DRAGOMAN_INLINE Sums no_sums() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+DRAGOMAN_INLINE I16Pairs widen_pairs(const std::int8_t* p) {
+  const __m128i* const halves = reinterpret_cast<const __m128i*>(p);
+  return {_mm256_cvtepi8_epi16(_mm_loadu_si128(halves)), _mm256_cvtepi8_epi16(_mm_loadu_si128(halves + 1))};
+}
+DRAGOMAN_INLINE Sums add_pair_products(Sums sums, I16Pairs a, std::int32_t pair) {
+  const __m256i b = _mm256_set1_epi32(pair);
+  return {_mm256_add_epi32(sums.lo, _mm256_madd_epi16(a.lo, b)), _mm256_add_epi32(sums.hi, _mm256_madd_epi16(a.hi, b))};
+}
+DRAGOMAN_INLINE Vec to_floats(Sums sums) { return {_mm256_cvtepi32_ps(sums.lo), _mm256_cvtepi32_ps(sums.hi)}; }
+DRAGOMAN_INLINE void store_int16(std::int16_t* p, Vec a) {
+  const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+}
+
+struct BF16Arithmetic {
+  static constexpr bool kMultipliesPairs = false;
+
+  DRAGOMAN_INLINE Vec even(const std::uint16_t* p) {
+    const __m256i lo = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    const __m256i hi = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + kWidth));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(hi, 16))};
+  }
+  DRAGOMAN_INLINE Vec odd(const std::uint16_t* p) {
+    const __m256i lo = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    const __m256i hi = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + kWidth));
+    const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+    return {_mm256_castsi256_ps(_mm256_and_si256(lo, mask)), _mm256_castsi256_ps(_mm256_and_si256(hi, mask))};
+  }
+};
+
+}  // namespace dragoman::DRAGOMAN_ISA
+
+#include "simd/quantize_lanes.h"
+#include "simd/x86.h"

@@ -1,0 +1,99 @@
+// Chooses the table of kernels once, at load: one declaration and one row of kCandidates for each instruction set.
+#include <atomic>
+#include <cstdlib>
+#include <stdexcept>
+
+#include "simd/kernels.h"
+
+namespace dragoman {
+namespace portable {
+const Kernels& table();
+}
+#if defined(__x86_64__)
+namespace avx2 {
+const Kernels& table();
+}
+namespace avx512 {
+const Kernels& table();
+}
+#endif
+
+namespace {
+
+// One row for each instruction set, best first.
+struct Candidate {
+  const char* name;
+  const Kernels& (*table)();
+  bool (*is_supported)();
+};
+
+// __builtin_cpu_supports asks CPUID and, for the wide registers, whether the operating system saves them (XGETBV).
+const Candidate kCandidates[] = {
+#if defined(__x86_64__)
+    {.name = "avx512",
+     .table = avx512::table,
+     .is_supported =
+         [] {
+           return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                  __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16") &&
+                  __builtin_cpu_supports("avx512vbmi");
+         }},
+    {.name = "avx2",
+     .table = avx2::table,
+     .is_supported =
+         [] {
+           return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+         }},
+#endif
+    {.name = "portable", .table = portable::table, .is_supported = [] { return true; }},
+};
+
+const Kernels& choose(const std::string& name) {
+  std::string known;
+  for (const Candidate& candidate : kCandidates) {
+    if (name == candidate.name) {
+      if (candidate.is_supported()) return candidate.table();
+      throw std::invalid_argument("this processor does not support the kernels \"" + name + "\"");
+    }
+    known += known.empty() ? candidate.name : std::string(", ") + candidate.name;
+  }
+  throw std::invalid_argument("unknown kernels \"" + name + "\": choose one of " + known);
+}
+
+const Kernels& choose_at_load() {
+  const char* const wanted = std::getenv("DRAGOMAN_KERNELS");
+  if (wanted != nullptr && *wanted != '\0') {
+    try {
+      return choose(wanted);
+    } catch (const std::invalid_argument& error) {
+      throw std::invalid_argument(std::string("DRAGOMAN_KERNELS: ") + error.what());
+    }
+  }
+  return choose(supported_kernels().front());
+}
+
+std::atomic<const Kernels*> current{nullptr};
+
+}  // namespace
+
+const Kernels& kernels() {
+  const Kernels* table = current.load(std::memory_order_acquire);
+  if (table == nullptr) {
+    table = &choose_at_load();
+    current.store(table, std::memory_order_release);
+  }
+  return *table;
+}
+
+std::vector<std::string> supported_kernels() {
+  std::vector<std::string> names;
+  for (const Candidate& candidate : kCandidates) {
+    if (candidate.is_supported()) names.emplace_back(candidate.name);
+  }
+  return names;
+}
+
+void force_kernels(const std::string& name) { current.store(&choose(name), std::memory_order_release); }
+
+}  // namespace dragoman

@@ -1,0 +1,36 @@
+// The table of kernels that every instruction set fills once, and the choice among the tables.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "attention/attention.h"
+#include "gemm/linear.h"
+#include "layers/experts.h"
+#include "layers/lora.h"
+#include "layers/transform.h"
+#include "sampling/sampling.h"
+
+namespace dragoman {
+
+struct Kernels {
+  const char* name;  // "avx512", "avx2" or "portable"
+  LinearKernels linear;
+  TransformKernels transform;
+  AttentionKernels attention;
+  ExpertKernels experts;
+  LoraKernels lora;
+  SamplingKernels sampling;
+};
+
+// The table in use: the best one this processor and its operating system allow, or the one DRAGOMAN_KERNELS names.
+// Throws std::invalid_argument when that name is unknown or unsupported here.
+const Kernels& kernels();
+
+// Names of the tables that work on this machine, best first.
+std::vector<std::string> supported_kernels();
+
+// Makes `name` the table in use from now on. For tests; not while a kernel is running.
+void force_kernels(const std::string& name);
+
+}  // namespace dragoman
