@@ -182,14 +182,16 @@ class SimulatedProcess:
                 self._in_batch = in_batch
                 self._say(InBatch(in_batch))
             self._is_busy = True
-            self._later(self._world.step_s(), lambda: self._compute(schedule))
+            step_s = self._world.step_s()
+            self._later(step_s, lambda: self._compute(schedule, step_s))
         elif arrived:
             self._send_output()
             self._say(engine.output())
 
-    def _compute(self, schedule: Any) -> None:
+    def _compute(self, schedule: Any, step_s: float) -> None:
         assert self.engine is not None
         self._is_busy = False
+        self.engine._busy_s += step_s  # the computation itself takes no virtual time
         try:
             self._output = self.engine.run(schedule, self._send_output)
         except Poisoned:

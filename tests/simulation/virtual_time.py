@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
+import inspect
 import random
 import selectors
 import sys
@@ -166,15 +167,19 @@ VIRTUAL = {"monotonic": _monotonic, "perf_counter": _monotonic, "time": _wall, "
 @contextmanager
 def virtual_clocks(loop: VirtualLoop) -> Iterator[None]:
     """The clocks of the process are the loop's; the wall clock may be off by ``loop.wall_offset_s``."""
-    places = _places(len(sys.modules))
+    places, defaults = _places(len(sys.modules)), _defaults(len(sys.modules))
     _running.append(loop)
     try:
         for owner, name, clock in places:
             setattr(owner, name, VIRTUAL[clock])
+        for function, _, virtual in defaults:
+            function.__defaults__, function.__kwdefaults__ = virtual
         yield
     finally:
         for owner, name, clock in places:
             setattr(owner, name, REAL[clock])
+        for function, real, _ in defaults:
+            function.__defaults__, function.__kwdefaults__ = real
         _running.pop()
 
 
@@ -182,7 +187,35 @@ def virtual_clocks(loop: VirtualLoop) -> Iterator[None]:
 def _places(modules: int) -> list[tuple[Any, str, str]]:
     """Where the clocks are looked up: module, name there, and which clock. Looked for again when modules have come."""
     places: list[tuple[Any, str, str]] = [(time, name, name) for name in REAL]
-    for module in [m for key, m in sys.modules.items() if key.split(".")[0] in ("dragoman", "limits")]:
+    for module in _modules():
         for name, value in list(vars(module).items()):
             places += [(module, name, clock) for clock, real in REAL.items() if value is real]
     return places
+
+
+_Defaults = tuple[tuple[Any, ...] | None, dict[str, Any] | None]
+
+
+@functools.cache
+def _defaults(modules: int) -> list[tuple[Any, _Defaults, _Defaults]]:
+    """Functions that take a clock and have one by default: each with its defaults, and with virtual ones."""
+    virtual_of = {id(real): VIRTUAL[name] for name, real in REAL.items()}
+    found: list[tuple[Any, _Defaults, _Defaults]] = []
+    for module in _modules():
+        classes = [each for each in vars(module).values() if inspect.isclass(each)]
+        for owner in (module, *(each for each in classes if each.__module__ == module.__name__)):
+            for function in vars(owner).values():
+                if inspect.isfunction(function) and function.__module__ == module.__name__:
+                    given, named = function.__defaults__, function.__kwdefaults__
+                    values = (*(given or ()), *(named or {}).values())
+                    if any(id(value) in virtual_of for value in values):
+                        virtual = (
+                            given and tuple(virtual_of.get(id(value), value) for value in given),
+                            named and {name: virtual_of.get(id(value), value) for name, value in named.items()},
+                        )
+                        found.append((function, (given, named), virtual))
+    return found
+
+
+def _modules() -> list[Any]:
+    return [module for key, module in sys.modules.items() if key.split(".")[0] in ("dragoman", "limits")]
