@@ -20,7 +20,7 @@ from websockets.sync.client import connect
 from dragoman.cli.keys import NewKeySettings
 from dragoman.cli.keys import keys as make_key
 from dragoman.core.caller import Caller, CallerLimits, network_of
-from dragoman.core.errors import DragomanError, RateLimited, Unauthorized
+from dragoman.core.errors import DragomanError, Forbidden, RateLimited, Unauthorized
 from dragoman.dialects import DIALECTS
 from dragoman.server.app import create_app
 from dragoman.server.auth_failures import MAX_UNKNOWN, AuthFailures
@@ -228,9 +228,22 @@ def test_a_renewed_caller_has_the_limits_of_now_and_no_more_scopes_than_before(t
     caller = msgspec.structs.replace(ring.caller(bearer(ANN), (), "infer"), scopes=("infer",), address="192.0.2.1")
     file.write_text(f"{hashed(ANN, 'ann').line} requests/min=5")
     ring.reload()
-    renewed = ring.renewed(caller)
+    renewed = ring.renewed(caller, "infer")
     assert renewed == msgspec.structs.replace(caller, limits=CallerLimits(requests_per_minute=5))
-    assert ring.renewed(Caller(address="192.0.2.1")) == Caller(address="192.0.2.1")
+    assert ring.renewed(Caller(address="192.0.2.1"), "infer") == Caller(address="192.0.2.1")
+
+
+def test_a_caller_whose_key_has_lost_the_scope_is_not_renewed(tmp_path: Path) -> None:
+    """A WebSocket that is open: its next message needs what the first one needed."""
+    file = tmp_path / "keys"
+    file.write_text(hashed(ANN, "ann").line)
+    ring = Keyring(file=file)
+    caller = ring.caller(bearer(ANN), (), "infer")
+    file.write_text(hashed(ANN, "ann", ("admin",)).line)
+    ring.reload()
+    with pytest.raises(Forbidden, match="its scopes are admin"):
+        ring.renewed(caller, "infer")
+    assert ring.renewed(caller, "admin").scopes == ("admin",)
 
 
 def test_a_watched_file_is_noticed(tmp_path: Path) -> None:

@@ -149,8 +149,7 @@ class Keyring:
         Raises Unauthorized without a known key, Forbidden with one that is not good for this.
         """
         found = self.known(headers, key_headers, subprotocols)
-        if scope not in found.scopes:
-            raise Forbidden(f"The API key is not good for this: its scopes are {', '.join(found.scopes)}.")
+        _check_scope(found, scope)
         return found
 
     def known(self, headers: Mapping[str, str], key_headers: Sequence[str], subprotocols: Sequence[str] = ()) -> Key:
@@ -166,10 +165,10 @@ class Keyring:
         self._check_expiry(found)
         return found
 
-    def renewed(self, caller: Caller) -> Caller:
+    def renewed(self, caller: Caller, scope: Scope) -> Caller:
         """Return the caller with the limits that its key has now: for one that came in before, and asks again.
 
-        Raises Unauthorized where the key is gone or has expired since.
+        Raises Unauthorized where the key is gone or has expired since, and Forbidden where it has lost the scope.
         """
         if not caller.tenant:
             return caller
@@ -177,6 +176,7 @@ class Keyring:
         if key is None:
             raise Unauthorized("The API key is not known any more.", reason="unknown")
         self._check_expiry(key)
+        _check_scope(key, scope)
         # Where a page asks, the caller has fewer scopes than the key.
         scopes = tuple(scope for scope in caller.scopes if scope in key.scopes)
         return msgspec.structs.replace(key.caller(caller.address, self.defaults), scopes=scopes)
@@ -315,6 +315,11 @@ def _state(path: Path) -> object:
 
 def _state_of(found: os.stat_result) -> object:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _check_scope(key: Key, scope: Scope) -> None:
+    if scope not in key.scopes:
+        raise Forbidden(f"The API key is not good for this: its scopes are {', '.join(key.scopes)}.")
 
 
 def _presented(headers: Mapping[str, str], key_headers: Sequence[str]) -> str:

@@ -320,7 +320,7 @@ class Socket:
         token = current_request.set(seen)
         self._shared.answering += 1
         try:
-            seen.caller = self._keys.renewed(caller)
+            seen.caller = self._keys.renewed(caller, operation.scope)
             current_caller.set(seen.caller)
             self._accounts.admit(seen.caller)
             yield
