@@ -11,8 +11,8 @@ import os
 import sys
 import traceback
 
+from tests.simulation.answers import Violation
 from tests.simulation.runs import many, simulate
-from tests.simulation.world import Violation
 
 
 def main() -> int:

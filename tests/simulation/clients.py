@@ -39,6 +39,8 @@ class Answer:
     """The server ended the connection."""
     asked_s: float = 0.0
     ended_s: float = 0.0
+    holder: str = ""
+    key: str = ""
 
     @property
     def is_stream(self) -> bool:

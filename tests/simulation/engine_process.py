@@ -40,6 +40,7 @@ from dragoman.engine.stub import StubRunner
 from tests.simulation.virtual_time import InlineExecutor, VirtualLoop
 
 if TYPE_CHECKING:
+    from tests.simulation.fair_shares import FairShares
     from tests.simulation.world import World
 
 POISON = (4001, 4002, 4003)
@@ -73,6 +74,9 @@ class SimulatedProcess:
         self._in_batch: list[str] = []
         self._output: StepOutput | None = None
         self.engine: Engine | None = None
+        self._shares: FairShares | None = None
+        self.most_running: dict[str, float] = {}
+        """Of each caller, the highest limit of sequences that run which any of its requests came with."""
 
     @classmethod
     async def spawn(
@@ -151,6 +155,7 @@ class SimulatedProcess:
         runner = StubRunner(self._settings.model, sleep=lambda seconds: None, seen=_poisoned)
         self.engine = engine = Engine(runner, self._settings.scheduler)
         engine._grammars._executor = InlineExecutor()  # type: ignore[assignment]
+        self._shares = self._world.fair_shares(engine)
         scheduler = engine.scheduler
         info = EngineInfo(
             model=runner.card,
@@ -175,6 +180,8 @@ class SimulatedProcess:
             self._take(self._to_engine.decode(self._inbox.popleft()))
         if engine.has_work:
             schedule = engine.schedule()
+            if self._shares is not None:
+                self._shares.scheduled(schedule)
             sequences = schedule.decodes + [chunk.sequence for chunk in schedule.chunks] + schedule.encodes
             in_batch = list(dict.fromkeys(s.group.request_id for s in sequences))
             if in_batch != self._in_batch:
@@ -197,7 +204,9 @@ class SimulatedProcess:
         except Poisoned:
             self._end(-signal.SIGSEGV)
             return
-        self._world.stepped(self.engine)
+        self._world.stepped(self)
+        if self._shares is not None:
+            self._shares.computed(self._output)
         if not self.engine.scheduler.has_work:
             self._send_output()
         self._turn()
@@ -207,7 +216,10 @@ class SimulatedProcess:
         assert engine is not None
         match message:
             case Submit():
-                engine.submit(message.request)
+                request = message.request
+                limit = float("inf") if request.max_running is None else request.max_running
+                self.most_running[request.tenant] = max(limit, self.most_running.get(request.tenant, 0))
+                engine.submit(request)
             case Teach():
                 engine.teach(message.vocabulary)
             case Cancel():

@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from dragoman.engine.messages import StubModel
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.server.settings import ServerSettings
+from tests.simulation.answers import Violation
+from tests.simulation.books import Used
 from tests.simulation.clients import Manner
 from tests.simulation.plan import Plan, plan_of
-from tests.simulation.references import REFERENCES
+from tests.simulation.references import REFERENCES, USED
 from tests.simulation.sessions import SESSION, SOCKET
-from tests.simulation.workload import Template, comparable
-from tests.simulation.world import TEMPLATES, Report, Violation, World
+from tests.simulation.workload import Template, comparable, usage_of
+from tests.simulation.world import TEMPLATES, Report, World
 
 
 def prepare(plan: Plan) -> None:
@@ -63,6 +65,9 @@ class _Quiet(World):
             answer = await self.ask(template, Manner(), "ann")
             key = (template.number, self.plan.stub.max_context, self.plan.stub.period)
             REFERENCES[key] = (answer.status, comparable(answer))
+            USED[key] = used = self.books.by_request.get(answer.headers["x-request-id"], Used())
+            if (told := usage_of(answer)) and told != (used.prompt, used.generated):
+                raise Violation(f"the usage of template {template.number} is {told}, counted were {used}")
 
     async def _check_serves(self) -> None:
         pass

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
+from typing import Any
 
+import msgspec
 import pytest
 
+from dragoman.core.caller import Caller
+from dragoman.core.errors import RateLimited, Unauthorized
+from dragoman.core.request import EngineRequest
+from dragoman.engine.fair_queue import FairQueue, Share
+from dragoman.server import accounts, quotas
+from dragoman.server.keys import Keyring
+from dragoman.server.ledger import Ledger
+from dragoman.server.quotas import Quotas
+from tests.simulation.answers import Violation
+from tests.simulation.engine_process import SimulatedProcess
 from tests.simulation.plan import plan_of
 from tests.simulation.runs import prepare, simulate
 from tests.simulation.virtual_time import Stuck, VirtualLoop
-from tests.simulation.world import Violation, World
+from tests.simulation.world import World
 
 CHUNK = 50
 
@@ -37,19 +50,81 @@ def test_a_changed_token_is_found() -> None:
     world = World(plan)
     step = world.stepped
 
-    def wrong(engine: object) -> None:
-        for process in world.processes:
-            if process._output is not None:
-                for number, event in enumerate(process._output.events):
+    def wrong(process: SimulatedProcess) -> None:
+        for each in world.processes:
+            if each._output is not None:
+                for number, event in enumerate(each._output.events):
                     if getattr(event, "token_id", None) is not None:
-                        import msgspec
-
-                        process._output.events[number] = msgspec.structs.replace(event, token_id=300)
-        step(engine)  # type: ignore[arg-type]
+                        each._output.events[number] = msgspec.structs.replace(event, token_id=300)
+        step(process)
 
     world.stepped = wrong  # type: ignore[method-assign]
     with pytest.raises(Violation, match=r"in place of|is not"):
         world.run()
+
+
+def _roomy(room: Callable[..., Any]) -> Callable[..., Any]:
+    def one_more(name: str, window: object, share_key: str, limit: int, cost: int) -> Any:
+        return room(name, window, share_key, limit + 1, cost)._replace(limit=limit)
+
+    return one_more
+
+
+def _hasty(refusal: Callable[..., RateLimited]) -> Callable[..., RateLimited]:
+    def half_as_long(room: Any, tokens: int = 0) -> RateLimited:
+        error = refusal(room, tokens)
+        error.retry_after_s = max(1, error.retry_after_s // 2)
+        return error
+
+    return half_as_long
+
+
+def _without_scope(self: Keyring, caller: Caller, scope: str) -> Caller:
+    return caller if not caller.tenant or caller.tenant in self._by_tenant else _refuse()
+
+
+def _refuse() -> Caller:
+    raise Unauthorized("gone", reason="unknown")
+
+
+def _of_arrival(share: Share) -> tuple[bool, float]:
+    return share.is_background, float(share.waiting[0].order[1]) if share.waiting else 0.0
+
+
+def _without_weight(share: Share, tokens: float) -> None:
+    share.counter += tokens
+
+
+def _unlimited(queue: FairQueue, request: EngineRequest) -> Share:
+    return _share_of(queue, msgspec.structs.replace(request, max_running=None))
+
+
+_share_of = FairQueue.share_of
+
+BROKEN: dict[str, tuple[int, Any, str, Any, str]] = {
+    "a limit of a minute lets one more in": (3, quotas, "_minute_room", _roomy(quotas._minute_room), "x-ratelimit"),
+    "Retry-After is half as long": (3, quotas, "_refusal", _hasty(quotas._refusal), "there is no room"),
+    "a restart gives the quota of the day again": (329, Quotas, "restore", lambda *_: None, "x-ratelimit"),
+    "a caller runs more than it may": (5, FairQueue, "share_of", _unlimited, "sequences of .* run"),
+    "the ledger is late": (693, accounts, "LOOK_S", 5.0, "the ledger has"),
+    "the ledger loses a request": (0, Ledger, "_write", lambda self: self._pending.clear(), "the ledger has"),
+    "changed keys are not read": (18, Keyring, "reload_if_changed", lambda self: None, "are not in force"),
+    "keys do not expire": (258, Keyring, "_check_expiry", lambda self, key: None, "was let in"),
+    "a WebSocket keeps a scope that its key has lost": (594, Keyring, "renewed", _without_scope, "goes on without"),
+    "service is not divided by weight": (39, Share, "charge", _without_weight, "by weight and charged"),
+    "who comes back keeps its credit": (39, FairQueue, "_lift", lambda self, share: None, "comes back with"),
+    "callers are served as they come": (79, Share, "rank", property(_of_arrival), "ahead of"),
+}
+"""By what is wrong: a seed that meets it, what is put in place of which attribute, and what is then said."""
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_promise_is_found(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed, owner, name, value, words = BROKEN[what]
+    prepare(plan_of(seed))
+    monkeypatch.setattr(owner, name, value)
+    with pytest.raises(Violation, match=words):
+        simulate(seed)
 
 
 def test_a_loop_that_waits_for_nothing_is_found() -> None:

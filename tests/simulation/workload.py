@@ -63,6 +63,18 @@ def error_of(answer: Answer) -> str:
     return ""
 
 
+def usage_of(answer: Answer) -> tuple[int, int] | None:
+    """Tokens of prompts and of answers, where an answer of OpenAI's kind tells them."""
+    if answer.status != 200:
+        return None
+    texts = list(events_of(answer.body)) if answer.is_stream else [answer.body.decode()]
+    for content in map(decoded, reversed(texts)):
+        usage = content.get("usage") if isinstance(content, dict) else None
+        if isinstance(usage, dict) and "completion_tokens" in usage:
+            return usage["prompt_tokens"], usage["completion_tokens"]
+    return None
+
+
 def decoded(data: str) -> Any:
     """JSON, or the text itself where a dialect's events are plain text."""
     try:
