@@ -101,9 +101,9 @@ bench: $(BUILT) ## Measure speed beside what the machine allows: up to half an h
 	$(BIN)/python -m benchmarks.bench $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 docs: $(BUILT) ## Write the pages that come from the sources: docs/configuration.md, fields.md and models.md.
-	$(BIN)/python -m dragoman.cli.documentation > docs/configuration.md
-	$(BIN)/python -m dragoman.dialects.document > docs/fields.md
-	$(BIN)/python -m dragoman.models.document > docs/models.md
+	$(BIN)/python -m dragoman.cli.docgen_options > docs/configuration.md
+	$(BIN)/python -m dragoman.dialects.docgen_fields > docs/fields.md
+	$(BIN)/python -m dragoman.models.docgen_models > docs/models.md
 
 witness: $(LM_EVAL)/.made ## Have lm-eval score the server beside transformers; its environment takes 600 MB.
 	$(BIN)/python -m pytest tests/dialects/test_lm_eval.py $(ARGS)

@@ -23,7 +23,7 @@ from typing import Any
 
 from dragoman.engine.messages import StubModel, WorkerSettings
 from dragoman.models import embedded_path
-from dragoman.server.lifecycle import serve, until_told
+from dragoman.server.lifecycle import run_until_signal, serve
 from dragoman.server.settings import ServerSettings
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "stream": True, "ignore_eos": True}
@@ -32,7 +32,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "strea
 def run_server(port: int, max_waiting: int) -> None:
     settings = ServerSettings(port=port, name="stub", max_waiting=max_waiting, access_log=False, drain_s=0)
     stub = StubModel(step_s=0.005, max_sequences=8, max_context=256, num_blocks=256)
-    until_told(serve(settings, WorkerSettings(model=stub), embedded_path()))
+    run_until_signal(serve(settings, WorkerSettings(model=stub), embedded_path()))
 
 
 def request_bytes() -> bytes:

@@ -29,10 +29,10 @@ from benchmarks.under_test import ServerUnderTest, server_under_test
 from dragoman import LLM, SamplingParams
 from dragoman.core.events import TokenEvent
 from dragoman.core.request import EngineRequest
-from dragoman.engine.client import EngineClient
-from dragoman.engine.launch import Launched
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.worker_settings import worker_settings
+from dragoman.engine_client.client import EngineClient
+from dragoman.engine_client.prespawn import PrespawnedWorker
 from dragoman.llm.loop_thread import LoopThread
 from dragoman.llm.running import new_event_loop
 from dragoman.models import ModelSettings
@@ -46,10 +46,10 @@ class BareEngine:
 
     def __init__(self, model: str | None) -> None:
         self._loop = LoopThread(new_event_loop)
-        with closing(Launched()) as launched:
+        with closing(PrespawnedWorker()) as prespawned:
             worker, _ = worker_settings(model, ModelSettings(), SchedulerSettings())
-            launched.tell(worker)
-            self._client = EngineClient(worker, launched)
+            prespawned.tell(worker)
+            self._client = EngineClient(worker, prespawned)
             self._loop.run(self._client.start())
 
     def generate(self, prompts: Sequence[tuple[int, ...]], tokens: int) -> int:

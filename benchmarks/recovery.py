@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from dragoman.core.events import FinishEvent, TokenEvent
 from dragoman.core.request import EngineRequest
 from dragoman.core.sampling import SamplingParams
-from dragoman.engine.client import EngineClient, State
 from dragoman.engine.messages import LoadModel, WorkerSettings
-from dragoman.engine.watchdog import cpu_ticks
+from dragoman.engine_client.client import EngineClient, State
+from dragoman.engine_client.watchdog import cpu_ticks
 from dragoman.models import ModelSettings
 
 

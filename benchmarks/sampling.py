@@ -19,8 +19,8 @@ import numpy as np
 from dragoman import kernels
 from dragoman.core.request import EngineRequest
 from dragoman.core.sampling import LogprobParams, SamplingParams
-from dragoman.engine.processors import processors_for
-from dragoman.engine.sampler import Sampler
+from dragoman.engine.sampling.processors import processors_for
+from dragoman.engine.sampling.sampler import Sampler
 from dragoman.engine.sequence import Sequence, SequenceGroup
 
 PENALTIES: dict[str, Any] = {"repetition_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.2}

@@ -38,7 +38,7 @@ from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.stub import StubRunner
 from dragoman.models import embedded_path
 from dragoman.server.lifecycle import Server
-from dragoman.server.opening import open_house
+from dragoman.server.runtime import start_runtime
 from dragoman.server.settings import ServerSettings
 from dragoman.text import Tokenizer
 
@@ -135,8 +135,8 @@ def serve(listener: socket.socket, model: StubModel) -> None:
     async def live() -> None:
         settings = ServerSettings(port=0, name=MODEL, access_log=False)
         worker = WorkerSettings(model=model, scheduler=SCHEDULER)
-        async with open_house(settings, worker, embedded_path()) as house:
-            await Server(settings, house).serve(sockets=[listener])
+        async with start_runtime(settings, worker, embedded_path()) as runtime:
+            await Server(settings, runtime).serve(sockets=[listener])
 
     import uvicorn
 

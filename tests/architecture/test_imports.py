@@ -26,10 +26,10 @@ KNOWN_CIRCLES = [
     # input and its caller's share, and each of those names sequences or runners. Batch, EncoderInput and Share need
     # places of their own below the sequence.
     (
-        "dragoman.engine.adapters",
         "dragoman.engine.batch",
         "dragoman.engine.encoder",
         "dragoman.engine.fair_queue",
+        "dragoman.engine.lora_slots",
         "dragoman.engine.runner",
         "dragoman.engine.schedule",
         "dragoman.engine.sequence",
@@ -41,7 +41,7 @@ KNOWN_CIRCLES = [
 
 # References for the tests and tools of the training: gigabytes that a server must never ask for.
 NEVER_AT_RUNTIME = {"torch", "transformers"}
-WITNESS = PACKAGE / "cli" / "witness.py"
+WITNESS = PACKAGE / "cli" / "transformers_reference.py"
 """Asks them, where a user has them, in a process of its own; nothing imports it."""
 # Extras for those who work on the package.
 DEVELOPMENT = {"test", "browser", "fuzz", "tidy", "dev"}
@@ -71,7 +71,9 @@ def test_every_import_by_name_tells_the_name() -> None:
 
 
 def test_nothing_imports_the_witness() -> None:
-    assert not [module for module, imported in GRAPH.imports.items() if "dragoman.cli.witness" in imported]
+    assert not [
+        module for module, imported in GRAPH.imports.items() if "dragoman.cli.transformers_reference" in imported
+    ]
 
 
 @pytest.mark.parametrize("module", GRAPH.modules)

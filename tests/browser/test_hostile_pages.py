@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import msgspec
 import pytest
-from stub_house import QUICK, RunningServer, running_server
+from stub_runtime import QUICK, RunningServer, running_server
 
 from dragoman.dialects import made_dialects
 from dragoman.dialects.locallab.settings import LocalLabSettings

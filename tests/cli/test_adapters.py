@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stub_house import running_server
+from stub_runtime import running_server
 
 from dragoman.server.settings import AdapterSettings
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from dragoman.cli import console
 from dragoman.cli.app import cli
-from dragoman.cli.borrowed_variables import ALEXANDRIA, LOCALLAB, WITHOUT_EFFECT, borrowed, useless
+from dragoman.cli.env_compat import ALEXANDRIA, LOCALLAB, WITHOUT_EFFECT, borrowed, useless
 from dragoman.cli.serve_settings import ServeSettings
 from dragoman.cli.settings import ModelChoice
 from dragoman.dialects.alexandria.settings import AlexandriaSettings
@@ -58,7 +58,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Any:
     def start(*arguments: str, **variables: str) -> tuple[dict[type, Any], str]:
         found: dict[type, Any] = {}
 
-        def serve(settings: ServeSettings, launched: object, notes: Iterable[str] = ()) -> None:
+        def serve(settings: ServeSettings, prespawned: object, notes: Iterable[str] = ()) -> None:
             console.remarks(notes)
             for each in msgspec.structs.astuple(settings):
                 many = each.values() if isinstance(each, dict) else [each]

@@ -20,9 +20,9 @@ from collections.abc import AsyncGenerator, Iterator
 import pytest
 
 from dragoman.cli.app import cli
+from dragoman.cli.chat_backend import SessionBackend
 from dragoman.cli.chat_commands import obey
 from dragoman.cli.conversation import Conversation
-from dragoman.cli.partner import SessionPartner
 from dragoman.cli.session import Delta
 from dragoman.cli.settings import SamplingSettings
 from dragoman.core.errors import BadRequest, GenerationFailed
@@ -48,7 +48,7 @@ def roles(conversation: Conversation) -> list[str]:
 
 
 def test_history_grows_with_each_answer() -> None:
-    conversation, said = Conversation(SessionPartner(Echo()), SamplingSettings()), []
+    conversation, said = Conversation(SessionBackend(Echo()), SamplingSettings()), []
     with loop_thread() as loop:
         conversation.say("hello", loop, said.append)
         conversation.say("again", loop, said.append)
@@ -66,7 +66,7 @@ def test_locallabs_spellings_of_the_options() -> None:
 
 
 def test_failed_answer_takes_its_question_back() -> None:
-    conversation = Conversation(SessionPartner(Echo()), SamplingSettings())
+    conversation = Conversation(SessionBackend(Echo()), SamplingSettings())
     with loop_thread() as loop:
         conversation.say("hello", loop, lambda text: None)
         with pytest.raises(GenerationFailed):
@@ -75,7 +75,7 @@ def test_failed_answer_takes_its_question_back() -> None:
 
 
 def test_reset_keeps_the_system_message_and_system_replaces_it() -> None:
-    conversation = Conversation(SessionPartner(Echo()), SamplingSettings(), system="Be brief.")
+    conversation = Conversation(SessionBackend(Echo()), SamplingSettings(), system="Be brief.")
     with loop_thread() as loop:
         conversation.say("hello", loop, lambda text: None)
     assert obey("/reset", conversation)
@@ -87,7 +87,7 @@ def test_reset_keeps_the_system_message_and_system_replaces_it() -> None:
 
 
 def test_only_exit_leaves() -> None:
-    conversation = Conversation(SessionPartner(Echo()), SamplingSettings())
+    conversation = Conversation(SessionBackend(Echo()), SamplingSettings())
     assert not obey("/exit", conversation)
     assert not obey("/GoodBye", conversation)
     assert obey("/help", conversation)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from dragoman.cli.chat_backend import SessionBackend
 from dragoman.cli.chat_commands import message_and_mode, obey
 from dragoman.cli.conversation import MOST_SENT, Conversation
-from dragoman.cli.partner import SessionPartner
 from dragoman.cli.session import Delta
 from dragoman.cli.settings import SamplingSettings
 from dragoman.core.errors import BadRequest, DragomanError, EngineUnavailable, GenerationFailed
@@ -52,7 +52,7 @@ def test_the_last_word_of_a_message_is_its_mode() -> None:
 
 def test_only_mode_chat_sends_what_was_said_before() -> None:
     session = Recorder()
-    conversation = Conversation(SessionPartner(session), SamplingSettings(), "Be brief.", mode="chat")
+    conversation = Conversation(SessionBackend(session), SamplingSettings(), "Be brief.", mode="chat")
     with loop_thread() as loop:
         for mode in (None, "stream", "simple", "chat"):
             conversation.say("hello", loop, lambda text: None, mode)
@@ -62,7 +62,7 @@ def test_only_mode_chat_sends_what_was_said_before() -> None:
 
 def test_the_newest_messages_are_sent_and_all_are_kept() -> None:
     session = Recorder()
-    conversation = Conversation(SessionPartner(session), SamplingSettings(), "Be brief.")
+    conversation = Conversation(SessionBackend(session), SamplingSettings(), "Be brief.")
     with loop_thread() as loop:
         for number in range(MOST_SENT):
             conversation.say(str(number), loop, lambda text: None)
@@ -72,7 +72,7 @@ def test_the_newest_messages_are_sent_and_all_are_kept() -> None:
 
 
 def test_a_batch_is_answered_in_its_order_and_is_not_remembered() -> None:
-    conversation = Conversation(SessionPartner(Recorder()), SamplingSettings(), "Be brief.")
+    conversation = Conversation(SessionBackend(Recorder()), SamplingSettings(), "Be brief.")
     with loop_thread() as loop:
         assert conversation.answer_all([str(n) for n in range(20)], loop) == [f"<{n}>" for n in range(20)]
         with pytest.raises(GenerationFailed, match="stumbled"):
@@ -81,7 +81,7 @@ def test_a_batch_is_answered_in_its_order_and_is_not_remembered() -> None:
 
 
 def test_a_silent_partner_is_given_up() -> None:
-    conversation = Conversation(SessionPartner(Recorder()), SamplingSettings())
+    conversation = Conversation(SessionBackend(Recorder()), SamplingSettings())
     conversation.timeout_s = 0.05
     with loop_thread() as loop:
         with pytest.raises(EngineUnavailable, match="no word from recorder for"):
@@ -95,7 +95,7 @@ def test_a_conversation_is_saved_as_locallab_does_and_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    conversation = Conversation(SessionPartner(Recorder()), SamplingSettings(), mode="stream")
+    conversation = Conversation(SessionBackend(Recorder()), SamplingSettings(), mode="stream")
     with pytest.raises(DragomanError, match="no saved conversation"):
         obey("/load", conversation)
     assert obey("/save", conversation), "nothing is said, and nothing saved"
@@ -131,7 +131,7 @@ def test_a_conversation_is_saved_as_locallab_does_and_loaded(
 
 
 def test_statistics_history_and_clear(capsys: pytest.CaptureFixture[str]) -> None:
-    conversation = Conversation(SessionPartner(Recorder()), SamplingSettings(), mode="simple")
+    conversation = Conversation(SessionBackend(Recorder()), SamplingSettings(), mode="simple")
     with loop_thread() as loop:
         conversation.say("four", loop, lambda text: None)
         conversation.say("fourteen", loop, lambda text: None)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from dragoman.cli import comparison
+from dragoman.cli.checkpoint_lint import Examination, examine
 from dragoman.cli.comparison import compare, has_witness
-from dragoman.cli.examination import Examination, examine
 from dragoman.models import ModelSettings, embedded_path
 
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dragoman.cli.app import cli
-from dragoman.cli.documentation import page
+from dragoman.cli.docgen_options import page
 from dragoman.cli.settings import OMITTED
 
 ROOT = Path(__file__).parents[2]

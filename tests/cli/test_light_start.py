@@ -15,9 +15,9 @@ import pytest
 
 from dragoman.cli import begun
 from dragoman.core.errors import DragomanError
-from dragoman.engine.client import EngineClient
-from dragoman.engine.launch import Launched
 from dragoman.engine.messages import EngineInfo, StubModel, WorkerSettings
+from dragoman.engine_client.client import EngineClient
+from dragoman.engine_client.prespawn import PrespawnedWorker
 
 HTTP = ("starlette", "uvicorn", "httptools", "websockets", "asyncio", "ssl", "sqlite3", "prometheus_client")
 TEXT = ("tokenizers", "jinja2", "llguidance")
@@ -73,28 +73,28 @@ def test_the_server_looks_at_a_model_without_numpy() -> None:
 
 
 def test_a_process_that_nobody_needs_ends() -> None:
-    launched = Launched()
-    launched.close()
-    launched.close()
-    assert launched.process.poll() is not None
+    prespawned = PrespawnedWorker()
+    prespawned.close()
+    prespawned.close()
+    assert prespawned.process.poll() is not None
 
 
 def test_a_process_whose_parent_leaves_before_it_says_anything_ends_by_itself() -> None:
-    launched = Launched()
-    launched.connection.close()
-    assert launched.process.wait(30) == 0
+    prespawned = PrespawnedWorker()
+    prespawned.connection.close()
+    assert prespawned.process.wait(30) == 0
 
 
 @pytest.mark.parametrize("told", [512, 300], ids=["these settings", "others"])
 def test_a_process_that_has_been_told_other_settings_is_not_taken(told: int) -> None:
     settings = WorkerSettings(model=StubModel(vocab_size=512))
-    launched = Launched()
-    launched.tell(WorkerSettings(model=StubModel(vocab_size=told)))
-    info, pid = asyncio.run(started(EngineClient(settings, launched)))
-    launched.close()
+    prespawned = PrespawnedWorker()
+    prespawned.tell(WorkerSettings(model=StubModel(vocab_size=told)))
+    info, pid = asyncio.run(started(EngineClient(settings, prespawned)))
+    prespawned.close()
     assert info.vocab_size == 512
-    assert (pid == launched.process.pid) == (told == 512)
-    assert launched.process.wait(30) is not None
+    assert (pid == prespawned.process.pid) == (told == 512)
+    assert prespawned.process.wait(30) is not None
 
 
 async def started(engine: EngineClient) -> tuple[EngineInfo, int | None]:
@@ -105,11 +105,11 @@ async def started(engine: EngineClient) -> tuple[EngineInfo, int | None]:
 
 
 def test_telling_a_process_that_is_gone_leaves_its_end_to_who_listens() -> None:
-    launched = Launched()
-    launched.process.kill()
-    launched.process.wait(30)
-    launched.tell(WorkerSettings(model=StubModel()))
-    launched.close()
+    prespawned = PrespawnedWorker()
+    prespawned.process.kill()
+    prespawned.process.wait(30)
+    prespawned.tell(WorkerSettings(model=StubModel()))
+    prespawned.close()
 
 
 @pytest.mark.parametrize(
@@ -127,10 +127,10 @@ def test_telling_a_process_that_is_gone_leaves_its_end_to_who_listens() -> None:
 def test_only_commands_that_will_want_an_engine_begin_with_it(
     arguments: list[str], variables: dict[str, str], expected: bool
 ) -> None:
-    launched = begun(arguments, variables)
-    assert (launched is not None) == expected
-    if launched is not None:
-        launched.close()
+    prespawned = begun(arguments, variables)
+    assert (prespawned is not None) == expected
+    if prespawned is not None:
+        prespawned.close()
 
 
 def test_nothing_looks_for_garbage_while_a_server_starts_and_it_is_looked_for_again_when_it_has() -> None:
@@ -193,7 +193,7 @@ def test_kernels_that_cannot_be_had_are_refused_before_a_process_is_started(monk
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
     monkeypatch.setattr(importlib, "import_module", _refusing)
     with pytest.raises(DragomanError, match="none-such"):
-        Launched()
+        PrespawnedWorker()
 
 
 def _refusing(name: str) -> None:

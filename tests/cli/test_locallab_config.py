@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dragoman.cli.app import cli
-from dragoman.cli.borrowed_variables import borrowed
+from dragoman.cli.env_compat import borrowed
 from dragoman.cli.locallab_config import NONE, QUESTIONS
 from dragoman.cli.locallab_start import texts_by_option
 

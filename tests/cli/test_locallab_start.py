@@ -77,7 +77,7 @@ class Started:
                 monkeypatch.delenv(name)
         monkeypatch.setattr("dragoman.cli.serve.serve", self._note)
 
-    def _note(self, settings: ServeSettings, launched: object, notes: Iterable[str] = ()) -> None:
+    def _note(self, settings: ServeSettings, prespawned: object, notes: Iterable[str] = ()) -> None:
         console.remarks(notes)
         for each in msgspec.structs.astuple(settings):
             many = each.values() if isinstance(each, dict) else [each]

@@ -20,7 +20,8 @@ from dragoman.cli import console
 from dragoman.cli.log_writer import LogWriter
 from dragoman.cli.logs import Logs, LogSettings, configure_logs
 from dragoman.core.errors import DragomanError
-from dragoman.engine import process, process_log
+from dragoman.engine import process_log
+from dragoman.engine_client import connection as process
 
 
 @pytest.fixture(autouse=True)
@@ -144,7 +145,7 @@ def test_lines_of_the_engine_are_lines_of_the_log(file: Path) -> None:
     assert (first["level"], first["target"], first["message"]) == ("ERROR", "dragoman.engine", "it fails")
     assert "ValueError: in the engine" in first["exception"]
     assert others[0]["message"].startswith("terminate called")
-    assert {line["target"] for line in others} == {"dragoman.engine.process"}
+    assert {line["target"] for line in others} == {"dragoman.engine_client.connection"}
     assert [line["message"] for line in others][-2:] == ['{"type": "log"}', "last"]
 
 

@@ -14,7 +14,7 @@ from dragoman.cli.app import cli
 from dragoman.cli.logs import LogSettings
 from dragoman.cli.serve_settings import ServeSettings
 from dragoman.cli.settings import ModelChoice
-from dragoman.cli.tgi_launcher import NOTHING_HERE, LauncherSettings, launched, variables
+from dragoman.cli.tgi_launcher import NOTHING_HERE, LauncherSettings, prespawned, variables
 from dragoman.core.errors import DragomanError
 from dragoman.dialects.tgi.settings import TgiSettings
 from dragoman.engine.settings import SchedulerSettings
@@ -91,7 +91,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(*arguments: str, **environment: str) -> dict[type, Any]:
         found: dict[type, Any] = {}
 
-        def serve(settings: ServeSettings, launched: object, notes: Iterable[str] = ()) -> None:
+        def serve(settings: ServeSettings, prespawned: object, notes: Iterable[str] = ()) -> None:
             console.remarks(notes)
             for each in msgspec.structs.astuple(settings):
                 found.update({type(each): each} if isinstance(each, msgspec.Struct) else {TgiSettings: each["tgi"]})
@@ -208,45 +208,45 @@ def test_a_variable_of_the_wrong_kind_is_named(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_what_cannot_be_had_is_refused(asked: Any, message: str) -> None:
     with pytest.raises(DragomanError, match=message):
-        launched(LauncherSettings(**asked), start())
+        prespawned(LauncherSettings(**asked), start())
 
 
 def test_contradictions() -> None:
     with pytest.raises(DragomanError, match="Both `max_input_tokens` and `max_input_length` are set"):
-        launched(LauncherSettings(max_input_length=5), start(max_input_tokens=5))
-    (begun, _) = launched(LauncherSettings(max_input_length=5), start())
+        prespawned(LauncherSettings(max_input_length=5), start(max_input_tokens=5))
+    (begun, _) = prespawned(LauncherSettings(max_input_length=5), start())
     tgi = begun.dialects["tgi"]
     assert isinstance(tgi, TgiSettings)
     assert tgi.max_input_tokens == 5
     with pytest.raises(DragomanError, match=r"`max_input_tokens`\(9\) must be < `max_total_tokens`\(9\)"):
         TgiSettings(max_input_tokens=9, max_total_tokens=9).check()
     with pytest.raises(DragomanError, match="another is to be served already"):
-        launched(
+        prespawned(
             LauncherSettings(model_id="one"), msgspec.structs.replace(start(), choice=ModelChoice(model="another"))
         )
 
 
 def test_an_open_server_says_so() -> None:
-    begun, notes = launched(LauncherSettings(hostname="0.0.0.0"), start())
+    begun, notes = prespawned(LauncherSettings(hostname="0.0.0.0"), start())
     assert begun.keys.insecure
     assert notes == ("open to everyone who reaches it, as the original: --api-key closes it",)
     guarded = msgspec.structs.replace(start(), keys=KeySettings(api_key=("k",)))
-    begun, notes = launched(LauncherSettings(hostname="0.0.0.0"), guarded)
+    begun, notes = prespawned(LauncherSettings(hostname="0.0.0.0"), guarded)
     assert (begun.keys.insecure, notes) == (False, ())
     # Who speaks another dialect keeps the server's own care.
     other = msgspec.structs.replace(start(), server=ServerSettings(host="0.0.0.0"))
-    assert not launched(LauncherSettings(), other)[0].keys.insecure
+    assert not prespawned(LauncherSettings(), other)[0].keys.insecure
 
 
 @pytest.mark.parametrize("hostname", ["::", "10.0.0.1", "container-7"])
 def test_a_hostname_that_is_no_address_is_every_address(hostname: str) -> None:
-    begun, notes = launched(LauncherSettings(hostname=hostname), start())
+    begun, notes = prespawned(LauncherSettings(hostname=hostname), start())
     assert begun.server.host == ("0.0.0.0" if hostname == "container-7" else hostname)
     assert any("is no IP address" in note for note in notes) == (hostname == "container-7")
 
 
 def test_keys_and_values_in_eight_bits() -> None:
-    begun, notes = launched(LauncherSettings(kv_cache_dtype="fp8_e5m2"), start())
+    begun, notes = prespawned(LauncherSettings(kv_cache_dtype="fp8_e5m2"), start())
     assert begun.model.kv_precision == "int8"
     assert "--kv-cache-dtype fp8_e5m2: keys and values are int8 here" in notes
-    assert launched(LauncherSettings(), start())[0].model.kv_precision == "auto"
+    assert prespawned(LauncherSettings(), start())[0].model.kv_precision == "auto"

@@ -14,7 +14,7 @@ from dragoman.text import ChatTemplate
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
 
-from stub_house import FOLDER, TOKENIZER, LocalHouse, RunningServer, local_house, running_server
+from stub_runtime import FOLDER, TOKENIZER, LocalHouse, RunningServer, local_house, running_server
 
 
 @pytest.fixture(scope="session")
@@ -30,9 +30,9 @@ def template() -> Iterator[ChatTemplate]:
 
 
 @pytest.fixture
-async def house(anyio_backend: str, template: ChatTemplate) -> AsyncIterator[LocalHouse]:
-    async with local_house(template) as house:
-        yield house
+async def runtime(anyio_backend: str, template: ChatTemplate) -> AsyncIterator[LocalHouse]:
+    async with local_house(template) as runtime:
+        yield runtime
 
 
 @pytest.fixture(scope="module")

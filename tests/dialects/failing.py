@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import msgspec
 import uvicorn
 from scripted import ScriptedEngine, ScriptedEvents
-from stub_house import QUICK, STUB, TOKENIZER, local_model
+from stub_runtime import QUICK, STUB, TOKENIZER, local_model
 
 from dragoman.core.events import EngineEvent, FinishEvent, FinishReason
 from dragoman.core.request import EngineRequest

@@ -9,13 +9,13 @@ from typing import Any
 
 import httpx
 import msgspec
-from stub_house import QUICK, local_house
+from stub_runtime import QUICK, local_house
 
 from dragoman.core.errors import AdapterNotFound, BadRequest
 from dragoman.core.events import GenerationEvent, GenerationResult
 from dragoman.core.request import ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
 from dragoman.core.serving import ModelCard
-from dragoman.dialects.wire import Dialect
+from dragoman.dialects.api import Dialect
 from dragoman.server.app import create_app
 from dragoman.text import ChatTemplate
 
@@ -93,8 +93,8 @@ async def recording_client(
     template: ChatTemplate, dialects: Sequence[Dialect]
 ) -> AsyncIterator[tuple[RecordingServing, httpx.AsyncClient]]:
     """The serving, and a client of the application in front of it."""
-    async with local_house(template) as house:
-        serving = RecordingServing(house.serving)
+    async with local_house(template) as runtime:
+        serving = RecordingServing(runtime.serving)
         app = create_app(serving, QUICK, dialects=dialects)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
             yield serving, client

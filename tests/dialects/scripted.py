@@ -12,7 +12,7 @@ from typing import Any
 
 import openai
 import uvicorn
-from stub_house import QUICK, STUB, TOKENIZER, local_model
+from stub_runtime import QUICK, STUB, TOKENIZER, local_model
 
 from dragoman.core.errors import AdapterNotFound, ModelError
 from dragoman.core.events import EngineEvent, FinishReason, PromptEvent, TokenEvent, TokenLogprob
@@ -100,9 +100,9 @@ def calls_of(message: Any) -> list[tuple[str, str]]:
     return [(call.function.name, call.function.arguments) for call in message.tool_calls or []]
 
 
-def can_follow(house: ScriptedHouse, text: str) -> bool:
+def can_follow(runtime: ScriptedHouse, text: str) -> bool:
     """Whether the engine was given a grammar that makes this a whole text."""
-    matcher, complete = _matching().matcher(house.engine.requests[-1].grammar or ""), False
+    matcher, complete = _matching().matcher(runtime.engine.requests[-1].grammar or ""), False
     for token_id in TOKENIZER.encode(text, add_special_tokens=False):
         if complete or not matcher.mask()[token_id]:
             return False
@@ -136,9 +136,9 @@ def scripted_house(template: ChatTemplate) -> Iterator[ScriptedHouse]:
             assert thread.is_alive()
             thread.join(0.01)
         port = server.servers[0].sockets[0].getsockname()[1]
-        house = ScriptedHouse(engine, f"http://127.0.0.1:{port}")
-        with house.client:
-            yield house
+        runtime = ScriptedHouse(engine, f"http://127.0.0.1:{port}")
+        with runtime.client:
+            yield runtime
     finally:
         server.should_exit = True
         thread.join(30)

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from stub_house import RunningServer, running_server
+from stub_runtime import RunningServer, running_server
 
 from dragoman.server.settings import AdapterSettings
 

@@ -11,7 +11,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode, checks
-from stub_house import QUICK, RunningServer, running_server
+from stub_runtime import QUICK, RunningServer, running_server
 
 from dragoman.dialects import DIALECTS
 
@@ -85,4 +85,4 @@ def test_requests_made_from_the_document_are_answered_as_it_says(
 
 def test_nothing_is_left_of_it(server: RunningServer) -> None:
     assert httpx.get(f"{server.url}/readyz").status_code == 200
-    assert server.house.serving.admission.running == 0
+    assert server.runtime.serving.admission.running == 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stub_house import STUB, LocalHouse
+from stub_runtime import STUB, LocalHouse
 
 pytestmark = pytest.mark.anyio
 
@@ -14,26 +14,26 @@ WIDTH = STUB.hidden_size
 PROMPT = list(range(40, 80))
 
 
-async def ask(house: LocalHouse, **fields: Any) -> Any:
+async def ask(runtime: LocalHouse, **fields: Any) -> Any:
     body = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, **fields}
-    return (await house.client.post("/v1/completions", json=body)).json()
+    return (await runtime.client.post("/v1/completions", json=body)).json()
 
 
-async def test_vectors_arrive_at_their_places_in_order(house: LocalHouse) -> None:
+async def test_vectors_arrive_at_their_places_in_order(runtime: LocalHouse) -> None:
     vectors = np.arange(3 * WIDTH, dtype=np.float32).reshape(3, WIDTH)
-    await ask(house, token_index_to_replace=[7, 0, 39], embedding_to_replace=vectors.ravel().tolist())
-    (given,) = [request.embeddings for request in house.engine.requests]
+    await ask(runtime, token_index_to_replace=[7, 0, 39], embedding_to_replace=vectors.ravel().tolist())
+    (given,) = [request.embeddings for request in runtime.engine.requests]
     assert given is not None
     assert given.token_indices == (0, 7, 39)
     assert given.values == vectors[[1, 0, 2]].tobytes()
 
 
-async def test_the_answer_depends_on_the_vectors_and_not_on_who_asked_before(house: LocalHouse) -> None:
+async def test_the_answer_depends_on_the_vectors_and_not_on_who_asked_before(runtime: LocalHouse) -> None:
     asked = [{}, *({"token_index_to_replace": [5], "embedding_to_replace": [x] * WIDTH} for x in (1, 2.5))]
-    first = [(await ask(house, **fields))["choices"][0]["text"] for fields in asked]
+    first = [(await ask(runtime, **fields))["choices"][0]["text"] for fields in asked]
     assert len(set(first)) == 3
     for fields, text in zip(asked, first, strict=True):
-        again = await ask(house, **fields)
+        again = await ask(runtime, **fields)
         assert again["choices"][0]["text"] == text
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 32
 
@@ -80,9 +80,9 @@ ONE = [0.0] * WIDTH
     ],
 )
 async def test_what_does_not_fit_is_refused_by_name(
-    house: LocalHouse, fields: dict[str, Any], param: str, says: str
+    runtime: LocalHouse, fields: dict[str, Any], param: str, says: str
 ) -> None:
-    error = (await ask(house, **fields))["error"]
+    error = (await ask(runtime, **fields))["error"]
     assert error["param"] == param
     assert says in error["message"]
-    assert not house.engine.requests
+    assert not runtime.engine.requests

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from stub_house import TOKENIZER, RunningServer
+from stub_runtime import TOKENIZER, RunningServer
 from tiny_server import tiny_server
 
 torch = pytest.importorskip("torch")

@@ -15,21 +15,21 @@ from dragoman.core.errors import UnsupportedFeature
 from dragoman.core.request import GenerationRequest, TextPrompt
 from dragoman.core.sampling import EndingParams, LogprobParams, SamplingParams
 from dragoman.dialects import DIALECTS
-from dragoman.dialects.document import fields_page
+from dragoman.dialects.docgen_fields import fields_page
 from dragoman.dialects.field import CoreParams, Field, Outline, Table, Treatment
-from dragoman.dialects.kinds import (
+from dragoman.dialects.field_types import (
     Anything,
     Boolean,
+    FieldError,
+    FieldRule,
+    FieldType,
     Floats,
     Integer,
-    Kind,
     ListOf,
     MapOf,
     Number,
     OneOf,
-    Rule,
     String,
-    Violation,
     Wrapped,
 )
 from dragoman.dialects.openapi import openapi_document
@@ -51,7 +51,7 @@ def body(table: Table, **values: Any) -> dict[str, Any]:
     return {f.name: example(f.kind) for f in table.fields if f.required} | values
 
 
-def example(kind: Kind) -> Any:
+def example(kind: FieldType) -> Any:
     """A value of the kind."""
     match kind:
         case Integer():
@@ -78,17 +78,17 @@ def example(kind: Kind) -> Any:
             return {}
 
 
-def wrong_types(kind: Kind) -> Iterator[Any]:
+def wrong_types(kind: FieldType) -> Iterator[Any]:
     for value in ("text", "1", 1, 1.5, True, [], [[]], {}, [None], ["a", 1]):
         try:
             kind.check(value, ())
-        except Violation as violation:
-            if violation.rule is Rule.TYPE:
+        except FieldError as violation:
+            if violation.rule is FieldRule.TYPE:
                 yield value
 
 
-def refused(table: Table, field: Field, value: Any) -> Violation:
-    with pytest.raises(Violation) as raised:
+def refused(table: Table, field: Field, value: Any) -> FieldError:
+    with pytest.raises(FieldError) as raised:
         table.read(body(table, **{field.name: value}))
     assert str(raised.value.path[0]) == field.name
     assert (raised.value.param or "").startswith(field.name)
@@ -107,12 +107,12 @@ def test_takes_what_it_says(table: Table, field: Field) -> None:
 @pytest.mark.parametrize(("table", "field"), fields())
 def test_null_is_absence(table: Table, field: Field) -> None:
     if field.required:
-        assert refused(table, field, None).rule is Rule.TYPE
+        assert refused(table, field, None).rule is FieldRule.TYPE
         without = body(table)
         del without[field.name]
-        with pytest.raises(Violation) as raised:
+        with pytest.raises(FieldError) as raised:
             table.read(without)
-        assert raised.value.rule is Rule.MISSING
+        assert raised.value.rule is FieldRule.MISSING
     else:
         assert table.read(body(table, **{field.name: None})) == table.read(body(table))
         assert table.read(body(table)).values[field.name] == field.default
@@ -142,12 +142,12 @@ def test_numbers_keep_their_range(table: Table, field: Field) -> None:
     assert isinstance(kind, Integer | Number)
     if kind.minimum is not None:
         assert table.read(body(table, **{field.name: kind.minimum})).values[field.name] == kind.minimum
-        assert refused(table, field, below(kind.minimum)).rule is Rule.BELOW
+        assert refused(table, field, below(kind.minimum)).rule is FieldRule.BELOW
     if isinstance(kind, Number) and kind.above is not None:
-        assert refused(table, field, kind.above).rule is Rule.BELOW
+        assert refused(table, field, kind.above).rule is FieldRule.BELOW
     if kind.maximum is not None:
         assert table.read(body(table, **{field.name: kind.maximum})).values[field.name] == kind.maximum
-        assert refused(table, field, -below(-kind.maximum)).rule is Rule.ABOVE
+        assert refused(table, field, -below(-kind.maximum)).rule is FieldRule.ABOVE
 
 
 @pytest.mark.parametrize(("table", "field"), fields(Integer, Number))
@@ -160,7 +160,7 @@ def test_impossible_numbers_are_refused(table: Table, field: Field, value: Any) 
 @pytest.mark.parametrize(("table", "field"), fields(Integer))
 def test_fractions_are_not_integers(table: Table, field: Field) -> None:
     for value in (1.5, 1.0, "1", True):
-        assert refused(table, field, value).rule is Rule.TYPE
+        assert refused(table, field, value).rule is FieldRule.TYPE
 
 
 @pytest.mark.parametrize(("table", "field"), fields(Number))
@@ -173,16 +173,16 @@ def test_lengths_are_bounded(table: Table, field: Field) -> None:
     kind = field.kind
     if isinstance(kind, String):
         if kind.minimum:
-            assert refused(table, field, "x" * (kind.minimum - 1)).rule is Rule.SHORT
+            assert refused(table, field, "x" * (kind.minimum - 1)).rule is FieldRule.SHORT
         if kind.maximum is not None:
-            assert refused(table, field, "x" * (kind.maximum + 1)).rule is Rule.LONG
+            assert refused(table, field, "x" * (kind.maximum + 1)).rule is FieldRule.LONG
     elif isinstance(kind, ListOf):
         if kind.minimum:
-            assert refused(table, field, []).rule is Rule.SHORT
+            assert refused(table, field, []).rule is FieldRule.SHORT
         assert kind.maximum is not None
-        assert refused(table, field, [example(kind.item)] * (kind.maximum + 1)).rule is Rule.LONG
+        assert refused(table, field, [example(kind.item)] * (kind.maximum + 1)).rule is FieldRule.LONG
     elif isinstance(kind, MapOf):
-        assert refused(table, field, {str(i): 0 for i in range(kind.maximum + 1)}).rule is Rule.LONG
+        assert refused(table, field, {str(i): 0 for i in range(kind.maximum + 1)}).rule is FieldRule.LONG
 
 
 @pytest.mark.parametrize(("table", "field"), fields(MapOf))
@@ -221,9 +221,9 @@ def test_unknown_fields_are_reported_or_refused(table: Table) -> None:
     reading = table.read(sent)
     assert reading.unknown == ("temprature", "other")
     assert reading.values == table.read(body(table)).values
-    with pytest.raises(Violation) as raised:
+    with pytest.raises(FieldError) as raised:
         table.read(sent, strict=True)
-    assert raised.value.rule is Rule.UNKNOWN
+    assert raised.value.rule is FieldRule.UNKNOWN
     assert raised.value.bound == ("temprature", "other")
     assert raised.value.param == "temprature"
     assert table.read(body(table), strict=True) == table.read(body(table))
@@ -253,7 +253,7 @@ def test_fields_inside_of_objects_are_named_with_their_place() -> None:
     assert reading.unknown == ("x", "parts[1].sise", "part.y")
     assert reading.reported == ("parts[1].hint",)
     assert reading.warnings == "unknown: x, parts[1].sise, part.y; ignored: parts[1].hint"
-    with pytest.raises(Violation) as raised:
+    with pytest.raises(FieldError) as raised:
         NESTED.read({"part": {"y": 3}}, strict=True)
     assert raised.value.param == "part.y"
 
@@ -263,7 +263,7 @@ def test_members_of_outlined_objects_are_known_though_not_checked() -> None:
     reading = table.read({"parts": [{"size": "any", "sise": 1}, {}]})
     assert reading.values == {"parts": ({"size": "any", "sise": 1}, {})}
     assert reading.unknown == ("parts[0].sise",)
-    with pytest.raises(Violation):
+    with pytest.raises(FieldError):
         table.read({"parts": ["text"]})
 
 
@@ -276,7 +276,7 @@ def test_warnings_are_short_and_plain() -> None:
     assert len(many) < 400
     assert many.startswith(f"unknown: {'a' * 61}..., b??set-cookie??c, d??ignored??e??f, ?, g, h, ")
     assert many.endswith(", q, z0 and 999 more")
-    with pytest.raises(Violation) as raised:
+    with pytest.raises(FieldError) as raised:
         NESTED.read(names | {f"z{i}": i for i in range(1000)}, strict=True)
     assert len(str(raised.value)) < 2000
 
@@ -284,7 +284,7 @@ def test_warnings_are_short_and_plain() -> None:
 @pytest.mark.parametrize("value", [None, 1, "text", [], [{}], True])
 def test_a_body_is_an_object(value: Any) -> None:
     for table in TABLES:
-        with pytest.raises(Violation):
+        with pytest.raises(FieldError):
             table.read(value)
 
 
@@ -292,9 +292,9 @@ def test_deep_values_are_refused() -> None:
     value: Any = 1
     for _ in range(65):
         value = [value]
-    with pytest.raises(Violation) as raised:
+    with pytest.raises(FieldError) as raised:
         Anything().check(value, ("metadata",))
-    assert raised.value.rule is Rule.DEEP
+    assert raised.value.rule is FieldRule.DEEP
     assert Anything(depth=66).check(value, ()) is value
 
 
@@ -302,20 +302,20 @@ def test_floats_are_checked_to_float32() -> None:
     numbers = [0, -1, 0.1, 3.4e38, 1e-46]
     assert Floats().check(numbers, ()) == np.array(numbers, np.float32).tobytes()
     for wrong, rule in (("1", "type"), (True, "type"), (None, "type"), (3.5e38, "above"), (-(10**400), "below")):
-        with pytest.raises(Violation) as raised:
+        with pytest.raises(FieldError) as raised:
             Floats().check([1.0, wrong], ("vectors",))
         assert (raised.value.rule, raised.value.param) == (rule, "vectors[1]")
     for short_or_long in ([], [0.0] * 5):
-        with pytest.raises(Violation):
+        with pytest.raises(FieldError):
             Floats(maximum=4).check(short_or_long, ())
 
 
 def test_long_lists_of_ids_name_the_wrong_one() -> None:
     kind = ListOf(Integer(0, 9))
-    with pytest.raises(Violation) as raised:
+    with pytest.raises(FieldError) as raised:
         kind.check([*range(9), 10, *range(9)], ("prompt",))
     assert raised.value.param == "prompt[9]"
-    with pytest.raises(Violation) as raised:
+    with pytest.raises(FieldError) as raised:
         kind.check([1, True], ("prompt",))
     assert raised.value.param == "prompt[1]"
 
@@ -330,7 +330,7 @@ def test_becomes_names_a_parameter_of_the_core() -> None:
 
 
 def test_numbers_have_the_range_of_the_core_and_can_only_narrow_it() -> None:
-    def kind(kind: Kind, becomes: str, **more: Any) -> Kind:
+    def kind(kind: FieldType, becomes: str, **more: Any) -> FieldType:
         return Field(name="x", kind=kind, becomes=becomes, **more).kind
 
     assert kind(Number(), "sampling.top_p") == Number(0, 1)
@@ -414,7 +414,7 @@ def test_names_are_unique_and_notes_are_sentences(table: Table) -> None:
 
 def test_the_page_of_fields_is_current() -> None:
     page = Path(__file__).parents[2] / "docs" / "fields.md"
-    assert page.read_text(encoding="utf-8") == fields_page(), "run python -m dragoman.dialects.document"
+    assert page.read_text(encoding="utf-8") == fields_page(), "run python -m dragoman.dialects.docgen_fields"
 
 
 def test_the_openapi_document_names_every_field() -> None:
@@ -441,9 +441,9 @@ def test_a_schema_says_what_check_does() -> None:
             schema = field.kind.schema()
             if "minimum" in schema:
                 field.kind.check(schema["minimum"], ())
-                with pytest.raises(Violation):
+                with pytest.raises(FieldError):
                     field.kind.check(below(schema["minimum"]), ())
             if "maximum" in schema:
                 field.kind.check(schema["maximum"], ())
-                with pytest.raises(Violation):
+                with pytest.raises(FieldError):
                     field.kind.check(-below(-schema["maximum"]), ())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stub_house import FOLDER
+from stub_runtime import FOLDER
 from tiny_server import CONTEXT, NAME, make_tiny_model, tiny_server
 
 PYTHON = Path(__file__).parents[2] / ".venv-witness" / "lm-eval" / "bin" / "python"

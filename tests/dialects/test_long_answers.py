@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dragoman.dialects.answers import PIECE_ITEMS, encode, encode_in_pieces
+from dragoman.dialects.openai_stream import PIECE_ITEMS, encode, encode_in_pieces
 
 
 class Choice(msgspec.Struct, omit_defaults=True, rename={"text": "Text"}, frozen=True):

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 from scripted import ScriptedHouse, calls_of, scripted_house
-from stub_house import FOLDER, TOKENIZER
+from stub_runtime import FOLDER, TOKENIZER
 from transformers import PreTrainedTokenizerFast
 
 from dragoman.text import ChatTemplate, Detokenizer
@@ -45,22 +45,22 @@ def house_of(name: str) -> Any:
 
 @pytest.fixture(scope="module", params=CALLS)
 def family(request: pytest.FixtureRequest) -> Iterator[tuple[str, ScriptedHouse]]:
-    with house_of(request.param) as house:
-        yield request.param, house
+    with house_of(request.param) as runtime:
+        yield request.param, runtime
 
 
 def test_calls_are_read_in_the_models_own_format(family: tuple[str, ScriptedHouse]) -> None:
-    name, house = family
-    (choice,) = house.ask(CALLS[name], [ASK], tools=[WEATHER]).choices
+    name, runtime = family
+    (choice,) = runtime.ask(CALLS[name], [ASK], tools=[WEATHER]).choices
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
     assert calls_of(choice.message) == [("weather", ARGUMENTS)]
 
 
 def test_the_conversation_is_rendered_as_transformers_does(family: tuple[str, ScriptedHouse]) -> None:
-    name, house = family
-    message = house.ask(CALLS[name], [ASK], tools=[WEATHER]).choices[0].message
+    name, runtime = family
+    message = runtime.ask(CALLS[name], [ASK], tools=[WEATHER]).choices[0].message
     result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": '{"celsius": 3}'}
-    house.ask("It is cold.", [ASK, message.model_dump(exclude_none=True), result], tools=[WEATHER])
+    runtime.ask("It is cold.", [ASK, message.model_dump(exclude_none=True), result], tools=[WEATHER])
     reference = PreTrainedTokenizerFast(tokenizer_file=str(FOLDER / "tokenizer.json"), **TOKENIZER.special_tokens)
     call = {
         "id": message.tool_calls[0].id,
@@ -74,7 +74,7 @@ def test_the_conversation_is_rendered_as_transformers_does(family: tuple[str, Sc
         add_generation_prompt=True,
         tokenize=False,
     )
-    assert house.engine.prompt() == wanted
+    assert runtime.engine.prompt() == wanted
     assert "celsius" in wanted
 
 
@@ -82,23 +82,23 @@ PYTHONIC = "{{ tools }} Answer with [func_name1(params_name1=params_value1)]. {{
 
 
 def test_pythonic_calls_are_read_and_schemas_they_cannot_state_refused() -> None:
-    with scripted_house(ChatTemplate({"default": PYTHONIC}, TOKENIZER.special_tokens)) as house:
-        (choice,) = house.ask("[weather(city='Köln')]", [ASK], tools=[WEATHER]).choices
+    with scripted_house(ChatTemplate({"default": PYTHONIC}, TOKENIZER.special_tokens)) as runtime:
+        (choice,) = runtime.ask("[weather(city='Köln')]", [ASK], tools=[WEATHER]).choices
         assert (choice.finish_reason, calls_of(choice.message)) == ("tool_calls", [("weather", ARGUMENTS)])
         tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a-b": {}}}}}
         with pytest.raises(openai.BadRequestError) as raised:
-            house.ask("[f()]", [ASK], tools=[tool], tool_choice="required")
+            runtime.ask("[f()]", [ASK], tools=[tool], tool_choice="required")
         assert (raised.value.param, raised.value.code) == ("tools", "unsupported_parameter")
 
 
 @pytest.mark.parametrize("name", ["chatml", "command_r", "deepseek"])
 def test_a_template_without_tools_or_a_known_format_refuses_them_by_name(name: str) -> None:
-    with house_of(name) as house:
+    with house_of(name) as runtime:
         with pytest.raises(openai.BadRequestError) as raised:
-            house.ask("Hi.", [ASK], tools=[WEATHER])
+            runtime.ask("Hi.", [ASK], tools=[WEATHER])
         assert (raised.value.param, raised.value.code) == ("tools", "unsupported_parameter")
-        assert house.engine.requests == []
-        assert house.ask("Hi.", [ASK], tools=[WEATHER], tool_choice="none").choices[0].message.content == "Hi."
+        assert runtime.engine.requests == []
+        assert runtime.ask("Hi.", [ASK], tools=[WEATHER], tool_choice="none").choices[0].message.content == "Hi."
 
 
 # Reasoning -----------------------------------------------------------------------------------------------------------
@@ -121,8 +121,8 @@ def streamed(chunks: Any) -> tuple[str | None, str]:
 
 @pytest.fixture(scope="module")
 def qwen3() -> Iterator[ScriptedHouse]:
-    with house_of("qwen3") as house:
-        yield house
+    with house_of("qwen3") as runtime:
+        yield runtime
 
 
 @pytest.mark.parametrize(
@@ -160,14 +160,14 @@ def test_reasoning_goes_back_to_the_template(qwen3: ScriptedHouse) -> None:
 
 
 def test_a_block_that_the_template_opens_is_reasoning_from_the_start() -> None:
-    with house_of("deepseek") as house:
+    with house_of("deepseek") as runtime:
         for text, reasoning, content in (("hm\n</think>\n\nYes.", "hm", "Yes."), ("hm", "hm", "")):
-            message = house.ask(text, [ASK], **SEPARATE).choices[0].message
+            message = runtime.ask(text, [ASK], **SEPARATE).choices[0].message
             assert (message.reasoning_content, message.content) == (reasoning, content)
-            assert streamed(house.ask(text, [ASK], stream=True, **SEPARATE)) == (reasoning, content)
+            assert streamed(runtime.ask(text, [ASK], stream=True, **SEPARATE)) == (reasoning, content)
         closed = [ASK, {"role": "assistant", "content": "No."}]
         fields: Any = {"extra_body": SEPARATE["extra_body"] | {"continue_final_message": True}}
-        message = house.ask("Yes.", closed, **fields).choices[0].message
+        message = runtime.ask("Yes.", closed, **fields).choices[0].message
         assert (message.reasoning_content, message.content) == (None, "Yes.")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
-from stub_house import TOKENIZER, RunningServer
+from stub_runtime import TOKENIZER, RunningServer
 from witness import BOTH, LONG, USER, chat, complete, text
 
 # Shapes --------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Any
 
 import openai
 import pytest
-from stub_house import TOKENIZER
+from stub_runtime import TOKENIZER
 from witness import BOTH, chat, complete, text
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import openai
 import pytest
-from stub_house import STUB, TOKENIZER
+from stub_runtime import STUB, TOKENIZER
 from witness import BOTH, EOS, USER, chat, complete, text
 
 # Every field ---------------------------------------------------------------------------------------------------------

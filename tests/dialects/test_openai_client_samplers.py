@@ -8,11 +8,11 @@ from typing import Any
 
 import openai
 import pytest
-from stub_house import STUB, TOKENIZER
+from stub_runtime import STUB, TOKENIZER
 from witness import BOTH, chat, complete, text
 
 from dragoman import kernels
-from dragoman.engine.processors import WATERMARK_KEY
+from dragoman.engine.sampling.processors import WATERMARK_KEY
 
 # Forty tokens lifted above all others: what is chosen among them is the sampler's affair.
 LIFTED = {str(i): 60 for i in range(300, 340)}

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stub_house import QUICK, STUB, TOKENIZER, LocalHouse, local_house
+from stub_runtime import QUICK, STUB, TOKENIZER, LocalHouse, local_house
 
 from dragoman.core.events import FinishReason
 from dragoman.server.app import create_app
@@ -96,54 +96,54 @@ LENGTHS = st.lists(st.integers(1, 20), min_size=1, max_size=6)
 @given(lengths=LENGTHS, seed=st.integers(0, 2**64 - 1))
 @PROPERTY
 async def test_calls_of_any_lengths_give_the_text_of_one(
-    house: LocalHouse, sampling: str, lengths: list[int], seed: int
+    runtime: LocalHouse, sampling: str, lengths: list[int], seed: int
 ) -> None:
     asked = SAMPLINGS[sampling] | {"seed": seed}
-    parts = await in_calls(house.client, lengths, **asked)
-    (one,) = await in_calls(house.client, [sum(lengths)], **asked)
+    parts = await in_calls(runtime.client, lengths, **asked)
+    (one,) = await in_calls(runtime.client, [sum(lengths)], **asked)
     assert "".join(part.text for part in parts) == one.text
     assert parts[-1].finish == one.finish
     # Without a key, what is held back at the end is shown.
-    plain = await ask(house.client, max_tokens=max(sum(lengths), asked.get("min_tokens", 0)), **asked)
+    plain = await ask(runtime.client, max_tokens=max(sum(lengths), asked.get("min_tokens", 0)), **asked)
     assert plain.text == one.text if one.finish == "stop" else plain.text.startswith(one.text)
-    house.engine.engine.scheduler.check_integrity()
+    runtime.engine.engine.scheduler.check_integrity()
 
 
 @given(lengths=LENGTHS, begin=st.integers(0, 60), length=st.integers(1, 12), seed=st.integers(0, 99))
 @PROPERTY
 async def test_a_stop_string_across_a_cut_is_found(
-    house: LocalHouse, lengths: list[int], begin: int, length: int, seed: int
+    runtime: LocalHouse, lengths: list[int], begin: int, length: int, seed: int
 ) -> None:
-    whole = (await ask(house.client, max_tokens=60, seed=seed)).text
+    whole = (await ask(runtime.client, max_tokens=60, seed=seed)).text
     stop = whole[begin : begin + length]
     if not stop:
         return
-    plain = await ask(house.client, max_tokens=sum(lengths), seed=seed, stop=stop)
-    parts = await in_calls(house.client, lengths, seed=seed, stop=stop)
+    plain = await ask(runtime.client, max_tokens=sum(lengths), seed=seed, stop=stop)
+    parts = await in_calls(runtime.client, lengths, seed=seed, stop=stop)
     text = "".join(part.text for part in parts)
     assert text == plain.text if plain.finish == "stop" else plain.text.startswith(text)
     assert parts[-1].finish == plain.finish
 
 
-async def test_a_cut_inside_of_a_stop_string_shows_none_of_it(house: LocalHouse) -> None:
-    whole = (await ask(house.client, "whole", max_tokens=12, seed=5)).text
-    first = (await ask(house.client, "first", max_tokens=6, seed=5)).text
+async def test_a_cut_inside_of_a_stop_string_shows_none_of_it(runtime: LocalHouse) -> None:
+    whole = (await ask(runtime.client, "whole", max_tokens=12, seed=5)).text
+    first = (await ask(runtime.client, "first", max_tokens=6, seed=5)).text
     stop = whole[len(first) - 2 : len(first) + 2]
-    cut = await ask(house.client, "cut", max_tokens=6, seed=5, stop=stop)
+    cut = await ask(runtime.client, "cut", max_tokens=6, seed=5, stop=stop)
     assert (cut.text, cut.finish) == (first[:-2], "length")
-    rest = await ask(house.client, "cut", max_tokens=6)
+    rest = await ask(runtime.client, "cut", max_tokens=6)
     assert (rest.text, rest.finish) == ("", "stop")
 
 
 @given(lengths=LENGTHS, seed=st.integers(0, 2**32))
 @PROPERTY
-async def test_characters_are_never_split_between_calls(house: LocalHouse, lengths: list[int], seed: int) -> None:
+async def test_characters_are_never_split_between_calls(runtime: LocalHouse, lengths: list[int], seed: int) -> None:
     """A model that says little else than pieces of characters."""
     pieces = [i for i, piece in enumerate(TOKENIZER.token_table) if piece and not _is_text(piece)][:8]
     pieces += TOKENIZER.encode("\N{GRINNING FACE}é", add_special_tokens=False)
     asked = {"seed": seed, "logit_bias": {str(piece): 60 for piece in pieces}}
-    parts = await in_calls(house.client, lengths, **asked)
-    plain = await ask(house.client, max_tokens=sum(lengths), **asked)
+    parts = await in_calls(runtime.client, lengths, **asked)
+    plain = await ask(runtime.client, max_tokens=sum(lengths), **asked)
     text = "".join(part.text for part in parts)
     assert plain.text == text if plain.finish == "stop" else plain.text.startswith(text)
     assert len(plain.text) - len(text) <= 3
@@ -158,61 +158,61 @@ def _is_text(piece: bytes) -> bool:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_chats_are_continued_too(house: LocalHouse, stream: bool) -> None:
+async def test_chats_are_continued_too(runtime: LocalHouse, stream: bool) -> None:
     asked = {"path": CHAT, "seed": 3, "stream": stream}
-    one = await ask(house.client, "one", max_tokens=24, **asked)
-    parts = [await ask(house.client, "cut", max_tokens=8, **asked) for _ in range(3)]
+    one = await ask(runtime.client, "one", max_tokens=24, **asked)
+    parts = [await ask(runtime.client, "cut", max_tokens=8, **asked) for _ in range(3)]
     assert "".join(part.text for part in parts) == one.text
     assert [part.headers["x-dragoman-continued"] for part in parts] == ["0", "8", "16"]
 
 
-async def test_a_later_call_says_only_what_it_wants_changed(house: LocalHouse) -> None:
+async def test_a_later_call_says_only_what_it_wants_changed(runtime: LocalHouse) -> None:
     asked = {"seed": 11, "temperature": 0.7, "repetition_penalty": 1.3}
-    one = await ask(house.client, "one", max_tokens=20, **asked)
-    first = await ask(house.client, "cut", max_tokens=10, **asked)
-    answer = await house.client.post(COMPLETIONS, json={"max_tokens": 5}, headers={"x-request-continue": "cut"})
+    one = await ask(runtime.client, "one", max_tokens=20, **asked)
+    first = await ask(runtime.client, "cut", max_tokens=10, **asked)
+    answer = await runtime.client.post(COMPLETIONS, json={"max_tokens": 5}, headers={"x-request-continue": "cut"})
     assert answer.headers["x-dragoman-seed"] == "11"
     second = answer.json()["choices"][0]["text"]
-    third = (await ask(house.client, "cut", prompt="Something else entirely", max_tokens=5)).text
+    third = (await ask(runtime.client, "cut", prompt="Something else entirely", max_tokens=5)).text
     assert first.text + second + third == one.text
-    changed = await ask(house.client, "cut", max_tokens=20, temperature=0)
-    assert changed.text != (await ask(house.client, "one", max_tokens=20)).text
+    changed = await ask(runtime.client, "cut", max_tokens=20, temperature=0)
+    assert changed.text != (await ask(runtime.client, "one", max_tokens=20)).text
 
 
-async def test_a_chat_may_leave_its_messages_out_once_it_goes_on(house: LocalHouse) -> None:
-    missing = await house.client.post(CHAT, json={"max_tokens": 5}, headers={"x-request-continue": "new"})
+async def test_a_chat_may_leave_its_messages_out_once_it_goes_on(runtime: LocalHouse) -> None:
+    missing = await runtime.client.post(CHAT, json={"max_tokens": 5}, headers={"x-request-continue": "new"})
     assert missing.json()["error"]["param"] == "messages"
-    await ask(house.client, "new", path=CHAT, max_tokens=5)
+    await ask(runtime.client, "new", path=CHAT, max_tokens=5)
     for messages in ({}, {"messages": []}, {"messages": "anything"}):
         body = {"max_tokens": 5, **messages}
-        answer = await house.client.post(CHAT, json=body, headers={"x-request-continue": "new"})
+        answer = await runtime.client.post(CHAT, json=body, headers={"x-request-continue": "new"})
         assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize(
     "end", [{"logit_bias": {str(TOKENIZER.eos_ids[0]): 100}}, {"stop_token_ids": list(range(STUB.vocab_size))[:256]}]
 )
-async def test_a_finished_generation_frees_its_key(house: LocalHouse, end: dict[str, Any]) -> None:
+async def test_a_finished_generation_frees_its_key(runtime: LocalHouse, end: dict[str, Any]) -> None:
     for _ in range(2):
-        part = await ask(house.client, "key", max_tokens=100, seed=2, **end)
+        part = await ask(runtime.client, "key", max_tokens=100, seed=2, **end)
         assert (part.finish, part.headers["x-dragoman-continued"]) == ("stop", "0")
-    await ask(house.client, "key", max_tokens=2, seed=2)
-    part = await ask(house.client, "key", max_tokens=100, **end)
+    await ask(runtime.client, "key", max_tokens=2, seed=2)
+    part = await ask(runtime.client, "key", max_tokens=100, **end)
     assert (part.finish, part.headers["x-dragoman-continued"]) == ("stop", "2")
-    assert (await ask(house.client, "key", max_tokens=2)).headers["x-dragoman-continued"] == "0"
+    assert (await ask(runtime.client, "key", max_tokens=2)).headers["x-dragoman-continued"] == "0"
 
 
-async def test_calls_of_one_key_follow_each_other(house: LocalHouse) -> None:
-    one = await ask(house.client, "one", max_tokens=25, seed=9)
-    parts = await asyncio.gather(*(ask(house.client, "same", max_tokens=5, seed=9) for _ in range(5)))
+async def test_calls_of_one_key_follow_each_other(runtime: LocalHouse) -> None:
+    one = await ask(runtime.client, "one", max_tokens=25, seed=9)
+    parts = await asyncio.gather(*(ask(runtime.client, "same", max_tokens=5, seed=9) for _ in range(5)))
     in_order = sorted(parts, key=lambda part: int(part.headers["x-dragoman-continued"]))
     assert "".join(part.text for part in in_order) == one.text
 
 
-async def test_log_probabilities_are_those_of_the_calls_own_tokens(house: LocalHouse) -> None:
+async def test_log_probabilities_are_those_of_the_calls_own_tokens(runtime: LocalHouse) -> None:
     asked = {"seed": 4, "logprobs": 1, "stop": ["zzz", "\N{SNOWMAN}"]}
-    one = await ask(house.client, "one", max_tokens=12, **asked)
-    parts = [await ask(house.client, "cut", max_tokens=4, **asked) for _ in range(3)]
+    one = await ask(runtime.client, "one", max_tokens=12, **asked)
+    parts = [await ask(runtime.client, "cut", max_tokens=4, **asked) for _ in range(3)]
     assert one.logprobs is not None
     shift = 0
     for name in ("tokens", "token_logprobs"):
@@ -226,13 +226,13 @@ async def test_log_probabilities_are_those_of_the_calls_own_tokens(house: LocalH
 
 async def test_a_generation_that_runs_out_of_time_is_cut(template: ChatTemplate) -> None:
     slow = msgspec.structs.replace(STUB, step_s=0.01)
-    async with local_house(template, stub=slow) as house:
-        one = await ask(house.client, "one", max_tokens=40, seed=6)
-        house.serving._timeout_s = 0.2
+    async with local_house(template, stub=slow) as runtime:
+        one = await ask(runtime.client, "one", max_tokens=40, seed=6)
+        runtime.serving._timeout_s = 0.2
         text, calls = "", 0
         while not text.startswith(one.text) and calls < 50:
             body = {"prompt": PROMPT, "max_tokens": 100, "seed": 6, "stream": calls % 2 == 1}
-            answer = await house.client.post(COMPLETIONS, json=body, headers={"x-request-continue": "cut"})
+            answer = await runtime.client.post(COMPLETIONS, json=body, headers={"x-request-continue": "cut"})
             if answer.status_code == 200:  # not so when not even the prompt was computed
                 part = read(answer, COMPLETIONS, body["stream"])
                 assert part.finish == "length"
@@ -281,62 +281,62 @@ class Listener:
 
 
 @pytest.fixture
-async def app(house: LocalHouse) -> Any:
-    return create_app(house.serving, QUICK)
+async def app(runtime: LocalHouse) -> Any:
+    return create_app(runtime.serving, QUICK)
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 7])
 async def test_what_a_client_has_seen_of_a_stream_is_kept_when_it_leaves(
-    house: LocalHouse, app: Any, chunks: int
+    runtime: LocalHouse, app: Any, chunks: int
 ) -> None:
-    one = await ask(house.client, "one", max_tokens=40, seed=8)
+    one = await ask(runtime.client, "one", max_tokens=40, seed=8)
     body = {"prompt": PROMPT, "max_tokens": 100, "seed": 8, "stream": True}
     listener = Listener(body, "left", chunks)
     await app(listener.scope, listener.receive, listener.send)
     assert listener.text
-    rest = await ask(house.client, "left", max_tokens=40)
+    rest = await ask(runtime.client, "left", max_tokens=40)
     assert (listener.text + rest.text).startswith(one.text)
-    house.engine.engine.scheduler.check_integrity()
+    runtime.engine.engine.scheduler.check_integrity()
 
 
-async def test_an_answer_that_nobody_took_is_given_again(house: LocalHouse, app: Any) -> None:
-    first = await ask(house.client, "left", max_tokens=5, seed=8)
-    house.engine.free.clear()
+async def test_an_answer_that_nobody_took_is_given_again(runtime: LocalHouse, app: Any) -> None:
+    first = await ask(runtime.client, "left", max_tokens=5, seed=8)
+    runtime.engine.free.clear()
     listener = Listener({"prompt": PROMPT, "max_tokens": 5}, "left", 1)
     calling = asyncio.create_task(app(listener.scope, listener.receive, listener.send))
-    while len(house.engine.requests) < 2:
+    while len(runtime.engine.requests) < 2:
         await asyncio.sleep(0.001)
     listener._gone.set()
     await calling
-    house.engine.free.set()
-    rest = await ask(house.client, "left", max_tokens=5)
+    runtime.engine.free.set()
+    rest = await ask(runtime.client, "left", max_tokens=5)
     assert rest.headers["x-dragoman-continued"] == "5"
-    assert first.text + rest.text == (await ask(house.client, "one", max_tokens=10, seed=8)).text
+    assert first.text + rest.text == (await ask(runtime.client, "one", max_tokens=10, seed=8)).text
 
 
-async def test_a_failure_leaves_the_key_as_it_was(house: LocalHouse) -> None:
-    first = await ask(house.client, "key", max_tokens=5, seed=8)
-    house.engine.free.clear()
+async def test_a_failure_leaves_the_key_as_it_was(runtime: LocalHouse) -> None:
+    first = await ask(runtime.client, "key", max_tokens=5, seed=8)
+    runtime.engine.free.clear()
     calling = asyncio.create_task(
-        house.client.post(COMPLETIONS, json={"max_tokens": 9}, headers={"x-request-continue": "key"})
+        runtime.client.post(COMPLETIONS, json={"max_tokens": 9}, headers={"x-request-continue": "key"})
     )
-    while len(house.engine.requests) < 2:
+    while len(runtime.engine.requests) < 2:
         await asyncio.sleep(0.001)
-    submitted = house.engine.requests[-1]
-    house.engine.cancel(submitted.request_id)
+    submitted = runtime.engine.requests[-1]
+    runtime.engine.cancel(submitted.request_id)
     assert (await calling).status_code == 500
-    house.engine.free.set()
-    rest = await ask(house.client, "key", max_tokens=5)
-    assert first.text + rest.text == (await ask(house.client, "one", max_tokens=10, seed=8)).text
+    runtime.engine.free.set()
+    rest = await ask(runtime.client, "key", max_tokens=5)
+    assert first.text + rest.text == (await ask(runtime.client, "one", max_tokens=10, seed=8)).text
 
 
 # Whose it is, and what it does not go with -------------------------------------------------------------------------
 
 
-async def test_every_tenant_has_keys_of_its_own(house: LocalHouse) -> None:
+async def test_every_tenant_has_keys_of_its_own(runtime: LocalHouse) -> None:
     holders = {name: f"a long enough key of {name}" for name in ("ann", "bob")}
     keys = Keyring([hashed(key, name, ("infer",)) for name, key in holders.items()])
-    app = create_app(house.serving, QUICK, keys=keys)
+    app = create_app(runtime.serving, QUICK, keys=keys)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         before = {}
         for name in ("ann", "bob", "ann", "bob"):
@@ -346,15 +346,15 @@ async def test_every_tenant_has_keys_of_its_own(house: LocalHouse) -> None:
         assert before == {"ann": ["0", "3"], "bob": ["0", "3"]}
 
 
-async def test_completions_and_chats_have_keys_of_their_own(house: LocalHouse) -> None:
+async def test_completions_and_chats_have_keys_of_their_own(runtime: LocalHouse) -> None:
     for path in (COMPLETIONS, CHAT):
-        assert (await ask(house.client, "same", path=path, max_tokens=3)).headers["x-dragoman-continued"] == "0"
+        assert (await ask(runtime.client, "same", path=path, max_tokens=3)).headers["x-dragoman-continued"] == "0"
 
 
-async def test_a_full_context_is_an_error_and_not_an_endless_series(house: LocalHouse) -> None:
-    part = await ask(house.client, "key", path=CHAT, ignore_eos=True, seed=1)
+async def test_a_full_context_is_an_error_and_not_an_endless_series(runtime: LocalHouse) -> None:
+    part = await ask(runtime.client, "key", path=CHAT, ignore_eos=True, seed=1)
     assert part.finish == "length"
-    answer = await house.client.post(CHAT, json={}, headers={"x-request-continue": "key"})
+    answer = await runtime.client.post(CHAT, json={}, headers={"x-request-continue": "key"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
@@ -379,39 +379,39 @@ TOOL = {"type": "function", "function": {"name": "f"}}
     ],
 )
 async def test_what_cannot_be_made_of_several_calls_is_refused(
-    house: LocalHouse, path: str, fields: dict[str, Any], param: str
+    runtime: LocalHouse, path: str, fields: dict[str, Any], param: str
 ) -> None:
     prompt = {"prompt": PROMPT} if path == COMPLETIONS else {"messages": [{"role": "user", "content": PROMPT}]}
-    answer = await house.client.post(path, json=prompt | fields, headers={"x-request-continue": "key"})
+    answer = await runtime.client.post(path, json=prompt | fields, headers={"x-request-continue": "key"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert "X-Request-Continue" in answer.json()["error"]["message"]
-    assert not house.engine.requests
+    assert not runtime.engine.requests
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [("stop", ["x"]), ("guided_regex", "a*"), ("skip_special_tokens", False), ("include_stop_str_in_output", True)],
 )
-async def test_what_shapes_the_text_cannot_change_on_the_way(house: LocalHouse, field: str, value: Any) -> None:
-    await ask(house.client, "key", max_tokens=3, stop=["zzz"])
+async def test_what_shapes_the_text_cannot_change_on_the_way(runtime: LocalHouse, field: str, value: Any) -> None:
+    await ask(runtime.client, "key", max_tokens=3, stop=["zzz"])
     body = {"max_tokens": 3, field: value}
-    answer = await house.client.post(COMPLETIONS, json=body, headers={"x-request-continue": "key"})
+    answer = await runtime.client.post(COMPLETIONS, json=body, headers={"x-request-continue": "key"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
-    assert (await ask(house.client, "key", max_tokens=3, stop=["zzz"])).headers["x-dragoman-continued"] == "3"
+    assert (await ask(runtime.client, "key", max_tokens=3, stop=["zzz"])).headers["x-dragoman-continued"] == "3"
 
 
 @pytest.mark.parametrize("key", ["", "x" * 257, "two words", "t\tab"])
-async def test_keys_are_short_and_plain(house: LocalHouse, key: str) -> None:
-    answer = await house.client.post(COMPLETIONS, json={"prompt": "a"}, headers={"x-request-continue": key})
+async def test_keys_are_short_and_plain(runtime: LocalHouse, key: str) -> None:
+    answer = await runtime.client.post(COMPLETIONS, json={"prompt": "a"}, headers={"x-request-continue": key})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "X-Request-Continue")
 
 
-async def test_other_finish_reasons_are_as_ever(house: LocalHouse) -> None:
+async def test_other_finish_reasons_are_as_ever(runtime: LocalHouse) -> None:
     """Nothing changes for those who do not ask."""
-    part = await ask(house.client, max_tokens=3)
+    part = await ask(runtime.client, max_tokens=3)
     assert part.finish == FinishReason.LENGTH
     assert "x-dragoman-continued" not in part.headers
-    assert house.serving.continuing.misses == 0
+    assert runtime.serving.continuing.misses == 0
 
 
 # A client that says what it has -------------------------------------------------------------------------------------
@@ -429,16 +429,16 @@ async def ask_from(client: httpx.AsyncClient, key: str, tokens: int | None, **fi
 @given(lost=st.integers(1, 20), seed=st.integers(0, 2**64 - 1), stream=st.booleans())
 @PROPERTY
 async def test_a_call_whose_answer_was_lost_is_given_again(
-    house: LocalHouse, sampling: str, lost: int, seed: int, stream: bool
+    runtime: LocalHouse, sampling: str, lost: int, seed: int, stream: bool
 ) -> None:
     asked, key = SAMPLINGS[sampling] | {"seed": seed}, f"key-{next(NAMES)}"
-    (one,) = await in_calls(house.client, [10 + lost], **asked)
-    first = read(await ask_from(house.client, key, 0, max_tokens=10, **asked), COMPLETIONS, False)
+    (one,) = await in_calls(runtime.client, [10 + lost], **asked)
+    first = read(await ask_from(runtime.client, key, 0, max_tokens=10, **asked), COMPLETIONS, False)
     have = 10 if first.finish == "length" else None
     for _ in range(2):  # this answer is lost, and given again
         if have is None:
             break
-        again = await ask_from(house.client, key, have, max_tokens=lost, stream=stream, **asked)
+        again = await ask_from(runtime.client, key, have, max_tokens=lost, stream=stream, **asked)
         assert again.status_code == 200, again.text
         part = read(again, COMPLETIONS, stream)
         assert first.text + part.text == one.text
@@ -448,52 +448,52 @@ async def test_a_call_whose_answer_was_lost_is_given_again(
 
 @given(have=st.integers(0, 30), seed=st.integers(0, 99))
 @PROPERTY
-async def test_the_rest_behind_any_token_is_the_same_rest(house: LocalHouse, have: int, seed: int) -> None:
+async def test_the_rest_behind_any_token_is_the_same_rest(runtime: LocalHouse, have: int, seed: int) -> None:
     key = f"key-{next(NAMES)}"
-    (whole,) = await in_calls(house.client, [30], seed=seed, ignore_eos=True)
-    await ask_from(house.client, key, 0, max_tokens=30, seed=seed, ignore_eos=True)
-    (start,) = await in_calls(house.client, [have], seed=seed, ignore_eos=True) if have else (Part("", "", {}),)
-    rest = read(await ask_from(house.client, key, have, max_tokens=max(30 - have, 1)), COMPLETIONS, False)
+    (whole,) = await in_calls(runtime.client, [30], seed=seed, ignore_eos=True)
+    await ask_from(runtime.client, key, 0, max_tokens=30, seed=seed, ignore_eos=True)
+    (start,) = await in_calls(runtime.client, [have], seed=seed, ignore_eos=True) if have else (Part("", "", {}),)
+    rest = read(await ask_from(runtime.client, key, have, max_tokens=max(30 - have, 1)), COMPLETIONS, False)
     if have < 30:
         assert start.text + rest.text == whole.text
 
 
-async def test_the_end_is_given_again_to_a_client_that_says_what_it_has(house: LocalHouse) -> None:
+async def test_the_end_is_given_again_to_a_client_that_says_what_it_has(runtime: LocalHouse) -> None:
     ends = {"logit_bias": {str(TOKENIZER.eos_ids[0]): 100}, "min_tokens": 8, "seed": 3, "max_tokens": 30}
-    whole = read(await ask_from(house.client, "end", 0, **ends), COMPLETIONS, False)
+    whole = read(await ask_from(runtime.client, "end", 0, **ends), COMPLETIONS, False)
     assert whole.finish == "stop"
     for tokens, text in ((0, whole.text), (9, "")):
-        again = await ask_from(house.client, "end", tokens, max_tokens=30)
+        again = await ask_from(runtime.client, "end", tokens, max_tokens=30)
         assert read(again, COMPLETIONS, False).text == text, tokens
         assert read(again, COMPLETIONS, False).finish == "stop"
-    streamed = read(await ask_from(house.client, "end", 9, max_tokens=30, stream=True), COMPLETIONS, True)
+    streamed = read(await ask_from(runtime.client, "end", 9, max_tokens=30, stream=True), COMPLETIONS, True)
     assert (streamed.text, streamed.finish) == ("", "stop")
     # A client that says nothing begins again: the key is free, as ever when a generation has come to its end.
-    anew = await ask(house.client, "end", max_tokens=4, seed=9)
+    anew = await ask(runtime.client, "end", max_tokens=4, seed=9)
     assert anew.headers["x-dragoman-continued"] == "0"
 
 
 @pytest.mark.parametrize(("tokens", "status"), [("1", 409), ("0", 200), ("-1", 400), ("x", 400), ("9" * 10, 400)])
-async def test_tokens_that_are_not_kept_are_refused(house: LocalHouse, tokens: str, status: int) -> None:
+async def test_tokens_that_are_not_kept_are_refused(runtime: LocalHouse, tokens: str, status: int) -> None:
     headers = {"x-request-continue": f"key-{next(NAMES)}", "x-request-continue-from": tokens}
-    answer = await house.client.post(COMPLETIONS, json={"prompt": PROMPT, "max_tokens": 2}, headers=headers)
+    answer = await runtime.client.post(COMPLETIONS, json={"prompt": PROMPT, "max_tokens": 2}, headers=headers)
     assert answer.status_code == status
     if status == 200:
         headers["x-request-continue-from"] = "3"
-        more = await house.client.post(COMPLETIONS, json={"prompt": PROMPT, "max_tokens": 2}, headers=headers)
+        more = await runtime.client.post(COMPLETIONS, json={"prompt": PROMPT, "max_tokens": 2}, headers=headers)
         assert more.status_code == 409
         assert "Only 2 tokens" in more.json()["error"]["message"]
 
 
 async def test_an_answer_that_cannot_be_kept_is_given_and_says_so(
-    house: LocalHouse, monkeypatch: pytest.MonkeyPatch
+    runtime: LocalHouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr(house.serving.continuing, "_save", full)
-    answer = await ask(house.client, "full", max_tokens=4, seed=1)
+    monkeypatch.setattr(runtime.serving.continuing, "_save", full)
+    answer = await ask(runtime.client, "full", max_tokens=4, seed=1)
     assert answer.headers["x-dragoman-not-kept"] == "1"
-    assert answer.text == (await ask(house.client, max_tokens=4, seed=1)).text
-    streamed = await ask(house.client, "full", max_tokens=4, seed=1, stream=True)
+    assert answer.text == (await ask(runtime.client, max_tokens=4, seed=1)).text
+    streamed = await ask(runtime.client, "full", max_tokens=4, seed=1, stream=True)
     assert (streamed.text, streamed.finish) == (answer.text, "length")

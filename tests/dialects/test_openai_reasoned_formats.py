@@ -32,15 +32,15 @@ FREE = {"chat_template_kwargs": {"opens": False}}
 
 
 @pytest.fixture(scope="module")
-def house() -> Iterator[ScriptedHouse]:
+def runtime() -> Iterator[ScriptedHouse]:
     template = ChatTemplate({"default": SOURCE})
-    with scripted_house(template) as house:
-        yield house
+    with scripted_house(template) as runtime:
+        yield runtime
     template.close()
 
 
-def ask(house: ScriptedHouse, text: str, fields: dict[str, Any], *, separate: bool = True) -> Any:
-    return house.ask(text, [ASK], extra_body={"separate_reasoning": separate} | fields).choices[0].message
+def ask(runtime: ScriptedHouse, text: str, fields: dict[str, Any], *, separate: bool = True) -> Any:
+    return runtime.ask(text, [ASK], extra_body={"separate_reasoning": separate} | fields).choices[0].message
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: "-".join(format))
@@ -50,33 +50,35 @@ def ask(house: ScriptedHouse, text: str, fields: dict[str, Any], *, separate: bo
     ids=["begun", "free", "free-without", "closed"],
 )
 def test_the_content_has_the_format_behind_the_reasoning(
-    house: ScriptedHouse, format: dict[str, Any], state: dict[str, Any], block: str
+    runtime: ScriptedHouse, format: dict[str, Any], state: dict[str, Any], block: str
 ) -> None:
-    message = ask(house, block + JSON, format | state)
+    message = ask(runtime, block + JSON, format | state)
     assert (message.content, message.reasoning_content) == (JSON, THOUGHT if block else None)
-    assert can_follow(house, block + JSON)
+    assert can_follow(runtime, block + JSON)
     for wrong in (block + "[1]", block + "Yes.", block + JSON + ".", block):
-        assert not can_follow(house, wrong)
-    assert can_follow(house, JSON) == (state is not BEGUN)
+        assert not can_follow(runtime, wrong)
+    assert can_follow(runtime, JSON) == (state is not BEGUN)
 
-    chunks = list(house.ask(block + JSON, [ASK], stream=True, extra_body={"separate_reasoning": True} | format | state))
+    chunks = list(
+        runtime.ask(block + JSON, [ASK], stream=True, extra_body={"separate_reasoning": True} | format | state)
+    )
     deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
     assert "".join(delta.content or "" for delta in deltas) == JSON
     assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == (THOUGHT if block else "")
-    assert can_follow(house, block + JSON)
+    assert can_follow(runtime, block + JSON)
 
 
 @pytest.mark.parametrize("state", [BEGUN, FREE, CLOSED], ids=["begun", "free", "closed"])
-def test_reasoning_that_is_content_has_no_place_in_a_format(house: ScriptedHouse, state: dict[str, Any]) -> None:
-    assert ask(house, JSON, FORMATS[1] | state, separate=False).content == JSON
-    assert can_follow(house, JSON)
-    assert not can_follow(house, f"{THOUGHT}</think>{JSON}")
-    assert not can_follow(house, f"<think>{THOUGHT}</think>{JSON}")
+def test_reasoning_that_is_content_has_no_place_in_a_format(runtime: ScriptedHouse, state: dict[str, Any]) -> None:
+    assert ask(runtime, JSON, FORMATS[1] | state, separate=False).content == JSON
+    assert can_follow(runtime, JSON)
+    assert not can_follow(runtime, f"{THOUGHT}</think>{JSON}")
+    assert not can_follow(runtime, f"<think>{THOUGHT}</think>{JSON}")
 
 
-def test_completions_have_the_format_from_the_first_token(house: ScriptedHouse) -> None:
-    house.engine.texts = [JSON]
+def test_completions_have_the_format_from_the_first_token(runtime: ScriptedHouse) -> None:
+    runtime.engine.texts = [JSON]
     for prompt in ("[Is it cold?]<think>\n", "[Is it cold?]"):
-        house.client.completions.create(model="stub", prompt=prompt, extra_body=FORMATS[1])
-        assert can_follow(house, JSON)
-        assert not can_follow(house, f"{THOUGHT}</think>{JSON}")
+        runtime.client.completions.create(model="stub", prompt=prompt, extra_body=FORMATS[1])
+        assert can_follow(runtime, JSON)
+        assert not can_follow(runtime, f"{THOUGHT}</think>{JSON}")

@@ -10,8 +10,7 @@ import pytest
 from dragoman.core import errors
 from dragoman.core.errors import DragomanError, GenerationFailed
 from dragoman.core.events import FinishReason, PromptReady, TextDelta, Token, Usage
-from dragoman.dialects.answers import finish_reason, usage
-from dragoman.dialects.kinds import Integer, ListOf, Number, OneOf, Rule, String, Violation
+from dragoman.dialects.field_types import FieldError, FieldRule, Integer, ListOf, Number, OneOf, String
 from dragoman.dialects.logprobs import chat_logprobs, completion_logprobs, shown_tokens
 from dragoman.dialects.openai.errors import render_error
 from dragoman.dialects.openai.render import (
@@ -20,6 +19,7 @@ from dragoman.dialects.openai.render import (
     Head,
     fault,
 )
+from dragoman.dialects.openai_stream import finish_reason, usage
 
 HEAD = Head("id-1", 7, "m", "fp")
 
@@ -210,58 +210,58 @@ def test_an_error_in_a_stream_is_an_event() -> None:
     ("violation", "message", "code"),
     [
         (
-            Violation(Rule.TYPE, ("temperature",), "x", kind=Number(0, 2)),
+            FieldError(FieldRule.TYPE, ("temperature",), "x", kind=Number(0, 2)),
             "Invalid type for 'temperature': expected a decimal, but got a string instead.",
             "invalid_type",
         ),
         (
-            Violation(Rule.TYPE, ("stop",), 5, kind=OneOf((String(), ListOf(String())))),
+            FieldError(FieldRule.TYPE, ("stop",), 5, kind=OneOf((String(), ListOf(String())))),
             "Invalid type for 'stop': expected one of a string or an array of strings, but got an integer instead.",
             "invalid_type",
         ),
         (
-            Violation(Rule.TYPE, ("prompt",), {}, kind=ListOf(ListOf(Integer()))),
+            FieldError(FieldRule.TYPE, ("prompt",), {}, kind=ListOf(ListOf(Integer()))),
             "Invalid type for 'prompt': expected an array of arrays of integers, but got an object instead.",
             "invalid_type",
         ),
         (
-            Violation(Rule.ABOVE, ("temperature",), 3, kind=Number(0, 2), bound=2),
+            FieldError(FieldRule.ABOVE, ("temperature",), 3, kind=Number(0, 2), bound=2),
             "Invalid 'temperature': decimal above maximum value. Expected a value <= 2, but got 3 instead.",
             "decimal_above_max_value",
         ),
         (
-            Violation(Rule.BELOW, ("n",), 0, kind=Integer(1), bound=1),
+            FieldError(FieldRule.BELOW, ("n",), 0, kind=Integer(1), bound=1),
             "Invalid 'n': integer below minimum value. Expected a value >= 1, but got 0 instead.",
             "integer_below_min_value",
         ),
         (
-            Violation(Rule.SHORT, ("messages",), [], kind=ListOf(String(), 1), bound=1),
+            FieldError(FieldRule.SHORT, ("messages",), [], kind=ListOf(String(), 1), bound=1),
             "Invalid 'messages': empty array. Expected an array with minimum length 1, but got an empty array instead.",
             "empty_array",
         ),
         (
-            Violation(Rule.LONG, ("stop",), ["x"] * 5, kind=ListOf(String(), 0, 4), bound=4),
+            FieldError(FieldRule.LONG, ("stop",), ["x"] * 5, kind=ListOf(String(), 0, 4), bound=4),
             "Invalid 'stop': array too long. Expected an array with maximum length 4, "
             "but got an array with length 5 instead.",
             "array_above_max_length",
         ),
         (
-            Violation(Rule.MISSING, ("messages",)),
+            FieldError(FieldRule.MISSING, ("messages",)),
             "Missing required parameter: 'messages'.",
             "missing_required_parameter",
         ),
         (
-            Violation(Rule.UNKNOWN, ("a",), 1, bound=("a", "b")),
+            FieldError(FieldRule.UNKNOWN, ("a",), 1, bound=("a", "b")),
             "Unrecognized request arguments supplied: a, b",
             None,
         ),
         (
-            Violation(Rule.CHOICE, ("messages", 0, "role"), "x", kind=String(), bound=("user", "tool")),
+            FieldError(FieldRule.CHOICE, ("messages", 0, "role"), "x", kind=String(), bound=("user", "tool")),
             "Invalid value: 'x'. Supported values are: 'user', and 'tool'.",
             "invalid_value",
         ),
     ],
 )
-def test_violations_in_openais_words(violation: Violation, message: str, code: str | None) -> None:
+def test_violations_in_openais_words(violation: FieldError, message: str, code: str | None) -> None:
     body = render_error(violation).body["error"]
     assert (body["message"], body["code"]) == (message, code)

@@ -12,7 +12,7 @@ import openai
 import pydantic
 import pytest
 from scripted import calls_of
-from stub_house import TOKENIZER, running_server
+from stub_runtime import TOKENIZER, running_server
 
 from dragoman.engine.messages import StubModel
 

@@ -11,7 +11,7 @@ import jsonschema
 import openai
 import pytest
 from pydantic import BaseModel, Field
-from stub_house import FOLDER, QUICK, LocalHouse, RunningServer, local_house, running_server
+from stub_runtime import FOLDER, QUICK, LocalHouse, RunningServer, local_house, running_server
 
 from dragoman.engine.messages import LoadModel
 from dragoman.models import ModelSettings
@@ -34,9 +34,9 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCH
 
 
 @pytest.fixture(scope="module")
-async def house(anyio_backend: str, template: ChatTemplate) -> AsyncIterator[LocalHouse]:
-    async with local_house(template) as house:
-        yield house
+async def runtime(anyio_backend: str, template: ChatTemplate) -> AsyncIterator[LocalHouse]:
+    async with local_house(template) as runtime:
+        yield runtime
 
 
 @pytest.fixture(scope="module")
@@ -44,36 +44,36 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-async def chat(house: LocalHouse, **body: Any) -> dict[str, Any]:
-    answer = await house.client.post("/v1/chat/completions", json={"messages": MESSAGES, "seed": 1, **body})
+async def chat(runtime: LocalHouse, **body: Any) -> dict[str, Any]:
+    answer = await runtime.client.post("/v1/chat/completions", json={"messages": MESSAGES, "seed": 1, **body})
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 
 
-async def complete(house: LocalHouse, **body: Any) -> list[str]:
-    answer = await house.client.post("/v1/completions", json={"prompt": "x", "seed": 1, "max_tokens": 150, **body})
+async def complete(runtime: LocalHouse, **body: Any) -> list[str]:
+    answer = await runtime.client.post("/v1/completions", json={"prompt": "x", "seed": 1, "max_tokens": 150, **body})
     assert answer.status_code == 200, answer.text
     return [choice["text"] for choice in answer.json()["choices"]]
 
 
-async def error(house: LocalHouse, **body: Any) -> dict[str, Any]:
-    answer = await house.client.post("/v1/chat/completions", json={"messages": MESSAGES, **body})
+async def error(runtime: LocalHouse, **body: Any) -> dict[str, Any]:
+    answer = await runtime.client.post("/v1/chat/completions", json={"messages": MESSAGES, **body})
     assert answer.status_code == 400, answer.text
     return dict(answer.json()["error"])
 
 
-async def test_a_schema_is_followed_by_every_choice(house: LocalHouse) -> None:
-    answer = await chat(house, response_format=FORMAT, n=6)
+async def test_a_schema_is_followed_by_every_choice(runtime: LocalHouse) -> None:
+    answer = await chat(runtime, response_format=FORMAT, n=6)
     for choice in answer["choices"]:
         assert choice["finish_reason"] == "stop"
         jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
 
 
-async def test_the_streamed_text_is_the_whole_one(house: LocalHouse) -> None:
-    whole = await chat(house, response_format=FORMAT)
+async def test_the_streamed_text_is_the_whole_one(runtime: LocalHouse) -> None:
+    whole = await chat(runtime, response_format=FORMAT)
     body = {"messages": MESSAGES, "seed": 1, "response_format": FORMAT, "stream": True}
     text, ends = "", []
-    async with house.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+    async with runtime.client.stream("POST", "/v1/chat/completions", json=body) as answer:
         async for line in answer.aiter_lines():
             if line.startswith("data: {"):
                 choice = json.loads(line[6:])["choices"][0]
@@ -83,75 +83,75 @@ async def test_the_streamed_text_is_the_whole_one(house: LocalHouse) -> None:
     assert ends[-1] == "stop"
 
 
-async def test_a_text_that_is_too_long_is_cut_and_says_so(house: LocalHouse) -> None:
-    answer = await chat(house, response_format=FORMAT, max_tokens=5)
+async def test_a_text_that_is_too_long_is_cut_and_says_so(runtime: LocalHouse) -> None:
+    answer = await chat(runtime, response_format=FORMAT, max_tokens=5)
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["usage"]["completion_tokens"] == 5
     with pytest.raises(ValueError, match=r".+"):
         json.loads(answer["choices"][0]["message"]["content"])
 
 
-async def test_any_object_is_an_object(house: LocalHouse) -> None:
+async def test_any_object_is_an_object(runtime: LocalHouse) -> None:
     for seed in range(4):
-        answer = await chat(house, response_format={"type": "json_object"}, seed=seed, max_tokens=80)
+        answer = await chat(runtime, response_format={"type": "json_object"}, seed=seed, max_tokens=80)
         text = answer["choices"][0]["message"]["content"]
         assert text.startswith("{")
         if answer["choices"][0]["finish_reason"] == "stop":
             assert isinstance(json.loads(text), dict)
 
 
-async def test_a_text_format_asks_for_nothing(house: LocalHouse) -> None:
-    plain = await chat(house, max_tokens=8)
-    formatted = await chat(house, max_tokens=8, response_format={"type": "text"})
+async def test_a_text_format_asks_for_nothing(runtime: LocalHouse) -> None:
+    plain = await chat(runtime, max_tokens=8)
+    formatted = await chat(runtime, max_tokens=8, response_format={"type": "text"})
     assert formatted["choices"] == plain["choices"]
 
 
 @pytest.mark.parametrize("schema", [SCHEMA, json.dumps(SCHEMA)], ids=["object", "text"])
-async def test_guided_json(house: LocalHouse, schema: Any) -> None:
-    for text in await complete(house, guided_json=schema, n=3):
+async def test_guided_json(runtime: LocalHouse, schema: Any) -> None:
+    for text in await complete(runtime, guided_json=schema, n=3):
         jsonschema.validate(json.loads(text), SCHEMA)
-    assert await complete(house, guided_json=schema) == await complete(house, structured_outputs={"json": schema})
-    assert await complete(house, guided_json=schema) == await complete(house, response_format=FORMAT)
+    assert await complete(runtime, guided_json=schema) == await complete(runtime, structured_outputs={"json": schema})
+    assert await complete(runtime, guided_json=schema) == await complete(runtime, response_format=FORMAT)
 
 
-async def test_guided_regex(house: LocalHouse) -> None:
-    for text in await complete(house, guided_regex=r"[a-f]{2}\d{3}", n=5):
+async def test_guided_regex(runtime: LocalHouse) -> None:
+    for text in await complete(runtime, guided_regex=r"[a-f]{2}\d{3}", n=5):
         assert re.fullmatch(r"[a-f]{2}\d{3}", text)
-    assert await complete(house, structured_outputs={"regex": "abc"}) == ["abc"]
+    assert await complete(runtime, structured_outputs={"regex": "abc"}) == ["abc"]
 
 
-async def test_guided_choice(house: LocalHouse) -> None:
-    texts = await complete(house, guided_choice=["yes", "no", "no idea"], n=12)
+async def test_guided_choice(runtime: LocalHouse) -> None:
+    texts = await complete(runtime, guided_choice=["yes", "no", "no idea"], n=12)
     assert {"yes", "no", "no idea"} >= set(texts)
     assert len(set(texts)) > 1
-    assert await complete(house, structured_outputs={"choice": ["only"]}) == ["only"]
+    assert await complete(runtime, structured_outputs={"choice": ["only"]}) == ["only"]
 
 
-async def test_guided_grammar(house: LocalHouse) -> None:
+async def test_guided_grammar(runtime: LocalHouse) -> None:
     lark = 'start: "<" NAME ">"\nNAME: /[a-z]{1,3}/'
-    assert re.fullmatch("<[a-z]{1,3}>", (await complete(house, guided_grammar=lark))[0])
+    assert re.fullmatch("<[a-z]{1,3}>", (await complete(runtime, guided_grammar=lark))[0])
     gbnf = 'root ::= "(" [0-9] ")"'
-    assert re.fullmatch(r"\([0-9]\)", (await complete(house, structured_outputs={"grammar": gbnf}))[0])
-    assert (await complete(house, structured_outputs={"json_object": True}))[0].startswith("{")
+    assert re.fullmatch(r"\([0-9]\)", (await complete(runtime, structured_outputs={"grammar": gbnf}))[0])
+    assert (await complete(runtime, structured_outputs={"json_object": True}))[0].startswith("{")
 
 
-async def test_prompts_of_a_batch_share_the_constraint(house: LocalHouse) -> None:
-    texts = await complete(house, prompt=["a", "b", "c"], guided_json=SCHEMA, n=2)
+async def test_prompts_of_a_batch_share_the_constraint(runtime: LocalHouse) -> None:
+    texts = await complete(runtime, prompt=["a", "b", "c"], guided_json=SCHEMA, n=2)
     assert len(texts) == 6
     for text in texts:
         jsonschema.validate(json.loads(text), SCHEMA)
 
 
-async def test_endings_of_other_kinds_keep_to_the_grammar(house: LocalHouse) -> None:
+async def test_endings_of_other_kinds_keep_to_the_grammar(runtime: LocalHouse) -> None:
     for options in (
         {"ignore_eos": True},
         {"min_tokens": 100},
         {"temperature": 0},
         {"logit_bias": {"0": 100, "2": 100}},
     ):
-        (text,) = await complete(house, guided_json=SCHEMA, **options)
+        (text,) = await complete(runtime, guided_json=SCHEMA, **options)
         jsonschema.validate(json.loads(text), SCHEMA)
-    (digits,) = await complete(house, guided_regex="[0-9]*", ignore_eos=True, max_tokens=40)
+    (digits,) = await complete(runtime, guided_regex="[0-9]*", ignore_eos=True, max_tokens=40)
     assert len(digits) >= 40
 
 
@@ -179,13 +179,13 @@ async def test_endings_of_other_kinds_keep_to_the_grammar(house: LocalHouse) -> 
     ],
 )
 async def test_what_cannot_be_is_refused_with_its_field(
-    house: LocalHouse, body: dict[str, Any], param: str, words: str
+    runtime: LocalHouse, body: dict[str, Any], param: str, words: str
 ) -> None:
-    before = len(house.engine.requests)
-    answer = await error(house, **body)
+    before = len(runtime.engine.requests)
+    answer = await error(runtime, **body)
     assert answer["param"] == param
     assert words in answer["message"]
-    assert len(house.engine.requests) == before
+    assert len(runtime.engine.requests) == before
 
 
 # The embedded model, asked through OpenAI's own package ---------------------------------------------------------------
@@ -239,7 +239,7 @@ def test_a_stream_is_parsed_as_well(client: openai.OpenAI) -> None:
 def test_the_engine_process_follows_grammars_after_its_death(server: RunningServer, client: openai.OpenAI) -> None:
     asked: Any = {"model": "stub", "messages": MESSAGES, "seed": 9, "response_format": FORMAT}
     before = client.chat.completions.create(**asked).choices[0].message.content
-    process = server.house.engine._process
+    process = server.runtime.engine._process
     assert process is not None
     server.loop.call_soon_threadsafe(process.kill)
     assert client.chat.completions.create(**asked).choices[0].message.content == before

@@ -13,7 +13,7 @@ import pytest
 from openai.types.chat import ChatCompletionChunk
 from openai.types.chat.chat_completion_message_tool_call import ChatCompletionMessageToolCall
 from scripted import ScriptedHouse, calls_of, scripted_house
-from stub_house import TOKENIZER
+from stub_runtime import TOKENIZER
 
 from dragoman.text import ChatTemplate
 
@@ -36,13 +36,13 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool
 
 
 @pytest.fixture(scope="module")
-def house(template: ChatTemplate) -> Iterator[ScriptedHouse]:
-    with scripted_house(template) as house:
-        yield house
+def runtime(template: ChatTemplate) -> Iterator[ScriptedHouse]:
+    with scripted_house(template) as runtime:
+        yield runtime
 
 
-def ask(house: ScriptedHouse, text: str | list[str], messages: Any = (ASK,), **fields: Any) -> Any:
-    return house.ask(text, messages, **{"tools": TOOLS} | fields)
+def ask(runtime: ScriptedHouse, text: str | list[str], messages: Any = (ASK,), **fields: Any) -> Any:
+    return runtime.ask(text, messages, **{"tools": TOOLS} | fields)
 
 
 def gathered(chunks: list[ChatCompletionChunk], index: int = 0) -> dict[str, Any]:
@@ -68,8 +68,8 @@ def gathered(chunks: list[ChatCompletionChunk], index: int = 0) -> dict[str, Any
     return made
 
 
-def test_calls_come_in_openais_shape(house: ScriptedHouse) -> None:
-    (choice,) = ask(house, CALLS).choices
+def test_calls_come_in_openais_shape(runtime: ScriptedHouse) -> None:
+    (choice,) = ask(runtime, CALLS).choices
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content == "Let me look."
     assert calls_of(choice.message) == [("weather", '{"city": "Köln"}'), ("get_time", "{}")]
@@ -79,21 +79,25 @@ def test_calls_come_in_openais_shape(house: ScriptedHouse) -> None:
     assert all(isinstance(call, ChatCompletionMessageToolCall) for call in choice.message.tool_calls)
 
 
-def test_content_is_null_when_there_are_only_calls(house: ScriptedHouse) -> None:
-    assert ask(house, CALL).choices[0].message.content is None
-    assert gathered(list(ask(house, CALL, stream=True)))["content"] is None
+def test_content_is_null_when_there_are_only_calls(runtime: ScriptedHouse) -> None:
+    assert ask(runtime, CALL).choices[0].message.content is None
+    assert gathered(list(ask(runtime, CALL, stream=True)))["content"] is None
 
 
-def test_an_answer_without_calls_is_an_ordinary_one(house: ScriptedHouse) -> None:
+def test_an_answer_without_calls_is_an_ordinary_one(runtime: ScriptedHouse) -> None:
     for text in ("It is cold. ", "", "a <tool> {}", '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>'):
-        (choice,) = ask(house, text).choices
+        (choice,) = ask(runtime, text).choices
         assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("stop", text, None)
-        assert gathered(list(ask(house, text, stream=True))) == {"content": text or None, "calls": [], "finish": "stop"}
+        assert gathered(list(ask(runtime, text, stream=True))) == {
+            "content": text or None,
+            "calls": [],
+            "finish": "stop",
+        }
 
 
-def test_a_streamed_call_is_the_whole_one(house: ScriptedHouse) -> None:
-    chunks = list(ask(house, [CALLS, "None.", CALL], n=3, stream=True))
-    whole = ask(house, [CALLS, "None.", CALL], n=3)
+def test_a_streamed_call_is_the_whole_one(runtime: ScriptedHouse) -> None:
+    chunks = list(ask(runtime, [CALLS, "None.", CALL], n=3, stream=True))
+    whole = ask(runtime, [CALLS, "None.", CALL], n=3)
     assert [choice.finish_reason for choice in whole.choices] == ["tool_calls", "stop", "tool_calls"]
     for i, choice in enumerate(whole.choices):
         message = choice.message
@@ -106,63 +110,63 @@ def test_a_streamed_call_is_the_whole_one(house: ScriptedHouse) -> None:
     assert len(arguments) > 4, "arguments come token by token"
 
 
-def test_a_call_that_is_cut_says_length(house: ScriptedHouse) -> None:
+def test_a_call_that_is_cut_says_length(runtime: ScriptedHouse) -> None:
     limit = len(TOKENIZER.encode(CALL, add_special_tokens=False)) - 4
-    (choice,) = ask(house, CALL, max_tokens=limit).choices
+    (choice,) = ask(runtime, CALL, max_tokens=limit).choices
     assert choice.finish_reason == "length"
     ((name, arguments),) = calls_of(choice.message)
     assert name == "weather"
     assert '{"city": "Köln"}'.startswith(arguments)
-    assert gathered(list(ask(house, CALL, max_tokens=limit, stream=True)))["finish"] == "length"
+    assert gathered(list(ask(runtime, CALL, max_tokens=limit, stream=True)))["finish"] == "length"
 
 
-def test_logprobs_list_every_token_of_the_text(house: ScriptedHouse) -> None:
+def test_logprobs_list_every_token_of_the_text(runtime: ScriptedHouse) -> None:
     ids = TOKENIZER.encode(CALLS, add_special_tokens=False)
-    (choice,) = ask(house, CALLS, logprobs=True, top_logprobs=1).choices
+    (choice,) = ask(runtime, CALLS, logprobs=True, top_logprobs=1).choices
     listed = [bytes(token.bytes) for token in choice.logprobs.content]
     assert listed == [TOKENIZER.token_bytes(token_id) for token_id in ids]
-    chunks = ask(house, CALLS, logprobs=True, top_logprobs=1, stream=True)
+    chunks = ask(runtime, CALLS, logprobs=True, top_logprobs=1, stream=True)
     streamed = [choice.logprobs.content for chunk in chunks for choice in chunk.choices if choice.logprobs]
     assert [bytes(token.bytes) for content in streamed for token in content] == listed
 
 
-def test_usage_counts_calls_like_any_text(house: ScriptedHouse) -> None:
+def test_usage_counts_calls_like_any_text(runtime: ScriptedHouse) -> None:
     tokens = len(TOKENIZER.encode(CALLS, add_special_tokens=False)) + 1
-    assert ask(house, CALLS).usage.completion_tokens == tokens
-    *_, last = ask(house, CALLS, stream=True, stream_options={"include_usage": True})
+    assert ask(runtime, CALLS).usage.completion_tokens == tokens
+    *_, last = ask(runtime, CALLS, stream=True, stream_options={"include_usage": True})
     assert last.usage.completion_tokens == tokens
 
 
-def test_the_model_is_shown_the_tools(house: ScriptedHouse, template: ChatTemplate) -> None:
-    ask(house, "Hi.")
-    shown = house.engine.prompt()
+def test_the_model_is_shown_the_tools(runtime: ScriptedHouse, template: ChatTemplate) -> None:
+    ask(runtime, "Hi.")
+    shown = runtime.engine.prompt()
     assert json.dumps(WEATHER["function"]) in shown
     assert '{"name": "get_time", "parameters": {"type": "object", "properties": {}}}' in shown
-    ask(house, "Hi.", tool_choice="none")
-    assert "weather" not in house.engine.prompt().replace("the weather in", "")
+    ask(runtime, "Hi.", tool_choice="none")
+    assert "weather" not in runtime.engine.prompt().replace("the weather in", "")
 
 
-def test_without_a_choice_nothing_is_read_as_a_call(house: ScriptedHouse) -> None:
+def test_without_a_choice_nothing_is_read_as_a_call(runtime: ScriptedHouse) -> None:
     for fields in ({"tool_choice": "none"}, {"tools": []}, {"tools": openai.omit}):
-        (choice,) = ask(house, CALL, **fields).choices
+        (choice,) = ask(runtime, CALL, **fields).choices
         assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("stop", CALL, None)
 
 
-def test_a_conversation_goes_on_with_the_results(house: ScriptedHouse) -> None:
-    message = ask(house, CALLS).choices[0].message
+def test_a_conversation_goes_on_with_the_results(runtime: ScriptedHouse) -> None:
+    message = ask(runtime, CALLS).choices[0].message
     history = [ASK, message.model_dump(exclude_none=True)]
     for call in message.tool_calls:
         history.append({"role": "tool", "tool_call_id": call.id, "content": f"result of {call.function.name}"})
-    (choice,) = ask(house, "It rains.", messages=history).choices
+    (choice,) = ask(runtime, "It rains.", messages=history).choices
     assert (choice.finish_reason, choice.message.content) == ("stop", "It rains.")
-    prompt = house.engine.prompt()
+    prompt = runtime.engine.prompt()
     assert f"<|im_start|>assistant\n{CALLS}<|im_end|>" in prompt, "as the model wrote it"
     assert prompt.index("result of weather") < prompt.index("result of get_time")
 
 
-def test_the_stream_helper_of_the_package_gathers_the_calls(house: ScriptedHouse) -> None:
-    house.engine.texts = [CALLS]
-    with house.client.chat.completions.stream(model="stub", messages=[ASK], tools=TOOLS) as stream:
+def test_the_stream_helper_of_the_package_gathers_the_calls(runtime: ScriptedHouse) -> None:
+    runtime.engine.texts = [CALLS]
+    with runtime.client.chat.completions.stream(model="stub", messages=[ASK], tools=TOOLS) as stream:
         events = list(stream)
         final = stream.get_final_completion()
     done = [event for event in events if event.type == "tool_calls.function.arguments.done"]
@@ -172,14 +176,14 @@ def test_the_stream_helper_of_the_package_gathers_the_calls(house: ScriptedHouse
     assert final.choices[0].message.content == "Let me look."
 
 
-def test_the_async_client_gets_the_same(house: ScriptedHouse) -> None:
+def test_the_async_client_gets_the_same(runtime: ScriptedHouse) -> None:
     async def play() -> tuple[Any, list[ChatCompletionChunk]]:
-        async with openai.AsyncOpenAI(base_url=house.url + "/v1", api_key="none", max_retries=0) as client:
+        async with openai.AsyncOpenAI(base_url=runtime.url + "/v1", api_key="none", max_retries=0) as client:
             whole = await client.chat.completions.create(model="stub", messages=[ASK], tools=TOOLS)
             stream = await client.chat.completions.create(model="stub", messages=[ASK], tools=TOOLS, stream=True)
             return whole, [chunk async for chunk in stream]
 
-    house.engine.texts = [CALLS]
+    runtime.engine.texts = [CALLS]
     whole, chunks = asyncio.run(play())
     assert (
         calls_of(whole.choices[0].message)
@@ -222,34 +226,34 @@ def function(**fields: Any) -> Any:
         ({"extra_body": {"separate_reasoning": True}}, "separate_reasoning"),
     ],
 )
-def test_what_is_wrong_is_named(house: ScriptedHouse, fields: Any, param: str) -> None:
-    before = len(house.engine.requests)
+def test_what_is_wrong_is_named(runtime: ScriptedHouse, fields: Any, param: str) -> None:
+    before = len(runtime.engine.requests)
     with pytest.raises(openai.BadRequestError) as raised:
-        ask(house, "Hi.", **fields)
+        ask(runtime, "Hi.", **fields)
     assert raised.value.param == param
-    assert len(house.engine.requests) == before, "refused before generation"
+    assert len(runtime.engine.requests) == before, "refused before generation"
 
 
-def test_what_no_tool_has_is_reported(house: ScriptedHouse) -> None:
-    house.engine.texts = ["Hi."]
-    raw = house.client.chat.completions.with_raw_response.create(
+def test_what_no_tool_has_is_reported(runtime: ScriptedHouse) -> None:
+    runtime.engine.texts = ["Hi."]
+    raw = runtime.client.chat.completions.with_raw_response.create(
         model="stub", messages=[ASK], tools=[function(args={})]
     )
     assert raw.headers["x-dragoman-warnings"] == "unknown: tools[0].function.args"
 
 
-def test_what_no_part_of_a_message_has_is_reported(house: ScriptedHouse) -> None:
-    house.engine.texts = ["Hi."]
+def test_what_no_part_of_a_message_has_is_reported(runtime: ScriptedHouse) -> None:
+    runtime.engine.texts = ["Hi."]
     part: Any = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
-    raw = house.client.chat.completions.with_raw_response.create(
+    raw = runtime.client.chat.completions.with_raw_response.create(
         model="stub", messages=[{"role": "user", "content": [part]}]
     )
     assert raw.headers["x-dragoman-warnings"] == "unknown: messages[0].content[0].cache_control"
 
 
-def test_a_name_of_the_wrong_form_is_refused_in_openais_words(house: ScriptedHouse) -> None:
+def test_a_name_of_the_wrong_form_is_refused_in_openais_words(runtime: ScriptedHouse) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
-        ask(house, "Hi.", tools=[function(name="get weather")])
+        ask(runtime, "Hi.", tools=[function(name="get weather")])
     assert raised.value.code == "invalid_value"
     assert raised.value.body["message"] == (
         "Invalid 'tools[0].function.name': string does not match pattern. "
@@ -257,10 +261,10 @@ def test_a_name_of_the_wrong_form_is_refused_in_openais_words(house: ScriptedHou
     )
 
 
-def test_deep_schemas_are_refused(house: ScriptedHouse) -> None:
+def test_deep_schemas_are_refused(runtime: ScriptedHouse) -> None:
     schema: Any = {}
     for _ in range(40):
         schema = {"properties": {"a": schema}}
     with pytest.raises(openai.BadRequestError) as raised:
-        ask(house, "Hi.", tools=[function(parameters=schema)])
+        ask(runtime, "Hi.", tools=[function(parameters=schema)])
     assert raised.value.param == "tools[0].function.parameters"

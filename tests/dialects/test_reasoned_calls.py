@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from scripted import ScriptedHouse, can_follow, scripted_house
-from stub_house import TOKENIZER, local_house
+from stub_runtime import TOKENIZER, local_house
 
 from dragoman.text import ChatTemplate
 
@@ -66,25 +66,25 @@ def format(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module", params=STATES, ids=STATE_IDS)
-def house(request: pytest.FixtureRequest, format: str) -> Iterator[tuple[ScriptedHouse, dict[str, Any], bool]]:
+def runtime(request: pytest.FixtureRequest, format: str) -> Iterator[tuple[ScriptedHouse, dict[str, Any], bool]]:
     opening, variables, begun = request.param
     template = ChatTemplate({"default": TALK + FORMATS[format] + opening})
-    with scripted_house(template) as house:
-        yield house, variables, begun
+    with scripted_house(template) as runtime:
+        yield runtime, variables, begun
     template.close()
 
 
-def ask(house: ScriptedHouse, path: str, text: str, **fields: Any) -> tuple[str, str, list[tuple[str, str]]]:
+def ask(runtime: ScriptedHouse, path: str, text: str, **fields: Any) -> tuple[str, str, list[tuple[str, str]]]:
     """The reasoning, content and calls of a message in which the model says this, whole and streamed the same."""
-    house.engine.texts = [text]
+    runtime.engine.texts = [text]
     body = {"model": "stub", "messages": [{"role": "user", "content": "Is it?"}]} | fields
-    whole = httpx.post(house.url + path, json=body, timeout=20)
+    whole = httpx.post(runtime.url + path, json=body, timeout=20)
     assert whole.status_code == 200, whole.text
     message = whole.json()["choices"][0]["message"]
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
     found = message.get("reasoning_content") or "", message.get("content") or "", calls
 
-    lines = httpx.post(house.url + path, json=body | {"stream": True}, timeout=20).text.split("\n\n")
+    lines = httpx.post(runtime.url + path, json=body | {"stream": True}, timeout=20).text.split("\n\n")
     choices = [c for line in lines if line.startswith("data: {") for c in json.loads(line[6:])["choices"]]
     texts = {name: "".join(c["delta"].get(name) or "" for c in choices) for name in ("reasoning_content", "content")}
     parts: dict[int, tuple[str, str]] = {}
@@ -104,9 +104,9 @@ def blocks_of(begun: bool) -> list[str]:
 @pytest.mark.parametrize("choice", CHOICES | ENFORCED)
 @pytest.mark.parametrize(("dialect", "separate"), [("openai", True), ("openai", False), ("friendli", True)])
 def test_calls_follow_the_block_of_the_request(
-    house: tuple[ScriptedHouse, dict[str, Any], bool], format: str, dialect: str, choice: str, separate: bool
+    runtime: tuple[ScriptedHouse, dict[str, Any], bool], format: str, dialect: str, choice: str, separate: bool
 ) -> None:
-    scripted, variables, begun = house
+    scripted, variables, begun = runtime
     path, switch = PATHS[dialect]
     fields = (CHOICES | ENFORCED)[choice] | {"chat_template_kwargs": variables, switch: separate}
     call = CALL[format]
@@ -129,8 +129,8 @@ def test_calls_follow_the_block_of_the_request(
 @pytest.fixture(scope="module", params=[OPENED, SHUT], ids=["opened", "shut"])
 def octoai(request: pytest.FixtureRequest, format: str) -> Iterator[tuple[ScriptedHouse, bool]]:
     template = ChatTemplate({"default": TALK + FORMATS[format] + request.param})
-    with scripted_house(template) as house:
-        yield house, request.param == OPENED
+    with scripted_house(template) as runtime:
+        yield runtime, request.param == OPENED
     template.close()
 
 
@@ -167,11 +167,11 @@ def test_octoai_has_a_call_or_the_format_behind_a_block_that_is_not_shown(
 @pytest.mark.parametrize("opening", [OPENED, SHUT], ids=["opened", "shut"])
 def test_octoai_has_a_format_alone_from_the_first_token(opening: str) -> None:
     template = ChatTemplate({"default": TALK + FORMATS["hermes"] + opening})
-    with scripted_house(template) as house:
+    with scripted_house(template) as runtime:
         fields = {"tools": [TOOL], "tool_choice": "none", "response_format": {"type": "json_object"}}
-        assert ask(house, OCTOAI, ARGUMENTS, **fields) == ("", ARGUMENTS, [])
-        assert can_follow(house, ARGUMENTS)
-        assert not can_follow(house, f"<think>{THOUGHT}</think>{ARGUMENTS}")
+        assert ask(runtime, OCTOAI, ARGUMENTS, **fields) == ("", ARGUMENTS, [])
+        assert can_follow(runtime, ARGUMENTS)
+        assert not can_follow(runtime, f"<think>{THOUGHT}</think>{ARGUMENTS}")
     template.close()
 
 
@@ -187,8 +187,8 @@ async def test_a_model_without_sense_makes_the_call_when_it_is_told_not_to_think
         "chat_template_kwargs": {"enable_thinking": False},
         "logit_bias": {str(TOKENIZER.encode_inside("<")[0]): -100},
     }
-    async with local_house(template) as house:
-        message = (await house.client.post(path, json=body)).json()["choices"][0]["message"]
+    async with local_house(template) as runtime:
+        message = (await runtime.client.post(path, json=body)).json()["choices"][0]["message"]
     template.close()
     assert [call["function"]["name"] for call in message["tool_calls"]] == ["f"]
     assert json.loads(message["tool_calls"][0]["function"]["arguments"])["a"] in (True, False)

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from stub_house import TOKENIZER
+from stub_runtime import TOKENIZER
 from tiny_server import make_tiny_model, tiny_server
 
 torch = pytest.importorskip("torch")

@@ -7,17 +7,17 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import httpx
 import msgspec
 import pytest
-from stub_house import QUICK, LocalHouse
+from stub_runtime import QUICK, LocalHouse
 
 from dragoman.core.errors import DragomanError, MethodNotAllowed, NotFound
 from dragoman.core.events import TextDelta
 from dragoman.core.request import TextPrompt
 from dragoman.core.serving import Serving
-from dragoman.dialects.document import fields_page
+from dragoman.dialects.api import Dialect, ErrorResponse, Exchange, NotJson, Operation, WrongMediaType
+from dragoman.dialects.docgen_fields import fields_page
 from dragoman.dialects.field import Field, Table
-from dragoman.dialects.kinds import Integer, Number, String, Violation
+from dragoman.dialects.field_types import FieldError, Integer, Number, String
 from dragoman.dialects.openai import dialect as openai
-from dragoman.dialects.wire import Answer, Dialect, Exchange, NotJson, Operation, WrongMediaType
 from dragoman.server.app import create_app
 
 pytestmark = pytest.mark.anyio
@@ -49,17 +49,17 @@ async def teapot(serving: Serving, exchange: Exchange) -> None:
     await exchange.reply(b"short and stout", status=418, headers={"content-type": "text/plain"})
 
 
-def render_error(error: DragomanError) -> Answer:
+def render_error(error: DragomanError) -> ErrorResponse:
     match error:
         case NotFound() | MethodNotAllowed():
-            return Answer(status=404 if isinstance(error, NotFound) else 405)
+            return ErrorResponse(status=404 if isinstance(error, NotFound) else 405)
         case WrongMediaType():
-            return Answer(status=415, body=b"wrong type", headers={"content-type": "text/plain"})
+            return ErrorResponse(status=415, body=b"wrong type", headers={"content-type": "text/plain"})
         case NotJson():
-            return Answer(status=400, body=b"not JSON", headers={"content-type": "text/plain"})
-        case Violation():
-            return Answer(status=422, body={"where": list(error.path), "rule": error.rule})
-    return Answer(status=500, body={"error": error.message})
+            return ErrorResponse(status=400, body=b"not JSON", headers={"content-type": "text/plain"})
+        case FieldError():
+            return ErrorResponse(status=422, body={"where": list(error.path), "rule": error.rule})
+    return ErrorResponse(status=500, body={"error": error.message})
 
 
 TOY = Dialect(
@@ -76,8 +76,8 @@ TOY = Dialect(
 
 
 @pytest.fixture
-async def client(house: LocalHouse) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(house.serving, QUICK, dialects=(openai.DIALECT, TOY))
+async def client(runtime: LocalHouse) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(runtime.serving, QUICK, dialects=(openai.DIALECT, TOY))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         yield client
 
@@ -129,9 +129,9 @@ async def test_unknown_fields_are_reported_whatever_the_answer_is(client: httpx.
     assert "x-dragoman-warnings" not in (await client.post("/say", json={"text": "a"})).headers
 
 
-async def test_a_strict_server_refuses_unknown_fields_in_the_words_of_the_dialect(house: LocalHouse) -> None:
+async def test_a_strict_server_refuses_unknown_fields_in_the_words_of_the_dialect(runtime: LocalHouse) -> None:
     strict = msgspec.structs.replace(QUICK, strict=True)
-    app = create_app(house.serving, strict, dialects=(openai.DIALECT, TOY))
+    app = create_app(runtime.serving, strict, dialects=(openai.DIALECT, TOY))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         toy = await client.post("/say", json={"text": "a", "other": 1})
         assert (toy.status_code, toy.json()) == (422, {"where": ["other"], "rule": "unknown"})
@@ -154,8 +154,8 @@ async def test_documents_name_the_dialect(client: httpx.AsyncClient) -> None:
     )
 
 
-async def test_metrics_tell_dialects_apart(house: LocalHouse) -> None:
-    app = create_app(house.serving, QUICK, metrics=house.metrics, dialects=(openai.DIALECT, TOY))
+async def test_metrics_tell_dialects_apart(runtime: LocalHouse) -> None:
+    app = create_app(runtime.serving, QUICK, metrics=runtime.metrics, dialects=(openai.DIALECT, TOY))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         await client.get("/toy/own/place")
         text = (await client.get("/metrics")).text

@@ -18,27 +18,27 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
-from stub_house import QUICK, LocalHouse, local_house
+from stub_runtime import QUICK, LocalHouse, local_house
 
 from dragoman.core.errors import DragomanError, NotFound, UnsupportedFeature
 from dragoman.dialects import made_dialects
+from dragoman.dialects.api import Dialect, ErrorResponse, Operation
 from dragoman.dialects.field import Field, Outline, Table, Treatment
-from dragoman.dialects.kinds import (
+from dragoman.dialects.field_types import (
     Anything,
     Boolean,
+    FieldError,
+    FieldType,
     Floats,
     Integer,
-    Kind,
     ListOf,
     MapOf,
     Number,
     OneOf,
     String,
-    Violation,
     Wrapped,
 )
 from dragoman.dialects.locallab.settings import LocalLabSettings
-from dragoman.dialects.wire import Answer, Dialect, Operation
 from dragoman.server.app import create_app
 from dragoman.text import ChatTemplate
 
@@ -93,7 +93,7 @@ def operations() -> list[Any]:
     return list(found.values())
 
 
-def fields_within(kind: Kind) -> list[Field]:
+def fields_within(kind: FieldType) -> list[Field]:
     match kind:
         case Table(fields=fields):
             return [*fields, *(inner for field in fields for inner in fields_within(field.kind))]
@@ -109,7 +109,7 @@ def fields_within(kind: Kind) -> list[Field]:
 # Values --------------------------------------------------------------------------------------------------------------
 
 
-def allowed(kind: Kind) -> SearchStrategy[Any]:
+def allowed(kind: FieldType) -> SearchStrategy[Any]:
     """Values that the kind takes."""
     match kind:
         case Integer():
@@ -149,21 +149,21 @@ def allowed(kind: Kind) -> SearchStrategy[Any]:
     return among(kind, is_allowed=True)
 
 
-def forbidden(kind: Kind) -> SearchStrategy[Any]:
+def forbidden(kind: FieldType) -> SearchStrategy[Any]:
     """Values that the kind refuses."""
     return among(kind, is_allowed=False)
 
 
-def among(kind: Kind, *, is_allowed: bool) -> SearchStrategy[Any]:
+def among(kind: FieldType, *, is_allowed: bool) -> SearchStrategy[Any]:
     """Those of the pool that the kind itself takes, or refuses."""
     found = [value for value in POOL if value is not None and takes(kind, value) is is_allowed]
     return st.sampled_from(found) if found else st.nothing()
 
 
-def takes(kind: Kind, value: Any) -> bool:
+def takes(kind: FieldType, value: Any) -> bool:
     try:
         kind.check(value, ())
-    except Violation:
+    except FieldError:
         return False
     except DragomanError:
         return True  # refused for something else than its form
@@ -202,7 +202,7 @@ def lengths(table: Table) -> list[Field]:
     return []
 
 
-def least(kind: Kind) -> Any:
+def least(kind: FieldType) -> Any:
     """The smallest value that is served: the required fields, and little to generate."""
     match kind:
         case Integer():
@@ -228,14 +228,14 @@ def least(kind: Kind) -> Any:
 class Witness:
     """A client of the application, and the errors that its dialects were asked to word."""
 
-    def __init__(self, runner: asyncio.Runner, house: LocalHouse) -> None:
-        self.runner, self.house = runner, house
+    def __init__(self, runner: asyncio.Runner, runtime: LocalHouse) -> None:
+        self.runner, self.runtime = runner, runtime
         self.errors: list[DragomanError] = []
-        app = create_app(house.serving, QUICK, dialects=[self._seen(dialect) for dialect in DIALECTS])
+        app = create_app(runtime.serving, QUICK, dialects=[self._seen(dialect) for dialect in DIALECTS])
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=60)
 
     def _seen(self, dialect: Dialect) -> Dialect:
-        def render_error(error: DragomanError) -> Answer:
+        def render_error(error: DragomanError) -> ErrorResponse:
             self.errors.append(error)
             return dialect.render_error(error)
 
@@ -246,19 +246,19 @@ class Witness:
         path = re.sub(r"{\w+(:\w+)?}", "stub", operation.path)
         asking = self.client.request(operation.method, f"/{dialect.name}{path}", json=body)
         answer = self.runner.run(asyncio.wait_for(asking, 30))
-        self.house.engine.engine.scheduler.check_integrity()
-        assert not self.house.engine.streams, "a request is left behind"
+        self.runtime.engine.engine.scheduler.check_integrity()
+        assert not self.runtime.engine.streams, "a request is left behind"
         return answer
 
 
 @pytest.fixture(scope="module")
 def witness(template: ChatTemplate) -> Iterator[Witness]:
     with asyncio.Runner() as runner:
-        house = local_house(template)
-        witness = Witness(runner, runner.run(house.__aenter__()))
+        runtime = local_house(template)
+        witness = Witness(runner, runner.run(runtime.__aenter__()))
         yield witness
         runner.run(witness.client.aclose())
-        runner.run(house.__aexit__(None, None, None))
+        runner.run(runtime.__aexit__(None, None, None))
 
 
 PROPERTY = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))

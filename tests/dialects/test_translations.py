@@ -19,7 +19,7 @@ from translation_cases import BODIES, CASES, Case
 
 from dragoman.dialects import made_dialects
 from dragoman.dialects.field import Field, Outline, Row, Table
-from dragoman.dialects.kinds import Kind, ListOf, OneOf, Wrapped
+from dragoman.dialects.field_types import FieldType, ListOf, OneOf, Wrapped
 from dragoman.dialects.locallab.settings import LocalLabSettings
 from dragoman.text import ChatTemplate
 
@@ -154,7 +154,7 @@ def become(field: Field, meaning: str) -> None:
             table.__dict__.pop(made, None)
 
 
-def tables_within(kind: Kind) -> Iterator[Table]:
+def tables_within(kind: FieldType) -> Iterator[Table]:
     match kind:
         case Table(fields=fields):
             yield kind

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stub_house import FOLDER, TOKENIZER, RunningServer, running_server
+from stub_runtime import FOLDER, TOKENIZER, RunningServer, running_server
 
 from dragoman.dialects import made_dialects
 from dragoman.engine.messages import LoadModel

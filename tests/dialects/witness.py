@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
-from stub_house import TOKENIZER
+from stub_runtime import TOKENIZER
 
 USER: Any = {"role": "user", "content": "hello"}
 EOS = TOKENIZER.eos_ids[0]

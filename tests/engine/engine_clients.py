@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from dragoman.core.request import EngineRequest
-from dragoman.engine.client import EngineClient
 from dragoman.engine.messages import LoadModel, StubModel, WorkerSettings
-from dragoman.engine.process import Spawn
+from dragoman.engine_client.client import EngineClient
+from dragoman.engine_client.connection import Spawn
 from simulation import Transcript
 
 POISON = 0
@@ -33,7 +33,7 @@ async def started(
 
 async def read(client: EngineClient, request: EngineRequest) -> Transcript:
     """Return all that becomes of a request."""
-    transcript = Transcript()
+    output_processor = Transcript()
     async for event in client.submit(request):
-        transcript.add(event)
-    return transcript
+        output_processor.add(event)
+    return output_processor

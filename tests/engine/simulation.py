@@ -54,20 +54,20 @@ class Transcript:
 
 def run(engine: Engine, requests: Iterable[EngineRequest], max_steps: int = 100_000) -> dict[str, Transcript]:
     """Submit everything and step to the end, the engine's books checked after each step."""
-    transcripts = {}
+    output_processors = {}
     for request in requests:
-        transcripts[request.request_id] = Transcript()
+        output_processors[request.request_id] = Transcript()
         engine.submit(request)
     for _ in range(max_steps):
         if not engine.has_work:
-            return transcripts
-        step(engine, transcripts)
+            return output_processors
+        step(engine, output_processors)
     raise AssertionError(f"work is left after {max_steps} steps")
 
 
-def step(engine: Engine, transcripts: dict[str, Transcript]) -> None:
+def step(engine: Engine, output_processors: dict[str, Transcript]) -> None:
     for event in engine.step().events:
-        transcripts[event.request_id].add(event)
+        output_processors[event.request_id].add(event)
     engine.scheduler.check_integrity()
 
 

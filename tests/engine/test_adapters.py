@@ -22,10 +22,10 @@ from dragoman.core.errors import AdapterNotFound, BadRequest, Conflict, EngineUn
 from dragoman.core.events import FinishReason
 from dragoman.core.request import EngineRequest
 from dragoman.core.sampling import LogprobParams, SamplingParams
-from dragoman.engine.client import EngineClient, State
 from dragoman.engine.engine import Engine
 from dragoman.engine.messages import LoadModel, StubModel, WorkerSettings
 from dragoman.engine.settings import SchedulerSettings
+from dragoman.engine_client.client import EngineClient, State
 from dragoman.models import ModelSettings
 from simulation import Transcript, random_request, run, run_alone, step, stub, with_beams
 
@@ -93,19 +93,19 @@ def test_one_name_with_other_files_shares_nothing() -> None:
 
 def test_unloading_refuses_new_requests_and_lets_running_ones_finish() -> None:
     engine = with_adapters(Engine(stub(vocab_size=199, max_adapters=3)))
-    transcripts = {"running": Transcript(), "late": Transcript()}
+    output_processors = {"running": Transcript(), "late": Transcript()}
     engine.submit(request("running", "red", tokens=40))
     for _ in range(5):
-        step(engine, transcripts)
+        step(engine, output_processors)
     engine.unload_adapter("red")
     engine.adapters.check_integrity()
     engine.submit(request("late", "red"))
     with pytest.raises(Conflict, match="All 3 places"):
         engine.load_adapter("yellow", "folder")
     while engine.has_work:
-        step(engine, transcripts)
-    assert transcripts["late"].finish == {0: FinishReason.ERROR}
-    assert transcripts["running"] == alone("red", request("running", "red", tokens=40))
+        step(engine, output_processors)
+    assert output_processors["late"].finish == {0: FinishReason.ERROR}
+    assert output_processors["running"] == alone("red", request("running", "red", tokens=40))
     engine.load_adapter("yellow", "folder")
     engine.adapters.check_integrity()
 
@@ -115,7 +115,7 @@ def test_adapters_that_come_and_go_under_load(case: int) -> None:
     """At random; one that cannot be had is told, every other answer is the one that the request gets alone."""
     rng = random.Random(case)
     engine = Engine(stub(vocab_size=199, max_adapters=3, num_blocks=128))
-    transcripts: dict[str, Transcript] = {}
+    output_processors: dict[str, Transcript] = {}
     expected: dict[str, tuple[str | None, EngineRequest]] = {}
     for turn in range(300):
         action = rng.random()
@@ -131,21 +131,21 @@ def test_adapters_that_come_and_go_under_load(case: int) -> None:
             asked = msgspec.structs.replace(
                 random_request(rng, f"r{turn}", 199, sequences=2), adapter=rng.choice([None, name])
             )
-            transcripts[asked.request_id] = Transcript()
+            output_processors[asked.request_id] = Transcript()
             if asked.adapter is None or asked.adapter in engine.adapters.infos():
                 expected[asked.request_id] = asked.adapter, asked
             engine.submit(asked)
-        if action < 0.05 and transcripts:
-            gone = rng.choice(list(transcripts))
+        if action < 0.05 and output_processors:
+            gone = rng.choice(list(output_processors))
             engine.cancel(gone)
             expected.pop(gone, None)
         if engine.has_work:
-            step(engine, transcripts)
+            step(engine, output_processors)
         engine.adapters.check_integrity()
     while engine.has_work:
-        step(engine, transcripts)
+        step(engine, output_processors)
     for request_id, (adapter, asked) in expected.items():
-        assert transcripts[request_id] == alone(adapter, asked)
+        assert output_processors[request_id] == alone(adapter, asked)
     for name in list(engine.adapters.infos()):
         engine.unload_adapter(name)
     assert not engine.adapters.is_any_leaving

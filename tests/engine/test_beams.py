@@ -23,7 +23,7 @@ from dragoman.core.sampling import BeamParams, LogprobParams, SamplingParams
 from dragoman.engine import admission
 from dragoman.engine.arrays import Float32, Int32
 from dragoman.engine.batch import Batch
-from dragoman.engine.candidates import candidates, gumbel_noise
+from dragoman.engine.beam_search.expand import candidates, gumbel_noise
 from dragoman.engine.engine import Engine
 from dragoman.engine.runner import Runner
 from dragoman.engine.settings import SchedulerSettings

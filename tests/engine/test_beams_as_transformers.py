@@ -16,7 +16,7 @@ from dragoman import models
 from dragoman.core.events import FinishReason
 from dragoman.core.request import EngineRequest
 from dragoman.core.sampling import BeamParams, SamplingParams
-from dragoman.engine.candidates import gumbel_noise
+from dragoman.engine.beam_search.expand import gumbel_noise
 from dragoman.engine.runner import Runner
 from simulation import Hypothesis, hypotheses, run_beams
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from dragoman.core.request import EngineRequest
 from dragoman.engine.block_store import BlockStore, open_block_store
-from dragoman.engine.client import EngineClient
 from dragoman.engine.kv_cache import KVCache
 from dragoman.engine.messages import StubModel, WorkerSettings
 from dragoman.engine.settings import SchedulerSettings
+from dragoman.engine_client.client import EngineClient
 
 BLOCK_BYTES = 64
 BLOCKS = 8

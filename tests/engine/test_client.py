@@ -22,9 +22,9 @@ from dragoman.core.errors import BadRequest, EngineUnavailable, ModelError, Over
 from dragoman.core.events import FinishEvent, FinishReason, TokenEvent
 from dragoman.core.request import EngineRequest
 from dragoman.core.vocabulary import Vocabulary
-from dragoman.engine.client import EngineClient, State
 from dragoman.engine.messages import LoadModel, StubModel, WorkerSettings
 from dragoman.engine.settings import SchedulerSettings
+from dragoman.engine_client.client import EngineClient, State
 from dragoman.grammar.lark import grammar_of
 from simulation import Transcript, random_request, run_alone, stub
 
@@ -133,20 +133,20 @@ def test_cancel_ends_a_request_and_frees_its_blocks() -> None:
 def test_cancel_of_one_sequence_leaves_the_others() -> None:
     async def play() -> None:
         async with started() as client:
-            transcript = Transcript()
+            output_processor = Transcript()
             request = msgspec.structs.replace(endless("r", sequences=3), max_tokens=40)
             async for event in client.submit(request):
-                transcript.add(event)
+                output_processor.add(event)
                 if isinstance(event, TokenEvent) and event.sequence == 1 and event.index == 9:
                     client.cancel("r", 1)
-            assert transcript.finish == {
+            assert output_processor.finish == {
                 0: FinishReason.LENGTH,
                 1: FinishReason.CANCELLED,
                 2: FinishReason.LENGTH,
             }
             whole = run_alone(stub(vocab_size=STUB.vocab_size), request)
-            assert transcript.of(0) == whole.of(0)
-            assert transcript.ids(1) == whole.ids(1)[: len(transcript.ids(1))]
+            assert output_processor.of(0) == whole.of(0)
+            assert output_processor.ids(1) == whole.ids(1)[: len(output_processor.ids(1))]
 
     asyncio.run(play())
 
@@ -242,7 +242,7 @@ def test_the_engine_leaves_with_its_parent() -> None:
     """A server that is killed outright leaves no engine behind."""
     program = (
         "import asyncio\n"
-        "from dragoman.engine.client import EngineClient\n"
+        "from dragoman.engine_client.client import EngineClient\n"
         "from dragoman.engine.messages import StubModel, WorkerSettings\n"
         "async def main():\n"
         "    client = EngineClient(WorkerSettings(model=StubModel()))\n"

@@ -17,8 +17,8 @@ from dragoman import models
 from dragoman.core.events import EngineEvent, FinishEvent, FinishReason, TokenEvent
 from dragoman.core.request import EngineRequest
 from dragoman.core.sampling import BeamParams, LogprobParams, SamplingParams
-from dragoman.engine.client import EngineClient, State
 from dragoman.engine.messages import EngineStats, LoadModel, WorkerSettings
+from dragoman.engine_client.client import EngineClient, State
 from dragoman.models.settings import Precision
 from simulation import Transcript, random_request, run_alone, stub
 
@@ -50,14 +50,14 @@ def test_mirostat_knows_what_it_had_learned_before_the_process_was_killed() -> N
 
     async def main() -> Transcript:
         async with started() as client:
-            transcript, seen = Transcript(), 0
+            output_processor, seen = Transcript(), 0
             async for event in client.submit(request):
-                transcript.add(event)
+                output_processor.add(event)
                 seen += isinstance(event, TokenEvent) and event.sequence == 0
                 if seen in (10, 30):
                     seen += kill(client)
             assert client.stats().restarts == 2
-            return transcript
+            return output_processor
 
     assert asyncio.run(main()) == run_alone(stub(vocab_size=STUB.vocab_size), request)
 
@@ -78,14 +78,14 @@ def test_an_encoder_s_input_is_encoded_again(tmp_path: Path) -> None:
 
     async def main() -> Transcript:
         async with started(model) as client:
-            transcript, seen = Transcript(), 0
+            output_processor, seen = Transcript(), 0
             async for event in client.submit(request):
-                transcript.add(event)
+                output_processor.add(event)
                 seen += isinstance(event, TokenEvent) and event.sequence == 0
                 if seen in (10, 150):
                     seen += kill(client)
             assert client.stats().restarts == 2
-            return transcript
+            return output_processor
 
     assert asyncio.run(main()) == run_alone(models.load(model.source, settings), request)
 
@@ -103,11 +103,11 @@ def test_a_beam_search_goes_on_where_it_was(kind: str) -> None:
                 while client.stats().generated_tokens < goal:
                     await asyncio.sleep(0.001)
                 assert kill(client)
-            transcript = await asyncio.wait_for(reading, 30)
-            return transcript, client.stats()
+            output_processor = await asyncio.wait_for(reading, 30)
+            return output_processor, client.stats()
 
-    transcript, stats = asyncio.run(main())
-    assert transcript == run_alone(stub(vocab_size=STUB.vocab_size), request)
+    output_processor, stats = asyncio.run(main())
+    assert output_processor == run_alone(stub(vocab_size=STUB.vocab_size), request)
     assert stats.restarts == 2
     assert stats.generated_tokens < 4 * 60 + 2 * 4 * 10
 
@@ -167,20 +167,20 @@ def test_killed_while_starting_again() -> None:
 
     async def play() -> Transcript:
         async with started() as client:
-            transcript = Transcript()
+            output_processor = Transcript()
             stream = client.submit(request)
             for index in range(4):
                 for _ in range(10):
-                    transcript.add(await anext(stream))
+                    output_processor.add(await anext(stream))
                 assert kill(client)
                 while client.health().pid is None or client.health().state is not State.RESTARTING:
                     await asyncio.sleep(0.002)
                 await asyncio.sleep(0.02 * index)
                 os.kill(client.health().pid or 0, signal.SIGKILL)
             async for event in stream:
-                transcript.add(event)
+                output_processor.add(event)
             assert client.stats().restarts >= 4
-            return transcript
+            return output_processor
 
     assert asyncio.run(play()) == run_alone(stub(vocab_size=STUB.vocab_size), request)
 
@@ -194,17 +194,17 @@ def test_a_process_that_hangs_is_killed_and_its_streams_go_on() -> None:
         client = EngineClient(WorkerSettings(model=STUB, hang_s=0.4))
         await client.start()
         try:
-            transcript, stream = Transcript(), client.submit(request)
+            output_processor, stream = Transcript(), client.submit(request)
             for _ in range(10):
-                transcript.add(await anext(stream))
+                output_processor.add(await anext(stream))
             os.kill(client.health().pid or 0, signal.SIGSTOP)
             async with asyncio.timeout(30):
                 async for event in stream:
-                    transcript.add(event)
+                    output_processor.add(event)
             assert client.stats().restarts == 1
             await asyncio.sleep(0.8)  # without work, silence is no sign of anything
             assert client.stats().restarts == 1
-            return transcript
+            return output_processor
         finally:
             await client.close()
 
@@ -261,7 +261,7 @@ def test_two_poisoned_requests_are_both_found() -> None:
 
     good, bad = asyncio.run(play())
     assert good == alone
-    assert all(set(transcript.finish.values()) == {FinishReason.ERROR} for transcript in bad)
+    assert all(set(output_processor.finish.values()) == {FinishReason.ERROR} for output_processor in bad)
 
 
 def test_what_came_before_the_deaths_is_kept() -> None:

@@ -18,10 +18,10 @@ from dragoman.core.request import EngineRequest
 from dragoman.core.sampling import SamplingParams
 from dragoman.engine.batch import Batch
 from dragoman.engine.engine import Engine
-from dragoman.engine.replay import Unfinished
 from dragoman.engine.runner import Runner
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.stub import StubRunner
+from dragoman.engine_client.recovery import InFlightRequest
 from dragoman.models.settings import Precision
 from simulation import (
     Limited,
@@ -164,7 +164,7 @@ def test_replayed_from_any_token(runner: Runner, case: int) -> None:
     rng = random.Random(case)
     request = msgspec.structs.replace(a_request(rng, runner), max_tokens=rng.randint(5, 30))
     alone = run_alone(runner, request)
-    unfinished, engine = Unfinished(request), Engine(runner)
+    unfinished, engine = InFlightRequest(request), Engine(runner)
     engine.submit(request)
     for _ in range(rng.randint(1, 12)):
         if engine.has_work:
@@ -234,19 +234,19 @@ def test_a_transcript_of_every_step_balances() -> None:
     """Arrivals, cancels and forks at random, the books checked after each step."""
     rng = random.Random(5)
     runner = stub(vocab_size=61, **LIMITS)
-    engine, transcripts = Engine(Limited(runner, num_blocks=30)), dict[str, Transcript]()
+    engine, output_processors = Engine(Limited(runner, num_blocks=30)), dict[str, Transcript]()
     for _ in range(300):
         if rng.random() < 0.2:
-            name = f"r{len(transcripts)}"
+            name = f"r{len(output_processors)}"
             request = random_request(rng, name, 61, prompt=rng.choice([5, 40, 200]), output=30, encoder=True)
             if rng.random() < 0.3:
                 request = with_beams(rng, request)
-            transcripts[name] = Transcript()
+            output_processors[name] = Transcript()
             engine.submit(request)
-        if transcripts and rng.random() < 0.05:
-            engine.cancel(rng.choice(list(transcripts)))
+        if output_processors and rng.random() < 0.05:
+            engine.cancel(rng.choice(list(output_processors)))
         if engine.has_work:
-            step(engine, transcripts)
+            step(engine, output_processors)
     while engine.has_work:
-        step(engine, transcripts)
+        step(engine, output_processors)
     assert engine.scheduler.cache.available == 30

@@ -9,8 +9,8 @@ from contextvars import ContextVar
 import pytest
 
 from dragoman.core.events import TokenEvent
-from dragoman.engine.event_stream import EventStream
-from dragoman.server.cork import Corked
+from dragoman.engine_client.event_stream import EventStream
+from dragoman.server.write_buffer import BufferedTransport
 
 pytestmark = pytest.mark.anyio
 
@@ -137,7 +137,7 @@ async def test_a_reader_may_give_up_waiting_and_read_on() -> None:
 
 async def test_what_one_step_brings_a_connection_leaves_in_one_write() -> None:
     beneath = Counting()
-    corked = Corked(beneath, asyncio.get_running_loop())  # type: ignore[arg-type]
+    corked = BufferedTransport(beneath, asyncio.get_running_loop())  # type: ignore[arg-type]
     reader = Reader()
 
     async def write() -> None:

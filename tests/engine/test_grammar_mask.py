@@ -17,9 +17,9 @@ from dragoman.core.request import EngineRequest
 from dragoman.core.sampling import LogprobParams, SamplingParams
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.engine.engine import Engine
-from dragoman.engine.replay import Unfinished
 from dragoman.engine.runner import Runner
 from dragoman.engine.settings import SchedulerSettings
+from dragoman.engine_client.recovery import InFlightRequest
 from dragoman.grammar.lark import grammar_of
 from dragoman.grammar.matching import Matching
 from simulation import Limited, Transcript, random_request, run, run_alone, step, stub
@@ -72,8 +72,8 @@ def alone(runner: Runner, wanted: EngineRequest) -> Transcript:
     return run(engine(runner), [wanted])[wanted.request_id]
 
 
-def text(transcript: Transcript, sequence: int = 0) -> bytes:
-    ids = transcript.ids(sequence)
+def text(output_processor: Transcript, sequence: int = 0) -> bytes:
+    ids = output_processor.ids(sequence)
     return b"".join(VOCABULARY.tokens[each] for each in ids if each != END)
 
 
@@ -83,8 +83,8 @@ def text(transcript: Transcript, sequence: int = 0) -> bytes:
 @pytest.mark.parametrize("seed", range(6))
 def test_a_text_that_ends_follows_its_grammar(seed: int) -> None:
     done = run(engine(runner()), [request(each, str(i), seed) for i, each in enumerate(CONSTRAINTS)])
-    for transcript in done.values():
-        assert transcript.finish[0] in (FinishReason.EOS, FinishReason.LENGTH)
+    for output_processor in done.values():
+        assert output_processor.finish[0] in (FinishReason.EOS, FinishReason.LENGTH)
     finished = {key: text(each).decode() for key, each in done.items() if each.finish[0] is FinishReason.EOS}
     if "0" in finished:
         value = json.loads(finished["0"])
@@ -176,7 +176,7 @@ def test_after_a_crash_at_any_token(case: int) -> None:
     rng = random.Random(case)
     ours = random_constrained(rng, "ours")
     expected = alone(runner(), ours)
-    unfinished = Unfinished(ours)
+    unfinished = InFlightRequest(ours)
     died = engine(runner())
     died.submit(ours)
     deaths = rng.randint(1, 40)
@@ -218,13 +218,13 @@ def test_after_preemption(case: int) -> None:
         )
         for i in range(3)
     ]
-    transcripts = {each.request_id: Transcript() for each in [ours, *intruders]}
+    output_processors = {each.request_id: Transcript() for each in [ours, *intruders]}
     tight.submit(ours)
     while tight.has_work:
-        if intruders and transcripts["ours"].tokens and rng.random() < 0.3:
+        if intruders and output_processors["ours"].tokens and rng.random() < 0.3:
             tight.submit(intruders.pop())
-        step(tight, transcripts)
-    assert transcripts["ours"] == expected
+        step(tight, output_processors)
+    assert output_processors["ours"] == expected
 
 
 @pytest.mark.parametrize("case", range(6))
@@ -288,20 +288,20 @@ def test_others_go_on_while_a_grammar_is_compiled(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Matching, "matcher", slowly)
     made = engine(runner())
-    transcripts = {"free": Transcript(), "ours": Transcript(), "cancelled": Transcript()}
+    output_processors = {"free": Transcript(), "ours": Transcript(), "cancelled": Transcript()}
     made.submit(request(CONSTRAINTS[0]))
     made.submit(request(CONSTRAINTS[0], "cancelled"))
     made.submit(EngineRequest(request_id="free", prompt=(1, 2), seeds=(1,), max_tokens=10))
-    while not transcripts["free"].finish:
-        step(made, transcripts)
-    assert not transcripts["ours"].tokens
+    while not output_processors["free"].finish:
+        step(made, output_processors)
+    assert not output_processors["ours"].tokens
     assert made.has_work
     made.cancel("cancelled")
     may_go_on.set()
     while made.has_work:
-        step(made, transcripts)
-    assert transcripts["ours"].finish[0] is FinishReason.EOS
-    assert not transcripts["cancelled"].tokens
+        step(made, output_processors)
+    assert output_processors["ours"].finish[0] is FinishReason.EOS
+    assert not output_processors["cancelled"].tokens
 
 
 def test_a_second_request_of_the_same_id_is_refused_while_the_first_is_prepared() -> None:

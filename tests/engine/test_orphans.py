@@ -21,7 +21,7 @@ CHILD = "from dragoman.child_process import die_with_parent; die_with_parent({})
 
 ENGINE = """
     import asyncio
-    from dragoman.engine.client import EngineClient
+    from dragoman.engine_client.client import EngineClient
     from dragoman.engine.messages import StubModel, WorkerSettings
 
     async def main():
@@ -35,7 +35,7 @@ ENGINE = """
 
 LAUNCHED = """
     import time
-    from dragoman.engine.launch import Launched
+    from dragoman.engine_client.prespawn import Launched
 
     print(Launched().process.pid, flush=True)
     time.sleep(60)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from test_sampler import VOCAB, Row, logits_of, make_sequence, processed
 
-from dragoman.engine.phrases import DRY_LONGEST_MATCH
+from dragoman.engine.sampling.ngram_processors import DRY_LONGEST_MATCH
 
 few = st.integers(0, 5)  # so few different tokens that everything repeats
 ids = st.lists(few, max_size=30).map(tuple)

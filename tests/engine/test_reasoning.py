@@ -20,9 +20,9 @@ from dragoman.core.sampling import LogprobParams, SamplingParams
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.engine import admission
 from dragoman.engine.engine import Engine
-from dragoman.engine.replay import Unfinished
 from dragoman.engine.runner import Runner
 from dragoman.engine.settings import SchedulerSettings
+from dragoman.engine_client.recovery import InFlightRequest
 from dragoman.grammar.lark import grammar_of
 from dragoman.text.reasoning import KNOWN_MARKS, Kind, ReasoningParser, mark_texts
 from simulation import Limited, Transcript, hypotheses, random_request, run, run_alone, stub, with_beams
@@ -188,7 +188,7 @@ def test_in_company_after_preemptions_and_deaths(case: int, period: int) -> None
     assert run(limited, [request, *crowd])["ours"] == alone
     for rows in (7, 64):
         assert run(Engine(model, SchedulerSettings(speculation=rows)), [request, *crowd])["ours"] == alone
-    told, unfinished = Transcript(), Unfinished(request)
+    told, unfinished = Transcript(), InFlightRequest(request)
     while not unfinished.is_over:
         engine = Engine(model)
         engine.submit(unfinished.as_replay())

@@ -7,10 +7,10 @@ import pytest
 from dragoman.core.events import BeamStep, BeamToken, FinishEvent, FinishReason, PromptEvent, TokenEvent
 from dragoman.core.request import EngineRequest
 from dragoman.core.sampling import BeamParams, LogprobParams
-from dragoman.engine.replay import Quarantine, Unfinished
+from dragoman.engine_client.recovery import CrashIsolation, InFlightRequest
 
 
-def unfinished(request_id: str = "r", sequences: int = 1) -> Unfinished:
+def unfinished(request_id: str = "r", sequences: int = 1) -> InFlightRequest:
     request = EngineRequest(
         request_id=request_id,
         prompt=(1, 2),
@@ -18,7 +18,7 @@ def unfinished(request_id: str = "r", sequences: int = 1) -> Unfinished:
         max_tokens=9,
         logprobs=LogprobParams(prompt=True),
     )
-    return Unfinished(request)
+    return InFlightRequest(request)
 
 
 def token(sequence: int, index: int, finish: FinishReason | None = None) -> TokenEvent:
@@ -56,7 +56,7 @@ def test_a_gap_is_no_working_engine() -> None:
 def test_a_step_of_a_beam_search_is_progress() -> None:
     """It clears of blame as a token does, and goes back with the replay; once, and only in order."""
     request = EngineRequest(request_id="r", prompt=(1, 2), seeds=(3, 3), max_tokens=9, beams=BeamParams(num_beams=4))
-    state = Unfinished(request)
+    state = InFlightRequest(request)
     steps = [BeamStep("r", index, (BeamToken(0, 7, -1.0, -1.0),)) for index in range(3)]
     state.blame(alone=True)
     state.follow(steps[1])
@@ -70,18 +70,18 @@ def test_a_step_of_a_beam_search_is_progress() -> None:
 
 def test_company_of_a_culprit_is_tried_alone_and_cleared() -> None:
     culprit, bystander = unfinished("culprit"), unfinished("r")
-    everyone, quarantine = [culprit, bystander], Quarantine()
+    everyone, isolation = [culprit, bystander], CrashIsolation()
     for _ in range(2):
-        assert quarantine.blame(everyone) == []
-    assert quarantine.begin(everyone) == [culprit]
-    assert quarantine.blame([culprit]) == []
+        assert isolation.blame(everyone) == []
+    assert isolation.begin(everyone) == [culprit]
+    assert isolation.blame([culprit]) == []
     # Those that died alone before are tried last.
-    assert quarantine.begin(everyone) == [bystander]
-    assert not quarantine.is_cleared(bystander)
+    assert isolation.begin(everyone) == [bystander]
+    assert not isolation.is_cleared(bystander)
     assert bystander.accept(token(0, 0))
-    assert quarantine.is_cleared(bystander)
-    assert quarantine.next(everyone) == [culprit]
-    assert quarantine.blame([culprit]) == [culprit]
+    assert isolation.is_cleared(bystander)
+    assert isolation.next(everyone) == [culprit]
+    assert isolation.blame([culprit]) == [culprit]
     assert bystander.deaths == 0
 
 
@@ -95,11 +95,11 @@ def test_a_token_of_every_sequence_clears() -> None:
 
 
 def test_three_deaths_alone_are_too_many_and_two_are_not() -> None:
-    state, quarantine = unfinished(), Quarantine()
-    assert [quarantine.blame([state]) for _ in range(3)] == [[], [], [state]]
+    state, isolation = unfinished(), CrashIsolation()
+    assert [isolation.blame([state]) for _ in range(3)] == [[], [], [state]]
 
 
 def test_company_alone_convicts_nobody() -> None:
-    requests, quarantine = [unfinished("r"), unfinished("s")], Quarantine()
-    assert all(quarantine.blame(requests) == [] for _ in range(9))
-    assert quarantine.begin(requests) == requests[:1]
+    requests, isolation = [unfinished("r"), unfinished("s")], CrashIsolation()
+    assert all(isolation.blame(requests) == [] for _ in range(9))
+    assert isolation.begin(requests) == requests[:1]

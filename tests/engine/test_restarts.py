@@ -26,12 +26,12 @@ from dragoman import models
 from dragoman.core.errors import EngineUnavailable, ModelError
 from dragoman.core.events import EngineEvent, FinishEvent, FinishReason
 from dragoman.core.request import EngineRequest
-from dragoman.engine import client as client_module
-from dragoman.engine.client import EngineClient, State
 from dragoman.engine.messages import LoadModel, WorkerSettings
-from dragoman.engine.process import Spawner, WorkerProcess
-from dragoman.engine.replay import CULPRIT_S, MOST_CULPRITS, Culprits
-from dragoman.engine.watchdog import COMPUTING_FACTOR, Watchdog, cpu_ticks
+from dragoman.engine_client import client as client_module
+from dragoman.engine_client.client import EngineClient, State
+from dragoman.engine_client.connection import Spawner, WorkerProcess
+from dragoman.engine_client.recovery import CULPRIT_S, MOST_CULPRITS, Culprits
+from dragoman.engine_client.watchdog import COMPUTING_FACTOR, Watchdog, cpu_ticks
 from simulation import Transcript, run_alone, stub
 
 REQUEST = EngineRequest(request_id="r", prompt=(1, 2, 3), seeds=(7,), max_tokens=150)
@@ -80,10 +80,10 @@ def test_starts_that_fail_again_and_again_are_followed_by_one_that_works(monkeyp
             reading = await killed(client, REQUEST)
             await until(lambda: "Too many open files" in client.health().message)
             assert client.health().state is State.RESTARTING
-            transcript = await asyncio.wait_for(reading, 30)
+            output_processor = await asyncio.wait_for(reading, 30)
             assert client.health() == (State.READY, "", client.health().pid)
             assert spawn.starts == 2 + len(reasons)
-            return transcript
+            return output_processor
 
     assert asyncio.run(play()) == run_alone(stub(vocab_size=STUB.vocab_size, max_context=600), REQUEST)
 
@@ -140,8 +140,8 @@ def test_it_is_given_up_only_when_an_operator_says_so() -> None:
         settings = WorkerSettings(model=STUB, give_up_s=0.3)
         async with started(settings, Failing(*[OSError("the disk is away")] * 99)) as client:
             client.on_failed = failures.append
-            transcript = await asyncio.wait_for(await killed(client, REQUEST), 10)
-            assert transcript.finish == {0: FinishReason.ERROR}
+            output_processor = await asyncio.wait_for(await killed(client, REQUEST), 10)
+            assert output_processor.finish == {0: FinishReason.ERROR}
             assert client.health().state is State.FAILED
             assert failures == [client.health().message]
             assert "down for 0.3 s" in failures[0]
@@ -185,15 +185,15 @@ async def _without_descriptors() -> None:
         with contextlib.suppress(OSError):
             while True:
                 os.open(os.devnull, os.O_RDONLY)
-        transcript = await asyncio.wait_for(await killed(client, REQUEST), 30)
-        print(transcript.finish[0].name)
+        output_processor = await asyncio.wait_for(await killed(client, REQUEST), 30)
+        print(output_processor.finish[0].name)
 
 
 # What hangs ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_process_that_neither_speaks_nor_computes_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.engine.watchdog.cpu_ticks", lambda pid: 5)
+    monkeypatch.setattr("dragoman.engine_client.watchdog.cpu_ticks", lambda pid: 5)
     watchdog = Watchdog(60.0)
     looks = list(itertools.takewhile(lambda _: not watchdog.look(1), range(100)))
     assert len(looks) == 60
@@ -219,7 +219,7 @@ def test_a_process_that_hangs_before_it_is_ready_is_killed() -> None:
 def test_after_ten_silent_seconds_the_engine_is_not_ready_and_after_a_word_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dragoman.engine.watchdog.cpu_ticks", lambda pid: 5)
+    monkeypatch.setattr("dragoman.engine_client.watchdog.cpu_ticks", lambda pid: 5)
     watchdog = Watchdog(60.0)
     for _ in range(9):
         assert not watchdog.look(1)
@@ -234,7 +234,7 @@ def test_after_ten_silent_seconds_the_engine_is_not_ready_and_after_a_word_it_is
 def test_a_process_that_computes_one_long_step_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of a large model, or behind a long context, takes minutes."""
     ticks = itertools.count()
-    monkeypatch.setattr("dragoman.engine.watchdog.cpu_ticks", lambda pid: next(ticks))
+    monkeypatch.setattr("dragoman.engine_client.watchdog.cpu_ticks", lambda pid: next(ticks))
     watchdog = Watchdog(60.0)
     for _ in range(59):
         assert not watchdog.look(1)

@@ -17,9 +17,9 @@ from tiny_model import make_tiny_adapter
 from dragoman.core.request import EngineRequest
 from dragoman.core.sampling import LogprobParams, SamplingParams
 from dragoman.engine.engine import Engine
-from dragoman.engine.replay import Unfinished
 from dragoman.engine.runner import Runner
 from dragoman.engine.settings import SchedulerSettings
+from dragoman.engine_client.recovery import InFlightRequest
 from dragoman.models.settings import Precision
 from simulation import Limited, Transcript, random_request, run, run_alone, step
 
@@ -103,9 +103,9 @@ def test_company_that_comes_and_goes(runner: Runner, case: int, speculation: int
     rng = random.Random(case)
     request = request_with_everything(rng, runner)
     alone = run_alone(runner, request)
-    engine, transcripts = Engine(runner, SchedulerSettings(speculation=speculation)), {"ours": Transcript()}
+    engine, output_processors = Engine(runner, SchedulerSettings(speculation=speculation)), {"ours": Transcript()}
     for other in others(rng, runner, 8):
-        transcripts[other.request_id] = Transcript()
+        output_processors[other.request_id] = Transcript()
     pending = [*others(random.Random(case), runner, 8), request]
     rng.shuffle(pending)
     while pending or engine.has_work:
@@ -114,8 +114,8 @@ def test_company_that_comes_and_goes(runner: Runner, case: int, speculation: int
         if rng.random() < 0.1:
             engine.cancel(f"other {rng.randrange(8)}")
         if engine.has_work:
-            step(engine, transcripts)
-    assert transcripts["ours"] == alone
+            step(engine, output_processors)
+    assert output_processors["ours"] == alone
 
 
 @on_models(stub=4, real=1)
@@ -172,13 +172,13 @@ def test_after_preemption(runner: Runner, case: int, speculation: int) -> None:
         msgspec.structs.replace(each, prompt=(1,) * 230, max_tokens=5, priority=index, embeddings=None)
         for index, each in enumerate(others(rng, runner, 3))
     ]
-    transcripts = {each.request_id: Transcript() for each in [request, *intruders]}
+    output_processors = {each.request_id: Transcript() for each in [request, *intruders]}
     engine.submit(request)
     while engine.has_work:
-        if intruders and transcripts["ours"].tokens and rng.random() < 0.2:
+        if intruders and output_processors["ours"].tokens and rng.random() < 0.2:
             engine.submit(intruders.pop())
-        step(engine, transcripts)
-    assert transcripts["ours"] == alone
+        step(engine, output_processors)
+    assert output_processors["ours"] == alone
     assert engine.scheduler.preemptions > 0
 
 
@@ -201,7 +201,7 @@ def test_after_a_replay_from_any_point(runner: Runner, case: int, speculation: i
     request = request_with_everything(rng, runner)
     request = msgspec.structs.replace(request, seeds=(*request.seeds, 7))
     alone = run_alone(runner, request)
-    told, unfinished = Transcript(), Unfinished(request)
+    told, unfinished = Transcript(), InFlightRequest(request)
     while not unfinished.is_over:
         # Each life of the engine ends after a few steps, with company that differs each time.
         engine = Engine(runner, SchedulerSettings(speculation=speculation, step_tokens=rng.randint(20, 100)))
@@ -273,7 +273,7 @@ def test_every_sampler(runner: Runner, sampler: str) -> None:
     assert run(engine, [request, *crowd])["ours"] == alone
     single = run_alone(runner, msgspec.structs.replace(request, seeds=(4,)))
     assert alone.of(1)[:2] == single.of(0)[:2]
-    told, unfinished = Transcript(), Unfinished(request)
+    told, unfinished = Transcript(), InFlightRequest(request)
     while not unfinished.is_over:
         engine = Engine(runner)
         engine.submit(unfinished.as_replay())

@@ -11,9 +11,9 @@ from test_grammar_mask import CONSTRAINTS, END, SIZE, VOCABULARY
 from dragoman.core.request import EngineRequest
 from dragoman.core.sampling import LogprobParams
 from dragoman.engine.engine import Engine
-from dragoman.engine.replay import Unfinished
 from dragoman.engine.runner import Runner
 from dragoman.engine.settings import SchedulerSettings
+from dragoman.engine_client.recovery import InFlightRequest
 from dragoman.grammar.lark import grammar_of
 from simulation import Limited, Transcript, random_request, run, run_alone, step, stub, with_beams
 
@@ -90,15 +90,15 @@ def test_after_preemption(runner: Runner, case: int) -> None:
         msgspec.structs.replace(each, prompt=(1,) * 200, max_tokens=5, priority=1)
         for each in others(rng, runner.vocab_size, 3)
     ]
-    transcripts = {each.request_id: Transcript() for each in [request, *intruders]}
+    output_processors = {each.request_id: Transcript() for each in [request, *intruders]}
     engine.submit(request)
     steps = 0
     while engine.has_work:
         steps += 1
         if intruders and steps % 7 == 0:
             engine.submit(intruders.pop())
-        step(engine, transcripts)
-    assert transcripts["ours"] == alone
+        step(engine, output_processors)
+    assert output_processors["ours"] == alone
     assert engine.scheduler.preemptions > 0
 
 
@@ -107,7 +107,7 @@ def test_after_a_replay_from_any_point(runner: Runner, case: int) -> None:
     """Each life of the engine ends after a few steps, and the search goes on where it was."""
     rng = random.Random(case)
     request = search(rng, runner.vocab_size)
-    told, unfinished, known, lives = Transcript(), Unfinished(request), 0, 0
+    told, unfinished, known, lives = Transcript(), InFlightRequest(request), 0, 0
     while not unfinished.is_over:
         engine = Engine(runner, SchedulerSettings(step_tokens=rng.randint(40, 100)))
         for each in [unfinished.as_replay(), *others(rng, runner.vocab_size, 2)]:
@@ -151,7 +151,7 @@ def test_under_a_grammar(case: int) -> None:
     alone = run(grammatical(model), [request])["ours"]
     assert run(grammatical(Limited(model, num_blocks=6)), [request])["ours"] == alone
     assert run(grammatical(model), [request, *others(rng, SIZE, 4)])["ours"] == alone
-    told, unfinished = Transcript(), Unfinished(request)
+    told, unfinished = Transcript(), InFlightRequest(request)
     while not unfinished.is_over:
         engine = grammatical(model)
         engine.submit(unfinished.as_replay())
@@ -177,14 +177,14 @@ def test_what_is_cancelled_is_not_told_and_the_rest_is_the_same() -> None:
     request = msgspec.structs.replace(request, seeds=request.seeds[:1] * 3, end_token_ids=(), max_tokens=20)
     request = msgspec.structs.replace(request, beams=msgspec.structs.replace(request.beams, num_beams=4))
     alone = run_alone(runner, request)
-    engine, transcripts = Engine(runner), {"ours": Transcript()}
+    engine, output_processors = Engine(runner), {"ours": Transcript()}
     engine.submit(request)
     for _ in range(5):
-        step(engine, transcripts)
+        step(engine, output_processors)
     engine.cancel("ours", 1)
     while engine.has_work:
-        step(engine, transcripts)
-    told = transcripts["ours"]
+        step(engine, output_processors)
+    told = output_processors["ours"]
     assert set(told.finish) == {0, 2}
     assert (told.of(0), told.of(2)) == (alone.of(0), alone.of(2))
     engine.submit(request)

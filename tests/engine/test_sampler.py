@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from dragoman.core.request import EngineRequest
 from dragoman.core.sampling import MAX_TIES, LogprobParams, SamplingParams
-from dragoman.engine.processors import processors_for
-from dragoman.engine.sampler import DRAW_TOKEN, Sampled, Sampler, top_logprobs
+from dragoman.engine.sampling.processors import processors_for
+from dragoman.engine.sampling.sampler import DRAW_TOKEN, Sampled, Sampler, top_logprobs
 from dragoman.engine.sequence import Sequence, SequenceGroup
 from dragoman.kernels.reference import sampling as plain
 

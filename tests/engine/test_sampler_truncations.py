@@ -15,8 +15,8 @@ from dragoman.core.errors import BadRequest
 from dragoman.core.request import EngineRequest
 from dragoman.core.sampling import LogprobParams, SamplingParams
 from dragoman.engine import admission
-from dragoman.engine.processors import WATERMARK_KEY
-from dragoman.engine.sampler import DRAW_TOKEN, DRAW_XTC, Sampler
+from dragoman.engine.sampling.processors import WATERMARK_KEY
+from dragoman.engine.sampling.sampler import DRAW_TOKEN, DRAW_XTC, Sampler
 from dragoman.engine.stub import StubRunner
 from dragoman.kernels.reference import sampling as plain
 

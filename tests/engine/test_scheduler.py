@@ -166,11 +166,11 @@ def test_prompt_logprobs_are_computed_whatever_is_cached_and_in_chunks_of_the_lo
     )
     engine = Engine(runner)
     run(engine, [msgspec.structs.replace(request, request_id="before", logprobs=None)])
-    transcript = run(engine, [request, msgspec.structs.replace(request, request_id="beside")])["r"]
-    assert transcript == run_alone(stub(max_logit_rows=500), request)
-    assert transcript.prompt_logprobs[0] is None
-    assert None not in transcript.prompt_logprobs[1:]
-    assert [len(top) for top in transcript.prompt_top] == [0] + [2] * 89
+    output_processor = run(engine, [request, msgspec.structs.replace(request, request_id="beside")])["r"]
+    assert output_processor == run_alone(stub(max_logit_rows=500), request)
+    assert output_processor.prompt_logprobs[0] is None
+    assert None not in output_processor.prompt_logprobs[1:]
+    assert [len(top) for top in output_processor.prompt_top] == [0] + [2] * 89
 
 
 def test_sequences_that_go_on_report_their_prompt_once() -> None:

@@ -54,7 +54,7 @@ class Traffic(RuleBasedStateMachine):
         )
         self.engine = Engine(self.runner, limits)
         self.requests: dict[str, EngineRequest] = {}
-        self.transcripts: dict[str, Transcript] = {}
+        self.output_processors: dict[str, Transcript] = {}
         self.cancelled: dict[str, set[int]] = {}
         self.paused: set[str] = set()
         self.prefixes = [tuple(random.Random(seed).choices(range(VOCAB), k=70)) for seed in range(2)]
@@ -77,7 +77,7 @@ class Traffic(RuleBasedStateMachine):
         weight, most = {"b": (2.0, None), "c": (0.5, 3)}.get(tenant, (1.0, None))
         request = msgspec.structs.replace(request, tenant=tenant, weight=weight, max_running=most)
         self.requests[request.request_id] = request
-        self.transcripts[request.request_id] = Transcript()
+        self.output_processors[request.request_id] = Transcript()
         self.cancelled[request.request_id] = set()
         self.engine.submit(request)
         self._hear(self.engine.output())  # a refusal comes at once
@@ -88,7 +88,7 @@ class Traffic(RuleBasedStateMachine):
         request = self.requests[f"r{pick % len(self.requests)}"]
         sequence = pick % len(request.seeds)
         self.engine.cancel(request.request_id, None if whole else sequence)
-        finished = self.transcripts[request.request_id].finish
+        finished = self.output_processors[request.request_id].finish
         self.cancelled[request.request_id] |= set(range(len(request.seeds)) if whole else [sequence]) - set(finished)
 
     @precondition(lambda self: self.requests)
@@ -139,23 +139,23 @@ class Traffic(RuleBasedStateMachine):
 
     def _hear(self, output: StepOutput) -> None:
         for event in output.events:
-            self.transcripts[event.request_id].add(event)
+            self.output_processors[event.request_id].add(event)
 
     def _all_ended(self) -> None:
         cache = self.engine.scheduler.cache
         assert cache.available == cache.num_blocks
         assert not self.engine.scheduler.groups
         for request in self.requests.values():
-            transcript, cancelled = self.transcripts[request.request_id], self.cancelled[request.request_id]
-            assert set(transcript.finish) == set(range(len(request.seeds))) - cancelled
+            output_processor, cancelled = self.output_processors[request.request_id], self.cancelled[request.request_id]
+            assert set(output_processor.finish) == set(range(len(request.seeds))) - cancelled
             tokens, scheduler = len(request.prompt) + request.max_tokens, self.engine.scheduler
             too_long = scheduler.window.most_blocks(tokens) > cache.num_blocks
-            assert (FinishReason.ERROR in transcript.finish.values()) <= too_long
+            assert (FinishReason.ERROR in output_processor.finish.values()) <= too_long
         for request in list(self.requests.values())[:3]:
             if not self.cancelled[request.request_id] and FinishReason.ERROR not in (
-                self.transcripts[request.request_id].finish.values()
+                self.output_processors[request.request_id].finish.values()
             ):
-                assert self.transcripts[request.request_id] == run_alone(self.reference, request)
+                assert self.output_processors[request.request_id] == run_alone(self.reference, request)
 
 
 TestTraffic = Traffic.TestCase

@@ -13,10 +13,10 @@ from test_client import STUB, started
 from dragoman.core.events import ProgressEvent, TokenEvent
 from dragoman.core.request import EngineRequest
 from dragoman.core.sampling import BeamParams
-from dragoman.engine import backpressure
-from dragoman.engine.client import EngineClient
-from dragoman.engine.event_stream import EventStream
 from dragoman.engine.messages import EngineStats, StepOutput, StubModel
+from dragoman.engine_client import backpressure
+from dragoman.engine_client.client import EngineClient
+from dragoman.engine_client.event_stream import EventStream
 from simulation import run_alone, stub
 
 MOST = 40

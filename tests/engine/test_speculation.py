@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dragoman.engine.speculation import LONGEST_PAUSE, MOST_PLACES, Lookup
+from dragoman.engine.sampling.speculation import LONGEST_PAUSE, MOST_PLACES, Lookup
 
 BASE = random.Random(0).choices(range(30_000), k=300)
 

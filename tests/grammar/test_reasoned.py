@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from walks import CALL, MATCHING, VOCABULARY, accepts
 
-from dragoman.core.constraint import Choice, Constraint, JsonObject, JsonSchema, Lark, Reasoned, Regex
+from dragoman.core.constraint import AfterReasoning, Choice, Constraint, JsonObject, JsonSchema, Lark, Regex
 from dragoman.core.errors import UnsupportedFeature
 from dragoman.grammar.lark import grammar_of
 from dragoman.grammar.process import GrammarProcess
@@ -24,8 +24,8 @@ ANSWERS: list[tuple[Constraint, str, str]] = [
 ]
 
 
-def reasoned(answer: Constraint, **how: Any) -> Reasoned:
-    return Reasoned(answer=answer, opening="<think>", closing="</think>", **how)
+def reasoned(answer: Constraint, **how: Any) -> AfterReasoning:
+    return AfterReasoning(answer=answer, opening="<think>", closing="</think>", **how)
 
 
 @pytest.mark.parametrize(("answer", "right", "wrong"), ANSWERS)

@@ -13,7 +13,7 @@ from dragoman import LLM
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
 
-from stub_house import running_server
+from stub_runtime import running_server
 
 from dragoman.engine.messages import LoadModel
 from dragoman.server.settings import ServerSettings

@@ -8,7 +8,7 @@ import pytest
 from small_models import VARIANTS
 
 from dragoman.core.errors import ModelError
-from dragoman.models.document import fields_of, least_config, page
+from dragoman.models.docgen_models import fields_of, least_config, page
 from dragoman.models.families import FAMILIES, REFUSED, read_spec
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from stub_house import LocalHouse
+from stub_runtime import LocalHouse
 
 from dragoman.core.events import (
     GenerationEvent,
@@ -23,8 +23,8 @@ def request(text: str = "Once upon a time", max_tokens: int | None = 12, **field
     return msgspec.structs.replace(base, **fields)
 
 
-async def events_of(house: LocalHouse, asked: GenerationRequest) -> list[GenerationEvent]:
-    return [event async for event in house.serving.stream(asked)]
+async def events_of(runtime: LocalHouse, asked: GenerationRequest) -> list[GenerationEvent]:
+    return [event async for event in runtime.serving.stream(asked)]
 
 
 def text_of(events: list[GenerationEvent], sequence: int = 0) -> str:

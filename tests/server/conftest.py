@@ -13,7 +13,7 @@ from dragoman.text import ChatTemplate
 sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from stub_house import FOLDER, TOKENIZER, LocalHouse, RunningServer, local_house, running_server
+from stub_runtime import FOLDER, TOKENIZER, LocalHouse, RunningServer, local_house, running_server
 
 
 @pytest.fixture(scope="session")
@@ -29,9 +29,9 @@ def template() -> Iterator[ChatTemplate]:
 
 
 @pytest.fixture
-async def house(anyio_backend: str, template: ChatTemplate) -> AsyncIterator[LocalHouse]:
-    async with local_house(template) as house:
-        yield house
+async def runtime(anyio_backend: str, template: ChatTemplate) -> AsyncIterator[LocalHouse]:
+    async with local_house(template) as runtime:
+        yield runtime
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import msgspec
-from stub_house import FOLDER, QUICK, STUB
+from stub_runtime import FOLDER, QUICK, STUB
 
 PROGRAM = """
 import logging

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import psutil
-from stub_house import RunningServer
+from stub_runtime import RunningServer
 
 BODY = {"prompt": "Once upon a time", "max_tokens": 6, "seed": 1, "ignore_eos": True}
 ENDLESS = {**BODY, "max_tokens": 200}
@@ -87,13 +87,13 @@ class Left(contextlib.AbstractContextManager[None]):
             self.serves(self.server)
 
     def state(self) -> dict[str, int]:
-        house = self.server.house
+        runtime = self.server.runtime
         return {
-            "free blocks": house.engine.stats().free_blocks,
-            "running sequences": house.engine.stats().running,
-            "waiting sequences": house.engine.stats().waiting,
-            "waiting": house.serving.admission.waiting,
-            "running": house.serving.admission.running,
+            "free blocks": runtime.engine.stats().free_blocks,
+            "running sequences": runtime.engine.stats().running,
+            "waiting sequences": runtime.engine.stats().waiting,
+            "waiting": runtime.serving.admission.waiting,
+            "running": runtime.serving.admission.running,
             "connections": len(self.server.server.server_state.connections),
             "tasks": self.server.tasks(),
             "threads": threading.active_count(),

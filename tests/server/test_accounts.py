@@ -13,7 +13,7 @@ import httpx
 import msgspec
 import openai
 import pytest
-from stub_house import QUICK, LocalHouse, local_house, running_server
+from stub_runtime import QUICK, LocalHouse, local_house, running_server
 from websockets.sync.client import connect
 
 from dragoman.core.caller import CallerLimits
@@ -56,8 +56,8 @@ async def limited(
 ) -> AsyncIterator[tuple[LocalHouse, httpx.AsyncClient]]:
     accounts = Accounts(ledger, Quotas(clock) if clock else None)
     await accounts.open()
-    async with local_house(template, dialects=QUIET, keys=keys, accounts=accounts) as house:
-        yield house, house.client
+    async with local_house(template, dialects=QUIET, keys=keys, accounts=accounts) as runtime:
+        yield runtime, runtime.client
     await accounts.close()
 
 
@@ -70,7 +70,7 @@ async def complete(client: httpx.AsyncClient, key: str = ANN, **more: Any) -> ht
 
 async def test_one_request_too_many_waits_and_is_told_how_long(template: ChatTemplate) -> None:
     clock = Clock()
-    async with limited(template, ring(ann={"requests_per_minute": 2}), clock) as (house, client):
+    async with limited(template, ring(ann={"requests_per_minute": 2}), clock) as (runtime, client):
         for left in ("1", "0"):
             answer = await complete(client)
             assert answer.status_code == 200
@@ -88,7 +88,7 @@ async def test_one_request_too_many_waits_and_is_told_how_long(template: ChatTem
         assert (await complete(client, BOB)).status_code == 200
         clock.now += 20
         assert (await complete(client)).status_code == 200
-        assert len(house.engine.requests) == 4
+        assert len(runtime.engine.requests) == 4
 
 
 async def test_tokens_of_prompts_and_answers_count(template: ChatTemplate) -> None:
@@ -119,18 +119,18 @@ async def test_a_cached_prompt_counts_as_any_other(template: ChatTemplate) -> No
 
 
 async def test_a_prompt_larger_than_the_whole_limit_is_refused_in_words(template: ChatTemplate) -> None:
-    async with limited(template, ring(ann={"tokens_per_minute": 3})) as (house, client):
+    async with limited(template, ring(ann={"tokens_per_minute": 3})) as (runtime, client):
         refused = await complete(client)
         assert refused.status_code == 400
         assert "more than the 3 tokens that this caller may use within a minute" in refused.json()["error"]["message"]
         assert "retry-after" not in refused.headers
-        assert house.engine.requests == []
+        assert runtime.engine.requests == []
 
 
 async def test_a_stream_counts_while_it_runs(template: ChatTemplate) -> None:
-    async with limited(template, ring(ann={"tokens_per_minute": 100})) as (house, client):
+    async with limited(template, ring(ann={"tokens_per_minute": 100})) as (runtime, client):
         streaming = asyncio.create_task(complete(client, max_tokens=200, stream=True))
-        while not house.engine.engine.has_work:
+        while not runtime.engine.engine.has_work:
             await asyncio.sleep(0)
         left = ""
         while left != "0" and not streaming.done():
@@ -269,8 +269,8 @@ async def test_the_ledger_and_the_metrics_have_what_was_used(template: ChatTempl
 
 
 async def test_who_leaves_pays_for_what_was_made(template: ChatTemplate, tmp_path: Path) -> None:
-    async with limited(template, ring(), ledger=Ledger(tmp_path / LEDGER_FILE)) as (house, client):
-        accounts = next(each for each in house.metrics.observers if isinstance(each, Accounts))
+    async with limited(template, ring(), ledger=Ledger(tmp_path / LEDGER_FILE)) as (runtime, client):
+        accounts = next(each for each in runtime.metrics.observers if isinstance(each, Accounts))
         asking = asyncio.create_task(complete(client, max_tokens=200))
         while not (running := list(accounts._running.values())) or running[0].generation.tokens < 5:
             await asyncio.sleep(0)
@@ -280,7 +280,7 @@ async def test_who_leaves_pays_for_what_was_made(template: ChatTemplate, tmp_pat
         assert not accounts._by_caller
     (row,) = read_ledger(tmp_path / LEDGER_FILE)
     assert (row.holder, row.usage.requests) == ("ann", 1)
-    assert row.usage.prompt_tokens == len(house.engine.requests[0].prompt)
+    assert row.usage.prompt_tokens == len(runtime.engine.requests[0].prompt)
     assert 5 <= row.usage.generated_tokens < 200
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.core.errors import AdapterNotFound, DragomanError
-from dragoman.server.adapter_shelf import AdapterOffer, AdapterShelf, read_list
+from dragoman.server.adapter_registry import AdapterRegistry, AdapterSource, read_list
 from dragoman.server.settings import AdapterSettings
 
 
@@ -27,17 +27,17 @@ def folder(tmp_path: Path) -> Path:
     [
         (None, ()),
         (" ", ()),
-        ("org/poems", (AdapterOffer("org/poems", "org/poems"),)),
-        ("org/poems@v1", (AdapterOffer("org/poems", "org/poems", "v1"),)),
-        ("poems=/data/poems", (AdapterOffer("poems", "/data/poems"),)),
-        ("poems=org/poems@v1", (AdapterOffer("poems", "org/poems", "v1"),)),
+        ("org/poems", (AdapterSource("org/poems", "org/poems"),)),
+        ("org/poems@v1", (AdapterSource("org/poems", "org/poems", "v1"),)),
+        ("poems=/data/poems", (AdapterSource("poems", "/data/poems"),)),
+        ("poems=org/poems@v1", (AdapterSource("poems", "org/poems", "v1"),)),
         (
             "org/poems, recipes=/data/recipes",
-            (AdapterOffer("org/poems", "org/poems"), AdapterOffer("recipes", "/data/recipes")),
+            (AdapterSource("org/poems", "org/poems"), AdapterSource("recipes", "/data/recipes")),
         ),
     ],
 )
-def test_the_list_of_the_start(text: str | None, offers: tuple[AdapterOffer, ...]) -> None:
+def test_the_list_of_the_start(text: str | None, offers: tuple[AdapterSource, ...]) -> None:
     assert read_list(text) == offers
 
 
@@ -53,28 +53,28 @@ def test_two_of_one_name() -> None:
 
 
 def test_the_folder_offers_what_holds_an_adapter(folder: Path) -> None:
-    shelf = AdapterShelf(AdapterSettings(lora_adapters="poems=/elsewhere", adapters_folder=str(folder)))
-    assert [(offer.name, offer.source) for offer in shelf.offers()] == [
+    registry = AdapterRegistry(AdapterSettings(lora_adapters="poems=/elsewhere", adapters_folder=str(folder)))
+    assert [(offer.name, offer.source) for offer in registry.offers()] == [
         ("poems", "/elsewhere"),
         ("recipes", str(folder / "recipes")),
     ]
-    assert shelf.find("recipes").source == str(folder / "recipes")
-    assert shelf.find("mine", "recipes") == AdapterOffer("mine", str(folder / "recipes"))
-    assert shelf.find("mine", str(folder / "recipes")) == AdapterOffer("mine", str(folder / "recipes"))
+    assert registry.find("recipes").source == str(folder / "recipes")
+    assert registry.find("mine", "recipes") == AdapterSource("mine", str(folder / "recipes"))
+    assert registry.find("mine", str(folder / "recipes")) == AdapterSource("mine", str(folder / "recipes"))
 
 
 @pytest.mark.parametrize("source", ["../secret", "{folder}/../secret", "/etc", "empty", "nothing", "org/poems", "."])
 def test_a_client_s_words_never_become_a_path(folder: Path, source: str) -> None:
-    shelf = AdapterShelf(AdapterSettings(adapters_folder=str(folder)))
+    registry = AdapterRegistry(AdapterSettings(adapters_folder=str(folder)))
     with pytest.raises(AdapterNotFound):
-        shelf.find("mine", source.format(folder=folder))
+        registry.find("mine", source.format(folder=folder))
     with pytest.raises(AdapterNotFound):
-        shelf.find(source.format(folder=folder))
+        registry.find(source.format(folder=folder))
 
 
 def test_repositories_only_where_downloads_are_offered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shelf = AdapterShelf(AdapterSettings(), allow_downloads=True)
-    assert shelf.find("mine", "org/poems") == AdapterOffer("mine", "org/poems")
+    registry = AdapterRegistry(AdapterSettings(), allow_downloads=True)
+    assert registry.find("mine", "org/poems") == AdapterSource("mine", "org/poems")
     monkeypatch.chdir(folder.parent)
     with pytest.raises(AdapterNotFound):
-        shelf.find("mine", "adapters/poems")  # a folder here, and nobody's to name
+        registry.find("mine", "adapters/poems")  # a folder here, and nobody's to name

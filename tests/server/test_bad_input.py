@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from stub_house import QUICK, STUB, LocalHouse, local_house
+from stub_runtime import QUICK, STUB, LocalHouse, local_house
 
 from dragoman.text import ChatTemplate
 
@@ -24,11 +24,11 @@ HI = [{"role": "user", "content": "hi"}]
 
 
 async def post(
-    house: LocalHouse, content: bytes | str | dict[str, Any], path: str = "/v1/completions", **headers: str
+    runtime: LocalHouse, content: bytes | str | dict[str, Any], path: str = "/v1/completions", **headers: str
 ) -> httpx.Response:
     body = json.dumps(content).encode() if isinstance(content, dict) else content
     sent = {"content-type": "application/json", **{k.replace("_", "-"): v for k, v in headers.items()}}
-    return await house.client.post(path, content=body, headers=sent)
+    return await runtime.client.post(path, content=body, headers=sent)
 
 
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
@@ -45,10 +45,10 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
     return error
 
 
-def nothing_left(house: LocalHouse) -> None:
-    assert house.engine.streams == {}
-    assert house.engine.free_blocks == STUB.num_blocks
-    assert (house.serving.admission.waiting, house.serving.admission.running) == (0, 0)
+def nothing_left(runtime: LocalHouse) -> None:
+    assert runtime.engine.streams == {}
+    assert runtime.engine.free_blocks == STUB.num_blocks
+    assert (runtime.serving.admission.waiting, runtime.serving.admission.running) == (0, 0)
 
 
 # Bodies --------------------------------------------------------------------------------------------------------------
@@ -80,44 +80,45 @@ def nothing_left(house: LocalHouse) -> None:
     ],
     ids=lambda body: repr(body[:24]),
 )
-async def test_what_is_not_json_is_refused(house: LocalHouse, path: str, body: bytes) -> None:
-    error = error_of(await post(house, body, path), 400)
+async def test_what_is_not_json_is_refused(runtime: LocalHouse, path: str, body: bytes) -> None:
+    error = error_of(await post(runtime, body, path), 400)
     assert error["type"] == "invalid_request_error"
-    nothing_left(house)
+    nothing_left(runtime)
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("body", [b"null", b"1", b'"text"', b"[]", b'[{"prompt": "a"}]', b"true"])
-async def test_a_body_is_an_object(house: LocalHouse, path: str, body: bytes) -> None:
-    assert "expected an object" in error_of(await post(house, body, path), 400)["message"]
+async def test_a_body_is_an_object(runtime: LocalHouse, path: str, body: bytes) -> None:
+    assert "expected an object" in error_of(await post(runtime, body, path), 400)["message"]
 
 
-async def test_of_equal_keys_the_last_counts(house: LocalHouse) -> None:
-    response = await post(house, b'{"prompt": "a", "max_tokens": -5, "max_tokens": 2, "ignore_eos": true}')
+async def test_of_equal_keys_the_last_counts(runtime: LocalHouse) -> None:
+    response = await post(runtime, b'{"prompt": "a", "max_tokens": -5, "max_tokens": 2, "ignore_eos": true}')
     assert response.json()["usage"]["completion_tokens"] == 2
 
 
-async def test_the_content_type_must_be_json_if_it_is_named(house: LocalHouse) -> None:
+async def test_the_content_type_must_be_json_if_it_is_named(runtime: LocalHouse) -> None:
     body = b'{"prompt": "a", "max_tokens": 1}'
     for good in ("application/json", "application/json; charset=utf-8", "APPLICATION/JSON", "application/vnd.a+json"):
-        assert (await post(house, body, content_type=good)).status_code == 200
-    unnamed = await house.client.post("/v1/completions", content=body)
+        assert (await post(runtime, body, content_type=good)).status_code == 200
+    unnamed = await runtime.client.post("/v1/completions", content=body)
     assert unnamed.status_code == 200
     for bad in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
-        assert "application/json" in error_of(await post(house, body, content_type=bad), 400)["message"]
+        assert "application/json" in error_of(await post(runtime, body, content_type=bad), 400)["message"]
 
 
-async def test_a_compressed_body_is_refused_by_its_encoding(house: LocalHouse) -> None:
+async def test_a_compressed_body_is_refused_by_its_encoding(runtime: LocalHouse) -> None:
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     body = gzip.compress(b'{"prompt": "a", "max_tokens": 1}')
     assert (
-        "'gzip'" in error_of(await house.client.post("/v1/completions", content=body, headers=headers), 400)["message"]
+        "'gzip'"
+        in error_of(await runtime.client.post("/v1/completions", content=body, headers=headers), 400)["message"]
     )
 
 
 async def test_a_body_is_refused_by_its_announced_length(template: ChatTemplate) -> None:
     limits = msgspec.structs.replace(QUICK, max_body_bytes=1000, body_timeout_s=5.0, linger_s=0.02)
-    async with local_house(template, limits) as house:
+    async with local_house(template, limits) as runtime:
 
         async def stuck() -> Any:
             await asyncio.sleep(60)
@@ -125,13 +126,13 @@ async def test_a_body_is_refused_by_its_announced_length(template: ChatTemplate)
 
         headers = {"content-type": "application/json", "content-length": "100000000"}
         response = await asyncio.wait_for(
-            house.client.post("/v1/completions", content=stuck(), headers=headers), timeout=2
+            runtime.client.post("/v1/completions", content=stuck(), headers=headers), timeout=2
         )
         assert error_of(response, 413)["code"] == "request_too_large"
 
 
 async def test_a_body_is_counted_while_it_is_read(template: ChatTemplate) -> None:
-    async with local_house(template, msgspec.structs.replace(QUICK, max_body_bytes=1000, linger_s=0.02)) as house:
+    async with local_house(template, msgspec.structs.replace(QUICK, max_body_bytes=1000, linger_s=0.02)) as runtime:
         sent = 0
 
         async def endless() -> Any:
@@ -141,12 +142,12 @@ async def test_a_body_is_counted_while_it_is_read(template: ChatTemplate) -> Non
                 yield b" " * 100
                 await asyncio.sleep(0.001)
 
-        response = await house.client.post("/v1/completions", content=endless())
+        response = await runtime.client.post("/v1/completions", content=endless())
         error_of(response, 413)
         assert sent <= 10_000
         exactly = json.dumps({"prompt": "a", "max_tokens": 1}).encode().ljust(1000)
-        assert (await post(house, exactly)).status_code == 200
-        error_of(await post(house, exactly + b" "), 413)
+        assert (await post(runtime, exactly)).status_code == 200
+        error_of(await post(runtime, exactly + b" "), 413)
 
 
 # Values --------------------------------------------------------------------------------------------------------------
@@ -188,64 +189,64 @@ async def test_a_body_is_counted_while_it_is_read(template: ChatTemplate) -> Non
         ({"model": ""}, "model"),
     ],
 )
-async def test_impossible_values_are_named(house: LocalHouse, fields: dict[str, Any], param: str) -> None:
-    error = error_of(await post(house, {"prompt": "a", **fields}), 400)
+async def test_impossible_values_are_named(runtime: LocalHouse, fields: dict[str, Any], param: str) -> None:
+    error = error_of(await post(runtime, {"prompt": "a", **fields}), 400)
     assert error["param"] == param
-    assert error_of(await post(house, {"prompt": "a", "stream": True, **fields}), 400)["param"] == param
-    nothing_left(house)
+    assert error_of(await post(runtime, {"prompt": "a", "stream": True, **fields}), 400)["param"] == param
+    nothing_left(runtime)
 
 
-async def test_missing_messages_are_named(house: LocalHouse) -> None:
-    error = error_of(await post(house, {"model": "stub"}, "/v1/chat/completions"), 400)
+async def test_missing_messages_are_named(runtime: LocalHouse) -> None:
+    error = error_of(await post(runtime, {"model": "stub"}, "/v1/chat/completions"), 400)
     assert (error["param"], error["code"]) == ("messages", "missing_required_parameter")
-    assert error_of(await post(house, {"messages": []}, "/v1/chat/completions"), 400)["code"] == "empty_array"
+    assert error_of(await post(runtime, {"messages": []}, "/v1/chat/completions"), 400)["code"] == "empty_array"
 
 
-async def test_an_unknown_model_is_not_found(house: LocalHouse) -> None:
+async def test_an_unknown_model_is_not_found(runtime: LocalHouse) -> None:
     for path, fields in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": HI})):
-        error = error_of(await post(house, {"model": "x" * 400, **fields}, path), 404)
+        error = error_of(await post(runtime, {"model": "x" * 400, **fields}, path), 404)
         assert (error["code"], error["param"]) == ("model_not_found", "model")
 
 
-async def test_a_prompt_longer_than_the_context_is_refused(house: LocalHouse) -> None:
+async def test_a_prompt_longer_than_the_context_is_refused(runtime: LocalHouse) -> None:
     long = [{"role": "user", "content": "word " * 1000}]
     for path, fields, param in (
         ("/v1/chat/completions", {"messages": long}, "messages"),
         ("/v1/completions", {"prompt": "word " * 10**5}, "prompt"),
         ("/v1/completions", {"prompt": [5] * 257}, "prompt"),
     ):
-        error = error_of(await post(house, fields, path), 400)
+        error = error_of(await post(runtime, fields, path), 400)
         assert (error["code"], error["param"]) == ("context_length_exceeded", param)
         assert "This model's maximum context length is 256 tokens." in error["message"]
 
 
-async def test_what_a_template_refuses_is_the_clients_error(house: LocalHouse) -> None:
+async def test_what_a_template_refuses_is_the_clients_error(runtime: LocalHouse) -> None:
     body = {"messages": HI, "chat_template_kwargs": {"messages": []}}
-    assert error_of(await post(house, body, "/v1/chat/completions"), 400)["param"] == "chat_template_kwargs"
+    assert error_of(await post(runtime, body, "/v1/chat/completions"), 400)["param"] == "chat_template_kwargs"
 
 
 async def test_a_full_queue_is_429_with_retry_after(template: ChatTemplate) -> None:
-    async with local_house(template, msgspec.structs.replace(QUICK, max_waiting=1)) as house:
-        with house.serving.admission.enter():
-            response = await post(house, {"prompt": "a"})
+    async with local_house(template, msgspec.structs.replace(QUICK, max_waiting=1)) as runtime:
+        with runtime.serving.admission.enter():
+            response = await post(runtime, {"prompt": "a"})
             error_of(response, 429)
             assert int(response.headers["retry-after"]) >= 1
-        assert (await post(house, {"prompt": "a", "max_tokens": 1})).status_code == 200
+        assert (await post(runtime, {"prompt": "a", "max_tokens": 1})).status_code == 200
 
 
 async def test_a_big_batch_waits_for_its_own_turn(template: ChatTemplate) -> None:
-    async with local_house(template, msgspec.structs.replace(QUICK, max_waiting=2)) as house:
+    async with local_house(template, msgspec.structs.replace(QUICK, max_waiting=2)) as runtime:
         for stream in (False, True):
             body = {"prompt": ["a"] * 20, "max_tokens": 1, "ignore_eos": True, "stream": stream}
-            response = await post(house, body)
+            response = await post(runtime, body)
             assert response.status_code == 200
             assert response.text.count('"finish_reason":"length"') == 20
-        nothing_left(house)
+        nothing_left(runtime)
 
 
-async def test_a_closing_server_is_503(house: LocalHouse) -> None:
-    house.serving.admission.close("The server is shutting down.")
-    assert error_of(await post(house, {"prompt": "a"}), 503)["code"] == "service_unavailable"
+async def test_a_closing_server_is_503(runtime: LocalHouse) -> None:
+    runtime.serving.admission.close("The server is shutting down.")
+    assert error_of(await post(runtime, {"prompt": "a"}), 503)["code"] == "service_unavailable"
 
 
 # Paths ---------------------------------------------------------------------------------------------------------------
@@ -254,29 +255,29 @@ async def test_a_closing_server_is_503(house: LocalHouse) -> None:
 @pytest.mark.parametrize(
     "path", ["/v1", "/v1/embeddings", "/openai", "/openai/v1/nothing", "/v9/completions", "/v1/completions/"]
 )
-async def test_unknown_paths_are_404(house: LocalHouse, path: str) -> None:
+async def test_unknown_paths_are_404(runtime: LocalHouse, path: str) -> None:
     for method in ("GET", "POST"):
-        error = error_of(await house.client.request(method, path), 404)
+        error = error_of(await runtime.client.request(method, path), 404)
         assert error["code"] == "unknown_url"
 
 
 @pytest.mark.parametrize("path", [*PATHS, "/openai/v1/completions"])
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS"])
-async def test_wrong_methods_are_405(house: LocalHouse, path: str, method: str) -> None:
-    response = await house.client.request(method, path)
+async def test_wrong_methods_are_405(runtime: LocalHouse, path: str, method: str) -> None:
+    response = await runtime.client.request(method, path)
     assert error_of(response, 405)["code"] == "method_not_supported"
     assert response.headers["allow"] == "POST"
 
 
-async def test_what_is_put_into_a_path_is_not_executed(house: LocalHouse) -> None:
-    response = await house.client.get("/v1/models/" + "%0d%0aset-cookie:%20a=b")
+async def test_what_is_put_into_a_path_is_not_executed(runtime: LocalHouse) -> None:
+    response = await runtime.client.get("/v1/models/" + "%0d%0aset-cookie:%20a=b")
     assert "set-cookie" not in response.headers
     error_of(response, 404)
 
 
-async def test_reported_names_cannot_inject_headers(house: LocalHouse) -> None:
+async def test_reported_names_cannot_inject_headers(runtime: LocalHouse) -> None:
     body = {"messages": HI, "max_tokens": 1, "a\r\nx-evil: 1": 1, "store": True}
-    response = await post(house, body, "/v1/chat/completions")
+    response = await post(runtime, body, "/v1/chat/completions")
     assert response.status_code == 200
     assert response.headers["x-dragoman-warnings"] == "unknown: a??x-evil??1; ignored: store"
     assert "x-evil" not in response.headers
@@ -294,38 +295,38 @@ VALUES = st.recursive(SCALARS, lambda v: st.lists(v, max_size=4) | st.dictionari
 @given(fields=st.dictionaries(NAMES, VALUES, max_size=5))
 @example(fields={"max_tokens": 0, "echo": True})
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_any_values_are_served_or_refused(house: LocalHouse, fields: dict[str, Any]) -> None:
-    response = await post(house, {"max_tokens": 3, **fields})
+async def test_any_values_are_served_or_refused(runtime: LocalHouse, fields: dict[str, Any]) -> None:
+    response = await post(runtime, {"max_tokens": 3, **fields})
     if response.status_code != 200:
         error_of(response, response.status_code)
         assert response.status_code in (400, 404)
-    nothing_left(house)
+    nothing_left(runtime)
 
 
 @given(body=st.binary(max_size=200))
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_any_bytes_are_refused(house: LocalHouse, body: bytes) -> None:
-    response = await post(house, body)
+async def test_any_bytes_are_refused(runtime: LocalHouse, body: bytes) -> None:
+    response = await post(runtime, body)
     error_of(response, 400)
 
 
 @given(messages=st.lists(st.dictionaries(st.sampled_from(["role", "content", "name", "x"]), VALUES), max_size=3))
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_any_messages_are_served_or_refused(house: LocalHouse, messages: list[Any]) -> None:
-    response = await post(house, {"messages": messages, "max_tokens": 2}, "/v1/chat/completions")
+async def test_any_messages_are_served_or_refused(runtime: LocalHouse, messages: list[Any]) -> None:
+    response = await post(runtime, {"messages": messages, "max_tokens": 2}, "/v1/chat/completions")
     if response.status_code != 200:
         error_of(response, 400)
-    nothing_left(house)
+    nothing_left(runtime)
 
 
 # Faults of our own ---------------------------------------------------------------------------------------------------
 
 
 async def test_an_internal_error_is_500_without_its_details(
-    house: LocalHouse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    runtime: LocalHouse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(house.serving, "generate", lambda _: 1 / 0)
-    error = error_of(await post(house, {"prompt": "a"}), 500)
+    monkeypatch.setattr(runtime.serving, "generate", lambda _: 1 / 0)
+    error = error_of(await post(runtime, {"prompt": "a"}), 500)
     assert error["type"] == "server_error"
     assert "ZeroDivisionError" not in error["message"]
     assert "ZeroDivisionError" in caplog.text
@@ -333,22 +334,22 @@ async def test_an_internal_error_is_500_without_its_details(
 
 async def test_a_stream_that_cannot_be_finished_ends_with_an_error(template: ChatTemplate) -> None:
     limits = msgspec.structs.replace(QUICK, generation_timeout_s=0.1)
-    async with local_house(template, limits, msgspec.structs.replace(STUB, step_s=0.01)) as house:
-        response = await post(house, {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True})
+    async with local_house(template, limits, msgspec.structs.replace(STUB, step_s=0.01)) as runtime:
+        response = await post(runtime, {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True})
         *events, last = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
         assert response.status_code == 200
         assert all("choices" in json.loads(event) for event in events)
         assert "within 0.1 seconds" in json.loads(last)["error"]["message"]
-        whole = await post(house, {"prompt": "a", "max_tokens": 200, "ignore_eos": True})
+        whole = await post(runtime, {"prompt": "a", "max_tokens": 200, "ignore_eos": True})
         assert "did not finish" in error_of(whole, 500)["message"]
-        nothing_left(house)
+        nothing_left(runtime)
 
 
-async def test_the_log_has_a_line_without_secrets(house: LocalHouse, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_has_a_line_without_secrets(runtime: LocalHouse, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "dragoman.access")
     body = json.dumps({"prompt": "my secret", "max_tokens": 1}).encode()
     headers = {"authorization": "Bearer sk-secret", "x-request-id": "mine", "content-type": "application/json"}
-    await house.client.post("/v1/completions?key=secret%0a", content=body, headers=headers)
+    await runtime.client.post("/v1/completions?key=secret%0a", content=body, headers=headers)
     (line,) = [record.getMessage() for record in caplog.records if record.name == "dragoman.access"]
     assert re.fullmatch(
         r'client=127\.0\.0\.1:123 method=POST path="/v1/completions" status=200 seconds=\d\.\d{3} id=mine', line
@@ -358,21 +359,21 @@ async def test_the_log_has_a_line_without_secrets(house: LocalHouse, caplog: pyt
 # Health and documents ------------------------------------------------------------------------------------------------
 
 
-async def test_health_and_documents_answer(house: LocalHouse) -> None:
+async def test_health_and_documents_answer(runtime: LocalHouse) -> None:
     for path in ("/livez", "/readyz"):
-        assert (await house.client.get(path)).json() == {"status": "ok"}
+        assert (await runtime.client.get(path)).json() == {"status": "ok"}
     for path in ("/health", "/healthcheck"):
-        assert (await house.client.get(path)).json() == {"status": "healthy"}
-    whole = (await house.client.get("/openapi.json")).json()
+        assert (await runtime.client.get(path)).json() == {"status": "healthy"}
+    whole = (await runtime.client.get("/openapi.json")).json()
     assert "/v1/chat/completions" in whole["paths"]
-    prefixed = (await house.client.get("/openai/openapi.json")).json()
+    prefixed = (await runtime.client.get("/openai/openapi.json")).json()
     assert "/openai/v1/chat/completions" in prefixed["paths"]
 
 
-async def test_metrics_count_what_happened(house: LocalHouse) -> None:
-    await post(house, {"prompt": "Once upon a time", "max_tokens": 5, "ignore_eos": True})
-    await post(house, {"prompt": 5})
-    text = (await house.client.get("/metrics")).text
+async def test_metrics_count_what_happened(runtime: LocalHouse) -> None:
+    await post(runtime, {"prompt": "Once upon a time", "max_tokens": 5, "ignore_eos": True})
+    await post(runtime, {"prompt": 5})
+    text = (await runtime.client.get("/metrics")).text
     assert 'dragoman_http_requests_total{dialect="openai",route="/v1/completions",status="200"} 1.0' in text
     assert 'dragoman_http_requests_total{dialect="openai",route="/v1/completions",status="400"} 1.0' in text
     assert "dragoman_generated_tokens_total 5.0" in text

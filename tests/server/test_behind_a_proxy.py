@@ -18,7 +18,7 @@ import httpx
 import msgspec
 import pytest
 from sockets import until
-from stub_house import QUICK, STUB, RunningServer, running_server
+from stub_runtime import QUICK, STUB, RunningServer, running_server
 from test_listening import certificate
 from toy_dialect import toy
 from websockets.sync.client import connect
@@ -158,7 +158,7 @@ def look_through(proxy: Proxy, server: RunningServer, caplog: pytest.LogCaptureF
     lines = (line for line in answer.iter_lines() if line)
     assert next(lines).startswith("data: ")
     next(lines)
-    assert server.house.serving.admission.running == 1
+    assert server.runtime.serving.admission.running == 1
     assert list(lines)[-1] == "data: [DONE]"
     # Whoever leaves the proxy leaves the server.
     answer = proxy.client.send(
@@ -166,7 +166,7 @@ def look_through(proxy: Proxy, server: RunningServer, caplog: pytest.LogCaptureF
     )
     next(answer.iter_lines())
     answer.close()
-    until(lambda: server.house.serving.admission.running == 0, 3)
+    until(lambda: server.runtime.serving.admission.running == 0, 3)
 
     large = proxy.client.send(proxy.request("POST", "/v1/chat/completions", content=b" " * (5 << 20)))
     assert large.status_code == 413

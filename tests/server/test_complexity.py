@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stub_house import LocalHouse
+from stub_runtime import LocalHouse
 
 from dragoman.core.errors import PayloadTooLarge
-from dragoman.server import complexity
-from dragoman.server.complexity import MAX_EXTREMES, MAX_ITEMS, MAX_PARTS, check_complexity
+from dragoman.server import json_cost as complexity
+from dragoman.server.json_cost import MAX_EXTREMES, MAX_ITEMS, MAX_PARTS, check_complexity
 
 
 def repeated(item: str, count: int) -> bytes:
@@ -112,7 +112,7 @@ def test_extreme_numbers_are_counted(text: str) -> None:
 
 
 @pytest.mark.anyio
-async def test_the_dialect_words_the_refusal(house: LocalHouse) -> None:
-    answer = await house.client.post("/v1/completions", content=repeated("1.5e300", MAX_EXTREMES + 1))
+async def test_the_dialect_words_the_refusal(runtime: LocalHouse) -> None:
+    answer = await runtime.client.post("/v1/completions", content=repeated("1.5e300", MAX_EXTREMES + 1))
     assert answer.status_code == 413
     assert "exponents" in answer.json()["error"]["message"]

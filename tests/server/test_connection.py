@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from sockets import BODY, ENDLESS, Left, ask, json_of, read_all, request_of, serves, status_of, until
-from stub_house import STUB, TOKENIZER, RunningServer
+from stub_runtime import STUB, TOKENIZER, RunningServer
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_leaving_while_a_model_is_loaded_gives_up_the_place(
             waiting -= 1
 
     with monkeypatch.context() as patch:
-        patch.setattr(server.house.serving, "held", held)
+        patch.setattr(server.runtime.serving, "held", held)
         for data in (request_of(), request_of(length=1000), request_of({**ENDLESS, "stream": True})):
             with server.connect() as connection:
                 connection.sendall(data.replace(b"/v1/", b"/openai/v1/"))
@@ -87,17 +87,17 @@ def test_leaving_a_batch_cancels_all_its_prompts(server: RunningServer) -> None:
     for stream in (False, True):
         with server.connect() as connection:
             connection.sendall(request_of({**ENDLESS, "prompt": ["a", "b", "c"] * 5, "n": 2, "stream": stream}))
-            until(lambda: server.house.serving.admission.running > 0)
+            until(lambda: server.runtime.serving.admission.running > 0)
 
 
 def test_leaving_cancels_at_once(server: RunningServer) -> None:
-    engine = server.house.engine
+    engine = server.runtime.engine
     before = engine.stats().generated_tokens
     for stream in (False, True):
         with server.connect() as connection:
             connection.sendall(request_of({**ENDLESS, "n": 4, "stream": stream}))
-            until(lambda: server.house.serving.admission.running > 0)
-        until(lambda: server.house.serving.admission.running == 0, 2)
+            until(lambda: server.runtime.serving.admission.running > 0)
+        until(lambda: server.runtime.serving.admission.running == 0, 2)
     # Far fewer than the 1,600 tokens that were asked for.
     assert engine.stats().generated_tokens - before < 1200
 
@@ -105,8 +105,8 @@ def test_leaving_cancels_at_once(server: RunningServer) -> None:
 def test_leaving_with_pipelined_requests_cancels_the_one_being_answered(server: RunningServer) -> None:
     with server.connect() as connection:
         connection.sendall(request_of(ENDLESS, close=False) * 3)
-        until(lambda: server.house.serving.admission.running > 0)
-    until(lambda: server.house.serving.admission.running == 0, 2)
+        until(lambda: server.runtime.serving.admission.running > 0)
+    until(lambda: server.runtime.serving.admission.running == 0, 2)
 
 
 # Slow clients --------------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def test_a_client_that_reads_slowly_holds_nobody_up_and_is_dropped(server: Runni
             time.sleep(0.1)
             slow.recv(1)
         until(lambda: not server.server.server_state.connections)
-        assert server.house.serving.admission.running == 0
+        assert server.runtime.serving.admission.running == 0
         assert b"[DONE]" not in read_all(slow)
 
 
@@ -172,8 +172,8 @@ def test_a_whole_answer_that_nobody_reads_does_not_stay(server: RunningServer) -
     body = {"prompt": ["a"] * 40, "max_tokens": 60, "logprobs": 5, "n": 2, "seed": 1}
     with server.connect(receive_buffer=2048) as slow:
         slow.sendall(request_of(body))
-        until(lambda: server.house.serving.admission.running > 0)
-        until(lambda: server.house.serving.admission.running == 0, 30)
+        until(lambda: server.runtime.serving.admission.running > 0)
+        until(lambda: server.runtime.serving.admission.running == 0, 30)
         until(lambda: not server.server.server_state.connections)
 
 
@@ -353,7 +353,7 @@ def test_one_connection_too_many_is_told_so_and_health_is_told_all_the_same(
 
 
 def test_all_blocks_are_free_when_nothing_runs(server: RunningServer) -> None:
-    assert server.house.engine.stats().free_blocks == STUB.num_blocks
+    assert server.runtime.engine.stats().free_blocks == STUB.num_blocks
     assert TOKENIZER.vocab_size == STUB.vocab_size
 
 

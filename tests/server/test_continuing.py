@@ -13,22 +13,22 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dragoman.core.continuing import ContinueKey, CutGeneration, CutSequence
 from dragoman.core.errors import DragomanError, GenerationFailed
-from dragoman.server import continuing
-from dragoman.server.continuing import SqliteContinueStore
+from dragoman.core.resume import ResumeKey, SavedGeneration, SavedSequence
+from dragoman.server import resume_store as continuing
+from dragoman.server.resume_store import SqliteResumeStore
 from dragoman.server.settings import ContinueSettings
 
 pytestmark = pytest.mark.anyio
 
 
-def cut(number: int = 0, tokens: int = 3) -> CutGeneration:
-    sequence = CutSequence(prompt=(1, 2), output=(number,) * tokens, seed=2**64 - 1, mirostat=0.1)
-    return CutGeneration(sequences=(sequence,), config={"temperature": 0.5, "stop": ["a", "b"]})
+def cut(number: int = 0, tokens: int = 3) -> SavedGeneration:
+    sequence = SavedSequence(prompt=(1, 2), output=(number,) * tokens, seed=2**64 - 1, mirostat=0.1)
+    return SavedGeneration(sequences=(sequence,), config={"temperature": 0.5, "stop": ["a", "b"]})
 
 
-def key(*ids: str, dialect: str = "d", tenant: str = "t", model: str = "m") -> ContinueKey:
-    return ContinueKey(dialect, tenant, model, ids)
+def key(*ids: str, dialect: str = "d", tenant: str = "t", model: str = "m") -> ResumeKey:
+    return ResumeKey(dialect, tenant, model, ids)
 
 
 class Clock:
@@ -41,10 +41,10 @@ class Clock:
 @asynccontextmanager
 async def open_store(
     folder: Path | None = None, *, clock: Clock | None = None, **limits: float
-) -> AsyncIterator[SqliteContinueStore]:
+) -> AsyncIterator[SqliteResumeStore]:
     where = {"continue_store": "memory"} if folder is None else {"state_dir": str(folder)}
     settings = msgspec.convert(where | limits, ContinueSettings)
-    store = SqliteContinueStore(settings, **({} if clock is None else {"clock": clock}))
+    store = SqliteResumeStore(settings, **({} if clock is None else {"clock": clock}))
     await store.open()
     try:
         yield store
@@ -52,23 +52,23 @@ async def open_store(
         await store.close()
 
 
-async def save(store: SqliteContinueStore, name: ContinueKey, generation: CutGeneration) -> None:
+async def save(store: SqliteResumeStore, name: ResumeKey, generation: SavedGeneration) -> None:
     async with store.hold(name) as held:
         await held.save(generation)
 
 
-async def kept(store: SqliteContinueStore, name: ContinueKey) -> CutGeneration | None:
+async def kept(store: SqliteResumeStore, name: ResumeKey) -> SavedGeneration | None:
     async with store.hold(name) as held:
         return held.saved
 
 
 @pytest.fixture(params=["memory", "disk"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SqliteContinueStore]:
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SqliteResumeStore]:
     async with open_store(tmp_path if request.param == "disk" else None) as store:
         yield store
 
 
-async def test_what_is_saved_is_found_until_it_is_forgotten(store: SqliteContinueStore) -> None:
+async def test_what_is_saved_is_found_until_it_is_forgotten(store: SqliteResumeStore) -> None:
     assert await kept(store, key("a")) is None
     await save(store, key("a"), cut(1))
     assert await kept(store, key("a")) == cut(1)
@@ -83,7 +83,7 @@ async def test_what_is_saved_is_found_until_it_is_forgotten(store: SqliteContinu
 
 
 async def test_keys_are_lists_in_order_and_each_belongs_to_one_tenant_model_and_dialect(
-    store: SqliteContinueStore,
+    store: SqliteResumeStore,
 ) -> None:
     names = [
         key("a", "b"),
@@ -97,7 +97,7 @@ async def test_keys_are_lists_in_order_and_each_belongs_to_one_tenant_model_and_
         key("a", "b", tenant="u"),
         key("a", "b", model="n"),
         key("a", "b", dialect="e"),
-        ContinueKey("dt", "", "m", ("a", "b")),
+        ResumeKey("dt", "", "m", ("a", "b")),
     ]
     for number, name in enumerate(names):
         await save(store, name, cut(number))
@@ -106,7 +106,7 @@ async def test_keys_are_lists_in_order_and_each_belongs_to_one_tenant_model_and_
     assert store.keys == len(names)
 
 
-async def test_one_key_is_held_by_one_at_a_time_in_order(store: SqliteContinueStore) -> None:
+async def test_one_key_is_held_by_one_at_a_time_in_order(store: SqliteResumeStore) -> None:
     order: list[int] = []
 
     async def call(number: int) -> None:
@@ -123,7 +123,7 @@ async def test_one_key_is_held_by_one_at_a_time_in_order(store: SqliteContinueSt
     assert not store._turns
 
 
-async def test_other_keys_do_not_wait_and_who_gives_up_waiting_holds_up_nobody(store: SqliteContinueStore) -> None:
+async def test_other_keys_do_not_wait_and_who_gives_up_waiting_holds_up_nobody(store: SqliteResumeStore) -> None:
     async with store.hold(key("a")):
         async with asyncio.timeout(5), store.hold(key("a", "b")):
             pass
@@ -160,7 +160,7 @@ async def test_nothing_is_kept_where_the_time_is_zero(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-async def test_the_least_recently_used_make_room(store: SqliteContinueStore) -> None:
+async def test_the_least_recently_used_make_room(store: SqliteResumeStore) -> None:
     store._settings = msgspec.structs.replace(store._settings, continue_max_entries=3)
     for name in "abc":
         await save(store, key(name), cut())
@@ -170,7 +170,7 @@ async def test_the_least_recently_used_make_room(store: SqliteContinueStore) -> 
     assert (store.evicted, store.keys) == (1, 3)
 
 
-async def test_bytes_are_bounded_too(store: SqliteContinueStore) -> None:
+async def test_bytes_are_bounded_too(store: SqliteResumeStore) -> None:
     store._settings = msgspec.structs.replace(store._settings, continue_max_bytes=10_000)
     for name in "abc":
         await save(store, key(name), cut(100, tokens=4_000))
@@ -321,7 +321,7 @@ def test_by_default_it_lies_with_the_users_state(monkeypatch: pytest.MonkeyPatch
     assert ContinueSettings(continue_store="memory").file is None
 
 
-def fill_disk(store: SqliteContinueStore) -> None:
+def fill_disk(store: SqliteResumeStore) -> None:
     """Have SQLite find no room for one more page."""
     database = store._database
     assert database is not None

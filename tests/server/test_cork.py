@@ -7,7 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from dragoman.server.cork import MOST_HELD_BYTES, Corked
+from dragoman.server.write_buffer import MOST_HELD_BYTES, BufferedTransport
 
 
 class Counting:
@@ -43,7 +43,7 @@ def play(*turns: list[bytes | str]) -> list[bytes | str]:
 
     async def run() -> list[bytes | str]:
         beneath = Counting()
-        corked = Corked(beneath, asyncio.get_running_loop())  # type: ignore[arg-type]
+        corked = BufferedTransport(beneath, asyncio.get_running_loop())  # type: ignore[arg-type]
         for turn in turns:
             for each in turn:
                 if isinstance(each, bytes):
@@ -79,16 +79,16 @@ def test_much_is_handed_on_at_once() -> None:
 
 
 def test_anything_else_is_asked_of_the_transport() -> None:
-    corked = Corked(Counting(), asyncio.new_event_loop())  # type: ignore[arg-type]
+    corked = BufferedTransport(Counting(), asyncio.new_event_loop())  # type: ignore[arg-type]
     assert corked.get_extra_info("peername") == "the peername"
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[tuple[Corked, socket.socket]]:
+async def connected() -> AsyncIterator[tuple[BufferedTransport, socket.socket]]:
     ours, theirs = socket.socketpair()
     with theirs:
         transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=ours)
-        yield Corked(transport, asyncio.get_running_loop()), theirs
+        yield BufferedTransport(transport, asyncio.get_running_loop()), theirs
         transport.abort()
 
 

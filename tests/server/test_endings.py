@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stub_house import QUICK, STUB, TOKENIZER, LocalEngine, local_model
+from stub_runtime import QUICK, STUB, TOKENIZER, LocalEngine, local_model
 
 from dragoman.core.events import FinishReason, GenerationResult, TextDelta
 from dragoman.core.request import GenerationRequest, TokenPrompt

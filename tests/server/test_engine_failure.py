@@ -12,7 +12,7 @@ import psutil
 import pytest
 from server_process import process
 from sockets import until
-from stub_house import running_server
+from stub_runtime import running_server
 
 from dragoman.server.lifecycle import NO_ENGINE
 
@@ -44,7 +44,7 @@ def test_a_server_whose_engine_is_given_up_ends_with_an_exit_code_of_its_own(tmp
 def test_liveness_fails_with_the_engine() -> None:
     with running_server() as server:
         assert httpx.get(f"{server.url}/livez").status_code == 200
-        server.house.failure = "the engine has been down for 600 s"
+        server.runtime.failure = "the engine has been down for 600 s"
         answer = httpx.get(f"{server.url}/livez")
         assert (answer.status_code, answer.json()["reason"]) == (503, "the engine has been down for 600 s")
         assert answer.headers["retry-after"] == "1"

@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from stub_house import QUICK, LocalHouse
+from stub_runtime import QUICK, LocalHouse
 from toy_dialect import toy
 
 from dragoman.core.errors import DragomanError
 from dragoman.dialects import DIALECTS, made_dialects
-from dragoman.dialects.wire import Dialect, Exchange
+from dragoman.dialects.api import Dialect, Exchange
 from dragoman.server.app import create_app
 
 pytestmark = pytest.mark.anyio
@@ -23,10 +23,10 @@ pytestmark = pytest.mark.anyio
 
 @asynccontextmanager
 async def asked(
-    house: LocalHouse, *dialects: Dialect, chosen: str = "auto", **more: Any
+    runtime: LocalHouse, *dialects: Dialect, chosen: str = "auto", **more: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
     settings = msgspec.structs.replace(QUICK, dialect=chosen, linger_s=0.02, **more)
-    app = create_app(house.serving, settings, dialects=dialects)
+    app = create_app(runtime.serving, settings, dialects=dialects)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         yield client
 
@@ -47,8 +47,8 @@ async def asked(
         (7, "north"),
     ],
 )
-async def test_a_shared_path_goes_to_whom_the_body_belongs(house: LocalHouse, body: Any, answered_by: str) -> None:
-    async with asked(house, toy("north"), toy("south", "words")) as client:
+async def test_a_shared_path_goes_to_whom_the_body_belongs(runtime: LocalHouse, body: Any, answered_by: str) -> None:
+    async with asked(runtime, toy("north"), toy("south", "words")) as client:
         answer = await client.post("/echo", json=body)
         assert list(answer.json()) == [answered_by]
         for name in ("north", "south"):
@@ -56,15 +56,15 @@ async def test_a_shared_path_goes_to_whom_the_body_belongs(house: LocalHouse, bo
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000, b'{"words": 1} x'])
-async def test_what_is_no_json_goes_to_the_first(house: LocalHouse, body: bytes) -> None:
-    async with asked(house, toy("north"), toy("south", "words")) as client:
+async def test_what_is_no_json_goes_to_the_first(runtime: LocalHouse, body: bytes) -> None:
+    async with asked(runtime, toy("north"), toy("south", "words")) as client:
         answer = await client.post("/echo", content=body, headers={"content-type": "application/json"})
         assert (answer.status_code, answer.json()) == (400, {"north": "NotJson"})
 
 
-async def test_a_body_is_read_as_far_as_any_of_them_takes_and_then_by_the_limit_of_one(house: LocalHouse) -> None:
+async def test_a_body_is_read_as_far_as_any_of_them_takes_and_then_by_the_limit_of_one(runtime: LocalHouse) -> None:
     small, large = toy("north", max_body_bytes=100), toy("south", "words", max_body_bytes=1000)
-    async with asked(house, small, large, max_body_bytes=10**6) as client:
+    async with asked(runtime, small, large, max_body_bytes=10**6) as client:
         for size, field, status, name in (
             (100, "text", 200, "north"),
             (101, "text", 413, "north"),
@@ -79,29 +79,29 @@ async def test_a_body_is_read_as_far_as_any_of_them_takes_and_then_by_the_limit_
             assert own.status_code == status
 
 
-async def test_the_operators_choice_comes_first_and_then_the_servers_own(house: LocalHouse) -> None:
+async def test_the_operators_choice_comes_first_and_then_the_servers_own(runtime: LocalHouse) -> None:
     everyone = made_dialects()
     bodies = {}
     for chosen in ("openai", "tgi", "locallab", "auto"):
-        async with asked(house, *everyone, chosen=chosen) as client:
+        async with asked(runtime, *everyone, chosen=chosen) as client:
             bodies[chosen] = (await client.get("/health")).content
     assert bodies["openai"] == bodies["auto"] == b'{"status":"healthy"}'
     assert bodies["tgi"] == b""
     assert json.loads(bodies["locallab"])["status"] == "healthy"
 
 
-async def test_the_root_is_a_page_for_browsers_and_says_what_runs_to_others(house: LocalHouse) -> None:
+async def test_the_root_is_a_page_for_browsers_and_says_what_runs_to_others(runtime: LocalHouse) -> None:
     for chosen, plain in (("openai", "LocalLab"), ("auto", "LocalLab"), ("locallab", "LocalLab"), ("tgi", "")):
-        async with asked(house, *made_dialects(), chosen=chosen) as client:
+        async with asked(runtime, *made_dialects(), chosen=chosen) as client:
             assert plain in (await client.get("/")).text
             assert bool((await client.get("/")).content) == bool(plain)
             page = await client.get("/", headers={"accept": "text/html,*/*"}, follow_redirects=True)
             assert page.headers["content-type"].startswith("text/html")
 
 
-async def test_a_choice_that_is_not_there_is_an_error(house: LocalHouse) -> None:
+async def test_a_choice_that_is_not_there_is_an_error(runtime: LocalHouse) -> None:
     with pytest.raises(DragomanError, match="there is only north"):
-        create_app(house.serving, QUICK, dialects=[toy("north")])
+        create_app(runtime.serving, QUICK, dialects=[toy("north")])
 
 
 HELLO = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
@@ -143,9 +143,9 @@ def shape(body: Any) -> str:
     ],
 )
 async def test_calls_on_the_real_shared_paths(
-    house: LocalHouse, chosen: str, path: str, body: dict[str, Any], headers: dict[str, str], answered_by: str
+    runtime: LocalHouse, chosen: str, path: str, body: dict[str, Any], headers: dict[str, str], answered_by: str
 ) -> None:
-    async with asked(house, *made_dialects(), chosen=chosen) as client:
+    async with asked(runtime, *made_dialects(), chosen=chosen) as client:
         answer = await client.post(path, json=body, headers=headers)
         assert shape(answer.json()) == answered_by, answer.text
 
@@ -155,10 +155,10 @@ async def test_calls_on_the_real_shared_paths(
 )
 @pytest.mark.parametrize("chosen", ["auto", "openai"])
 async def test_marks_of_an_sdk_count_only_when_the_choice_is_auto(
-    house: LocalHouse, headers: dict[str, str], chosen: str
+    runtime: LocalHouse, headers: dict[str, str], chosen: str
 ) -> None:
     # Without a field that is required, the error says whose words it is in.
-    async with asked(house, *made_dialects(), chosen=chosen) as client:
+    async with asked(runtime, *made_dialects(), chosen=chosen) as client:
         answer = await client.post("/v1/chat/completions", json={}, headers=headers)
     marked = chosen == "auto" and "httpx" not in headers.get("user-agent", "")
     assert answer.status_code == (422 if marked else 400)
@@ -168,14 +168,14 @@ async def test_marks_of_an_sdk_count_only_when_the_choice_is_auto(
 # What each keeps of its own ------------------------------------------------------------------------------------------
 
 
-async def test_every_answer_has_the_dialects_headers(house: LocalHouse) -> None:
+async def test_every_answer_has_the_dialects_headers(runtime: LocalHouse) -> None:
     seen = []
 
     def headers(exchange: Exchange) -> dict[str, str]:
         seen.append(exchange.path)
         return {"x-count": str(len(seen)), "x-time": f"{exchange.elapsed_s:.4f}", "content-type": "never/wins"}
 
-    async with asked(house, toy("north", headers=headers), toy("south", "words")) as client:
+    async with asked(runtime, toy("north", headers=headers), toy("south", "words")) as client:
         paths = [("GET", "/north/who"), ("GET", "/north/nothing"), ("PUT", "/north/who"), ("POST", "/north/echo")]
         for count, (method, path) in enumerate(paths, 1):
             answer = await client.request(method, path)
@@ -186,8 +186,8 @@ async def test_every_answer_has_the_dialects_headers(house: LocalHouse) -> None:
         assert "x-count" not in (await client.get("/livez")).headers
 
 
-async def test_head_is_answered_where_get_is(house: LocalHouse) -> None:
-    async with asked(house, toy("north")) as client:
+async def test_head_is_answered_where_get_is(runtime: LocalHouse) -> None:
+    async with asked(runtime, toy("north")) as client:
         assert (await client.head("/who")).status_code == 200
         refused = await client.head("/echo")
         assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
@@ -196,8 +196,8 @@ async def test_head_is_answered_where_get_is(house: LocalHouse) -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
-async def test_a_prefix_has_figures_and_documents(house: LocalHouse, dialect: Dialect) -> None:
-    async with asked(house, *DIALECTS) as client:
+async def test_a_prefix_has_figures_and_documents(runtime: LocalHouse, dialect: Dialect) -> None:
+    async with asked(runtime, *DIALECTS) as client:
         assert "dragoman_" in (await client.get(f"/{dialect.name}/metrics")).text
         document = (await client.get(f"/{dialect.name}/openapi.json")).json()
         assert {path.split("/")[1] for path in document["paths"]} == {dialect.name}

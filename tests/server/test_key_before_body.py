@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 from sockets import json_of, read_all, status_of, until
-from stub_house import QUICK, RunningServer, running_server
+from stub_runtime import QUICK, RunningServer, running_server
 
 from dragoman.core.caller import CallerLimits
 from dragoman.dialects import DIALECTS

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
-from stub_house import QUICK, LocalHouse, running_server
+from stub_runtime import QUICK, LocalHouse, running_server
 from toy_dialect import toy
 from websockets.sync.client import connect
 
@@ -351,10 +351,10 @@ def test_the_slowed_come_in_again_after_a_minute() -> None:
     failures.count("unknown", "192.0.2.1")
 
 
-async def test_refusals_are_counted_by_their_reason(house: LocalHouse) -> None:
+async def test_refusals_are_counted_by_their_reason(runtime: LocalHouse) -> None:
     gone = hashed(BOB, "bob", expires=datetime(2020, 1, 1, tzinfo=UTC))
     ring = Keyring([hashed(ANN, "ann", ("infer",)), gone])
-    app = create_app(house.serving, AUTO, dialects=(toy("north"),), keys=ring)
+    app = create_app(runtime.serving, AUTO, dialects=(toy("north"),), keys=ring)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         for headers in ({}, bearer("nobody-has-this-key"), bearer(BOB), bearer(BOB), bearer(ANN)):
             await client.get("/north/who", headers=headers)

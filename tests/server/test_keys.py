@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from stub_house import QUICK, LocalHouse
+from stub_runtime import QUICK, LocalHouse
 from toy_dialect import ECHOING, toy
 
 from dragoman.core.errors import DragomanError
 from dragoman.dialects import DIALECTS
-from dragoman.dialects.wire import Dialect
+from dragoman.dialects.api import Dialect
 from dragoman.server.app import create_app
 from dragoman.server.key_file import hashed, new_key
 from dragoman.server.keys import (
@@ -39,9 +39,9 @@ TOYS = (toy("north", key_headers=("x-api-key",), cors=ECHOING), toy("south"))
 
 @asynccontextmanager
 async def asked(
-    house: LocalHouse, dialects: tuple[Dialect, ...] = TOYS, **more: bool
+    runtime: LocalHouse, dialects: tuple[Dialect, ...] = TOYS, **more: bool
 ) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(house.serving, AUTO, dialects=dialects, keys=Keyring(KEYS, **more))
+    app = create_app(runtime.serving, AUTO, dialects=dialects, keys=Keyring(KEYS, **more))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         yield client
 
@@ -67,8 +67,8 @@ def bearer(key: str) -> dict[str, str]:
         ({"x-api-key": "nobody"}, 401),
     ],
 )
-async def test_a_known_key_comes_in(house: LocalHouse, headers: dict[str, str], status: int) -> None:
-    async with asked(house) as client:
+async def test_a_known_key_comes_in(runtime: LocalHouse, headers: dict[str, str], status: int) -> None:
+    async with asked(runtime) as client:
         answer = await client.get("/north/who", headers={k: v.encode("latin-1") for k, v in headers.items()})
     assert answer.status_code == status
     if status == 401:
@@ -77,55 +77,55 @@ async def test_a_known_key_comes_in(house: LocalHouse, headers: dict[str, str], 
 
 
 @pytest.mark.parametrize("name", ["api_key", "api-key", "key", "token", "access_token", "authorization", "x-api-key"])
-async def test_a_key_in_the_query_lets_nobody_in(house: LocalHouse, name: str) -> None:
-    async with asked(house) as client:
+async def test_a_key_in_the_query_lets_nobody_in(runtime: LocalHouse, name: str) -> None:
+    async with asked(runtime) as client:
         for value in (ANN, f"Bearer {ANN}"):
             answer = await client.get("/north/who", params={name: value})
             assert (answer.status_code, answer.json()) == (401, {"north": "Unauthorized"})
 
 
-async def test_other_headers_count_only_where_a_dialect_says_so(house: LocalHouse) -> None:
-    async with asked(house) as client:
+async def test_other_headers_count_only_where_a_dialect_says_so(runtime: LocalHouse) -> None:
+    async with asked(runtime) as client:
         assert (await client.get("/south/who", headers={"x-api-key": ANN})).json() == {"south": "Unauthorized"}
 
 
-async def test_an_admins_operations_need_an_admins_key(house: LocalHouse) -> None:
-    async with asked(house) as client:
+async def test_an_admins_operations_need_an_admins_key(runtime: LocalHouse) -> None:
+    async with asked(runtime) as client:
         refused = await client.post("/north/admin", json={"text": "a"}, headers=bearer(BOB))
         assert (refused.status_code, refused.json()) == (403, {"north": "Forbidden"})
         assert (await client.post("/north/admin", json={"text": "a"}, headers=bearer(ANN))).json() == {"north": "a"}
 
 
-async def test_callers_are_told_apart_by_a_digest_that_is_not_the_files(house: LocalHouse) -> None:
-    async with asked(house) as client:
+async def test_callers_are_told_apart_by_a_digest_that_is_not_the_files(runtime: LocalHouse) -> None:
+    async with asked(runtime) as client:
         tenants = [(await client.get("/north/who", headers=bearer(key))).json()["north"] for key in (ANN, BOB, ANN)]
     assert tenants[0] == tenants[2] != tenants[1]
     assert all(len(tenant) == 32 and tenant not in KEYS[0].digest + KEYS[1].digest for tenant in tenants)
-    async with asked(house) as client:
+    async with asked(runtime) as client:
         assert (await client.get("/north/facts")).json() == {"north": ""}
 
 
-async def test_without_keys_everybody_is_nobody_in_particular(house: LocalHouse) -> None:
-    app = create_app(house.serving, AUTO, dialects=TOYS)
+async def test_without_keys_everybody_is_nobody_in_particular(runtime: LocalHouse) -> None:
+    app = create_app(runtime.serving, AUTO, dialects=TOYS)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         assert (await client.get("/north/who", headers=bearer("anything"))).json() == {"north": ""}
 
 
-async def test_what_a_contract_leaves_open_can_be_closed_but_for_probes(house: LocalHouse) -> None:
+async def test_what_a_contract_leaves_open_can_be_closed_but_for_probes(runtime: LocalHouse) -> None:
     for protect_all, status in ((False, 200), (True, 401)):
-        async with asked(house, protect_all=protect_all) as client:
+        async with asked(runtime, protect_all=protect_all) as client:
             for path in ("/north/facts", "/metrics", "/north/metrics", "/openapi.json"):
                 assert (await client.get(path)).status_code == status, path
             for path in ("/locallab/startup-status", "/startup-status"):
-                async with asked(house, DIALECTS, protect_all=protect_all) as all_dialects:
+                async with asked(runtime, DIALECTS, protect_all=protect_all) as all_dialects:
                     assert (await all_dialects.get(path)).status_code == status, path
             for path in ("/north/probe", "/livez", "/readyz", "/health", "/healthcheck"):
                 assert (await client.get(path)).status_code == 200, path
 
 
-async def test_a_browser_may_ask_without_a_key_what_it_may_do(house: LocalHouse) -> None:
+async def test_a_browser_may_ask_without_a_key_what_it_may_do(runtime: LocalHouse) -> None:
     headers = {"origin": "https://page.example", "access-control-request-method": "POST"}
-    async with asked(house) as client:
+    async with asked(runtime) as client:
         assert (await client.options("/north/echo", headers=headers)).status_code == 200
         refused = await client.post("/north/echo", json={"text": "a"}, headers={"origin": "https://page.example"})
         assert refused.status_code == 401
@@ -148,11 +148,11 @@ BODY = {
 
 @pytest.mark.parametrize(("dialect", "operation"), operations())
 async def test_every_operation_is_behind_the_wall_unless_it_says_otherwise(
-    house: LocalHouse, dialect: Any, operation: Any
+    runtime: LocalHouse, dialect: Any, operation: Any
 ) -> None:
     """And what says otherwise generates nothing."""
     path = operation.path.replace("{", "").replace("}", "").replace(":path", "")
-    async with asked(house, DIALECTS) as client:
+    async with asked(runtime, DIALECTS) as client:
         body = {"json": BODY} if operation.method == "POST" else {}
         answer = await client.request(operation.method, f"/{dialect.name}{path}", **body)
     if operation.open or operation.probe:
@@ -160,7 +160,7 @@ async def test_every_operation_is_behind_the_wall_unless_it_says_otherwise(
     else:
         assert answer.status_code == 401
         assert ANN not in answer.text
-    assert house.engine.requests == []
+    assert runtime.engine.requests == []
 
 
 # Where keys come from ------------------------------------------------------------------------------------------------
@@ -239,9 +239,9 @@ def test_other_machines_reach_all_but_loopback_addresses(host: str, others: bool
 # Where they never appear ---------------------------------------------------------------------------------------------
 
 
-async def test_keys_are_in_no_log_and_no_description(house: LocalHouse, caplog: pytest.LogCaptureFixture) -> None:
+async def test_keys_are_in_no_log_and_no_description(runtime: LocalHouse, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    async with asked(house) as client:
+    async with asked(runtime) as client:
         for key in (ANN, "a-wrong-key-of-some-length"):
             for path in ("/north/who", "/nowhere", "/north/echo"):
                 await client.get(path, headers=bearer(key), params={"api_key": key})

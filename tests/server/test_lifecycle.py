@@ -15,13 +15,13 @@ import httpx
 import msgspec
 import pytest
 from server_process import PROMPT, process
-from stub_house import FOLDER, QUICK, STUB, TOKENIZER, RunningServer, running_server
+from stub_runtime import FOLDER, QUICK, STUB, TOKENIZER, RunningServer, running_server
 
 from dragoman.core.errors import DragomanError, ModelError
-from dragoman.engine.client import EngineClient
 from dragoman.engine.messages import EngineInfo, LoadModel, WorkerSettings
+from dragoman.engine_client.client import EngineClient
 from dragoman.server import lifecycle
-from dragoman.server.lifecycle import until_told
+from dragoman.server.lifecycle import run_until_signal
 from tests.ports import free_port
 
 SLOW = msgspec.structs.replace(STUB, step_s=0.01)
@@ -135,12 +135,14 @@ def test_a_taken_port_is_known_before_the_engine_starts(monkeypatch: pytest.Monk
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(DragomanError, match=f"cannot listen on 127.0.0.1, port {port}"):
-            until_told(lifecycle.serve(msgspec.structs.replace(QUICK, port=port), WorkerSettings(model=STUB), FOLDER))
+            run_until_signal(
+                lifecycle.serve(msgspec.structs.replace(QUICK, port=port), WorkerSettings(model=STUB), FOLDER)
+            )
 
 
 def test_an_unknown_host_is_an_error() -> None:
     with pytest.raises(DragomanError, match="cannot listen on"):
-        until_told(
+        run_until_signal(
             lifecycle.serve(msgspec.structs.replace(QUICK, host="256.1.1.1"), WorkerSettings(model=STUB), FOLDER)
         )
 
@@ -148,9 +150,9 @@ def test_an_unknown_host_is_an_error() -> None:
 def test_a_model_that_is_not_there_is_an_error(tmp_path: Any) -> None:
     worker = WorkerSettings(model=LoadModel(source=str(tmp_path / "nothing")))
     with pytest.raises(ModelError):
-        until_told(lifecycle.serve(QUICK, worker, FOLDER))
+        run_until_signal(lifecycle.serve(QUICK, worker, FOLDER))
     with pytest.raises(ModelError):
-        until_told(lifecycle.serve(QUICK, WorkerSettings(model=STUB), tmp_path))
+        run_until_signal(lifecycle.serve(QUICK, WorkerSettings(model=STUB), tmp_path))
 
 
 # A port for the metrics ----------------------------------------------------------------------------------------------
@@ -188,7 +190,7 @@ def events_of(server: RunningServer, body: dict[str, Any], kills: int = 0) -> li
                 continue
             events.append(line.removeprefix("data: "))
             if kills and len(events) % 10 == 5:
-                pid = server.house.engine.health().pid
+                pid = server.runtime.engine.health().pid
                 assert pid
                 os.kill(pid, signal.SIGKILL)
                 kills -= 1
@@ -209,7 +211,7 @@ def test_a_stream_goes_on_byte_for_byte_when_the_engine_is_killed() -> None:
 
 def test_readiness_tells_of_a_restart() -> None:
     with running_server(stub=SLOW) as server:
-        pid = server.house.engine.health().pid
+        pid = server.runtime.engine.health().pid
         assert pid
         os.kill(pid, signal.SIGKILL)
         end = time.monotonic() + 10

@@ -25,7 +25,7 @@ import msgspec
 import pytest
 import uvloop
 from sockets import ENDLESS, ask, read_all, request_of, serves, status_of, until
-from stub_house import QUICK, STUB, RunningServer, running_server
+from stub_runtime import QUICK, STUB, RunningServer, running_server
 from toy_dialect import toy
 from websockets.sync.client import connect
 

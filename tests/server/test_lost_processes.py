@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from stub_house import QUICK, STUB, local_model
+from stub_runtime import QUICK, STUB, local_model
 
 from dragoman.core.caller import Caller, current_caller
 from dragoman.core.constraint import JsonSchema, Regex
@@ -28,7 +28,7 @@ from dragoman.server.constraints import ConstraintReader
 from dragoman.server.settings import WorkSettings
 from dragoman.server.worker_pool import WorkerPools
 from dragoman.text import ChatTemplate
-from dragoman.text.limited_process import LimitedProcess, ProcessFailure
+from dragoman.text.sandbox import ProcessFailure, SandboxedProcess
 from dragoman.text.template_process import TemplateLimits
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at through /proc")
@@ -156,7 +156,7 @@ def test_who_loses_two_processes_may_try_again(how: signal.Signals) -> None:
 
 
 CRASHING = """
-from dragoman.text.limited_program import greet, receive, send
+from dragoman.text.sandbox_child import greet, receive, send
 import os
 connection = greet()
 receive(connection)
@@ -175,7 +175,7 @@ while True:
 def test_a_crash_that_happens_twice_is_the_requests_own(tmp_path: Path) -> None:
     program = tmp_path / "crashing.py"
     program.write_text(CRASHING)
-    process = LimitedProcess(program, dict, time_s=5, answer_bytes=100)
+    process = SandboxedProcess(program, dict, time_s=5, answer_bytes=100)
     assert process.ask({"how": str(tmp_path / "once")}) == {"text": "well"}
     with pytest.raises(ProcessFailure) as raised:
         process.ask({"how": "exit"})

@@ -6,14 +6,14 @@ import re
 
 import msgspec
 import pytest
-from stub_house import FOLDER, QUICK, STUB, local_house
+from stub_runtime import FOLDER, QUICK, STUB, local_house
 
 from dragoman.core.errors import DragomanError
 from dragoman.dialects import DIALECTS
 from dragoman.engine.messages import WorkerSettings
 from dragoman.server import lifecycle
 from dragoman.server.accounts import Accounts
-from dragoman.server.hosting import named_in_metrics
+from dragoman.server.app_context import named_in_metrics
 from dragoman.text import ChatTemplate
 
 BODY = {"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True}
@@ -38,10 +38,10 @@ async def test_names_are_those_of_the_operators_dialect_unless_others_are_asked_
     template: ChatTemplate, dialect: str, names: tuple[str, ...], shown: set[str]
 ) -> None:
     settings = msgspec.structs.replace(QUICK, dialect=dialect, metric_names=names)
-    async with local_house(template, settings) as house:
-        await house.client.post("/openai/v1/completions", json=BODY)
+    async with local_house(template, settings) as runtime:
+        await runtime.client.post("/openai/v1/completions", json=BODY)
         for path in ("/metrics", "/tgi/metrics"):
-            text = (await house.client.get(path)).text
+            text = (await runtime.client.get(path)).text
             found = re.findall(r"^# TYPE ([a-z]+)_(\S+) ", text, flags=re.MULTILINE)
             assert {prefix for prefix, _ in found} == {"dragoman", *shown}
             assert len(found) == len(set(found))
@@ -50,10 +50,10 @@ async def test_names_are_those_of_the_operators_dialect_unless_others_are_asked_
 @pytest.mark.anyio
 async def test_pages_agree(template: ChatTemplate) -> None:
     settings = msgspec.structs.replace(QUICK, metric_names=("tgi", "friendli"))
-    async with local_house(template, settings) as house:
+    async with local_house(template, settings) as runtime:
         for _ in range(3):
-            await house.client.post("/v1/completions", json=BODY)
-        text = (await house.client.get("/metrics")).text
+            await runtime.client.post("/v1/completions", json=BODY)
+        text = (await runtime.client.get("/metrics")).text
     found = {name: float(value) for name, value in re.findall(r"^([a-z_]+)(?:\{\})? (\S+)$", text, flags=re.MULTILINE)}
     assert found["dragoman_prompt_tokens_total"] == found["tgi_request_input_length_sum"]
     assert found["tgi_request_input_length_sum"] == found["friendli_input_lengths_sum"] > 0
@@ -65,8 +65,8 @@ async def test_pages_agree(template: ChatTemplate) -> None:
 
 @pytest.mark.anyio
 async def test_nothing_is_measured_for_names_that_are_not_shown(template: ChatTemplate) -> None:
-    async with local_house(template) as house:
-        observers = house.metrics.observers
+    async with local_house(template) as runtime:
+        observers = runtime.metrics.observers
         assert [type(each).__name__ for each in observers] == ["GenerationMeasurements", Accounts.__name__]
         assert not observers.step
         assert not observers.arrived

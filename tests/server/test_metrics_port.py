@@ -9,17 +9,17 @@ import os
 import httpx
 import msgspec
 import pytest
-from stub_house import QUICK, LocalHouse
+from stub_runtime import QUICK, LocalHouse
 
 from dragoman.core.errors import DragomanError
 from dragoman.dialects import DIALECTS
-from dragoman.dialects.wire import Answer
+from dragoman.dialects.api import ErrorResponse
 from dragoman.server.address import bound
 from dragoman.server.app import create_figures_app
 from dragoman.server.auth_failures import MAX_UNKNOWN
-from dragoman.server.figures import FEW, MAX_CONNECTIONS, _render_error, figures_listener, serve_figures
 from dragoman.server.key_file import hashed
 from dragoman.server.keys import Keyring
+from dragoman.server.metrics_listener import FEW, MAX_CONNECTIONS, _render_error, metrics_socket, serve_figures
 from dragoman.server.settings import BrowserSettings
 
 KEY = "a-key-that-nobody-guesses"
@@ -27,13 +27,13 @@ BEARER = {"authorization": f"Bearer {KEY}"}
 EVERYWHERE = msgspec.structs.replace(QUICK, host="0.0.0.0", metrics_port=0)
 
 
-def render(error: DragomanError) -> Answer:
+def render(error: DragomanError) -> ErrorResponse:
     return _render_error(error)
 
 
-def client_of(house: LocalHouse, keys: Keyring, **browsers: tuple[str, ...]) -> httpx.AsyncClient:
+def client_of(runtime: LocalHouse, keys: Keyring, **browsers: tuple[str, ...]) -> httpx.AsyncClient:
     app = create_figures_app(
-        house.serving, QUICK, house.metrics, render, keys=keys, browsers=BrowserSettings(**browsers)
+        runtime.serving, QUICK, runtime.metrics, render, keys=keys, browsers=BrowserSettings(**browsers)
     )
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 
@@ -50,15 +50,15 @@ def client_of(house: LocalHouse, keys: Keyring, **browsers: tuple[str, ...]) -> 
 )
 @pytest.mark.anyio
 async def test_where_all_is_protected_figures_need_a_key_too(
-    house: LocalHouse, keys: Keyring, headers: dict[str, str], status: int
+    runtime: LocalHouse, keys: Keyring, headers: dict[str, str], status: int
 ) -> None:
-    async with client_of(house, keys) as client:
+    async with client_of(runtime, keys) as client:
         assert (await client.get("/metrics", headers=headers)).status_code == status
 
 
 @pytest.mark.anyio
-async def test_who_tries_many_keys_is_told_to_wait(house: LocalHouse) -> None:
-    async with client_of(house, Keyring([hashed(KEY, "ann")], protect_all=True)) as client:
+async def test_who_tries_many_keys_is_told_to_wait(runtime: LocalHouse) -> None:
+    async with client_of(runtime, Keyring([hashed(KEY, "ann")], protect_all=True)) as client:
         wrong = {"authorization": "Bearer another-key"}
         statuses = [(await client.get("/metrics", headers=wrong)).status_code for _ in range(MAX_UNKNOWN)]
         assert set(statuses) == {401}
@@ -69,10 +69,10 @@ async def test_who_tries_many_keys_is_told_to_wait(house: LocalHouse) -> None:
 
 
 @pytest.mark.anyio
-async def test_figures_are_not_for_pages_that_have_rebound_their_name(house: LocalHouse) -> None:
-    async with client_of(house, Keyring()) as client:
+async def test_figures_are_not_for_pages_that_have_rebound_their_name(runtime: LocalHouse) -> None:
+    async with client_of(runtime, Keyring()) as client:
         assert (await client.get("/metrics", headers={"host": "evil.example:9000"})).status_code == 403
-    async with client_of(house, Keyring(), allow_host=("prometheus.lan",)) as client:
+    async with client_of(runtime, Keyring(), allow_host=("prometheus.lan",)) as client:
         assert (await client.get("/metrics", headers={"host": "prometheus.lan:9000"})).status_code == 200
 
 
@@ -81,7 +81,7 @@ async def test_figures_are_not_for_pages_that_have_rebound_their_name(house: Loc
 )
 def test_figures_are_for_this_machine_unless_an_operator_says_otherwise(metrics_host: str | None, bound: str) -> None:
     named = {} if metrics_host is None else {"metrics_host": metrics_host}
-    listener = figures_listener(msgspec.structs.replace(EVERYWHERE, **named), DIALECTS)
+    listener = metrics_socket(msgspec.structs.replace(EVERYWHERE, **named), DIALECTS)
     assert listener is not None
     with contextlib.closing(listener):
         assert listener.getsockname()[0] == bound
@@ -92,19 +92,19 @@ def test_friendlis_port_is_for_this_machine_too() -> None:
     assert friendli.metrics_port == 8281
     some_port = msgspec.structs.replace(friendli, metrics_port=0)  # the real one may be taken here
     chosen = msgspec.structs.replace(EVERYWHERE, metrics_port=None, dialect="friendli")
-    listener = figures_listener(chosen, [some_port])
+    listener = metrics_socket(chosen, [some_port])
     assert listener is not None
     with contextlib.closing(listener):
         assert listener.getsockname()[0] == "127.0.0.1"
 
 
 @pytest.mark.anyio
-async def test_the_port_takes_few_connections_however_many_come(house: LocalHouse) -> None:
+async def test_the_port_takes_few_connections_however_many_come(runtime: LocalHouse) -> None:
     """Those of the other port are what the descriptors are for."""
     listener = bound("127.0.0.1", 0)
     address, silent = listener.getsockname(), 3 * MAX_CONNECTIONS
     before = len(os.listdir("/proc/self/fd"))
-    serving = serve_figures(listener, house, QUICK, keys=Keyring(), browsers=BrowserSettings())  # type: ignore[arg-type]
+    serving = serve_figures(listener, runtime, QUICK, keys=Keyring(), browsers=BrowserSettings())  # type: ignore[arg-type]
     async with serving, contextlib.AsyncExitStack() as stack:
         for _ in range(silent):
             _, writer = await asyncio.open_connection(*address)

@@ -10,14 +10,14 @@ import httpx
 import msgspec
 import pytest
 from asking import events_of, request
-from stub_house import QUICK, STUB, LocalHouse, local_house, running_server
+from stub_runtime import QUICK, STUB, LocalHouse, local_house, running_server
 
 from dragoman.core.errors import Cancelled
 from dragoman.core.events import FinishReason
 from dragoman.core.measurements import COMPLETED_TOKENS
 from dragoman.core.observer import ObservedGeneration, ObservedRequest, ObservedStep, Observer, RequestEnd
+from dragoman.dialects.api import Dialect, MetricsContext
 from dragoman.dialects.openai import dialect as openai
-from dragoman.dialects.wire import Dialect, MetricsContext
 from dragoman.server.app import create_app
 from dragoman.text import ChatTemplate
 
@@ -69,15 +69,15 @@ class Diary(Observer):
 
 
 @pytest.fixture
-def diary(house: LocalHouse) -> Diary:
+def diary(runtime: LocalHouse) -> Diary:
     diary = Diary()
-    house.metrics.observers.add(diary)
+    runtime.metrics.observers.add(diary)
     return diary
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_is_told_from_its_arrival_to_its_end(house: LocalHouse, diary: Diary, stream: bool) -> None:
-    answer = await house.client.post("/openai/v1/completions", json={**BODY, "stream": stream, "seed": 3})
+async def test_a_request_is_told_from_its_arrival_to_its_end(runtime: LocalHouse, diary: Diary, stream: bool) -> None:
+    answer = await runtime.client.post("/openai/v1/completions", json={**BODY, "stream": stream, "seed": 3})
     assert diary.words == ["arrived", "submitted", "prompted", "first", "next", "next", "next", "finished", "ended"]
     [request], [seen], [end] = diary.requests, diary.generations, diary.ends
     assert (request.dialect, request.method, request.operation) == ("openai", "POST", "/v1/completions")
@@ -89,24 +89,24 @@ async def test_a_request_is_told_from_its_arrival_to_its_end(house: LocalHouse, 
     assert seen.validation_s + seen.queue_s + seen.inference_s <= end.seconds
 
 
-async def test_a_batch_is_one_request_and_a_generation_for_each_prompt(house: LocalHouse, diary: Diary) -> None:
-    await house.client.post("/v1/completions", json={**BODY, "prompt": ["a", "b", "c"], "n": 2, "best_of": 3})
+async def test_a_batch_is_one_request_and_a_generation_for_each_prompt(runtime: LocalHouse, diary: Diary) -> None:
+    await runtime.client.post("/v1/completions", json={**BODY, "prompt": ["a", "b", "c"], "n": 2, "best_of": 3})
     assert diary.words.count("arrived") == diary.words.count("ended") == 1
     assert [(seen.sequences, seen.tokens) for seen in diary.generations] == [(3, 12)] * 3
     assert all(seen.request is diary.requests[0] for seen in diary.generations)
 
 
-async def test_requests_at_once_are_not_mixed_up(house: LocalHouse, diary: Diary) -> None:
+async def test_requests_at_once_are_not_mixed_up(runtime: LocalHouse, diary: Diary) -> None:
     bodies = [{**BODY, "max_tokens": 2 + i} for i in range(8)]
-    answers = await asyncio.gather(*(house.client.post("/v1/completions", json=body) for body in bodies))
+    answers = await asyncio.gather(*(runtime.client.post("/v1/completions", json=body) for body in bodies))
     tokens = {seen.request.request_id: seen.tokens for seen in diary.generations}
     assert [tokens[answer.headers["x-request-id"]] for answer in answers] == [2 + i for i in range(8)]
 
 
-async def test_what_is_refused_is_told_with_its_error(house: LocalHouse, diary: Diary) -> None:
-    await house.client.post("/v1/completions", json={"prompt": 5})
-    await house.client.post("/v1/completions", json={**BODY, "prompt": [5] * 300})
-    await house.client.get("/nowhere")
+async def test_what_is_refused_is_told_with_its_error(runtime: LocalHouse, diary: Diary) -> None:
+    await runtime.client.post("/v1/completions", json={"prompt": 5})
+    await runtime.client.post("/v1/completions", json={**BODY, "prompt": [5] * 300})
+    await runtime.client.get("/nowhere")
     assert diary.words == ["arrived", "ended"] * 2
     assert [(end.status, type(end.error).__name__) for end in diary.ends] == [
         (400, "Violation"),
@@ -114,19 +114,19 @@ async def test_what_is_refused_is_told_with_its_error(house: LocalHouse, diary: 
     ]
 
 
-async def test_a_client_that_leaves_is_told_of(house: LocalHouse, diary: Diary) -> None:
-    house.engine.free.clear()
+async def test_a_client_that_leaves_is_told_of(runtime: LocalHouse, diary: Diary) -> None:
+    runtime.engine.free.clear()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
-            await house.client.post("/v1/completions", json=BODY)
-    house.engine.free.set()
+            await runtime.client.post("/v1/completions", json=BODY)
+    runtime.engine.free.set()
     assert diary.words[-2:] == ["finished", "ended"]
     [end] = diary.ends
     assert (end.status, type(end.error)) == (499, Cancelled)
 
 
 @pytest.fixture
-async def counted(house: LocalHouse) -> AsyncIterator[httpx.AsyncClient]:
+async def counted(runtime: LocalHouse) -> AsyncIterator[httpx.AsyncClient]:
     def made(context: MetricsContext) -> Callable[[], str]:
         largest = max(card.context_tokens for card in context.models())
         tokens = context.measurements.generations.histogram(COMPLETED_TOKENS, (3.0, largest))
@@ -140,7 +140,7 @@ async def counted(house: LocalHouse) -> AsyncIterator[httpx.AsyncClient]:
     other: Dialect = msgspec.structs.replace(openai.DIALECT, name="other", metrics=made)
     settings = msgspec.structs.replace(QUICK, metric_names=("other",))
     for _ in range(2):  # the same server may have several applications; no request is counted twice
-        app = create_app(house.serving, settings, metrics=house.metrics, dialects=(openai.DIALECT, other))
+        app = create_app(runtime.serving, settings, metrics=runtime.metrics, dialects=(openai.DIALECT, other))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         yield client
 
@@ -158,7 +158,7 @@ async def test_figures_have_a_dialects_names_whichever_dialect_was_spoken(counte
 async def test_an_engine_tells_of_its_steps(template: ChatTemplate) -> None:
     with running_server(stub=msgspec.structs.replace(STUB, step_s=0.002)) as server:
         diary = Diary()
-        server.house.metrics.observers.add(diary)
+        server.runtime.metrics.observers.add(diary)
         body: dict[str, Any] = {**BODY, "max_tokens": 10}
         assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
     assert sum(step.generated_tokens for step in diary.steps) == 10
@@ -167,8 +167,8 @@ async def test_an_engine_tells_of_its_steps(template: ChatTemplate) -> None:
 
 
 async def test_without_http_nobody_is_named(template: ChatTemplate) -> None:
-    async with local_house(template) as house:
+    async with local_house(template) as runtime:
         diary = Diary()
-        house.metrics.observers.add(diary)
-        await events_of(house, request(max_tokens=2))
+        runtime.metrics.observers.add(diary)
+        await events_of(runtime, request(max_tokens=2))
         assert diary.generations[0].request.generations == []

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from sockets import BODY, ENDLESS, Left, ask, json_of, read_all, request_of, serves, status_of, until
-from stub_house import QUICK, STUB, RunningServer, running_server
+from stub_runtime import QUICK, STUB, RunningServer, running_server
 
 from dragoman.server import lifecycle, parsing
 from dragoman.server.connection import Connection
@@ -134,7 +134,7 @@ def test_a_body_behind_a_slow_request_is_not_gathered(server: RunningServer) -> 
     first = request_of({**ENDLESS, "n": 4}, close=False)
     with server.connect() as connection:
         connection.sendall(first)
-        until(lambda: server.house.serving.admission.running > 0)
+        until(lambda: server.runtime.serving.admission.running > 0)
         pour(connection, request_of(b" " * 2_000_000))
         (there,) = server.server.server_state.connections
         assert len(there.cycle.body) <= 2 * 65536
@@ -337,7 +337,7 @@ def test_the_body_of_a_running_request_is_forgotten(server: RunningServer) -> No
         assert server.bodies.used == 0
         with server.connect() as whole:
             whole.sendall(request_of(json.dumps({**ENDLESS, "n": 4}).encode() + b" " * 1_000_000))
-            until(lambda: server.house.serving.admission.running == 2)
+            until(lambda: server.runtime.serving.admission.running == 2)
             assert server.bodies.used == 0
 
 

@@ -8,7 +8,7 @@ import httpx
 import msgspec
 import pytest
 from sockets import until
-from stub_house import QUICK, running_server
+from stub_runtime import QUICK, running_server
 from toy_dialect import toy
 from websockets.sync.client import connect
 

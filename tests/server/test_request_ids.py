@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from stub_house import QUICK, local_house
+from stub_runtime import QUICK, local_house
 
 from dragoman.dialects import DIALECTS
 from dragoman.text import ChatTemplate
@@ -38,20 +38,20 @@ async def test_requests_of_equal_ids_run_beside_each_other(
     template: ChatTemplate, path: str, body: dict[str, Any]
 ) -> None:
     headers = {"x-request-id": "order-1001"}
-    async with local_house(template, msgspec.structs.replace(QUICK, dialect="auto"), dialects=DIALECTS) as house:
-        house.engine.free.clear()  # nothing is computed until all of them are there
+    async with local_house(template, msgspec.structs.replace(QUICK, dialect="auto"), dialects=DIALECTS) as runtime:
+        runtime.engine.free.clear()  # nothing is computed until all of them are there
         bodies = [body, body, body]
         if "request_id" in body:  # of one id Alexandria takes one call at a time: it is what is gone on with
             bodies = [body | {"request_id": f"order-{i}"} for i in range(3)]
         elif "generation_config" in body:
             bodies = [body | {"prompts": [ROW | {"request_id": f"order-{i}"}]} for i in range(3)]
-        asking = [asyncio.create_task(house.client.post(path, json=each, headers=headers)) for each in bodies]
+        asking = [asyncio.create_task(runtime.client.post(path, json=each, headers=headers)) for each in bodies]
         count = 6 if path.endswith("/batch") else 3
         async with asyncio.timeout(10):
-            while len(house.engine.requests) < count:
+            while len(runtime.engine.requests) < count:
                 await asyncio.sleep(0.001)
-        house.engine.free.set()
+        runtime.engine.free.set()
         answers = await asyncio.gather(*asking)
     assert {answer.status_code for answer in answers} <= {200, 206}, answers[-1].text
     assert {answer.headers["x-request-id"] for answer in answers} == {"order-1001"}
-    assert len({request.request_id for request in house.engine.requests}) == count
+    assert len({request.request_id for request in runtime.engine.requests}) == count

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from sockets import until
-from stub_house import running_server
+from stub_runtime import running_server
 
 from dragoman.server.keys import Keyring, hashed
 

@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 import pytest
-from stub_house import QUICK, LocalHouse, local_house
+from stub_runtime import QUICK, LocalHouse, local_house
 
 from dragoman.core.caller import NO_LIMITS, CallerLimits
 from dragoman.engine.messages import EngineStats
@@ -22,73 +22,73 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-async def ask(house: LocalHouse, priority: int, **headers: str) -> tuple[int, str]:
+async def ask(runtime: LocalHouse, priority: int, **headers: str) -> tuple[int, str]:
     """The priority that the engine is told, and what the answer says of it."""
     body = {"prompt": "a", "max_tokens": 1, "priority": priority}
-    response = await house.client.post("/v1/completions", json=body, headers=headers)
+    response = await runtime.client.post("/v1/completions", json=body, headers=headers)
     assert response.status_code == 200
-    return house.engine.requests[-1].priority, response.headers.get("x-dragoman-warnings", "")
+    return runtime.engine.requests[-1].priority, response.headers.get("x-dragoman-warnings", "")
 
 
 async def test_a_priority_without_the_right_to_it_is_lowered_and_reported(template: ChatTemplate) -> None:
-    async with local_house(template, QUICK) as house:
-        assert await ask(house, 5) == (0, "lowered: priority")
-        assert await ask(house, 0) == (0, "")
-        assert await ask(house, -7) == (-7, "")
+    async with local_house(template, QUICK) as runtime:
+        assert await ask(runtime, 5) == (0, "lowered: priority")
+        assert await ask(runtime, 0) == (0, "")
+        assert await ask(runtime, -7) == (-7, "")
 
 
 async def test_allow_priority_gives_the_right_to_all(template: ChatTemplate) -> None:
     defaults = LimitSettings(allow_priority=True).applied_to(NO_LIMITS)
-    async with local_house(template, QUICK, keys=Keyring(defaults=defaults)) as house:
-        assert await ask(house, 5) == (5, "")
+    async with local_house(template, QUICK, keys=Keyring(defaults=defaults)) as runtime:
+        assert await ask(runtime, 5) == (5, "")
 
 
 async def test_a_key_has_the_right_that_its_limits_say(template: ChatTemplate) -> None:
     key = msgspec.structs.replace(hashed("k" * 20, "ada"), limits={"max_priority": 3, "weight": 2.5, "max_running": 4})
-    async with local_house(template, QUICK, keys=Keyring([key])) as house:
+    async with local_house(template, QUICK, keys=Keyring([key])) as runtime:
         authorization = f"Bearer {'k' * 20}"
-        assert await ask(house, 9, authorization=authorization) == (3, "lowered: priority")
-        assert await ask(house, 2, authorization=authorization) == (2, "")
-        told = house.engine.requests[-1]
+        assert await ask(runtime, 9, authorization=authorization) == (3, "lowered: priority")
+        assert await ask(runtime, 2, authorization=authorization) == (2, "")
+        told = runtime.engine.requests[-1]
         assert (told.tenant, told.weight, told.max_running) == ("holder:ada", 2.5, 4)
 
 
-def busy(house: LocalHouse) -> None:
+def busy(runtime: LocalHouse) -> None:
     """As measured: 100 tokens of service a second, and sequences of 16 tokens."""
-    rate = house.serving.admission.rate
+    rate = runtime.serving.admission.rate
     rate.observe(EngineStats(), EngineStats(prompt_tokens=100, busy_s=1.0))
     rate.finish(16)
 
 
 async def test_a_generation_that_could_not_begin_in_time_is_refused_at_once(template: ChatTemplate) -> None:
     settings = msgspec.structs.replace(QUICK, generation_timeout_s=2.0)
-    async with local_house(template, settings) as house:
-        busy(house)
-        house.engine.free.clear()
+    async with local_house(template, settings) as runtime:
+        busy(runtime)
+        runtime.engine.free.clear()
         waiting = []
         for count in range(7):  # 0.33 s each
-            waiting.append(asyncio.create_task(house.client.post("/v1/completions", json={"prompt": "a"})))
-            while len(house.engine.requests) <= count:
+            waiting.append(asyncio.create_task(runtime.client.post("/v1/completions", json={"prompt": "a"})))
+            while len(runtime.engine.requests) <= count:
                 await asyncio.sleep(0.01)
         began = asyncio.get_running_loop().time()
-        refused = await house.client.post("/v1/completions", json={"prompt": "a"})
+        refused = await runtime.client.post("/v1/completions", json={"prompt": "a"})
         assert asyncio.get_running_loop().time() - began < 1
         assert refused.status_code == 429
         assert "The first token would come in about" in refused.json()["error"]["message"]
         assert int(refused.headers["retry-after"]) >= 1
-        house.engine.free.set()
+        runtime.engine.free.set()
         await asyncio.gather(*waiting)
 
 
 async def test_a_request_that_has_waited_too_long_leaves_the_queue(template: ChatTemplate) -> None:
-    async with local_house(template, msgspec.structs.replace(QUICK, max_queue_s=0.1)) as house:
-        house.engine.free.clear()
-        response = await house.client.post("/v1/completions", json={"prompt": "a"})
+    async with local_house(template, msgspec.structs.replace(QUICK, max_queue_s=0.1)) as runtime:
+        runtime.engine.free.clear()
+        response = await runtime.client.post("/v1/completions", json={"prompt": "a"})
         assert response.status_code == 429
         assert "waited 0.1 s for its first token" in response.json()["error"]["message"]
-        assert house.serving.admission.waiting == 0
-        house.engine.free.set()
-        assert (await house.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})).status_code == 200
+        assert runtime.serving.admission.waiting == 0
+        runtime.engine.free.set()
+        assert (await runtime.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})).status_code == 200
 
 
 def test_the_limits_of_the_options_are_those_of_all_callers() -> None:

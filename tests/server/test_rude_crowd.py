@@ -15,7 +15,7 @@ from collections import Counter
 import msgspec
 import pytest
 from sockets import Left, request_of, serves
-from stub_house import QUICK, STUB, running_server
+from stub_runtime import QUICK, STUB, running_server
 
 SECONDS = 4.0
 CROWD = 24
@@ -76,7 +76,7 @@ def test_a_rude_crowd_leaves_nothing(kills: int) -> None:
             client.start()
         for _ in range(kills):
             time.sleep(SECONDS / (kills + 1))
-            pid = server.house.engine.health().pid
+            pid = server.runtime.engine.health().pid
             if pid is not None:
                 os.kill(pid, signal.SIGKILL)
         for client in crowd:

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 from asking import events_of, request, text_of, tokens_of
-from stub_house import TOKENIZER, LocalHouse
+from stub_runtime import TOKENIZER, LocalHouse
 
 from dragoman.core.constraint import Choice
-from dragoman.core.continuing import CutSequence
 from dragoman.core.errors import BadRequest, GenerationTimeout
 from dragoman.core.events import FinishReason, GenerationDone, PromptReady, TextDelta
 from dragoman.core.request import GenerationRequest, TokenPrompt
+from dragoman.core.resume import SavedSequence
 from dragoman.core.sampling import BeamParams, EndingParams, LogprobParams, SamplingParams
 
 pytestmark = pytest.mark.anyio
@@ -26,8 +26,8 @@ def search(n: int = 3, beams: BeamParams = BEAMS, **fields: object) -> Generatio
     return request(n=n, beams=beams, **fields)
 
 
-async def test_hypotheses_come_best_first_with_their_scores(house: LocalHouse) -> None:
-    result = await house.serving.generate(search())
+async def test_hypotheses_come_best_first_with_their_scores(runtime: LocalHouse) -> None:
+    result = await runtime.serving.generate(search())
     scores = [generation.score for generation in result.generations]
     assert len(scores) == 3
     assert None not in scores
@@ -38,18 +38,18 @@ async def test_hypotheses_come_best_first_with_their_scores(house: LocalHouse) -
     assert result.prompt.seeds == (7, 7, 7)
 
 
-async def test_a_search_scores_no_worse_than_the_greedy_text(house: LocalHouse) -> None:
+async def test_a_search_scores_no_worse_than_the_greedy_text(runtime: LocalHouse) -> None:
     logprobs = LogprobParams()
-    wide = await house.serving.generate(search(1, BeamParams(num_beams=8)))
-    greedy = await house.serving.generate(request(sampling=SamplingParams(temperature=0), logprobs=logprobs))
+    wide = await runtime.serving.generate(search(1, BeamParams(num_beams=8)))
+    greedy = await runtime.serving.generate(request(sampling=SamplingParams(temperature=0), logprobs=logprobs))
     mean = sum(token.logprob or 0 for token in greedy.generations[0].tokens) / 12
     assert (wide.generations[0].score or 0) >= mean
 
 
-async def test_a_stream_brings_everything_at_the_end(house: LocalHouse) -> None:
+async def test_a_stream_brings_everything_at_the_end(runtime: LocalHouse) -> None:
     """Hypothesis by hypothesis, each in deltas of a token, so that whoever reads streams can read this one."""
     asked = search(logprobs=LogprobParams(top=2))
-    events, whole = await events_of(house, asked), await house.serving.generate(asked)
+    events, whole = await events_of(runtime, asked), await runtime.serving.generate(asked)
     assert isinstance(events[0], PromptReady)
     assert isinstance(events[-1], GenerationDone)
     assert [event.sequence for event in events[1:-1] if isinstance(event, TextDelta)] == [0] * 12 + [1] * 12 + [2] * 12
@@ -61,26 +61,26 @@ async def test_a_stream_brings_everything_at_the_end(house: LocalHouse) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sampling", "stochastic"])
-async def test_a_drawn_search_is_reproduced_by_the_seed_it_reports(house: LocalHouse, kind: Any) -> None:
+async def test_a_drawn_search_is_reproduced_by_the_seed_it_reports(runtime: LocalHouse, kind: Any) -> None:
     drawn = search(2, BeamParams(num_beams=3, kind=kind), seeds=None)
-    first = await house.serving.generate(drawn)
-    again = await house.serving.generate(msgspec.structs.replace(drawn, seeds=first.prompt.seeds[:1]))
+    first = await runtime.serving.generate(drawn)
+    again = await runtime.serving.generate(msgspec.structs.replace(drawn, seeds=first.prompt.seeds[:1]))
     assert again.generations == first.generations
-    other = await house.serving.generate(drawn)
+    other = await runtime.serving.generate(drawn)
     assert other.generations != first.generations
 
 
-async def test_a_constraint_holds_for_every_hypothesis(house: LocalHouse) -> None:
+async def test_a_constraint_holds_for_every_hypothesis(runtime: LocalHouse) -> None:
     strings = ("red", "green", "blue")
-    result = await house.serving.generate(search(4, constraint=Choice(strings), ending=EndingParams(max_tokens=20)))
+    result = await runtime.serving.generate(search(4, constraint=Choice(strings), ending=EndingParams(max_tokens=20)))
     assert {generation.text for generation in result.generations} <= {*strings, ""}
     assert all(generation.finish is FinishReason.EOS for generation in result.generations)
 
 
-async def test_a_stop_token_ends_a_hypothesis_and_has_no_text(house: LocalHouse) -> None:
+async def test_a_stop_token_ends_a_hypothesis_and_has_no_text(runtime: LocalHouse) -> None:
     ids = tuple(range(0, TOKENIZER.vocab_size, 2))
     beams = BeamParams(num_beams=3, early_stopping=True)
-    result = await house.serving.generate(
+    result = await runtime.serving.generate(
         search(3, beams, ending=EndingParams(max_tokens=30, ignore_eos=True, stop_token_ids=ids[:200]))
     )
     for generation in result.generations:
@@ -89,35 +89,35 @@ async def test_a_stop_token_ends_a_hypothesis_and_has_no_text(house: LocalHouse)
             assert generation.tokens[-1].text_offset == len(generation.text)
 
 
-async def test_a_search_goes_on_from_the_best_text_of_the_one_before(house: LocalHouse) -> None:
+async def test_a_search_goes_on_from_the_best_text_of_the_one_before(runtime: LocalHouse) -> None:
     """As wide as it likes; its score is that of the new tokens."""
-    before = (await house.serving.generate(search(1, resumable=True, max_tokens=6))).generations[0]
+    before = (await runtime.serving.generate(search(1, resumable=True, max_tokens=6))).generations[0]
     prompt = tuple(TOKENIZER.encode("Once upon a time"))
-    cut = CutSequence(prompt=prompt, output=before.token_ids, seed=7)
+    cut = SavedSequence(prompt=prompt, output=before.token_ids, seed=7)
     wider = BeamParams(num_beams=5)
-    again = await house.serving.generate(search(1, wider, resumable=True, resumed=cut, max_tokens=6))
+    again = await runtime.serving.generate(search(1, wider, resumable=True, resumed=cut, max_tokens=6))
     whole = TokenPrompt(token_ids=(*prompt, *before.token_ids))
-    afresh = await house.serving.generate(search(1, wider, prompt=whole, max_tokens=6, resumable=True))
+    afresh = await runtime.serving.generate(search(1, wider, prompt=whole, max_tokens=6, resumable=True))
     assert again.generations[0].token_ids == afresh.generations[0].token_ids
     assert again.generations[0].score == afresh.generations[0].score
 
 
-async def test_what_ends_too_late_is_a_timeout_and_leaves_nothing(house: LocalHouse) -> None:
-    house.engine.free.clear()
+async def test_what_ends_too_late_is_a_timeout_and_leaves_nothing(runtime: LocalHouse) -> None:
+    runtime.engine.free.clear()
     with pytest.raises(GenerationTimeout):
-        await house.serving.generate(search(timeout_s=0.02))
-    house.engine.free.set()
+        await runtime.serving.generate(search(timeout_s=0.02))
+    runtime.engine.free.set()
     await asyncio.sleep(0.01)
-    assert house.engine.free_blocks == house.engine.engine.scheduler.cache.num_blocks
+    assert runtime.engine.free_blocks == runtime.engine.engine.scheduler.cache.num_blocks
 
 
-async def test_a_client_that_leaves_frees_all_texts(house: LocalHouse) -> None:
-    stream = house.serving.stream(search(max_tokens=200))
+async def test_a_client_that_leaves_frees_all_texts(runtime: LocalHouse) -> None:
+    stream = runtime.serving.stream(search(max_tokens=200))
     assert isinstance(await anext(stream), PromptReady)
     await stream.aclose()
     await asyncio.sleep(0.01)
-    assert house.engine.free_blocks == house.engine.engine.scheduler.cache.num_blocks
-    assert not house.engine.engine.scheduler.groups
+    assert runtime.engine.free_blocks == runtime.engine.engine.scheduler.cache.num_blocks
+    assert not runtime.engine.engine.scheduler.groups
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,11 @@ async def test_a_client_that_leaves_frees_all_texts(house: LocalHouse) -> None:
         ({"ending": EndingParams(max_tokens=0)}, "max_tokens"),
     ],
 )
-async def test_what_a_search_excludes_is_refused_by_name(house: LocalHouse, fields: dict[str, Any], param: str) -> None:
+async def test_what_a_search_excludes_is_refused_by_name(
+    runtime: LocalHouse, fields: dict[str, Any], param: str
+) -> None:
     asked = search(**{"n": 3} | fields)
     with pytest.raises(BadRequest) as error:
-        await house.serving.generate(asked)
+        await runtime.serving.generate(asked)
     assert error.value.param == param
-    assert not house.engine.requests
+    assert not runtime.engine.requests

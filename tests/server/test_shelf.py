@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from dragoman.core.errors import DragomanError, ModelNotFound
+from dragoman.server.model_registry import ModelRegistry, ModelSource
 from dragoman.server.settings import CatalogSettings
-from dragoman.server.shelf import Offer, Shelf
 
-FIRST = Offer(name="first", source="/somewhere/first", aliases=("org/alias",))
+FIRST = ModelSource(name="first", source="/somewhere/first", aliases=("org/alias",))
 ALONE = CatalogSettings(offer_cached=False)
 
 
@@ -22,28 +22,30 @@ def model_folder(folder: Path) -> Path:
     return folder
 
 
-def names(shelf: Shelf) -> list[str]:
-    return [offer.name for offer in shelf.offers()]
+def names(registry: ModelRegistry) -> list[str]:
+    return [offer.name for offer in registry.offers()]
 
 
 def test_the_first_model_and_the_embedded_one_are_always_there() -> None:
-    assert names(Shelf(ALONE, FIRST)) == ["first", "embedded"]
-    assert Shelf(ALONE, FIRST).find("embedded").source is None
+    assert names(ModelRegistry(ALONE, FIRST)) == ["first", "embedded"]
+    assert ModelRegistry(ALONE, FIRST).find("embedded").source is None
 
 
 def test_what_an_operator_offers(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "Some-Model")
-    shelf = Shelf(CatalogSettings(offer=(f"mine={folder}", str(folder), "org/hub"), offer_cached=False), FIRST)
-    assert names(shelf) == ["first", "mine", "Some-Model", "org/hub", "embedded"]
-    found = shelf.find("mine")
+    registry = ModelRegistry(
+        CatalogSettings(offer=(f"mine={folder}", str(folder), "org/hub"), offer_cached=False), FIRST
+    )
+    assert names(registry) == ["first", "mine", "Some-Model", "org/hub", "embedded"]
+    found = registry.find("mine")
     assert (found.source, found.architecture, found.size_bytes) == (str(folder), "LlamaForCausalLM", 1000)
-    assert shelf.find("org/hub") == Offer(name="org/hub", source="org/hub")
+    assert registry.find("org/hub") == ModelSource(name="org/hub", source="org/hub")
 
 
 @pytest.mark.parametrize("wrong", ["", "=x", "x="])
 def test_an_offer_has_a_name_and_a_source(wrong: str) -> None:
     with pytest.raises(DragomanError, match="--offer"):
-        Shelf(CatalogSettings(offer=(wrong,)), FIRST)
+        ModelRegistry(CatalogSettings(offer=(wrong,)), FIRST)
 
 
 def test_a_folder_of_models_is_looked_through_again(tmp_path: Path) -> None:
@@ -51,12 +53,12 @@ def test_a_folder_of_models_is_looked_through_again(tmp_path: Path) -> None:
     model_folder(tmp_path / "one")
     (tmp_path / "no-model").mkdir()
     settings = CatalogSettings(models_folder=str(tmp_path), offer_cached=False)
-    shelf = Shelf(settings, FIRST, clock=lambda: now)
-    assert names(shelf) == ["first", "one", "embedded"]
+    registry = ModelRegistry(settings, FIRST, clock=lambda: now)
+    assert names(registry) == ["first", "one", "embedded"]
     model_folder(tmp_path / "two")
-    assert "two" not in names(shelf)
+    assert "two" not in names(registry)
     now = 60.0
-    assert names(shelf) == ["first", "one", "two", "embedded"]
+    assert names(registry) == ["first", "one", "two", "embedded"]
 
 
 def test_gguf_files_are_models_too(tmp_path: Path) -> None:
@@ -65,8 +67,8 @@ def test_gguf_files_are_models_too(tmp_path: Path) -> None:
     for file in ("one/only.gguf", "two/x.Q4_0.gguf", "two/x.Q8_0.gguf"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_bytes(b"GGUF")
-    shelf = Shelf(CatalogSettings(models_folder=str(tmp_path), offer_cached=False), FIRST)
-    offered = {offer.name: offer.source for offer in shelf.offers()}
+    registry = ModelRegistry(CatalogSettings(models_folder=str(tmp_path), offer_cached=False), FIRST)
+    offered = {offer.name: offer.source for offer in registry.offers()}
     del offered["first"], offered["embedded"]
     assert offered == {
         "big": str(tmp_path / "big-00001-of-00002.gguf"),
@@ -75,7 +77,7 @@ def test_gguf_files_are_models_too(tmp_path: Path) -> None:
         "two:x.Q4_0.gguf": str(tmp_path / "two" / "x.Q4_0.gguf"),
         "two:x.Q8_0.gguf": str(tmp_path / "two" / "x.Q8_0.gguf"),
     }
-    assert next(offer for offer in shelf.offers() if offer.name == "big").size_bytes == 8
+    assert next(offer for offer in registry.offers() if offer.name == "big").size_bytes == 8
 
 
 def test_the_hubs_cache_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,9 +86,9 @@ def test_the_hubs_cache_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (folder.parents[1] / "refs").mkdir()
         (folder.parents[1] / "refs" / "main").write_text("0" * 40)
     monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(tmp_path))
-    shelf = Shelf(CatalogSettings(), FIRST)
-    assert names(shelf) == ["first", "org/tiny", "embedded"]
-    assert shelf.find("tiny").source == str(tmp_path / "models--org--tiny" / "snapshots" / ("0" * 40))
+    registry = ModelRegistry(CatalogSettings(), FIRST)
+    assert names(registry) == ["first", "org/tiny", "embedded"]
+    assert registry.find("tiny").source == str(tmp_path / "models--org--tiny" / "snapshots" / ("0" * 40))
 
 
 @pytest.mark.parametrize(
@@ -98,23 +100,23 @@ def test_a_name_never_becomes_a_path(tmp_path: Path, name: str, downloads: bool)
     model_folder(tmp_path / "one")
     settings = CatalogSettings(models_folder=str(tmp_path), offer_cached=False, offer_downloads=downloads)
     with pytest.raises(ModelNotFound, match="model not found"):
-        Shelf(settings, FIRST).find(name)
+        ModelRegistry(settings, FIRST).find(name)
 
 
 def test_a_download_goes_to_the_hub_only_when_that_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelNotFound):
-        Shelf(ALONE, FIRST).find("org/unheard-of")
+        ModelRegistry(ALONE, FIRST).find("org/unheard-of")
     allowed = CatalogSettings(offer_cached=False, offer_downloads=True)
-    assert Shelf(allowed, FIRST).find("org/unheard-of").source == "org/unheard-of"
+    assert ModelRegistry(allowed, FIRST).find("org/unheard-of").source == "org/unheard-of"
     monkeypatch.chdir(tmp_path)
     model_folder(tmp_path / "org" / "unheard-of")
     with pytest.raises(ModelNotFound):
-        Shelf(allowed, FIRST).find("org/unheard-of")
+        ModelRegistry(allowed, FIRST).find("org/unheard-of")
 
 
 def test_short_names_are_taken_where_only_one_fits(tmp_path: Path) -> None:
-    shelf = Shelf(CatalogSettings(offer=("a/phi-2=x", "b/qwen=y", "c/qwen=z"), offer_cached=False), FIRST)
-    assert shelf.find("Phi-2").name == "a/phi-2"
-    assert shelf.find("alias").name == "first"
+    registry = ModelRegistry(CatalogSettings(offer=("a/phi-2=x", "b/qwen=y", "c/qwen=z"), offer_cached=False), FIRST)
+    assert registry.find("Phi-2").name == "a/phi-2"
+    assert registry.find("alias").name == "first"
     with pytest.raises(ModelNotFound):
-        shelf.find("qwen")
+        registry.find("qwen")

@@ -9,28 +9,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stub_house import QUICK, STUB, LocalEngine, local_model
+from stub_runtime import QUICK, STUB, LocalEngine, local_model
 
 from dragoman.core.caller import Caller, current_caller
 from dragoman.core.errors import LoadFailed, Overloaded
-from dragoman.server.adapter_shelf import AdapterOffer, AdapterShelf
+from dragoman.server.adapter_registry import AdapterRegistry, AdapterSource
 from dragoman.server.adapters import LoadedAdapters
 from dragoman.server.settings import AdapterSettings, WorkSettings
 from dragoman.server.worker_pool import WorkerPools
 from dragoman.text import ChatTemplate
 
 
-class SilentHub(AdapterShelf):
+class SilentHub(AdapterRegistry):
     """Repositories are never delivered, folders at once."""
 
     def __init__(self) -> None:
         super().__init__(AdapterSettings())
         self.over = threading.Event()
 
-    def find(self, name: str, source: str | None = None) -> AdapterOffer:
-        return AdapterOffer(name, source or name)
+    def find(self, name: str, source: str | None = None) -> AdapterSource:
+        return AdapterSource(name, source or name)
 
-    def fetch(self, offer: AdapterOffer) -> Path:
+    def fetch(self, offer: AdapterSource) -> Path:
         if "/" in offer.source:
             self.over.wait(20)
         return Path(offer.source)

@@ -13,13 +13,13 @@ import httpx
 import msgspec
 import pytest
 from sockets import Left, until
-from stub_house import QUICK, STUB, RunningServer, running_server
+from stub_runtime import QUICK, STUB, RunningServer, running_server
 from toy_dialect import toy
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from dragoman.dialects import DIALECTS as REAL_DIALECTS
-from dragoman.dialects.wire import Dialect
+from dragoman.dialects.api import Dialect
 from dragoman.server.key_file import hashed
 from dragoman.server.keys import Keyring
 from dragoman.server.settings import BrowserSettings
@@ -80,7 +80,7 @@ def test_leaving_ends_the_generation(server: RunningServer) -> None:
     with opened(server, "/north-talk") as socket:
         socket.send("Once upon a time")
         socket.recv(timeout=10)
-    until(lambda: server.house.serving.admission.running == 0)
+    until(lambda: server.runtime.serving.admission.running == 0)
     until(lambda: not server.server.server_state.tasks)
 
 

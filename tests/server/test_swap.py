@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from stub_house import FOLDER, QUICK, RunningServer, running_server
+from stub_runtime import FOLDER, QUICK, RunningServer, running_server
 
 from dragoman.dialects import made_dialects
 from dragoman.dialects.locallab import dialect as locallab
@@ -80,7 +80,7 @@ def streamed(server: RunningServer, number: int, begun: Callable[[], None]) -> t
 def test_a_swap_under_sixteen_streams_loses_none(
     server: RunningServer, beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dragoman.server.resident.ModelOpening._fits_beside", lambda *_: beside)
+    monkeypatch.setattr("dragoman.server.loaded_model.ModelOpening._fits_beside", lambda *_: beside)
     expected = [answered(server, seed=number)["choices"][0]["text"] for number in range(STREAMS)]
     running: set[int] = set()
     with ThreadPoolExecutor(STREAMS + 4) as pool:

@@ -17,11 +17,11 @@ import msgspec
 import pytest
 from server_process import PROMPT, process
 from sockets import ENDLESS, request_of, until
-from stub_house import QUICK, STUB, running_server
+from stub_runtime import QUICK, STUB, running_server
 
 from dragoman.core.errors import EngineUnavailable, Overloaded, ShuttingDown
 from dragoman.dialects import DIALECTS
-from dragoman.dialects.wire import Dialect
+from dragoman.dialects.api import Dialect
 from dragoman.server.exchange import error_answer
 from dragoman.server.lifecycle import DELAY_IN_KUBERNETES_S, shutdown_delay_s
 from dragoman.server.signals import Reloads, notify
@@ -163,7 +163,7 @@ def test_streams_that_are_cut_off_say_so_in_all_dialects() -> None:
         threads = [threading.Thread(target=read, args=(name, *asked)) for name, asked in STREAMS.items()]
         for thread in threads:
             thread.start()
-        admission = server.house.serving.admission
+        admission = server.runtime.serving.admission
         until(lambda: admission.running == len(STREAMS))
         server.server.should_exit = True
         for thread in threads:

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from sockets import until
-from stub_house import QUICK, LocalHouse, running_server
+from stub_runtime import QUICK, LocalHouse, running_server
 from websockets.sync.client import connect
 
 from dragoman.core.errors import DragomanError
@@ -36,9 +36,9 @@ def spans() -> InMemorySpanExporter:
 
 
 @pytest.fixture
-async def traced(house: LocalHouse, spans: InMemorySpanExporter) -> Tracing:
+async def traced(runtime: LocalHouse, spans: InMemorySpanExporter) -> Tracing:
     tracing = exporting(spans, "a-server")
-    house.metrics.observers.add(tracing)
+    runtime.metrics.observers.add(tracing)
     return tracing
 
 
@@ -48,9 +48,9 @@ def sent(tracing: Tracing, spans: InMemorySpanExporter) -> list[Any]:
 
 
 async def test_a_span_tells_what_was_asked_and_how_long_it_took(
-    house: LocalHouse, traced: Tracing, spans: InMemorySpanExporter
+    runtime: LocalHouse, traced: Tracing, spans: InMemorySpanExporter
 ) -> None:
-    answer = await house.client.post("/v1/completions", json={**BODY, "stop": ["secret word"]})
+    answer = await runtime.client.post("/v1/completions", json={**BODY, "stop": ["secret word"]})
     [span] = sent(traced, spans)
     assert span.name == "/v1/completions"
     assert span.resource.attributes["service.name"] == "a-server"
@@ -73,8 +73,8 @@ async def test_a_span_tells_what_was_asked_and_how_long_it_took(
     assert "Once upon" not in str(told)
 
 
-async def test_the_callers_trace_goes_on(house: LocalHouse, traced: Tracing, spans: InMemorySpanExporter) -> None:
-    answer = await house.client.post("/v1/completions", json=BODY, headers={"traceparent": CALLER})
+async def test_the_callers_trace_goes_on(runtime: LocalHouse, traced: Tracing, spans: InMemorySpanExporter) -> None:
+    answer = await runtime.client.post("/v1/completions", json=BODY, headers={"traceparent": CALLER})
     [span] = sent(traced, spans)
     assert f"{span.context.trace_id:032x}" == CALLER.split("-")[1]
     assert f"{span.parent.span_id:016x}" == CALLER.split("-")[2]
@@ -83,30 +83,30 @@ async def test_the_callers_trace_goes_on(house: LocalHouse, traced: Tracing, spa
 
 @pytest.mark.parametrize("header", ["", "nonsense", CALLER.replace("00-", "ff-", 1), CALLER[:-3], "00-" + "0" * 32])
 async def test_a_header_that_names_no_span_begins_a_trace(
-    house: LocalHouse, traced: Tracing, spans: InMemorySpanExporter, header: str
+    runtime: LocalHouse, traced: Tracing, spans: InMemorySpanExporter, header: str
 ) -> None:
-    answer = await house.client.post("/v1/completions", json=BODY, headers={"traceparent": header})
+    answer = await runtime.client.post("/v1/completions", json=BODY, headers={"traceparent": header})
     assert answer.status_code == 200
     [span] = sent(traced, spans)
     assert span.parent is None
 
 
 async def test_a_stream_ends_its_span_at_its_end(
-    house: LocalHouse, traced: Tracing, spans: InMemorySpanExporter
+    runtime: LocalHouse, traced: Tracing, spans: InMemorySpanExporter
 ) -> None:
-    async with house.client.stream("POST", "/v1/completions", json={**BODY, "stream": True, "n": 2}) as answer:
+    async with runtime.client.stream("POST", "/v1/completions", json={**BODY, "stream": True, "n": 2}) as answer:
         assert [line async for line in answer.aiter_lines()][-2] == "data: [DONE]"
     [span] = sent(traced, spans)
     assert span.attributes["generated_tokens"] == 10
 
 
 async def test_errors_are_named_and_only_the_servers_own_are_faults(
-    house: LocalHouse, traced: Tracing, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+    runtime: LocalHouse, traced: Tracing, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await house.client.post("/v1/completions", json={"prompt": 5})
-    monkeypatch.setattr(house.serving, "generate", lambda _: 1 / 0)
-    await house.client.post("/v1/completions", json=BODY)
-    await house.client.get("/v1/models")
+    await runtime.client.post("/v1/completions", json={"prompt": 5})
+    monkeypatch.setattr(runtime.serving, "generate", lambda _: 1 / 0)
+    await runtime.client.post("/v1/completions", json=BODY)
+    await runtime.client.get("/v1/models")
     wrong, failed = sent(traced, spans)
     assert (wrong.attributes["error.type"], wrong.status.is_ok) == ("Violation", True)
     assert (failed.attributes["error.type"], failed.status.is_ok) == ("ZeroDivisionError", False)
@@ -125,7 +125,7 @@ def test_each_message_of_a_socket_has_its_span_in_the_trace_of_the_handshake(spa
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
     with running_server(NAMED) as server:
-        server.house.metrics.observers.add(Tracing(provider))
+        server.runtime.metrics.observers.add(Tracing(provider))
         url = f"ws://127.0.0.1:{server.port}/alexandria/api/ws"
         with connect(url, additional_headers={"traceparent": CALLER, "x-request-id": "here"}) as socket:
             for number, limit in ((1, 3), (2, 5)):
@@ -174,20 +174,20 @@ def collector() -> Iterator[tuple[Collector, int]]:
     server.stop(0).wait()
 
 
-async def test_spans_reach_a_collector(house: LocalHouse, collector: tuple[Collector, int]) -> None:
+async def test_spans_reach_a_collector(runtime: LocalHouse, collector: tuple[Collector, int]) -> None:
     heard, port = collector
     tracing = tracing_of(TracingSettings(otlp_endpoint=f"http://127.0.0.1:{port}"))
     assert tracing is not None
-    house.metrics.observers.add(tracing)
-    answers: list[httpx.Response] = [await house.client.post("/v1/completions", json=BODY) for _ in range(3)]
+    runtime.metrics.observers.add(tracing)
+    answers: list[httpx.Response] = [await runtime.client.post("/v1/completions", json=BODY) for _ in range(3)]
     tracing.close()
     ids = {attribute.value.string_value for span in heard.spans for attribute in span.attributes}
     assert {answer.headers["x-request-id"] for answer in answers} <= ids
 
 
-async def test_without_an_endpoint_nothing_is_there(house: LocalHouse) -> None:
+async def test_without_an_endpoint_nothing_is_there(runtime: LocalHouse) -> None:
     assert tracing_of(TracingSettings()) is None
-    answer = await house.client.post("/v1/completions", json=BODY, headers={"traceparent": CALLER})
+    answer = await runtime.client.post("/v1/completions", json=BODY, headers={"traceparent": CALLER})
     assert "traceparent" not in answer.headers
 
 

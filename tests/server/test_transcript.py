@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stub_house import QUICK, STUB, TOKENIZER, local_model
+from stub_runtime import QUICK, STUB, TOKENIZER, local_model
 
 from dragoman.core.events import FinishReason, TextDelta, TokenEvent
 from dragoman.core.sampling import EndingParams
 from dragoman.dialects.logprobs import shown_tokens
-from dragoman.server.transcript import transcripts_of
+from dragoman.server.output_processor import make_output_processors
 from dragoman.text import ChatTemplate
 
 MODEL = local_model(QUICK, STUB, ChatTemplate({}))
@@ -19,11 +19,11 @@ IDS = st.lists(st.sampled_from(BYTES) | st.integers(0, TOKENIZER.vocab_size - 1)
 
 
 def played(ids: list[int], ending: EndingParams, finish: FinishReason = FinishReason.LENGTH) -> list[TextDelta]:
-    (transcript,) = transcripts_of(MODEL, 1, (), ending)
+    (output_processor,) = make_output_processors(MODEL, 1, (), ending)
     deltas = []
     for i, token_id in enumerate(ids):
-        deltas.append(transcript.push(TokenEvent("r", 0, i, token_id, finish if i == len(ids) - 1 else None)))
-        if transcript.finish is not None:
+        deltas.append(output_processor.push(TokenEvent("r", 0, i, token_id, finish if i == len(ids) - 1 else None)))
+        if output_processor.finish is not None:
             break
     return deltas
 

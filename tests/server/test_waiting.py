@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from stub_house import QUICK, STUB, LocalHouse, local_house, running_server
+from stub_runtime import QUICK, STUB, LocalHouse, local_house, running_server
 
 from dragoman.core.errors import EngineUnavailable
 from dragoman.core.events import ProgressEvent, TokenEvent
@@ -46,20 +46,20 @@ COMMENTED = {"openai": ": keep-alive", "tgi": ":"}
 
 @pytest.fixture
 async def quiet(template: ChatTemplate) -> AsyncIterator[LocalHouse]:
-    async with local_house(template, QUIET) as house:
-        yield house
+    async with local_house(template, QUIET) as runtime:
+        yield runtime
 
 
-async def held_up(house: LocalHouse, path: str, body: dict[str, Any], headers: dict[str, str]) -> httpx.Response:
+async def held_up(runtime: LocalHouse, path: str, body: dict[str, Any], headers: dict[str, str]) -> httpx.Response:
     """The answer to a request whose engine stands still for a while."""
-    house.engine.free.clear()
-    before = len(house.engine.requests)
-    asking = asyncio.create_task(house.client.post(path, json=body, headers=headers))
-    while len(house.engine.requests) == before and not asking.done():
+    runtime.engine.free.clear()
+    before = len(runtime.engine.requests)
+    asking = asyncio.create_task(runtime.client.post(path, json=body, headers=headers))
+    while len(runtime.engine.requests) == before and not asking.done():
         await asyncio.sleep(0.01)
     for _ in range(20):  # and not at once: where the machine is busy, all timers would be due together
         await asyncio.sleep(0.015)
-    house.engine.free.set()
+    runtime.engine.free.set()
     return await asking
 
 
@@ -139,8 +139,8 @@ async def test_whole_answers_and_other_values_of_the_header_have_no_comments(qui
 
 
 async def test_no_comments_where_the_operator_wants_none(template: ChatTemplate) -> None:
-    async with local_house(template, msgspec.structs.replace(QUIET, keep_alive_comment_s=0.0)) as house:
-        answer = await held_up(house, *STREAMS["openai"], {})
+    async with local_house(template, msgspec.structs.replace(QUIET, keep_alive_comment_s=0.0)) as runtime:
+        answer = await held_up(runtime, *STREAMS["openai"], {})
         assert not comments(answer.text)
 
 
@@ -197,7 +197,7 @@ def test_progress_is_told_over_a_real_engine_and_after_its_death() -> None:
                 text += part
                 if "prefill" in text and not killed:
                     killed = True
-                    server.house.engine._process.kill()
+                    server.runtime.engine._process.kill()
         told = [each["done"] for each in progress(text) if each["state"] == "prefill"]
         assert killed
         assert len(told) >= 3

@@ -195,11 +195,11 @@ def test_prometheus_sees_every_pool() -> None:
 def test_work_for_clients_goes_through_the_pools() -> None:
     """The event loop's own threads are shared by all and bounded by nothing."""
     allowed = {
-        "server/continuing.py",  # SQLite: one thread of the store's own, and a look at a file when the server starts
+        "server/resume_store.py",  # SQLite: one thread of the store's own, and a look at a file when the server starts
         "server/accounts.py",  # opens and closes the ledger
-        "server/opening.py",  # makes the loop's own threads
-        "engine/process.py",  # waits for the end of the engine's process
-        "engine/client.py",  # a folder that is here already
+        "server/runtime.py",  # makes the loop's own threads
+        "engine_client/connection.py",  # waits for the end of the engine's process
+        "engine_client/client.py",  # a folder that is here already
     }
     unbounded = ("to_thread", "run_in_executor", "set_default_executor")
     found = set()

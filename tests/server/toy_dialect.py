@@ -19,7 +19,7 @@ from dragoman.core.events import TextDelta
 from dragoman.core.request import GenerationRequest, TextPrompt
 from dragoman.core.sampling import EndingParams
 from dragoman.core.serving import Serving
-from dragoman.dialects.wire import Answer, Call, Cors, Dialect, Exchange, Operation, Socket, SocketOperation
+from dragoman.dialects.api import Cors, Dialect, ErrorResponse, Exchange, Operation, RouteHint, Socket, SocketOperation
 
 STATUS = {
     Unauthorized: 401,
@@ -34,8 +34,8 @@ STATUS = {
 def toy(name: str, field: str = "text", **more: object) -> Dialect:
     """A dialect that says what ``field`` of a body says, and its own name."""
 
-    def render_error(error: DragomanError) -> Answer:
-        return Answer(status=STATUS.get(type(error), 400), body={name: type(error).__name__})
+    def render_error(error: DragomanError) -> ErrorResponse:
+        return ErrorResponse(status=STATUS.get(type(error), 400), body={name: type(error).__name__})
 
     async def echo(serving: Serving, exchange: Exchange) -> None:
         await exchange.reply({name: (await exchange.read_json())[field]})
@@ -68,7 +68,7 @@ def toy(name: str, field: str = "text", **more: object) -> Dialect:
             count += 1
             await socket.send(f"{name} heard {count}")
 
-    def claims(call: Call) -> bool:
+    def claims(call: RouteHint) -> bool:
         return call.has(field)
 
     operations = (

@@ -16,8 +16,8 @@ from dragoman.core.caller import Caller, holder_key
 from dragoman.core.errors import BadRequest, RateLimited
 from dragoman.core.observer import ObservedGeneration
 from dragoman.server.accounts import LOOK_S
+from dragoman.server.generation_stats import GenerationStats
 from dragoman.server.ledger import RETRY_S, WRITE_S, Ledger, Usage, day_of, read_ledger
-from dragoman.server.meter import Meter
 from dragoman.server.quotas import DAY_S, MAX_DAYS, MINUTE_S, Quotas, has_quotas
 from tests.simulation.virtual_time import THREAD_S
 
@@ -318,7 +318,7 @@ class CheckedQuotas(Quotas):
         return headers
 
 
-class BookedMeter(Meter):
+class BookedMeter(GenerationStats):
     """Tells the books of every token that reaches the server."""
 
     books: ClassVar[Books]

@@ -14,7 +14,6 @@ import msgspec
 from dragoman.core.errors import DragomanError
 from dragoman.engine.batch import Batch
 from dragoman.engine.engine import Engine
-from dragoman.engine.launch import Launched
 from dragoman.engine.messages import (
     AdapterLoaded,
     AdapterRefused,
@@ -23,20 +22,21 @@ from dragoman.engine.messages import (
     Failed,
     FrameReader,
     FromEngine,
-    InBatch,
     LoadAdapter,
     Ready,
+    SetVocabulary,
     Shutdown,
     StepOutput,
+    StepStarted,
     StubModel,
     Submit,
-    Teach,
     ToEngine,
     UnloadAdapter,
     WorkerSettings,
     frame,
 )
 from dragoman.engine.stub import StubRunner
+from dragoman.engine_client.prespawn import PrespawnedWorker
 from tests.simulation.virtual_time import InlineExecutor, VirtualLoop
 
 if TYPE_CHECKING:
@@ -55,7 +55,10 @@ class Poisoned(Exception):
 
 
 class SimulatedProcess:
-    """``engine.process.EngineProcess`` as callbacks of the loop. ``world`` says how long all takes, and what fails."""
+    """``engine_client.connection.EngineProcess`` as callbacks of the loop.
+
+    ``world`` says how long all takes, and what fails.
+    """
 
     def __init__(
         self, world: World, settings: WorkerSettings, heard: Callable[[FromEngine], None], gone: Callable[[], None]
@@ -85,7 +88,7 @@ class SimulatedProcess:
         settings: WorkerSettings,
         heard: Callable[[FromEngine], None],
         gone: Callable[[], None],
-        launched: Launched | None = None,
+        prespawned: PrespawnedWorker | None = None,
     ) -> SimulatedProcess:
         fault = world.next_start_fault()
         if fault == "descriptors":
@@ -187,7 +190,7 @@ class SimulatedProcess:
             if in_batch != self._in_batch:
                 self._send_output()
                 self._in_batch = in_batch
-                self._say(InBatch(in_batch))
+                self._say(StepStarted(in_batch))
             self._is_busy = True
             step_s = self._world.step_s()
             self._later(step_s, lambda: self._compute(schedule, step_s))
@@ -220,7 +223,7 @@ class SimulatedProcess:
                 limit = float("inf") if request.max_running is None else request.max_running
                 self.most_running[request.tenant] = max(limit, self.most_running.get(request.tenant, 0))
                 engine.submit(request)
-            case Teach():
+            case SetVocabulary():
                 engine.teach(message.vocabulary)
             case Cancel():
                 engine.cancel(message.request_id, message.sequence)

@@ -18,7 +18,8 @@ import msgspec
 from dragoman.core.request import ChatPrompt
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.grammar.process import GrammarProcess
-from dragoman.server import constraints, resident, worker_pool
+from dragoman.server import constraints, worker_pool
+from dragoman.server import loaded_model as loaded
 from dragoman.text import ChatTemplate, Tokenizer
 from tests.simulation.virtual_time import NoThread, VirtualQueue
 
@@ -95,8 +96,8 @@ def deterministic(seed: int) -> Iterator[None]:
     chat_template()
     changes = (
         (secrets, "token_hex", lambda nbytes=32: rng.randbytes(nbytes or 32).hex()),
-        (resident, "Tokenizer", _SharedTokenizer),
-        (resident, "ChatTemplate", _SharedTemplate),
+        (loaded, "Tokenizer", _SharedTokenizer),
+        (loaded, "ChatTemplate", _SharedTemplate),
         (constraints, "GrammarProcess", _SharedGrammars),
         (worker_pool, "SimpleQueue", VirtualQueue),
         (worker_pool, "threading", SimpleNamespace(Thread=NoThread)),

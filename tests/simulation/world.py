@@ -17,16 +17,16 @@ from typing import Any
 from dragoman.core.caller import CallerLimits
 from dragoman.core.errors import EngineUnavailable
 from dragoman.dialects import made_dialects
-from dragoman.engine.client import State
 from dragoman.engine.engine import Engine
 from dragoman.engine.messages import WorkerSettings
+from dragoman.engine_client.client import State
 from dragoman.server import serving as serving_module
 from dragoman.server.accounts import Accounts
 from dragoman.server.app import create_app
 from dragoman.server.body_budget import BodyBudget
 from dragoman.server.keys import LOOK_S, Keyring
 from dragoman.server.ledger import RETRY_S
-from dragoman.server.opening import House, open_house
+from dragoman.server.runtime import Runtime, start_runtime
 from dragoman.server.settings import CatalogSettings, ContinueSettings
 from dragoman.server.signals import Reloads
 from tests.simulation.answers import TOO_LARGE, AnswerChecks, Violation, shown
@@ -90,7 +90,7 @@ class World(AnswerChecks):
         self.key_file: KeyFile | None = None
         self.ledger: SimulatedLedger
         self.bodies = BodyBudget()
-        self.house: House
+        self.runtime: Runtime
 
     # What the engine's processes ask ---------------------------------------------------------------------------------
 
@@ -168,8 +168,8 @@ class World(AnswerChecks):
     @contextlib.contextmanager
     def _booked(self) -> Iterator[None]:
         """Every token that reaches the server is in the books."""
-        meter = type("Meter", (BookedMeter,), {"books": self.books})
-        before, serving_module.Meter = serving_module.Meter, meter  # type: ignore[misc]
+        stats = type("Meter", (BookedMeter,), {"books": self.books})
+        before, serving_module.Meter = serving_module.Meter, stats  # type: ignore[misc]
         try:
             yield
         finally:
@@ -231,8 +231,8 @@ class World(AnswerChecks):
         worker = WorkerSettings(model=plan.stub, scheduler=plan.scheduler, hang_s=8.0)
         catalog = CatalogSettings(offer=(f"other={FOLDER}",), offer_cached=False)
         async with AsyncExitStack() as stack:
-            self.house = await stack.enter_async_context(
-                open_house(
+            self.runtime = await stack.enter_async_context(
+                start_runtime(
                     plan.settings,
                     worker,
                     FOLDER,
@@ -243,14 +243,14 @@ class World(AnswerChecks):
                 )
             )
             self.app = create_app(
-                self.house.serving,
+                self.runtime.serving,
                 plan.settings,
-                metrics=self.house.metrics,
-                ready=self.house.not_ready,
+                metrics=self.runtime.metrics,
+                ready=self.runtime.not_ready,
                 ended=lambda: self._is_ended,
                 dialects=made_dialects(),
                 keys=keys,
-                pools=self.house.pools,
+                pools=self.runtime.pools,
                 bodies=self.bodies,
                 accounts=accounts,
             )
@@ -373,7 +373,7 @@ class World(AnswerChecks):
 
     async def _full_disk(self) -> None:
         """Nothing can be written for a while; what is there can be read."""
-        store = self.house.serving.continuing
+        store = self.runtime.serving.continuing
         self.had_full_disk = True
         self._full_disks += 1
         await store._run(lambda: store._connected().execute("PRAGMA query_only = 1"))
@@ -400,10 +400,10 @@ class World(AnswerChecks):
         await asyncio.sleep(at_s)
         self.report.faults["drain"] += 1
         self.is_drained = True
-        self.house.serving.admission.close("The server is shutting down.")
+        self.runtime.serving.admission.close("The server is shutting down.")
         await asyncio.sleep(self.plan.settings.drain_s)
         self._is_ended = True
-        await self.house.end()
+        await self.runtime.end()
 
     # Promises --------------------------------------------------------------------------------------------------------
 
@@ -415,11 +415,11 @@ class World(AnswerChecks):
             raise self._wrong
         if self.key_file is not None:
             self.key_file.check_read()
-        house = getattr(self, "house", None)
-        if house is None:
+        runtime = getattr(self, "house", None)
+        if runtime is None:
             return
         try:
-            is_down = house.engine.health().state is not State.READY
+            is_down = runtime.engine.health().state is not State.READY
         except EngineUnavailable:
             is_down = False
         if is_down:
@@ -429,7 +429,7 @@ class World(AnswerChecks):
             else:
                 self._down.append((now, now))
         self._seen_s = self.loop.time()
-        admission = house.serving.admission
+        admission = runtime.serving.admission
         if not 0 <= admission.waiting <= self.plan.settings.max_waiting or admission.running < 0:
             raise Violation(f"{admission.waiting} requests wait, {admission.running} run")
         for queue in admission._queues.values() if self.plan.limits else ():
@@ -456,19 +456,19 @@ class World(AnswerChecks):
         raise Violation(f"the server serves no more: {shown(answer)}")
 
     def _check_idle(self) -> None:
-        admission = self.house.serving.admission
+        admission = self.runtime.serving.admission
         if admission.waiting or admission.running:
             raise Violation(f"{admission.waiting} requests wait and {admission.running} run when all are over")
         if self.is_drained:
             return
-        client = self.house.engine
+        client = self.runtime.engine
         if client._requests or client._streams:
             raise Violation(f"the engine's client holds {list(client._requests)}")
-        if self.house.serving.continuing._turns:
+        if self.runtime.serving.continuing._turns:
             raise Violation("a key of a cut generation is held")
         if self.bodies.used:
             raise Violation(f"{self.bodies.used} bytes of bodies are counted that nobody has")
-        for pool in self.house.pools.all:
+        for pool in self.runtime.pools.all:
             if pool.running or pool.queued:
                 raise Violation(f"the pool {pool.name} has {pool.running} running and {pool.queued} waiting")
         for process in self.processes:

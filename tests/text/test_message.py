@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.text.call_parser import CallArguments, CallEnd, CallStart, Content, Part, Reasoning
-from dragoman.text.message import MessageReader
+from dragoman.text.chat_parser import MessageReader
 from dragoman.text.reasoning import KNOWN_MARKS, ReasoningParser
 from dragoman.text.tool_calls import CALL_FORMATS
 

@@ -148,7 +148,7 @@ def test_a_process_that_cannot_be_started_is_not_the_messages_fault(monkeypatch:
     template = ChatTemplate({"default": "hello {{ messages[0].content }}"}, limits=PATIENT)
     before = psutil.Process().num_fds()
     with monkeypatch.context() as few:
-        few.setattr("dragoman.text.limited_process.start_child", start_child)
+        few.setattr("dragoman.text.sandbox.start_child", start_child)
         with pytest.raises(EngineUnavailable, match="Too many open files"):
             template.render(PROMPT)
     assert psutil.Process().num_fds() == before

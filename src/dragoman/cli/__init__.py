@@ -9,29 +9,29 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dragoman.engine.launch import Launched
+    from dragoman.engine_client.prespawn import PrespawnedWorker
 
 SERVING = ("serve", "start")
 
 
 def main() -> None:
     """The ``dragoman`` command."""
-    launched = None
+    prespawned = None
     _open_standard_files()
     try:
-        launched = begun(sys.argv[1:], os.environ)
-        if launched is not None:
+        prespawned = begun(sys.argv[1:], os.environ)
+        if prespawned is not None:
             # What a start makes stays: looking for garbage takes a tenth of it. The server begins with that when it has
             # settled.
             gc.disable()
         from dragoman.cli.app import cli
 
-        cli.typer(prog_name="dragoman", obj=launched)
+        cli.typer(prog_name="dragoman", obj=prespawned)
     except KeyboardInterrupt:  # while modules are still being imported; later typer sees to it
         sys.exit(130)
     finally:
-        if launched is not None:
-            launched.close()
+        if prespawned is not None:
+            prespawned.close()
 
 
 def _open_standard_files() -> None:
@@ -43,14 +43,14 @@ def _open_standard_files() -> None:
             os.open(os.devnull, os.O_RDWR)
 
 
-def begun(arguments: Sequence[str], variables: Mapping[str, str]) -> Launched | None:
+def begun(arguments: Sequence[str], variables: Mapping[str, str]) -> PrespawnedWorker | None:
     """An engine's process for a command that will want one, as it seems: looking closer takes 0.2 s, and as long do the
     imports of the process. None where the command itself has to see, or to say what is wrong."""
     if not arguments or arguments[0] not in SERVING or "--help" in arguments or variables.get("DRAGOMAN_KERNELS"):
         return None
-    from dragoman.engine.launch import Launched
+    from dragoman.engine_client.prespawn import PrespawnedWorker
 
     try:
-        return Launched()
+        return PrespawnedWorker()
     except OSError:
         return None

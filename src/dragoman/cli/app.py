@@ -12,11 +12,12 @@ import typer
 import dragoman
 from dragoman.cli import adapters as adapter_commands
 from dragoman.cli import locallab_config, locallab_start, machine_info, model_search, models
-from dragoman.cli.borrowed_variables import borrowed, chat_variables, useless
 from dragoman.cli.doctor import doctor
+from dragoman.cli.env_compat import borrowed, chat_variables, useless
 from dragoman.cli.keys import keys
 from dragoman.cli.locallab_start import StartSettings
 from dragoman.cli.options import CommandLine, Given, configuration_notes
+from dragoman.cli.output_format import StructureSettings
 from dragoman.cli.pack import pack
 from dragoman.cli.plan import plan
 from dragoman.cli.serve_settings import GROUPS, settings_of
@@ -31,8 +32,7 @@ from dragoman.cli.settings import (
     RemoteSettings,
     SamplingSettings,
 )
-from dragoman.cli.structure import StructureSettings
-from dragoman.cli.tgi_launcher import LauncherSettings, launched
+from dragoman.cli.tgi_launcher import LauncherSettings, prespawned
 from dragoman.cli.usage import usage
 from dragoman.core.errors import DragomanError
 from dragoman.dialects import REGISTRY
@@ -76,7 +76,7 @@ def serve(context: typer.Context, **groups: Any) -> None:
     from dragoman.cli.serve import serve as run
 
     launcher = groups.pop("launcher")
-    settings, notes = launched(launcher, settings_of(groups))
+    settings, notes = prespawned(launcher, settings_of(groups))
     useless_variables = useless(settings.server.dialect, os.environ)
     run(settings, context.obj, (*configuration_notes(context), *notes, *useless_variables))
 

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from dragoman.cli import console, locallab_session
+from dragoman.cli.chat_backend import ChatBackend, SessionBackend
 from dragoman.cli.chat_commands import message_and_mode, obey
 from dragoman.cli.conversation import Conversation
-from dragoman.cli.partner import Partner, SessionPartner
 from dragoman.cli.session import Mode, Session, find_remote
 from dragoman.cli.settings import ChatSettings, RemoteSettings, SamplingSettings
 from dragoman.core.errors import ContextOverflow, DragomanError, GenerationFailed
@@ -28,7 +28,7 @@ async def partner(
     remote: RemoteSettings,
     chosen: ChatSettings,
     own_engine: Callable[[], AbstractAsyncContextManager[Session]],
-) -> AsyncIterator[Partner]:
+) -> AsyncIterator[ChatBackend]:
     """Who answers: the server that is asked, else an engine of the command's own.
 
     Where a mode was chosen, which is LocalLab's option, a server of LocalLab's kind is asked in LocalLab's way, and one
@@ -41,15 +41,15 @@ async def partner(
         yield found
     else:
         async with own_engine() as session:
-            yield SessionPartner(session)
+            yield SessionBackend(session)
 
 
-async def _server(url: str, model: str | None, key: str, chosen: ChatSettings) -> Partner:
+async def _server(url: str, model: str | None, key: str, chosen: ChatSettings) -> ChatBackend:
     patience_s = chosen.timeout or _CONNECTING_S
     if chosen.generate is not None and (found := await locallab_session.connect(url, model, key, patience_s)):
         return found
     try:
-        return SessionPartner(await find_remote(url, model, key, timeout_s=patience_s))
+        return SessionBackend(await find_remote(url, model, key, timeout_s=patience_s))
     except GenerationFailed:
         # Nothing of OpenAI's there: LocalLab's own server has only its own paths.
         if found := await locallab_session.connect(url, model, key, patience_s):
@@ -57,7 +57,7 @@ async def _server(url: str, model: str | None, key: str, chosen: ChatSettings) -
         raise
 
 
-def converse(whom: Partner, options: SamplingSettings, chosen: ChatSettings, loop: LoopThread) -> int:
+def converse(whom: ChatBackend, options: SamplingSettings, chosen: ChatSettings, loop: LoopThread) -> int:
     """Read lines and answer them until the user leaves. The exit code: of piped lines, whether all were answered."""
     conversation = Conversation(whom, options, chosen.system, mode=chosen.generate or "chat")
     conversation.timeout_s = chosen.timeout or (_SILENCE_S if conversation.server else None)

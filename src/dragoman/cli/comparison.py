@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.cli import console
-from dragoman.cli.examination import Examination
+from dragoman.cli.checkpoint_lint import Examination
 from dragoman.core.errors import DragomanError, ModelError
 from dragoman.core.request import ChatPrompt
 from dragoman.engine.batch import Batch
@@ -170,7 +170,7 @@ def _ask_witness(described: ModelDescription, tokenizer: Tokenizer, *, with_logi
         "messages": MESSAGES,
         **(_ids_to_run(described, tokenizer) if with_logits else {"encoder_ids": None, "logit_ids": None}),
     }
-    script = Path(__file__).with_name("witness.py")
+    script = Path(__file__).with_name("transformers_reference.py")
     try:
         done = subprocess.run(
             [sys.executable, str(script)], input=json.dumps(asked), capture_output=True, text=True, timeout=_TIME_S

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from dragoman.cli.partner import Partner
+from dragoman.cli.chat_backend import ChatBackend
 from dragoman.cli.remote import RateLimited
 from dragoman.cli.session import Delta, Message, Mode
 from dragoman.cli.settings import SamplingSettings
@@ -26,7 +26,7 @@ class Conversation:
 
     def __init__(
         self,
-        partner: Partner,
+        partner: ChatBackend,
         options: SamplingSettings,
         system: str | None = None,
         *,

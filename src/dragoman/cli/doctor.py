@@ -12,8 +12,8 @@ from dragoman.cli.settings import ModelChoice
 from dragoman.models.settings import ModelSettings
 
 if TYPE_CHECKING:
+    from dragoman.cli.checkpoint_lint import Examination
     from dragoman.cli.comparison import Comparison
-    from dragoman.cli.examination import Examination
 
 
 class DoctorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,8 +39,8 @@ def doctor(choice: ModelChoice, asked: DoctorSettings, settings: ModelSettings) 
 
     Ends with code 1 where the model cannot be served, or computes something else than transformers does.
     """
+    from dragoman.cli.checkpoint_lint import examine
     from dragoman.cli.comparison import compare, has_witness
-    from dragoman.cli.examination import examine
 
     found = examine(choice.model, settings)
     comparison = compare(found) if asked.compare and found.can_be_served and has_witness() else None

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager, closing
 from typing import TYPE_CHECKING
 
 from dragoman.cli.settings import MachineSettings
-from dragoman.engine.launch import Launched
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.worker_settings import worker_settings
+from dragoman.engine_client.prespawn import PrespawnedWorker
 from dragoman.models import ModelSettings
 from dragoman.server.settings import ServerSettings
 
@@ -22,12 +22,14 @@ async def own_engine(
     model: str | None, settings: ModelSettings, scheduling: SchedulerSettings, machine: MachineSettings
 ) -> AsyncIterator[LocalSession]:
     """An engine for this command alone, behind the serving of the server. Raises ModelError."""
-    with closing(Launched()) as launched:
+    with closing(PrespawnedWorker()) as prespawned:
         worker, described = worker_settings(model, settings, scheduling, machine.threads)
-        launched.tell(worker)
+        prespawned.tell(worker)
         # Only now, while the process imports its half, and loads.
         from dragoman.cli.session import LocalSession
-        from dragoman.server.opening import open_house
+        from dragoman.server.runtime import start_runtime
 
-        async with open_house(ServerSettings(), worker, described.tokenizer_folder, launched=launched) as house:
-            yield LocalSession(house.serving)
+        async with start_runtime(
+            ServerSettings(), worker, described.tokenizer_folder, prespawned=prespawned
+        ) as runtime:
+            yield LocalSession(runtime.serving)

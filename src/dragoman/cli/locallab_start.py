@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from dragoman.cli.borrowed_variables import CORS_SWITCH, LOCALLAB, Environment, borrowed, useless
 from dragoman.cli.configuration import from_texts
+from dragoman.cli.env_compat import CORS_SWITCH, LOCALLAB, Environment, borrowed, useless
 from dragoman.cli.logs import LogSettings
 from dragoman.cli.options import options_of
 from dragoman.cli.settings import ModelOption

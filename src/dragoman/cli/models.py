@@ -18,7 +18,7 @@ from dragoman.core.errors import ModelError
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, CachedRevisionInfo
 
-    from dragoman.server.shelf import Offer
+    from dragoman.server.model_registry import ModelSource
 
 
 class ListSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,24 +201,26 @@ def cached_models() -> tuple[CachedRepoInfo, ...]:
     return tuple(sorted((r for r in repositories if r.repo_type == "model"), key=lambda r: r.repo_id.lower()))
 
 
-def _offers(asked: ListSettings) -> tuple[Offer, ...]:
+def _offers(asked: ListSettings) -> tuple[ModelSource, ...]:
     """What `dragoman serve` would offer beside the embedded model and the cache. Raises DragomanError."""
     from dragoman.models.source import EMBEDDED
+    from dragoman.server.model_registry import ModelRegistry, ModelSource
     from dragoman.server.settings import CatalogSettings
-    from dragoman.server.shelf import Offer, Shelf
 
     chosen = CatalogSettings(offer=asked.offer, models_folder=asked.models_folder, offer_cached=False)
-    return tuple(o for o in Shelf(chosen, Offer(name=EMBEDDED, source=None)).offers() if o.source is not None)
+    return tuple(
+        o for o in ModelRegistry(chosen, ModelSource(name=EMBEDDED, source=None)).offers() if o.source is not None
+    )
 
 
-def _offered_row(offer: Offer) -> tuple[str, str, str, str, str]:
+def _offered_row(offer: ModelSource) -> tuple[str, str, str, str, str]:
     files = _files_of(offer)
     kind = _described(files[0].parent) if files else ("–", "–")
     size = console.size(_size_of(offer, files)) if files else "–"
     return offer.name, *kind, size, "offered" if files else f"offered: {offer.source}"
 
 
-def _files_of(offer: Offer) -> list[Path]:
+def _files_of(offer: ModelSource) -> list[Path]:
     """Those that are here: none of a model that would come from the hub."""
     place = Path(offer.source or "").expanduser()
     if place.is_file():
@@ -226,7 +228,7 @@ def _files_of(offer: Offer) -> list[Path]:
     return sorted(path for path in place.iterdir() if path.is_file()) if place.is_dir() else []
 
 
-def _size_of(offer: Offer, files: list[Path]) -> int:
+def _size_of(offer: ModelSource, files: list[Path]) -> int:
     """Of its weights, where the shelf counted them."""
     return offer.size_bytes or sum(path.stat().st_size for path in files)
 
@@ -347,7 +349,7 @@ def _embedded_entry() -> list[dict[str, Any]]:
     return [_entry(EMBEDDED, folder, [(path.name, path.stat().st_size, path) for path in files], made, None)]
 
 
-def _offered_entry(offer: Offer) -> dict[str, Any]:
+def _offered_entry(offer: ModelSource) -> dict[str, Any]:
     files = _files_of(offer)
     told = [(path.name, path.stat().st_size, path) for path in files]
     made = max((path.stat().st_mtime for path in files), default=None)

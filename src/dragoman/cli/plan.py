@@ -42,13 +42,13 @@ def adapters_of(asked: AdapterSettings, settings: ModelSettings) -> tuple[list[P
     Raises ModelError for one of the first that is not there, and where they are more than the model has places for.
     """
     from dragoman.models.adapters.source import find_adapter_config
-    from dragoman.server.adapter_shelf import AdapterShelf
+    from dragoman.server.adapter_registry import AdapterRegistry
 
-    shelf = AdapterShelf(asked, token=settings.token)
-    if len(shelf.first) > settings.max_adapters:
-        raise ModelError(f"--lora-adapters: {len(shelf.first)} adapters, and --max-adapters {settings.max_adapters}")
-    first = [find_adapter_config(each.source, revision=each.revision, token=settings.token) for each in shelf.first]
-    return first, [Path(offer.source) for offer in shelf.offers() if offer not in shelf.first]
+    registry = AdapterRegistry(asked, token=settings.token)
+    if len(registry.first) > settings.max_adapters:
+        raise ModelError(f"--lora-adapters: {len(registry.first)} adapters, and --max-adapters {settings.max_adapters}")
+    first = [find_adapter_config(each.source, revision=each.revision, token=settings.token) for each in registry.first]
+    return first, [Path(offer.source) for offer in registry.offers() if offer not in registry.first]
 
 
 def adapter_sizes(described: ModelDescription, folders: Sequence[Path], precision: str) -> int:

@@ -17,16 +17,16 @@ from dragoman.cli.serve_settings import ServeSettings
 from dragoman.cli.tunnel import Tunnel
 from dragoman.core.serving import ModelCard
 from dragoman.dialects import made_dialects
-from dragoman.engine.launch import Launched
 from dragoman.engine.messages import WorkerSettings
 from dragoman.engine.worker_settings import thread_count
+from dragoman.engine_client.prespawn import PrespawnedWorker
 from dragoman.models import ModelDescription
 from dragoman.models import plan as plan_memory
 from dragoman.server.accounts import Accounts
 from dragoman.server.keys import Keyring
 from dragoman.server.ledger import LEDGER_FILE, Ledger
-from dragoman.server.lifecycle import serve, until_told
-from dragoman.server.opening import House
+from dragoman.server.lifecycle import run_until_signal, serve
+from dragoman.server.runtime import Runtime
 from dragoman.server.tracing import Tracing
 
 log = logging.getLogger("dragoman.server")
@@ -44,22 +44,22 @@ def run(
     keyring: Keyring,
     tunnel: Tunnel | None,
     tracing: Tracing | None,
-    launched: Launched,
+    prespawned: PrespawnedWorker,
     started: float,
 ) -> int:
     """Returns the server's exit code; raises ModelError or DragomanError before the port opens.
 
-    ``worker``: what the engine's process, ``launched``, has been told to load; ``described``: that model. ``started``:
+    ``worker``: what the engine's process, ``prespawned``, is told to load; ``described``: that model. ``started``:
     when the command was, on the clock of ``time.monotonic``.
     """
     per_token = plan_memory(described, settings.model).kv_bytes_per_token
 
     bar = LoadingBar()
 
-    def opened(house: House, address: str) -> None:
+    def opened(runtime: Runtime, address: str) -> None:
         bar.close()
-        house.metrics.watch(dict, lambda: {"log_lines_dropped": logs.writer.dropped})
-        rows = started_plan(house, address, thread_count(settings.machine.threads), per_token)
+        runtime.metrics.watch(dict, lambda: {"log_lines_dropped": logs.writer.dropped})
+        rows = started_plan(runtime, address, thread_count(settings.machine.threads), per_token)
         if keyring:
             rows["API keys"] = str(len(keyring))
         if tunnel is not None:
@@ -71,10 +71,10 @@ def run(
             return
         console.say(*(f"{console.bold(f'{name:>10}')}  {text}" for name, text in rows.items()))
         console.say(f"\nReady after {time.monotonic() - started:.1f} s. Try it:\n")
-        console.say(example(house.serving.models()[0], address, bool(keyring)) + "\n")
+        console.say(example(runtime.serving.models()[0], address, bool(keyring)) + "\n")
 
     try:
-        exit_code = until_told(
+        exit_code = run_until_signal(
             serve(
                 settings.server,
                 worker,
@@ -91,7 +91,7 @@ def run(
                 observers=() if tracing is None else (tracing,),
                 progress=bar,
                 opened=opened,
-                launched=launched,
+                prespawned=prespawned,
             )
         )
     finally:
@@ -134,12 +134,12 @@ def openings(settings: ServeSettings, *, has_keys: bool) -> tuple[str, ...]:
     return tuple(found)
 
 
-def started_plan(house: House, address: str, threads: int, kv_bytes_per_token: int) -> dict[str, str]:
+def started_plan(runtime: Runtime, address: str, threads: int, kv_bytes_per_token: int) -> dict[str, str]:
     """What is being served, in a few lines."""
-    info, model = house.info, house.info.model
+    info, model = runtime.info, runtime.info.model
     kv_tokens = info.num_blocks * info.block_size
     weights, kv = console.size(model.weight_bytes), console.size(kv_tokens * kv_bytes_per_token)
-    names = ", ".join(card.name for card in house.serving.models())
+    names = ", ".join(card.name for card in runtime.serving.models())
     return {
         "model": f"{names} ({model.architecture}, {console.count(model.parameter_count)} parameters)",
         "precision": f"{model.precision}, keys and values in {model.kv_precision}",

@@ -18,17 +18,17 @@ from dragoman.cli.tunnel import Tunnel
 from dragoman.core.caller import NO_LIMITS, CallerLimits
 from dragoman.core.errors import DragomanError
 from dragoman.dialects import check_settings
-from dragoman.engine.launch import Launched
+from dragoman.engine_client.prespawn import PrespawnedWorker
 from dragoman.server.keys import Keyring, KeySettings, first_key, keyring_of, reaches_others
 from dragoman.server.origin_patterns import check_settings as check_browsers
 from dragoman.server.signals import survive_hangup
 from dragoman.server.tracing import tracing_of
 
 
-def serve(settings: ServeSettings, launched: Launched | None = None, notes: Iterable[str] = ()) -> None:
+def serve(settings: ServeSettings, prespawned: PrespawnedWorker | None = None, notes: Iterable[str] = ()) -> None:
     """Raises ModelError or DragomanError before the port opens; afterwards typer.Exit with the server's exit code.
 
-    ``launched``: a process that waits already to be the engine's. ``notes``: what the user should know of the options.
+    ``prespawned``: a process that waits to be the engine's. ``notes``: what the user should know of the options.
     """
     started = time.monotonic()
     survive_hangup()
@@ -44,7 +44,7 @@ def serve(settings: ServeSettings, launched: Launched | None = None, notes: Iter
     if settings.tunnel.public and (settings.network.uds is not None or settings.network.tls_cert is not None):
         raise DragomanError("--public needs a port without TLS: the tunnel has TLS of its own")
     tunnel = Tunnel(settings.tunnel, has_keys=bool(keyring)) if settings.tunnel.public else None
-    with closing(launched or Launched()) as launched:
+    with closing(prespawned or PrespawnedWorker()) as prespawned:
         # The process imports its half of the program while this one imports the other: half of a start are imports.
         # What to load comes first, so that the process need not wait for the server.
         from dragoman.engine.worker_settings import worker_settings
@@ -52,7 +52,7 @@ def serve(settings: ServeSettings, launched: Launched | None = None, notes: Iter
         worker, described = worker_settings(
             settings.choice.model, settings.model, settings.scheduling, settings.machine.threads, settings.recovery
         )
-        launched.tell(worker)
+        prespawned.tell(worker)
         from dragoman.cli.running import run
 
         exit_code = run(
@@ -63,7 +63,7 @@ def serve(settings: ServeSettings, launched: Launched | None = None, notes: Iter
             keyring=keyring,
             tunnel=tunnel,
             tracing=tracing,
-            launched=launched,
+            prespawned=prespawned,
             started=started,
         )
     raise typer.Exit(exit_code)

@@ -8,9 +8,9 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from dragoman.cli.output_format import structured_outputs
 from dragoman.cli.remote import Address, fetch_json, stream_json
 from dragoman.cli.settings import STOPPING, SamplingSettings
-from dragoman.cli.structure import structured_outputs
 from dragoman.core.constraint import Constraint
 from dragoman.core.errors import GenerationFailed, NotFound
 from dragoman.core.events import FinishReason, GenerationDone, TextDelta, Usage

@@ -174,7 +174,7 @@ class LauncherSettings(msgspec.Struct, frozen=True, kw_only=True):
     ngrok_edge: str | None = None
 
 
-def launched(asked: LauncherSettings, start: ServeSettings) -> tuple[ServeSettings, tuple[str, ...]]:
+def prespawned(asked: LauncherSettings, start: ServeSettings) -> tuple[ServeSettings, tuple[str, ...]]:
     """``start`` with what the launcher's options say, and the sentences about those that say nothing here.
 
     Raises DragomanError where options contradict each other, or ask for what cannot be had.

@@ -66,7 +66,7 @@ class Choice(msgspec.Struct, frozen=True, tag="choice"):
 Constraint = JsonSchema | JsonObject | Regex | Lark | Choice
 
 
-class Reasoned(msgspec.Struct, frozen=True, kw_only=True, tag="reasoned"):
+class AfterReasoning(msgspec.Struct, frozen=True, kw_only=True, tag="reasoned"):
     """An answer that satisfies a constraint, behind a reasoning block: any text between two marks, and white space.
 
     Attributes:

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from dragoman.core.constraint import Constraint
-from dragoman.core.continuing import CutSequence
 from dragoman.core.events import BeamStep
+from dragoman.core.resume import SavedSequence
 from dragoman.core.sampling import BeamParams, EndingParams, LogprobParams, SamplingParams
 
 
@@ -132,7 +132,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     truncate: int | None = None
     echo: bool = False
     resumable: bool = False
-    resumed: CutSequence | None = None
+    resumed: SavedSequence | None = None
     priority: int = 0
     timeout_s: float | None = None
     cache_salt: str = ""

@@ -10,9 +10,9 @@ import msgspec
 
 from dragoman.core.adapters import Adapters
 from dragoman.core.catalog import Catalog
-from dragoman.core.continuing import ContinueStore
 from dragoman.core.events import GenerationEvent, GenerationResult, PromptToken
 from dragoman.core.request import ChatPrompt, GenerationRequest, Prompt
+from dragoman.core.resume import ResumeStore
 
 LOOKED_AT_TOKENS = 65_536
 
@@ -87,7 +87,7 @@ class Serving(Protocol):
     """
 
     @property
-    def continuing(self) -> ContinueStore: ...
+    def continuing(self) -> ResumeStore: ...
 
     @property
     def catalog(self) -> Catalog:

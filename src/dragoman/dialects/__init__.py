@@ -20,7 +20,7 @@ from dragoman.dialects.openai.settings import OpenAISettings
 from dragoman.dialects.tgi.settings import TgiSettings
 
 if TYPE_CHECKING:
-    from dragoman.dialects.wire import Dialect
+    from dragoman.dialects.api import Dialect
 
     DIALECTS: tuple[Dialect, ...]
     """All with their default settings: for documents and tests. Made when they are first asked for."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dragoman.core.errors import BadRequest
-from dragoman.core.late_numpy import np
+from dragoman.core.lazy_numpy import np
 from dragoman.core.request import PromptEmbeddings
 from dragoman.dialects.field import CoreParams, Field
-from dragoman.dialects.kinds import Floats, Integer, ListOf
+from dragoman.dialects.field_types import Floats, Integer, ListOf
 
 PLACES, VECTORS = "token_index_to_replace", "embedding_to_replace"
 

@@ -26,16 +26,16 @@ from dragoman.core.request import (
     TokenPrompt,
 )
 from dragoman.core.sampling import RANGES, BeamParams, EndingParams, LogprobParams, SamplingParams
-from dragoman.dialects.kinds import (
+from dragoman.dialects.field_types import (
     Anything,
+    FieldError,
+    FieldRule,
+    FieldType,
     Integer,
-    Kind,
     ListOf,
     Number,
     OneOf,
     Path,
-    Rule,
-    Violation,
     Wrapped,
     dotted,
 )
@@ -94,7 +94,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    kind: Kind
+    kind: FieldType
     required: bool = False
     default: Any = None
     becomes: str = ""
@@ -220,7 +220,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def read(self, body: Any, *, strict: bool = False) -> Reading:
         """Check everything in one pass. ``strict``: a name outside of the tables is an error.
 
-        Raises ``Violation`` or ``UnsupportedFeature``, each with the field's name.
+        Raises ``FieldError`` or ``UnsupportedFeature``, each with the field's name.
         """
         values = self.check(body, ())
         unknown: list[Path] = []
@@ -231,7 +231,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             reported += [(*path, field.name) for field in table.fields if field.is_reported(value.get(field.name))]
         if strict and unknown:
             names = tuple(dotted(path) for path in unknown[:MAX_LISTED])
-            raise Violation(Rule.UNKNOWN, unknown[0], bound=names)
+            raise FieldError(FieldRule.UNKNOWN, unknown[0], bound=names)
         return Reading(self, values, tuple(map(dotted, unknown)), tuple(map(dotted, reported)))
 
     # A table is itself a kind, so that objects inside a request are described the same way.
@@ -241,15 +241,15 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def check(self, value: Any, path: Path) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise Violation(Rule.TYPE, path, value, kind=self)
+            raise FieldError(FieldRule.TYPE, path, value, kind=self)
         values: dict[str, Any] = {}
         for field in self.fields:
             given = value.get(field.name)
             if given is None:
                 if field.required:
                     if field.name in value:
-                        raise Violation(Rule.TYPE, (*path, field.name), None, kind=field.kind)
-                    raise Violation(Rule.MISSING, (*path, field.name), None, bound=field.name)
+                        raise FieldError(FieldRule.TYPE, (*path, field.name), None, kind=field.kind)
+                    raise FieldError(FieldRule.MISSING, (*path, field.name), None, bound=field.name)
                 if field.treatment is Treatment.HONOURED:
                     values[field.name] = field.default
             elif field.treatment is Treatment.HONOURED:
@@ -289,7 +289,7 @@ class Outline(msgspec.Struct, frozen=True):
         return "an object"
 
 
-def _objects(kind: Kind, value: Any, path: Path) -> Iterator[tuple[Table, dict[str, Any], Path]]:
+def _objects(kind: FieldType, value: Any, path: Path) -> Iterator[tuple[Table, dict[str, Any], Path]]:
     """Every object of the value that a table describes, with the table and its place."""
     match kind:
         case Table() if isinstance(value, dict):
@@ -312,7 +312,7 @@ def _objects(kind: Kind, value: Any, path: Path) -> Iterator[tuple[Table, dict[s
                     break
 
 
-def _has_table(kind: Kind) -> bool:
+def _has_table(kind: FieldType) -> bool:
     """Whether objects of the kind may be found in it: lists of token ids are long, and hold none."""
     match kind:
         case Table() | Outline():

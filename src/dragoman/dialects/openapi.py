@@ -23,8 +23,8 @@ from dragoman.core.errors import (
     Unauthorized,
     UnsupportedFeature,
 )
-from dragoman.dialects.kinds import Rule, Violation
-from dragoman.dialects.wire import Answer, Dialect, NotJson, Operation, WrongMediaType
+from dragoman.dialects.api import Dialect, ErrorResponse, NotJson, Operation, WrongMediaType
+from dragoman.dialects.field_types import FieldError, FieldRule
 
 ALWAYS: tuple[DragomanError, ...] = (
     Unauthorized("No API key was given."),
@@ -36,7 +36,7 @@ ALWAYS: tuple[DragomanError, ...] = (
 )
 WITH_BODY: tuple[DragomanError, ...] = (
     BadRequest("The request cannot be served as it is.", param="field"),
-    Violation(Rule.MISSING, ("field",), bound="field"),
+    FieldError(FieldRule.MISSING, ("field",), bound="field"),
     UnsupportedFeature("The field is not supported.", param="field"),
     ContextOverflow("The prompt is too long."),
     NotJson("The body is not JSON."),
@@ -158,7 +158,7 @@ def _media(operation: Operation) -> tuple[str, ...]:
     return ("application/json", "text/event-stream") if streams else ("application/json",)
 
 
-def _content_type(answer: Answer) -> str:
+def _content_type(answer: ErrorResponse) -> str:
     given = next((value for name, value in answer.headers.items() if name.lower() == "content-type"), "")
     if answer.body is None:
         return ""

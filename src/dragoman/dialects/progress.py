@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dragoman.dialects.api import Exchange
 from dragoman.dialects.field import Field
-from dragoman.dialects.kinds import Boolean
-from dragoman.dialects.wire import Exchange
+from dragoman.dialects.field_types import Boolean
 
 INCLUDE_PROGRESS = Field(
     name="include_progress",

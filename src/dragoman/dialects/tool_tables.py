@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dragoman.dialects.field import Field, Table
-from dragoman.dialects.kinds import Anything, String
+from dragoman.dialects.field_types import Anything, String
 
 MAX_TOOLS = 128
 FUNCTION_NAME = String(minimum=1, maximum=64, pattern="[a-zA-Z0-9_-]+")

@@ -15,7 +15,7 @@ from dragoman.core.constraint import Constraint
 from dragoman.core.errors import BadRequest, UnsupportedFeature
 from dragoman.core.serving import ModelCard, ToolCalls
 from dragoman.text.call_grammar import CallableTool, call_grammar
-from dragoman.text.message import MessageReader
+from dragoman.text.chat_parser import MessageReader
 from dragoman.text.reasoning import ReasoningMarks, ReasoningParser
 from dragoman.text.tool_calls import CALL_FORMATS, CallFormat
 

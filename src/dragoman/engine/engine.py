@@ -21,17 +21,17 @@ from dragoman.core.events import (
 from dragoman.core.request import EngineRequest
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.engine import admission
-from dragoman.engine.adapters import Adapter, Adapters
 from dragoman.engine.arrays import Float32
 from dragoman.engine.batch import build_batch, build_encoder_batch
-from dragoman.engine.grammars import Grammars, Prepared
+from dragoman.engine.beam_search.step import results, search
+from dragoman.engine.lora_slots import Adapter, Adapters
 from dragoman.engine.messages import EngineStats, StepOutput
-from dragoman.engine.processors import processors_for
 from dragoman.engine.runner import Runner
-from dragoman.engine.sampler import Sampler, top_logprobs
+from dragoman.engine.sampling.grammar_state import CompiledRequest, Grammars
+from dragoman.engine.sampling.processors import processors_for
+from dragoman.engine.sampling.sampler import Sampler, top_logprobs
 from dragoman.engine.schedule import Chunk, Schedule
 from dragoman.engine.scheduler import Scheduler
-from dragoman.engine.search import results, search
 from dragoman.engine.sequence import Sequence, SequenceGroup, Status
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models import AdapterInfo
@@ -75,7 +75,7 @@ class Engine:
             admission.check(request, self.runner, self.scheduler.step_tokens)
             adapter = None if request.adapter is None else self.adapters[request.adapter]
             if request.grammar is None:
-                self._admit(Prepared(request), adapter)
+                self._admit(CompiledRequest(request), adapter)
                 return
             self._grammars.prepare(request)
             if adapter is not None:
@@ -103,7 +103,7 @@ class Engine:
             running = [group.adapter for group in self.scheduler.groups.values()]
             self.adapters.sweep([*running, *self._waiting_with.values()])
 
-    def _admit(self, prepared: Prepared, adapter: Adapter | None) -> None:
+    def _admit(self, prepared: CompiledRequest, adapter: Adapter | None) -> None:
         request = prepared.request
         self._arrivals += 1
         group = SequenceGroup(request, self._arrivals, lambda: processors_for(request), prepared.followers, adapter)

@@ -128,7 +128,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     request: EngineRequest
 
 
-class Teach(msgspec.Struct, frozen=True, array_like=True, tag="teach"):
+class SetVocabulary(msgspec.Struct, frozen=True, array_like=True, tag="teach"):
     """The vocabulary that grammars are about, before the first request that has one."""
 
     vocabulary: Vocabulary
@@ -170,7 +170,7 @@ class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
     """Leave now, whatever is unfinished."""
 
 
-ToEngine = Submit | Teach | Cancel | Pause | Resume | LoadAdapter | UnloadAdapter | Shutdown
+ToEngine = Submit | SetVocabulary | Cancel | Pause | Resume | LoadAdapter | UnloadAdapter | Shutdown
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
@@ -194,7 +194,7 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     beams: list[BeamStep] = []
 
 
-class InBatch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
+class StepStarted(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     """The requests of the step that starts now. Sent only when they are others than those of the step before.
 
     Should the process die, the client knows whose computation it died in.
@@ -222,7 +222,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     message: str
 
 
-FromEngine = Ready | Loading | StepOutput | InBatch | AdapterLoaded | AdapterRefused | Failed
+FromEngine = Ready | Loading | StepOutput | StepStarted | AdapterLoaded | AdapterRefused | Failed
 
 _encode = msgspec.msgpack.Encoder().encode
 

@@ -9,7 +9,7 @@ import logging
 
 import msgspec
 
-raw = logging.getLogger("dragoman.engine.process")
+raw = logging.getLogger("dragoman.engine_client.connection")
 """Of lines that are not ours: last words of libraries, and of the interpreter."""
 
 

@@ -53,10 +53,10 @@ from dragoman.engine.kv_cache import KVCache
 from dragoman.engine.preemption import givers_to, in_order_of_claim, is_any_replaceable, replaceable_for, widest
 from dragoman.engine.prefill import COMPANY_STEPS, PrefillPlan, budget_in_company, divided
 from dragoman.engine.runner import Runner
+from dragoman.engine.sampling.speculation import Lookup
 from dragoman.engine.schedule import Chunk, Schedule
 from dragoman.engine.sequence import Sequence, SequenceGroup, Status
 from dragoman.engine.settings import SchedulerSettings
-from dragoman.engine.speculation import Lookup
 from dragoman.engine.window import Window
 
 OVERTAKE = 4096.0

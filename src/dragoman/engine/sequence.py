@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from dragoman.core.events import FinishReason, TokenLogprob
 from dragoman.core.request import EngineRequest
-from dragoman.engine.adapters import Adapter
 from dragoman.engine.arrays import Float32
-from dragoman.engine.beams import BeamSearch
+from dragoman.engine.beam_search.state import BeamSearch
 from dragoman.engine.embeddings import GivenEmbeddings
 from dragoman.engine.encoder import EncoderInput
-from dragoman.engine.grammars import Follower
-from dragoman.engine.speculation import Lookup
+from dragoman.engine.lora_slots import Adapter
+from dragoman.engine.sampling.grammar_state import GrammarState
+from dragoman.engine.sampling.speculation import Lookup
 
 if TYPE_CHECKING:
     from dragoman.engine.fair_queue import Share
@@ -68,7 +68,7 @@ class SequenceGroup:
         request: EngineRequest,
         arrival: int,
         processors: Callable[[], tuple[Processor, ...]],
-        followers: Iterable[Follower] = (),
+        followers: Iterable[GrammarState] = (),
         adapter: Adapter | None = None,
     ) -> None:
         self.request = request
@@ -214,7 +214,7 @@ class Sequence:
         self.seed = request.seeds[place]
         self.sampling = request.sampling
         self.processors = processors
-        self.follower: Follower | None = None
+        self.follower: GrammarState | None = None
         """Its place in the grammar of the request, where that has one."""
         before = request.mirostat[place] if request.mirostat else None
         self.mirostat = 2.0 * self.sampling.mirostat_tau if before is None else before

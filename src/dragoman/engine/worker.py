@@ -20,25 +20,25 @@ import msgspec
 
 from dragoman import kernels
 from dragoman.core.errors import AdapterNotFound, DragomanError
-from dragoman.engine.adapter_reader import AdapterReader
 from dragoman.engine.block_store import open_block_store
 from dragoman.engine.engine import Engine
+from dragoman.engine.lora_reader import AdapterReader
 from dragoman.engine.messages import (
     Cancel,
     EngineInfo,
     Failed,
     FrameReader,
-    InBatch,
     LoadAdapter,
     Loading,
     LoadModel,
     Pause,
     Ready,
     Resume,
+    SetVocabulary,
     Shutdown,
     StepOutput,
+    StepStarted,
     Submit,
-    Teach,
     ToEngine,
     UnloadAdapter,
     WorkerSettings,
@@ -109,7 +109,7 @@ class Worker:
             message = self._decoder.decode(payload)
             if isinstance(message, Submit):
                 self._engine.submit(message.request)
-            elif isinstance(message, Teach):
+            elif isinstance(message, SetVocabulary):
                 self._engine.teach(message.vocabulary)
             elif isinstance(message, Cancel):
                 self._engine.cancel(message.request_id, message.sequence)
@@ -135,7 +135,7 @@ class Worker:
         if in_batch != self._in_batch:
             self._send_output()
             self._in_batch = in_batch
-            self._connection.sendall(frame(InBatch(in_batch)))
+            self._connection.sendall(frame(StepStarted(in_batch)))
 
 
 class Telling:

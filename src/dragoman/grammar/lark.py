@@ -14,7 +14,7 @@ import re
 
 from llguidance.gbnf_to_lark import any_to_lark
 
-from dragoman.core.constraint import Choice, Constraint, JsonObject, JsonSchema, Lark, Reasoned, Regex
+from dragoman.core.constraint import AfterReasoning, Choice, Constraint, JsonObject, JsonSchema, Lark, Regex
 from dragoman.core.errors import BadRequest, UnsupportedFeature
 from dragoman.grammar import json_schema, pattern
 
@@ -33,7 +33,7 @@ _OPTIONS_REFUSED = re.compile(r"\b(temperature|max_tokens|stop|stop_capture)\s*=
 _IS_GBNF = re.compile(r"^\s*[A-Za-z_][\w-]*\s*::=", re.MULTILINE)
 
 
-def grammar_of(constraint: Constraint | Reasoned) -> str:
+def grammar_of(constraint: Constraint | AfterReasoning) -> str:
     """The grammar of the texts that satisfy the constraint. Raises BadRequest and UnsupportedFeature, saying why."""
     match constraint:
         case JsonSchema(schema, one_line):
@@ -46,7 +46,7 @@ def grammar_of(constraint: Constraint | Reasoned) -> str:
             return f"start: TEXT\nTEXT: /{_choices(strings)}/{_OPTIONS}"
         case Lark(grammar, one_line):
             return _checked_lark(grammar, one_line) + _OPTIONS
-        case Reasoned():
+        case AfterReasoning():
             return _behind_reasoning(constraint)
 
 
@@ -94,7 +94,7 @@ def _checked_lark(grammar: str, one_line: bool) -> str:
     return "".join(parts)
 
 
-def _behind_reasoning(constraint: Reasoned) -> str:
+def _behind_reasoning(constraint: AfterReasoning) -> str:
     """The answer's grammar, with another start behind it: its lines keep their numbers, and its rules their names."""
     answer = grammar_of(constraint.answer)
     taken = set(map(len, re.findall("_+", answer)))

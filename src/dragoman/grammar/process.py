@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from dragoman.core.constraint import Constraint, Reasoned
+from dragoman.core.constraint import AfterReasoning, Constraint
 from dragoman.core.errors import BadRequest, EngineUnavailable, UnsupportedFeature
 from dragoman.core.vocabulary import Vocabulary
-from dragoman.text.limited_process import Cancelled, LimitedProcesses, ProcessFailure, ProcessLost
+from dragoman.text.sandbox import Cancelled, ProcessFailure, ProcessLost, SandboxedProcesses
 
 _WORKER = Path(__file__).with_name("worker.py")
 _MARGIN_S = 5.0
@@ -41,11 +41,11 @@ class GrammarProcess:
             },
         }
         # The process itself keeps the limits; should it fail to, it is ended in its turn.
-        self._processes = LimitedProcesses(
+        self._processes = SandboxedProcesses(
             _WORKER, lambda: setup, time_s=2 * self._limits.time_s + _MARGIN_S, answer_bytes=1 << 26, count=count
         )
 
-    def check(self, constraint: Constraint | Reasoned, cancelled: Cancelled | None = None) -> str:
+    def check(self, constraint: Constraint | AfterReasoning, cancelled: Cancelled | None = None) -> str:
         """The grammar that enforces the constraint. Raises BadRequest and UnsupportedFeature, saying why, and
         EngineUnavailable when the process was lost, and a second one too.
 

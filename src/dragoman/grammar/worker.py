@@ -28,13 +28,13 @@ from typing import Any
 import msgspec
 
 from dragoman.child_process import die_with_parent
-from dragoman.core.constraint import Constraint, Reasoned
+from dragoman.core.constraint import AfterReasoning, Constraint
 from dragoman.core.errors import BadRequest, UnsupportedFeature
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.grammar.lark import grammar_of
 from dragoman.grammar.matching import Matching
 from dragoman.text.confinement import confine
-from dragoman.text.limited_program import greet, limit, receive, send
+from dragoman.text.sandbox_child import greet, limit, receive, send
 
 NICE = 5
 _LOOK_S = 0.05
@@ -50,11 +50,11 @@ SLOW_STEP_S = 0.02
 def answer(constraint: Any, matching: Matching) -> dict[str, str]:
     """The answer to one request."""
     try:
-        asked = msgspec.convert(constraint, Constraint | Reasoned)
+        asked = msgspec.convert(constraint, Constraint | AfterReasoning)
         # A walk through free text would not come to the answer behind it.
-        alone = grammar_of(asked.answer if isinstance(asked, Reasoned) else asked)
+        alone = grammar_of(asked.answer if isinstance(asked, AfterReasoning) else asked)
         problem = matching.problem(alone) or _walk(matching, alone)
-        grammar = grammar_of(asked) if isinstance(asked, Reasoned) else alone
+        grammar = grammar_of(asked) if isinstance(asked, AfterReasoning) else alone
         if problem := problem or matching.problem(grammar):
             return {"kind": "unsupported", "error": problem}
         return {"grammar": grammar}

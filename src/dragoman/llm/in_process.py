@@ -21,7 +21,7 @@ from dragoman.llm.outputs import DeltaMaker, OutputDelta, ScoreOutput, score_out
 from dragoman.llm.prompts import Prompt, core_prompt
 from dragoman.llm.sampling_params import InvalidParams
 from dragoman.llm.sampling_params import SamplingParams as PublicSamplingParams
-from dragoman.server.opening import House
+from dragoman.server.runtime import Runtime
 
 PROGRAM = Caller(limits=CallerLimits(max_priority=MAX_PRIORITY))
 """Whom requests come from: who has the process may give them any priority."""
@@ -42,11 +42,11 @@ class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InProcessModel:
-    """All methods belong to the event loop of ``house``."""
+    """All methods belong to the event loop of ``runtime``."""
 
-    def __init__(self, house: House) -> None:
-        self._serving: Serving = house.serving
-        self._slots = Slots(AHEAD * house.info.max_running)
+    def __init__(self, runtime: Runtime) -> None:
+        self._serving: Serving = runtime.serving
+        self._slots = Slots(AHEAD * runtime.info.max_running)
 
     @property
     def card(self) -> ModelCard:

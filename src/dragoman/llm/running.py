@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from typing import Any
 
-from dragoman.engine.launch import Launched
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.worker_settings import worker_settings
+from dragoman.engine_client.prespawn import PrespawnedWorker
 from dragoman.llm.in_process import InProcessModel
 from dragoman.llm.loop_thread import LoopThread
 from dragoman.llm.sampling_params import InvalidParams, check_fields
 from dragoman.models.settings import ModelSettings
-from dragoman.server.opening import open_house
+from dragoman.server.runtime import start_runtime
 from dragoman.server.settings import AdapterSettings, ServerSettings
 
 MAX_WAITING = 1 << 16
@@ -83,14 +83,14 @@ def start_model(
     interval_s = sys.getswitchinterval()
     try:
         with ExitStack() as stack:
-            launched = stack.enter_context(closing(Launched()))
+            prespawned = stack.enter_context(closing(PrespawnedWorker()))
             # In this thread: Ctrl-C ends a download.
             source = None if model is None else os.fspath(model)
             worker, described = worker_settings(source, settings, scheduling, threads)
-            launched.tell(worker)
+            prespawned.tell(worker)
             thread = LoopThread(new_event_loop)
             stack.callback(thread.close)
-            opening = open_house(server, worker, described.tokenizer_folder, adapters=offered, launched=launched)
+            opening = start_runtime(server, worker, described.tokenizer_folder, adapters=offered, prespawned=prespawned)
             loaded = InProcessModel(stack.enter_context(thread.hold(opening)))
             running = RunningModel(thread, loaded, stack.pop_all())
     finally:

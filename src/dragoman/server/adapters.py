@@ -14,11 +14,11 @@ from dragoman.core.adapters import AdapterEntry
 from dragoman.core.errors import AdapterNotFound, Conflict, LoadFailed, ModelError
 from dragoman.core.serving import ModelCard
 from dragoman.models import AdapterInfo
-from dragoman.server.adapter_shelf import AdapterOffer, AdapterShelf
+from dragoman.server.adapter_registry import AdapterRegistry, AdapterSource
 from dragoman.server.settings import AdapterSettings
 from dragoman.server.worker_pool import WorkerPools
 
-NO_ADAPTERS = AdapterShelf(AdapterSettings())
+NO_ADAPTERS = AdapterRegistry(AdapterSettings())
 
 
 class AdapterEngine(Protocol):
@@ -42,13 +42,13 @@ class LoadedAdapters:
         engine: AdapterEngine,
         base: ModelCard,
         names: Mapping[str, object],
-        shelf: AdapterShelf,
+        registry: AdapterRegistry,
         pools: WorkerPools,
     ) -> None:
         """``names``: those of the model, which no adapter may have. ``pools``: where disk and hub are waited for."""
-        self._engine, self._base, self._names, self._shelf, self._pools = engine, base, names, shelf, pools
+        self._engine, self._base, self._names, self._registry, self._pools = engine, base, names, registry, pools
         self._cards: dict[str, ModelCard] = {}
-        self._offers: dict[str, AdapterOffer] = {}
+        self._offers: dict[str, AdapterSource] = {}
         self._changing = asyncio.Lock()
 
     @property
@@ -70,13 +70,13 @@ class LoadedAdapters:
 
     def entries(self) -> tuple[AdapterEntry, ...]:
         loaded = [_entry(name, self._engine.adapters[name]) for name in self.cards]
-        offered = [offer.name for offer in self._shelf.offers() if offer.name not in self.cards]
+        offered = [offer.name for offer in self._registry.offers() if offer.name not in self.cards]
         return (*loaded, *(AdapterEntry(name=name, loaded=False) for name in offered))
 
     async def load(self, name: str, source: str | None = None) -> AdapterEntry:
         if name in self._names:
             raise Conflict(f"'{name}' is the name of the model.", param="lora_name")
-        offer = await self._pools.disk.run(lambda: self._shelf.find(name, source))
+        offer = await self._pools.disk.run(lambda: self._registry.find(name, source))
         # The hub may take long: other adapters come and go meanwhile.
         folder = await self._fetched(offer) if name not in self.cards else None
         async with self._changing:
@@ -88,7 +88,7 @@ class LoadedAdapters:
 
     async def load_first(self) -> None:
         """Those of the start. Raises ModelError."""
-        for offer in self._shelf.first:
+        for offer in self._registry.first:
             if offer.name in self._names:
                 raise ModelError(f"--lora-adapters: {offer.name} is the name of the model")
             try:
@@ -103,14 +103,14 @@ class LoadedAdapters:
             await self._engine.unload_adapter(name)
             return AdapterEntry(name=name, loaded=False)
 
-    async def _fetched(self, offer: AdapterOffer) -> Path:
+    async def _fetched(self, offer: AdapterSource) -> Path:
         """The folder with its files. Raises LoadFailed."""
         try:
-            return await self._pools.ask_hub(lambda: self._shelf.fetch(offer))
+            return await self._pools.ask_hub(lambda: self._registry.fetch(offer))
         except ModelError as error:
             raise LoadFailed(f"The adapter '{offer.name}' cannot be loaded: {error.message}") from error
 
-    async def _load(self, offer: AdapterOffer, folder: Path) -> AdapterEntry:
+    async def _load(self, offer: AdapterSource, folder: Path) -> AdapterEntry:
         try:
             info = await self._engine.load_adapter(offer.name, str(folder))
         except ModelError as error:

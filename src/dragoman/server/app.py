@@ -18,18 +18,18 @@ from dragoman.core.errors import Cancelled, DragomanError, Forbidden, Generation
 from dragoman.core.observer import Observers
 from dragoman.core.serving import Serving
 from dragoman.dialects import made_dialects
-from dragoman.dialects.wire import Answer, Dialect
+from dragoman.dialects.api import Dialect, ErrorResponse
 from dragoman.server.accounts import Accounts
+from dragoman.server.app_context import AppContext, chosen_dialect, in_precedence, named_in_metrics
 from dragoman.server.auth_failures import REASONS
 from dragoman.server.body_budget import BodyBudget
 from dragoman.server.cors import OriginPolicy, page_headers
-from dragoman.server.documents import with_documents
 from dragoman.server.exchange import Exchange, Ready, error_answer
-from dragoman.server.gate import Gate
 from dragoman.server.health import probes, scrape
-from dragoman.server.hosting import Hosting, chosen_dialect, in_precedence, named_in_metrics
 from dragoman.server.keys import Keyring
 from dragoman.server.metrics import Metrics
+from dragoman.server.middleware import AccessLogMiddleware
+from dragoman.server.openapi import with_documents
 from dragoman.server.routing import routes_of
 from dragoman.server.settings import BrowserSettings, ServerSettings, WorkSettings
 from dragoman.server.worker_pool import WorkerPools
@@ -97,15 +97,15 @@ def create_app(
         origins.check_dialect(dialect.cors)
     pools = pools or WorkerPools(WorkSettings())
     accounts, bodies = accounts or Accounts(), bodies or BodyBudget()
-    hosting = Hosting(serving, settings, keys, ready, ended, accounts, metrics.observers, pools, origins, bodies)
-    return _assembled(prefixed, bare, chosen, hosting, metrics)
+    context = AppContext(serving, settings, keys, ready, ended, accounts, metrics.observers, pools, origins, bodies)
+    return _assembled(prefixed, bare, chosen, context, metrics)
 
 
 def create_figures_app(
     serving: Serving,
     settings: ServerSettings,
     metrics: Metrics,
-    render_error: Callable[[DragomanError], Answer],
+    render_error: Callable[[DragomanError], ErrorResponse],
     *,
     keys: Keyring = Keyring(),  # noqa: B008 (without keys it has no state)
     browsers: BrowserSettings = NO_PAGES,
@@ -114,25 +114,25 @@ def create_figures_app(
     own = Dialect(name="server", title="Server", operations=(scrape(metrics),), render_error=render_error)
     origins = OriginPolicy(browsers, bound_host=settings.metrics_host, has_keys=bool(keys))
     pools = WorkerPools(WorkSettings())
-    hosting = Hosting(serving, settings, keys, lambda: "", lambda: False, Accounts(), Observers(), pools, origins)
-    return _assembled((), (own,), own, hosting, metrics)
+    context = AppContext(serving, settings, keys, lambda: "", lambda: False, Accounts(), Observers(), pools, origins)
+    return _assembled((), (own,), own, context, metrics)
 
 
 def _assembled(
-    prefixed: Sequence[Dialect], bare: Sequence[Dialect], first: Dialect, hosting: Hosting, metrics: Metrics
+    prefixed: Sequence[Dialect], bare: Sequence[Dialect], first: Dialect, context: AppContext, metrics: Metrics
 ) -> Starlette:
     """Routes, and what is around them. ``first``: whose words are used where nothing says which dialect is spoken."""
-    settings = hosting.settings
-    errors = _Errors(prefixed, bare, first, hosting)
+    settings = context.settings
+    errors = _Errors(prefixed, bare, first, context)
     gate = Middleware(
-        Gate,
+        AccessLogMiddleware,
         metrics=metrics,
         access_log=settings.access_log,
         refuse=errors.refusal,
         always=_always_answered(prefixed, bare),
     )
     app = Starlette(
-        routes=list(routes_of(prefixed, bare, hosting)),
+        routes=list(routes_of(prefixed, bare, context)),
         middleware=[gate],
         exception_handlers={HTTPException: errors.unrouted, Exception: errors.failed},
     )
@@ -161,8 +161,10 @@ def _always_answered(prefixed: Sequence[Dialect], bare: Sequence[Dialect]) -> fr
 class _Errors:
     """Errors outside of any operation, in the words of the dialect that the path's first part belongs to."""
 
-    def __init__(self, prefixed: Sequence[Dialect], bare: Sequence[Dialect], first: Dialect, hosting: Hosting) -> None:
-        self._hosting = hosting
+    def __init__(
+        self, prefixed: Sequence[Dialect], bare: Sequence[Dialect], first: Dialect, context: AppContext
+    ) -> None:
+        self._context = context
         self._by_part = {dialect.name: dialect for dialect in prefixed}
         self._first = first
         for dialect in bare:
@@ -176,7 +178,7 @@ class _Errors:
         path = request.url.path[:256]
         dialect, page = self._dialect_of(path), page_headers(request.scope["headers"])
         try:
-            self._hosting.check_page(page, dialect.cors, request.method)
+            self._context.check_page(page, dialect.cors, request.method)
         except Forbidden as refusal:
             return self._answer(path, refusal)
         return self._answer(path, NotFound(f"Unknown URL: {request.method} {path}"))
@@ -186,7 +188,7 @@ class _Errors:
 
     def _answer(self, path: str, error: DragomanError) -> _ErrorResponse:
         dialect = self._dialect_of(path)
-        return _ErrorResponse(dialect, error_answer(dialect, error), self._hosting)
+        return _ErrorResponse(dialect, error_answer(dialect, error), self._context)
 
     def _dialect_of(self, path: str) -> Dialect:
         part = _first_part(path)
@@ -200,22 +202,22 @@ def _first_part(path: str) -> str:
 class _ErrorResponse(Response):
     """A dialect's error as Starlette's exception handlers return it."""
 
-    def __init__(self, dialect: Dialect, answer: Answer, hosting: Hosting) -> None:
+    def __init__(self, dialect: Dialect, answer: ErrorResponse, context: AppContext) -> None:
         super().__init__(status_code=answer.status)
         self._dialect = dialect
         self._answer = answer
-        self._hosting = hosting
+        self._context = context
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.suppress(Cancelled):
-            hosting = self._hosting
+            context = self._context
             exchange = Exchange(
                 scope,
                 receive,
                 send,
-                hosting.settings,
-                hosting.pools,
+                context.settings,
+                context.pools,
                 dialect=self._dialect,
-                origins=hosting.origins,
+                origins=context.origins,
             )
             await exchange.answer(self._answer)

@@ -10,9 +10,9 @@ import msgspec
 from starlette.types import Receive
 
 from dragoman.core.errors import Cancelled, PayloadTooLarge, RequestTimeout
-from dragoman.dialects.wire import NotJson, WrongMediaType
+from dragoman.dialects.api import NotJson, WrongMediaType
 from dragoman.server.body_budget import FREE_BYTES, BodyBudget
-from dragoman.server.complexity import check_complexity
+from dragoman.server.json_cost import check_complexity
 
 _decode = msgspec.json.Decoder().decode
 

@@ -17,9 +17,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from dragoman.core.errors import BadRequest, DragomanError, EngineUnavailable, PayloadTooLarge, RequestTimeout
 from dragoman.server.connection_context import ConnectionContext
 from dragoman.server.connections import FULL, GRACE_S, Slot, client_of, counted_as
-from dragoman.server.cork import Corked
 from dragoman.server.exchange import ABORT, BODY, CUT, ON_LEFT
-from dragoman.server.gate import CROWDED
+from dragoman.server.middleware import CROWDED
 from dragoman.server.parsing import (
     BODY_PIECE_BYTES,
     CHUNKED_PIECE_BYTES,
@@ -30,7 +29,8 @@ from dragoman.server.parsing import (
 )
 from dragoman.server.refusal import note_refusal, refusal_bytes
 from dragoman.server.sockets import CLIENT, LEFT
-from dragoman.server.upgrade import DecliningParser
+from dragoman.server.upgrade import UpgradeIgnoringParser
+from dragoman.server.write_buffer import BufferedTransport
 
 NOT_HTTP = "The request is not valid HTTP."
 
@@ -63,7 +63,7 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.settings = self.context.settings
-        self.parser: DecliningParser = DecliningParser(self, self.context.socket_paths)  # type: ignore[assignment]
+        self.parser: UpgradeIgnoringParser = UpgradeIgnoringParser(self, self.context.socket_paths)  # type: ignore[assignment]
         self._timer: asyncio.TimerHandle | None = None
         self._in_head = self._in_body = False
         self._deaf = False
@@ -88,7 +88,7 @@ class Connection(HttpToolsProtocol):
     # The transport ---------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(Corked(transport, self.loop))  # type: ignore[arg-type]
+        super().connection_made(BufferedTransport(transport, self.loop))  # type: ignore[arg-type]
         self.flow = ReadingOnDemand(self.transport, self._read_on)
         self._proxied = self.context.proxies.trusts(self.client[0] if self.client else "")
         if self.slot is None:  # accepted by another loop's server

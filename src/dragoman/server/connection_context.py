@@ -6,10 +6,10 @@ from collections.abc import Callable, Container
 from typing import NamedTuple
 
 from dragoman.core.errors import DragomanError
-from dragoman.dialects.wire import Answer
+from dragoman.dialects.api import ErrorResponse
 from dragoman.server.body_budget import BodyBudget
 from dragoman.server.connections import Connections
-from dragoman.server.gate import RequestLog
+from dragoman.server.middleware import RequestLog
 from dragoman.server.proxies import TrustedProxies
 from dragoman.server.settings import NetworkSettings, ServerSettings
 
@@ -26,7 +26,7 @@ class ConnectionContext(NamedTuple):
     connections: Connections
     bodies: BodyBudget
     proxies: TrustedProxies
-    render_error: Callable[[DragomanError], Answer]
+    render_error: Callable[[DragomanError], ErrorResponse]
     socket_paths: Container[bytes] = ()
     is_ending: Callable[[], bool] = lambda: False
     requests: RequestLog | None = None
@@ -34,7 +34,7 @@ class ConnectionContext(NamedTuple):
 
 def connection_context(
     settings: ServerSettings,
-    render_error: Callable[[DragomanError], Answer],
+    render_error: Callable[[DragomanError], ErrorResponse],
     socket_paths: Container[bytes] = (),
     *,
     network: NetworkSettings | None = None,

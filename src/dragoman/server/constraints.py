@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from dragoman.core.caller import current_caller
-from dragoman.core.constraint import Constraint, Reasoned
+from dragoman.core.constraint import AfterReasoning, Constraint
 from dragoman.core.errors import BadConstraint, BadRequest, UnsupportedConstraint, UnsupportedFeature
 from dragoman.grammar.process import GrammarProcess
 from dragoman.server.model import ServedModel
@@ -43,12 +43,12 @@ class ConstraintReader:
     def __init__(self, model: ServedModel, pools: WorkerPools) -> None:
         self._model, self._pool = model, pools.grammars
         self._processes: GrammarProcess | None = None
-        self._known: OrderedDict[Constraint | Reasoned, Answer] = OrderedDict()
+        self._known: OrderedDict[Constraint | AfterReasoning, Answer] = OrderedDict()
         self._chars = 0
         self._making = threading.Lock()
-        self._trials: dict[tuple[str, Constraint | Reasoned], _Trial] = {}
+        self._trials: dict[tuple[str, Constraint | AfterReasoning], _Trial] = {}
 
-    async def read(self, constraint: Constraint | Reasoned | None, param: str) -> str | None:
+    async def read(self, constraint: Constraint | AfterReasoning | None, param: str) -> str | None:
         """The grammar. Raises BadConstraint and UnsupportedConstraint, with the wire's name of the constraint;
         Overloaded where too many of the caller's wait, EngineUnavailable when the process for it was lost twice."""
         if constraint is None:
@@ -68,7 +68,7 @@ class ConstraintReader:
         if self._processes is not None:
             self._processes.close()
 
-    async def _tried(self, constraint: Constraint | Reasoned) -> Answer:
+    async def _tried(self, constraint: Constraint | AfterReasoning) -> Answer:
         # Callers do not share trials: nobody's is to wait in the queue of somebody else.
         key = current_caller.get().share_key, constraint
         trial = self._trials.get(key)
@@ -83,7 +83,7 @@ class ConstraintReader:
                 del self._trials[key]
                 trial.task.cancel()
 
-    async def _try(self, constraint: Constraint | Reasoned) -> Answer:
+    async def _try(self, constraint: Constraint | AfterReasoning) -> Answer:
         left = threading.Event()
         size = len(msgspec.json.encode(constraint))
         answer = await self._pool.run(
@@ -93,7 +93,7 @@ class ConstraintReader:
             self._keep(constraint, answer)
         return answer
 
-    def _checked(self, constraint: Constraint | Reasoned, cancelled: Callable[[], bool]) -> Answer:
+    def _checked(self, constraint: Constraint | AfterReasoning, cancelled: Callable[[], bool]) -> Answer:
         with self._making:
             if self._processes is None:
                 self._processes = GrammarProcess(self._model.vocabulary, count=self._pool.threads)
@@ -102,7 +102,7 @@ class ConstraintReader:
         except BadRequest as error:
             return error
 
-    def _keep(self, constraint: Constraint | Reasoned, answer: Answer) -> None:
+    def _keep(self, constraint: Constraint | AfterReasoning, answer: Answer) -> None:
         self._known[constraint] = answer
         self._chars += _size(answer)
         while len(self._known) > 1 and (len(self._known) > CACHED or self._chars > CACHED_CHARS):

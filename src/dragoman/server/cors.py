@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from dragoman.core.errors import Forbidden
-from dragoman.dialects.wire import Cors
+from dragoman.dialects.api import Cors
 from dragoman.server.origin_patterns import DEFAULT_PORTS, host_pattern, origin_pattern
 from dragoman.server.settings import BrowserSettings
 

@@ -1,4 +1,4 @@
-"""One HTTP request and its answer, over ASGI: the server's side of ``dialects.wire.Exchange``."""
+"""One HTTP request and its answer, over ASGI: the server's side of ``dialects.api.Exchange``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from starlette.types import Message, Receive, Scope, Send
 from dragoman.core.caller import current_caller
 from dragoman.core.errors import Cancelled, DragomanError, EngineUnavailable, Overloaded
 from dragoman.core.progress import ProgressReport, current_progress
+from dragoman.dialects.api import Abort, Dialect, ErrorResponse, NotJson
 from dragoman.dialects.field import Reading, Table
-from dragoman.dialects.wire import Abort, Answer, Dialect, NotJson
 from dragoman.server.body import check_content_type, decode_json, read_body, too_large
 from dragoman.server.body_budget import FREE_BYTES, BodyBudget
 from dragoman.server.cors import OriginPolicy, page_headers
@@ -251,7 +251,7 @@ class Exchange:
     async def reply_text(self, text: str, *, status: int = 200, headers: Mapping[str, str] = NONE) -> None:
         await self.reply(text.encode(), status=status, content_type=TEXT, headers=headers)
 
-    async def answer(self, answer: Answer) -> None:
+    async def answer(self, answer: ErrorResponse) -> None:
         """A dialect's error."""
         await self.reply(answer.body, status=answer.status, headers=answer.headers)
 
@@ -449,7 +449,7 @@ class Exchange:
             await asyncio.sleep(0)
 
 
-def error_answer(dialect: Dialect, error: DragomanError) -> Answer:
+def error_answer(dialect: Dialect, error: DragomanError) -> ErrorResponse:
     """Return the error in the dialect's words. A status 429 or 503 always says when to ask again."""
     answer = dialect.render_error(error)
     if answer.status not in (429, 503) or "retry-after" in answer.headers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dragoman.core.serving import Serving
-from dragoman.dialects.wire import Exchange, Operation
+from dragoman.dialects.api import Exchange, Operation
 from dragoman.server.exchange import Ready
 from dragoman.server.metrics import CONTENT_TYPE, Metrics
 

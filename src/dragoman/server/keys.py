@@ -27,7 +27,7 @@ from dragoman.server.auth_failures import AuthFailures
 from dragoman.server.key_file import Key, Scope, hashed, holders_of, keys_of_text, new_key
 
 if TYPE_CHECKING:
-    from dragoman.dialects.wire import Operation
+    from dragoman.dialects.api import Operation
 
 log = logging.getLogger("dragoman.server")
 

@@ -22,25 +22,25 @@ import uvicorn
 from dragoman.core.errors import SHUTTING_DOWN, DragomanError
 from dragoman.core.observer import Observer
 from dragoman.dialects import made_dialects
-from dragoman.dialects.wire import Dialect
-from dragoman.engine.launch import Launched
+from dragoman.dialects.api import Dialect
 from dragoman.engine.messages import WorkerSettings
+from dragoman.engine_client.prespawn import PrespawnedWorker
 from dragoman.server.accounts import Accounts
 from dragoman.server.address import address_of, bound, bound_unix, remove_unix
 from dragoman.server.app import NO_PAGES, create_app
+from dragoman.server.app_context import chosen_dialect, named_in_metrics
 from dragoman.server.body_budget import BodyBudget
 from dragoman.server.connection import Connection, connection_class
 from dragoman.server.connection_context import connection_context
 from dragoman.server.connections import Connections
-from dragoman.server.continuing import IN_MEMORY
 from dragoman.server.descriptors import allow_connections
-from dragoman.server.figures import figures_listener, serve_figures
-from dragoman.server.gate import RequestLog
-from dragoman.server.hosting import chosen_dialect, named_in_metrics
 from dragoman.server.keys import Keyring
 from dragoman.server.listener import ListeningServer
-from dragoman.server.opening import NO_ADAPTERS, ONE_MODEL, USUAL_WORK, House, open_house
-from dragoman.server.rotation import Progress
+from dragoman.server.metrics_listener import metrics_socket, serve_figures
+from dragoman.server.middleware import RequestLog
+from dragoman.server.model_pool import Progress
+from dragoman.server.resume_store import IN_MEMORY
+from dragoman.server.runtime import NO_ADAPTERS, ONE_MODEL, USUAL_WORK, Runtime, start_runtime
 from dragoman.server.settings import (
     AdapterSettings,
     BrowserSettings,
@@ -56,7 +56,7 @@ from dragoman.server.tls import Certificates
 
 log = logging.getLogger("dragoman.server")
 
-Opened = Callable[[House, str], None]
+Opened = Callable[[Runtime, str], None]
 """Called once the port is open, with what serves and its address, ``http://host:port`` or ``unix:/path``."""
 
 FIRST_ANSWER_S = 1.0
@@ -77,7 +77,7 @@ NO_ENGINE = 69
 """The exit code of a server whose engine could not be started for ``engine_give_up_s`` (EX_UNAVAILABLE)."""
 
 
-def until_told(serving: Coroutine[object, object, None]) -> int:
+def run_until_signal(serving: Coroutine[object, object, None]) -> int:
     """Run ``serve`` in an event loop of its own and return the exit code: 0, or NO_ENGINE."""
     # Without a configuration of its own for the log: the one there is stays.
     factory = uvicorn.Config(_nothing, loop="auto", log_config=None).get_loop_factory()
@@ -106,7 +106,7 @@ async def serve(
     observers: Sequence[Observer] = (),
     progress: Progress = lambda stage, share: None,
     opened: Opened | None = None,
-    launched: Launched | None = None,
+    prespawned: PrespawnedWorker | None = None,
     reloads: Reloads | None = None,
 ) -> None:
     """Serve a model until SIGTERM or SIGINT; then go on for ``shutdown_delay_s`` seconds (not after SIGINT), close the
@@ -115,7 +115,7 @@ async def serve(
     ``worker`` says what the engine loads, ``folder`` holds the tokenizer and the chat template. Raises ModelError when
     the model cannot be loaded, DragomanError when the address cannot be listened on. ``catalog`` says what else may be
     loaded later, ``adapters`` which adapters, ``network`` how clients reach the server; ``progress`` is told how far
-    the loading of the first model is; ``launched`` is the process of its engine, where that waits already;
+    the loading of the first model is; ``prespawned`` is the process of its engine, where that waits already;
     ``reloads`` are run on SIGHUP; ``accounts``: of what callers use, by default of this run alone.
     """
     reloads = reloads or Reloads()
@@ -130,8 +130,8 @@ async def serve(
             reloads.add("TLS certificates", certificates.reload)
         possible = allow_connections(settings.max_connections, network.reserved_connections)
         settings = msgspec.structs.replace(settings, max_connections=possible)
-        figures = figures_listener(settings, dialects)
-        async with open_house(
+        figures = metrics_socket(settings, dialects)
+        async with start_runtime(
             settings,
             worker,
             folder,
@@ -141,12 +141,12 @@ async def serve(
             work=work,
             accounts=accounts,
             progress=progress,
-            launched=launched,
-        ) as house:
-            house.metrics.observers.add(*observers)
+            prespawned=prespawned,
+        ) as runtime:
+            runtime.metrics.observers.add(*observers)
             server = Server(
                 settings,
-                house,
+                runtime,
                 opened,
                 dialects=dialects,
                 keys=keys,
@@ -154,9 +154,9 @@ async def serve(
                 browsers=browsers,
                 certificates=certificates,
             )
-            async with serve_figures(figures, house, settings, keys=keys, browsers=browsers):
+            async with serve_figures(figures, runtime, settings, keys=keys, browsers=browsers):
                 await server.serve(sockets=[listener])
-            if house.failure:
+            if runtime.failure:
                 raise EngineGivenUp
 
 
@@ -194,7 +194,7 @@ class Server(ListeningServer):
     def __init__(
         self,
         settings: ServerSettings,
-        house: House,
+        runtime: Runtime,
         opened: Opened | None = None,
         *,
         dialects: Sequence[Dialect] | None = None,
@@ -209,17 +209,17 @@ class Server(ListeningServer):
         )
         bodies = BodyBudget(max(network.max_buffered_bytes, settings.max_body_bytes))
         app = create_app(
-            house.serving,
+            runtime.serving,
             settings,
-            metrics=house.metrics,
-            ready=house.not_ready,
+            metrics=runtime.metrics,
+            ready=runtime.not_ready,
             ended=lambda: self._ended,
-            failure=lambda: house.failure,
+            failure=lambda: runtime.failure,
             dialects=dialects,
             keys=keys,
-            pools=house.pools,
+            pools=runtime.pools,
             bodies=bodies,
-            accounts=house.accounts,
+            accounts=runtime.accounts,
             browsers=browsers,
         )
         config = uvicorn.Config(
@@ -229,11 +229,11 @@ class Server(ListeningServer):
                     settings,
                     chosen_dialect(dialects, settings).render_error,
                     socket_paths(dialects),
-                    is_ending=lambda: house.is_ending,
+                    is_ending=lambda: runtime.is_ending,
                     network=network,
                     connections=connections,
                     bodies=bodies,
-                    requests=RequestLog(house.metrics, writes_lines=settings.access_log),
+                    requests=RequestLog(runtime.metrics, writes_lines=settings.access_log),
                 )
             ),
             ws=SocketConnection,
@@ -250,13 +250,13 @@ class Server(ListeningServer):
         )
         super().__init__(config, certificates=certificates, backlog=network.backlog)
         self._settings = settings
-        self._house = house
+        self._runtime = runtime
         self._opened = opened
         self._ended = False
-        house.on_failed = self._stop_without_engine
+        runtime.on_failed = self._stop_without_engine
         self._delay_s = shutdown_delay_s(settings)
         self._how_to_stop = "a second signal stops now"
-        house.metrics.watch(
+        runtime.metrics.watch(
             lambda: {"connections": len(connections), "body_bytes": bodies.used},
             lambda: {
                 "connections_dropped": connections.dropped,
@@ -270,16 +270,16 @@ class Server(ListeningServer):
         # What lives now lives for ever: the collector need not look at it again and again while streams run. What does
         # not is looked for later, for it takes 50 ms.
         gc.freeze()
-        asyncio.get_running_loop().call_later(FIRST_ANSWER_S, _settle)
+        asyncio.get_running_loop().call_later(FIRST_ANSWER_S, _post_start_cleanup)
         if self._opened is not None and sockets:
             scheme = "http" if self.certificates is None else "https"
-            self._opened(self._house, address_of(sockets[0], scheme))
+            self._opened(self._runtime, address_of(sockets[0], scheme))
         notify("READY=1")
 
     async def _serve_on(self) -> None:
         """Serve for the delay in which those who send requests here learn that it ends."""
         notify("STOPPING=1")
-        self._house.is_ending = True
+        self._runtime.is_ending = True
         for connection in list(self.server_state.connections):
             if isinstance(connection, Connection):
                 connection.announce_end()
@@ -295,7 +295,7 @@ class Server(ListeningServer):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._serve_on()
-        admission = self._house.serving.admission
+        admission = self._runtime.serving.admission
         admission.close(SHUTTING_DOWN)
         unfinished = admission.waiting + admission.running
         if unfinished and not self.force_exit:
@@ -313,14 +313,14 @@ class Server(ListeningServer):
         """Time is up: without the engine every unfinished answer ends with an error."""
         await asyncio.sleep(drain_s)
         self._ended = True
-        admission = self._house.serving.admission
+        admission = self._runtime.serving.admission
         if cut := admission.waiting + admission.running:
             log.warning("%g s are over: %d answers are cut off", drain_s, cut)
-        await self._house.end()
+        await self._runtime.end()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.should_exit
-        self.should_exit = self._house.is_ending = True
+        self.should_exit = self._runtime.is_ending = True
         if sig == signal.SIGINT:  # somebody sits there and waits
             self._delay_s, self._how_to_stop = 0.0, "Ctrl-C again stops now"
 
@@ -349,7 +349,7 @@ def shutdown_delay_s(settings: ServerSettings) -> float:
     return DELAY_IN_KUBERNETES_S if os.environ.get("KUBERNETES_SERVICE_HOST") else 0.0
 
 
-def _settle() -> None:
+def _post_start_cleanup() -> None:
     """What first answers need not wait for.
 
     The collector of garbage may have been off. NumPy looks through large bodies, the windows are those of rate limits.

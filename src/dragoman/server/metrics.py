@@ -18,7 +18,7 @@ from prometheus_client.utils import floatToGoString
 from dragoman.core.measurements import FIRST_TOKEN_S, TOTAL_S, Histogram, Measurements
 from dragoman.core.observer import ObservedStep, Observers
 from dragoman.core.serving import ModelCard
-from dragoman.dialects.wire import MetricsContext
+from dragoman.dialects.api import MetricsContext
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 BETWEEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)

@@ -3,7 +3,7 @@ what follows it."""
 
 from __future__ import annotations
 
-from dragoman.core.constraint import Constraint, Reasoned
+from dragoman.core.constraint import AfterReasoning, Constraint
 from dragoman.core.errors import UnsupportedFeature
 from dragoman.core.request import ChatPrompt, GenerationRequest, ReasoningLimit
 from dragoman.core.serving import ReasoningBlocks
@@ -23,12 +23,12 @@ def reasoning_begun(model: ServedModel, request: GenerationRequest, token_ids: t
 
 def constraint_of(
     model: ServedModel, request: GenerationRequest, token_ids: tuple[int, ...]
-) -> Constraint | Reasoned | None:
+) -> Constraint | AfterReasoning | None:
     """What all of the text has to be: the request's constraint, behind a reasoning block where that may precede it."""
     blocks, constraint = model.card.reasoning, request.constraint
     if blocks is None or constraint is None or not request.constraint_behind_reasoning:
         return constraint
-    return Reasoned(
+    return AfterReasoning(
         answer=constraint,
         opening=blocks.opening,
         closing=blocks.closing,

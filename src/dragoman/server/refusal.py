@@ -9,14 +9,14 @@ from typing import Any
 
 import msgspec
 
-from dragoman.dialects.wire import Answer
-from dragoman.server.gate import REFUSED, RequestLog, new_request_id
+from dragoman.dialects.api import ErrorResponse
+from dragoman.server.middleware import REFUSED, RequestLog, new_request_id
 
 # The line of the refusal says more.
 logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != "Invalid HTTP request received.")
 
 
-def refusal_bytes(answer: Answer, status: int, request_id: str) -> bytes:
+def refusal_bytes(answer: ErrorResponse, status: int, request_id: str) -> bytes:
     """Return the whole answer as it goes over the connection, which is closed behind it."""
     body = answer.body if isinstance(answer.body, bytes) else msgspec.json.encode(answer.body)
     headers = {"content-type": "application/json", **answer.headers, "content-length": str(len(body))}

@@ -28,10 +28,10 @@ from dragoman.core.errors import (
     Unauthorized,
 )
 from dragoman.core.observer import ObservedRequest, RequestEnd, current_request
-from dragoman.dialects.wire import Answer, Call, Dialect, Operation
+from dragoman.dialects.api import Dialect, ErrorResponse, Operation, RouteHint
+from dragoman.server.app_context import AppContext, Endpoint, SocketPlace
 from dragoman.server.cors import Standing, is_preflight
 from dragoman.server.exchange import Exchange, body_limit, error_answer
-from dragoman.server.hosting import Endpoint, Hosting, SocketPlace
 from dragoman.server.key_file import Scope as KeyScope
 from dragoman.server.quotas import has_quotas
 from dragoman.server.sockets import SocketEndpoint
@@ -48,7 +48,7 @@ CLIENT_GONE = 499
 """Of a request whose client left before its answer began, as nginx's log has it."""
 
 
-def routes_of(prefixed: Sequence[Dialect], bare: Sequence[Dialect], hosting: Hosting) -> Iterator[BaseRoute]:
+def routes_of(prefixed: Sequence[Dialect], bare: Sequence[Dialect], context: AppContext) -> Iterator[BaseRoute]:
     """All routes. ``prefixed``: those to be found under their name; ``bare``: the same and more, in precedence."""
     paths: dict[str, list[Endpoint]] = {}
     sockets: dict[str, list[SocketPlace]] = {}
@@ -61,12 +61,12 @@ def routes_of(prefixed: Sequence[Dialect], bare: Sequence[Dialect], hosting: Hos
         for opening in dialect.sockets:
             sockets.setdefault(prefix + opening.path, []).append(SocketPlace(dialect, opening))
     for path, places in sockets.items():
-        yield WebSocketRoute(path, SocketEndpoint(places, hosting))
+        yield WebSocketRoute(path, SocketEndpoint(places, context))
     # A path that is spelled out comes before one that would match it too.
-    yield LiteralPaths({path: PathEndpoint(paths[path], hosting) for path in paths if "{" not in path})
+    yield LiteralPaths({path: PathEndpoint(paths[path], context) for path in paths if "{" not in path})
     for path in paths:
         if "{" in path:
-            yield Route(path, PathEndpoint(paths[path], hosting))
+            yield Route(path, PathEndpoint(paths[path], context))
 
 
 class LiteralPaths(BaseRoute):
@@ -89,8 +89,8 @@ class LiteralPaths(BaseRoute):
 class PathEndpoint:
     """All operations of one path as an ASGI application."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], hosting: Hosting) -> None:
-        self._hosting = hosting
+    def __init__(self, endpoints: Sequence[Endpoint], context: AppContext) -> None:
+        self._context = context
         self._first = endpoints[0]
         self._by_method: dict[str, list[Endpoint]] = {}
         for endpoint in endpoints:
@@ -101,17 +101,17 @@ class PathEndpoint:
         self._allowed = ", ".join("GET, HEAD" if method == "GET" else method for method in self._by_method)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        hosting = self._hosting
+        context = self._context
         exchange = Exchange(
             scope,
             receive,
             send,
-            hosting.settings,
-            hosting.pools,
+            context.settings,
+            context.pools,
             dialect=self._first.dialect,
-            ready=hosting.ready,
-            bodies=hosting.bodies,
-            origins=hosting.origins,
+            ready=context.ready,
+            bodies=context.bodies,
+            origins=context.origins,
         )
         candidates = self._by_method.get("GET" if exchange.method == "HEAD" else exchange.method)
         # For the log and the metrics: what the client asked for, without what it put into the path.
@@ -131,7 +131,7 @@ class PathEndpoint:
         refusal: Forbidden | None = None
         for dialect, operation in asked:
             try:
-                headers = self._hosting.origins.preflight_headers(
+                headers = self._context.origins.preflight_headers(
                     exchange.page, dialect.cors, exchange.headers, scope=operation.scope
                 )
             except Forbidden as error:
@@ -149,14 +149,14 @@ class PathEndpoint:
         seen: ObservedRequest | None = None
         fault: Exception | None = None
         try:
-            self._hosting.origins.check_host(exchange.page)
+            self._context.origins.check_host(exchange.page)
             if is_preflight(exchange.method, exchange.headers):
                 method = exchange.headers["access-control-request-method"]
                 if asked := self._by_method.get("GET" if method == "HEAD" else method):
                     await self._answer_preflight(exchange, asked)
                     return
             if candidates is None:
-                self._hosting.check_page(exchange.page, dialect.cors, exchange.method)
+                self._context.check_page(exchange.page, dialect.cors, exchange.method)
                 where = f"{exchange.method} is not allowed on {exchange.path[:256]}"
                 raise MethodNotAllowed(f"{where}, only {self._allowed}.")
             if len(candidates) > 1:
@@ -165,33 +165,33 @@ class PathEndpoint:
                 caller = self._check_before_body(exchange, candidates)
                 if caller is not None:
                     try:
-                        self._hosting.accounts.check_request(caller)
+                        self._context.accounts.check_request(caller)
                     except RateLimited:
                         self._set_caller(exchange, caller)
                         seen = self._arrived(exchange, *apparent)
                         raise
             else:
                 exchange.dialect = dialect = candidates[0].dialect
-            dialect, operation = await self._chosen(exchange, candidates)
+            dialect, operation = await self._resolve(exchange, candidates)
             exchange.dialect = dialect
             scope["dialect"], scope["operation"] = dialect.name, operation.path
-            self._let_in(exchange, dialect, operation, self._check_page(exchange, dialect, operation))
+            self._authorize(exchange, dialect, operation, self._check_page(exchange, dialect, operation))
             if exchange.headers.get(PROGRESS) == "1":
                 exchange.show_progress()
             seen = self._arrived(exchange, dialect, operation)
             if exchange.method == "POST" and operation.scope == "infer":
-                self._hosting.accounts.admit(seen.caller)
+                self._context.accounts.admit(seen.caller)
                 async with AsyncExitStack() as stack:
                     async with exchange.progress_before(operation.table), exchange.until_left():
-                        await stack.enter_async_context(self._hosting.serving.held())
-                    await operation.handler(self._hosting.serving, exchange)
+                        await stack.enter_async_context(self._context.serving.held())
+                    await operation.handler(self._context.serving, exchange)
             else:
-                await operation.handler(self._hosting.serving, exchange)
+                await operation.handler(self._context.serving, exchange)
         except Exception as error:
             fault = error
             if isinstance(error, Cancelled) or (exchange.started and not exchange.began_early):
                 raise
-            told = self._told(error, exchange)
+            told = self._client_error(error, exchange)
             if exchange.began_early:
                 await exchange.finish_early(told)
             else:
@@ -202,7 +202,7 @@ class PathEndpoint:
 
     def _apparent(self, exchange: Exchange, candidates: list[Endpoint]) -> Endpoint:
         """Return the one that answers as far as headers tell."""
-        call = Call(headers=exchange.headers, body=None, dialect=self._hosting.settings.dialect)
+        call = RouteHint(headers=exchange.headers, body=None, dialect=self._context.settings.dialect)
         claimed = (each for each in candidates if each.operation.claims is not None and each.operation.claims(call))
         return next(claimed, candidates[0])
 
@@ -222,7 +222,7 @@ class PathEndpoint:
         else:
             assert refusal is not None
             raise refusal
-        keys = self._hosting.keys
+        keys = self._context.keys
         if not keys:
             caller = keys.anybody(exchange.client, ())
         elif any(keys.is_open(operation) for _, operation in candidates):
@@ -235,8 +235,8 @@ class PathEndpoint:
 
     def _check_page(self, exchange: Exchange, dialect: Dialect, operation: Operation) -> Standing:
         """Return who sends the request, as far as a browser tells. Raises Forbidden for a page that may not."""
-        keys = self._hosting.keys
-        return self._hosting.origins.check_request(
+        keys = self._context.keys
+        return self._context.origins.check_request(
             exchange.page,
             dialect.cors,
             method=exchange.method,
@@ -244,21 +244,21 @@ class PathEndpoint:
             needs_key=bool(keys) and not keys.is_open(operation),
         )
 
-    async def _chosen(self, exchange: Exchange, candidates: list[Endpoint]) -> Endpoint:
+    async def _resolve(self, exchange: Exchange, candidates: list[Endpoint]) -> Endpoint:
         """The first that claims the call as its own, or else the first. The body is read for it, if there is one."""
         if len(candidates) == 1:
             return candidates[0]
-        settings = self._hosting.settings
+        settings = self._context.settings
         body = None
         if exchange.method not in ("GET", "HEAD"):
             body = await exchange.peek(max(body_limit(endpoint.dialect, settings) for endpoint in candidates))
-        call = Call(headers=exchange.headers, body=body, dialect=settings.dialect)
+        call = RouteHint(headers=exchange.headers, body=body, dialect=settings.dialect)
         claimed = (each for each in candidates if each.operation.claims is not None and each.operation.claims(call))
         return next(claimed, candidates[0])
 
-    def _let_in(self, exchange: Exchange, dialect: Dialect, operation: Operation, standing: Standing) -> None:
+    def _authorize(self, exchange: Exchange, dialect: Dialect, operation: Operation, standing: Standing) -> None:
         """Set the request's caller. Raises Unauthorized or Forbidden."""
-        keys = self._hosting.keys
+        keys = self._context.keys
         if not standing.is_trusted:
             exchange.scopes = WITHOUT_ADMIN
         if keys and not keys.is_open(operation):
@@ -274,7 +274,7 @@ class PathEndpoint:
 
     def _set_caller(self, exchange: Exchange, caller: Caller) -> None:
         if has_quotas(caller.limits):
-            exchange.limit_headers = partial(self._hosting.accounts.headers, caller)
+            exchange.limit_headers = partial(self._context.accounts.headers, caller)
         # Tasks that the handler starts inherit it, as they do the observed request.
         current_caller.set(caller)
 
@@ -287,7 +287,7 @@ class PathEndpoint:
             exchange.headers,
             caller=current_caller.get(),
         )
-        for tell in self._hosting.observers.arrived:
+        for tell in self._context.observers.arrived:
             tell(seen)
         exchange.more_headers = seen.answer_headers
         # Whatever tasks the handler starts have it too, and nobody in between needs to know.
@@ -298,19 +298,19 @@ class PathEndpoint:
         gone = exchange.status == 0 or isinstance(fault, Cancelled)
         error = Cancelled("The client left.") if gone else exchange.fault or fault
         end = RequestEnd(status=exchange.status or CLIENT_GONE, seconds=exchange.elapsed_s, error=error)
-        for tell in self._hosting.observers.ended:
+        for tell in self._context.observers.ended:
             tell(seen, end)
 
-    def _told(self, error: Exception, exchange: Exchange) -> DragomanError:
+    def _client_error(self, error: Exception, exchange: Exchange) -> DragomanError:
         """Return the error as a client may be told it. What nobody foresaw is logged."""
         if not isinstance(error, DragomanError):
             log.exception("%s %s failed, request %s", exchange.method, exchange.path[:256], exchange.request_id)
             error = GenerationFailed("The server had an internal error. Its log has more, by this request's id.")
-        elif isinstance(error, GenerationFailed) and self._hosting.ended():
+        elif isinstance(error, GenerationFailed) and self._context.ended():
             error = ShuttingDown()
         return error
 
-    def _answer_to(self, error: DragomanError, dialect: Dialect) -> Answer:
+    def _answer_to(self, error: DragomanError, dialect: Dialect) -> ErrorResponse:
         answer = error_answer(dialect, error)
         more: dict[str, str] = {}
         if isinstance(error, MethodNotAllowed):

@@ -39,26 +39,26 @@ from dragoman.core.request import ChatPrompt, EngineRequest, GenerationRequest, 
 from dragoman.core.sampling import LogprobParams
 from dragoman.core.serving import ModelCard
 from dragoman.server.accounts import Accounts
-from dragoman.server.adapter_shelf import AdapterShelf
+from dragoman.server.adapter_registry import AdapterRegistry
 from dragoman.server.adapters import NO_ADAPTERS, AdapterEngine, LoadedAdapters
 from dragoman.server.admission import Admission
+from dragoman.server.bad_words import BadWordsReader
 from dragoman.server.beams import check_beams
 from dragoman.server.catalog import FixedCatalog
 from dragoman.server.collect import best, collect
 from dragoman.server.constraints import ConstraintReader
-from dragoman.server.continuing import SqliteContinueStore
 from dragoman.server.deadline import Deadline
-from dragoman.server.echo import prompt_ready
 from dragoman.server.encoder import for_encoder
 from dragoman.server.engine_request import engine_request, tokens_before, with_forced_length
-from dragoman.server.meter import Meter
+from dragoman.server.generation_stats import GenerationStats
 from dragoman.server.metrics import Metrics
 from dragoman.server.model import ServedModel
-from dragoman.server.phrases import PhraseReader
+from dragoman.server.output_processor import make_output_processors
+from dragoman.server.prompt_echo import prompt_ready
 from dragoman.server.prompts import PromptReader
 from dragoman.server.reasoning import constraint_of, reasoning_limit
+from dragoman.server.resume_store import SqliteResumeStore
 from dragoman.server.settings import WorkSettings
-from dragoman.server.transcript import transcripts_of
 from dragoman.server.worker_pool import WorkerPools
 
 DEFAULT_MAX_WAITING = 256
@@ -103,8 +103,8 @@ class EngineServing:
         admission: Admission | None = None,
         timeout_s: float | None = None,
         queue_s: float | None = None,
-        continuing: SqliteContinueStore | None = None,
-        adapters: AdapterShelf = NO_ADAPTERS,
+        continuing: SqliteResumeStore | None = None,
+        adapters: AdapterRegistry = NO_ADAPTERS,
         pools: WorkerPools | None = None,
         share_prefix_cache: bool = False,
         accounts: Accounts | None = None,
@@ -112,7 +112,7 @@ class EngineServing:
         self._accounts = accounts or Accounts()
         self._pools = pools or WorkerPools(WorkSettings())
         self._share_prefix_cache = share_prefix_cache
-        self.continuing = continuing or SqliteContinueStore()
+        self.continuing = continuing or SqliteResumeStore()
         self.admission = admission or Admission(DEFAULT_MAX_WAITING)
         self.catalog = FixedCatalog(model)
         self.adapters = LoadedAdapters(engine, model.card, model.cards, adapters, self._pools)
@@ -120,7 +120,7 @@ class EngineServing:
         self._model = model
         self._observers = metrics.observers
         self._prompts = PromptReader(model, self._pools)
-        self._phrases = PhraseReader(model, self._pools)
+        self._phrases = BadWordsReader(model, self._pools)
         self._constraints = ConstraintReader(model, self._pools)
         self._timeout_s = timeout_s
         self._queue_s = queue_s
@@ -186,7 +186,7 @@ class EngineServing:
     ) -> AsyncGenerator[GenerationEvent, None]:
         """The events of ``count`` sequences."""
         arrived = asyncio.get_running_loop().time()
-        meter = Meter(self._observers, request, count)
+        stats = GenerationStats(self._observers, request, count)
         request, adapter = self._with_adapter(request)
         check_beams(request)
         request = with_forced_length(request)
@@ -206,13 +206,13 @@ class EngineServing:
             submitted = for_encoder(submitted, self._model.encoder, resumable=request.resumable)
             reasoning = await reasoning_limit(self._model, request, submitted.prompt, self._pools)
             submitted = msgspec.structs.replace(submitted, reasoning=reasoning)
-            transcripts = transcripts_of(
+            output_processors = make_output_processors(
                 self._model, count, submitted.prompt, request.ending, request.shown_tokens, resumable=request.resumable
             )
             earlier_text = ""
             if request.resumed is not None:
                 earlier_text = await self._pools.text.run(
-                    functools.partial(transcripts[0].resume, request.resumed.output)
+                    functools.partial(output_processors[0].resume, request.resumed.output)
                 )
             cached_tokens, running = 0, count
             cancel = partial(self._engine.cancel, submitted.request_id)
@@ -225,7 +225,7 @@ class EngineServing:
                 events = self._engine.submit(submitted)
             except Overloaded as refusal:
                 raise self.admission.turned_away(place, refusal) from None
-            meter.submit(submitted, request.adapter or self._model.card.name)
+            stats.submit(submitted, request.adapter or self._model.card.name)
             deadline = Deadline(arrived, limit_s, cancel)
             waiting = Deadline(arrived, self._queue_s, cancel)
             try:
@@ -239,16 +239,16 @@ class EngineServing:
                         place.run()
                         waiting.lift()
                         cached_tokens = event.cached_tokens
-                        meter.prompt(cached_tokens, event.queue_s)
+                        stats.prompt(cached_tokens, event.queue_s)
                         yield prompt_ready(self._model, request, submitted, event, earlier_text, adapter)
                         continue
-                    transcript = transcripts[event.sequence]
-                    if transcript.finish is not None:
+                    output_processor = output_processors[event.sequence]
+                    if output_processor.finish is not None:
                         # A stop string ended it here; the engine did not know yet.
                         continue
                     if isinstance(event, TokenEvent):
-                        meter.token(event.sequence)
-                        delta = transcript.push(event)
+                        stats.token(event.sequence)
+                        delta = output_processor.push(event)
                         if request.resumable:
                             ids = (event.token_id,)
                             delta = msgspec.structs.replace(delta, token_ids=ids, mirostat=event.mirostat)
@@ -262,10 +262,10 @@ class EngineServing:
                             if waiting.has_passed and not deadline.has_passed:
                                 raise self.admission.late(place, f"waited {self._queue_s:g} s for its first token")
                             raise deadline.failure(event.message or "The generation was cancelled.")
-                        delta = transcript.stop(deadline.reason(event.finish), deadline.words(event.message))
+                        delta = output_processor.stop(deadline.reason(event.finish), deadline.words(event.message))
                     if delta.finish is not None:
-                        meter.finish(delta.finish)
-                        self.admission.rate.finish(transcript.num_tokens)
+                        stats.finish(delta.finish)
+                        self.admission.rate.finish(output_processor.num_tokens)
                         running -= 1
                         if running and delta.finish is FinishReason.STOP_STRING:
                             self._engine.cancel(submitted.request_id, event.sequence)
@@ -276,8 +276,8 @@ class EngineServing:
                 deadline.lift()
                 waiting.lift()
                 await events.aclose()
-                seen = meter.leave()
-            made = sum(transcript.num_tokens for transcript in transcripts)
+                seen = stats.leave()
+            made = sum(output_processor.num_tokens for output_processor in output_processors)
             yield GenerationDone(
                 usage=Usage(
                     prompt_tokens=tokens_before(request, prompt), completion_tokens=made, cached_tokens=cached_tokens

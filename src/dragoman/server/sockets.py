@@ -25,13 +25,13 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from dragoman.core.caller import current_caller
 from dragoman.core.errors import Cancelled, DragomanError, EngineUnavailable, Forbidden, PayloadTooLarge
 from dragoman.core.observer import ObservedRequest, RequestEnd, current_request
-from dragoman.dialects.wire import Answer, Call, Dialect, NotJson
+from dragoman.dialects.api import Dialect, ErrorResponse, NotJson, RouteHint
+from dragoman.server.app_context import AppContext, SocketPlace
 from dragoman.server.body import decode_json
 from dragoman.server.cors import PageHeaders, page_headers
 from dragoman.server.exchange import Ready, error_answer
-from dragoman.server.gate import CLIENT_GONE
-from dragoman.server.hosting import Hosting, SocketPlace
 from dragoman.server.keys import KEY_PROTOCOL
+from dragoman.server.middleware import CLIENT_GONE
 
 log = logging.getLogger("dragoman.server")
 
@@ -88,17 +88,17 @@ class SocketEndpoint:
     a first message that another claims hands it over.
     """
 
-    def __init__(self, places: Sequence[SocketPlace], hosting: Hosting) -> None:
-        self._hosting = hosting
+    def __init__(self, places: Sequence[SocketPlace], context: AppContext) -> None:
+        self._context = context
         self._places = places
         self._quiet = next((place for place in places if place.operation.claims is None), places[0])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        socket = Socket(scope, receive, send, self._quiet, self._hosting)
+        socket = Socket(scope, receive, send, self._quiet, self._context)
         dialect, operation = self._quiet
         scope["dialect"], scope["operation"] = dialect.name, operation.path
         try:
-            keys = self._hosting.keys
+            keys = self._context.keys
             self._check_page(page_headers(scope["headers"]), needs_key=bool(keys))
             caller = keys.anybody(socket.client, ())
             if keys:
@@ -128,7 +128,7 @@ class SocketEndpoint:
 
     def _check_page(self, page: PageHeaders, *, needs_key: bool) -> None:
         """Raise Forbidden for a page that none of the dialects lets in."""
-        origins = self._hosting.origins
+        origins = self._context.origins
         origins.check_host(page)
         refusal: Forbidden | None = None
         for dialect, operation in self._places:
@@ -144,7 +144,7 @@ class SocketEndpoint:
 
     async def _run(self, place: SocketPlace, socket: Socket) -> None:
         socket.place = place
-        await place.operation.handler(self._hosting.serving, socket)
+        await place.operation.handler(self._context.serving, socket)
 
     async def _run_whichever(self, socket: Socket, scope: Scope) -> None:
         """The quiet one, until a first message says whose socket it is."""
@@ -172,7 +172,7 @@ class SocketEndpoint:
         with contextlib.suppress(NotJson, PayloadTooLarge):
             content = message.encode() if isinstance(message, str) else message
             body = await socket.run_blocking(lambda: decode_json(content))
-        call = Call(headers=socket.headers, body=body, dialect=self._hosting.settings.dialect)
+        call = RouteHint(headers=socket.headers, body=body, dialect=self._context.settings.dialect)
         claims = (
             place for place in self._places if place.operation.claims is not None and place.operation.claims(call)
         )
@@ -224,9 +224,9 @@ class _Shared:
 
 
 class Socket:
-    """The server's side of ``dialects.wire.Socket``."""
+    """The server's side of ``dialects.api.Socket``."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, place: SocketPlace, hosting: Hosting) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, place: SocketPlace, context: AppContext) -> None:
         self.place = place
         self.request_id: str = scope["request_id"]
         self.path: str = scope["path"]
@@ -235,11 +235,11 @@ class Socket:
         self._query_string: bytes = scope.get("query_string", b"")
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
         self.tenant = ""
-        self._ready: Ready = hosting.ready
-        self._idle_s = hosting.settings.websocket_idle_s
-        self._pools = hosting.pools
-        self._keys, self._accounts = hosting.keys, hosting.accounts
-        self._observers = hosting.observers
+        self._ready: Ready = context.ready
+        self._idle_s = context.settings.websocket_idle_s
+        self._pools = context.pools
+        self._keys, self._accounts = context.keys, context.accounts
+        self._observers = context.observers
         self._hear, self._send = receive, send
         self._shared = _Shared()
         self._behind: asyncio.Event | None = None
@@ -357,7 +357,7 @@ class Socket:
         await self._hear()  # websocket.connect
         await self._tell({"type": "websocket.accept", "subprotocol": subprotocol, "headers": []})
 
-    async def refuse(self, answer: Answer) -> None:
+    async def refuse(self, answer: ErrorResponse) -> None:
         """Answer as to any other request, instead of opening the socket."""
         body = answer.body
         content = body if isinstance(body, bytes) else b"" if body is None else msgspec.json.encode(body)

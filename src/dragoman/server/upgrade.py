@@ -15,7 +15,7 @@ OFFERING = (b"upgrade", b"http2-settings")
 """Connection options that belong to an offer."""
 
 
-class DecliningParser:
+class UpgradeIgnoringParser:
     """``httptools``' request parser, for which an offer of another protocol is not there.
 
     RFC 9110, section 7.8: a server may ignore ``Upgrade``. The library cannot: it takes whatever follows the headers,

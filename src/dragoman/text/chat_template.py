@@ -14,7 +14,7 @@ from typing import Any
 
 from dragoman.core.errors import BadRequest, EngineUnavailable, ModelError, TemplateFailed, TemplateMissing
 from dragoman.core.request import ChatPrompt
-from dragoman.text.limited_process import ProcessLost
+from dragoman.text.sandbox import ProcessLost
 from dragoman.text.template_names import TemplateNames
 from dragoman.text.template_process import DEFAULT_LIMITS, TemplateFailure, TemplateLimits, TemplateProcess
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dragoman.text.limited_process import LimitedProcesses
-from dragoman.text.limited_process import ProcessFailure as TemplateFailure
+from dragoman.text.sandbox import ProcessFailure as TemplateFailure
+from dragoman.text.sandbox import SandboxedProcesses
 
 __all__ = ["DEFAULT_LIMITS", "TemplateFailure", "TemplateLimits", "TemplateProcess"]
 
@@ -26,7 +26,7 @@ class TemplateLimits(NamedTuple):
 DEFAULT_LIMITS = TemplateLimits()
 
 
-class TemplateProcess(LimitedProcesses):
+class TemplateProcess(SandboxedProcesses):
     """Named templates, compiled once, rendered one at a time in each of ``count`` processes.
 
     The kinds of its failures: syntax, raised (by the template itself), failed, size, time, memory.

@@ -31,7 +31,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from dragoman.text.confinement import confine
-from dragoman.text.limited_program import greet, limit, receive, send
+from dragoman.text.sandbox_child import greet, limit, receive, send
 from dragoman.text.template_names import template_names
 
 

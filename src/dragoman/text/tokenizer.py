@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Pipeline
 from dragoman.core.errors import BadRequest, ContextOverflow, UnsupportedFeature
 from dragoman.core.events import PromptToken
 from dragoman.text.decoder import DecoderSpec
-from dragoman.text.fill import find_fill_tokens
+from dragoman.text.fim import find_fill_tokens
 from dragoman.text.tokenizer_files import TokenizerFiles, call_library, parse_pipeline, read_tokenizer_files
 
 _MAX_ID = 2**32 - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from stub_house import QUICK
+from stub_runtime import QUICK
 
 HERE = msgspec.structs.replace(QUICK, dialect="alexandria", body_timeout_s=5.0, write_timeout_s=10.0)
 """Settings of a server whose bare paths are this dialect's."""

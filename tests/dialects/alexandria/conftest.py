@@ -13,20 +13,20 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from alexandria_calls import HERE
-from stub_house import STUB, LocalHouse, RunningServer, local_house, running_server
+from stub_runtime import STUB, LocalHouse, RunningServer, local_house, running_server
 
 from dragoman.text import ChatTemplate
 
 
 @pytest.fixture
-async def house(anyio_backend: str, template: ChatTemplate) -> AsyncIterator[LocalHouse]:
-    async with local_house(template, HERE) as house:
-        yield house
+async def runtime(anyio_backend: str, template: ChatTemplate) -> AsyncIterator[LocalHouse]:
+    async with local_house(template, HERE) as runtime:
+        yield runtime
 
 
 @pytest.fixture
-def client(house: LocalHouse) -> httpx.AsyncClient:
-    return house.client
+def client(runtime: LocalHouse) -> httpx.AsyncClient:
+    return runtime.client
 
 
 @pytest.fixture(scope="package")

@@ -10,9 +10,9 @@ import pytest
 from alexandria_calls import BATCH, ONE, batch, one, rows
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stub_house import TOKENIZER, LocalHouse
+from stub_runtime import TOKENIZER, LocalHouse
 
-from dragoman.core.continuing import ContinueKey
+from dragoman.core.resume import ResumeKey
 from dragoman.dialects.alexandria import thrift_structs as thrift
 
 pytestmark = pytest.mark.anyio
@@ -54,9 +54,9 @@ async def call(client: httpx.AsyncClient, way: str, id: str, config: dict[str, A
             return await by_thrift(client, id, config)
 
 
-async def forget(house: LocalHouse, id: str) -> None:
-    key = ContinueKey("alexandria", "", house.serving.model(None).fingerprint, (id,))
-    async with house.serving.continuing.hold(key) as held:
+async def forget(runtime: LocalHouse, id: str) -> None:
+    key = ResumeKey("alexandria", "", runtime.serving.model(None).fingerprint, (id,))
+    async with runtime.serving.continuing.hold(key) as held:
         await held.forget()
 
 
@@ -67,20 +67,20 @@ WAYS = ["stream", "whole", "batch", "thrift"]
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.tuples(st.sampled_from(WAYS), st.integers(1, 17)), min_size=1, max_size=6))
 async def test_a_generation_in_calls_is_that_of_one_call(
-    house: LocalHouse, config: dict[str, Any], cuts: list[tuple[str, int]]
+    runtime: LocalHouse, config: dict[str, Any], cuts: list[tuple[str, int]]
 ) -> None:
     """The ids are the same, and so are the random numbers: they follow from the ids."""
-    client = house.client
+    client = runtime.client
     length = sum(count for _, count in cuts)
     whole = await call(client, "whole", "same", config | {"max_new_tokens": length})
-    await forget(house, "same")
+    await forget(runtime, "same")
     parts = [await call(client, way, "same", config | {"max_new_tokens": count}) for way, count in cuts]
     ended = whole.endswith(EOS_TEXT)
     if not ended:
         assert "".join(parts) == whole
     else:
         assert "".join(parts).startswith(whole), "behind its end the id is free, and begins anew"
-    await forget(house, "same")
+    await forget(runtime, "same")
 
 
 async def test_what_a_second_call_says_of_its_prompt_does_not_matter(client: httpx.AsyncClient) -> None:
@@ -97,14 +97,14 @@ async def test_what_a_second_call_says_of_its_prompt_does_not_matter(client: htt
     assert "".join(texts) == expected
 
 
-async def test_a_config_holds_until_another_one_is_given(house: LocalHouse) -> None:
-    client = house.client
+async def test_a_config_holds_until_another_one_is_given(runtime: LocalHouse) -> None:
+    client = runtime.client
     await client.post(ONE, json=one("a", config={"max_new_tokens": 3, "repetition_penalty": 1.5}))
     await client.post(ONE, json={"request_id": "a"})
-    assert house.engine.requests[-1].sampling.repetition_penalty == 1.5
+    assert runtime.engine.requests[-1].sampling.repetition_penalty == 1.5
     await client.post(ONE, json=one("a", generation_config={"max_new_tokens": 2}))
-    assert house.engine.requests[-1].sampling.repetition_penalty == 1.0
-    assert house.engine.requests[-1].sampling.temperature == 1.0
+    assert runtime.engine.requests[-1].sampling.repetition_penalty == 1.0
+    assert runtime.engine.requests[-1].sampling.temperature == 1.0
 
 
 async def test_the_order_and_number_of_ids_are_the_key(client: httpx.AsyncClient) -> None:

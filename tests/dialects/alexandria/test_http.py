@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from alexandria_calls import BATCH, HERE, ONE, batch, one, rows
-from stub_house import STUB, TOKENIZER, LocalHouse, RunningServer, local_house
+from stub_runtime import STUB, TOKENIZER, LocalHouse, RunningServer, local_house
 
 from dragoman.core.events import FinishReason, PromptEvent, TokenEvent
 from dragoman.dialects.alexandria import dialect as alexandria
@@ -87,20 +87,20 @@ async def test_what_cannot_be_served_is_refused_in_known_words(client: httpx.Asy
 
 
 @pytest.mark.parametrize("falsy", [None, {}, 0, "", False, []])
-async def test_a_falsy_config_is_none(house: LocalHouse, falsy: Any) -> None:
-    answer = await house.client.post(ONE, json=one(generation_config=falsy))
+async def test_a_falsy_config_is_none(runtime: LocalHouse, falsy: Any) -> None:
+    answer = await runtime.client.post(ONE, json=one(generation_config=falsy))
     assert answer.status_code == 200
-    assert house.engine.requests[-1].sampling.top_k == 50
+    assert runtime.engine.requests[-1].sampling.top_k == 50
 
 
-async def test_defaults_and_values(house: LocalHouse) -> None:
-    await house.client.post(ONE, json={"request_id": "a", "prompt": "x", "generation_config": {"top_p": 0.5}})
-    sampling = house.engine.requests[-1].sampling
+async def test_defaults_and_values(runtime: LocalHouse) -> None:
+    await runtime.client.post(ONE, json={"request_id": "a", "prompt": "x", "generation_config": {"top_p": 0.5}})
+    sampling = runtime.engine.requests[-1].sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.repetition_penalty) == (1, 0.5, 50, 1)
-    assert house.engine.requests[-1].max_tokens == STUB.max_context - len(TOKENIZER.encode("x"))
-    await house.client.post(ONE, json=one("b", generation_config={"maxLength": 3, "temperature": 0}))
-    assert house.engine.requests[-1].max_tokens == 3
-    assert house.engine.requests[-1].sampling.temperature == 0
+    assert runtime.engine.requests[-1].max_tokens == STUB.max_context - len(TOKENIZER.encode("x"))
+    await runtime.client.post(ONE, json=one("b", generation_config={"maxLength": 3, "temperature": 0}))
+    assert runtime.engine.requests[-1].max_tokens == 3
+    assert runtime.engine.requests[-1].sampling.temperature == 0
 
 
 async def test_types_that_do_not_matter_and_unknown_fields(client: httpx.AsyncClient) -> None:
@@ -135,24 +135,24 @@ async def test_the_end_of_the_text_shows(
     anyio_backend: str, template: ChatTemplate, shown: str | None, streams: bool
 ) -> None:
     dialect = alexandria.make(alexandria.AlexandriaSettings(alexandria_eos_text=shown))
-    async with local_house(template, HERE, dialects=(dialect,)) as house:
-        house.engine.free.clear()
-        asking = asyncio.create_task(house.client.post(ONE, json=one("a", stream_response=streams)))
-        while not house.engine.streams:
+    async with local_house(template, HERE, dialects=(dialect,)) as runtime:
+        runtime.engine.free.clear()
+        asking = asyncio.create_task(runtime.client.post(ONE, json=one("a", stream_response=streams)))
+        while not runtime.engine.streams:
             await asyncio.sleep(0.001)
-        (request_id,) = house.engine.streams
+        (request_id,) = runtime.engine.streams
         word = TOKENIZER.encode(" the", add_special_tokens=False)[0]
-        house.engine.deliver(PromptEvent(request_id))
-        house.engine.deliver(TokenEvent(request_id, 0, 0, word))
-        house.engine.deliver(TokenEvent(request_id, 0, 1, EOS, finish=FinishReason.EOS))
+        runtime.engine.deliver(PromptEvent(request_id))
+        runtime.engine.deliver(TokenEvent(request_id, 0, 0, word))
+        runtime.engine.deliver(TokenEvent(request_id, 0, 1, EOS, finish=FinishReason.EOS))
         assert (await asking).text == " the" + (shown or TOKENIZER.token_text(EOS))
-        house.engine.free.set()
-        again = await house.client.post(ONE, json=one("a"))
+        runtime.engine.free.set()
+        again = await runtime.client.post(ONE, json=one("a"))
         assert again.headers["x-generation-state"] == "new", "behind its end the id is free"
 
 
 async def test_a_fault_is_the_last_text_and_the_connection_breaks(server: RunningServer) -> None:
-    engine, text = server.house.engine, ""
+    engine, text = server.runtime.engine, ""
     async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
 
         async def read() -> None:
@@ -298,8 +298,8 @@ async def test_pages(client: httpx.AsyncClient) -> None:
 
 
 async def test_a_page_of_a_named_origin_may_call(template: ChatTemplate) -> None:
-    async with local_house(template, HERE, browsers=BrowserSettings(cors_origin=("http://page",))) as house:
-        answer = await house.client.post(ONE, json=one(), headers={"origin": "http://page"})
+    async with local_house(template, HERE, browsers=BrowserSettings(cors_origin=("http://page",))) as runtime:
+        answer = await runtime.client.post(ONE, json=one(), headers={"origin": "http://page"})
     assert answer.headers["access-control-allow-origin"] == "http://page"
     assert answer.headers["access-control-allow-credentials"] == "true"
     assert "x-generation-state" in answer.headers["access-control-expose-headers"].lower()

@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 from alexandria_calls import HERE, batch, one
-from stub_house import STUB, RunningServer, running_server
+from stub_runtime import STUB, RunningServer, running_server
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
@@ -161,9 +161,9 @@ def test_who_leaves_ends_what_runs_and_finds_what_it_was_told(server: RunningSer
             for event in json.loads(socket.recv(20)):
                 seen += event["text"] if event["type"] == "PROGRESS" else ""
     deadline = time.monotonic() + 10
-    while server.house.engine._requests and time.monotonic() < deadline:
+    while server.runtime.engine._requests and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not server.house.engine._requests
+    assert not server.runtime.engine._requests
     more = httpx.post(
         server.url + "/api/generate-one", json=one("left", only_new_tokens=False, config={"max_new_tokens": 4})
     )

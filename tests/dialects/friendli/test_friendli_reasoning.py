@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 from scripted import ScriptedEngine, ScriptedHouse, scripted_house
-from stub_house import QUICK, STUB, TOKENIZER, LocalHouse, local_house, local_model
+from stub_runtime import QUICK, STUB, TOKENIZER, LocalHouse, local_house, local_model
 
-from dragoman.core.continuing import CutSequence, Progress
 from dragoman.core.request import ChatPrompt, GenerationRequest
+from dragoman.core.resume import ResumeProgress, SavedSequence
 from dragoman.core.sampling import EndingParams
 from dragoman.dialects import made_dialects
 from dragoman.dialects.friendli.settings import FriendliSettings
@@ -28,16 +28,16 @@ CHAT: dict[str, Any] = {"model": "stub", "messages": [{"role": "user", "content"
 
 
 @pytest.fixture(scope="module")
-def house() -> Iterator[ScriptedHouse]:
+def runtime() -> Iterator[ScriptedHouse]:
     template = ChatTemplate({"default": SOURCE})
-    with scripted_house(template) as house:
-        house.engine.texts = [TEXT]
-        yield house
+    with scripted_house(template) as runtime:
+        runtime.engine.texts = [TEXT]
+        yield runtime
     template.close()
 
 
-def ask(house: ScriptedHouse, **fields: Any) -> httpx.Response:
-    answer = httpx.post(f"{house.url}/serverless/v1/chat/completions", json=CHAT | fields, timeout=20)
+def ask(runtime: ScriptedHouse, **fields: Any) -> httpx.Response:
+    answer = httpx.post(f"{runtime.url}/serverless/v1/chat/completions", json=CHAT | fields, timeout=20)
     assert answer.status_code == 200, answer.text
     return answer
 
@@ -52,10 +52,10 @@ def ask(house: ScriptedHouse, **fields: Any) -> httpx.Response:
         ({"include_reasoning": True}, {"content": TEXT}),
     ],
 )
-def test_reasoning_whole_and_streamed(house: ScriptedHouse, fields: dict[str, Any], message: dict[str, Any]) -> None:
-    whole = ask(house, **fields).json()["choices"][0]["message"]
+def test_reasoning_whole_and_streamed(runtime: ScriptedHouse, fields: dict[str, Any], message: dict[str, Any]) -> None:
+    whole = ask(runtime, **fields).json()["choices"][0]["message"]
     assert whole == {"role": "assistant"} | message
-    lines = ask(house, **fields, stream=True).text.split("\n\n")
+    lines = ask(runtime, **fields, stream=True).text.split("\n\n")
     deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in lines if line.startswith("data: {")]
     joined = {
         name: "".join(delta.get(name) or "" for delta in deltas)
@@ -67,12 +67,12 @@ def test_reasoning_whole_and_streamed(house: ScriptedHouse, fields: dict[str, An
     assert kinds == sorted(kinds, reverse=True), "reasoning comes first"
 
 
-def test_efforts_are_for_templates_that_read_them(house: ScriptedHouse) -> None:
-    answer = ask(house, reasoning_effort="high")
-    assert house.engine.prompt().endswith("high")
+def test_efforts_are_for_templates_that_read_them(runtime: ScriptedHouse) -> None:
+    answer = ask(runtime, reasoning_effort="high")
+    assert runtime.engine.prompt().endswith("high")
     assert "x-dragoman-warnings" not in answer.headers
-    ask(house, reasoning_effort="high", chat_template_kwargs={"reasoning_effort": "own"})
-    assert house.engine.prompt().endswith("own")
+    ask(runtime, reasoning_effort="high", chat_template_kwargs={"reasoning_effort": "own"})
+    assert runtime.engine.prompt().endswith("own")
 
 
 @pytest.mark.anyio
@@ -104,13 +104,13 @@ FLAG = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": 
 async def thinking(anyio_backend: str) -> AsyncIterator[LocalHouse]:
     """A model that begins in its block and says anything at all, so that it never comes to the end by itself."""
     template = ChatTemplate({"default": BEGUN})
-    async with local_house(template) as house:
-        yield house
+    async with local_house(template) as runtime:
+        yield runtime
     template.close()
 
 
-async def answer(house: LocalHouse, **fields: Any) -> dict[str, Any]:
-    got = await house.client.post(PATH, json=LONG | fields)
+async def answer(runtime: LocalHouse, **fields: Any) -> dict[str, Any]:
+    got = await runtime.client.post(PATH, json=LONG | fields)
     assert got.status_code == 200, got.text
     assert "x-dragoman-warnings" not in got.headers
     told: dict[str, Any] = got.json()
@@ -155,7 +155,7 @@ async def test_a_stop_phrase_and_the_length_count_in_the_block_too(thinking: Loc
 
 @pytest.mark.anyio
 async def test_a_generation_that_goes_on_has_one_budget_for_all_calls(thinking: LocalHouse) -> None:
-    def call(max_tokens: int, resumed: CutSequence | None = None) -> GenerationRequest:
+    def call(max_tokens: int, resumed: SavedSequence | None = None) -> GenerationRequest:
         return GenerationRequest(
             request_id=f"r{max_tokens}",
             prompt=ChatPrompt(messages=tuple(CHAT["messages"])),
@@ -169,7 +169,7 @@ async def test_a_generation_that_goes_on_has_one_budget_for_all_calls(thinking: 
     whole = (await thinking.serving.generate(call(40))).generations[0].token_ids
     assert whole[10 : 10 + len(MARK)] == MARK
     for lengths in ((4, 36), (10, 30), (11, 29), (13, 27), (25, 15)):
-        progress = Progress()
+        progress = ResumeProgress()
         for length in lengths:
             before = progress.sequence if progress.new_tokens else None
             progress.note_result(await thinking.serving.generate(call(length, before)))

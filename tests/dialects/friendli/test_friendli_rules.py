@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from stub_house import LocalHouse
+from stub_runtime import LocalHouse
 
 pytestmark = pytest.mark.anyio
 
@@ -18,8 +18,8 @@ def without(body: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name not in names}
 
 
-async def refused(house: LocalHouse, path: str, body: Any, param: str, status: int = 422) -> dict[str, Any]:
-    answer = await house.client.post(f"/serverless/v1/{path}", json=body)
+async def refused(runtime: LocalHouse, path: str, body: Any, param: str, status: int = 422) -> dict[str, Any]:
+    answer = await runtime.client.post(f"/serverless/v1/{path}", json=body)
     told: dict[str, Any] = answer.json()
     assert answer.status_code == status, told
     assert (told["error"]["param"] or "").startswith(param), told
@@ -89,9 +89,9 @@ async def refused(house: LocalHouse, path: str, body: Any, param: str, status: i
     ],
 )
 async def test_a_completion_is_refused_by_the_name_of_what_is_wrong(
-    house: LocalHouse, fields: dict[str, Any], param: str
+    runtime: LocalHouse, fields: dict[str, Any], param: str
 ) -> None:
-    told = await refused(house, "completions", BODY | fields, param)
+    told = await refused(runtime, "completions", BODY | fields, param)
     assert told["detail"][0]["loc"][0] == "body"
     assert told["message"] == told["error"]["message"]
     assert told["error"]["code"] == "validation_error"
@@ -123,9 +123,9 @@ async def test_a_completion_is_refused_by_the_name_of_what_is_wrong(
     ],
 )
 async def test_a_chat_is_refused_by_the_name_of_what_is_wrong(
-    house: LocalHouse, fields: dict[str, Any], param: str
+    runtime: LocalHouse, fields: dict[str, Any], param: str
 ) -> None:
-    await refused(house, "chat/completions", CHAT | fields, param)
+    await refused(runtime, "chat/completions", CHAT | fields, param)
 
 
 @pytest.mark.parametrize(
@@ -144,90 +144,90 @@ async def test_a_chat_is_refused_by_the_name_of_what_is_wrong(
         {"temperature": 1, "repetition_penalty": 1, "xtc_threshold": 0.5},
     ],
 )
-async def test_what_says_nothing_changes_nothing(house: LocalHouse, fields: dict[str, Any]) -> None:
-    plain = await house.client.post("/serverless/v1/completions", json=BODY)
-    answer = await house.client.post("/serverless/v1/completions", json=BODY | fields)
+async def test_what_says_nothing_changes_nothing(runtime: LocalHouse, fields: dict[str, Any]) -> None:
+    plain = await runtime.client.post("/serverless/v1/completions", json=BODY)
+    answer = await runtime.client.post("/serverless/v1/completions", json=BODY | fields)
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"] == plain.json()["choices"]
 
 
-async def test_batches_of_tokens_are_forced_batch_by_batch(house: LocalHouse) -> None:
+async def test_batches_of_tokens_are_forced_batch_by_batch(runtime: LocalHouse) -> None:
     body = {"model": "stub", "tokens": [[5, 6], [7]], "forced_output_tokens": [[8, 9], [10]], "seed": 1}
-    answer = await house.client.post("/serverless/v1/completions", json=body | {"include_output_logprobs": True})
+    answer = await runtime.client.post("/serverless/v1/completions", json=body | {"include_output_logprobs": True})
     choices = answer.json()["choices"]
     assert [choice["tokens"] for choice in choices] == [[8, 9], [10]]
     assert [len(choice["logprobs"]) for choice in choices] == [2, 1]
-    ended = await house.client.post(
+    ended = await runtime.client.post(
         "/serverless/v1/completions", json=BODY | {"forced_output_tokens": [8, 9], "eos_token": [9], "max_tokens": 1}
     )
     assert (ended.json()["choices"][0]["tokens"], ended.json()["choices"][0]["finish_reason"]) == ([8, 9], "stop")
 
 
-async def test_numbers_of_embeddings_may_be_whole(house: LocalHouse) -> None:
-    width = house.serving.model(None).hidden_size
+async def test_numbers_of_embeddings_may_be_whole(runtime: LocalHouse) -> None:
+    width = runtime.serving.model(None).hidden_size
     fields = {"token_index_to_replace": [1], "embedding_to_replace": [0] * width}
-    assert (await house.client.post("/serverless/v1/completions", json=BODY | fields)).status_code == 200
+    assert (await runtime.client.post("/serverless/v1/completions", json=BODY | fields)).status_code == 200
     batch = BODY | fields | {"prompt": ["a", "b"]}
-    assert (await house.client.post("/serverless/v1/completions", json=batch)).status_code == 422
+    assert (await runtime.client.post("/serverless/v1/completions", json=batch)).status_code == 422
 
 
-async def test_unknown_fields_are_ignored_and_reported(house: LocalHouse) -> None:
-    answer = await house.client.post("/serverless/v1/completions", json=BODY | {"no_persist": True, "best_of": 3})
+async def test_unknown_fields_are_ignored_and_reported(runtime: LocalHouse) -> None:
+    answer = await runtime.client.post("/serverless/v1/completions", json=BODY | {"no_persist": True, "best_of": 3})
     assert answer.headers["x-dragoman-warnings"] == "unknown: no_persist, best_of"
 
 
-async def test_an_effort_that_the_template_does_not_read_is_reported(house: LocalHouse) -> None:
+async def test_an_effort_that_the_template_does_not_read_is_reported(runtime: LocalHouse) -> None:
     for path in ("chat/completions", "chat/render"):
-        answer = await house.client.post(f"/serverless/v1/{path}", json=CHAT | {"reasoning_effort": "low"})
+        answer = await runtime.client.post(f"/serverless/v1/{path}", json=CHAT | {"reasoning_effort": "low"})
         assert answer.status_code == 200
         assert "reasoning_effort" in answer.headers["x-dragoman-warnings"]
-    plain = await house.client.post("/serverless/v1/chat/completions", json=CHAT)
+    plain = await runtime.client.post("/serverless/v1/chat/completions", json=CHAT)
     assert "x-dragoman-warnings" not in plain.headers
 
 
-async def test_a_chat_takes_what_the_old_client_sends_without_tools(house: LocalHouse) -> None:
+async def test_a_chat_takes_what_the_old_client_sends_without_tools(runtime: LocalHouse) -> None:
     fields = {"tools": None, "tool_choice": "auto", "max_completion_tokens": 4, "reasoning_budget": 5}
-    answer = await house.client.post("/serverless/v1/chat/completions", json=CHAT | fields)
+    answer = await runtime.client.post("/serverless/v1/chat/completions", json=CHAT | fields)
     assert answer.status_code == 200
     assert answer.headers["x-dragoman-warnings"] == "ignored: reasoning_budget", "this model does not reason"
-    assert (await house.client.post("/serverless/v1/chat/completions", json=CHAT | {"tools": []})).status_code == 200
+    assert (await runtime.client.post("/serverless/v1/chat/completions", json=CHAT | {"tools": []})).status_code == 200
 
 
 # Surfaces ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions", "tokenize", "detokenize", "chat/render"])
-async def test_hosted_surfaces_need_a_model(house: LocalHouse, path: str) -> None:
+async def test_hosted_surfaces_need_a_model(runtime: LocalHouse, path: str) -> None:
     for surface in ("serverless", "dedicated"):
-        answer = await house.client.post(f"/{surface}/v1/{path}", json={})
+        answer = await runtime.client.post(f"/{surface}/v1/{path}", json={})
         assert answer.status_code == 422
         assert answer.json()["detail"][0] == {"loc": ["body", "model"], "msg": "Field required", "type": "missing"}
 
 
-async def test_the_container_does_without_and_shows_what_was_asked(house: LocalHouse) -> None:
-    nameless = await house.client.post("/friendli/v1/completions", json=without(BODY, "model"))
+async def test_the_container_does_without_and_shows_what_was_asked(runtime: LocalHouse) -> None:
+    nameless = await runtime.client.post("/friendli/v1/completions", json=without(BODY, "model"))
     assert nameless.status_code == 200
     assert "model" not in nameless.json()
-    named = await house.client.post("/friendli/v1/completions", json=BODY)
+    named = await runtime.client.post("/friendli/v1/completions", json=BODY)
     assert named.json()["model"] == "stub"
-    unknown = await house.client.post("/friendli/v1/completions", json=BODY | {"model": "adapter"})
+    unknown = await runtime.client.post("/friendli/v1/completions", json=BODY | {"model": "adapter"})
     assert unknown.status_code == 404
 
 
-async def test_dedicated_endpoints_have_no_adapters_yet(house: LocalHouse) -> None:
+async def test_dedicated_endpoints_have_no_adapters_yet(runtime: LocalHouse) -> None:
     for model, status in (("stub", 200), ("stub:route", 404), ("nobody:route", 404)):
-        answer = await house.client.post("/dedicated/v1/completions", json=BODY | {"model": model})
+        answer = await runtime.client.post("/dedicated/v1/completions", json=BODY | {"model": model})
         assert answer.status_code == status
     assert (
         "adapter 'route'"
-        in (await house.client.post("/dedicated/v1/completions", json=BODY | {"model": "stub:route"})).text
+        in (await runtime.client.post("/dedicated/v1/completions", json=BODY | {"model": "stub:route"})).text
     )
 
 
-async def test_every_surface_answers_the_same(house: LocalHouse) -> None:
+async def test_every_surface_answers_the_same(runtime: LocalHouse) -> None:
     texts = set()
     for prefix in ("/serverless", "/dedicated", "/friendli", "/friendli/serverless"):
-        answer = await house.client.post(f"{prefix}/v1/completions", json=BODY)
+        answer = await runtime.client.post(f"{prefix}/v1/completions", json=BODY)
         texts.add(answer.json()["choices"][0]["text"])
     assert len(texts) == 1
 
@@ -235,59 +235,59 @@ async def test_every_surface_answers_the_same(house: LocalHouse) -> None:
 @pytest.mark.parametrize(
     "path", ["responses", "messages", "audio/transcriptions", "images/generations", "knowledge/retrieve", "embeddings"]
 )
-async def test_what_is_out_of_scope_is_not_found(house: LocalHouse, path: str) -> None:
-    answer = await house.client.post(f"/serverless/v1/{path}", json={})
+async def test_what_is_out_of_scope_is_not_found(runtime: LocalHouse, path: str) -> None:
+    answer = await runtime.client.post(f"/serverless/v1/{path}", json={})
     assert answer.status_code == 404
     assert answer.json()["error"]["type"] == "not_found_error"
     assert isinstance(answer.json()["detail"], str)
-    assert (await house.client.post("/serverless/tools/v1/chat/completions", json={})).status_code == 404
+    assert (await runtime.client.post("/serverless/tools/v1/chat/completions", json={})).status_code == 404
 
 
-async def test_a_wrong_method_is_told(house: LocalHouse) -> None:
-    answer = await house.client.get("/serverless/v1/completions")
+async def test_a_wrong_method_is_told(runtime: LocalHouse) -> None:
+    answer = await runtime.client.get("/serverless/v1/completions")
     assert (answer.status_code, answer.json()["error"]["type"]) == (405, "invalid_request_error")
 
 
-async def test_accept_and_content_type_do_not_matter(house: LocalHouse) -> None:
+async def test_accept_and_content_type_do_not_matter(runtime: LocalHouse) -> None:
     headers = {"accept": "application/json;q=1, text/event-stream;q=0", "content-type": "text/plain"}
     content = b'{"model": "stub", "prompt": "x", "max_tokens": 2, "stream": true}'
-    answer = await house.client.post("/serverless/v1/completions", content=content, headers=headers)
+    answer = await runtime.client.post("/serverless/v1/completions", content=content, headers=headers)
     assert answer.headers["content-type"].startswith("text/event-stream")
 
 
-async def test_text_without_tokens_is_refused(house: LocalHouse) -> None:
-    empty = await house.serving.tokenize_text("")
-    answer = await house.client.post("/serverless/v1/completions", json=BODY | {"prompt": ""})
+async def test_text_without_tokens_is_refused(runtime: LocalHouse) -> None:
+    empty = await runtime.serving.tokenize_text("")
+    answer = await runtime.client.post("/serverless/v1/completions", json=BODY | {"prompt": ""})
     assert answer.status_code == (200 if empty else 422)
 
 
 # Calls about tokens --------------------------------------------------------------------------------------------------
 
 
-async def test_tokens_there_and_back(house: LocalHouse) -> None:
-    there = await house.client.post("/serverless/v1/tokenize", json={"model": "stub", "prompt": "Hello there"})
+async def test_tokens_there_and_back(runtime: LocalHouse) -> None:
+    there = await runtime.client.post("/serverless/v1/tokenize", json={"model": "stub", "prompt": "Hello there"})
     tokens = there.json()["tokens"]
-    assert tokens == [token.token_id for token in await house.serving.tokenize_text("Hello there")]
-    back = await house.client.post("/serverless/v1/detokenize", json={"model": "stub", "tokens": [2, *tokens, 2]})
+    assert tokens == [token.token_id for token in await runtime.serving.tokenize_text("Hello there")]
+    back = await runtime.client.post("/serverless/v1/detokenize", json={"model": "stub", "tokens": [2, *tokens, 2]})
     assert back.json() == {"text": "Hello there"}
-    wrong = await house.client.post("/serverless/v1/detokenize", json={"model": "stub", "tokens": [10**6]})
+    wrong = await runtime.client.post("/serverless/v1/detokenize", json={"model": "stub", "tokens": [10**6]})
     assert wrong.status_code == 422
 
 
-async def test_rendering_is_what_a_chat_runs(house: LocalHouse) -> None:
-    rendered = await house.client.post("/serverless/v1/chat/render", json=without(CHAT, "max_tokens", "seed"))
+async def test_rendering_is_what_a_chat_runs(runtime: LocalHouse) -> None:
+    rendered = await runtime.client.post("/serverless/v1/chat/render", json=without(CHAT, "max_tokens", "seed"))
     text = rendered.json()["text"]
     assert "Hi." in text
-    tokens = await house.client.post("/serverless/v1/tokenize", json={"model": "stub", "prompt": text})
-    chat = await house.client.post("/serverless/v1/chat/completions", json=CHAT)
+    tokens = await runtime.client.post("/serverless/v1/tokenize", json={"model": "stub", "prompt": text})
+    chat = await runtime.client.post("/serverless/v1/chat/completions", json=CHAT)
     assert chat.json()["usage"]["prompt_tokens"] == len(tokens.json()["tokens"])
-    tools = await house.client.post("/friendli/v1/chat/render", json={"messages": CHAT["messages"], "tools": [TOOL]})
+    tools = await runtime.client.post("/friendli/v1/chat/render", json={"messages": CHAT["messages"], "tools": [TOOL]})
     assert '"f"' in tools.json()["text"]
 
 
-async def test_models_have_every_key_that_an_sdk_insists_on(house: LocalHouse) -> None:
+async def test_models_have_every_key_that_an_sdk_insists_on(runtime: LocalHouse) -> None:
     for path in ("/serverless/v1/models", "/dedicated/v1/models", "/friendli/v1/models"):
-        listed = (await house.client.get(path)).json()
+        listed = (await runtime.client.get(path)).json()
         assert listed["object"] == "list"
         assert {item["id"] for item in listed["data"]} == {"stub", "other", "org/name"}
     (first, *_) = listed["data"]

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import openai
 import pytest
-from stub_house import QUICK, LocalHouse, RunningServer, local_house
+from stub_runtime import QUICK, LocalHouse, RunningServer, local_house
 
 from dragoman.dialects import made_dialects
 from dragoman.dialects.friendli.settings import FriendliSettings
@@ -29,12 +29,12 @@ KEY = "flp_a-key-that-is-long-enough"
 
 @asynccontextmanager
 async def asked(
-    house: LocalHouse, friendli: FriendliSettings | None = None, dialect: Any = "openai", keys: tuple[str, ...] = ()
+    runtime: LocalHouse, friendli: FriendliSettings | None = None, dialect: Any = "openai", keys: tuple[str, ...] = ()
 ) -> AsyncIterator[httpx.AsyncClient]:
     app = create_app(
-        house.serving,
+        runtime.serving,
         msgspec.structs.replace(QUICK, dialect=dialect),
-        metrics=house.metrics,
+        metrics=runtime.metrics,
         dialects=made_dialects({"friendli": friendli or FriendliSettings()}),
         keys=Keyring(tuple(hashed(key, "somebody", ("infer",)) for key in keys)),
     )
@@ -45,8 +45,8 @@ async def asked(
 # Keys and teams ------------------------------------------------------------------------------------------------------
 
 
-async def test_tokens_are_needed_where_the_operator_has_set_them(house: LocalHouse) -> None:
-    async with asked(house, keys=(KEY,)) as client:
+async def test_tokens_are_needed_where_the_operator_has_set_them(runtime: LocalHouse) -> None:
+    async with asked(runtime, keys=(KEY,)) as client:
         for surface in ("serverless", "dedicated"):
             refused = await client.post(f"/{surface}/v1/completions", json=BODY)
             assert refused.status_code == 401
@@ -55,12 +55,12 @@ async def test_tokens_are_needed_where_the_operator_has_set_them(house: LocalHou
             assert told["detail"] == told["message"]
             headers = {"authorization": f"Bearer {KEY}"}
             assert (await client.post(f"/{surface}/v1/completions", json=BODY, headers=headers)).status_code == 200
-    async with asked(house) as client:
+    async with asked(runtime) as client:
         assert (await client.post("/serverless/v1/completions", json=BODY)).status_code == 200
 
 
-async def test_only_known_teams_where_the_operator_has_named_some(house: LocalHouse) -> None:
-    async with asked(house, FriendliSettings(friendli_team=("ours",))) as client:
+async def test_only_known_teams_where_the_operator_has_named_some(runtime: LocalHouse) -> None:
+    async with asked(runtime, FriendliSettings(friendli_team=("ours",))) as client:
         for path, body in (("completions", BODY), ("chat/completions", CHAT)):
             for team, status in (("ours", 200), ("theirs", 403), (None, 200)):
                 headers = {"x-friendli-team": team} if team else {}
@@ -72,13 +72,13 @@ async def test_only_known_teams_where_the_operator_has_named_some(house: LocalHo
         assert refused.json()["error"]["code"] == "forbidden"
         container = await client.post("/friendli/v1/completions", json=BODY, headers={"x-friendli-team": "theirs"})
         assert container.status_code == 200
-    async with asked(house) as client:
+    async with asked(runtime) as client:
         answer = await client.post("/serverless/v1/completions", json=BODY, headers={"x-friendli-team": "any"})
         assert answer.status_code == 200
 
 
-async def test_the_operator_bounds_n(house: LocalHouse) -> None:
-    async with asked(house, FriendliSettings(friendli_max_n=2)) as client:
+async def test_the_operator_bounds_n(runtime: LocalHouse) -> None:
+    async with asked(runtime, FriendliSettings(friendli_max_n=2)) as client:
         assert (await client.post("/serverless/v1/completions", json=BODY | {"n": 2})).status_code == 200
         refused = await client.post("/serverless/v1/completions", json=BODY | {"n": 3})
         assert (refused.status_code, refused.json()["error"]["param"]) == (422, "n")
@@ -91,8 +91,8 @@ def is_friendli(answer: httpx.Response) -> bool:
     return "seed" in answer.json()["choices"][0]
 
 
-async def test_bare_paths_are_the_containers_when_the_operator_says_so(house: LocalHouse) -> None:
-    async with asked(house, dialect="friendli") as client:
+async def test_bare_paths_are_the_containers_when_the_operator_says_so(runtime: LocalHouse) -> None:
+    async with asked(runtime, dialect="friendli") as client:
         answer = await client.post("/v1/completions", json={"prompt": "x", "max_tokens": 2})
         assert is_friendli(answer)
         assert "model" not in answer.json()
@@ -100,15 +100,15 @@ async def test_bare_paths_are_the_containers_when_the_operator_says_so(house: Lo
         assert (await client.get("/health")).status_code == 200
 
 
-async def test_clients_are_told_apart_only_when_the_operator_wants_that(house: LocalHouse) -> None:
+async def test_clients_are_told_apart_only_when_the_operator_wants_that(runtime: LocalHouse) -> None:
     own = {"prompt": "x", "max_tokens": 2, "seed": [3]}
     plain = {"prompt": "x", "max_tokens": 2}
     sdk = {"user-agent": "speakeasy-sdk/python 0.16.3 2.755.9 1.0.0 friendli-core"}
-    async with asked(house, dialect="auto") as client:
+    async with asked(runtime, dialect="auto") as client:
         assert is_friendli(await client.post("/v1/completions", json=own))
         assert is_friendli(await client.post("/v1/completions", json=plain, headers=sdk))
         assert not is_friendli(await client.post("/v1/completions", json=plain))
-    async with asked(house, dialect="openai") as client:
+    async with asked(runtime, dialect="openai") as client:
         assert (await client.post("/v1/completions", json=own)).status_code == 400
         assert not is_friendli(await client.post("/v1/completions", json=plain, headers=sdk))
         assert is_friendli(await client.post("/friendli/v1/completions", json=plain))
@@ -118,25 +118,27 @@ async def test_clients_are_told_apart_only_when_the_operator_wants_that(house: L
 
 
 async def test_a_request_out_of_time_is_status_429(template: ChatTemplate) -> None:
-    async with local_house(template) as house:
-        house.engine.free.clear()
+    async with local_house(template) as runtime:
+        runtime.engine.free.clear()
         for fields in ({}, {"prompt": ["a", "b"]}, {"stream": True}):
-            answer = await house.client.post(
+            answer = await runtime.client.post(
                 "/serverless/v1/completions", json=BODY | fields | {"timeout_microseconds": 20_000}
             )
             assert answer.status_code == 429, answer.text
             assert answer.json()["error"]["code"] == "request_timeout"
             assert answer.headers["retry-after"] == "1"
-        chat = await house.client.post("/serverless/v1/chat/completions", json=CHAT | {"timeout_microseconds": 20_000})
+        chat = await runtime.client.post(
+            "/serverless/v1/chat/completions", json=CHAT | {"timeout_microseconds": 20_000}
+        )
         assert chat.status_code == 429
-        house.engine.free.set()
-        answer = await house.client.post("/serverless/v1/completions", json=BODY | {"timeout_microseconds": 10**10})
+        runtime.engine.free.set()
+        answer = await runtime.client.post("/serverless/v1/completions", json=BODY | {"timeout_microseconds": 10**10})
         assert answer.status_code == 200
 
 
 async def test_a_full_queue_is_status_429_and_says_when_to_come_back(template: ChatTemplate) -> None:
-    async with local_house(template, msgspec.structs.replace(QUICK, max_waiting=0)) as house:
-        answer = await house.client.post("/serverless/v1/completions", json=BODY)
+    async with local_house(template, msgspec.structs.replace(QUICK, max_waiting=0)) as runtime:
+        answer = await runtime.client.post("/serverless/v1/completions", json=BODY)
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "rate_limit_exceeded")
         assert int(answer.headers["retry-after"]) >= 1
 
@@ -150,12 +152,12 @@ def figures(text: str) -> dict[str, float]:
 
 
 async def test_figures_have_the_containers_names(template: ChatTemplate) -> None:
-    async with local_house(template, msgspec.structs.replace(QUICK, dialect="friendli")) as house:
-        await house.client.post("/serverless/v1/completions", json=BODY | {"n": 3, "prompt": ["a", "b"]})
-        await house.client.post("/v1/completions", json=BODY)
-        house.engine.free.clear()
-        await house.client.post("/serverless/v1/completions", json=BODY | {"timeout_microseconds": 20_000})
-        text = (await house.client.get("/metrics")).text
+    async with local_house(template, msgspec.structs.replace(QUICK, dialect="friendli")) as runtime:
+        await runtime.client.post("/serverless/v1/completions", json=BODY | {"n": 3, "prompt": ["a", "b"]})
+        await runtime.client.post("/v1/completions", json=BODY)
+        runtime.engine.free.clear()
+        await runtime.client.post("/serverless/v1/completions", json=BODY | {"timeout_microseconds": 20_000})
+        text = (await runtime.client.get("/metrics")).text
         found = figures(text)
     assert found["friendli_requests_total"] == 4
     assert found["friendli_responses_total"] == 3

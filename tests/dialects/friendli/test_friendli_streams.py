@@ -11,12 +11,12 @@ import httpx
 import pytest
 from failing import WHY, failing_server
 from scripted import ScriptedHouse, scripted_house
-from stub_house import TOKENIZER
+from stub_runtime import TOKENIZER
 
 from dragoman.core.events import FinishReason, TextDelta, Token
+from dragoman.dialects.api import RouteHint
 from dragoman.dialects.friendli.clients import claims, reads_events
 from dragoman.dialects.friendli.completions import TokenReader
-from dragoman.dialects.wire import Call
 from dragoman.text import ChatTemplate
 
 BODY: dict[str, Any] = {"model": "stub", "prompt": "Once", "seed": 3, "stream": True}
@@ -25,9 +25,9 @@ TEXT = "So it goes."
 
 
 @pytest.fixture(scope="module")
-def house(template: ChatTemplate) -> Iterator[ScriptedHouse]:
-    with scripted_house(template) as house:
-        yield house
+def runtime(template: ChatTemplate) -> Iterator[ScriptedHouse]:
+    with scripted_house(template) as runtime:
+        yield runtime
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +36,11 @@ def failing(template: ChatTemplate) -> Iterator[str]:
         yield url
 
 
-def stream(house: ScriptedHouse, path: str = "completions", text: str = TEXT, **fields: Any) -> str:
+def stream(runtime: ScriptedHouse, path: str = "completions", text: str = TEXT, **fields: Any) -> str:
     """What is sent, with what no two answers share left out."""
-    house.engine.texts = [text]
+    runtime.engine.texts = [text]
     headers = fields.pop("headers", {})
-    answer = httpx.post(f"{house.url}/serverless/v1/{path}", json=BODY | fields, headers=headers, timeout=20)
+    answer = httpx.post(f"{runtime.url}/serverless/v1/{path}", json=BODY | fields, headers=headers, timeout=20)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")
     return re.sub(r'"created":\d+', '"created":0', re.sub(r"cmpl-[0-9a-f]{32}", "cmpl-0", answer.text))
@@ -50,7 +50,7 @@ def tokens_of(text: str) -> list[int]:
     return list(TOKENIZER.encode(text, add_special_tokens=False))
 
 
-def test_a_current_stream_to_the_byte(house: ScriptedHouse) -> None:
+def test_a_current_stream_to_the_byte(runtime: ScriptedHouse) -> None:
     head = '{"id":"cmpl-0","model":"stub","object":"text_completion","choices":['
     expected = ""
     for token in tokens_of(TEXT):
@@ -58,11 +58,11 @@ def test_a_current_stream_to_the_byte(house: ScriptedHouse) -> None:
         choice = f'{{"index":0,"text":{text},"token":{token},"finish_reason":null,"logprobs":null}}'
         expected += f'data: {head}{choice}],"created":0}}\n\n'
     expected += f'data: {head}{{"index":0,"text":"","finish_reason":"stop","logprobs":null}}],"created":0}}\n\n'
-    assert stream(house) == expected + "data: [DONE]\n\n"
+    assert stream(runtime) == expected + "data: [DONE]\n\n"
 
 
-def test_counts_come_last_and_only_when_asked_for(house: ScriptedHouse) -> None:
-    lines = stream(house, stream_options={"include_usage": True}).split("\n\n")
+def test_counts_come_last_and_only_when_asked_for(runtime: ScriptedHouse) -> None:
+    lines = stream(runtime, stream_options={"include_usage": True}).split("\n\n")
     prompt, made = len(TOKENIZER.encode("Once")), len(tokens_of(TEXT)) + 1
     last = json.loads(lines[-3].removeprefix("data: "))
     assert last["choices"] == []
@@ -70,12 +70,12 @@ def test_counts_come_last_and_only_when_asked_for(house: ScriptedHouse) -> None:
     assert '"usage"' not in "".join(lines[:-3])
 
 
-def test_an_old_stream_to_the_byte(house: ScriptedHouse) -> None:
+def test_an_old_stream_to_the_byte(runtime: ScriptedHouse) -> None:
     expected = ""
     for token in tokens_of(TEXT):
         text = json.dumps(TOKENIZER.token_text(token))
         expected += f'data: {{"event":"token_sampled","index":0,"text":{text},"token":{token}}}\n\n'
-    *events, last = stream(house, no_persist=None).removesuffix("\n\n").split("\n\n")
+    *events, last = stream(runtime, no_persist=None).removesuffix("\n\n").split("\n\n")
     assert "\n\n".join(events) + "\n\n" == expected
     whole = json.loads(last.removeprefix("data: "))
     assert (whole["event"], "token" in whole) == ("complete", False)
@@ -85,16 +85,16 @@ def test_an_old_stream_to_the_byte(house: ScriptedHouse) -> None:
     assert whole["usage"]["completion_tokens"] == len(ids)
 
 
-def test_an_old_stream_carries_flat_log_probabilities(house: ScriptedHouse) -> None:
-    last = stream(house, include_output_logprobs=True).strip().split("\n\n")[-1]
+def test_an_old_stream_carries_flat_log_probabilities(runtime: ScriptedHouse) -> None:
+    last = stream(runtime, include_output_logprobs=True).strip().split("\n\n")[-1]
     choice = json.loads(last.removeprefix("data: "))["choices"][0]
     assert choice["logprobs"] == [-0.5] * len(choice["tokens"])
 
 
-def test_a_stop_phrase_is_sampled_but_not_shown(house: ScriptedHouse) -> None:
+def test_a_stop_phrase_is_sampled_but_not_shown(runtime: ScriptedHouse) -> None:
     events = [
         json.loads(line[6:])["choices"][0]
-        for line in stream(house, text="So it goes on", stop=[" goes on"], logprobs=0).split("\n\n")
+        for line in stream(runtime, text="So it goes on", stop=[" goes on"], logprobs=0).split("\n\n")
         if line.startswith("data: {")
     ]
     assert "".join(event["text"] for event in events) == "So it"
@@ -103,7 +103,7 @@ def test_a_stop_phrase_is_sampled_but_not_shown(house: ScriptedHouse) -> None:
     assert (events[-1]["finish_reason"], "token" in events[-1]) == ("stop", False)
 
 
-def test_a_chat_stream_to_the_byte(house: ScriptedHouse) -> None:
+def test_a_chat_stream_to_the_byte(runtime: ScriptedHouse) -> None:
     head = '{"id":"chatcmpl-0","model":"stub","object":"chat.completion.chunk","choices":[{"index":0,"delta":'
     tail = ',"logprobs":null}],"usage":null,"created":0}\n\n'
     first, *pieces = [TOKENIZER.token_text(token) for token in tokens_of(TEXT)]
@@ -112,7 +112,7 @@ def test_a_chat_stream_to_the_byte(house: ScriptedHouse) -> None:
         expected += f'data: {head}{{"content":{json.dumps(piece)}}},"finish_reason":null{tail}'
     expected += f'data: {head}{{}},"finish_reason":"stop"{tail}'
     sent = stream(
-        house,
+        runtime,
         "chat/completions",
         messages=[{"role": "user", "content": "Hi"}],
         stream_options={"include_usage": True},
@@ -122,10 +122,10 @@ def test_a_chat_stream_to_the_byte(house: ScriptedHouse) -> None:
     assert '"choices":[],"usage":{' in sent.removeprefix(expected)
 
 
-def test_tool_calls_have_arguments_in_every_delta(house: ScriptedHouse) -> None:
+def test_tool_calls_have_arguments_in_every_delta(runtime: ScriptedHouse) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     sent = stream(
-        house,
+        runtime,
         "chat/completions",
         text='<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>',
         messages=[{"role": "user", "content": "Hi"}],
@@ -200,8 +200,8 @@ def test_which_stream_a_client_reads(agent: str, keys: list[str], old: bool) -> 
     assert reads_events({"user-agent": agent} if agent else {}, dict.fromkeys(keys)) is old
 
 
-def test_a_chat_has_no_old_stream(house: ScriptedHouse) -> None:
-    sent = stream(house, "chat/completions", messages=[{"role": "user", "content": "x"}], timeout_microseconds=10**9)
+def test_a_chat_has_no_old_stream(runtime: ScriptedHouse) -> None:
+    sent = stream(runtime, "chat/completions", messages=[{"role": "user", "content": "x"}], timeout_microseconds=10**9)
     assert "token_sampled" not in sent
 
 
@@ -221,5 +221,5 @@ def test_a_chat_has_no_old_stream(house: ScriptedHouse) -> None:
 def test_calls_of_its_clients_are_claimed_where_nobody_was_chosen(
     headers: dict[str, str], body: Any, claimed: bool
 ) -> None:
-    assert claims(Call(headers=headers, body=body, dialect="auto")) is claimed
-    assert claims(Call(headers=headers, body=body, dialect="openai")) is False
+    assert claims(RouteHint(headers=headers, body=body, dialect="auto")) is claimed
+    assert claims(RouteHint(headers=headers, body=body, dialect="openai")) is False

@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from locallab_house import HERE
-from stub_house import LocalHouse, local_house
+from stub_runtime import LocalHouse, local_house
 
 from dragoman.dialects.locallab import dialect as locallab
 from dragoman.text import ChatTemplate
@@ -24,13 +24,13 @@ def settings(tmp_path: Path) -> locallab.LocalLabSettings:
 
 
 @pytest.fixture
-async def house(
+async def runtime(
     anyio_backend: str, template: ChatTemplate, settings: locallab.LocalLabSettings
 ) -> AsyncIterator[LocalHouse]:
-    async with local_house(template, HERE, dialects=(locallab.make(settings),)) as house:
-        yield house
+    async with local_house(template, HERE, dialects=(locallab.make(settings),)) as runtime:
+        yield runtime
 
 
 @pytest.fixture
-def client(house: LocalHouse) -> httpx.AsyncClient:
-    return house.client
+def client(runtime: LocalHouse) -> httpx.AsyncClient:
+    return runtime.client

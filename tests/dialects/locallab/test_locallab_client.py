@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from environments import names_of_checks, outcomes_of, python_with
-from stub_house import FOLDER, QUICK, RunningServer, running_server
+from stub_runtime import FOLDER, QUICK, RunningServer, running_server
 
 from dragoman.dialects import made_dialects
 from dragoman.dialects.locallab import dialect as locallab

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 from locallab_house import BODY, CHAT, HERE, prompt_text
-from stub_house import LocalHouse, local_house
+from stub_runtime import LocalHouse, local_house
 
 from dragoman.dialects.locallab import dialect as locallab
 from dragoman.text import ChatTemplate
@@ -76,22 +76,22 @@ async def test_the_network_is_shown_to_nobody_elsewhere(client: httpx.AsyncClien
     assert "127.0.0.1" in [entry["ip"] for entry in near["interfaces"].values()]
 
 
-async def test_instructions_are_stored_used_and_forgotten(house: LocalHouse, tmp_path: Path) -> None:
-    client = house.client
+async def test_instructions_are_stored_used_and_forgotten(runtime: LocalHouse, tmp_path: Path) -> None:
+    client = runtime.client
     assert (await client.get("/system/instructions")).json() == {"instructions": "", "model_id": "global"}
     stored = await client.post("/system/instructions", json={"instructions": "Speak like a pirate."})
     assert stored.json() == {"message": "Updated global system instructions"}
     await client.post("/generate", json=BODY)
-    assert "Speak like a pirate." in prompt_text(house)
+    assert "Speak like a pirate." in prompt_text(runtime)
     one = {"instructions": "Speak like a king.", "model_id": "stub"}
     assert (await client.post("/system/instructions", json=one)).json() == {
         "message": "Updated system instructions for model stub"
     }
     await client.post("/chat", json=CHAT)
-    assert "Speak like a king." in prompt_text(house)
+    assert "Speak like a king." in prompt_text(runtime)
     await client.post("/chat", json=CHAT | {"messages": [{"role": "system", "content": "Quiet."}, *CHAT["messages"]]})
-    assert "Quiet." in prompt_text(house)
-    assert "king" not in prompt_text(house)
+    assert "Quiet." in prompt_text(runtime)
+    assert "king" not in prompt_text(runtime)
     kept = json.loads((tmp_path / "system_instructions.json").read_text())
     assert kept == {"global": "Speak like a pirate.", "models": {"stub": "Speak like a king."}}
     reset = await client.post("/system/instructions/reset?model_id=stub")
@@ -103,8 +103,8 @@ async def test_instructions_are_stored_used_and_forgotten(house: LocalHouse, tmp
 
 async def test_a_page_of_a_named_origin_may_call(template: ChatTemplate, tmp_path: Path) -> None:
     named = locallab.LocalLabSettings(locallab_cors_origins=("http://page",), locallab_folder=str(tmp_path))
-    async with local_house(template, HERE, dialects=(locallab.make(named),)) as house:
-        await _check_page_of_named_origin(house.client)
+    async with local_house(template, HERE, dialects=(locallab.make(named),)) as runtime:
+        await _check_page_of_named_origin(runtime.client)
 
 
 async def _check_page_of_named_origin(client: httpx.AsyncClient) -> None:

@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 from locallab_house import BODY, CHAT, HERE, last, prompt_text
-from stub_house import STUB, LocalHouse, local_house
+from stub_runtime import STUB, LocalHouse, local_house
 
 from dragoman.core.errors import GenerationFailed
 from dragoman.core.events import FinishEvent, FinishReason
@@ -82,72 +82,72 @@ async def test_every_answer_is_timed_and_counted(client: httpx.AsyncClient) -> N
 # What is asked of the engine -----------------------------------------------------------------------------------------
 
 
-async def test_defaults_are_those_of_the_manual(house: LocalHouse) -> None:
-    await house.client.post("/generate", json={"prompt": "x", "max_length": 4})
-    sampling = last(house).sampling
+async def test_defaults_are_those_of_the_manual(runtime: LocalHouse) -> None:
+    await runtime.client.post("/generate", json={"prompt": "x", "max_length": 4})
+    sampling = last(runtime).sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.7, 0.9, 80)
     assert sampling.repetition_penalty == 1.15
 
 
-async def test_a_default_length_never_fails_on_a_small_context(house: LocalHouse) -> None:
-    answer = await house.client.post("/generate", json={"prompt": "x", "temperature": 0})
+async def test_a_default_length_never_fails_on_a_small_context(runtime: LocalHouse) -> None:
+    answer = await runtime.client.post("/generate", json={"prompt": "x", "temperature": 0})
     assert answer.status_code == 200
     counts = answer.json()["usage"]
     assert counts["total_tokens"] <= 256
 
 
 @pytest.mark.parametrize("name", ["max_length", "max_tokens", "max_new_tokens", "maxLength"])
-async def test_the_length_has_four_names(house: LocalHouse, name: str) -> None:
-    await house.client.post("/generate", json={"prompt": "x", name: 3, "top_p": None})
-    assert last(house).max_tokens == 3
+async def test_the_length_has_four_names(runtime: LocalHouse, name: str) -> None:
+    await runtime.client.post("/generate", json={"prompt": "x", name: 3, "top_p": None})
+    assert last(runtime).max_tokens == 3
 
 
-async def test_of_several_names_the_first_with_a_value_counts(house: LocalHouse) -> None:
+async def test_of_several_names_the_first_with_a_value_counts(runtime: LocalHouse) -> None:
     body = {"prompt": "x", "max_length": None, "max_tokens": 5, "maxLength": 9, "topK": 7, "repetitionPenalty": 1.5}
-    await house.client.post("/generate", json=body)
-    assert last(house).max_tokens == 5
-    assert last(house).sampling.top_k == 7
-    assert last(house).sampling.repetition_penalty == 1.5
+    await runtime.client.post("/generate", json=body)
+    assert last(runtime).max_tokens == 5
+    assert last(runtime).sampling.top_k == 7
+    assert last(runtime).sampling.repetition_penalty == 1.5
 
 
 @pytest.mark.parametrize("greedy", [{"temperature": 0}, {"do_sample": False}, {"doSample": False}])
-async def test_greedy_in_two_ways(house: LocalHouse, greedy: dict[str, Any]) -> None:
-    await house.client.post("/generate", json={"prompt": "x", "max_length": 2} | greedy)
-    assert last(house).sampling.temperature == 0
+async def test_greedy_in_two_ways(runtime: LocalHouse, greedy: dict[str, Any]) -> None:
+    await runtime.client.post("/generate", json={"prompt": "x", "max_length": 2} | greedy)
+    assert last(runtime).sampling.temperature == 0
 
 
-async def test_a_prompt_goes_through_the_chat_template(house: LocalHouse) -> None:
-    await house.client.post("/generate", json=BODY | {"system_prompt": "Be brief."})
-    assert "Be brief." in prompt_text(house)
-    assert "Once upon a time" in prompt_text(house)
-    assert prompt_text(house).endswith("assistant\n")
+async def test_a_prompt_goes_through_the_chat_template(runtime: LocalHouse) -> None:
+    await runtime.client.post("/generate", json=BODY | {"system_prompt": "Be brief."})
+    assert "Be brief." in prompt_text(runtime)
+    assert "Once upon a time" in prompt_text(runtime)
+    assert prompt_text(runtime).endswith("assistant\n")
 
 
 async def test_a_raw_prompt_stays_as_it_is(
     anyio_backend: str, template: ChatTemplate, settings: locallab.LocalLabSettings
 ) -> None:
     raw = msgspec.structs.replace(settings, locallab_prompt_mode="raw")
-    async with local_house(template, HERE, dialects=(locallab.make(raw),)) as house:
-        await house.client.post("/generate", json=BODY)
-        assert prompt_text(house) == "Once upon a time"
-        await house.client.post("/generate", json=BODY | {"system_prompt": "Be brief."})
-        assert prompt_text(house) == "Be brief.\n\nOnce upon a time"
+    async with local_house(template, HERE, dialects=(locallab.make(raw),)) as runtime:
+        await runtime.client.post("/generate", json=BODY)
+        assert prompt_text(runtime) == "Once upon a time"
+        await runtime.client.post("/generate", json=BODY | {"system_prompt": "Be brief."})
+        assert prompt_text(runtime) == "Be brief.\n\nOnce upon a time"
 
 
 async def test_without_a_template_a_chat_is_laid_out_as_text(
     anyio_backend: str, settings: locallab.LocalLabSettings
 ) -> None:
-    async with local_house(ChatTemplate({}), HERE, dialects=(locallab.make(settings),)) as house:
+    async with local_house(ChatTemplate({}), HERE, dialects=(locallab.make(settings),)) as runtime:
         messages = [
             {"role": "System", "content": "Be brief."},
             {"role": "user", "content": "hello"},
             {"role": "narrator", "content": "It rains."},
         ]
-        await house.client.post("/chat", json=CHAT | {"messages": messages})
+        await runtime.client.post("/chat", json=CHAT | {"messages": messages})
         expected = "# System Instruction\nBe brief.\n\n\nUser: hello\n\nUser: Narrator: It rains.\n\nAssistant:"
-        assert prompt_text(house) == expected
-        await house.client.post("/generate", json=BODY)
-        assert prompt_text(house) == "Once upon a time"
+        assert prompt_text(runtime) == expected
+        await runtime.client.post("/generate", json=BODY)
+        assert prompt_text(runtime) == "Once upon a time"
 
 
 async def test_a_template_without_a_system_role_gets_it_with_the_first_question(
@@ -161,7 +161,7 @@ async def test_a_template_without_a_system_role_gets_it_with_the_first_question(
         }
     )
     try:
-        async with local_house(strict, HERE, dialects=(locallab.make(settings),)) as house:
+        async with local_house(strict, HERE, dialects=(locallab.make(settings),)) as runtime:
             messages = [
                 {"role": "system", "content": "Be brief."},
                 {"role": "user", "content": "one"},
@@ -169,11 +169,11 @@ async def test_a_template_without_a_system_role_gets_it_with_the_first_question(
                 {"role": "assistant", "content": "yes"},
                 {"role": "user", "content": "three"},
             ]
-            answer = await house.client.post("/chat", json=CHAT | {"messages": messages})
+            answer = await runtime.client.post("/chat", json=CHAT | {"messages": messages})
             assert answer.status_code == 200
-            assert prompt_text(house) == "<user>Be brief.\n\none\n\ntwo<assistant>yes<user>three<assistant>"
+            assert prompt_text(runtime) == "<user>Be brief.\n\none\n\ntwo<assistant>yes<user>three<assistant>"
             begun = [{"role": "assistant", "content": "I begin."}]
-            answer = await house.client.post("/chat", json=CHAT | {"messages": begun})
+            answer = await runtime.client.post("/chat", json=CHAT | {"messages": begun})
             assert answer.status_code == 400
             assert answer.json()["detail"] == "take turns"
     finally:
@@ -258,18 +258,18 @@ async def test_a_client_may_choose_the_form(
     ],
 )
 async def test_a_fault_in_a_stream_is_said_and_not_done(
-    house: LocalHouse, path: str, form: dict[str, Any], said: bytes, monkeypatch: pytest.MonkeyPatch
+    runtime: LocalHouse, path: str, form: dict[str, Any], said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends: list[RequestEnd] = []
-    monkeypatch.setattr(house.metrics, "ended", lambda request, end: ends.append(end))
+    monkeypatch.setattr(runtime.metrics, "ended", lambda request, end: ends.append(end))
     asking = asyncio.create_task(
-        house.client.post(path, json=(CHAT if "chat" in path else BODY) | form | {"max_length": 200})
+        runtime.client.post(path, json=(CHAT if "chat" in path else BODY) | form | {"max_length": 200})
     )
-    while not house.engine.streams or not house.engine.requests:
+    while not runtime.engine.streams or not runtime.engine.requests:
         await asyncio.sleep(0)
-    (request_id,) = house.engine.streams
+    (request_id,) = runtime.engine.streams
     await asyncio.sleep(0.01)
-    house.engine.deliver(FinishEvent(request_id, 0, FinishReason.ERROR, "the model broke down"))
+    runtime.engine.deliver(FinishEvent(request_id, 0, FinishReason.ERROR, "the model broke down"))
     answer = await asking
     assert answer.status_code == 200
     assert answer.content.endswith(said)
@@ -328,8 +328,8 @@ async def test_an_unknown_model_can_be_let_pass(
     anyio_backend: str, template: ChatTemplate, settings: locallab.LocalLabSettings
 ) -> None:
     lenient = msgspec.structs.replace(settings, locallab_lenient_model_id=True)
-    async with local_house(template, HERE, dialects=(locallab.make(lenient),)) as house:
-        answer = await house.client.post("/generate", json=BODY | {"model_id": "nobody"})
+    async with local_house(template, HERE, dialects=(locallab.make(lenient),)) as runtime:
+        answer = await runtime.client.post("/generate", json=BODY | {"model_id": "nobody"})
         assert answer.status_code == 200
         assert answer.headers["x-model-used"] == "stub"
 
@@ -344,13 +344,13 @@ async def test_too_many_requests(
     anyio_backend: str, template: ChatTemplate, settings: locallab.LocalLabSettings
 ) -> None:
     strict = msgspec.structs.replace(settings, locallab_rate_limit=3, locallab_burst=0)
-    async with local_house(template, HERE, dialects=(locallab.make(strict),)) as house:
-        answers = [await house.client.post("/chat", json=CHAT) for _ in range(4)]
+    async with local_house(template, HERE, dialects=(locallab.make(strict),)) as runtime:
+        answers = [await runtime.client.post("/chat", json=CHAT) for _ in range(4)]
         assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
         assert answers[0].headers["x-ratelimit-remaining"] == "2"
         assert int(answers[3].headers["retry-after"]) > 0
         assert "rate limit" in answers[3].json()["detail"]
-        assert (await house.client.get("/system/info")).status_code == 200
+        assert (await runtime.client.get("/system/info")).status_code == 200
 
 
 # Time ----------------------------------------------------------------------------------------------------------------
@@ -360,8 +360,8 @@ async def test_what_there_is_when_the_time_is_over_is_the_answer(
     anyio_backend: str, template: ChatTemplate, settings: locallab.LocalLabSettings
 ) -> None:
     slow = msgspec.structs.replace(STUB, step_s=0.01)
-    async with local_house(template, HERE, slow, dialects=(locallab.make(settings),)) as house:
-        answer = await house.client.post("/generate", json=BODY | {"max_time": 0.2, "max_length": 200})
+    async with local_house(template, HERE, slow, dialects=(locallab.make(settings),)) as runtime:
+        answer = await runtime.client.post("/generate", json=BODY | {"max_time": 0.2, "max_length": 200})
         assert answer.status_code == 200
         assert answer.json()["finish_reason"] == "length"
         assert 0 < answer.json()["usage"]["completion_tokens"] < 200

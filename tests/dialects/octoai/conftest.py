@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import msgspec
-from stub_house import RunningServer
+from stub_runtime import RunningServer
 from tiny_server import SETTINGS, make_tiny_model, tiny_server
 
 

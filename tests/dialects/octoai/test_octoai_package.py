@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from environments import names_of_checks, outcomes_of, python_with
-from stub_house import RunningServer
+from stub_runtime import RunningServer
 
 SCRIPT = Path(__file__).with_name("checks_octoai.py")
 

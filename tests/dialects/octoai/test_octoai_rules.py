@@ -13,16 +13,16 @@ import msgspec
 import pytest
 from failing import WHY, failing_server
 from scripted import ScriptedHouse, scripted_house
-from stub_house import QUICK, TOKENIZER, LocalHouse, local_house
+from stub_runtime import QUICK, TOKENIZER, LocalHouse, local_house
 
 from dragoman.core.errors import BadRequest, UnsupportedFeature
 from dragoman.dialects import made_dialects
+from dragoman.dialects.api import RouteHint
 from dragoman.dialects.octoai.clients import claims
 from dragoman.dialects.octoai.fields import COMPLETIONS
 from dragoman.dialects.octoai.messages import template_messages
 from dragoman.dialects.octoai.settings import OctoAISettings
 from dragoman.dialects.octoai.translate import completion_requests
-from dragoman.dialects.wire import Call
 from dragoman.text import ChatTemplate
 
 pytestmark = pytest.mark.anyio
@@ -36,8 +36,8 @@ TEXT = "So it goes."
 
 @pytest.fixture(scope="module")
 def scripted(template: ChatTemplate) -> Iterator[ScriptedHouse]:
-    with scripted_house(template) as house:
-        yield house
+    with scripted_house(template) as runtime:
+        yield runtime
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +80,9 @@ def failing(template: ChatTemplate) -> Iterator[str]:
     ],
 )
 async def test_a_completion_is_refused_by_the_name_of_what_is_wrong(
-    house: LocalHouse, fields: dict[str, Any], param: str
+    runtime: LocalHouse, fields: dict[str, Any], param: str
 ) -> None:
-    answer = await house.client.post("/octoai/v1/completions", json=BODY | fields)
+    answer = await runtime.client.post("/octoai/v1/completions", json=BODY | fields)
     told = answer.json()
     assert answer.status_code == 422, told
     (entry,) = told["detail"]
@@ -111,9 +111,9 @@ async def test_a_completion_is_refused_by_the_name_of_what_is_wrong(
     ],
 )
 async def test_a_chat_is_refused_by_the_name_of_what_is_wrong(
-    house: LocalHouse, fields: dict[str, Any], param: str
+    runtime: LocalHouse, fields: dict[str, Any], param: str
 ) -> None:
-    answer = await house.client.post("/octoai/v1/chat/completions", json=CHAT | fields)
+    answer = await runtime.client.post("/octoai/v1/chat/completions", json=CHAT | fields)
     assert answer.status_code == 422, answer.text
     assert answer.json()["detail"][0]["loc"][1] == param
 
@@ -126,52 +126,54 @@ async def test_a_chat_is_refused_by_the_name_of_what_is_wrong(
         {"suffix": "", "stop": "", "logit_bias": {"5": None}, "best_of": 1, "user": "x"},
     ],
 )
-async def test_what_says_nothing_changes_nothing(house: LocalHouse, fields: dict[str, Any]) -> None:
-    plain = await house.client.post("/octoai/v1/completions", json=BODY)
-    answer = await house.client.post("/octoai/v1/completions", json=BODY | fields)
+async def test_what_says_nothing_changes_nothing(runtime: LocalHouse, fields: dict[str, Any]) -> None:
+    plain = await runtime.client.post("/octoai/v1/completions", json=BODY)
+    answer = await runtime.client.post("/octoai/v1/completions", json=BODY | fields)
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"] == plain.json()["choices"]
 
 
-async def test_a_chat_takes_what_the_old_sdk_sends(house: LocalHouse) -> None:
+async def test_a_chat_takes_what_the_old_sdk_sends(runtime: LocalHouse) -> None:
     old = {"function_call": None, "functions": None, "logit_bias": None, "response_format": None, "stop": None, "n": 1}
-    plain = await house.client.post("/octoai/v1/chat/completions", json=CHAT)
-    answer = await house.client.post("/octoai/v1/chat/completions", json=CHAT | old | {"best_of": 3, "echo": True})
+    plain = await runtime.client.post("/octoai/v1/chat/completions", json=CHAT)
+    answer = await runtime.client.post("/octoai/v1/chat/completions", json=CHAT | old | {"best_of": 3, "echo": True})
     assert answer.json()["choices"] == plain.json()["choices"]
     assert answer.json()["choices"][0]["message"]["function_call"] is None
     assert "delta" not in answer.json()["choices"][0]
 
 
-async def test_the_old_extension_is_honoured(house: LocalHouse) -> None:
+async def test_the_old_extension_is_honoured(runtime: LocalHouse) -> None:
     engine = {"top_k": 1, "ignore_eos": True, "stop_token_ids": [5], "skip_special_tokens": False}
-    greedy = await house.client.post("/octoai/v1/chat/completions", json=CHAT | {"temperature": 0, "ignore_eos": True})
-    answer = await house.client.post("/octoai/v1/chat/completions", json=CHAT | {"octoai": {"vllm": engine}})
+    greedy = await runtime.client.post(
+        "/octoai/v1/chat/completions", json=CHAT | {"temperature": 0, "ignore_eos": True}
+    )
+    answer = await runtime.client.post("/octoai/v1/chat/completions", json=CHAT | {"octoai": {"vllm": engine}})
     assert answer.json()["choices"] == greedy.json()["choices"]
-    lora = await house.client.post("/octoai/v1/chat/completions", json=CHAT | {"octoai": {"loras": ["mine"]}})
+    lora = await runtime.client.post("/octoai/v1/chat/completions", json=CHAT | {"octoai": {"loras": ["mine"]}})
     assert (lora.status_code, lora.json()["param"]) == (404, "peft")
 
 
-async def test_a_prompt_longer_than_the_context_is_status_400(house: LocalHouse) -> None:
+async def test_a_prompt_longer_than_the_context_is_status_400(runtime: LocalHouse) -> None:
     for body in (BODY | {"prompt": "word " * 400}, BODY | {"prompt": [5] * 300}):
-        answer = await house.client.post("/octoai/v1/completions", json=body)
+        answer = await runtime.client.post("/octoai/v1/completions", json=body)
         assert (answer.status_code, answer.json()["code"]) == (400, "context_length_exceeded")
-    longer = await house.client.post("/octoai/v1/completions", json=BODY | {"max_tokens": 10**6, "ignore_eos": True})
+    longer = await runtime.client.post("/octoai/v1/completions", json=BODY | {"max_tokens": 10**6, "ignore_eos": True})
     assert longer.json()["usage"]["total_tokens"] == 256
     assert longer.json()["choices"][0]["finish_reason"] == "length"
 
 
-async def test_ids_are_echoed_as_their_text(house: LocalHouse) -> None:
+async def test_ids_are_echoed_as_their_text(runtime: LocalHouse) -> None:
     ids = list(TOKENIZER.encode("Once upon a time", add_special_tokens=False))
     body = BODY | {"prompt": ids}
-    plain = (await house.client.post("/octoai/v1/completions", json=body)).json()["choices"][0]["text"]
-    echoed = (await house.client.post("/octoai/v1/completions", json=body | {"echo": True})).json()["choices"][0][
+    plain = (await runtime.client.post("/octoai/v1/completions", json=body)).json()["choices"][0]["text"]
+    echoed = (await runtime.client.post("/octoai/v1/completions", json=body | {"echo": True})).json()["choices"][0][
         "text"
     ]
     assert echoed == TOKENIZER.decode(ids) + plain
 
 
-def test_models_without_marks_or_beginnings_say_so(house: LocalHouse) -> None:
-    card = msgspec.structs.replace(house.serving.model(None), has_fill_tokens=False, has_bos=False)
+def test_models_without_marks_or_beginnings_say_so(runtime: LocalHouse) -> None:
+    card = msgspec.structs.replace(runtime.serving.model(None), has_fill_tokens=False, has_bos=False)
     reading = COMPLETIONS.read({"model": "stub", "prompt": "x", "suffix": "y"})
     with pytest.raises(UnsupportedFeature, match="suffix"):
         completion_requests(reading, "id", card)
@@ -181,8 +183,8 @@ def test_models_without_marks_or_beginnings_say_so(house: LocalHouse) -> None:
             completion_requests(reading, "id", card)
 
 
-async def test_errors_are_flat_objects(house: LocalHouse) -> None:
-    told = (await house.client.post("/octoai/v1/completions", json=BODY | {"model": "x"})).json()
+async def test_errors_are_flat_objects(runtime: LocalHouse) -> None:
+    told = (await runtime.client.post("/octoai/v1/completions", json=BODY | {"model": "x"})).json()
     shape = {"message": "The model 'x' does not exist.", "type": "not_found_error", "param": "model"}
     assert told == {
         "object": "error",
@@ -192,24 +194,24 @@ async def test_errors_are_flat_objects(house: LocalHouse) -> None:
         "error": shape | {"code": "model_not_found"},
     }
     for path in ("embeddings", "images", "nothing"):
-        answer = await house.client.post(f"/octoai/v1/{path}", json={})
+        answer = await runtime.client.post(f"/octoai/v1/{path}", json={})
         assert (answer.status_code, answer.json()["type"]) == (404, "not_found_error")
         assert answer.headers["x-user-request-id"]
 
 
-async def test_a_form_is_no_body(house: LocalHouse) -> None:
-    answer = await house.client.post("/octoai/v1/completions", data={"model": "stub", "prompt": "x"})
+async def test_a_form_is_no_body(runtime: LocalHouse) -> None:
+    answer = await runtime.client.post("/octoai/v1/completions", data={"model": "stub", "prompt": "x"})
     assert (answer.status_code, answer.json()["detail"][0]["type"]) == (422, "json_invalid")
-    bare = await house.client.post("/octoai/v1/completions", content=json.dumps(BODY).encode())
+    bare = await runtime.client.post("/octoai/v1/completions", content=json.dumps(BODY).encode())
     assert bare.status_code == 200
 
 
-async def test_health_and_models(house: LocalHouse) -> None:
-    assert (await house.client.get("/octoai/healthcheck")).status_code == 200
-    listed = (await house.client.get("/octoai/v1/models")).json()["data"]
+async def test_health_and_models(runtime: LocalHouse) -> None:
+    assert (await runtime.client.get("/octoai/healthcheck")).status_code == 200
+    listed = (await runtime.client.get("/octoai/v1/models")).json()["data"]
     assert [item["id"] for item in listed] == ["stub", "other", "org/name"]
-    house.serving.admission.close("The server is shutting down.")
-    full = await house.client.post("/octoai/v1/completions", json=BODY)
+    runtime.serving.admission.close("The server is shutting down.")
+    full = await runtime.client.post("/octoai/v1/completions", json=BODY)
     assert (full.status_code, full.headers["retry-after"]) == (503, "5")
 
 
@@ -219,22 +221,22 @@ async def test_health_and_models(house: LocalHouse) -> None:
 async def test_prompts_are_stored_only_when_both_sides_want_it(template: ChatTemplate, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     with_log = made_dialects({"octoai": OctoAISettings(octoai_prompt_log=str(path), octoai_prompt_log_bytes=600)})
-    async with local_house(template) as house:
-        await house.client.post("/octoai/v1/completions", json=BODY | {"log_prompt": True})
-    async with local_house(template, dialects=with_log) as house:
-        await house.client.post("/octoai/v1/completions", json=BODY)
-        await house.client.post("/octoai/v1/chat/completions", json=CHAT | {"log_prompt": False})
+    async with local_house(template) as runtime:
+        await runtime.client.post("/octoai/v1/completions", json=BODY | {"log_prompt": True})
+    async with local_house(template, dialects=with_log) as runtime:
+        await runtime.client.post("/octoai/v1/completions", json=BODY)
+        await runtime.client.post("/octoai/v1/chat/completions", json=CHAT | {"log_prompt": False})
         assert not path.exists()
-        await house.client.post("/octoai/v1/completions", json=BODY | {"log_prompt": True, "user": "ann"})
-        await house.client.post("/octoai/v1/chat/completions", json=CHAT | {"log_prompt": True, "stream": True})
-        refused = await house.client.post("/octoai/v1/completions", json=BODY | {"log_prompt": True, "peft": "x"})
+        await runtime.client.post("/octoai/v1/completions", json=BODY | {"log_prompt": True, "user": "ann"})
+        await runtime.client.post("/octoai/v1/chat/completions", json=CHAT | {"log_prompt": True, "stream": True})
+        refused = await runtime.client.post("/octoai/v1/completions", json=BODY | {"log_prompt": True, "peft": "x"})
         assert refused.status_code == 404
         assert path.stat().st_mode & 0o777 == 0o600
         first, second = map(json.loads, path.read_text().splitlines())
         assert (first["prompt"], first["user"], first["model"]) == (BODY["prompt"], "ann", "stub")
         assert second["messages"][0]["content"] == "Hi."
         for _ in range(5):
-            answer = await house.client.post("/octoai/v1/completions", json=BODY | {"log_prompt": True})
+            answer = await runtime.client.post("/octoai/v1/completions", json=BODY | {"log_prompt": True})
             assert answer.status_code == 200
         assert path.stat().st_size <= 600
 
@@ -274,11 +276,11 @@ TURNS = (
 async def test_one_speaker_may_speak_twice_in_a_row() -> None:
     turns = ChatTemplate({"default": TURNS})
     said = [{"role": "user", "content": "One."}, {"role": "user", "content": "Two."}]
-    async with local_house(turns) as house:
-        answer = await house.client.post("/octoai/v1/chat/completions", json=CHAT | {"messages": said})
+    async with local_house(turns) as runtime:
+        answer = await runtime.client.post("/octoai/v1/chat/completions", json=CHAT | {"messages": said})
         assert answer.status_code == 200
-        assert TOKENIZER.decode(house.engine.requests[-1].prompt) == "[user: One.\n\nTwo.]"
-        refused = await house.client.post("/v1/chat/completions", json=CHAT | {"messages": said})
+        assert TOKENIZER.decode(runtime.engine.requests[-1].prompt) == "[user: One.\n\nTwo.]"
+        refused = await runtime.client.post("/v1/chat/completions", json=CHAT | {"messages": said})
         assert refused.status_code == 400
     turns.close()
 
@@ -286,10 +288,10 @@ async def test_one_speaker_may_speak_twice_in_a_row() -> None:
 # Streams -------------------------------------------------------------------------------------------------------------
 
 
-def stream(house: ScriptedHouse, path: str, text: str = TEXT, **fields: Any) -> str:
-    house.engine.texts = [text]
+def stream(runtime: ScriptedHouse, path: str, text: str = TEXT, **fields: Any) -> str:
+    runtime.engine.texts = [text]
     body = {"model": "stub", "seed": 3, "stream": True} | fields
-    answer = httpx.post(f"{house.url}/octoai/v1/{path}", json=body, timeout=20)
+    answer = httpx.post(f"{runtime.url}/octoai/v1/{path}", json=body, timeout=20)
     assert answer.headers["content-type"].startswith("text/event-stream")
     return re.sub(r'"created":\d+', '"created":0', re.sub(r"cmpl-[0-9a-f]{32}", "cmpl-0", answer.text))
 
@@ -384,12 +386,12 @@ async def test_a_stream_that_fails_says_so_and_breaks_the_connection(failing: st
 async def test_calls_of_its_clients_are_claimed_where_nobody_was_chosen(
     headers: dict[str, str], body: Any, claimed: bool
 ) -> None:
-    assert claims(Call(headers=headers, body=body, dialect="auto")) is claimed
-    assert claims(Call(headers=headers, body=body, dialect="openai")) is False
+    assert claims(RouteHint(headers=headers, body=body, dialect="auto")) is claimed
+    assert claims(RouteHint(headers=headers, body=body, dialect="openai")) is False
 
 
 async def test_bare_paths_are_octoais_when_the_operator_says_so(template: ChatTemplate) -> None:
     for dialect, expected in (("octoai", True), ("openai", False)):
-        async with local_house(template, msgspec.structs.replace(QUICK, dialect=dialect)) as house:
-            answer = await house.client.post("/v1/completions", json=BODY)
+        async with local_house(template, msgspec.structs.replace(QUICK, dialect=dialect)) as runtime:
+            answer = await runtime.client.post("/v1/completions", json=BODY)
             assert ("x-user-request-id" in answer.headers) is expected

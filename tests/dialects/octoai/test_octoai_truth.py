@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from stub_house import TOKENIZER, RunningServer
+from stub_runtime import TOKENIZER, RunningServer
 from tiny_server import reference_logprobs
 
 pytestmark = pytest.mark.anyio
@@ -70,7 +70,7 @@ async def test_a_seed_gives_the_same_text_whatever_else_runs(server: RunningServ
 
 def test_the_fingerprint_is_the_models(server: RunningServer) -> None:
     prints = {ask(server, seed=seed)["system_fingerprint"] for seed in range(3)}
-    assert prints == {server.house.serving.model("tiny").fingerprint}
+    assert prints == {server.runtime.serving.model("tiny").fingerprint}
 
 
 @pytest.mark.parametrize("prefix", ["/octoai/v1", "/v1"])

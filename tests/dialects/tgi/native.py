@@ -9,9 +9,9 @@ from typing import Any
 
 import httpx
 import msgspec
-from chat_house import JSON
+from chat_runtime import JSON
 from crowd import CLIENTS
-from stub_house import QUICK, STUB, LocalHouse, RunningServer, local_house, running_server
+from stub_runtime import QUICK, STUB, LocalHouse, RunningServer, local_house, running_server
 
 from dragoman.dialects.tgi import dialect as tgi
 from dragoman.dialects.tgi.settings import TgiSettings
@@ -27,8 +27,8 @@ CONTEXT = 256
 async def native_house(template: ChatTemplate, stub: StubModel = STUB, **settings: Any) -> AsyncIterator[LocalHouse]:
     """The stub engine behind the TGI dialect with these settings."""
     served = msgspec.structs.replace(QUICK, dialect="tgi")
-    async with local_house(template, served, stub, dialects=(tgi.make(TgiSettings(**settings)),)) as house:
-        yield house
+    async with local_house(template, served, stub, dialects=(tgi.make(TgiSettings(**settings)),)) as runtime:
+        yield runtime
 
 
 async def ask(client: httpx.AsyncClient, path: str, body: Any) -> httpx.Response:

@@ -16,7 +16,7 @@ import pytest
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 from native import tgi_served
-from stub_house import TOKENIZER, RunningServer, running_server
+from stub_runtime import TOKENIZER, RunningServer, running_server
 
 from dragoman.engine.messages import StubModel
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from chat_house import TOOL, USER, ChatHouse, chat_house, events, settled
-from stub_house import TOKENIZER
+from chat_runtime import TOOL, USER, ChatHouse, chat_runtime, events, settled
+from stub_runtime import TOKENIZER
 
 from dragoman.dialects.tgi.tools import NO_TOOL, TOOL_PROMPT
 from dragoman.text import ChatTemplate
@@ -23,15 +23,15 @@ PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 
 @pytest.fixture
-async def house(template: ChatTemplate) -> AsyncIterator[ChatHouse]:
-    async with chat_house(template) as house:
-        yield house
+async def runtime(template: ChatTemplate) -> AsyncIterator[ChatHouse]:
+    async with chat_runtime(template) as runtime:
+        yield runtime
 
 
 @pytest.fixture
 async def strict(template: ChatTemplate) -> AsyncIterator[ChatHouse]:
-    async with chat_house(template, tgi_strict=True) as house:
-        yield house
+    async with chat_runtime(template, tgi_strict=True) as runtime:
+        yield runtime
 
 
 def tokens(text: str) -> int:
@@ -43,8 +43,8 @@ def functions(stream: list[Any]) -> list[dict[str, Any]]:
     return [event["choices"][0]["delta"]["tool_calls"][0]["function"] for event in stream]
 
 
-async def test_a_call_is_the_whole_message(house: ChatHouse) -> None:
-    answer = await house.chat(CALL, **TOOLS)
+async def test_a_call_is_the_whole_message(runtime: ChatHouse) -> None:
+    answer = await runtime.chat(CALL, **TOOLS)
     assert answer.json()["choices"][0] == {
         "index": 0,
         "message": {
@@ -68,8 +68,8 @@ async def test_a_call_is_the_whole_message(house: ChatHouse) -> None:
     assert answer.headers["x-generated-tokens"] == str(tokens(CALL))
 
 
-async def test_a_streamed_call_byte_for_byte(house: ChatHouse) -> None:
-    answer = settled((await house.chat('{"function": {"_name": "weather"}}', stream=True, **TOOLS)).text)
+async def test_a_streamed_call_byte_for_byte(runtime: ChatHouse) -> None:
+    answer = settled((await runtime.chat('{"function": {"_name": "weather"}}', stream=True, **TOOLS)).text)
     head = (
         'data: {"object":"chat.completion.chunk","id":"chatcmpl-1","created":1750000000,"model":"stub",'
         '"system_fingerprint":"1.0.0-native","choices":[{"index":0,"delta":{"role":"assistant","tool_calls":'
@@ -82,8 +82,8 @@ async def test_a_streamed_call_byte_for_byte(house: ChatHouse) -> None:
     )
 
 
-async def test_a_streamed_call_keeps_the_models_own_spacing(house: ChatHouse) -> None:
-    stream = events((await house.chat(CALL, stream=True, **TOOLS)).text)
+async def test_a_streamed_call_keeps_the_models_own_spacing(runtime: ChatHouse) -> None:
+    stream = events((await runtime.chat(CALL, stream=True, **TOOLS)).text)
     added = functions(stream)
     assert [list(each) for each in added] == [["name", "arguments"]] * len(added)
     assert added[0] == {"name": "weather", "arguments": "{"}
@@ -96,15 +96,15 @@ async def test_a_streamed_call_keeps_the_models_own_spacing(house: ChatHouse) ->
     assert all(event["usage"] is None for event in stream)
 
 
-async def test_each_token_of_a_call_is_a_chunk(house: ChatHouse) -> None:
-    stream = events((await house.chat(CALL, stream=True, logprobs=True, **TOOLS)).text)
+async def test_each_token_of_a_call_is_a_chunk(runtime: ChatHouse) -> None:
+    stream = events((await runtime.chat(CALL, stream=True, logprobs=True, **TOOLS)).text)
     entries = [event["choices"][0]["logprobs"]["content"] for event in stream]
     assert sum(map(len, entries)) == tokens(CALL), "the log-probability of every token is in one of them"
     assert len(stream) > len(TOKENIZER.encode(' "city": "Köln", "days": 2', add_special_tokens=False)) / 2
 
 
-async def test_the_counts_follow_a_streamed_call(house: ChatHouse) -> None:
-    *_, last = events((await house.chat(CALL, stream=True, stream_options={"include_usage": True}, **TOOLS)).text)
+async def test_the_counts_follow_a_streamed_call(runtime: ChatHouse) -> None:
+    *_, last = events((await runtime.chat(CALL, stream=True, stream_options={"include_usage": True}, **TOOLS)).text)
     assert last["choices"] == []
     assert last["usage"]["completion_tokens"] == tokens(CALL)
 
@@ -116,19 +116,19 @@ async def test_how_a_call_ends_in_strict_answers(strict: ChatHouse) -> None:
 
 
 async def test_how_it_ends_is_one_quirk_by_itself(template: ChatTemplate) -> None:
-    async with chat_house(template, tgi_quirk=("tool-finish-stop",)) as house:
-        stream = events((await house.chat(CALL, stream=True, **TOOLS)).text)
+    async with chat_runtime(template, tgi_quirk=("tool-finish-stop",)) as runtime:
+        stream = events((await runtime.chat(CALL, stream=True, **TOOLS)).text)
         assert stream[-1]["choices"][0]["finish_reason"] == "stop"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_stop_strings_are_for_text_and_not_for_calls(house: ChatHouse, stream: bool) -> None:
-    called = await house.chat(CALL, stop=["city"], stream=stream, **TOOLS)
+async def test_stop_strings_are_for_text_and_not_for_calls(runtime: ChatHouse, stream: bool) -> None:
+    called = await runtime.chat(CALL, stop=["city"], stream=stream, **TOOLS)
     assert '"finish_reason":"tool_calls"' in called.text
-    declined = await house.chat(DECLINED, "It rains in the city today.", stop=["city"], stream=stream, **TOOLS)
-    plain = await house.chat("It rains in the city today.", stop=["city"], stream=stream)
+    declined = await runtime.chat(DECLINED, "It rains in the city today.", stop=["city"], stream=stream, **TOOLS)
+    plain = await runtime.chat("It rains in the city today.", stop=["city"], stream=stream)
     assert settled(declined.text) == settled(plain.text)
-    many = await house.chat(CALL, stop=list("abcde"), stream=stream, **TOOLS)
+    many = await runtime.chat(CALL, stop=list("abcde"), stream=stream, **TOOLS)
     assert (many.status_code, many.json()["error"]) == (
         422,
         "Input validation error: `stop` supports up to 4 stop sequences. Given: 5",
@@ -138,38 +138,38 @@ async def test_stop_strings_are_for_text_and_not_for_calls(house: ChatHouse, str
 # The model declines ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_model_that_declines_answers_freely(house: ChatHouse) -> None:
-    answer = await house.chat(DECLINED, "It rains.", **TOOLS)
+async def test_a_model_that_declines_answers_freely(runtime: ChatHouse) -> None:
+    answer = await runtime.chat(DECLINED, "It rains.", **TOOLS)
     choice = answer.json()["choices"][0]
     assert choice["message"] == {"role": "assistant", "content": "It rains."}
     assert choice["finish_reason"] == "stop"
-    plain = await house.chat("It rains.")
+    plain = await runtime.chat("It rains.")
     assert answer.json()["usage"] == plain.json()["usage"], "the counts are those of the second generation"
     assert answer.headers["x-prompt-tokens"] == plain.headers["x-prompt-tokens"]
     assert answer.headers["x-compute-characters"] == plain.headers["x-compute-characters"]
-    first, second, free = house.engine.requests
+    first, second, free = runtime.engine.requests
     assert first.grammar is not None
     assert second.grammar is None
     assert second.prompt == free.prompt
 
 
-async def test_its_answer_streams_as_any_other(house: ChatHouse) -> None:
-    declined = await house.chat(DECLINED, "It rains.", stream=True, **TOOLS)
-    plain = await house.chat("It rains.", stream=True)
+async def test_its_answer_streams_as_any_other(runtime: ChatHouse) -> None:
+    declined = await runtime.chat(DECLINED, "It rains.", stream=True, **TOOLS)
+    plain = await runtime.chat("It rains.", stream=True)
     assert settled(declined.text) == settled(plain.text)
     assert declined.headers["x-compute-characters"] == plain.headers["x-compute-characters"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_first_generation_is_cancelled_as_soon_as_its_name_is_known(house: ChatHouse, stream: bool) -> None:
-    await house.chat(DECLINED + " and so on" * 9, "It rains.", stream=stream, **TOOLS)
-    assert house.engine.left[0].taken <= tokens(DECLINED)
-    assert house.engine.left[0].closed
+async def test_the_first_generation_is_cancelled_as_soon_as_its_name_is_known(runtime: ChatHouse, stream: bool) -> None:
+    await runtime.chat(DECLINED + " and so on" * 9, "It rains.", stream=stream, **TOOLS)
+    assert runtime.engine.left[0].taken <= tokens(DECLINED)
+    assert runtime.engine.left[0].closed
 
 
-async def test_a_tool_of_that_name_is_called_where_it_has_to_be(house: ChatHouse) -> None:
+async def test_a_tool_of_that_name_is_called_where_it_has_to_be(runtime: ChatHouse) -> None:
     tool = {"type": "function", "function": {"name": NO_TOOL}}
-    answer = await house.chat(DECLINED, tools=[tool], tool_choice="required")
+    answer = await runtime.chat(DECLINED, tools=[tool], tool_choice="required")
     assert answer.json()["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == NO_TOOL
 
 
@@ -177,8 +177,8 @@ async def test_a_tool_of_that_name_is_called_where_it_has_to_be(house: ChatHouse
 
 
 @pytest.mark.parametrize("most", [3, 14])
-async def test_a_cut_call_is_an_error(house: ChatHouse, most: int) -> None:
-    answer = await house.chat(CALL, max_tokens=most, **TOOLS)
+async def test_a_cut_call_is_an_error(runtime: ChatHouse, most: int) -> None:
+    answer = await runtime.chat(CALL, max_tokens=most, **TOOLS)
     assert answer.status_code == 422
     assert answer.json()["error_type"] == "tool_error"
     assert answer.json()["error"].startswith(
@@ -186,15 +186,15 @@ async def test_a_cut_call_is_an_error(house: ChatHouse, most: int) -> None:
     )
 
 
-async def test_a_streamed_call_that_is_cut_says_so_at_its_end(house: ChatHouse) -> None:
-    stream = events((await house.chat(CALL, max_tokens=tokens(CALL) - 5, stream=True, **TOOLS)).text)
+async def test_a_streamed_call_that_is_cut_says_so_at_its_end(runtime: ChatHouse) -> None:
+    stream = events((await runtime.chat(CALL, max_tokens=tokens(CALL) - 5, stream=True, **TOOLS)).text)
     assert stream[-1]["choices"][0]["finish_reason"] == "length"
     arguments = "".join(each["arguments"] for each in functions(stream))
     assert '{ "city": "Köln", "days": 2}'.startswith(arguments)
 
 
-async def test_a_stream_that_is_cut_before_the_name_is_an_error(house: ChatHouse, strict: ChatHouse) -> None:
-    answer = await house.chat(CALL, max_tokens=3, stream=True, **TOOLS)
+async def test_a_stream_that_is_cut_before_the_name_is_an_error(runtime: ChatHouse, strict: ChatHouse) -> None:
+    answer = await runtime.chat(CALL, max_tokens=3, stream=True, **TOOLS)
     assert (answer.status_code, answer.json()["error_type"]) == (422, "tool_error")
     silent = await strict.chat(CALL, max_tokens=3, stream=True, **TOOLS)
     assert (silent.status_code, silent.text) == (200, "data: [DONE]\n\n")
@@ -206,14 +206,14 @@ async def test_a_stream_that_is_cut_before_the_name_is_an_error(house: ChatHouse
 @pytest.mark.parametrize(
     ("earlier", "id"), [(["0"], "1"), (["3", "12"], "13"), (["call_1"], r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")]
 )
-async def test_the_id_of_a_streamed_call_follows_the_earlier_ones(house: ChatHouse, earlier: Any, id: str) -> None:
+async def test_the_id_of_a_streamed_call_follows_the_earlier_ones(runtime: ChatHouse, earlier: Any, id: str) -> None:
     called = {"type": "function", "function": {"name": "weather", "arguments": "{}"}}
     messages = [USER, *({"role": "assistant", "tool_calls": [called | {"id": each}]} for each in earlier), USER]
-    stream = events((await house.chat(CALL, messages=messages, stream=True, **TOOLS)).text)
+    stream = events((await runtime.chat(CALL, messages=messages, stream=True, **TOOLS)).text)
     ids = {event["choices"][0]["delta"]["tool_calls"][0]["id"] for event in stream}
     assert len(ids) == 1
     assert re.fullmatch(id, ids.pop())
-    whole = await house.chat(CALL, messages=messages, **TOOLS)
+    whole = await runtime.chat(CALL, messages=messages, **TOOLS)
     assert whole.json()["choices"][0]["message"]["tool_calls"][0]["id"] == "0"
 
 
@@ -223,44 +223,44 @@ async def test_the_id_of_a_streamed_call_follows_the_earlier_ones(house: ChatHou
 async def test_a_template_that_knows_tools_is_given_them() -> None:
     shown = "{{ tools[0].function.parameters.required[0] }},{{ tools | length }}"
     template = ChatTemplate({"default": "{% if tools %}" + shown + "{% endif %}" + PLAIN})
-    async with chat_house(template) as house:
-        await house.chat(CALL, **TOOLS)
+    async with chat_runtime(template) as runtime:
+        await runtime.chat(CALL, **TOOLS)
         asked = f"<user>{USER['content']}\n---\n{TOOL_PROMPT}"
-        assert house.engine.prompt() == f"city,2{asked}"
-        await house.chat(CALL, tool_choice="required", tool_prompt="Call!", **TOOLS)
-        assert house.engine.prompt() == f"city,1<user>{USER['content']}\n---\nCall!"
-        await house.chat("Rain.", tool_choice="none", **TOOLS)
-        assert house.engine.prompt() == f"<user>{USER['content']}"
+        assert runtime.engine.prompt() == f"city,2{asked}"
+        await runtime.chat(CALL, tool_choice="required", tool_prompt="Call!", **TOOLS)
+        assert runtime.engine.prompt() == f"city,1<user>{USER['content']}\n---\nCall!"
+        await runtime.chat("Rain.", tool_choice="none", **TOOLS)
+        assert runtime.engine.prompt() == f"<user>{USER['content']}"
     template.close()
 
 
 async def test_to_any_other_the_tools_are_told_behind_the_last_message() -> None:
     template = ChatTemplate({"default": PLAIN})
-    async with chat_house(template) as house:
-        await house.chat(CALL, tool_choice="weather", **TOOLS)
+    async with chat_runtime(template) as runtime:
+        await runtime.chat(CALL, tool_choice="weather", **TOOLS)
         listed = json.dumps([TOOL], separators=(",", ":"), ensure_ascii=False)
-        assert house.engine.prompt() == f"<user>{USER['content']}\n---\n{listed}\n{TOOL_PROMPT}"
-        tokenized = await house.post("/chat_tokenize", {"messages": [USER], "tool_choice": "weather", **TOOLS})
-        assert tokenized.json()["templated_text"] == house.engine.prompt()
+        assert runtime.engine.prompt() == f"<user>{USER['content']}\n---\n{listed}\n{TOOL_PROMPT}"
+        tokenized = await runtime.post("/chat_tokenize", {"messages": [USER], "tool_choice": "weather", **TOOLS})
+        assert tokenized.json()["templated_text"] == runtime.engine.prompt()
     template.close()
 
 
 async def test_a_model_that_declines_is_told_nothing_of_tools() -> None:
     template = ChatTemplate({"default": PLAIN})
-    async with chat_house(template) as house:
-        await house.chat(DECLINED, "It rains.", **TOOLS)
-        assert NO_TOOL in house.engine.prompts()[0]
-        assert house.engine.prompts()[1] == f"<user>{USER['content']}"
+    async with chat_runtime(template) as runtime:
+        await runtime.chat(DECLINED, "It rains.", **TOOLS)
+        assert NO_TOOL in runtime.engine.prompts()[0]
+        assert runtime.engine.prompts()[1] == f"<user>{USER['content']}"
     template.close()
 
 
 @pytest.mark.parametrize(
     "fields", [{"tools": []}, {"tools": None}, {"tool_choice": "weather"}, {"tool_choice": "none", **TOOLS}]
 )
-async def test_without_tools_nothing_is_asked_of_the_text(house: ChatHouse, fields: Any) -> None:
-    answer = await house.chat(CALL, **fields)
+async def test_without_tools_nothing_is_asked_of_the_text(runtime: ChatHouse, fields: Any) -> None:
+    answer = await runtime.chat(CALL, **fields)
     assert answer.json()["choices"][0]["message"]["content"] == CALL
-    assert house.engine.requests[0].grammar is None
+    assert runtime.engine.requests[0].grammar is None
 
 
 # Response formats -----------------------------------------------------------------------------------------------------
@@ -278,27 +278,27 @@ SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "intege
         {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}},
     ],
 )
-async def test_every_form_of_a_schema_is_the_same_grammar(house: ChatHouse, format: Any) -> None:
-    await house.chat('{"a": 1}', response_format={"type": "json", "value": SCHEMA})
-    await house.chat('{"a": 1}', response_format=format)
-    first, second = house.engine.requests
+async def test_every_form_of_a_schema_is_the_same_grammar(runtime: ChatHouse, format: Any) -> None:
+    await runtime.chat('{"a": 1}', response_format={"type": "json", "value": SCHEMA})
+    await runtime.chat('{"a": 1}', response_format=format)
+    first, second = runtime.engine.requests
     assert first.grammar == second.grammar is not None
     assert first.prompt == second.prompt, "the schema is not shown to the model"
 
 
-async def test_other_formats(house: ChatHouse) -> None:
+async def test_other_formats(runtime: ChatHouse) -> None:
     for format in ({"type": "regex", "value": "[0-9]+"}, {"type": "json_object"}, {"type": "text"}, None):
-        assert (await house.chat("1", response_format=format)).status_code == 200
-    grammars = [request.grammar for request in house.engine.requests]
+        assert (await runtime.chat("1", response_format=format)).status_code == 200
+    grammars = [request.grammar for request in runtime.engine.requests]
     assert grammars[0] != grammars[1]
     assert None not in grammars[:2]
     assert grammars[2:] == [None, None]
 
 
 async def test_grammars_can_be_switched_off(template: ChatTemplate) -> None:
-    async with chat_house(template, disable_grammar_support=True) as house:
+    async with chat_runtime(template, disable_grammar_support=True) as runtime:
         for fields in ({"response_format": {"type": "json_object"}}, TOOLS):
-            answer = await house.chat(CALL, **fields)
+            answer = await runtime.chat(CALL, **fields)
             assert (answer.status_code, answer.json()["error"]) == (
                 422,
                 "Input validation error: grammar is not supported",

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from chat_house import USER, ChatHouse, chat_house, settled
-from stub_house import TOKENIZER
+from chat_runtime import USER, ChatHouse, chat_runtime, settled
+from stub_runtime import TOKENIZER
 
 from dragoman.core.errors import DragomanError, GenerationFailed
 from dragoman.dialects.tgi.settings import TgiSettings
@@ -24,9 +24,9 @@ INFER = "/v2/models/any/versions/1/infer"
 
 
 @pytest.fixture
-async def house(anyio_backend: str, template: ChatTemplate) -> AsyncIterator[ChatHouse]:
-    async with chat_house(template) as house:
-        yield house
+async def runtime(anyio_backend: str, template: ChatTemplate) -> AsyncIterator[ChatHouse]:
+    async with chat_runtime(template) as runtime:
+        yield runtime
 
 
 @pytest.mark.parametrize(
@@ -40,57 +40,57 @@ async def house(anyio_backend: str, template: ChatTemplate) -> AsyncIterator[Cha
     ],
     ids=str,
 )
-async def test_invocations_answer_as_what_can_read_them(house: ChatHouse, body: Any, path: str) -> None:
-    invoked = await house.post("/invocations", body, " there")
+async def test_invocations_answer_as_what_can_read_them(runtime: ChatHouse, body: Any, path: str) -> None:
+    invoked = await runtime.post("/invocations", body, " there")
     assert invoked.status_code == 200
-    assert settled(invoked.text) == settled((await house.post(path, body, " there")).text)
+    assert settled(invoked.text) == settled((await runtime.post(path, body, " there")).text)
 
 
-async def test_what_nobody_can_read_is_a_422(house: ChatHouse) -> None:
-    answer = await house.post("/invocations", {"text": "Hi"})
+async def test_what_nobody_can_read_is_a_422(runtime: ChatHouse) -> None:
+    answer = await runtime.post("/invocations", {"text": "Hi"})
     assert answer.status_code == 422
     said = "data did not match any variant of untagged enum SagemakerRequest at line 1 column 14"
     assert answer.text == SHAPE + said
 
 
-async def test_vertex_answers_in_order(house: ChatHouse) -> None:
+async def test_vertex_answers_in_order(runtime: ChatHouse) -> None:
     instances = [
         {"inputs": "Hi", "parameters": {"max_new_tokens": 1, "seed": 3}},
         {"messages": [USER]},
         {"inputs": "x"},
     ]
-    answer = await house.post("/vertex", {"instances": instances}, " one two")
+    answer = await runtime.post("/vertex", {"instances": instances}, " one two")
     assert answer.text == '{"predictions":[" one"," one two"," one two"]}'
     # Texts are drawn, whatever their parameters say.
-    assert house.engine.requests[0].sampling.temperature == 1.0
-    assert house.engine.requests[0].seeds == (3,)
+    assert runtime.engine.requests[0].sampling.temperature == 1.0
+    assert runtime.engine.requests[0].seeds == (3,)
 
 
-async def test_vertex_faults(house: ChatHouse) -> None:
-    empty = await house.post("/vertex", {"instances": []})
+async def test_vertex_faults(runtime: ChatHouse) -> None:
+    empty = await runtime.post("/vertex", {"instances": []})
     said = {"error": "Input validation error", "error_type": "Input validation error"}
     assert (empty.status_code, empty.json()) == (422, said)
-    shapeless = await house.post("/vertex", {"instances": [{"inputs": "x"}, {}]})
+    shapeless = await runtime.post("/vertex", {"instances": [{"inputs": "x"}, {}]})
     assert shapeless.status_code == 422
     assert shapeless.text.startswith(SHAPE + "instances[1]: data did not match any variant of untagged enum Vertex")
-    inner = await house.post("/vertex", {"instances": [{"inputs": ""}]})
+    inner = await runtime.post("/vertex", {"instances": [{"inputs": ""}]})
     said = {"error": "Incomplete generation", "error_type": "Incomplete generation"}
     assert (inner.status_code, inner.json()) == (500, said)
 
 
-async def test_one_failure_ends_the_batch(house: ChatHouse) -> None:
+async def test_one_failure_ends_the_batch(runtime: ChatHouse) -> None:
     def fail(request: object) -> object:
         raise GenerationFailed("gone")
 
-    house.engine.submit = fail  # type: ignore[method-assign,assignment]
-    answer = await house.client.post("/vertex", json={"instances": [{"inputs": "x"}] * 40})
+    runtime.engine.submit = fail  # type: ignore[method-assign,assignment]
+    answer = await runtime.client.post("/vertex", json={"instances": [{"inputs": "x"}] * 40})
     assert answer.status_code == 500
 
 
 async def test_vertex_names_its_own_paths(template: ChatTemplate) -> None:
-    async with chat_house(template, aip_predict_route="/predict/here", aip_health_route="/is/healthy") as house:
-        assert (await house.client.get("/is/healthy")).status_code == 200
-        answer = await house.post("/predict/here", {"instances": [{"inputs": "Hi"}]}, " there")
+    async with chat_runtime(template, aip_predict_route="/predict/here", aip_health_route="/is/healthy") as runtime:
+        assert (await runtime.client.get("/is/healthy")).status_code == 200
+        answer = await runtime.post("/predict/here", {"instances": [{"inputs": "Hi"}]}, " there")
         assert answer.json() == {"predictions": [" there"]}
     with pytest.raises(DragomanError, match="a path begins with /"):
         TgiSettings(aip_predict_route="predict").check()
@@ -101,20 +101,20 @@ async def test_vertex_generates_without_a_key_only_where_the_operator_says_so(
     template: ChatTemplate, insecure: bool, status: int
 ) -> None:
     settings = {"aip_predict_route": "/predict", "insecure_predict": insecure}
-    async with chat_house(template, keys=KEYS, **settings) as house:
+    async with chat_runtime(template, keys=KEYS, **settings) as runtime:
         body = {"instances": [{"inputs": "Hi"}]}
-        assert (await house.client.post("/predict", json=body)).status_code == status
-        foreign = await house.client.post("/predict", json=body, headers={"origin": "https://evil.example"})
+        assert (await runtime.client.post("/predict", json=body)).status_code == status
+        foreign = await runtime.client.post("/predict", json=body, headers={"origin": "https://evil.example"})
         assert foreign.status_code == (403 if insecure else 401)
-        assert (await house.client.post("/vertex", json=body)).status_code == 401
+        assert (await runtime.client.post("/vertex", json=body)).status_code == 401
 
 
-async def test_kserve_describes_itself(house: ChatHouse) -> None:
+async def test_kserve_describes_itself(runtime: ChatHouse) -> None:
     for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/m/versions/2/ready"):
-        assert (await house.client.get(path)).text == '{"live":true}'
-    about = (await house.client.get("/v2")).json()
+        assert (await runtime.client.get(path)).text == '{"live":true}'
+    about = (await runtime.client.get("/v2")).json()
     assert (about["name"], about["extensions"]) == ("text-generation-inference", ["health", "models", "metrics"])
-    assert (await house.client.get("/v2/models/m/versions/2")).text == (
+    assert (await runtime.client.get("/v2/models/m/versions/2")).text == (
         '{"name":"m","version":"2","extensions":["infer","ready"]}'
     )
 
@@ -125,22 +125,22 @@ def inference(*texts: bytes, outputs: int | None = None, **more: Any) -> dict[st
     return {"id": "7", "inputs": inputs, "outputs": names, **more}
 
 
-async def test_kserve_infers_bytes_from_bytes(house: ChatHouse) -> None:
-    answer = await house.post(INFER, inference("Hé".encode(), b"Hi", parameters={"max_new_tokens": 1}), " there")
+async def test_kserve_infers_bytes_from_bytes(runtime: ChatHouse) -> None:
+    answer = await runtime.post(INFER, inference("Hé".encode(), b"Hi", parameters={"max_new_tokens": 1}), " there")
     data = list(b" there")
     outputs = [{"name": f"out{i}", "shape": [1, 6], "datatype": "BYTES", "data": data} for i in range(2)]
     assert answer.text == json.dumps({"id": "7", "outputs": outputs}, separators=(",", ":"))
-    assert house.engine.requests[0].prompt == TOKENIZER.encode("Hé")
+    assert runtime.engine.requests[0].prompt == TOKENIZER.encode("Hé")
 
 
-async def test_kserve_faults(house: ChatHouse) -> None:
-    fewer = await house.post(INFER, inference(b"a", b"b", outputs=1))
+async def test_kserve_faults(runtime: ChatHouse) -> None:
+    fewer = await runtime.post(INFER, inference(b"a", b"b", outputs=1))
     assert (fewer.status_code, fewer.json()["error_type"]) == (422, "length mismatch")
     assert fewer.json()["error"] == "Inputs and outputs length mismatch"
-    broken = await house.post(INFER, inference(b"\xff"))
+    broken = await runtime.post(INFER, inference(b"\xff"))
     assert (broken.status_code, broken.json()["error_type"]) == (422, "utf8")
     large = inference(b"a")
     large["inputs"][0]["data"] = [256]
-    answer = await house.post(INFER, large)
+    answer = await runtime.post(INFER, large)
     assert "inputs[0].data[0]: invalid value: integer `256`, expected u8" in answer.text
-    assert (await house.post(INFER, inference(b""))).status_code == 500
+    assert (await runtime.post(INFER, inference(b""))).status_code == 500

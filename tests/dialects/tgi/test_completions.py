@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from chat_house import BROKEN, JSON, ChatHouse, chat_house, events, settled
-from stub_house import TOKENIZER
+from chat_runtime import BROKEN, JSON, ChatHouse, chat_runtime, events, settled
+from stub_runtime import TOKENIZER
 
 from dragoman.text import ChatTemplate
 
@@ -17,15 +17,15 @@ HEAD = '"id":"cmpl-1","created":1750000000,"model":"stub","system_fingerprint":"
 
 
 @pytest.fixture
-async def house(template: ChatTemplate) -> AsyncIterator[ChatHouse]:
-    async with chat_house(template) as house:
-        yield house
+async def runtime(template: ChatTemplate) -> AsyncIterator[ChatHouse]:
+    async with chat_runtime(template) as runtime:
+        yield runtime
 
 
 @pytest.fixture
 async def strict(template: ChatTemplate) -> AsyncIterator[ChatHouse]:
-    async with chat_house(template, tgi_strict=True) as house:
-        yield house
+    async with chat_runtime(template, tgi_strict=True) as runtime:
+        yield runtime
 
 
 def tokens(text: str) -> int:
@@ -36,8 +36,8 @@ def inputs(text: str) -> int:
     return len(TOKENIZER.encode(text))
 
 
-async def test_a_whole_answer(house: ChatHouse) -> None:
-    answer = await house.complete(" upon a time", "So", prompt=["Once", "And"], max_tokens=3)
+async def test_a_whole_answer(runtime: ChatHouse) -> None:
+    answer = await runtime.complete(" upon a time", "So", prompt=["Once", "And"], max_tokens=3)
     prompt, made = inputs("Once") + inputs("And"), 3 + tokens("So")
     assert settled(answer.text) == (
         f'{{"object":"text_completion",{HEAD},"choices":['
@@ -51,8 +51,8 @@ async def test_a_whole_answer(house: ChatHouse) -> None:
     assert "x-compute-time" not in answer.headers
 
 
-async def test_a_stream_byte_for_byte(house: ChatHouse) -> None:
-    answer = await house.complete(" upon", stream=True)
+async def test_a_stream_byte_for_byte(runtime: ChatHouse) -> None:
+    answer = await runtime.complete(" upon", stream=True)
     prompt, made = inputs("Once"), tokens(" upon")
     usage = f'"usage":{{"prompt_tokens":{prompt},"completion_tokens":{made},"total_tokens":{prompt + made}}}'
     assert made == 2
@@ -69,8 +69,8 @@ async def test_a_stream_byte_for_byte(house: ChatHouse) -> None:
     assert answer.headers["x-accel-buffering"] == "no"
 
 
-async def test_prompts_take_turns(house: ChatHouse) -> None:
-    answer = await house.complete(" one two three four", " one", " one two", prompt=["a", "b", "c"], stream=True)
+async def test_prompts_take_turns(runtime: ChatHouse) -> None:
+    answer = await runtime.complete(" one two three four", " one", " one two", prompt=["a", "b", "c"], stream=True)
     lengths = [tokens(" one two three four"), tokens(" one"), tokens(" one two")]
     turns = [i for turn in range(max(lengths)) for i in range(3) if turn < lengths[i]]
     stream = events(answer.text)
@@ -83,60 +83,60 @@ async def test_prompts_take_turns(house: ChatHouse) -> None:
     assert texts == [" one two three four", " one", " one two"]
 
 
-async def test_counts_come_with_the_last_events_whatever_is_asked(house: ChatHouse) -> None:
+async def test_counts_come_with_the_last_events_whatever_is_asked(runtime: ChatHouse) -> None:
     for fields in ({}, {"stream_options": {"include_usage": False}}, {"stream_options": {"include_usage": True}}):
-        stream = events((await house.complete(" upon", stream=True, **fields)).text)
+        stream = events((await runtime.complete(" upon", stream=True, **fields)).text)
         assert ["usage" in event for event in stream] == [False, True]
 
 
-async def test_one_seed_for_all_prompts(house: ChatHouse) -> None:
-    await house.complete(prompt=["a", "b"], seed=17)
-    assert [request.seeds for request in house.engine.requests] == [(17,), (17,)]
+async def test_one_seed_for_all_prompts(runtime: ChatHouse) -> None:
+    await runtime.complete(prompt=["a", "b"], seed=17)
+    assert [request.seeds for request in runtime.engine.requests] == [(17,), (17,)]
 
 
 @pytest.mark.parametrize("fields", [{}, {"model": "tgi"}, {"model": "dummy"}, {"model": None}])
-async def test_the_model_is_the_served_one(house: ChatHouse, fields: Any) -> None:
-    assert (await house.complete(**fields)).json()["model"] == "stub"
+async def test_the_model_is_the_served_one(runtime: ChatHouse, fields: Any) -> None:
+    assert (await runtime.complete(**fields)).json()["model"] == "stub"
 
 
-async def test_how_it_ended(house: ChatHouse, strict: ChatHouse) -> None:
+async def test_how_it_ended(runtime: ChatHouse, strict: ChatHouse) -> None:
     async def finish(of: ChatHouse, stream: bool, **fields: Any) -> str:
         answer = await of.complete(" one two three", stream=stream, **fields)
         return str((events(answer.text)[-1] if stream else answer.json())["choices"][0]["finish_reason"])
 
     for stream, end in ((False, "stop"), (True, "eos_token")):
-        assert [await finish(house, stream), await finish(strict, stream)] == ["stop", end]
-        assert [await finish(each, stream, max_tokens=1) for each in (house, strict)] == ["length", "length"]
-        assert [await finish(each, stream, stop="two") for each in (house, strict)] == ["stop", "stop_sequence"]
+        assert [await finish(runtime, stream), await finish(strict, stream)] == ["stop", end]
+        assert [await finish(each, stream, max_tokens=1) for each in (runtime, strict)] == ["length", "length"]
+        assert [await finish(each, stream, stop="two") for each in (runtime, strict)] == ["stop", "stop_sequence"]
 
 
-async def test_special_tokens_have_no_text_unless_strict(house: ChatHouse, strict: ChatHouse) -> None:
+async def test_special_tokens_have_no_text_unless_strict(runtime: ChatHouse, strict: ChatHouse) -> None:
     eos = TOKENIZER.decode(TOKENIZER.eos_ids[:1], skip_special_tokens=False)
     assert eos
-    for each, text in ((house, ""), (strict, eos)):
+    for each, text in ((runtime, ""), (strict, eos)):
         assert events((await each.complete(" upon", stream=True)).text)[-1]["choices"][0]["text"] == text
         assert (await each.complete(" upon")).json()["choices"][0]["text"] == " upon"
     assert (await strict.complete()).json()["id"] == ""
 
 
-async def test_log_probabilities_are_openais(house: ChatHouse) -> None:
-    whole = (await house.complete(" upon", logprobs=1)).json()["choices"][0]["logprobs"]
+async def test_log_probabilities_are_openais(runtime: ChatHouse) -> None:
+    whole = (await runtime.complete(" upon", logprobs=1)).json()["choices"][0]["logprobs"]
     assert list(whole) == ["tokens", "token_logprobs", "top_logprobs", "text_offset"]
     assert whole["tokens"][0] == " upon"
     assert whole["token_logprobs"] == [-0.5, -0.5]
     assert whole["top_logprobs"] == [{TOKENIZER.decode([7]): -1.0}] * 2
     assert whole["text_offset"] == [0, 5]
-    stream = events((await house.complete(" upon", logprobs=0, stream=True)).text)
+    stream = events((await runtime.complete(" upon", logprobs=0, stream=True)).text)
     parts = [event["choices"][0]["logprobs"] for event in stream]
     assert [part["text_offset"] for part in parts] == [[0], [5]]
     assert [part["top_logprobs"] for part in parts] == [[{}], [{}]]
 
 
-async def test_what_has_no_effect_is_reported(house: ChatHouse) -> None:
-    answer = await house.complete(n=2, best_of=3, echo=True, user="me")
+async def test_what_has_no_effect_is_reported(runtime: ChatHouse) -> None:
+    answer = await runtime.complete(n=2, best_of=3, echo=True, user="me")
     assert answer.headers["x-dragoman-warnings"] == "ignored: user, echo, n, best_of"
     assert answer.json()["choices"][0]["text"] == "Sure."
-    assert "x-dragoman-warnings" not in (await house.complete(n=1, best_of=1, echo=False)).headers
+    assert "x-dragoman-warnings" not in (await runtime.complete(n=1, best_of=1, echo=False)).headers
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------
@@ -172,8 +172,8 @@ async def test_suffixes_and_large_batches(strict: ChatHouse, stream: bool) -> No
         ({"prompt": ["a", 5]}, "prompt[1]: invalid type: integer `5`, expected a string"),
     ],
 )
-async def test_json_of_the_wrong_shape(house: ChatHouse, body: Any, reason: str) -> None:
-    answer = await house.post("/v1/completions", body)
+async def test_json_of_the_wrong_shape(runtime: ChatHouse, body: Any, reason: str) -> None:
+    answer = await runtime.post("/v1/completions", body)
     assert answer.status_code == 422
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
     assert reason in answer.text
@@ -181,32 +181,32 @@ async def test_json_of_the_wrong_shape(house: ChatHouse, body: Any, reason: str)
 
 @pytest.mark.parametrize("prompt", ["Once", ["Once", "Twice"]])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_broken_rule_has_a_status(house: ChatHouse, prompt: Any, stream: bool) -> None:
-    answer = await house.complete(prompt=prompt, stream=stream, top_p=2)
+async def test_a_broken_rule_has_a_status(runtime: ChatHouse, prompt: Any, stream: bool) -> None:
+    answer = await runtime.complete(prompt=prompt, stream=stream, top_p=2)
     assert (answer.status_code, answer.json()) == (
         422,
         {"error": "Input validation error: `top_p` must be > 0.0 and < 1.0", "error_type": "validation"},
     )
 
 
-async def test_a_prompt_that_fails_says_so_and_the_others_go_on(house: ChatHouse, strict: ChatHouse) -> None:
-    for each in (house, strict):
+async def test_a_prompt_that_fails_says_so_and_the_others_go_on(runtime: ChatHouse, strict: ChatHouse) -> None:
+    for each in (runtime, strict):
         stream = events((await each.complete(" upon", prompt=["", "Once", ""], stream=True)).text)
         fault = {"message": "Input validation error: `inputs` cannot be empty", "http_status_code": 422}
         assert [event["error"] for event in stream if "error" in event] == [fault, fault]
         assert next(event["choices"][0]["text"] for event in stream if "error" not in event) == " upon"
-    whole = await house.complete(" upon", prompt=["", "Once"])
+    whole = await runtime.complete(" upon", prompt=["", "Once"])
     assert whole.status_code == 422
 
 
-async def test_a_prompt_that_breaks_off_says_so_and_the_others_go_on(house: ChatHouse) -> None:
-    stream = events((await house.complete(" one" + BROKEN, " one two three", prompt=["a", "b"], stream=True)).text)
+async def test_a_prompt_that_breaks_off_says_so_and_the_others_go_on(runtime: ChatHouse) -> None:
+    stream = events((await runtime.complete(" one" + BROKEN, " one two three", prompt=["a", "b"], stream=True)).text)
     fault = {"message": "Request failed during generation: Server error: it broke", "http_status_code": 422}
     assert [event["error"] for event in stream if "error" in event] == [fault]
     choices = [event["choices"][0] for event in stream if "error" not in event]
     assert "".join(choice["text"] for choice in choices if choice["index"] == 1) == " one two three"
     assert choices[-1]["finish_reason"] == "stop"
-    whole = await house.complete(" one", " one" + BROKEN, prompt=["a", "b"])
+    whole = await runtime.complete(" one", " one" + BROKEN, prompt=["a", "b"])
     assert (whole.status_code, whole.json()["error_type"]) == (424, "generation")
 
 
@@ -220,12 +220,12 @@ async def test_in_strict_streams_a_broken_rule_is_an_event(strict: ChatHouse) ->
 
 
 async def test_each_prompt_needs_a_permit(template: ChatTemplate) -> None:
-    async with chat_house(template, max_concurrent_requests=3) as house:
+    async with chat_runtime(template, max_concurrent_requests=3) as runtime:
         for stream in (False, True):
-            assert (await house.complete(prompt=["a"] * 4, stream=stream)).status_code == 429
-            assert (await house.complete(prompt=["a"] * 3, stream=stream)).status_code == 200
+            assert (await runtime.complete(prompt=["a"] * 4, stream=stream)).status_code == 429
+            assert (await runtime.complete(prompt=["a"] * 3, stream=stream)).status_code == 200
 
 
-async def test_the_body_says_that_it_is_json(house: ChatHouse) -> None:
-    assert (await house.client.post("/v1/completions", content="{}", headers=JSON)).status_code == 422
-    assert (await house.client.post("/v1/completions", content="{}")).status_code == 415
+async def test_the_body_says_that_it_is_json(runtime: ChatHouse) -> None:
+    assert (await runtime.client.post("/v1/completions", content="{}", headers=JSON)).status_code == 422
+    assert (await runtime.client.post("/v1/completions", content="{}")).status_code == 415

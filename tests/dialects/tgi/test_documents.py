@@ -6,12 +6,12 @@ import re
 from collections.abc import AsyncIterator
 
 import pytest
-from chat_house import ChatHouse, chat_house
+from chat_runtime import ChatHouse, chat_runtime
 
 from dragoman.dialects.tgi import dialect as tgi
 from dragoman.dialects.tgi.chat_fields import CHAT, COMPLETIONS
-from dragoman.dialects.tgi.documents import DOCUMENTED, document
 from dragoman.dialects.tgi.fields import COMPAT_GENERATE, PARAMETERS
+from dragoman.dialects.tgi.openapi import DOCUMENTED, document
 from dragoman.dialects.tgi.settings import TgiSettings
 from dragoman.text import ChatTemplate
 
@@ -96,9 +96,9 @@ SCHEMAS = MADE["components"]["schemas"]
 
 
 @pytest.fixture
-async def house(template: ChatTemplate) -> AsyncIterator[ChatHouse]:
-    async with chat_house(template) as house:
-        yield house
+async def runtime(template: ChatTemplate) -> AsyncIterator[ChatHouse]:
+    async with chat_runtime(template) as runtime:
+        yield runtime
 
 
 def test_names_and_ids_are_the_originals() -> None:
@@ -162,14 +162,14 @@ def test_ranges() -> None:
     assert larger["GenerateParameters"]["properties"]["top_p"]["exclusiveMaximum"] is True
 
 
-async def test_the_document_and_its_page_are_served(house: ChatHouse) -> None:
+async def test_the_document_and_its_page_are_served(runtime: ChatHouse) -> None:
     for prefix in ("", "/tgi"):
-        answer = await house.client.get(f"{prefix}/api-doc/openapi.json")
+        answer = await runtime.client.get(f"{prefix}/api-doc/openapi.json")
         assert answer.json() == document(TgiSettings(), "/tgi")
         assert answer.headers["content-type"] == "application/json"
-        moved = await house.client.get(f"{prefix}/docs")
+        moved = await runtime.client.get(f"{prefix}/docs")
         assert moved.status_code == 303
-        page = await house.client.get(moved.url.join(moved.headers["location"]))
+        page = await runtime.client.get(moved.url.join(moved.headers["location"]))
         assert str(page.url).endswith(f"{prefix}/docs/")
         assert page.headers["content-type"] == "text/html; charset=utf-8"
         assert all(f"id='{id}'" in page.text for id in IDS.values())

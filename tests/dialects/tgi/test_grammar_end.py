@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from native import events_of, tgi_served
-from stub_house import TOKENIZER, RunningServer, running_server
+from stub_runtime import TOKENIZER, RunningServer, running_server
 
 PATTERN = {"type": "regex", "value": "[a-c]{5}"}
 SCHEMA = {

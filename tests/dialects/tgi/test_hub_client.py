@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub.errors import TextGenerationError, ValidationError
 from native import tgi_served
-from stub_house import TOKENIZER, RunningServer, running_server
+from stub_runtime import TOKENIZER, RunningServer, running_server
 
 PROMPT = "Once upon a time"
 EVERYTHING: dict[str, Any] = {

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
-from chat_house import chat_house
+from chat_runtime import chat_runtime
 from native import ask, generate, native_house
-from stub_house import QUICK, STUB, TOKENIZER, LocalHouse, local_house
+from stub_runtime import QUICK, STUB, TOKENIZER, LocalHouse, local_house
 
 import dragoman
 from dragoman.core.errors import (
@@ -29,7 +29,7 @@ from dragoman.core.errors import (
     TemplateFailed,
     TemplateMissing,
 )
-from dragoman.dialects.kinds import Violation
+from dragoman.dialects.field_types import FieldError
 from dragoman.dialects.tgi.errors import IncompleteStream, MissingVariable, ToolFault, failure_label
 from dragoman.dialects.tgi.metrics import DURATION_BOUNDS, steps_to
 from dragoman.server.app import create_app
@@ -45,8 +45,8 @@ def all_kinds(kind: type[DragomanError]) -> list[type[DragomanError]]:
 
 @pytest.fixture
 async def native(anyio_backend: str, template: ChatTemplate) -> AsyncIterator[LocalHouse]:
-    async with native_house(template) as house:
-        yield house
+    async with native_house(template) as runtime:
+        yield runtime
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/ping", "/tgi/", "/tgi/health"])
@@ -95,26 +95,26 @@ async def test_tokens_of_texts_that_no_context_holds(native: LocalHouse) -> None
 
 
 async def test_a_failure_makes_the_probe_generate(template: ChatTemplate) -> None:
-    async with chat_house(template) as house:
-        submit, count = house.engine.submit, 0
+    async with chat_runtime(template) as runtime:
+        submit, count = runtime.engine.submit, 0
 
         def fail(request: object) -> object:
             raise GenerationFailed("the engine is gone")
 
-        house.engine.submit = fail  # type: ignore[method-assign,assignment]
-        answer = await house.post("/generate", {"inputs": "Hi"})
+        runtime.engine.submit = fail  # type: ignore[method-assign,assignment]
+        answer = await runtime.post("/generate", {"inputs": "Hi"})
         assert answer.status_code == 424
         reason = "Request failed during generation: Server error: the engine is gone"
         assert answer.text == json.dumps({"error": reason, "error_type": "generation"}, separators=(",", ":"))
-        sick = await house.client.get("/health")
+        sick = await runtime.client.get("/health")
         assert (sick.status_code, sick.text) == (503, '{"error":"unhealthy","error_type":"healthcheck"}')
-        house.engine.submit = submit  # type: ignore[method-assign]
-        count = len(house.engine.requests)
-        assert (await house.client.get("/health")).status_code == 200
-        assert len(house.engine.requests) == count + 1
-        assert house.engine.requests[-1].max_tokens == 1
-        assert (await house.client.get("/health")).status_code == 200
-        assert len(house.engine.requests) == count + 1
+        runtime.engine.submit = submit  # type: ignore[method-assign]
+        count = len(runtime.engine.requests)
+        assert (await runtime.client.get("/health")).status_code == 200
+        assert len(runtime.engine.requests) == count + 1
+        assert runtime.engine.requests[-1].max_tokens == 1
+        assert (await runtime.client.get("/health")).status_code == 200
+        assert len(runtime.engine.requests) == count + 1
 
 
 async def test_metrics_have_the_originals_names(native: LocalHouse) -> None:
@@ -142,11 +142,11 @@ async def test_metrics_have_the_originals_names(native: LocalHouse) -> None:
 
 
 async def test_requests_of_other_dialects_count_too(template: ChatTemplate) -> None:
-    async with local_house(template, msgspec.structs.replace(QUICK, dialect="tgi"), STUB) as house:
-        await house.client.post("/openai/v1/completions", json={"prompt": "a", "max_tokens": 2})
-        await house.client.post("/openai/v1/completions", json={"prompt": 5})  # generates nothing
-        await house.client.post("/tgi/tokenize", json={"inputs": "a"})
-        lines = (await house.client.get("/metrics")).text.splitlines()
+    async with local_house(template, msgspec.structs.replace(QUICK, dialect="tgi"), STUB) as runtime:
+        await runtime.client.post("/openai/v1/completions", json={"prompt": "a", "max_tokens": 2})
+        await runtime.client.post("/openai/v1/completions", json={"prompt": 5})  # generates nothing
+        await runtime.client.post("/tgi/tokenize", json={"inputs": "a"})
+        lines = (await runtime.client.get("/metrics")).text.splitlines()
         assert "tgi_request_count 1" in lines
         assert "tgi_request_success 1" in lines
         assert not [line for line in lines if line.startswith("tgi_request_failure")]
@@ -156,7 +156,7 @@ async def test_requests_of_other_dialects_count_too(template: ChatTemplate) -> N
 
 
 async def test_a_validation_lasts_from_the_arrival_of_the_request(template: ChatTemplate) -> None:
-    async with local_house(template, msgspec.structs.replace(QUICK, dialect="tgi"), STUB) as house:
+    async with local_house(template, msgspec.structs.replace(QUICK, dialect="tgi"), STUB) as runtime:
 
         async def body() -> AsyncIterator[bytes]:
             yield b'{"prompt": "a", '
@@ -165,24 +165,24 @@ async def test_a_validation_lasts_from_the_arrival_of_the_request(template: Chat
 
         headers = {"content-type": "application/json"}
         for path in ("/openai/v1/completions", "/tgi/v1/completions"):
-            assert (await house.client.post(path, content=body(), headers=headers)).status_code == 200
-        text = (await house.client.get("/metrics")).text
+            assert (await runtime.client.post(path, content=body(), headers=headers)).status_code == 200
+        text = (await runtime.client.get("/metrics")).text
         found = re.search(r"^tgi_request_validation_duration_sum (\S+)$", text, flags=re.MULTILINE)
         assert found is not None
         assert 0.1 <= float(found[1]) < 1
 
 
 async def test_the_gauge_of_tokens_is_of_what_is_running(template: ChatTemplate) -> None:
-    async with native_house(template) as house:
-        house.engine.free.clear()
-        asked = asyncio.create_task(generate(house.client, max_new_tokens=7))
-        while not house.engine.requests:
+    async with native_house(template) as runtime:
+        runtime.engine.free.clear()
+        asked = asyncio.create_task(generate(runtime.client, max_new_tokens=7))
+        while not runtime.engine.requests:
             await asyncio.sleep(0.005)
-        prompt = house.engine.requests[0].prompt_tokens
-        assert f"tgi_batch_current_max_tokens {prompt + 7}" in (await house.client.get("/metrics")).text
-        house.engine.free.set()
+        prompt = runtime.engine.requests[0].prompt_tokens
+        assert f"tgi_batch_current_max_tokens {prompt + 7}" in (await runtime.client.get("/metrics")).text
+        runtime.engine.free.set()
         await asked
-        assert "tgi_batch_current_max_tokens 0" in (await house.client.get("/metrics")).text
+        assert "tgi_batch_current_max_tokens 0" in (await runtime.client.get("/metrics")).text
 
 
 @pytest.mark.parametrize("error", [DragomanError, *all_kinds(DragomanError)], ids=lambda kind: kind.__name__)
@@ -206,7 +206,7 @@ def test_every_error_is_counted_under_one_of_the_originals_names(error: type[Dra
         (ValueError, "generation"),
         (ContextOverflow, "validation"),
         (BadConstraint, "validation"),
-        (Violation, "validation"),
+        (FieldError, "validation"),
         (ToolFault, "validation"),
         (TemplateMissing, "template"),
         (TemplateFailed, "template"),
@@ -230,15 +230,15 @@ async def test_pages_of_other_origins(native: LocalHouse, template: ChatTemplate
     asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
     refused = await native.client.options("/generate", headers=asked)
     assert (refused.status_code, refused.json()["error_type"]) == (403, "forbidden")
-    async with native_house(template, cors_allow_origin=("https://a.example",)) as house:
-        answer = await house.client.options("/generate", headers=asked)
+    async with native_house(template, cors_allow_origin=("https://a.example",)) as runtime:
+        answer = await runtime.client.options("/generate", headers=asked)
         assert answer.status_code == 200
         assert answer.headers["access-control-allow-origin"] == "https://a.example"
         assert answer.headers["access-control-allow-methods"] == "GET,POST"
         assert answer.headers["access-control-allow-headers"] == "content-type,authorization"
-        allowed = await house.client.get("/info", headers={"origin": "https://a.example"})
+        allowed = await runtime.client.get("/info", headers={"origin": "https://a.example"})
         assert allowed.headers["access-control-allow-origin"] == "https://a.example"
-        other = await house.client.get("/info", headers={"origin": "https://b.example"})
+        other = await runtime.client.get("/info", headers={"origin": "https://b.example"})
         assert "access-control-allow-origin" not in other.headers
         assert other.headers["vary"] == "origin, access-control-request-method, access-control-request-headers"
 
@@ -267,13 +267,13 @@ async def test_the_line_is_for_requests_of_this_dialect_where_it_is_the_operator
 ) -> None:
     caplog.set_level("DEBUG", "dragoman")
     body = {"inputs": "a", "prompt": "a", "max_tokens": 2}
-    async with local_house(template, msgspec.structs.replace(QUICK, dialect=dialect), STUB) as house:
-        assert (await house.client.post(path, json=body)).status_code == 200
-        await house.client.post(path, json={"inputs": 5, "prompt": 5})
+    async with local_house(template, msgspec.structs.replace(QUICK, dialect=dialect), STUB) as runtime:
+        assert (await runtime.client.post(path, json=body)).status_code == 200
+        await runtime.client.post(path, json={"inputs": 5, "prompt": 5})
         assert {record.name for record in caplog.records} == {"dragoman.access"}
         caplog.clear()
-        await house.client.post("/tgi/generate", json=body)
-        await house.client.post("/tgi/generate", json={"inputs": 5})
+        await runtime.client.post("/tgi/generate", json=body)
+        await runtime.client.post("/tgi/generate", json={"inputs": 5})
     names = [record.name for record in caplog.records]
     own = ["dragoman.tgi"] if dialect == "tgi" else []
     assert names == [*own, "dragoman.access"] * 2
@@ -283,17 +283,17 @@ async def test_applications_of_one_server_write_one_line(
     template: ChatTemplate, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "dragoman.tgi")
-    async with native_house(template) as house:
-        create_app(house.serving, msgspec.structs.replace(QUICK, dialect="tgi"), metrics=house.metrics)
-        await generate(house.client, max_new_tokens=2)
+    async with native_house(template) as runtime:
+        create_app(runtime.serving, msgspec.structs.replace(QUICK, dialect="tgi"), metrics=runtime.metrics)
+        await generate(runtime.client, max_new_tokens=2)
     assert len(caplog.records) == 1
 
 
 async def test_limits_that_the_model_cannot_hold_are_lowered_aloud(
     template: ChatTemplate, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with native_house(template, max_input_tokens=500, max_total_tokens=600) as house:
-        info = (await house.client.get("/info")).json()
+    async with native_house(template, max_input_tokens=500, max_total_tokens=600) as runtime:
+        info = (await runtime.client.get("/info")).json()
         assert (info["max_input_tokens"], info["max_total_tokens"]) == (255, 256)
     assert "max_input_tokens is 255, not 500: the model's context is 256" in caplog.text
     assert "max_total_tokens is 256, not 600" in caplog.text

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from chat_house import TOOL, USER
+from chat_runtime import TOOL, USER
 from native import tgi_served
 from sockets import Left, ask, request_of, status_of, until
-from stub_house import TOKENIZER, RunningServer, running_server
+from stub_runtime import TOKENIZER, RunningServer, running_server
 
 from dragoman.dialects.tgi import dialect as tgi
 from dragoman.dialects.tgi.settings import TgiSettings
@@ -54,16 +54,16 @@ def test_who_leaves_is_not_generated_for(served: RunningServer, path: str, body:
     with Left(served, serves):
         with served.connect() as connection:
             connection.sendall(request_of(body, path))
-            until(lambda: served.house.engine.stats().running > 0)
+            until(lambda: served.runtime.engine.stats().running > 0)
             if reads and body.get("stream"):
                 assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
-        until(lambda: served.house.engine.stats().running == 0)
+        until(lambda: served.runtime.engine.stats().running == 0)
 
 
 def test_more_than_the_permits_are_turned_away_until_others_leave(served: RunningServer) -> None:
     with Left(served, serves), served.connect() as connection:
         connection.sendall(request_of(PROMPTS | {"stream": True}))
-        until(lambda: served.house.engine.stats().running == 3)
+        until(lambda: served.runtime.engine.stats().running == 3)
         answer = ask(served, request_of(CHAT, "/v1/chat/completions"))
         assert status_of(answer) == 429
         assert json.loads(answer.partition(b"\r\n\r\n")[2]) == {

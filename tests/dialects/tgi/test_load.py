@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from native import ask, events_of, generate, native_house
-from stub_house import LocalHouse
+from stub_runtime import LocalHouse
 
 from dragoman.core.errors import Overloaded
-from dragoman.dialects.tgi.service import Permits, Service
 from dragoman.dialects.tgi.settings import TgiSettings
+from dragoman.dialects.tgi.state import Permits, TgiState
 from dragoman.text import ChatTemplate
 
 pytestmark = pytest.mark.anyio
@@ -23,8 +23,8 @@ OVERLOADED = {"error": "Model is overloaded", "error_type": "overloaded"}
 @pytest.fixture
 async def native(anyio_backend: str, template: ChatTemplate) -> AsyncIterator[LocalHouse]:
     """Two permits."""
-    async with native_house(template, max_concurrent_requests=2) as house:
-        yield house
+    async with native_house(template, max_concurrent_requests=2) as runtime:
+        yield runtime
 
 
 async def held(native: LocalHouse, count: int) -> list[asyncio.Task[Any]]:
@@ -98,7 +98,7 @@ async def test_permits_come_back_from_those_who_fail_or_leave(native: LocalHouse
 
 
 def test_permits_are_counted() -> None:
-    permits = Service(TgiSettings(max_concurrent_requests=3)).permits
+    permits = TgiState(TgiSettings(max_concurrent_requests=3)).permits
     with permits.take(2), permits.take():
         assert permits.taken == 3
         with pytest.raises(Overloaded), permits.take():

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from stub_house import QUICK, STUB, TOKENIZER, local_model
+from stub_runtime import QUICK, STUB, TOKENIZER, local_model
 
 from dragoman.core.events import FinishReason, TokenEvent
 from dragoman.core.sampling import EndingParams
-from dragoman.dialects.tgi.passage import Passage
 from dragoman.dialects.tgi.render import float32
-from dragoman.server.transcript import transcripts_of
+from dragoman.dialects.tgi.sequence_output import SequenceOutput
+from dragoman.server.output_processor import make_output_processors
 from dragoman.text import ChatTemplate
 
 MODEL = local_model(QUICK, STUB, ChatTemplate({}))
@@ -57,14 +57,14 @@ def test_numbers_on_the_wire(value: float | None, written: str) -> None:
 def test_the_pieces_of_a_passage_are_its_text(ids: list[int], stop: str) -> None:
     """Token by token, whatever was held back before it: a piece for each, and together what the answer shows."""
     ending = EndingParams(stop=(stop,) * bool(stop), include_stop=True, skip_special_tokens=False)
-    (transcript,) = transcripts_of(MODEL, 1, (), ending)
-    passage, pieces = Passage(seed=0), []
+    (output_processor,) = make_output_processors(MODEL, 1, (), ending)
+    passage, pieces = SequenceOutput(seed=0), []
     for i, token_id in enumerate(ids):
         finish = FinishReason.LENGTH if i == len(ids) - 1 else None
-        new = passage.push(transcript.push(TokenEvent("r", 0, i, token_id, finish)))
+        new = passage.push(output_processor.push(TokenEvent("r", 0, i, token_id, finish)))
         assert len(new) == 1
         pieces += new
-        if transcript.finish is not None:
+        if output_processor.finish is not None:
             break
     assert [piece.token.token_id for piece in pieces] == ids[: len(pieces)]
     text = "".join(piece.shown for piece in pieces)

@@ -9,9 +9,9 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
-from stub_house import QUICK, running_server
+from stub_runtime import QUICK, running_server
 
-from dragoman.dialects.tgi.documents import DOCUMENTED, SSE, Documented
+from dragoman.dialects.tgi.openapi import DOCUMENTED, SSE, Documented
 
 # Rules that no schema can say (a prompt that fits the context, a grammar that can be compiled) have this status.
 RULES = ["422"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from native import ask, native_house
-from stub_house import LocalHouse
+from stub_runtime import LocalHouse
 
 from dragoman.dialects.tgi.body import place, syntax_reason
 from dragoman.text import ChatTemplate
@@ -20,8 +20,8 @@ WHERE = {"inputs": "x"}
 
 @pytest.fixture
 async def native(anyio_backend: str, template: ChatTemplate) -> AsyncIterator[LocalHouse]:
-    async with native_house(template) as house:
-        yield house
+    async with native_house(template) as runtime:
+        yield runtime
 
 
 @pytest.mark.parametrize("kind", [None, "text/plain", "application/xml", "text/json", "application/jsonp"])
@@ -41,8 +41,8 @@ async def test_json_by_any_name(native: LocalHouse, kind: str) -> None:
 
 
 async def test_a_large_body_is_a_413(template: ChatTemplate) -> None:
-    async with native_house(template, payload_limit=100) as house:
-        answer = await ask(house.client, "/generate", {"inputs": "x" * 100})
+    async with native_house(template, payload_limit=100) as runtime:
+        answer = await ask(runtime.client, "/generate", {"inputs": "x" * 100})
         assert answer.status_code == 413
         assert answer.text == "Failed to buffer the request body: length limit exceeded"
 

@@ -8,17 +8,17 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import httpx
 import msgspec
 import pytest
-from chat_house import ChatHouse, WatchedEvents, chat_house
+from chat_runtime import ChatHouse, WatchedEvents, chat_runtime
 from native import events_of
-from stub_house import QUICK, TOKENIZER
+from stub_runtime import QUICK, TOKENIZER
 
 from dragoman.core.events import EngineEvent, FinishEvent, FinishReason, PromptEvent, TokenEvent
 from dragoman.core.request import EngineRequest
 from dragoman.core.serving import Serving
+from dragoman.dialects.api import Dialect, Exchange, Operation
 from dragoman.dialects.openai import dialect as openai
 from dragoman.dialects.tgi.errors import render_error
 from dragoman.dialects.tgi.render import COMMENT
-from dragoman.dialects.wire import Dialect, Exchange, Operation
 from dragoman.server.app import create_app
 from dragoman.text import ChatTemplate
 
@@ -28,12 +28,12 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def house(anyio_backend: str, template: ChatTemplate) -> AsyncIterator[ChatHouse]:
-    async with chat_house(template) as house:
-        yield house
+async def runtime(anyio_backend: str, template: ChatTemplate) -> AsyncIterator[ChatHouse]:
+    async with chat_runtime(template) as runtime:
+        yield runtime
 
 
-def play(house: ChatHouse, *rest: EngineEvent) -> None:
+def play(runtime: ChatHouse, *rest: EngineEvent) -> None:
     """The engine says one token, and then these."""
 
     def submit(request: EngineRequest) -> WatchedEvents:
@@ -41,36 +41,36 @@ def play(house: ChatHouse, *rest: EngineEvent) -> None:
         first = [PromptEvent(name), TokenEvent(name, 0, 0, THERE, None, -0.5)]
         return WatchedEvents([*first, *rest])
 
-    house.engine.submit = submit  # type: ignore[method-assign]
+    runtime.engine.submit = submit  # type: ignore[method-assign]
 
 
 BODY = {"inputs": "Hi", "parameters": {"max_new_tokens": 9}}
 
 
-async def test_a_failure_is_the_last_event(house: ChatHouse) -> None:
-    play(house, FinishEvent("", 0, FinishReason.ERROR, "the engine died"))
-    answer = await house.post("/generate_stream", BODY)
+async def test_a_failure_is_the_last_event(runtime: ChatHouse) -> None:
+    play(runtime, FinishEvent("", 0, FinishReason.ERROR, "the engine died"))
+    answer = await runtime.post("/generate_stream", BODY)
     assert answer.status_code == 200
     first, last = events_of(answer.text)
     assert first["token"]["text"] == " there"
     said = "Request failed during generation: Server error: the engine died"
     assert last == {"error": said, "error_type": "generation"}
-    whole = await house.post("/generate", BODY)
+    whole = await runtime.post("/generate", BODY)
     assert (whole.status_code, whole.json()) == (424, last)
-    lines = (await house.client.get("/metrics")).text.splitlines()
+    lines = (await runtime.client.get("/metrics")).text.splitlines()
     assert 'tgi_request_failure{err="generation"} 2' in lines
 
 
-async def test_an_end_without_a_last_token_is_an_incomplete_generation(house: ChatHouse) -> None:
-    play(house)
-    *_, last = events_of((await house.post("/generate_stream", BODY)).text)
+async def test_an_end_without_a_last_token_is_an_incomplete_generation(runtime: ChatHouse) -> None:
+    play(runtime)
+    *_, last = events_of((await runtime.post("/generate_stream", BODY)).text)
     assert last == {"error": "Incomplete generation stream", "error_type": "incomplete_generation_stream"}
-    whole = await house.post("/", BODY)
+    whole = await runtime.post("/", BODY)
     assert whole.status_code == 500
     assert whole.json() == {"error": "Incomplete generation", "error_type": "incomplete_generation"}
 
 
-async def test_silence_is_filled_with_comments(house: ChatHouse) -> None:
+async def test_silence_is_filled_with_comments(runtime: ChatHouse) -> None:
     async def handler(serving: Serving, exchange: Exchange) -> None:
         async def chunks() -> AsyncGenerator[bytes, None]:
             yield b"data: 1\n\n"
@@ -83,7 +83,7 @@ async def test_silence_is_filled_with_comments(house: ChatHouse) -> None:
     toy = Dialect(name="toy", title="Toy", operations=(slow,), render_error=render_error, keep_alive=COMMENT)
     before = asyncio.all_tasks()
     settings = msgspec.structs.replace(QUICK, keep_alive_comment_s=0.02)
-    app = create_app(house.serving, settings, dialects=(openai.make(openai.OpenAISettings()), toy))
+    app = create_app(runtime.serving, settings, dialects=(openai.make(openai.OpenAISettings()), toy))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         text = (await client.get("/toy/slow")).text
     first, *comments, second, rest = text.split("\n\n")
@@ -93,5 +93,5 @@ async def test_silence_is_filled_with_comments(house: ChatHouse) -> None:
     assert asyncio.all_tasks() == before
 
 
-async def test_a_stream_that_is_not_silent_has_no_comments(house: ChatHouse) -> None:
-    assert ":\n\n" not in (await house.post("/generate_stream", BODY)).text.replace('":', "")
+async def test_a_stream_that_is_not_silent_has_no_comments(runtime: ChatHouse) -> None:
+    assert ":\n\n" not in (await runtime.post("/generate_stream", BODY)).text.replace('":', "")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from native import tgi_served
-from stub_house import TOKENIZER, RunningServer, running_server
+from stub_runtime import TOKENIZER, RunningServer, running_server
 
 # Its declared dependencies are older than those of other packages here; `make test` installs it without them.
 text_generation = pytest.importorskip("text_generation")

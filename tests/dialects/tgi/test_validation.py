@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from native import CONTEXT, ask, events_of, generate, native_house
-from stub_house import STUB, TOKENIZER, LocalHouse
+from stub_runtime import STUB, TOKENIZER, LocalHouse
 
 from dragoman.text import ChatTemplate
 
@@ -56,8 +56,8 @@ PAIRS = [(row, ROWS[i + 2 if row[0] == "4" else i + 1]) for i, row in enumerate(
 
 @pytest.fixture
 async def native(anyio_backend: str, template: ChatTemplate) -> AsyncIterator[LocalHouse]:
-    async with native_house(template) as house:
-        yield house
+    async with native_house(template) as runtime:
+        yield runtime
 
 
 @BY_ROW
@@ -96,10 +96,10 @@ async def test_of_two_broken_rules_the_first_is_told(native: LocalHouse, first: 
 
 
 async def test_best_of_may_be_turned_off(template: ChatTemplate) -> None:
-    async with native_house(template, max_best_of=1) as house:
-        answer = await generate(house.client, best_of=2, do_sample=True)
+    async with native_house(template, max_best_of=1) as runtime:
+        answer = await generate(runtime.client, best_of=2, do_sample=True)
         assert answer.json()["error"] == "Input validation error: `best_of` != 1 is not allowed for this endpoint"
-        assert (await generate(house.client, best_of=1, max_new_tokens=1)).status_code == 200
+        assert (await generate(runtime.client, best_of=1, max_new_tokens=1)).status_code == 200
 
 
 async def test_best_of_0_is_none(native: LocalHouse) -> None:
@@ -118,8 +118,8 @@ async def test_prompt_tokens_are_not_streamed(native: LocalHouse) -> None:
 async def test_one_turns_a_filter_off_unless_strict(native: LocalHouse, template: ChatTemplate, name: str) -> None:
     assert (await generate(native.client, max_new_tokens=2, **{name: 1.0})).status_code == 200
     for settings in ({"tgi_strict": True}, {"tgi_quirk": ("one-is-no-probability",)}):
-        async with native_house(template, **settings) as house:
-            answer = await generate(house.client, **{name: 1.0})
+        async with native_house(template, **settings) as runtime:
+            answer = await generate(runtime.client, **{name: 1.0})
             assert answer.json()["error"] == f"Input validation error: `{name}` must be > 0.0 and < 1.0"
 
 
@@ -144,31 +144,31 @@ async def test_a_prompt_may_fill_all_but_one_token(native: LocalHouse) -> None:
 
 
 async def test_lower_limits_of_the_operator(template: ChatTemplate) -> None:
-    async with native_house(template, max_total_tokens=32, max_input_tokens=8) as house:
-        answer = await generate(house.client, "a b " * 10)
+    async with native_house(template, max_total_tokens=32, max_input_tokens=8) as runtime:
+        answer = await generate(runtime.client, "a b " * 10)
         count = len(TOKENIZER.encode("a b " * 10))
         said = f"Input validation error: `inputs` must have less than 8 tokens. Given: {count}"
         assert answer.json()["error"] == said
-        whole = await generate(house.client, details=True)
+        whole = await generate(runtime.client, details=True)
         assert whole.json()["details"]["generated_tokens"] <= 32 - INPUT_TOKENS
-        assert "must be <= 32" in (await generate(house.client, max_new_tokens=32)).text
+        assert "must be <= 32" in (await generate(runtime.client, max_new_tokens=32)).text
 
 
 async def test_a_lenient_budget_is_cut(template: ChatTemplate) -> None:
-    async with native_house(template, lenient_token_budget=True) as house:
-        refused = await generate(house.client, max_new_tokens=5000)
+    async with native_house(template, lenient_token_budget=True) as runtime:
+        refused = await generate(runtime.client, max_new_tokens=5000)
         assert f"Given: {INPUT_TOKENS} `inputs` tokens and 1024 `max_new_tokens`" in refused.json()["error"]
     long = msgspec.structs.replace(STUB, max_context=1100)
-    async with native_house(template, long, lenient_token_budget=True) as house:
-        answer = await generate(house.client, max_new_tokens=5000, details=True)
+    async with native_house(template, long, lenient_token_budget=True) as runtime:
+        answer = await generate(runtime.client, max_new_tokens=5000, details=True)
         details = answer.json()["details"]
         assert details["generated_tokens"] <= 1100 - INPUT_TOKENS
         assert (details["finish_reason"] == "length") == (details["generated_tokens"] == 1100 - INPUT_TOKENS)
 
 
 async def test_without_grammars(template: ChatTemplate) -> None:
-    async with native_house(template, disable_grammar_support=True) as house:
-        answer = await generate(house.client, grammar={"type": "regex", "value": "a+"})
+    async with native_house(template, disable_grammar_support=True) as runtime:
+        answer = await generate(runtime.client, grammar={"type": "regex", "value": "a+"})
         assert answer.json()["error"] == "Input validation error: grammar is not supported"
 
 
@@ -182,9 +182,9 @@ async def test_a_schema_that_cannot_be_compiled(native: LocalHouse) -> None:
 
 
 async def test_a_default_budget(template: ChatTemplate) -> None:
-    async with native_house(template, default_max_new_tokens=3) as house:
-        assert (await generate(house.client, details=True)).json()["details"]["generated_tokens"] == 3
+    async with native_house(template, default_max_new_tokens=3) as runtime:
+        assert (await generate(runtime.client, details=True)).json()["details"]["generated_tokens"] == 3
         # null asks for all the room there is.
-        whole = await generate(house.client, details=True, max_new_tokens=None)
+        whole = await generate(runtime.client, details=True, max_new_tokens=None)
         details = whole.json()["details"]
         assert details["generated_tokens"] == CONTEXT - INPUT_TOKENS or details["finish_reason"] == "eos_token"

@@ -8,7 +8,7 @@ from dragoman.dialects.alexandria.http import Generating
 from dragoman.dialects.alexandria.messages import Messages
 from dragoman.dialects.alexandria.pages import PAGES
 from dragoman.dialects.alexandria.settings import AlexandriaSettings
-from dragoman.dialects.wire import Call, Cors, Dialect, Operation, SocketOperation
+from dragoman.dialects.api import Cors, Dialect, Operation, RouteHint, SocketOperation
 
 __all__ = ["AlexandriaSettings", "make"]
 
@@ -73,6 +73,6 @@ def make(settings: AlexandriaSettings) -> Dialect:
     )
 
 
-def _is_message(call: Call) -> bool:
+def _is_message(call: RouteHint) -> bool:
     """An object with prompts, or a binary frame, which is no JSON."""
     return call.body is None or call.has("prompts")

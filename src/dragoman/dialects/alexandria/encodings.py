@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import msgspec
 
 from dragoman.dialects.alexandria import thrift_structs as thrift
-from dragoman.dialects.alexandria.call import Progress
 from dragoman.dialects.alexandria.errors import BadCall
-from dragoman.dialects.wire import NotJson
+from dragoman.dialects.alexandria.generation import Progress
+from dragoman.dialects.api import NotJson
 
 JSON, RAW, THRIFT = "application/json; charset=utf-8", "text/plain", "application/x-thrift"
 INVALID_MESSAGE = "Invalid prompts or generation_config"

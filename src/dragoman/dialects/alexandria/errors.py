@@ -19,8 +19,8 @@ from dragoman.core.errors import (
     RequestTimeout,
     Unauthorized,
 )
-from dragoman.dialects.kinds import Rule, Violation, dotted
-from dragoman.dialects.wire import Answer, NotJson
+from dragoman.dialects.api import ErrorResponse, NotJson
+from dragoman.dialects.field_types import FieldError, FieldRule, dotted
 
 TEXT = "text/plain; charset=utf-8"
 
@@ -53,7 +53,7 @@ STATUSES: tuple[tuple[type[DragomanError], int], ...] = (
 )
 
 
-def render_error(error: DragomanError) -> Answer:
+def render_error(error: DragomanError) -> ErrorResponse:
     """The status, text and headers that tell the client."""
     status = next(status for cls, status in STATUSES if isinstance(error, cls))
     headers = {"content-type": TEXT}
@@ -62,7 +62,7 @@ def render_error(error: DragomanError) -> Answer:
             headers["retry-after"] = str(math.ceil(error.retry_after_s))
         case EngineUnavailable():
             headers["retry-after"] = str(math.ceil(error.retry_after_s))
-    return Answer(status=status, body=worded(error).encode(), headers=headers)
+    return ErrorResponse(status=status, body=worded(error).encode(), headers=headers)
 
 
 def worded(error: DragomanError) -> str:
@@ -72,7 +72,7 @@ def worded(error: DragomanError) -> str:
             return error.message
         case NotJson():
             return "Invalid JSON format"
-        case Violation():
+        case FieldError():
             return _broken(error)
         case MethodNotAllowed():
             return "405: Method Not Allowed"
@@ -82,16 +82,16 @@ def worded(error: DragomanError) -> str:
             return error.message
 
 
-def _broken(error: Violation) -> str:
+def _broken(error: FieldError) -> str:
     """Of a value that is out of its range it is said which; of one of another type its clients know the bare words."""
     name, bound = dotted(error.path), error.bound
     match error.rule:
-        case Rule.BELOW:
+        case FieldRule.BELOW:
             above = getattr(error.kind, "above", None) == bound
             return f"{INVALID}: {name} must be {'above' if above else 'at least'} {bound}"
-        case Rule.ABOVE | Rule.LONG:
+        case FieldRule.ABOVE | FieldRule.LONG:
             return f"{INVALID}: {name} must be at most {bound}"
-        case Rule.UNKNOWN:
+        case FieldRule.UNKNOWN:
             return f"{INVALID}: {name} is not known"
         case _:
             return INVALID

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from dragoman.dialects.field import Field, Table
-from dragoman.dialects.kinds import Boolean, Integer, ListOf, Number, Path, Rule, String, Violation, Wrapped
+from dragoman.dialects.field_types import Boolean, FieldError, FieldRule, Integer, ListOf, Number, Path, String, Wrapped
 
 MAX_ID_CHARS = 1024
 MAX_ROWS = 4096
@@ -40,7 +40,7 @@ class Config(Wrapped, frozen=True):
         checked = self.inner.check(value, path)
         for name in checked:
             if name in value and value[name] is None:
-                raise Violation(Rule.TYPE, (*path, name), None)
+                raise FieldError(FieldRule.TYPE, (*path, name), None)
         return {name: given for name, given in checked.items() if given is not None}
 
 

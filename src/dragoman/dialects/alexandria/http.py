@@ -9,14 +9,14 @@ from typing import Any
 from dragoman.core.errors import Cancelled, DragomanError
 from dragoman.core.serving import Serving
 from dragoman.dialects.alexandria import thrift_structs as thrift
-from dragoman.dialects.alexandria.asked import Asked, asked_batch, asked_one
-from dragoman.dialects.alexandria.call import Call, Part, open_call
 from dragoman.dialects.alexandria.encodings import Encoding, JsonEncoding, ThriftEncoding, body_of
 from dragoman.dialects.alexandria.errors import BadCall, worded
 from dragoman.dialects.alexandria.fields import GENERATE_BATCH, GENERATE_ONE
+from dragoman.dialects.alexandria.generation import Call, Part, open_call
 from dragoman.dialects.alexandria.settings import AlexandriaSettings
+from dragoman.dialects.alexandria.translate import Asked, asked_batch, asked_one
+from dragoman.dialects.api import Abort, Exchange
 from dragoman.dialects.field import Table
-from dragoman.dialects.wire import Abort, Exchange
 
 NOT_THRIFT = "Invalid Thrift data format"
 

@@ -10,8 +10,6 @@ from typing import Any
 from dragoman.core.errors import Cancelled, DragomanError, EngineUnavailable
 from dragoman.core.serving import Serving
 from dragoman.dialects.alexandria import thrift_structs as thrift
-from dragoman.dialects.alexandria.asked import Asked, asked_batch
-from dragoman.dialects.alexandria.call import Call, open_call
 from dragoman.dialects.alexandria.encodings import (
     INVALID_MESSAGE,
     Encoding,
@@ -22,9 +20,11 @@ from dragoman.dialects.alexandria.encodings import (
 )
 from dragoman.dialects.alexandria.errors import BadCall, ContextFull, worded
 from dragoman.dialects.alexandria.fields import MESSAGE
+from dragoman.dialects.alexandria.generation import Call, open_call
 from dragoman.dialects.alexandria.settings import AlexandriaSettings
-from dragoman.dialects.kinds import Violation
-from dragoman.dialects.wire import NotJson, Socket
+from dragoman.dialects.alexandria.translate import Asked, asked_batch
+from dragoman.dialects.api import NotJson, Socket
+from dragoman.dialects.field_types import FieldError
 
 MAX_RUNNING = 64
 """Messages of one socket that are answered at the same time; what comes beyond them waits to be read."""
@@ -79,7 +79,7 @@ class Messages:
             frame = encoding.failed(encoding.not_decodable)
         except ContextFull as error:
             frame = _failed(encoding, ids, worded(error))
-        except (BadCall, Violation):
+        except (BadCall, FieldError):
             frame = encoding.failed(INVALID_MESSAGE)
         except DragomanError as error:
             # Before the message is read nobody knows whom it names.

@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from dragoman.core.serving import Serving
 from dragoman.dialects.alexandria.errors import TEXT
-from dragoman.dialects.wire import Call, Exchange, Handler, Operation
+from dragoman.dialects.api import Exchange, Handler, Operation, RouteHint
 
 HTML = "text/html; charset=utf-8"
 HERE = files("dragoman.dialects.alexandria")
@@ -53,7 +53,7 @@ async def idl(serving: Serving, exchange: Exchange) -> None:
     await exchange.reply(IDL.encode(), content_type=TEXT)
 
 
-def _wants_html(call: Call) -> bool:
+def _wants_html(call: RouteHint) -> bool:
     return "text/html" in call.headers.get("accept", "")
 
 
@@ -67,7 +67,7 @@ def _probes(path: str, summary: str, handler: Handler) -> tuple[Operation, ...]:
     )
 
 
-def _page(path: str, summary: str, handler: Handler, claims: Callable[[Call], bool] | None = None) -> Operation:
+def _page(path: str, summary: str, handler: Handler, claims: Callable[[RouteHint], bool] | None = None) -> Operation:
     return Operation(
         method="GET", path=path, summary=summary, handler=handler, open=True, media=("text/html",), claims=claims
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dragoman.core.sampling import LogprobParams
 from dragoman.dialects.field import Field, Table
+from dragoman.dialects.field_types import Anything, Integer, ListOf, MapOf, Number, OneOf, String
 from dragoman.dialects.friendli.fields import BOOLEAN, SHARED, TEXT, TOKEN_ID, model_field, n_field, table_name
-from dragoman.dialects.kinds import Anything, Integer, ListOf, MapOf, Number, OneOf, String
 from dragoman.dialects.tool_tables import MAX_TOOLS, tool_choice_table, tool_table
 
 TOOL = tool_table(

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 from dragoman.core.events import GenerationResult, PromptReady, TextDelta
-from dragoman.dialects.answers import finish_reason, sse, usage
-from dragoman.dialects.friendli.head import Head
+from dragoman.dialects.chat_output import gathered
+from dragoman.dialects.friendli.envelope import Envelope
 from dragoman.dialects.logprobs import chat_logprobs, shown_tokens
-from dragoman.dialects.message import gathered
+from dragoman.dialects.openai_stream import finish_reason, sse, usage
 from dragoman.dialects.tools import MessageShape
 from dragoman.text.call_parser import CallArguments, CallStart, Content, Part, Reasoning
-from dragoman.text.message import MessageReader
+from dragoman.text.chat_parser import MessageReader
 
 KIND = "chat.completion.chunk"
 
@@ -45,7 +45,7 @@ class ChunkChoice(msgspec.Struct):
     logprobs: dict[str, Any] | None = None
 
 
-def chat_completion(head: Head, result: GenerationResult, shown: Shown) -> dict[str, Any]:
+def chat_completion(head: Envelope, result: GenerationResult, shown: Shown) -> dict[str, Any]:
     """A whole chat completion. Raises GenerationFailed."""
     choices = []
     for generation in result.generations:
@@ -62,7 +62,7 @@ def chat_completion(head: Head, result: GenerationResult, shown: Shown) -> dict[
 class ChatStream:
     """The chunks of a chat completion: what the message is made of, the role with the first of it, and an end."""
 
-    def __init__(self, head: Head, n: int, shown: Shown) -> None:
+    def __init__(self, head: Envelope, n: int, shown: Shown) -> None:
         self._head, self._n, self._shown = head, n, shown
         self._length = [0] * n
         self._calls = [0] * n

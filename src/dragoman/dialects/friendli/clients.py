@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dragoman.dialects.wire import Call
+from dragoman.dialects.api import RouteHint
 
 _SDK = "speakeasy-sdk/"
 _FRIENDLI_SDK = re.compile(r"speakeasy-sdk/python.*\bfriendli\S*")
@@ -39,7 +39,7 @@ _OWN_KEYS = (
 )
 
 
-def claims(call: Call) -> bool:
+def claims(call: RouteHint) -> bool:
     """Whether a call of a bare path is surely a Friendli client's; asked only of servers that tell clients apart."""
     if call.dialect != "auto":
         return False

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dragoman.core.events import FinishReason, Generation, GenerationResult, PromptReady, TextDelta, Token, Usage
-from dragoman.dialects.answers import DONE, finish_reason, sse, usage
-from dragoman.dialects.friendli.head import Head
+from dragoman.dialects.friendli.envelope import Envelope
 from dragoman.dialects.logprobs import FLOOR, completion_logprobs, shown_tokens
+from dragoman.dialects.openai_stream import DONE, finish_reason, sse, usage
 
 KIND = "text_completion"
 
@@ -55,7 +55,7 @@ class Wanted(msgspec.Struct, frozen=True):
         return [_finite(token)] if self.flat else None
 
 
-def completion(head: Head, results: Sequence[GenerationResult], wanted: Wanted) -> dict[str, Any]:
+def completion(head: Envelope, results: Sequence[GenerationResult], wanted: Wanted) -> dict[str, Any]:
     """A whole completion: the choices of all prompts, prompt by prompt. Raises GenerationFailed."""
     choices: list[Choice] = []
     for result in results:
@@ -111,7 +111,7 @@ class TokenReader:
 class CompletionStream:
     """The chunks of one prompt's choices: one for each token, and one for each end."""
 
-    def __init__(self, head: Head, first_index: int, n: int, wanted: Wanted) -> None:
+    def __init__(self, head: Envelope, first_index: int, n: int, wanted: Wanted) -> None:
         self._head, self._first_index, self._wanted = head, first_index, wanted
         self._readers = [TokenReader() for _ in range(n)]
 
@@ -134,7 +134,7 @@ class CompletionStream:
         return sse(self._head.body(KIND, [choice]))
 
 
-def stream_end(head: Head, kind: str, counts: Sequence[Usage]) -> Iterable[bytes]:
+def stream_end(head: Envelope, kind: str, counts: Sequence[Usage]) -> Iterable[bytes]:
     """The counts, where they were asked for, and the mark of the end."""
     if head.counted:
         yield sse(head.body(kind, [], usage=usage(counts)))

@@ -24,8 +24,8 @@ from dragoman.core.errors import (
     RequestTimeout,
     Unauthorized,
 )
-from dragoman.dialects.detail import detail, sentence
-from dragoman.dialects.wire import Answer
+from dragoman.dialects.api import ErrorResponse
+from dragoman.dialects.fastapi_errors import detail, sentence
 
 INVALID = "invalid_request_error"
 AGAIN_S = 1
@@ -50,7 +50,7 @@ TABLE: tuple[tuple[type[DragomanError], int, str, str], ...] = (
 )
 
 
-def render_error(error: DragomanError) -> Answer:
+def render_error(error: DragomanError) -> ErrorResponse:
     """The status, body and headers that tell the client."""
     status, kind, code = _row(error)
     message = sentence(error) if isinstance(error, BadRequest) else error.message
@@ -59,7 +59,7 @@ def render_error(error: DragomanError) -> Answer:
         "message": message,
         "detail": detail(error) if isinstance(error, BadRequest) else message,
     }
-    return Answer(status=status, body=body, headers=_headers(error, status))
+    return ErrorResponse(status=status, body=body, headers=_headers(error, status))
 
 
 def error_event(error: DragomanError) -> dict[str, Any]:

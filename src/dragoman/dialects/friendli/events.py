@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from dragoman.core.events import FinishReason, Generation, PromptReady, TextDelta, Token, Usage
-from dragoman.dialects.answers import finish_reason, sse, usage
 from dragoman.dialects.friendli.completions import Choice, TokenReader, Wanted
+from dragoman.dialects.openai_stream import finish_reason, sse, usage
 
 
 class TokenSampled(msgspec.Struct):

@@ -7,8 +7,8 @@ from typing import Any
 from dragoman.core.sampling import MAX_SEED, LogprobParams
 from dragoman.dialects.embeddings import EMBEDDING_FIELDS
 from dragoman.dialects.field import Field, Table, Treatment
+from dragoman.dialects.field_types import Anything, Boolean, Integer, ListOf, Number, OneOf, String
 from dragoman.dialects.friendli.structured import RESPONSE_FORMAT, constraint_of
-from dragoman.dialects.kinds import Anything, Boolean, Integer, ListOf, Number, OneOf, String
 from dragoman.dialects.progress import INCLUDE_PROGRESS
 
 REFUSED = Treatment.REFUSED

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dragoman.core.errors import BadRequest
-from dragoman.dialects.kinds import Rule, Violation
-from dragoman.dialects.messages import flattened, template_call
+from dragoman.dialects.chat_input import flattened, template_call
+from dragoman.dialects.field_types import FieldError, FieldRule
 
 
 def template_messages(messages: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
@@ -20,9 +20,9 @@ def _message(message: dict[str, Any], i: int) -> dict[str, Any]:
         place = f"messages[{i}].tool_calls"
         raise BadRequest(f"Invalid '{place}': only an assistant calls tools.", param=place)
     if content is None and not calls:
-        raise Violation(Rule.MISSING, ("messages", i, "content"), bound="content")
+        raise FieldError(FieldRule.MISSING, ("messages", i, "content"), bound="content")
     if role == "tool" and message["tool_call_id"] is None:
-        raise Violation(Rule.MISSING, ("messages", i, "tool_call_id"), bound="tool_call_id")
+        raise FieldError(FieldRule.MISSING, ("messages", i, "tool_call_id"), bound="tool_call_id")
     flat: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": flattened(content, i)}
     for name in ("name", "tool_call_id"):
         if message[name] is not None:

@@ -14,8 +14,8 @@ from dragoman.core.measurements import (
     QUEUE_S,
     Outcome,
 )
+from dragoman.dialects.api import MetricsContext
 from dragoman.dialects.prometheus_text import counter, gauge, histogram, nanosecond_summary
-from dragoman.dialects.wire import MetricsContext
 
 LENGTHS = tuple(float(2**k) for k in range(18))
 RATIOS = tuple(k / 10 for k in range(11))

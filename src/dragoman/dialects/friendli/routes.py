@@ -12,17 +12,16 @@ import msgspec
 from dragoman.core.errors import BadRequest
 from dragoman.core.request import GenerationRequest, TextPrompt
 from dragoman.core.serving import Serving
-from dragoman.dialects.answers import encoded, sse, stream_answer
-from dragoman.dialects.batch import generate_all
+from dragoman.dialects.api import Exchange, Operation
 from dragoman.dialects.field import Reading, Table
 from dragoman.dialects.friendli import chat_fields, chats, completions
 from dragoman.dialects.friendli.chats import ChatStream, Shown, chat_completion
 from dragoman.dialects.friendli.clients import claims, reads_events
 from dragoman.dialects.friendli.completions import CompletionStream, Wanted, completion, stream_end
+from dragoman.dialects.friendli.envelope import Envelope
 from dragoman.dialects.friendli.errors import error_event
 from dragoman.dialects.friendli.events import EventStream, complete
 from dragoman.dialects.friendli.fields import completions_table
-from dragoman.dialects.friendli.head import Head
 from dragoman.dialects.friendli.models import model
 from dragoman.dialects.friendli.settings import FriendliSettings
 from dragoman.dialects.friendli.surface import Surface, Target, check_team, target
@@ -32,9 +31,10 @@ from dragoman.dialects.friendli.translate import (
     completion_requests,
     without_effect,
 )
+from dragoman.dialects.multi_prompt import generate_all
+from dragoman.dialects.openai_stream import encoded, sse, stream_answer
 from dragoman.dialects.progress import show_asked_progress
 from dragoman.dialects.tools import tool_choice, tool_plan
-from dragoman.dialects.wire import Exchange, Operation
 
 
 class SurfaceApi:
@@ -198,10 +198,10 @@ async def _check_empty(serving: Serving, requests: tuple[GenerationRequest, ...]
             raise BadRequest("The prompt has no tokens.", param="prompt")
 
 
-def _head(values: dict[str, Any], found: Target, prefix: str) -> Head:
+def _head(values: dict[str, Any], found: Target, prefix: str) -> Envelope:
     options = values["stream_options"]
     counted = bool(options and options["include_usage"])
-    return Head(prefix + secrets.token_hex(16), found.shown, int(time.time()), counted)
+    return Envelope(prefix + secrets.token_hex(16), found.shown, int(time.time()), counted)
 
 
 def _fault(error: Any) -> tuple[bytes, ...]:

@@ -9,7 +9,7 @@ import msgspec
 from dragoman.core.constraint import Constraint, JsonObject, JsonSchema, Regex
 from dragoman.core.errors import BadRequest, UnsupportedFeature
 from dragoman.dialects.field import Field, Table
-from dragoman.dialects.kinds import Anything, OneOf, String
+from dragoman.dialects.field_types import Anything, OneOf, String
 
 PLACE = "response_format"
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from dragoman.dialects.api import Cors, Dialect, Operation, RouteHint, SocketOperation
 from dragoman.dialects.locallab import models
 from dragoman.dialects.locallab.errors import TooOften, render_error
 from dragoman.dialects.locallab.fields import BATCH, CHAT, GENERATE, INSTRUCTIONS, LOAD
-from dragoman.dialects.locallab.generating import Generating
+from dragoman.dialects.locallab.generation import Generating
 from dragoman.dialects.locallab.instructions import Instructions
 from dragoman.dialects.locallab.limiter import Limiter
+from dragoman.dialects.locallab.model_events import updates
 from dragoman.dialects.locallab.settings import LocalLabSettings
 from dragoman.dialects.locallab.system import System
-from dragoman.dialects.locallab.updates import updates
-from dragoman.dialects.wire import Call, Cors, Dialect, Operation, SocketOperation
 
 LIMITED = TooOften(1.0, {})
 
@@ -47,7 +47,7 @@ def make(settings: LocalLabSettings) -> Dialect:
     )
 
 
-def _is_prompt(call: Call) -> bool:
+def _is_prompt(call: RouteHint) -> bool:
     return call.has("prompt") and not call.has("inputs")
 
 
@@ -132,7 +132,7 @@ MODELS = (
 )
 
 
-def _has_root(call: Call) -> bool:
+def _has_root(call: RouteHint) -> bool:
     """TGI's clients look at no more than the status of ``GET /``; browsers want a page, and all others an answer."""
     return call.dialect != "tgi" and "text/html" not in call.headers.get("accept", "")
 

@@ -23,8 +23,8 @@ from dragoman.core.errors import (
     RequestTimeout,
     Unauthorized,
 )
-from dragoman.dialects.kinds import Number, Rule, Violation, dotted, shown
-from dragoman.dialects.wire import Answer
+from dragoman.dialects.api import ErrorResponse
+from dragoman.dialects.field_types import FieldError, FieldRule, Number, dotted, shown
 
 
 class TooOften(RateLimited):
@@ -56,13 +56,13 @@ STATUSES: tuple[tuple[type[DragomanError], int], ...] = (
 )
 
 
-def render_error(error: DragomanError) -> Answer:
+def render_error(error: DragomanError) -> ErrorResponse:
     """The status, body and headers that tell the client."""
     status = next(status for cls, status in STATUSES if isinstance(error, cls))
     body: dict[str, Any] = {"detail": worded(error)}
     headers = {}
     match error:
-        case Violation():
+        case FieldError():
             place = ["body", *error.path]
             body["errors"] = [{"loc": place, "msg": _rule(error), "type": error.rule.value}]
         case RateLimited():
@@ -75,7 +75,7 @@ def render_error(error: DragomanError) -> Answer:
             headers = {"retry-after": str(math.ceil(error.retry_after_s))}
         case EngineUnavailable():
             headers = {"retry-after": str(math.ceil(error.retry_after_s))}
-    return Answer(status=status, body=body, headers=headers)
+    return ErrorResponse(status=status, body=body, headers=headers)
 
 
 def worded(error: DragomanError) -> str:
@@ -91,7 +91,7 @@ def worded(error: DragomanError) -> str:
             return f"rate limit exceeded: {error.message}"
         case Unauthorized():
             return "Invalid or missing API key"
-        case Violation():
+        case FieldError():
             name = dotted(error.path)
             return f"{name}: {_rule(error)}" if name else _rule(error)
         case _:
@@ -103,26 +103,28 @@ def one_line(error: DragomanError) -> str:
     return " ".join(worded(error).split()).replace("timeout", "time limit").replace("Timeout", "Time limit")
 
 
-def _rule(error: Violation) -> str:
+def _rule(error: FieldError) -> str:
     kind, bound = error.kind, error.bound
     match error.rule:
-        case Rule.MISSING:
+        case FieldRule.MISSING:
             return "is required"
-        case Rule.CHOICE:
+        case FieldRule.CHOICE:
             return f"must be one of {', '.join(bound)}"
-        case Rule.BELOW | Rule.ABOVE if getattr(kind, "minimum", None) is not None and _maximum(kind) is not None:
+        case FieldRule.BELOW | FieldRule.ABOVE if (
+            getattr(kind, "minimum", None) is not None and _maximum(kind) is not None
+        ):
             return f"must be between {kind.minimum} and {_maximum(kind)}"  # type: ignore[union-attr]
-        case Rule.BELOW:
+        case FieldRule.BELOW:
             return f"must be {'above' if isinstance(kind, Number) and kind.above == bound else 'at least'} {bound}"
-        case Rule.ABOVE:
+        case FieldRule.ABOVE:
             return f"must be at most {bound}"
-        case Rule.SHORT:
+        case FieldRule.SHORT:
             return "must not be empty" if bound == 1 else f"must have at least {bound} items"
-        case Rule.LONG:
+        case FieldRule.LONG:
             return f"must not be longer than {bound}"
-        case Rule.UNKNOWN:
+        case FieldRule.UNKNOWN:
             return f"unknown fields: {', '.join(bound)}"
-        case Rule.DEEP:
+        case FieldRule.DEEP:
             return f"is nested more than {bound} levels deep"
         case _:
             wanted = kind.words() if kind is not None else "another value"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dragoman.dialects.field import Field, Table
-from dragoman.dialects.kinds import Boolean, Integer, Kind, ListOf, Number, String
+from dragoman.dialects.field_types import Boolean, FieldType, Integer, ListOf, Number, String
 
 PROMPT = String()
 MAX_PROMPTS = 256
@@ -18,7 +18,7 @@ MAX_MESSAGES = 2048
 
 
 def _spellings(
-    names: tuple[str, ...], kind: Kind, becomes: str, note: str, convert: Callable[[Any], Any] | None = None
+    names: tuple[str, ...], kind: FieldType, becomes: str, note: str, convert: Callable[[Any], Any] | None = None
 ) -> tuple[Field, ...]:
     """One field under all its names."""
     first, *others = names

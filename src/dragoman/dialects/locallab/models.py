@@ -7,8 +7,8 @@ from typing import Any
 from dragoman.core.catalog import CatalogEntry, ModelState
 from dragoman.core.errors import ModelNotFound, NotFound
 from dragoman.core.serving import Serving
+from dragoman.dialects.api import Exchange
 from dragoman.dialects.locallab.fields import LOAD
-from dragoman.dialects.wire import Exchange
 
 GIB = 2**30
 

@@ -9,8 +9,8 @@ import msgspec
 
 from dragoman.core.errors import DragomanError, GenerationFailed
 from dragoman.core.events import FinishReason, GenerationResult, Usage
+from dragoman.dialects.locallab.chunking import DONE, Piece, Pieces
 from dragoman.dialects.locallab.errors import one_line
-from dragoman.dialects.locallab.pieces import DONE, Piece, Pieces
 from dragoman.dialects.locallab.translate import StreamFormat
 
 encode = msgspec.json.Encoder().encode

@@ -9,10 +9,10 @@ from typing import Any
 import dragoman
 from dragoman.core.catalog import ModelState
 from dragoman.core.serving import Serving
+from dragoman.dialects.api import Exchange
 from dragoman.dialects.locallab import machine
 from dragoman.dialects.locallab.fields import INSTRUCTIONS
 from dragoman.dialects.locallab.instructions import Instructions
-from dragoman.dialects.wire import Exchange
 
 UNCOUNTED = ("/health", "/startup-status")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dragoman.core.sampling import LogprobParams
 from dragoman.dialects.field import Field, Table, Treatment
-from dragoman.dialects.kinds import Anything, Boolean, Integer, ListOf, OneOf, String
+from dragoman.dialects.field_types import Anything, Boolean, Integer, ListOf, OneOf, String
 from dragoman.dialects.octoai.fields import CHOICES, SHARED, TEXT, TOKEN_ID, if_true
 from dragoman.dialects.octoai.structured import RESPONSE_FORMAT, constraint_of
 from dragoman.dialects.tool_tables import MAX_TOOLS, tool_choice_table, tool_table

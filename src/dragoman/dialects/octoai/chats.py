@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 
 from dragoman.core.events import GenerationResult, PromptReady, TextDelta
-from dragoman.dialects.answers import finish_reason, sse
+from dragoman.dialects.chat_output import gathered
 from dragoman.dialects.logprobs import shown_tokens
-from dragoman.dialects.message import gathered
-from dragoman.dialects.octoai.head import Ends, Head, counted
+from dragoman.dialects.octoai.envelope import Ends, Envelope, counted
 from dragoman.dialects.octoai.logprobs import Wanted
+from dragoman.dialects.openai_stream import finish_reason, sse
 from dragoman.dialects.tools import MessageShape
 from dragoman.text.call_parser import CallArguments, CallStart, Content, Part
-from dragoman.text.message import MessageReader
+from dragoman.text.chat_parser import MessageReader
 
 KIND = "chat.completion.chunk"
 
@@ -44,7 +44,7 @@ class ChunkChoice(msgspec.Struct):
     logprobs: dict[str, Any] | None = None
 
 
-def chat_completion(head: Head, result: GenerationResult, shown: Shown) -> dict[str, Any]:
+def chat_completion(head: Envelope, result: GenerationResult, shown: Shown) -> dict[str, Any]:
     """A whole chat completion. Raises GenerationFailed."""
     choices = []
     for generation in result.generations:
@@ -67,7 +67,7 @@ def chat_completion(head: Head, result: GenerationResult, shown: Shown) -> dict[
 class ChatStream:
     """The chunks of a chat completion: the role, what the message is made of, and an end."""
 
-    def __init__(self, head: Head, n: int, shown: Shown, ends: Ends) -> None:
+    def __init__(self, head: Envelope, n: int, shown: Shown, ends: Ends) -> None:
         self._head, self._n, self._shown, self._ends = head, n, shown, ends
         self._length = [0] * n
         self._calls = [0] * n

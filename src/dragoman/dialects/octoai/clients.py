@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dragoman.dialects.wire import Call
+from dragoman.dialects.api import RouteHint
 
 _OWN_KEYS = ("loglikelihood", "log_prompt", "peft", "ignore_eos", "octoai")
 
 
-def claims(call: Call) -> bool:
+def claims(call: RouteHint) -> bool:
     """Whether a call of a bare path is surely an OctoAI client's; asked only of servers that tell clients apart."""
     if call.dialect != "auto":
         return False

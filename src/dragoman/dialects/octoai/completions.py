@@ -9,10 +9,10 @@ import msgspec
 
 from dragoman.core.events import GenerationResult, PromptReady, TextDelta
 from dragoman.core.request import FillPrompt, GenerationRequest
-from dragoman.dialects.answers import finish_reason, sse
 from dragoman.dialects.logprobs import shown_tokens
-from dragoman.dialects.octoai.head import Ends, Head, counted
+from dragoman.dialects.octoai.envelope import Ends, Envelope, counted
 from dragoman.dialects.octoai.logprobs import Wanted
+from dragoman.dialects.openai_stream import finish_reason, sse
 
 KIND = "text_completion"
 
@@ -40,7 +40,7 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 def completion(
-    head: Head, requests: Sequence[GenerationRequest], results: Sequence[GenerationResult], shown: Shown
+    head: Envelope, requests: Sequence[GenerationRequest], results: Sequence[GenerationResult], shown: Shown
 ) -> dict[str, Any]:
     """A whole completion: the choices of all prompts, prompt by prompt. Raises GenerationFailed."""
     choices: list[Choice] = []
@@ -57,7 +57,7 @@ def completion(
 class CompletionStream:
     """The chunks of one prompt's choices."""
 
-    def __init__(self, head: Head, request: GenerationRequest, first_index: int, shown: Shown, ends: Ends) -> None:
+    def __init__(self, head: Envelope, request: GenerationRequest, first_index: int, shown: Shown, ends: Ends) -> None:
         self._head, self._request, self._shown, self._ends = head, request, shown, ends
         self._first_index = first_index
         self._shift = 0

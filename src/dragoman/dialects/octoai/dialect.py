@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dragoman.dialects.answers import sse
+from dragoman.dialects.api import Dialect
 from dragoman.dialects.octoai.errors import error_event, render_error
 from dragoman.dialects.octoai.routes import Api
 from dragoman.dialects.octoai.settings import OctoAISettings
-from dragoman.dialects.wire import Dialect
+from dragoman.dialects.openai_stream import sse
 
 __all__ = ["OctoAISettings", "make"]
 

@@ -25,8 +25,8 @@ from dragoman.core.errors import (
     RequestTimeout,
     Unauthorized,
 )
-from dragoman.dialects.detail import detail, sentence
-from dragoman.dialects.wire import Answer
+from dragoman.dialects.api import ErrorResponse
+from dragoman.dialects.fastapi_errors import detail, sentence
 
 INVALID = "invalid_request_error"
 
@@ -50,7 +50,7 @@ TABLE: tuple[tuple[type[DragomanError], int, str, str | None], ...] = (
 )
 
 
-def render_error(error: DragomanError) -> Answer:
+def render_error(error: DragomanError) -> ErrorResponse:
     """The status, body and headers that tell the client."""
     status, kind, code = _row(error)
     headers = {}
@@ -61,10 +61,10 @@ def render_error(error: DragomanError) -> Answer:
         message = sentence(error)
         shape = {"message": message, "type": kind, "param": error.param, "code": code}
         body: dict[str, Any] = {"detail": detail(error), "object": "error", "message": message, "type": kind}
-        return Answer(status=status, body=body | {"error": shape}, headers=headers)
+        return ErrorResponse(status=status, body=body | {"error": shape}, headers=headers)
     shape = {"message": error.message, "type": kind, "param": error.param, "code": code}
     body = {"object": "error", **shape, "validation_errors": None, "error": shape}
-    return Answer(status=status, body=body, headers=headers)
+    return ErrorResponse(status=status, body=body, headers=headers)
 
 
 def error_event(error: DragomanError) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dragoman.core.sampling import MAX_SEED, LogprobParams
 from dragoman.dialects.field import Field, Table
-from dragoman.dialects.kinds import Boolean, Integer, ListOf, MapOf, Number, OneOf, String
+from dragoman.dialects.field_types import Boolean, Integer, ListOf, MapOf, Number, OneOf, String
 from dragoman.dialects.progress import INCLUDE_PROGRESS
 
 TOKEN_ID = Integer(0, 2**31 - 1)

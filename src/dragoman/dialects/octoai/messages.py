@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from dragoman.core.errors import BadRequest
-from dragoman.dialects.messages import flattened, template_call
+from dragoman.dialects.chat_input import flattened, template_call
 
 
 def template_messages(messages: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from dragoman.dialects.wire import Exchange
+from dragoman.dialects.api import Exchange
 
 log = logging.getLogger("dragoman.dialects.octoai")
 

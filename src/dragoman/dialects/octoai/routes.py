@@ -12,23 +12,23 @@ import msgspec
 from dragoman.core.errors import AdapterNotFound, BadRequest, DragomanError, EngineUnavailable
 from dragoman.core.request import ChatPrompt, GenerationRequest
 from dragoman.core.serving import ModelCard, Serving
-from dragoman.dialects.answers import encoded, sse, stream_answer
-from dragoman.dialects.batch import generate_all
+from dragoman.dialects.api import Abort, Exchange, Operation
 from dragoman.dialects.field import CoreParams
+from dragoman.dialects.multi_prompt import generate_all
 from dragoman.dialects.octoai import chats, completions
 from dragoman.dialects.octoai.chat_fields import CHAT
 from dragoman.dialects.octoai.clients import claims
+from dragoman.dialects.octoai.envelope import Ends, Envelope
 from dragoman.dialects.octoai.errors import error_event
 from dragoman.dialects.octoai.fields import COMPLETIONS
-from dragoman.dialects.octoai.head import Ends, Head
 from dragoman.dialects.octoai.logprobs import Wanted
 from dragoman.dialects.octoai.messages import has_neighbours, in_turns
 from dragoman.dialects.octoai.prompt_log import PromptLog
 from dragoman.dialects.octoai.settings import OctoAISettings
 from dragoman.dialects.octoai.tools import octoai_plan
 from dragoman.dialects.octoai.translate import chat_request, completion_requests
+from dragoman.dialects.openai_stream import encoded, sse, stream_answer
 from dragoman.dialects.progress import show_asked_progress
-from dragoman.dialects.wire import Abort, Exchange, Operation
 
 
 class Api:
@@ -145,7 +145,7 @@ async def _renderable(serving: Serving, request: GenerationRequest) -> Generatio
     return request
 
 
-def _asked(serving: Serving, core: CoreParams) -> tuple[ModelCard, Head]:
+def _asked(serving: Serving, core: CoreParams) -> tuple[ModelCard, Envelope]:
     """What the request runs with, the model or an adapter of it, and the head of the answer, which names the model.
 
     Raises ModelNotFound.
@@ -155,7 +155,7 @@ def _asked(serving: Serving, core: CoreParams) -> tuple[ModelCard, Head]:
         card = model if adapter is None else serving.adapter(adapter)
     except AdapterNotFound as error:
         raise AdapterNotFound(error.message, param="peft") from None
-    return card, Head(f"cmpl-{secrets.token_hex(16)}", int(time.time()), model.name, card.fingerprint)
+    return card, Envelope(f"cmpl-{secrets.token_hex(16)}", int(time.time()), model.name, card.fingerprint)
 
 
 def _counted(values: dict[str, Any]) -> bool:

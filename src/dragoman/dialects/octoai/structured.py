@@ -9,7 +9,7 @@ import msgspec
 from dragoman.core.constraint import Constraint, JsonObject, JsonSchema, Lark
 from dragoman.core.errors import BadRequest
 from dragoman.dialects.field import Field, Table
-from dragoman.dialects.kinds import Anything, String
+from dragoman.dialects.field_types import Anything, String
 
 PLACE = "response_format"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dragoman.core.adapters import AdapterEntry
 from dragoman.core.serving import Serving
+from dragoman.dialects.api import Exchange, Operation
 from dragoman.dialects.field import Field, Table, Treatment
-from dragoman.dialects.kinds import Boolean, Integer, String
-from dragoman.dialects.wire import Exchange, Operation
+from dragoman.dialects.field_types import Boolean, Integer, String
 
 _NAME = Field(
     name="lora_name",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dragoman.core.errors import BadRequest
 from dragoman.core.sampling import MAX_BEAMS, BeamParams
 from dragoman.dialects.field import Field, Reading
-from dragoman.dialects.kinds import Boolean, Integer, Number, OneOf, String
+from dragoman.dialects.field_types import Boolean, Integer, Number, OneOf, String
 from dragoman.dialects.openai.sampler_fields import extension
 
 BEAMS: tuple[Field, ...] = (

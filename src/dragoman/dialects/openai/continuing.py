@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 
-from dragoman.core.continuing import ContinueKey, CutGeneration, CutSequence, Held, Progress
 from dragoman.core.errors import BadRequest, Cancelled, Conflict
 from dragoman.core.events import (
     FinishReason,
@@ -30,10 +29,11 @@ from dragoman.core.events import (
     Usage,
 )
 from dragoman.core.request import GenerationRequest
+from dragoman.core.resume import ResumeKey, ResumeLock, ResumeProgress, SavedGeneration, SavedSequence
 from dragoman.core.serving import Serving
+from dragoman.dialects.api import Exchange, RequestHeader
 from dragoman.dialects.field import Reading, Table, Treatment
-from dragoman.dialects.kinds import Rule, Violation
-from dragoman.dialects.wire import Exchange, RequestHeader
+from dragoman.dialects.field_types import FieldError, FieldRule
 
 HEADER = "x-request-continue"
 REPORT = "x-dragoman-continued"
@@ -112,9 +112,9 @@ class Continuation:
     def __init__(
         self,
         serving: Serving,
-        held: Held,
+        held: ResumeLock,
         config: dict[str, Any],
-        resumed: CutSequence | None,
+        resumed: SavedSequence | None,
         *,
         keeps_finished: bool = False,
     ) -> None:
@@ -123,7 +123,7 @@ class Continuation:
         self._before = held.saved
         self._resumed = resumed
         self._keeps_finished = keeps_finished
-        self._progress = Progress(self._resumed)
+        self._progress = ResumeProgress(self._resumed)
         self._settled = False
         self.seed = self._resumed.seed if self._resumed else None
         self.headers = {REPORT: str(len(self._resumed.output) if self._resumed else 0)}
@@ -170,7 +170,7 @@ class Continuation:
         if progress.came_to_its_end and not self._keeps_finished:
             kept = await self._held.forget()
         elif progress.new_tokens:
-            kept = await self._held.save(CutGeneration(sequences=(progress.sequence,), config=self._config))
+            kept = await self._held.save(SavedGeneration(sequences=(progress.sequence,), config=self._config))
         if not kept:
             self.headers[NOT_KEPT] = "1"
 
@@ -238,7 +238,7 @@ def _tokens_of_client(exchange: Exchange) -> int | None:
     return int(given)
 
 
-def _resumed(saved: CutGeneration | None, tokens: int | None) -> CutSequence | None:
+def _resumed(saved: SavedGeneration | None, tokens: int | None) -> SavedSequence | None:
     """Return where to go on for a client that has so many tokens; None: from the prompt.
 
     Raises Conflict where that is not kept: what is generated then would not fit behind what the client has.
@@ -256,7 +256,7 @@ def _resumed(saved: CutGeneration | None, tokens: int | None) -> CutSequence | N
     return sequence.rewound(tokens)
 
 
-def _nothing_more(sequence: CutSequence) -> tuple[PromptReady, TextDelta, GenerationDone]:
+def _nothing_more(sequence: SavedSequence) -> tuple[PromptReady, TextDelta, GenerationDone]:
     """Return the events of a call that asks for what comes after the end."""
     before = len(sequence.prompt) + len(sequence.output)
     return (
@@ -266,15 +266,15 @@ def _nothing_more(sequence: CutSequence) -> tuple[PromptReady, TextDelta, Genera
     )
 
 
-def _key(serving: Serving, exchange: Exchange, table: Table, body: Any) -> ContinueKey:
+def _key(serving: Serving, exchange: Exchange, table: Table, body: Any) -> ResumeKey:
     key = exchange.headers[HEADER]
     if not _KEY.fullmatch(key):
         raise BadRequest("'X-Request-Continue' is 1 to 256 visible ASCII characters.", param="X-Request-Continue")
     if not isinstance(body, dict):
-        raise Violation(Rule.TYPE, (), body, kind=table)
+        raise FieldError(FieldRule.TYPE, (), body, kind=table)
     name = body.get("model")
     card = serving.model(name if isinstance(name, str) else None)
-    return ContinueKey(f"openai {table.name}", exchange.tenant, card.fingerprint, (key,))
+    return ResumeKey(f"openai {table.name}", exchange.tenant, card.fingerprint, (key,))
 
 
 def _merged(body: Mapping[str, Any], config: Mapping[str, Any], table: Table) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dragoman.dialects.api import Dialect
 from dragoman.dialects.openai import adapters, routes
 from dragoman.dialects.openai.errors import render_error
 from dragoman.dialects.openai.render import fault
 from dragoman.dialects.openai.settings import OpenAISettings
-from dragoman.dialects.wire import Dialect
 
 __all__ = ["DIALECT", "OpenAISettings", "make"]
 

@@ -23,21 +23,21 @@ from dragoman.core.errors import (
     Unauthorized,
     UnsupportedFeature,
 )
-from dragoman.dialects.kinds import (
+from dragoman.dialects.api import ErrorResponse
+from dragoman.dialects.field_types import (
     Boolean,
+    FieldError,
+    FieldRule,
+    FieldType,
     Floats,
     Integer,
-    Kind,
     ListOf,
     Number,
     OneOf,
-    Rule,
     String,
-    Violation,
     dotted,
     shown,
 )
-from dragoman.dialects.wire import Answer
 
 INVALID = "invalid_request_error"
 
@@ -66,11 +66,11 @@ TABLE: tuple[tuple[type[DragomanError], int, str, str | None], ...] = (
 )
 
 
-def render_error(error: DragomanError) -> Answer:
+def render_error(error: DragomanError) -> ErrorResponse:
     """The status, body and headers that tell the client."""
     status, kind, code = next((status, kind, code) for cls, status, kind, code in TABLE if isinstance(error, cls))
     message, headers = error.message, {}
-    if isinstance(error, Violation):
+    if isinstance(error, FieldError):
         message, code = _worded(error)
     elif isinstance(error, Overloaded):
         headers["retry-after"] = str(max(1, round(error.retry_after_s)))
@@ -78,49 +78,49 @@ def render_error(error: DragomanError) -> Answer:
         if error.retry_after_s > LONGEST_RETRY_S:
             headers["x-should-retry"] = "false"
     body = {"error": {"message": message, "type": kind, "param": error.param, "code": code}}
-    return Answer(status=status, body=body, headers=headers)
+    return ErrorResponse(status=status, body=body, headers=headers)
 
 
-def _worded(error: Violation) -> tuple[str, str | None]:
+def _worded(error: FieldError) -> tuple[str, str | None]:
     """Message and code of a value that the table does not allow."""
     name, kind, bound, value = dotted(error.path), error.kind, error.bound, error.value
     noun = _noun(kind)
     match error.rule:
-        case Rule.MISSING:
+        case FieldRule.MISSING:
             return f"Missing required parameter: '{name}'.", "missing_required_parameter"
-        case Rule.UNKNOWN:
+        case FieldRule.UNKNOWN:
             return f"Unrecognized request argument{'s' * (len(bound) > 1)} supplied: {', '.join(bound)}", None
-        case Rule.CHOICE:
+        case FieldRule.CHOICE:
             return f"Invalid value: {shown(value)}. Supported values are: {_listed(bound)}.", "invalid_value"
-        case Rule.BELOW | Rule.ABOVE:
-            below = error.rule is Rule.BELOW
+        case FieldRule.BELOW | FieldRule.ABOVE:
+            below = error.rule is FieldRule.BELOW
             sign = (">" if isinstance(kind, Number) and kind.above == bound else ">=") if below else "<="
             side = "below minimum" if below else "above maximum"
             wanted = f"Expected a value {sign} {bound}, but got {shown(value)} instead."
             code = f"{noun}_{'below_min' if below else 'above_max'}_value"
             return f"Invalid '{name}': {noun} {side} value. {wanted}", code
-        case Rule.SHORT if bound == 1:
+        case FieldRule.SHORT if bound == 1:
             got = f"Expected {_article(noun)} with minimum length 1, but got an empty {noun} instead."
             return f"Invalid '{name}': empty {noun}. {got}", f"empty_{noun}"
-        case Rule.SHORT | Rule.LONG:
-            short = error.rule is Rule.SHORT
+        case FieldRule.SHORT | FieldRule.LONG:
+            short = error.rule is FieldRule.SHORT
             side, limit = ("short", "minimum") if short else ("long", "maximum")
             got = f"but got {_article(noun)} with length {len(value)} instead."
             message = (
                 f"Invalid '{name}': {noun} too {side}. Expected {_article(noun)} with {limit} length {bound}, {got}"
             )
             return message, f"{noun}_{'below_min' if short else 'above_max'}_length"
-        case Rule.PATTERN:
+        case FieldRule.PATTERN:
             wanted = f"Expected a string that matches the pattern '^{bound}$'."
             return f"Invalid '{name}': string does not match pattern. {wanted}", "invalid_value"
-        case Rule.DEEP:
+        case FieldRule.DEEP:
             return f"Invalid '{name}': nested more than {bound} levels deep.", "invalid_value"
         case _:
             wanted = f"expected {_expected(kind)}, but got {_typed(value)} instead."
             return f"Invalid type for '{name}': {wanted}" if name else f"Invalid body: {wanted}", "invalid_type"
 
 
-def _noun(kind: Kind | None) -> str:
+def _noun(kind: FieldType | None) -> str:
     match kind:
         case Integer():
             return "integer"
@@ -136,7 +136,7 @@ def _noun(kind: Kind | None) -> str:
             return "object"
 
 
-def _expected(kind: Kind | None) -> str:
+def _expected(kind: FieldType | None) -> str:
     match kind:
         case OneOf(alternatives):
             return "one of " + " or ".join(_expected(alternative) for alternative in alternatives)
@@ -146,7 +146,7 @@ def _expected(kind: Kind | None) -> str:
             return _article(_noun(kind))
 
 
-def _plural(kind: Kind) -> str:
+def _plural(kind: FieldType) -> str:
     return f"arrays of {_plural(kind.item)}" if isinstance(kind, ListOf) else f"{_noun(kind)}s"
 
 

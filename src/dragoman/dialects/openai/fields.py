@@ -9,7 +9,7 @@ from msgspec import structs
 from dragoman.core.sampling import MAX_SEED, LogprobParams
 from dragoman.dialects.embeddings import EMBEDDING_FIELDS
 from dragoman.dialects.field import Field, Outline, Table, Treatment
-from dragoman.dialects.kinds import Anything, Boolean, Integer, ListOf, MapOf, Number, OneOf, String
+from dragoman.dialects.field_types import Anything, Boolean, Integer, ListOf, MapOf, Number, OneOf, String
 from dragoman.dialects.openai.beam_fields import BEAMS
 from dragoman.dialects.openai.sampler_fields import SAMPLERS, TOKEN_ID
 from dragoman.dialects.openai.sampler_fields import extension as _extension

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from dragoman.dialects.message import gathered
+from dragoman.dialects.chat_output import gathered
 from dragoman.dialects.tools import MessageShape
 from dragoman.text.call_parser import CallArguments, CallStart, Content, Part, Reasoning
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dragoman.core.errors import BadRequest
-from dragoman.dialects.kinds import Rule, Violation
-from dragoman.dialects.messages import flattened, template_call
+from dragoman.dialects.chat_input import flattened, template_call
+from dragoman.dialects.field_types import FieldError, FieldRule
 
 
 def template_messages(messages: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
@@ -21,11 +21,11 @@ def _message(message: dict[str, Any], i: int) -> dict[str, Any]:
         raise BadRequest(f"Invalid '{place}.tool_calls': only an assistant calls tools.", param=f"{place}.tool_calls")
     content = message["content"]
     if content is None and not calls:
-        raise Violation(Rule.MISSING, ("messages", i, "content"))
+        raise FieldError(FieldRule.MISSING, ("messages", i, "content"))
     if role == "tool" and message["tool_call_id"] is None:
-        raise Violation(Rule.MISSING, ("messages", i, "tool_call_id"))
+        raise FieldError(FieldRule.MISSING, ("messages", i, "tool_call_id"))
     if role == "function" and message["name"] is None:
-        raise Violation(Rule.MISSING, ("messages", i, "name"))
+        raise FieldError(FieldRule.MISSING, ("messages", i, "name"))
     flat: dict[str, Any] = {
         "role": "system" if role == "developer" else role,
         "content": flattened(content, i),

@@ -10,13 +10,13 @@ import msgspec
 from dragoman.core.errors import DragomanError
 from dragoman.core.events import FinishReason, GenerationResult, PromptReady, TextDelta, Token, Usage
 from dragoman.core.serving import ModelCard
-from dragoman.dialects.answers import DONE, finish_reason, sse, usage
 from dragoman.dialects.logprobs import chat_logprobs, completion_logprobs, shown_tokens
 from dragoman.dialects.openai.errors import render_error
 from dragoman.dialects.openai.message import ChatDelta, deltas, message
+from dragoman.dialects.openai_stream import DONE, finish_reason, sse, usage
 from dragoman.dialects.tools import PLAIN, MessageShape
 from dragoman.text.call_parser import CallStart
-from dragoman.text.message import MessageReader
+from dragoman.text.chat_parser import MessageReader
 
 
 class CompletionChoice(msgspec.Struct):

@@ -8,16 +8,16 @@ import time
 
 from dragoman.core.errors import BadRequest
 from dragoman.core.serving import Serving
-from dragoman.dialects.answers import encoded, stream_answer
-from dragoman.dialects.batch import generate_all
+from dragoman.dialects.api import Exchange, Operation
 from dragoman.dialects.field import Reading
+from dragoman.dialects.multi_prompt import generate_all
 from dragoman.dialects.openai import render
 from dragoman.dialects.openai.continuing import NOT_CONTINUABLE, READS, READS_FROM, Continuation, continuation
 from dragoman.dialects.openai.fields import CHAT, COMPLETIONS
 from dragoman.dialects.openai.tools import openai_plan
 from dragoman.dialects.openai.translate import chat_request, completion_requests
+from dragoman.dialects.openai_stream import encoded, stream_answer
 from dragoman.dialects.progress import show_asked_progress
-from dragoman.dialects.wire import Exchange, Operation
 
 
 async def completions(serving: Serving, exchange: Exchange) -> None:

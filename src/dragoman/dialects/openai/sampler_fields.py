@@ -5,7 +5,7 @@ from __future__ import annotations
 from dragoman.core.errors import BadRequest
 from dragoman.core.sampling import EndingParams, SamplingParams, both_spellings
 from dragoman.dialects.field import CoreParams, Field
-from dragoman.dialects.kinds import Boolean, Integer, ListOf, Number, String
+from dragoman.dialects.field_types import Boolean, Integer, ListOf, Number, String
 
 TOKEN_ID = Integer(0, 2**31 - 1)
 

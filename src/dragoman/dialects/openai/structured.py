@@ -13,7 +13,7 @@ import msgspec
 from dragoman.core.constraint import Choice, Constraint, JsonObject, JsonSchema, Lark, Regex
 from dragoman.core.errors import BadRequest
 from dragoman.dialects.field import CoreParams, Field, Table, Treatment
-from dragoman.dialects.kinds import Anything, Boolean, ListOf, OneOf, String
+from dragoman.dialects.field_types import Anything, Boolean, ListOf, OneOf, String
 
 _SCHEMA = OneOf((Anything(object_only=True), String(minimum=1, maximum=1 << 18)))
 _REGEX = String(minimum=1, maximum=10_000)

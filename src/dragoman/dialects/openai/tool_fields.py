@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dragoman.dialects.field import Field, Table
-from dragoman.dialects.kinds import Boolean, ListOf, OneOf, String
+from dragoman.dialects.field_types import Boolean, ListOf, OneOf, String
 from dragoman.dialects.tool_tables import MAX_TOOLS, NAMED_FUNCTION, tool_table
 
 TOOL = tool_table(

@@ -6,11 +6,11 @@ import msgspec
 
 from dragoman.core.errors import AdapterNotFound
 from dragoman.core.serving import Serving
+from dragoman.dialects.api import Exchange
 from dragoman.dialects.field import Reading
 from dragoman.dialects.tgi.errors import InvalidInput
 from dragoman.dialects.tgi.parameters import Parameters
 from dragoman.dialects.tgi.settings import Quirks
-from dragoman.dialects.wire import Exchange
 
 
 def adapter_of(asked: Parameters, serving: Serving, quirks: Quirks) -> str | None:

@@ -10,11 +10,11 @@ from typing import TypeVar
 from dragoman.core.errors import Cancelled, DragomanError
 from dragoman.core.request import TextPrompt
 from dragoman.core.serving import Serving
+from dragoman.dialects.api import Exchange
 from dragoman.dialects.tgi.errors import BatchIncomplete
+from dragoman.dialects.tgi.generation import Generation
 from dragoman.dialects.tgi.parameters import Parameters
-from dragoman.dialects.tgi.run import Run
-from dragoman.dialects.tgi.service import Service
-from dragoman.dialects.wire import Exchange
+from dragoman.dialects.tgi.state import TgiState
 
 IN_FLIGHT = 32
 """Of one request, so that a long batch leaves room for others."""
@@ -25,7 +25,7 @@ log = logging.getLogger("dragoman.tgi")
 
 
 async def texts_of(
-    service: Service, exchange: Exchange, items: Sequence[Item], text_of: Callable[[Item], Awaitable[str]]
+    service: TgiState, exchange: Exchange, items: Sequence[Item], text_of: Callable[[Item], Awaitable[str]]
 ) -> list[str]:
     """The text of each item, each with a permit of its own. Raises BatchIncomplete, whatever goes wrong inside."""
     slots = asyncio.Semaphore(IN_FLIGHT)
@@ -53,8 +53,8 @@ async def texts_of(
         raise BatchIncomplete from None
 
 
-async def continued(service: Service, serving: Serving, exchange: Exchange, inputs: str, asked: Parameters) -> str:
+async def continued(service: TgiState, serving: Serving, exchange: Exchange, inputs: str, asked: Parameters) -> str:
     """The text that continues ``inputs``."""
-    run = Run(service, serving, exchange, asked, TextPrompt(text=inputs))
+    run = Generation(service, serving, exchange, asked, TextPrompt(text=inputs))
     await run.whole()
     return run.chosen.text

@@ -6,11 +6,11 @@ import json
 import re
 from typing import Any
 
+from dragoman.dialects.api import Exchange, NotJson, WrongMediaType
 from dragoman.dialects.field import Reading, Table
-from dragoman.dialects.kinds import Path, Rule, Violation
+from dragoman.dialects.field_types import FieldError, FieldRule, Path
 from dragoman.dialects.tgi.errors import ShapeFault
-from dragoman.dialects.tgi.shape import reason
-from dragoman.dialects.wire import Exchange, NotJson, WrongMediaType
+from dragoman.dialects.tgi.serde_errors import reason
 
 SEARCHED_BYTES = 64 * 1024
 """In a longer body the place of an error is not looked for: it would hold up every stream."""
@@ -52,15 +52,15 @@ async def checked(exchange: Exchange, table: Table, body: Any) -> Reading:
     """The body checked by the table."""
     try:
         return await exchange.check(table, body)
-    except Violation as error:
+    except FieldError as error:
         raise await shape_fault(exchange, error) from None
 
 
-async def shape_fault(exchange: Exchange, error: Violation) -> ShapeFault:
+async def shape_fault(exchange: Exchange, error: FieldError) -> ShapeFault:
     """The whole text about a value that is of the wrong shape."""
     raw = await exchange.read_body()
     where, why = reason(error)
-    missing = error.rule in (Rule.MISSING, Rule.UNKNOWN)
+    missing = error.rule in (FieldRule.MISSING, FieldRule.UNKNOWN)
     line, column = place(raw, error.path[:-1] if missing else error.path)
     prefix = f"{where}: " if where else ""
     return ShapeFault(

@@ -7,7 +7,8 @@ from contextlib import aclosing
 from typing import Any
 
 from dragoman.core.serving import Serving
-from dragoman.dialects.answers import encoded
+from dragoman.dialects.api import Exchange, Operation
+from dragoman.dialects.openai_stream import encoded
 from dragoman.dialects.progress import show_asked_progress
 from dragoman.dialects.tgi.body import checked, read_json
 from dragoman.dialects.tgi.chat_answers import ChatTokenizeResponse, TextMessage
@@ -16,15 +17,14 @@ from dragoman.dialects.tgi.chat_translate import report_idle
 from dragoman.dialects.tgi.conversation import Conversation
 from dragoman.dialects.tgi.headers import stream_headers, whole_headers
 from dragoman.dialects.tgi.introspect import simple_tokens
-from dragoman.dialects.tgi.service import Service
+from dragoman.dialects.tgi.state import TgiState
 from dragoman.dialects.tgi.v1_events import READY, send
-from dragoman.dialects.wire import Exchange, Operation
 
 
 class Chat:
     """The handlers, with what they share."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: TgiState) -> None:
         self._service = service
 
     async def chat_completions(self, serving: Serving, exchange: Exchange) -> None:
@@ -90,7 +90,7 @@ class Chat:
                     yield chunk
 
 
-def operations(service: Service) -> tuple[Operation, ...]:
+def operations(service: TgiState) -> tuple[Operation, ...]:
     """Chats, and how one is tokenized."""
     routes = Chat(service)
     return (

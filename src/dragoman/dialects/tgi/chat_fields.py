@@ -6,12 +6,12 @@ from typing import Any
 
 from dragoman.core.sampling import LogprobParams
 from dragoman.dialects.field import Field, Table, Treatment
-from dragoman.dialects.kinds import Anything, Boolean, ListOf, MapOf, OneOf, Path, String
+from dragoman.dialects.field_types import Anything, Boolean, ListOf, MapOf, OneOf, Path, String
 from dragoman.dialects.progress import INCLUDE_PROGRESS
 from dragoman.dialects.tgi.fields import MOST_STOPS
 from dragoman.dialects.tgi.grammar import GRAMMAR, constraint_of
 from dragoman.dialects.tgi.messages import MESSAGES
-from dragoman.dialects.tgi.shape import F32, U32, U64, Custom
+from dragoman.dialects.tgi.serde_errors import F32, U32, U64, Custom
 from dragoman.dialects.tgi.tools import TOOLS
 
 REPORTED = Treatment.REPORTED

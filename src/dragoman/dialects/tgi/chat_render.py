@@ -31,8 +31,8 @@ from dragoman.dialects.tgi.chat_answers import (
     Usage,
 )
 from dragoman.dialects.tgi.errors import fault_of
-from dragoman.dialects.tgi.passage import Passage, Piece
 from dragoman.dialects.tgi.render import float32, sse
+from dragoman.dialects.tgi.sequence_output import Piece, SequenceOutput
 from dragoman.dialects.tgi.settings import Quirks
 
 ASSISTANT = "assistant"
@@ -106,7 +106,7 @@ def usage(prompt_tokens: int, completion_tokens: int) -> Usage:
     return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens)
 
 
-def finish_reason(passage: Passage, quirks: Quirks) -> str:
+def finish_reason(passage: SequenceOutput, quirks: Quirks) -> str:
     """How a chat ended, and a completion that is not streamed."""
     match passage.finish:
         case FinishReason.LENGTH:
@@ -116,7 +116,7 @@ def finish_reason(passage: Passage, quirks: Quirks) -> str:
     return "stop"
 
 
-def streamed_finish_reason(passage: Passage, quirks: Quirks) -> str:
+def streamed_finish_reason(passage: SequenceOutput, quirks: Quirks) -> str:
     """How a streamed completion ended."""
     if quirks.eos_token_finish and passage.finish in (FinishReason.EOS, FinishReason.STOP_TOKEN):
         return "eos_token"

@@ -9,16 +9,16 @@ import msgspec
 
 from dragoman.core.request import ChatPrompt
 from dragoman.core.serving import ModelCard, Serving
+from dragoman.dialects.api import Exchange
 from dragoman.dialects.field import CoreParams, Reading
 from dragoman.dialects.tgi.chat_fields import CHAT, COMPLETIONS
 from dragoman.dialects.tgi.errors import MissingVariable
 from dragoman.dialects.tgi.messages import template_messages
 from dragoman.dialects.tgi.parameters import Parameters
+from dragoman.dialects.tgi.serde_errors import Custom
 from dragoman.dialects.tgi.settings import Quirks
-from dragoman.dialects.tgi.shape import Custom
 from dragoman.dialects.tgi.tools import Offer, with_tools
 from dragoman.dialects.tgi.translate import with_constraint
-from dragoman.dialects.wire import Exchange
 
 
 def chat_parameters(values: Mapping[str, Any], offer: Offer | None, quirks: Quirks) -> Parameters:

@@ -10,7 +10,8 @@ from typing import Any
 from dragoman.core.errors import DragomanError
 from dragoman.core.request import TextPrompt
 from dragoman.core.serving import Serving
-from dragoman.dialects.answers import encoded
+from dragoman.dialects.api import Exchange, Operation
+from dragoman.dialects.openai_stream import encoded
 from dragoman.dialects.progress import show_asked_progress
 from dragoman.dialects.tgi import chat_render as render
 from dragoman.dialects.tgi.body import checked, read_json
@@ -19,12 +20,11 @@ from dragoman.dialects.tgi.chat_fields import COMPLETIONS
 from dragoman.dialects.tgi.chat_translate import completion_parameters, report_idle
 from dragoman.dialects.tgi.conversation import answer_head
 from dragoman.dialects.tgi.errors import BatchFault, Incomplete, SuffixFault
+from dragoman.dialects.tgi.generation import Generation, Step
 from dragoman.dialects.tgi.headers import batch_headers, stream_headers
 from dragoman.dialects.tgi.render import sse
-from dragoman.dialects.tgi.run import Run, Step
-from dragoman.dialects.tgi.service import Service
+from dragoman.dialects.tgi.state import TgiState
 from dragoman.dialects.tgi.v1_events import READY, send
-from dragoman.dialects.wire import Exchange, Operation
 
 AHEAD = 16
 """Tokens that a prompt may be ahead of the slowest one; then it waits for its turn."""
@@ -33,7 +33,7 @@ AHEAD = 16
 class Completions:
     """The handlers, with what they share."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: TgiState) -> None:
         self._service = service
 
     async def completions(self, serving: Serving, exchange: Exchange) -> None:
@@ -53,7 +53,7 @@ class Completions:
         if len(prompts) > service.settings.max_client_batch_size:
             raise BatchFault(service.settings.max_client_batch_size)
         asked = completion_parameters(values, service.quirks)
-        runs = [Run(service, serving, exchange, asked, TextPrompt(text=text)) for text in prompts]
+        runs = [Generation(service, serving, exchange, asked, TextPrompt(text=text)) for text in prompts]
         batch = Batch(service, exchange, runs, serving.model(None).name, logprobs=values["logprobs"] is not None)
         if values["stream"]:
             show_asked_progress(exchange, values["stream_options"])
@@ -89,7 +89,7 @@ class Batch:
     """The prompts of one request, and their answer. Await ``whole``, or iterate ``chunks``, once."""
 
     def __init__(
-        self, service: Service, exchange: Exchange, runs: Sequence[Run], model: str, *, logprobs: bool
+        self, service: TgiState, exchange: Exchange, runs: Sequence[Generation], model: str, *, logprobs: bool
     ) -> None:
         self.runs = runs
         self._exchange = exchange
@@ -161,7 +161,7 @@ class Batch:
         return sse(render.completion(self._head, [CompletionComplete(i, text, logprobs, finish)], used))
 
 
-async def _advance(run: Run, coming: asyncio.Queue[Step | Exception]) -> None:
+async def _advance(run: Generation, coming: asyncio.Queue[Step | Exception]) -> None:
     """Every step of one prompt, the last one or an error at the end."""
     is_last = False
     try:
@@ -181,7 +181,7 @@ async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def operations(service: Service) -> tuple[Operation, ...]:
+def operations(service: TgiState) -> tuple[Operation, ...]:
     """Completions, and the list of models."""
     routes = Completions(service)
     return (

@@ -11,24 +11,24 @@ from typing import Any
 import dragoman
 from dragoman.core.request import TextPrompt
 from dragoman.core.serving import Serving
+from dragoman.dialects.api import Exchange
 from dragoman.dialects.field import CoreParams
-from dragoman.dialects.kinds import Violation
+from dragoman.dialects.field_types import FieldError
 from dragoman.dialects.tgi import chat_render as render
 from dragoman.dialects.tgi.body import shape_fault
 from dragoman.dialects.tgi.call_text import CallText, next_call_id
 from dragoman.dialects.tgi.chat_answers import ChatCompletion, ChatCompletionLogprobs, ToolCallDelta, Usage
 from dragoman.dialects.tgi.chat_fields import CHAT
 from dragoman.dialects.tgi.chat_translate import chat_parameters, chat_text
+from dragoman.dialects.tgi.generation import Generation
 from dragoman.dialects.tgi.parameters import Parameters
-from dragoman.dialects.tgi.passage import Piece
-from dragoman.dialects.tgi.run import Run
-from dragoman.dialects.tgi.service import Service
+from dragoman.dialects.tgi.sequence_output import Piece
+from dragoman.dialects.tgi.state import TgiState
 from dragoman.dialects.tgi.tools import NO_TOOL, Offer, offer_of
 from dragoman.dialects.tgi.validation import check_grammar, check_parameters
-from dragoman.dialects.wire import Exchange
 
 
-def answer_head(service: Service, prefix: str, model: str) -> render.Head:
+def answer_head(service: TgiState, prefix: str, model: str) -> render.Head:
     """The head of a new answer."""
     id = "" if service.quirks.empty_ids else prefix + secrets.token_hex(12)
     fingerprint = f"{dragoman.__version__}-{service.settings.docker_label or 'native'}"
@@ -42,9 +42,9 @@ class Conversation:
         run: the generation that is the answer; another one after the model has declined to call a tool.
     """
 
-    run: Run
+    run: Generation
 
-    def __init__(self, service: Service, serving: Serving, exchange: Exchange, values: Mapping[str, Any]) -> None:
+    def __init__(self, service: TgiState, serving: Serving, exchange: Exchange, values: Mapping[str, Any]) -> None:
         self._service, self._serving, self._exchange, self._values = service, serving, exchange, values
         self._offer: Offer | None = None
         self._asked = Parameters()
@@ -81,7 +81,7 @@ class Conversation:
             )
         try:
             self._asked = chat_parameters(self._values, self._offer, self._service.quirks)
-        except Violation as error:
+        except FieldError as error:
             raise await shape_fault(self._exchange, error) from None
         await self._begin()
         if self._offer is not None and self._asked.core.get("ending.stop"):
@@ -131,7 +131,7 @@ class Conversation:
         prompt = TextPrompt(text=text, add_special_tokens=False)
         # A stop string would leave half a call, which ends by itself.
         asked = self._asked if self._offer is None else self._asked.deciding({"ending.stop": ()})
-        self.run = Run(self._service, self._serving, self._exchange, asked, prompt)
+        self.run = Generation(self._service, self._serving, self._exchange, asked, prompt)
 
     async def _decline(self) -> None:
         """Begin again without tools: the model has chosen to answer freely."""

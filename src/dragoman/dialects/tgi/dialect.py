@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dragoman.dialects.tgi import chat, clouds, completions, generate, introspect, kserve, pages
+from dragoman.dialects.api import Cors, Dialect, Operation
+from dragoman.dialects.tgi import chat, completions, generate, introspect, kserve, pages
+from dragoman.dialects.tgi import sagemaker_vertex as clouds
 from dragoman.dialects.tgi.errors import render_error
 from dragoman.dialects.tgi.log import TgiLog
 from dragoman.dialects.tgi.metrics import TgiMetrics
 from dragoman.dialects.tgi.render import COMMENT, sse_error
-from dragoman.dialects.tgi.service import Service
 from dragoman.dialects.tgi.settings import TgiSettings
-from dragoman.dialects.wire import Cors, Dialect, Operation
+from dragoman.dialects.tgi.state import TgiState
 
 __all__ = ["TgiSettings", "make"]
 
@@ -34,7 +35,7 @@ def make(settings: TgiSettings) -> Dialect:
     return Dialect(
         name="tgi",
         title="Text Generation Inference",
-        operations=operations(Service(settings)),
+        operations=operations(TgiState(settings)),
         render_error=render_error,
         cors=Cors(
             origins=settings.cors_allow_origin,
@@ -53,7 +54,7 @@ def make(settings: TgiSettings) -> Dialect:
     )
 
 
-def operations(service: Service) -> tuple[Operation, ...]:
+def operations(service: TgiState) -> tuple[Operation, ...]:
     """Every operation: each module of routes lists its own."""
     return (
         *introspect.operations(service),

@@ -25,9 +25,9 @@ from dragoman.core.errors import (
     Unauthorized,
     UnsupportedConstraint,
 )
-from dragoman.dialects.kinds import Violation
-from dragoman.dialects.tgi.shape import reason
-from dragoman.dialects.wire import Answer, NotJson, WrongMediaType
+from dragoman.dialects.api import ErrorResponse, NotJson, WrongMediaType
+from dragoman.dialects.field_types import FieldError
+from dragoman.dialects.tgi.serde_errors import reason
 
 PLAIN = {"content-type": "text/plain; charset=utf-8"}
 
@@ -189,7 +189,7 @@ def error_body(error: DragomanError) -> ErrorBody:
     return ErrorBody(fault.message, fault.error_type)
 
 
-def render_error(error: DragomanError) -> Answer:
+def render_error(error: DragomanError) -> ErrorResponse:
     """The status, body and headers that tell the client."""
     match error:
         case WrongMediaType():
@@ -200,25 +200,25 @@ def render_error(error: DragomanError) -> Answer:
             return _plain(400, f"Failed to parse the request body as JSON: {error.message}")
         case ShapeFault():
             return _plain(422, error.message)
-        case Violation():
+        case FieldError():
             where, why = reason(error)
             place = f"{where}: " if where else ""
             return _plain(422, f"Failed to deserialize the JSON body into the target type: {place}{why}")
         case RequestTimeout():
             return _plain(408, "Failed to buffer the request body: it did not arrive in time")
         case Unauthorized():
-            return Answer(status=401)
+            return ErrorResponse(status=401)
         case ModelNotFound():
-            return Answer(status=422, body=error_body(InvalidInput(error.message)))
+            return ErrorResponse(status=422, body=error_body(InvalidInput(error.message)))
         case NotFound():
-            return Answer(status=404)
+            return ErrorResponse(status=404)
         case MethodNotAllowed():
-            return Answer(status=405)
+            return ErrorResponse(status=405)
         case Cancelled():
-            return Answer(status=499)
+            return ErrorResponse(status=499)
     fault = fault_of(error)
     headers = {"retry-after": str(max(1, round(error.retry_after_s)))} if isinstance(error, Overloaded) else {}
-    return Answer(status=fault.status, body=ErrorBody(fault.message, fault.error_type), headers=headers)
+    return ErrorResponse(status=fault.status, body=ErrorBody(fault.message, fault.error_type), headers=headers)
 
 
 def visible(error: DragomanError) -> str:
@@ -246,8 +246,8 @@ def failure_label(kind: type[BaseException]) -> str:
     return next((label for each, label in FAILURE_LABELS if issubclass(kind, each)), "generation")
 
 
-def _plain(status: int, text: str) -> Answer:
-    return Answer(status=status, body=text.encode(), headers=dict(PLAIN))
+def _plain(status: int, text: str) -> ErrorResponse:
+    return ErrorResponse(status=status, body=text.encode(), headers=dict(PLAIN))
 
 
 def _fault(error: str, error_type: str, status: int) -> Fault:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dragoman.dialects.field import Field, Table, Treatment
-from dragoman.dialects.kinds import Anything, Boolean, ListOf, String
+from dragoman.dialects.field_types import Anything, Boolean, ListOf, String
 from dragoman.dialects.tgi.grammar import GRAMMAR, constraint_of
-from dragoman.dialects.tgi.shape import F32, I32, U32, U64, USIZE
+from dragoman.dialects.tgi.serde_errors import F32, I32, U32, U64, USIZE
 
 MOST_STOPS = 1 << 16
 """No limit of the original's: its own, ``max_stop_sequences``, is looked at later and has a message of its own."""

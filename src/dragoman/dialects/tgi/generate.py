@@ -11,27 +11,27 @@ import msgspec
 from dragoman.core.errors import DragomanError
 from dragoman.core.request import TextPrompt
 from dragoman.core.serving import Serving
-from dragoman.dialects.answers import encoded
-from dragoman.dialects.kinds import Violation
+from dragoman.dialects.api import Exchange, Operation, RouteHint
+from dragoman.dialects.field_types import FieldError
+from dragoman.dialects.openai_stream import encoded
 from dragoman.dialects.tgi import render
 from dragoman.dialects.tgi.adapters import report_adapter
 from dragoman.dialects.tgi.body import checked, read_json, shape_fault
 from dragoman.dialects.tgi.errors import Incomplete, IncompleteStream
 from dragoman.dialects.tgi.fields import COMPAT_GENERATE, GENERATE
+from dragoman.dialects.tgi.generation import Generation
 from dragoman.dialects.tgi.headers import stream_headers, whole_headers
 from dragoman.dialects.tgi.parameters import Parameters
 from dragoman.dialects.tgi.render import EVENT_STREAM
-from dragoman.dialects.tgi.run import Run
-from dragoman.dialects.tgi.service import Service
+from dragoman.dialects.tgi.state import TgiState
 from dragoman.dialects.tgi.translate import parameters_of
 from dragoman.dialects.tgi.validation import check_choice, check_streamable
-from dragoman.dialects.wire import Call, Exchange, Operation
 
 
 class Generate:
     """The handlers, with what they share."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: TgiState) -> None:
         self._service = service
 
     async def compat_generate(self, serving: Serving, exchange: Exchange) -> None:
@@ -66,7 +66,7 @@ class Generate:
         fills = values["parameters"] is not None and "max_new_tokens" in body["parameters"]
         try:
             asked = parameters_of(values["parameters"], full_text=compat, fills=fills)
-        except Violation as error:
+        except FieldError as error:
             raise await shape_fault(exchange, error) from None
         return reading.core.get("prompt"), asked, values.get("stream", False)
 
@@ -77,7 +77,7 @@ class Generate:
         asked = msgspec.structs.replace(asked, logprobs=asked.details)
         check_choice(asked, service.settings)
         with service.permits.take(asked.sequences):
-            run = Run(service, serving, exchange, asked, TextPrompt(text=inputs))
+            run = Generation(service, serving, exchange, asked, TextPrompt(text=inputs))
             await exchange.unless_gone(run.whole())
             answer = render.whole(run.passages, run.best, run.prefill, asked, inputs)
         # The permits are free before the client can know that it has its answer, and ask again.
@@ -98,7 +98,7 @@ class Generate:
         try:
             check_streamable(asked)
             with service.permits.take():
-                run = Run(service, serving, exchange, asked, TextPrompt(text=inputs))
+                run = Generation(service, serving, exchange, asked, TextPrompt(text=inputs))
                 async with aclosing(run.steps()) as steps:
                     index = 0
                     async for step in steps:
@@ -113,7 +113,7 @@ class Generate:
             yield render.sse_error(exchange.fault)
 
 
-def operations(service: Service) -> tuple[Operation, ...]:
+def operations(service: TgiState) -> tuple[Operation, ...]:
     """The generate family."""
     routes = Generate(service)
     return (
@@ -145,5 +145,5 @@ def operations(service: Service) -> tuple[Operation, ...]:
     )
 
 
-def _claims(call: Call) -> bool:
+def _claims(call: RouteHint) -> bool:
     return call.has("inputs")

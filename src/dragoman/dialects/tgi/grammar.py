@@ -8,7 +8,7 @@ import msgspec
 
 from dragoman.core.constraint import Constraint, JsonObject, JsonSchema, Regex
 from dragoman.dialects.field import Field, Table
-from dragoman.dialects.kinds import Anything, Boolean, Rule, String, Violation
+from dragoman.dialects.field_types import Anything, Boolean, FieldError, FieldRule, String
 from dragoman.dialects.tgi.errors import InvalidInput
 
 PARAM = "grammar"
@@ -59,7 +59,7 @@ def constraint_of(values: dict[str, Any], field: str) -> Constraint | None:
         case "json_schema":
             return _described(values, field)
     if value is None:
-        raise Violation(Rule.MISSING, (field, "value"))
+        raise FieldError(FieldRule.MISSING, (field, "value"))
     if values["type"] == "regex":
         return Regex(String().check(value, (field, "value")))
     return _schema(value)
@@ -69,7 +69,7 @@ def _described(values: dict[str, Any], field: str) -> Constraint:
     described = values["json_schema"]
     if described is None:
         if values["value"] is None:
-            raise Violation(Rule.MISSING, (field, "value"))
+            raise FieldError(FieldRule.MISSING, (field, "value"))
         described = _CONFIG.check(values["value"], (field, "value"))
     return JsonObject(one_line=True) if described["schema"] is None else _schema(described["schema"])
 

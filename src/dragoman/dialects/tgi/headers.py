@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dragoman.core.events import Timings
-from dragoman.dialects.tgi.run import Run
+from dragoman.dialects.tgi.generation import Generation
 
 
 def stream_headers(compute_type: str, characters: int) -> dict[str, str]:
@@ -18,14 +18,14 @@ def stream_headers(compute_type: str, characters: int) -> dict[str, str]:
     }
 
 
-def whole_headers(compute_type: str, run: Run, elapsed_s: float) -> dict[str, str]:
+def whole_headers(compute_type: str, run: Generation, elapsed_s: float) -> dict[str, str]:
     """Of an answer to one prompt."""
     headers = batch_headers(compute_type, [run])
     kind = headers.pop("x-compute-type")
     return {"x-compute-type": kind, "x-compute-time": f"{elapsed_s:.9f}", **headers}
 
 
-def batch_headers(compute_type: str, runs: Sequence[Run]) -> dict[str, str]:
+def batch_headers(compute_type: str, runs: Sequence[Generation]) -> dict[str, str]:
     """Of an answer to several prompts: everything added up."""
     timings = [run.timings or Timings() for run in runs]
     generated = sum(run.generated_tokens for run in runs)

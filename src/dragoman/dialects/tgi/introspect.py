@@ -13,13 +13,13 @@ from dragoman.core.events import PromptToken
 from dragoman.core.request import GenerationRequest, TextPrompt
 from dragoman.core.sampling import EndingParams, SamplingParams
 from dragoman.core.serving import ModelCard, Serving
-from dragoman.dialects.answers import encoded
+from dragoman.dialects.api import Exchange, Operation, RouteHint
+from dragoman.dialects.openai_stream import encoded
 from dragoman.dialects.tgi.body import read
 from dragoman.dialects.tgi.errors import Unhealthy
 from dragoman.dialects.tgi.fields import TOKENIZE
-from dragoman.dialects.tgi.service import Service
 from dragoman.dialects.tgi.settings import TgiSettings
-from dragoman.dialects.wire import Call, Exchange, Operation
+from dragoman.dialects.tgi.state import TgiState
 
 ROUTER = "text-generation-router"
 PROBE_TIMEOUT_S = 60.0
@@ -63,7 +63,7 @@ class Info(msgspec.Struct, kw_only=True):
 class Introspection:
     """The handlers, with what they share."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: TgiState) -> None:
         self._service = service
 
     async def health(self, serving: Serving, exchange: Exchange) -> None:
@@ -123,7 +123,7 @@ def _probe() -> GenerationRequest:
     )
 
 
-def operations(service: Service) -> tuple[Operation, ...]:
+def operations(service: TgiState) -> tuple[Operation, ...]:
     """Health, information, tokens."""
     routes = Introspection(service)
     healthy = "It can generate."
@@ -144,5 +144,5 @@ def operations(service: Service) -> tuple[Operation, ...]:
     )
 
 
-def _claims(call: Call) -> bool:
+def _claims(call: RouteHint) -> bool:
     return call.has("inputs")

@@ -8,17 +8,17 @@ import msgspec
 
 import dragoman
 from dragoman.core.serving import Serving
+from dragoman.dialects.api import Exchange, Operation
 from dragoman.dialects.field import Field, Table
-from dragoman.dialects.kinds import ListOf, String, Violation
+from dragoman.dialects.field_types import FieldError, ListOf, String
 from dragoman.dialects.tgi.adapters import report_adapter
 from dragoman.dialects.tgi.batch import continued, texts_of
 from dragoman.dialects.tgi.body import checked, read_json, shape_fault
 from dragoman.dialects.tgi.errors import BatchIncomplete, Fault, Unhealthy
 from dragoman.dialects.tgi.fields import PARAMETERS
-from dragoman.dialects.tgi.service import Service
-from dragoman.dialects.tgi.shape import USIZE, Sized
+from dragoman.dialects.tgi.serde_errors import USIZE, Sized
+from dragoman.dialects.tgi.state import TgiState
 from dragoman.dialects.tgi.translate import parameters_of
-from dragoman.dialects.wire import Exchange, Operation
 
 NAME = "text-generation-inference"
 MODEL = "/v2/models/{model}/versions/{version}"
@@ -102,7 +102,7 @@ class NotUtf8(Fault):
 class KServe:
     """The handlers, with what they share."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: TgiState) -> None:
         self._service = service
 
     async def live(self, serving: Serving, exchange: Exchange) -> None:
@@ -136,7 +136,7 @@ class KServe:
         texts = [_text(each["data"]) for each in inputs]
         try:
             asked = parameters_of(values["parameters"])
-        except Violation as error:
+        except FieldError as error:
             raise await shape_fault(exchange, error) from None
         found = await texts_of(
             self._service, exchange, texts, lambda text: continued(self._service, serving, exchange, text, asked)
@@ -156,7 +156,7 @@ def _output(output: dict[str, Any], text: str) -> OutputChunk:
     return OutputChunk(name=output["name"], shape=[1, len(data)], datatype="BYTES", data=list(data))
 
 
-def operations(service: Service) -> tuple[Operation, ...]:
+def operations(service: TgiState) -> tuple[Operation, ...]:
     """Everything under ``/v2``."""
     routes = KServe(service)
     ready = "It can generate."

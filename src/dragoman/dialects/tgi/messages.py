@@ -10,9 +10,9 @@ import msgspec
 
 from dragoman.core.serving import ModelCard
 from dragoman.dialects.field import Field, Table
-from dragoman.dialects.kinds import Anything, Integer, ListOf, OneOf, Path, Rule, String, Violation
+from dragoman.dialects.field_types import Anything, FieldError, FieldRule, Integer, ListOf, OneOf, Path, String
 from dragoman.dialects.tgi.errors import InvalidInput
-from dragoman.dialects.tgi.shape import Custom
+from dragoman.dialects.tgi.serde_errors import Custom
 
 _TEXT = String()
 _CALL_ID = OneOf((Integer(), String()))
@@ -26,7 +26,7 @@ class _Chunk(Table, frozen=True, kw_only=True):
     def check(self, value: Any, path: Path) -> dict[str, Any]:
         given = super().check(value, path)
         if given[given["type"]] is None:
-            raise Violation(Rule.MISSING, (*path, given["type"]), bound=given["type"])
+            raise FieldError(FieldRule.MISSING, (*path, given["type"]), bound=given["type"])
         return given
 
 
@@ -67,12 +67,12 @@ class _Message(Table, frozen=True, kw_only=True):
     def check(self, value: Any, path: Path) -> dict[str, Any]:
         try:
             given = super().check(value, path)
-        except Violation as error:
+        except FieldError as error:
             if len(error.path) > len(path) and error.path[len(path)] in ("content", "tool_calls"):
                 raise _neither(path) from None
             raise
         if given["content"] is None and not given["tool_calls"]:
-            raise _neither(path) if "content" in value else Violation(Rule.MISSING, (*path, "content"))
+            raise _neither(path) if "content" in value else FieldError(FieldRule.MISSING, (*path, "content"))
         return given
 
 

@@ -15,10 +15,10 @@ from dragoman.core.measurements import (
     COMPLETED_TOKENS,
     Outcome,
 )
+from dragoman.dialects.api import MetricsContext
 from dragoman.dialects.prometheus_text import Labels, counter, gauge, histogram
 from dragoman.dialects.tgi.errors import failure_label
 from dragoman.dialects.tgi.settings import TgiSettings
-from dragoman.dialects.wire import MetricsContext
 
 DURATION_BOUNDS = tuple(float(f"{0.0001 * 1.5**k:.12g}") for k in range(1, 36))
 BATCH_BOUNDS = tuple(float(k) for k in range(1, 1025))

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from dragoman.core.serving import Serving
-from dragoman.dialects.tgi.documents import document
+from dragoman.dialects.api import Exchange, Operation
+from dragoman.dialects.tgi.openapi import document
 from dragoman.dialects.tgi.settings import TgiSettings
-from dragoman.dialects.wire import Exchange, Operation
 
 PREFIX = "/tgi"
 """Where the dialect is found whatever other dialects have of its bare paths."""

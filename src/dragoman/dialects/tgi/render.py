@@ -12,7 +12,7 @@ from dragoman.core.errors import DragomanError
 from dragoman.core.events import FinishReason, Token
 from dragoman.dialects.tgi.errors import error_body
 from dragoman.dialects.tgi.parameters import Parameters
-from dragoman.dialects.tgi.passage import Passage, Piece
+from dragoman.dialects.tgi.sequence_output import Piece, SequenceOutput
 
 FINISH = {
     FinishReason.LENGTH: "length",
@@ -110,7 +110,7 @@ def sse_error(error: DragomanError) -> bytes:
 
 
 def whole(
-    passages: Sequence[Passage], best: int, prefill: Sequence[Token], asked: Parameters, inputs: str
+    passages: Sequence[SequenceOutput], best: int, prefill: Sequence[Token], asked: Parameters, inputs: str
 ) -> GenerateResponse:
     """The answer that is not streamed; ``passages[best]`` is its text."""
     chosen = passages[best]
@@ -140,7 +140,7 @@ def token_event(index: int, piece: Piece, asked: Parameters) -> StreamResponse:
 
 
 def last_event(
-    index: int, piece: Piece, passage: Passage, input_tokens: int, asked: Parameters, inputs: str
+    index: int, piece: Piece, passage: SequenceOutput, input_tokens: int, asked: Parameters, inputs: str
 ) -> StreamResponse:
     """The event of the last token, with the whole text."""
     event = token_event(index, piece, asked)
@@ -151,7 +151,7 @@ def last_event(
     return event
 
 
-def finish_reason(passage: Passage) -> str:
+def finish_reason(passage: SequenceOutput) -> str:
     """TGI's word for the end of a finished passage."""
     assert passage.finish is not None
     return FINISH[passage.finish]
@@ -181,7 +181,7 @@ def float32(value: float | None) -> float | None:
     return float(f"{nearest:.9g}")
 
 
-def _loser(passage: Passage, prefill: list[PrefillToken], asked: Parameters, inputs: str) -> BestOfSequence:
+def _loser(passage: SequenceOutput, prefill: list[PrefillToken], asked: Parameters, inputs: str) -> BestOfSequence:
     return BestOfSequence(
         generated_text=inputs + passage.text if asked.return_full_text else passage.text,
         finish_reason=finish_reason(passage),
@@ -193,5 +193,5 @@ def _loser(passage: Passage, prefill: list[PrefillToken], asked: Parameters, inp
     )
 
 
-def _all_top_tokens(passage: Passage, asked: Parameters) -> list[list[WireToken]] | UnsetType:
+def _all_top_tokens(passage: SequenceOutput, asked: Parameters) -> list[list[WireToken]] | UnsetType:
     return [top_tokens(piece.token) for piece in passage.pieces] if asked.core.get("logprobs.top") else UNSET

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from dragoman.dialects.field import Field, Table, Treatment
-from dragoman.dialects.kinds import Anything, Boolean, Integer, Kind, ListOf, MapOf, Number, OneOf, String
+from dragoman.dialects.field_types import Anything, Boolean, FieldType, Integer, ListOf, MapOf, Number, OneOf, String
 
 Schema = dict[str, Any]
 Bounds = Mapping[str, Schema]
@@ -31,7 +31,7 @@ class Schemas:
         """A reference to the component of a table of fields; the bounds are those of its own fields."""
         return self._component(self._name(table) or table.name, lambda: self._fields(table, bounds))
 
-    def kind(self, kind: Kind, bounds: Bounds) -> Schema:
+    def kind(self, kind: FieldType, bounds: Bounds) -> Schema:
         """Values that a request may have."""
         name = self._name(kind)
         if isinstance(kind, Table):
@@ -87,7 +87,7 @@ class Schemas:
             return schema
         return schema | {"description": field.note} if field.note else schema
 
-    def _kind(self, kind: Kind, bounds: Bounds) -> Schema:
+    def _kind(self, kind: FieldType, bounds: Bounds) -> Schema:
         match kind:
             case Integer():
                 return {"type": "integer"} | _present(minimum=kind.minimum, maximum=kind.maximum)

@@ -15,7 +15,7 @@ import msgspec
 
 from dragoman.core.constraint import JsonSchema
 from dragoman.dialects.field import CoreParams, Field, Table
-from dragoman.dialects.kinds import Anything, ListOf, OneOf, String
+from dragoman.dialects.field_types import Anything, ListOf, OneOf, String
 from dragoman.dialects.tgi.errors import InvalidInput, ToolFault
 
 NO_TOOL = "no_tool"

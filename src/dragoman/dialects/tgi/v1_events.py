@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 
 from dragoman.core.errors import DragomanError
+from dragoman.dialects.api import Exchange
 from dragoman.dialects.tgi.chat_render import DONE, sse_fault
 from dragoman.dialects.tgi.errors import Incomplete, IncompleteStream
 from dragoman.dialects.tgi.render import EVENT_STREAM
-from dragoman.dialects.wire import Exchange
 
 READY = b""
 """What chunks begin with when all is prepared, and nothing generated."""

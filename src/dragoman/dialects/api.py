@@ -1,0 +1,340 @@
+"""What the server lends to a dialect, an exchange to read from and answer through; and what a dialect is to it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from dragoman.core.errors import BadRequest, DragomanError
+from dragoman.core.measurements import Measurements
+from dragoman.core.observer import Observer
+from dragoman.core.serving import ModelCard, Serving
+from dragoman.dialects.field import Reading, Table
+
+Result = TypeVar("Result")
+
+
+class NotJson(BadRequest):
+    """The body is not JSON at all; some dialects answer this otherwise than JSON of the wrong shape."""
+
+
+class WrongMediaType(BadRequest):
+    """The body says that it is something else than JSON."""
+
+
+class Exchange(Protocol):
+    """One HTTP request and its answer. Errors raised by a handler are answered in the words of its dialect.
+
+    Attributes:
+        request_id: the client's own ``X-Request-Id`` where it is short and plain, otherwise a new one.
+        path: without the query, as it was asked for: with the dialect's prefix, where there is one.
+        client: the address that the request came from.
+        query: the query's parameters; of equal names the last one.
+        tenant: a digest of the caller's API key, by which to keep what belongs to callers apart; empty without keys.
+        scopes: what the caller's key is good for; all there is, without keys.
+        fault: set by a handler that answers an error in its own words inside of a stream, for the metrics.
+        started: whether the answer has begun: its status is sent.
+        elapsed_s: seconds since the request arrived.
+        not_ready: why requests cannot be served now; empty when they can.
+    """
+
+    request_id: str
+    method: str
+    path: str
+    client: str
+    headers: Mapping[str, str]
+    path_params: Mapping[str, str]
+    tenant: str
+    scopes: tuple[str, ...]
+    fault: DragomanError | None
+    started: bool
+
+    @property
+    def query(self) -> Mapping[str, str]: ...
+
+    @property
+    def elapsed_s(self) -> float: ...
+
+    @property
+    def not_ready(self) -> str: ...
+
+    async def read(self, table: Table, *, any_content_type: bool = False) -> Reading:
+        """The JSON body, checked by the table; bounded in size and time.
+
+        Fields without effect are named in a header of the answer, whatever that will be.
+
+        Raises WrongMediaType, NotJson, the table's Violation and UnsupportedFeature, PayloadTooLarge, RequestTimeout.
+        """
+
+    async def read_json(self, *, any_content_type: bool = False) -> Any:
+        """The JSON body as it is, for operations whose table depends on it; ``check`` is then the rest of ``read``.
+
+        Raises WrongMediaType, NotJson, PayloadTooLarge, RequestTimeout.
+        """
+
+    async def check(self, table: Table, body: Any) -> Reading:
+        """``body`` checked by the table, and its fields without effect named in the answer, as ``read`` does."""
+
+    def report(self, reading: Reading) -> None:
+        """Name the fields without effect anew: some have none only for the model that was asked for."""
+
+    async def read_body(self) -> bytes:
+        """The body's bytes, whatever they are. Raises PayloadTooLarge, RequestTimeout."""
+
+    async def run_blocking(self, work: Callable[[], Result], pool: Literal["text", "disk"] = "text") -> Result:
+        """Return what ``work`` returns in a thread: for what takes more than a millisecond (``text``), or looks at
+        files (``disk``). Raises Overloaded where too much of the caller's work waits already."""
+
+    def show_progress(self) -> None:
+        """Tell the client how far its request is until the answer has begun: by comments in a stream of events."""
+
+    async def unless_gone(self, work: Awaitable[Result]) -> Result:
+        """Await the work; when the client leaves first, cancel it and raise ``Cancelled``."""
+
+    async def reply(
+        self, content: Any, *, status: int = 200, content_type: str = ..., headers: Mapping[str, str] = ...
+    ) -> None:
+        """Answer with JSON (any msgspec value), with ``bytes`` as they are, or with nothing (None)."""
+
+    async def reply_text(self, text: str, *, status: int = 200, headers: Mapping[str, str] = ...) -> None:
+        """Answer with plain text, in UTF-8."""
+
+    async def stream(
+        self,
+        chunks: AsyncGenerator[bytes, None],
+        *,
+        content_type: str = ...,
+        headers: Mapping[str, str] | Callable[[], Mapping[str, str]] = ...,
+        at_once: bool = ...,
+    ) -> None:
+        """Answer with the chunks as they come. The answer begins with the first, which may be empty, or ``at_once``;
+        ``headers`` are asked for then, where they are a function.
+
+        A stream of events gets comments beside them: the dialect's ``keep_alive`` where it is silent for long, and the
+        progress where that is shown. Either may begin the answer before the first chunk, and sets ``started``: what is
+        raised by the iterator before that is answered with a status of its own, and later it has to be a chunk.
+
+        The iterator is closed in every case: at the end, when the client leaves, and when it does not read for the
+        server's write timeout. When it raises ``Abort``, the connection is cut behind what was written.
+        """
+
+
+class Abort(Exception):
+    """Raised by a stream that cannot be finished, for clients that notice nothing but a connection that breaks."""
+
+
+Handler = Callable[[Serving, Exchange], Awaitable[None]]
+
+
+class Socket(Protocol):
+    """An open WebSocket; the attributes are those of ``Exchange``.
+
+    One task must always be in ``receive``: by it the end is noticed. Nothing that was begun is ended for it. The socket
+    closes when the handler returns or raises.
+    """
+
+    request_id: str
+    path: str
+    client: str
+    headers: Mapping[str, str]
+    path_params: Mapping[str, str]
+    tenant: str
+
+    @property
+    def query(self) -> Mapping[str, str]: ...
+
+    @property
+    def not_ready(self) -> str: ...
+
+    async def receive(self) -> str | bytes:
+        """The next message, text or binary, of bounded size.
+
+        Raises Cancelled when the client has left, EngineUnavailable when the server is told to stop: what runs may then
+        still be answered.
+        """
+
+    def answering(self, request_id: str) -> AbstractContextManager[None]:
+        """Around all that is done for one message that asks for something: it is told, counted and traced as a request
+        of this id, in the handshake's trace. What is raised inside is how it ended, and goes on outside."""
+
+    async def run_blocking(self, work: Callable[[], Result]) -> Result:
+        """As ``Exchange.run_blocking``."""
+
+    async def send(self, data: str | bytes) -> None:
+        """Send a message, when the client has read enough of those before. Raises Cancelled when it has left."""
+
+    async def close(self, code: int = ..., reason: str = ...) -> None:
+        """Close for a reason of the dialect's own (RFC 6455, section 7.4)."""
+
+
+SocketHandler = Callable[[Serving, Socket], Awaitable[None]]
+
+
+class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """An error as a dialect says it; ``body`` None is an empty body, ``bytes`` are sent as they are."""
+
+    status: int
+    body: Any = None
+    headers: dict[str, str] = {}
+
+
+class RouteHint(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is to tell the dialects of a shared bare path apart by.
+
+    ``body``: the decoded JSON; None where there is none, or what came is not JSON. ``dialect``: the operator's choice,
+    ``--dialect``.
+    """
+
+    headers: Mapping[str, str]
+    body: Any
+    dialect: str
+
+    def has(self, *names: str) -> bool:
+        """Whether the body is an object with one of these keys, even as ``null``."""
+        return isinstance(self.body, dict) and any(name in self.body for name in names)
+
+
+class RequestHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """A header that an operation reads beside the body: its name, what it is for, and how its value is written.
+
+    ``pattern``: a regular expression for the whole value.
+    """
+
+    name: str
+    note: str
+    pattern: str
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """One method on one path of a dialect.
+
+    Attributes:
+        method: as HTTP has it. What answers GET answers HEAD too.
+        path: in Starlette's notation, ``/models/{id:path}``.
+        summary: one sentence for the documents.
+        table: describes the body, if it has one. reads: headers that it reads beside it, for the documents.
+        open: needs no API key, because the dialect's contract leaves it open. Never what generates, unless the operator
+            says so.
+        probe: a health check, which never needs an API key.
+        scope: what a key must be good for.
+        media: content types of its answer, for the documents; None: JSON, and events where its table has ``stream``.
+        statuses: of its answer, when all goes well.
+        faults: errors that it answers with beside those that every operation may: one of each kind, for the documents.
+        name: how clients made from the documents call it; empty: by method and path.
+        claims: on a bare path that several dialects have: whether the call is surely this one's. See ``RouteHint``.
+    """
+
+    method: str
+    path: str
+    summary: str
+    handler: Handler
+    table: Table | None = None
+    reads: tuple[RequestHeader, ...] = ()
+    open: bool = False
+    probe: bool = False
+    scope: Literal["infer", "admin"] = "infer"
+    media: tuple[str, ...] | None = None
+    statuses: tuple[int, ...] = (200,)
+    faults: tuple[DragomanError, ...] = ()
+    name: str = ""
+    claims: Callable[[RouteHint], bool] | None = None
+
+
+class SocketOperation(msgspec.Struct, frozen=True, kw_only=True):
+    """A path of a dialect where a WebSocket may be opened; the attributes are those of ``Operation``.
+
+    ``claims``: on a bare path that several dialects have, by the first message. Who has none is to be quiet: its
+    handler runs until another dialect claims the socket, which ends it.
+    """
+
+    path: str
+    summary: str
+    handler: SocketHandler
+    scope: Literal["infer", "admin"] = "infer"
+    claims: Callable[[RouteHint], bool] | None = None
+
+
+class Cors(msgspec.Struct, frozen=True, kw_only=True):
+    """What a dialect's contract says to browsers (the Fetch standard, "CORS protocol"). Which pages may call is the
+    operator's choice, ``--cors-origin``, for all dialects.
+
+    Attributes:
+        origins: patterns of origins that the operator allows for this dialect alone.
+        any_origin: the contract lets pages of any origin call. That is followed where the server asks for API keys and
+            the operator names no origins.
+        credentials: pages of origins that the operator has named may send cookies along.
+        methods, headers: those that a page may use; empty: the ones that it asks for.
+        exposed: headers of an answer that a page may see; None: all that the answer has.
+        max_age_s: how long a browser may remember the answer to its question.
+        vary: what caches are told that answers depend on; sent with every answer.
+        preflight_body: the answer to a browser's question is 200 with this text.
+    """
+
+    origins: tuple[str, ...] = ()
+    any_origin: bool = False
+    credentials: bool = False
+    methods: tuple[str, ...] = ()
+    headers: tuple[str, ...] = ()
+    exposed: tuple[str, ...] | None = ()
+    max_age_s: int | None = None
+    vary: str = "origin"
+    preflight_body: str = ""
+
+
+class MetricsContext(NamedTuple):
+    """What a dialect's page of metrics is made from.
+
+    ``measurements``: of the whole server; those that the page shows are asked for when it is made. ``state()``: by
+    name, the gauges and counters of the server and its engine, as they are now (those of ``/metrics``, without
+    ``dragoman_``). ``models()``: the served models.
+    """
+
+    measurements: Measurements
+    state: Callable[[], Mapping[str, float]]
+    models: Callable[[], tuple[ModelCard, ...]]
+
+
+class Dialect(msgspec.Struct, frozen=True, kw_only=True):
+    """A wire format: its operations, and its one table of errors.
+
+    Its operations are served under ``/<name>``, and bare as ``docs/dialects.md`` says.
+
+    Attributes:
+        render_error: how the dialect words whatever goes wrong, unknown paths and methods included.
+        cors: what its contract says to browsers; None: nothing, and what the server says to all.
+        headers: of every answer, errors included; those that the answer itself names come before them.
+        max_body_bytes: largest body; None: as large as the server's ``--max-body-bytes`` allows.
+        key_headers: where an API key may be, beside ``Authorization: Bearer``.
+        keep_alive: a comment for streams of events that are silent for long; empty where clients choke on comments.
+        stream_error: the event that ends a stream which has begun before its operation could say how it streams; None:
+            none begins so early.
+        metrics: makes what returns the server's measurements under the metric names of the dialect's contract, in
+            Prometheus' text format. Called when ``--metric-names`` asks for these names.
+        log: writes the lines of the log that the contract has, for requests in this dialect. Used by servers whose
+            ``--dialect`` it is.
+        notes: sentences for the operator about settings that the served model does not allow.
+        metrics_port: a port of their own on which its users look for the metrics, when it is the operator's choice.
+        document_paths: where the dialect's clients look for its OpenAPI document, beside ``/openapi.json``.
+        page_paths: where its users look for a page of it, beside ``/docs``.
+    """
+
+    name: str
+    title: str
+    operations: tuple[Operation, ...]
+    render_error: Callable[[DragomanError], ErrorResponse]
+    sockets: tuple[SocketOperation, ...] = ()
+    cors: Cors | None = None
+    headers: Callable[[Exchange], Mapping[str, str]] | None = None
+    max_body_bytes: int | None = None
+    key_headers: tuple[str, ...] = ()
+    keep_alive: bytes = b""
+    stream_error: Callable[[DragomanError], bytes] | None = None
+    metrics: Callable[[MetricsContext], Callable[[], str]] | None = None
+    log: type[Observer] | None = None
+    notes: Callable[[ModelCard], Sequence[str]] | None = None
+    metrics_port: int | None = None
+    document_paths: tuple[str, ...] = ()
+    page_paths: tuple[str, ...] = ()

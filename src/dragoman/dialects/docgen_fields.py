@@ -1,0 +1,81 @@
+"""``docs/fields.md`` from the tables: ``python -m dragoman.dialects.docgen_fields > docs/fields.md``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from dragoman.dialects import DIALECTS
+from dragoman.dialects.api import Dialect
+from dragoman.dialects.field import Field, Outline, Table, Treatment
+from dragoman.dialects.field_types import FieldType, ListOf, OneOf
+
+HEAD = """# What every request field does
+
+Made from the tables of `src/dragoman/dialects` by `python -m dragoman.dialects.docgen_fields`, as are the validation of
+requests and `/openapi.json`. *Honoured*: it has its effect, exactly. *Refused*: a value that asks for something is
+answered with status 400 and the field's name. *Reported*: the request is served without it, and the header
+`x-dragoman-warnings` of the answer names it: `ignored: store, metadata`. Fields that are in no table, also inside of
+objects, are reported in the same way, `unknown: temprature`, and refused by name on a server with `--strict`. `null` is
+the same as leaving an optional field out.
+*Becomes* is the parameter of the core that carries the value: the sampling and ending parameters of
+[generation.md](generation.md), or another part of the request; `prompt` and `tools` are what prompts and tool calls
+are made of. A field without one is about the answer, or the dialect's own. Ranges are those of the core, or narrower.
+"""
+
+
+def fields_page(dialects: Sequence[Dialect] = DIALECTS) -> str:
+    """The whole page."""
+    return "\n".join([HEAD, *(line for dialect in dialects for line in _section(dialect))]).rstrip() + "\n"
+
+
+def _section(dialect: Dialect) -> Iterator[str]:
+    """What several operations take alike is written once."""
+    yield f"## {dialect.title}\n"
+    written: list[tuple[Table, str]] = []
+    for operation in dialect.operations:
+        if operation.table is None:
+            continue
+        place = f"{operation.method} {operation.path}"
+        yield f"### {place}\n"
+        before = next((before for table, before in written if table == operation.table), None)
+        yield operation.summary + (f" Takes the same as {before}.\n" if before else "\n")
+        if before is None:
+            written.append((operation.table, place))
+            yield from _rows(operation.table)
+
+
+def _rows(table: Table) -> Iterator[str]:
+    yield "| field | takes | default | becomes | treatment | |"
+    yield "|---|---|---|---|---|---|"
+    inner: list[Table] = []
+    for field in table.fields:
+        yield f"| {' | '.join(_cells(field))} |"
+        found = _inner(field.kind)
+        if found is not None and field.treatment is Treatment.HONOURED:
+            inner.append(found)
+    yield ""
+    for other in inner:
+        yield f"#### {other.name}\n"
+        yield from _rows(other)
+
+
+def _cells(field: Field) -> tuple[str, ...]:
+    default = "required" if field.required else "–" if field.default is None else f"`{json.dumps(field.default)}`"
+    becomes = f"`{field.becomes}`" if field.becomes else ""
+    cells = (f"`{field.name}`", field.kind.words(), default, becomes, field.treatment.value, field.note)
+    return tuple(cell.replace("|", "\\|") for cell in cells)
+
+
+def _inner(kind: FieldType) -> Table | None:
+    if isinstance(kind, Table):
+        return kind
+    if isinstance(kind, Outline):
+        return kind.table
+    if isinstance(kind, OneOf):
+        return next((found for each in kind.alternatives if (found := _inner(each)) is not None), None)
+    return _inner(kind.item) if isinstance(kind, ListOf) else None
+
+
+if __name__ == "__main__":
+    print(fields_page(), end="")

@@ -1,0 +1,157 @@
+"""The generating operations: a prompt, a batch of prompts, a conversation; whole or as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from dragoman.core.caller import current_caller
+from dragoman.core.catalog import ModelState
+from dragoman.core.errors import BadRequest, DragomanError, Forbidden, ModelNotFound
+from dragoman.core.events import FinishReason, GenerationDone, PromptReady, TextDelta
+from dragoman.core.request import GenerationRequest, Prompt
+from dragoman.core.serving import ModelCard, Serving
+from dragoman.dialects.api import Exchange
+from dragoman.dialects.field import CoreParams, Reading, Table
+from dragoman.dialects.locallab import conversation, render
+from dragoman.dialects.locallab.fields import BATCH, CHAT, GENERATE
+from dragoman.dialects.locallab.instructions import Instructions
+from dragoman.dialects.locallab.limiter import Limiter
+from dragoman.dialects.locallab.settings import LocalLabSettings
+from dragoman.dialects.locallab.translate import StreamFormat, core_params, stream_format
+from dragoman.dialects.multi_prompt import generate_all
+
+
+class NothingLoaded(BadRequest):
+    """There is no model to generate with."""
+
+
+class Generating:
+    """Handlers of the generating paths. ``limiter``: how often one caller may come."""
+
+    def __init__(self, settings: LocalLabSettings, instructions: Instructions, limiter: Limiter) -> None:
+        self._settings, self._instructions, self._limiter = settings, instructions, limiter
+
+    async def generate(self, serving: Serving, exchange: Exchange) -> None:
+        """``POST /generate``."""
+        await self._one(serving, exchange, GENERATE, "sse")
+
+    async def generate_stream(self, serving: Serving, exchange: Exchange) -> None:
+        """``POST /generate/stream``."""
+        await self._one(serving, exchange, GENERATE, "raw", always=True)
+
+    async def chat(self, serving: Serving, exchange: Exchange) -> None:
+        """``POST /chat``."""
+        await self._one(serving, exchange, CHAT, "dual")
+
+    async def chat_stream(self, serving: Serving, exchange: Exchange) -> None:
+        """``POST /chat/stream``."""
+        await self._one(serving, exchange, CHAT, "json", always=True)
+
+    async def batch(self, serving: Serving, exchange: Exchange) -> None:
+        """``POST /generate/batch``."""
+        reading = await exchange.read(BATCH, any_content_type=True)
+        headers = self._admit()
+        core, card, used = await self._asked(serving, exchange, reading, BATCH)
+        texts = core.get("prompt.text")
+        prompts = [await self._prompt(serving, core.deciding({"prompt": text}), card) for text in texts]
+        requests = [core.request(f"{exchange.request_id}-{place}", prompt) for place, prompt in enumerate(prompts)]
+        results = await exchange.unless_gone(generate_all(serving, requests)) if requests else []
+        await exchange.reply(render.batched(results, card.name), headers=headers | used)
+
+    async def _one(
+        self, serving: Serving, exchange: Exchange, table: Table, default: StreamFormat, *, always: bool = False
+    ) -> None:
+        reading = await exchange.read(table, any_content_type=True)
+        values = reading.values
+        headers = self._admit()
+        core, card, used = await self._asked(serving, exchange, reading, table)
+        request = core.request(exchange.request_id, await self._prompt(serving, core, card))
+        headers |= used
+        if always or values["stream"]:
+            form = stream_format(values, exchange.headers.get("accept", ""), default)
+            await _stream(serving, exchange, request, render.writer(form, role=table is CHAT), headers)
+            return
+        result = await exchange.unless_gone(serving.generate(request))
+        answer = render.chatted if table is CHAT else render.generated
+        await exchange.reply(answer(result, card.name), headers=headers)
+
+    def _admit(self) -> dict[str, str]:
+        """Count a request of the caller. Raises TooOften."""
+        return self._limiter.admit(current_caller.get().share_key)
+
+    async def _asked(
+        self, serving: Serving, exchange: Exchange, reading: Reading, table: Table
+    ) -> tuple[CoreParams, ModelCard, dict[str, str]]:
+        """What is asked for, of which model; and the header that says so where another one was asked for.
+
+        A model that is known and not loaded is loaded, and becomes the current one, where the caller may do that.
+        """
+        core = core_params(reading, self._settings)
+        asked, catalog = core.get("model"), serving.catalog
+        if asked is not None:
+            entry = catalog.find(asked)
+            if entry is None and not self._settings.locallab_lenient_model_id:
+                raise ModelNotFound(f"model not found: {asked[:256]}", param="model_id")
+            if entry is not None and entry.state is not ModelState.LOADED:
+                if "admin" not in exchange.scopes:
+                    raise Forbidden(f"Loading the model {entry.id} needs an API key with the scope admin.")
+                entry = await exchange.unless_gone(catalog.load(entry.id))
+            named = None if entry is None else entry.id
+        else:
+            named = None
+        if catalog.current() is None:
+            hint = ". Please load a model first using POST /models/load." if table is GENERATE else ""
+            raise NothingLoaded(f"No model is currently loaded{hint}")
+        card = serving.model(named)
+        used = {"x-model-used": card.name} if asked is not None and named is None else {}
+        system = core.get("prompt.system")
+        if system is None and conversation.uses_template(self._settings.locallab_prompt_mode, card):
+            system = await exchange.run_blocking(lambda: self._instructions.of(card.name), "disk")
+        return core.deciding({"model": card.name, "prompt.system": system or ""}), card, used
+
+    async def _prompt(self, serving: Serving, core: CoreParams, card: ModelCard) -> Prompt:
+        with_template = conversation.uses_template(self._settings.locallab_prompt_mode, card)
+        system, messages, text = core.get("prompt.system"), core.get("prompt.messages"), core.get("prompt")
+        if messages is not None:
+            messages = conversation.chat_messages(messages, system, card)
+            if with_template:
+                return await conversation.templated(serving, messages, card.name)
+            return conversation.flattened(messages)
+        if with_template:
+            return await conversation.templated(serving, conversation.prompt_messages(text, system), card.name)
+        return conversation.raw_prompt(text, system)
+
+
+async def _stream(
+    serving: Serving,
+    exchange: Exchange,
+    request: GenerationRequest,
+    writer: render.Writer,
+    headers: dict[str, str],
+) -> None:
+    """Answer with a stream. What fails before the first event is an ordinary error with its own status."""
+
+    async def chunks() -> AsyncGenerator[bytes, None]:
+        finish, message = FinishReason.ERROR, ""
+        try:
+            async with aclosing(serving.stream(request)) as events:
+                async for event in events:
+                    match event:
+                        case PromptReady():
+                            yield b""
+                        case TextDelta():
+                            if event.finish is not None:
+                                finish, message = event.finish, event.message
+                            for chunk in writer.text(event.text):
+                                yield chunk
+                        case GenerationDone():
+                            for chunk in writer.end(render.finish_reason(finish, message), event.usage):
+                                yield chunk
+        except DragomanError as error:
+            if not exchange.started:
+                raise
+            exchange.fault = error
+            yield writer.fail(error)
+
+    await exchange.stream(chunks(), content_type=writer.content_type, headers=headers)

@@ -1,0 +1,1 @@
+"""Beam search: the beams, their continuations, and one step of all."""

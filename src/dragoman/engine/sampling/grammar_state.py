@@ -1,0 +1,205 @@
+"""Grammars in the engine: compiled beside the steps, then one mask for each row that has one.
+
+A grammar has been tried out before it comes here, so compiling is short; it still runs in a thread of low priority,
+while other requests go on. The state of a sequence follows from its grammar and its generated tokens alone, so that a
+sequence that is preempted, replayed or forked goes on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.core.errors import BadRequest
+from dragoman.core.request import EngineRequest
+from dragoman.core.vocabulary import Vocabulary
+from dragoman.engine.arrays import Float32
+
+if TYPE_CHECKING:
+    from dragoman.grammar.matching import Matcher, Matching
+
+CACHED = 64
+"""Compiled grammars that are kept for the next request."""
+_NICE = 10
+
+
+class GrammarState:
+    """One sequence's place in its grammar.
+
+    ``end_ids``: all tokens that end texts. ``may_end``: they end this one. ``last_ids``: when nothing can follow in the
+    grammar, one of these tokens is still generated; empty: the text is complete without.
+    """
+
+    __slots__ = ("_ends", "_is_complete", "_last_ids", "_matcher", "_may_end")
+
+    def __init__(
+        self, matcher: Matcher, end_ids: NDArray[np.intp], may_end: bool, last_ids: tuple[int, ...] = ()
+    ) -> None:
+        self._matcher = matcher
+        self._ends = end_ids
+        self._may_end = may_end
+        self._last_ids = last_ids
+        self._is_complete = False
+
+    @property
+    def error(self) -> str:
+        """Why the sequence can go no further; empty while it can."""
+        return self._matcher.error
+
+    def copy(self) -> GrammarState:
+        """Another one at the same place."""
+        other = GrammarState(self._matcher.copy(), self._ends, self._may_end, self._last_ids)
+        other._is_complete = self._is_complete
+        return other
+
+    def push(self, token_id: int) -> bool:
+        """A token was generated. True: the text is complete, and nothing can follow."""
+        if self._is_complete:
+            return True
+        self._is_complete = self._matcher.push(token_id)
+        return self._is_complete and not self._last_ids
+
+    def allows(self, token_id: int) -> bool:
+        """Whether the token may come next. Costs as much as a mask."""
+        if self._is_complete:
+            return token_id in self._last_ids
+        allowed = self._matcher.mask()
+        return token_id < len(allowed) and bool(allowed[token_id])
+
+    def mask(self, logits: Float32) -> None:
+        """Forbid in one row of logits what the grammar does not allow.
+
+        Where end tokens are ordinary ones (``ignore_eos``) they are forbidden too, as long as anything else is allowed;
+        and where another step has forbidden all that is allowed, the text ends if it may.
+        """
+        if self._is_complete:
+            _allow_only(logits, self._last_ids)
+            return
+        allowed = self._matcher.mask()
+        ends = self._ends[allowed[self._ends]] if len(self._ends) else self._ends
+        if len(ends) and not self._may_end:
+            allowed[ends] = False
+        # Rows beyond the vocabulary are padding of the model's.
+        logits[len(allowed) :] = -np.inf
+        np.copyto(logits[: len(allowed)], -np.inf, where=~allowed)
+        if len(ends) and logits.max() == -np.inf:
+            logits[ends] = 0.0
+
+
+class CompiledRequest(NamedTuple):
+    """A request that can be scheduled, with one follower for each of its sequences where it has a grammar.
+
+    ``cancelled`` are the sequences that nobody wants any more; ``error`` says why the grammar cannot be followed.
+    """
+
+    request: EngineRequest
+    followers: Sequence[GrammarState] = ()
+    cancelled: Collection[int] = ()
+    error: str = ""
+
+
+class _Waiting(NamedTuple):
+    request: EngineRequest
+    followers: Future[list[GrammarState]]
+    cancelled: set[int]
+
+
+class Grammars:
+    """Compiles the grammars of requests, in the order in which they come."""
+
+    def __init__(self) -> None:
+        self._matching: Future[Matching] | None = None
+        self._compiled: OrderedDict[str, Matcher] = OrderedDict()
+        self._waiting: deque[_Waiting] = deque()
+        self._executor: ThreadPoolExecutor | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, request_id: str) -> bool:
+        return any(each.request.request_id == request_id for each in self._waiting)
+
+    def teach(self, vocabulary: Vocabulary) -> None:
+        """The vocabulary that grammars are about. Without one, a request with a grammar is an error."""
+        self._matching = self._thread().submit(self._learn, vocabulary)
+
+    def prepare(self, request: EngineRequest) -> None:
+        """Begin with a request that has a grammar; ``ready`` gives it back. Raises BadRequest without a vocabulary."""
+        if self._matching is None:
+            raise BadRequest("this engine knows no vocabulary to follow a grammar with")
+        followers = self._thread().submit(self._followers, self._matching, request)
+        self._waiting.append(_Waiting(request, followers, set()))
+
+    def cancel(self, request_id: str, sequence: int | None = None) -> None:
+        """A request, or one of its sequences, is not wanted any more; unknown ones are no error."""
+        for waiting in [each for each in self._waiting if each.request.request_id == request_id]:
+            count = len(waiting.request.seeds)
+            waiting.cancelled.update(range(count) if sequence is None else (sequence,))
+            if len(waiting.cancelled) == count:
+                waiting.followers.cancel()
+                self._waiting.remove(waiting)
+
+    def ready(self, patience_s: float = 0.0) -> list[CompiledRequest]:
+        """The requests whose grammars are ready; waits so long for the first."""
+        if self._waiting and patience_s:
+            wait([self._waiting[0].followers], patience_s)
+        prepared = []
+        while self._waiting and self._waiting[0].followers.done():
+            request, followers, cancelled = self._waiting.popleft()
+            try:
+                prepared.append(CompiledRequest(request, followers.result(), cancelled))
+            except BadRequest as error:
+                prepared.append(CompiledRequest(request, error=error.message))
+        return prepared
+
+    def _thread(self) -> ThreadPoolExecutor:
+        """One thread: what is asked of it is done in order."""
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="grammars", initializer=_be_nice)
+        return self._executor
+
+    def _learn(self, vocabulary: Vocabulary) -> Matching:
+        """In the thread: it takes some tenths of a second, for which nobody else has to wait."""
+        from dragoman.grammar.matching import Matching  # 6 MB, and nothing that a start should wait for
+
+        self._compiled.clear()
+        return Matching(vocabulary)
+
+    def _followers(self, learned: Future[Matching], request: EngineRequest) -> list[GrammarState]:
+        """In the thread. What was generated before is followed again."""
+        matching = learned.result()  # done before, in this thread
+        assert request.grammar is not None
+        compiled = self._compiled.pop(request.grammar, None) or matching.matcher(request.grammar)
+        if compiled.error:
+            raise BadRequest(compiled.error)
+        self._compiled[request.grammar] = compiled
+        if len(self._compiled) > CACHED:
+            self._compiled.popitem(last=False)
+        followers = []
+        for index in range(len(request.seeds)):
+            last_ids = request.end_token_ids if request.eos_after_grammar else ()
+            follower = GrammarState(compiled.copy(), matching.end_ids, bool(request.end_token_ids), last_ids)
+            for token_id in request.generated[index] if request.generated else ():
+                follower.push(token_id)
+            followers.append(follower)
+        return followers
+
+
+def _allow_only(logits: Float32, token_ids: tuple[int, ...]) -> None:
+    """Forbid all other tokens in one row of logits; these, where another step has forbidden them all, are allowed."""
+    ids = list(token_ids)
+    kept = logits[ids]
+    logits[:] = -np.inf
+    logits[ids] = kept if kept.max() > -np.inf else 0.0
+
+
+def _be_nice() -> None:
+    """Let the threads that compute go first. On Linux a thread has a priority of its own."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

@@ -1,0 +1,234 @@
+"""From logits to tokens: the pipeline of ``docs/generation.md`` over the rows of one step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman import kernels
+from dragoman.core.events import TokenLogprob
+from dragoman.core.sampling import MAX_TIES, SamplingParams
+from dragoman.engine.arrays import Float32, Int32
+from dragoman.engine.sampling.grammar_state import GrammarState
+from dragoman.engine.sequence import Sequence
+
+DRAW_TOKEN = 0
+"""Purpose of a random number, the second half of its counter: the draw of the token itself."""
+DRAW_XTC = 1
+"""Purpose: whether XTC happens. So an XTC that changes nothing leaves the text as it was."""
+
+_FORCED = SamplingParams(temperature=0.0)
+"""How a row is sampled whose token is given: the cheapest way, and the draw is not looked at."""
+
+RECENT_SETS = 4
+
+TopLogprobs = tuple[TokenLogprob, ...]
+
+
+class Sampled(NamedTuple):
+    """One token per sequence, in order; -1 where the row held no valid distribution.
+
+    ``logprobs`` and ``top`` have entries only for the places of sequences that asked, ``mirostat`` (the state behind
+    the token) for those whose sampler it is.
+    """
+
+    token_ids: list[int]
+    logprobs: dict[int, float]
+    top: dict[int, TopLogprobs]
+    mirostat: dict[int, float]
+
+
+class _Rows(NamedTuple):
+    """What one set of sequences asks for, as arrays. Made once; steps with the same sequences use it again."""
+
+    sequences: list[Sequence]
+    temperature: Float32
+    top_k: Int32
+    top_p: Float32
+    min_p: Float32
+    typical_p: Float32 | None
+    xtc: tuple[Float32, Float32] | None
+    """Probability and threshold; None, as above and below, where no row asks for it."""
+    mirostat: NDArray[np.int32] | None
+    overwrite: NDArray[np.uint8] | None
+    """Rows whose log-probabilities are those of what the token was drawn from."""
+    forced: list[tuple[int, Sequence]]
+    seeds: NDArray[np.uint64]
+    is_greedy: bool
+    """No row draws, so none needs a random number."""
+    no_uniform: Float32
+    processed: list[tuple[int, Sequence]]
+    followed: list[tuple[int, GrammarState]]
+    logprob_rows: Int32
+    """Rows whose log-probabilities are those of the model's own logits."""
+    processed_logprob_rows: list[int]
+    keeps_own_logits: bool
+    """Whether logits whose log-probabilities are wanted will be changed by processors or a grammar."""
+
+    @staticmethod
+    def of(sequences: list[Sequence]) -> _Rows:
+        sampling = [_FORCED if s.sampling.forced_tokens else s.sampling for s in sequences]
+        processed_logprobs = [s.logprob_mode == "processed" for s in sequences]
+        mirostat = np.array([p.mirostat_mode if p.temperature > 0 else 0 for p in sampling], np.int32)
+        has_xtc = any(p.has_xtc for p in sampling)
+        raw = [
+            s.top_logprobs >= 0 and not processed for s, processed in zip(sequences, processed_logprobs, strict=True)
+        ]
+        return _Rows(
+            sequences=sequences,
+            temperature=np.array([p.temperature for p in sampling], np.float32),
+            top_k=np.array([p.top_k for p in sampling], np.int32),
+            top_p=np.array([p.top_p for p in sampling], np.float32),
+            min_p=np.array([p.min_p for p in sampling], np.float32),
+            typical_p=_where_any([p.typical_p for p in sampling], 1.0),
+            xtc=(
+                np.array([p.xtc_probability if p.has_xtc else 0.0 for p in sampling], np.float32),
+                np.array([p.xtc_threshold for p in sampling], np.float32),
+            )
+            if has_xtc
+            else None,
+            mirostat=mirostat if mirostat.any() else None,
+            overwrite=np.array(processed_logprobs, np.uint8) if any(processed_logprobs) else None,
+            forced=[(row, s) for row, s in enumerate(sequences) if s.sampling.forced_tokens],
+            seeds=np.array([s.seed for s in sequences], np.uint64),
+            is_greedy=all(p.temperature == 0 for p in sampling),
+            no_uniform=np.zeros(len(sequences), np.float32),
+            processed=[(row, s) for row, s in enumerate(sequences) if s.processors],
+            followed=[(row, s.follower) for row, s in enumerate(sequences) if s.follower is not None],
+            logprob_rows=np.flatnonzero(raw).astype(np.int32),
+            processed_logprob_rows=np.flatnonzero(processed_logprobs).tolist(),
+            keeps_own_logits=any(asks and (s.processors or s.follower) for s, asks in zip(sequences, raw, strict=True)),
+        )
+
+
+class Sampler:
+    """Draws one token for each row. The only state is what can be computed anew from the sequences.
+
+    The random number of a token is ``philox(key = seed, counter = (place in the output, purpose))``.
+    """
+
+    def __init__(self) -> None:
+        self._recent: list[_Rows] = []
+        self._own = np.empty((0, 0), np.float32)
+
+    def sample(self, logits: Float32, sequences: list[Sequence]) -> Sampled:
+        """Draw the next token of each sequence. ``logits`` float32 [len(sequences), vocabulary] may be overwritten."""
+        rows = self._rows_of(sequences)
+        own = self._keep(logits, rows.logprob_rows) if rows.keeps_own_logits else None
+        for row, sequence in rows.processed:
+            for process in sequence.processors:
+                process(logits[row], sequence)
+        for row, follower in rows.followed:
+            follower.mask(logits[row])
+        positions = rows.seeds if rows.is_greedy else np.array([s.num_generated for s in sequences], np.uint64)
+        uniform = rows.no_uniform if rows.is_greedy else kernels.philox_uniform(rows.seeds, positions, DRAW_TOKEN)
+        token_ids = np.empty(len(sequences), np.int32)
+        mirostat = None
+        if rows.mirostat is not None:
+            limit = np.array([s.mirostat for s in sequences], np.float32)
+            mirostat = kernels.Mirostat(rows.mirostat, limit, np.empty(len(sequences), np.float32))
+        kernels.sample(
+            logits,
+            rows.temperature,
+            rows.top_k,
+            rows.top_p,
+            rows.min_p,
+            uniform,
+            token_ids,
+            typical_p=rows.typical_p,
+            xtc_threshold=None if rows.xtc is None else _threshold_now(rows.xtc, rows.seeds, positions),
+            mirostat=mirostat,
+            overwrite=rows.overwrite,
+        )
+        drawn: list[int] = token_ids.tolist()
+        for row, sequence in rows.forced:
+            if drawn[row] >= 0:
+                drawn[row] = sequence.sampling.forced_tokens[sequence.num_generated]
+        sampled = Sampled(drawn, {}, {}, {} if mirostat is None else _learned(mirostat, drawn, sequences))
+        raw: list[int] = rows.logprob_rows.tolist()
+        if raw:
+            _add_logprobs(sampled, *((logits, raw) if own is None else (own, list(range(len(raw))))), raw, sequences)
+        if rows.processed_logprob_rows:
+            _add_logprobs(sampled, logits, rows.processed_logprob_rows, rows.processed_logprob_rows, sequences)
+        return sampled
+
+    def _rows_of(self, sequences: list[Sequence]) -> _Rows:
+        """Where drafts come true a step samples several sets of sequences, and the next one mostly the same."""
+        for rows in self._recent:
+            if rows.sequences == sequences:
+                return rows
+        rows = _Rows.of(sequences)
+        self._recent = [rows, *self._recent[: RECENT_SETS - 1]]
+        return rows
+
+    def _keep(self, logits: Float32, rows: Int32) -> Float32:
+        """A copy of some rows, in memory that is used again: new memory of this size costs more than the copying."""
+        if self._own.shape[0] < len(rows) or self._own.shape[1] != logits.shape[1]:
+            self._own = np.empty((len(rows), logits.shape[1]), np.float32)
+        return logits.take(rows, axis=0, out=self._own[: len(rows)], mode="clip")
+
+
+def _where_any(values: list[float], off: float) -> Float32 | None:
+    """As an array; None where all are off."""
+    return None if all(value == off for value in values) else np.array(values, np.float32)
+
+
+def _threshold_now(xtc: tuple[Float32, Float32], seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> Float32:
+    """The threshold where XTC happens at this token, by a random number of its own; 1, which is off, elsewhere."""
+    probability, threshold = xtc
+    happens = kernels.philox_uniform(seeds, positions, DRAW_XTC) < probability
+    return np.where(happens, threshold, np.float32(1.0))
+
+
+def _learned(mirostat: kernels.Mirostat, drawn: list[int], sequences: list[Sequence]) -> dict[int, float]:
+    """Mirostat's state behind the drawn tokens: it moves by eta times the surprise that was too much."""
+    states = {}
+    for place in np.flatnonzero(mirostat.version).tolist():
+        if drawn[place] >= 0:
+            sequence, surprise = sequences[place], float(mirostat.surprise[place])
+            sampling = sequence.sampling
+            states[place] = sequence.mirostat - sampling.mirostat_eta * (surprise - sampling.mirostat_tau)
+    return states
+
+
+def _add_logprobs(
+    sampled: Sampled, logits: Float32, rows: list[int], places: list[int], sequences: list[Sequence]
+) -> None:
+    """Log-probabilities for the sequences at ``places``, as the rows ``rows`` of ``logits`` say."""
+    drawn = sampled.token_ids
+    valid = [(row, place) for row, place in zip(rows, places, strict=True) if drawn[place] >= 0]
+    rows = [row for row, _ in valid]
+    values = kernels.log_softmax_at(logits, rows, [drawn[place] for _, place in valid]).tolist()
+    asking = [sequences[place] for _, place in valid]
+    top = top_logprobs(logits, rows, [s.top_logprobs for s in asking], [s.keeps_ties for s in asking])
+    sampled.logprobs.update({place: value for (_, place), value in zip(valid, values, strict=True)})
+    sampled.top.update({place: top[row] for row, place in valid if row in top})
+
+
+def top_logprobs(logits: Float32, rows: list[int], counts: list[int], ties: list[bool]) -> dict[int, TopLogprobs]:
+    """The ``counts[i]`` likeliest tokens of row ``rows[i]``, best first, ties by token id; none for a count of 0.
+
+    Where ``ties[i]``, those that are as likely as the last of them too, ``MAX_TIES`` at most; not those of probability
+    0. Log-probabilities are the log-softmax of ``logits``, float32 [any, vocabulary].
+    """
+    at = [(row, count, tied) for row, count, tied in zip(rows, counts, ties, strict=True) if count > 0]
+    if not at:
+        return {}
+    most = min(max(count + MAX_TIES * tied for _, count, tied in at), logits.shape[1])
+    ids, values = kernels.top_logprobs(logits, [row for row, _, _ in at], most)
+    return {
+        row: tuple(map(TokenLogprob, row_ids[:end], row_values[:end]))
+        for (row, count, tied), row_ids, row_values in zip(at, ids.tolist(), values.tolist(), strict=True)
+        for end in (_end_of_ties(row_values, count) if tied else count,)
+    }
+
+
+def _end_of_ties(values: list[float], count: int) -> int:
+    """How many of the descending ``values`` are no less than number ``count``, the last that is asked for."""
+    last = values[min(count, len(values)) - 1]
+    end = count
+    while end < min(len(values), count + MAX_TIES) and values[end] == last > -np.inf:
+        end += 1
+    return end

@@ -1,0 +1,93 @@
+"""What the operations of all dialects share, and which dialect comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from dragoman.core.errors import DragomanError
+from dragoman.core.observer import Observers
+from dragoman.core.serving import Serving
+from dragoman.dialects.api import Cors, Dialect, Operation, SocketOperation
+from dragoman.server.accounts import Accounts
+from dragoman.server.body_budget import BodyBudget
+from dragoman.server.cors import OriginPolicy, PageHeaders
+from dragoman.server.exchange import Ready
+from dragoman.server.keys import Keyring
+from dragoman.server.settings import ServerSettings
+from dragoman.server.worker_pool import WorkerPools
+
+NO_NAMES = "none"
+"""As the only one of ``--metric-names``: no names but the server's own."""
+
+
+class AppContext(NamedTuple):
+    """What all operations share."""
+
+    serving: Serving
+    settings: ServerSettings
+    keys: Keyring
+    ready: Ready
+    ended: Callable[[], bool]
+    accounts: Accounts
+    observers: Observers
+    pools: WorkerPools
+    origins: OriginPolicy
+    bodies: BodyBudget = BodyBudget()
+
+    def check_page(self, page: PageHeaders, cors: Cors | None, method: str) -> None:
+        """Raise Forbidden for a request that no operation answers, where its page may not send requests at all.
+
+        Such a page is not told which paths and methods there are. (A browser's question before a request need not be
+        refused: a page sees only that it failed.)
+        """
+        self.origins.check_host(page)
+        self.origins.check_request(page, cors, method=method, scope="infer", needs_key=bool(self.keys))
+
+
+class Endpoint(NamedTuple):
+    """An operation, and the dialect that words its errors."""
+
+    dialect: Dialect
+    operation: Operation
+
+
+class SocketPlace(NamedTuple):
+    """The same for a WebSocket."""
+
+    dialect: Dialect
+    operation: SocketOperation
+
+
+def chosen_dialect(dialects: Sequence[Dialect], settings: ServerSettings) -> Dialect:
+    """The operator's choice, whose words the server uses where nothing says which dialect the client speaks.
+
+    Raises DragomanError when it is not among these.
+    """
+    if settings.dialect == "auto":
+        return dialects[0]
+    for dialect in dialects:
+        if dialect.name == settings.dialect:
+            return dialect
+    raise DragomanError(f"--dialect {settings.dialect}: there is only {', '.join(d.name for d in dialects)}")
+
+
+def in_precedence(dialects: Sequence[Dialect], chosen: str, own: Dialect) -> tuple[Dialect, ...]:
+    """The operator's choice, then what the server has of its own, then the others as they are registered."""
+    first = [dialect for dialect in dialects if dialect.name == chosen]
+    return (*first, own, *(dialect for dialect in dialects if dialect.name != chosen))
+
+
+def named_in_metrics(dialects: Sequence[Dialect], settings: ServerSettings) -> tuple[Dialect, ...]:
+    """The dialects under whose names ``/metrics`` shows the measurements too.
+
+    Raises DragomanError for one that is not among those with metric names.
+    """
+    having = {dialect.name: dialect for dialect in dialects if dialect.metrics is not None}
+    names = settings.metric_names or ({settings.dialect} & having.keys())
+    if names == (NO_NAMES,):
+        return ()
+    for name in names:
+        if name not in having:
+            raise DragomanError(f"--metric-names {name[:64]}: there is only {', '.join(having)}, and {NO_NAMES} alone")
+    return tuple(having[name] for name in dict.fromkeys(names))

@@ -1,0 +1,68 @@
+"""What one generation tells the observers."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from dragoman.core.events import FinishReason
+from dragoman.core.observer import ObservedGeneration, ObservedRequest, Observers, current_request
+from dragoman.core.request import EngineRequest, GenerationRequest
+
+NOBODY = ObservedRequest(gathers=False)
+"""Whom a generation is for that nobody asked for over HTTP."""
+
+
+class GenerationStats:
+    """Made when the request arrives. The event loop's own clock is too coarse for it: a millisecond, in uvloop."""
+
+    def __init__(self, observers: Observers, asked: GenerationRequest, sequences: int) -> None:
+        self._observers = observers
+        self._next_token = observers.next_token
+        self._seen = ObservedGeneration(current_request.get(NOBODY), asked, sequences)
+        self._last = [0.0] * sequences
+        self._submitted = 0.0
+        self.arrived = perf_counter()
+
+    def submit(self, submitted: EngineRequest, model: str) -> None:
+        """The request is handed to the engine now. ``model``: its name, or its adapter's."""
+        seen = self._seen
+        seen.model = model
+        self._submitted = perf_counter()
+        seen.prompt_tokens, seen.max_tokens, seen.seeds = submitted.prompt_tokens, submitted.max_tokens, submitted.seeds
+        seen.preparation_s = seen.validation_s = self._submitted - self.arrived
+        if seen.request.gathers:
+            seen.preparation_s = self._submitted - seen.request.arrived
+            seen.request.generations.append(seen)
+        for tell in self._observers.submitted:
+            tell(seen)
+
+    def prompt(self, cached_tokens: int, queue_s: float) -> None:
+        """The prompt is computed."""
+        self._seen.cached_tokens, self._seen.queue_s = cached_tokens, queue_s
+        for tell in self._observers.prompted:
+            tell(self._seen)
+
+    def token(self, sequence: int) -> None:
+        """One more token of a sequence."""
+        now, seen, last = perf_counter(), self._seen, self._last
+        seen.tokens += 1
+        before, last[sequence] = last[sequence], now
+        if before:
+            for next_token in self._next_token:
+                next_token(seen, now - before)
+        elif not seen.first_token_s:
+            seen.first_token_s = now - self.arrived
+            for tell in self._observers.first_token:
+                tell(seen)
+
+    def finish(self, reason: FinishReason) -> None:
+        """One of the sequences ended."""
+        self._seen.finishes.append(reason)
+
+    def leave(self) -> ObservedGeneration:
+        """The generation is over, however it ended."""
+        seen = self._seen
+        seen.inference_s = max(0.0, perf_counter() - self._submitted - seen.queue_s)
+        for tell in self._observers.finished:
+            tell(seen)
+        return seen

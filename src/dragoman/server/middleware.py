@@ -1,0 +1,149 @@
+"""The outermost layer of every request: its id, its line in the log, its count in the metrics, and if there is room."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable, Container
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dragoman.core.caller import NO_CALLER, current_caller
+from dragoman.core.errors import DragomanError
+from dragoman.core.progress import current_progress
+from dragoman.server.metrics import Metrics
+
+log = logging.getLogger("dragoman.access")
+
+# In ``scope["state"]``: the error to answer with, because there are too many connections.
+CROWDED = "dragoman.crowded"
+
+# In ``scope``: the status of the answer that the connection gave in place of the application.
+REFUSED = "refused"
+
+_ACCEPTABLE_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
+CLIENT_GONE = 499
+
+# How the answer to a request begins, and to one that asks for a WebSocket: with its opening, or with a refusal.
+STARTS = {"http": ("http.response.start",), "websocket": ("websocket.accept", "websocket.http.response.start")}
+SWITCHING = 101
+
+
+class RequestLog:
+    """The line and the count of every request, also of one that never reached the application."""
+
+    def __init__(self, metrics: Metrics, *, writes_lines: bool) -> None:
+        self._metrics = metrics
+        self._writes_lines = writes_lines
+
+    def note(
+        self,
+        *,
+        status: int,
+        seconds: float,
+        request_id: str,
+        client: tuple[str, int] | None,
+        method: str,
+        path: str,
+        dialect: str = "",
+        operation: str = "",
+    ) -> None:
+        """A request is over. Neither query nor headers nor body are told: they may hold secrets, or somebody's text."""
+        self._metrics.count_request(dialect, operation, status)
+        if not self._writes_lines:
+            return
+        host, port = client or ("-", 0)
+        holder = current_caller.get().name
+        fields = {
+            "client": f"{host}:{port}",
+            "method": method,
+            "path": path[:256],
+            "status": status,
+            "seconds": round(seconds, 6),
+            "id": request_id,
+        }
+        text = 'client=%(client)s method=%(method)s path="%(path)s" status=%(status)d seconds=%(seconds).3f id=%(id)s'
+        if holder:
+            fields["key"] = holder
+            text += " key=%(key)s"
+        log.info(text, fields, extra={"title": "request", "fields": fields})
+
+
+class AccessLogMiddleware:
+    """Wraps the application; ``refuse`` answers with an error outside of any route.
+
+    ``always``: paths that are answered however many connections there are.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        metrics: Metrics,
+        access_log: bool,
+        refuse: Callable[[DragomanError, str], ASGIApp],
+        always: Container[str] = (),
+    ) -> None:
+        self._app = app
+        self._requests = RequestLog(metrics, writes_lines=access_log)
+        self._refuse = refuse
+        self._always = always
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in STARTS:
+            await self._app(scope, receive, send)
+            return
+        # A task that answers one of several requests of a connection inherits from the one before.
+        current_caller.set(NO_CALLER)
+        current_progress.set(None)
+        began = scope["began"] = time.perf_counter()
+        request_id = scope["request_id"] = _request_id(scope)
+        status = CLIENT_GONE
+        more_headers = [(b"x-request-id", request_id.encode())]
+        crowded: DragomanError | None = scope.get("state", {}).get(CROWDED)
+        if crowded is not None:
+            more_headers.append((b"connection", b"close"))
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] in STARTS[scope["type"]]:
+                status = message.get("status", SWITCHING)
+                message["headers"] = [*message["headers"], *more_headers]
+            await send(message)
+
+        try:
+            if crowded is not None and scope["type"] == "websocket":
+                headers = [(b"retry-after", b"1")]
+                await send_with_id({"type": "websocket.http.response.start", "status": 503, "headers": headers})
+                await send_with_id({"type": "websocket.http.response.body", "body": b""})
+            elif crowded is not None and scope["path"] not in self._always:
+                await self._refuse(crowded, scope["path"])(scope, receive, send_with_id)
+            else:
+                await self._app(scope, receive, send_with_id)
+        finally:
+            if scope.get("gone"):
+                # The connection itself may have answered, where the request stopped being one half way.
+                status = scope.get(REFUSED, CLIENT_GONE)
+            self._requests.note(
+                status=status,
+                seconds=time.perf_counter() - began,
+                request_id=request_id,
+                client=scope.get("client"),
+                method=scope.get("method", "GET"),
+                path=scope.get("raw_path", b"").partition(b"?")[0][:256].decode("ascii", "replace") or scope["path"],
+                dialect=scope.get("dialect", ""),
+                operation=scope.get("operation", ""),
+            )
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's own, where it is short and plain; otherwise a new one."""
+    given = Headers(scope=scope).get("x-request-id", "")
+    return given if _ACCEPTABLE_ID.fullmatch(given) else new_request_id()
+
+
+def new_request_id() -> str:
+    return f"req-{secrets.token_hex(12)}"

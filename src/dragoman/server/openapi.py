@@ -1,0 +1,81 @@
+"""What the server says about itself: an OpenAPI document, for programs, and a page that shows it, for people."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from importlib.resources import files
+
+import msgspec
+
+import dragoman
+from dragoman.core.serving import Serving
+from dragoman.dialects.api import Dialect, Exchange, Operation
+from dragoman.dialects.openapi import openapi_document
+
+HTML = "text/html; charset=utf-8"
+PAGE = (files("dragoman.server") / "documents.html").read_text("utf-8")
+
+
+def with_documents(
+    bare: Sequence[Dialect], prefixed: Sequence[Dialect], own: Dialect, *, secured: bool
+) -> tuple[list[Dialect], list[Dialect]]:
+    """The dialects, those for bare paths and those for prefixed ones, with the documents added.
+
+    ``own`` is the one among the bare that has what belongs to no dialect: the document of them all. ``secured``: the
+    server asks for API keys.
+    """
+    whole = (document_of(bare, "/openapi.json", secured=secured), *_pages("/openapi.json", "/docs"))
+    for_bare = []
+    for dialect in bare:
+        paths = dialect.document_paths
+        documents = tuple(document_of([dialect], path, secured=secured) for path in paths)
+        more = (
+            whole
+            if dialect is own
+            else (*documents, *_pages(paths[0] if paths else "/openapi.json", *dialect.page_paths))
+        )
+        for_bare.append(_extended(dialect, more))
+    for_prefixed = []
+    for dialect in prefixed:
+        prefix = f"/{dialect.name}"
+        paths = ("/openapi.json", *dialect.document_paths)
+        more = tuple(document_of([dialect], path, prefix=prefix, secured=secured) for path in paths)
+        for_prefixed.append(_extended(dialect, (*more, *_pages(prefix + paths[0], "/docs", *dialect.page_paths))))
+    return for_bare, for_prefixed
+
+
+def document_of(dialects: Sequence[Dialect], path: str, *, prefix: str = "", secured: bool) -> Operation:
+    """``GET path``: the OpenAPI document of these dialects, their paths beginning with the prefix."""
+
+    @functools.cache  # who asks first waits for it, some milliseconds, and no start does
+    def body() -> bytes:
+        return msgspec.json.encode(
+            openapi_document(dialects, version=dragoman.__version__, prefix=prefix, secured=secured)
+        )
+
+    async def document(serving: Serving, exchange: Exchange) -> None:
+        await exchange.reply(body())
+
+    return Operation(method="GET", path=path, summary="This document.", handler=document, open=True)
+
+
+def _pages(document: str, *paths: str) -> tuple[Operation, ...]:
+    """The page at each of the paths, also with a slash behind it."""
+    body = PAGE.replace("{document}", document).encode()
+
+    async def page(serving: Serving, exchange: Exchange) -> None:
+        await exchange.reply(body, content_type=HTML)
+
+    everywhere = [each for path in paths for each in (path, path + "/")]
+    return tuple(
+        Operation(method="GET", path=path, summary="These documents to read.", handler=page, open=True, media=(HTML,))
+        for path in everywhere
+    )
+
+
+def _extended(dialect: Dialect, more: Sequence[Operation]) -> Dialect:
+    """With those operations that it does not have itself."""
+    has = {(operation.method, operation.path) for operation in dialect.operations}
+    added = (each for each in more if (each.method, each.path) not in has)
+    return msgspec.structs.replace(dialect, operations=(*dialect.operations, *added))
