@@ -438,7 +438,7 @@ def test_a_model_that_cannot_be_loaded_says_why_and_leaves_nothing(
     before, threads = len(engines()), threading.active_count()
     with pytest.raises(error, match=words):
         LLM(**options)
-    assert len(engines()) == before
+    wait_until(lambda: len(engines()) <= before)  # one of another test may end meanwhile
     wait_until(lambda: threading.active_count() <= threads + 1)  # one that starts child processes is kept
 
 

@@ -261,7 +261,7 @@ async def test_a_fault_in_a_stream_is_said_and_not_done(
     runtime: LocalHouse, path: str, form: dict[str, Any], said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends: list[RequestEnd] = []
-    monkeypatch.setattr(runtime.metrics, "ended", lambda request, end: ends.append(end))
+    monkeypatch.setattr(runtime.metrics.observers, "ended", [lambda request, end: ends.append(end)])
     asking = asyncio.create_task(
         runtime.client.post(path, json=(CHAT if "chat" in path else BODY) | form | {"max_length": 200})
     )
