@@ -73,7 +73,7 @@ class WorkerProcess(asyncio.Protocol):
         """Hear what the process says and what it writes."""
         self._process = prespawned.process
         loop = asyncio.get_running_loop()
-        self._errors_transport, _ = await loop.connect_read_pipe(lambda: self._errors, prespawned.process.stderr)
+        self._errors_transport, _ = await loop.create_unix_connection(lambda: self._errors, sock=prespawned.errors)
         await loop.create_unix_connection(lambda: self, sock=prespawned.connection)
 
     @property

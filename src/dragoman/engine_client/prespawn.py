@@ -66,7 +66,8 @@ class PrespawnedWorker:
 
     Attributes:
         told: the settings that it has; None: it waits for them. memory: what it was given with them.
-        process: its standard error is a pipe, for ``process_log`` to read.
+        errors: our end of its standard error, for ``process_log`` to read. A socket, because uvloop closes the file of
+            a pipe twice, and in between another thread may have opened one of the same number.
     """
 
     def __init__(self) -> None:
@@ -76,17 +77,23 @@ class PrespawnedWorker:
                 importlib.import_module("dragoman.kernels")
             except ImportError as error:
                 raise DragomanError(str(error)) from None
-        self.connection, theirs = socket.socketpair()
-        with theirs:
-            ends = ["--fd", str(theirs.fileno()), "--parent", str(os.getpid())]
-            command = [sys.executable, "-m", "dragoman.engine", *ends]
-            try:
-                self.process = start_child(
-                    command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
-                )
-            except BaseException:
-                self.connection.close()
-                raise
+        with contextlib.ExitStack() as unless_started, contextlib.ExitStack() as theirs:
+
+            def pair() -> tuple[socket.socket, socket.socket]:
+                ours, child_end = socket.socketpair()
+                unless_started.callback(ours.close)
+                return ours, theirs.enter_context(child_end)
+
+            self.connection, connection = pair()
+            self.errors, errors = pair()
+            ends = ["--fd", str(connection.fileno()), "--parent", str(os.getpid())]
+            self.process = start_child(
+                [sys.executable, "-m", "dragoman.engine", *ends],
+                pass_fds=[connection.fileno()],
+                stdin=subprocess.DEVNULL,
+                stderr=errors,
+            )
+            unless_started.pop_all()
         self.told: WorkerSettings | None = None
         self.memory: KeptMemory | None = None
         self._adopted = False
@@ -115,5 +122,4 @@ class PrespawnedWorker:
             self.connection.close()
             self.process.kill()
             self.process.wait()
-            assert self.process.stderr is not None
-            self.process.stderr.close()
+            self.errors.close()
