@@ -137,7 +137,7 @@ def test_nothing_looks_for_garbage_while_a_server_starts_and_it_is_looked_for_ag
     code = """
         import asyncio, gc, sys
         from dragoman.cli import main
-        from dragoman.server.lifecycle import _settle
+        from dragoman.server.lifecycle import _post_start_cleanup
 
         sys.argv = ["dragoman", "serve", "--no-such-option"]
         try:
@@ -146,7 +146,7 @@ def test_nothing_looks_for_garbage_while_a_server_starts_and_it_is_looked_for_ag
             assert not gc.isenabled()
 
         async def settle():
-            _settle()
+            _post_start_cleanup()
 
         asyncio.run(settle())
         assert gc.isenabled()

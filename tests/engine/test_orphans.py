@@ -35,9 +35,9 @@ ENGINE = """
 
 LAUNCHED = """
     import time
-    from dragoman.engine_client.prespawn import Launched
+    from dragoman.engine_client.prespawn import PrespawnedWorker
 
-    print(Launched().process.pid, flush=True)
+    print(PrespawnedWorker().process.pid, flush=True)
     time.sleep(60)
 """
 

@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 import msgspec
 from dragoman.engine.messages import StubModel, WorkerSettings
-from dragoman.server.lifecycle import serve, until_told
+from dragoman.server.lifecycle import serve, run_until_signal
 from dragoman.server.settings import ServerSettings
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -30,7 +30,7 @@ stub = msgspec.json.decode(sys.argv[2], type=StubModel)
 worker = WorkerSettings(model=stub, give_up_s=float(sys.argv[4]), hang_s=float(sys.argv[5]))
 folder = Path(sys.argv[3])
 sys.executable = os.environ.get("DRAGOMAN_TEST_PYTHON", sys.executable)
-sys.exit(until_told(serve(settings, worker, folder, opened=lambda _, url: print(url, flush=True))))
+sys.exit(run_until_signal(serve(settings, worker, folder, opened=lambda _, url: print(url, flush=True))))
 """
 
 PROMPT = {"prompt": "Once upon a time", "seed": 1, "ignore_eos": True}

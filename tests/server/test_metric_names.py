@@ -81,7 +81,7 @@ def test_names_that_there_are_not_are_refused(names: tuple[str, ...]) -> None:
 
 @pytest.mark.anyio
 async def test_they_are_refused_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(lifecycle, "open_house")
+    monkeypatch.delattr(lifecycle, "start_runtime")
     settings = msgspec.structs.replace(QUICK, metric_names=("prometheus",))
     with pytest.raises(DragomanError, match="--metric-names prometheus"):
         await lifecycle.serve(settings, WorkerSettings(model=STUB), FOLDER)

@@ -109,7 +109,7 @@ async def test_what_is_refused_is_told_with_its_error(runtime: LocalHouse, diary
     await runtime.client.get("/nowhere")
     assert diary.words == ["arrived", "ended"] * 2
     assert [(end.status, type(end.error).__name__) for end in diary.ends] == [
-        (400, "Violation"),
+        (400, "FieldError"),
         (400, "ContextOverflow"),
     ]
 

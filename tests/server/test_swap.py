@@ -80,7 +80,7 @@ def streamed(server: RunningServer, number: int, begun: Callable[[], None]) -> t
 def test_a_swap_under_sixteen_streams_loses_none(
     server: RunningServer, beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dragoman.server.loaded_model.ModelOpening._fits_beside", lambda *_: beside)
+    monkeypatch.setattr("dragoman.server.loaded_model.ModelLoader._fits_beside", lambda *_: beside)
     expected = [answered(server, seed=number)["choices"][0]["text"] for number in range(STREAMS)]
     running: set[int] = set()
     with ThreadPoolExecutor(STREAMS + 4) as pool:

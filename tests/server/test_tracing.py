@@ -108,7 +108,7 @@ async def test_errors_are_named_and_only_the_servers_own_are_faults(
     await runtime.client.post("/v1/completions", json=BODY)
     await runtime.client.get("/v1/models")
     wrong, failed = sent(traced, spans)
-    assert (wrong.attributes["error.type"], wrong.status.is_ok) == ("Violation", True)
+    assert (wrong.attributes["error.type"], wrong.status.is_ok) == ("FieldError", True)
     assert (failed.attributes["error.type"], failed.status.is_ok) == ("ZeroDivisionError", False)
     assert failed.attributes["http.response.status_code"] == 500
 

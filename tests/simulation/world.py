@@ -168,12 +168,12 @@ class World(AnswerChecks):
     @contextlib.contextmanager
     def _booked(self) -> Iterator[None]:
         """Every token that reaches the server is in the books."""
-        stats = type("Meter", (BookedMeter,), {"books": self.books})
-        before, serving_module.Meter = serving_module.Meter, stats  # type: ignore[misc]
+        stats = type("GenerationStats", (BookedMeter,), {"books": self.books})
+        before, serving_module.GenerationStats = serving_module.GenerationStats, stats  # type: ignore[misc]
         try:
             yield
         finally:
-            serving_module.Meter = before  # type: ignore[misc]
+            serving_module.GenerationStats = before  # type: ignore[misc]
 
     def _lines(self) -> list[Line]:
         return [Line(key, name, limits=tuple(self.plan.limits.get(name, {}).items())) for name, key in KEYS.items()]
@@ -415,7 +415,7 @@ class World(AnswerChecks):
             raise self._wrong
         if self.key_file is not None:
             self.key_file.check_read()
-        runtime = getattr(self, "house", None)
+        runtime = getattr(self, "runtime", None)
         if runtime is None:
             return
         try:

@@ -28,7 +28,7 @@ _PIECE = ("token", "text", "content")
 
 
 class LocalLabSession:
-    """A ``Partner``. ``info``: what the server tells of its current model; ``named``: the model to ask for instead."""
+    """A ``ChatBackend``. ``info``: of the server's current model; ``named``: the model to ask for instead."""
 
     def __init__(self, address: Address, info: dict[str, Any], named: str | None = None) -> None:
         self.address = address

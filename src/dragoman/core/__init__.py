@@ -1,1 +1,1 @@
-"""The neutral language of the house: what is asked, what is answered, what can go wrong. No I/O."""
+"""The neutral language of the server: what is asked, what is answered, what can go wrong. No I/O."""

@@ -68,7 +68,7 @@ class PoolLoader(Protocol[ResidentT]):
 
 
 class _Lease(Generic[ResidentT]):
-    """A resident and the requests that count on it."""
+    """A loaded model and the requests that count on it."""
 
     def __init__(self, offer: ModelSource, loaded: ResidentT) -> None:
         self.offer = offer

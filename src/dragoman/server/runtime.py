@@ -1,4 +1,4 @@
-"""From settings to something that serves: the first model, and the rotation that others may take its place in."""
+"""From settings to something that serves: the first model, and the pool in which others may take its place."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def generation_request(
 ) -> GenerationRequest:
     """What is generated: ``budget`` tokens at most behind these.
 
-    Stop strings are looked for in the text with its special tokens, so these are shown here; ``Passage`` hides them.
+    Stop strings are looked for in text with its special tokens, so these are shown here; ``SequenceOutput`` hides them.
     """
     core = asked.core
     prefill = bool(core.get("logprobs.prompt")) and settings.enable_prefill_logprobs
