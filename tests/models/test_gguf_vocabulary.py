@@ -241,9 +241,9 @@ def test_pieces_are_joined_as_llama_cpp_joins_them(
     prefix: bool, data: st.DataObject, loaded_pieces: dict[bool, tuple[Tokenizer, Pieces]]
 ) -> None:
     ours, theirs = loaded_pieces[prefix]
-    alphabet = st.sampled_from("the cat and hen 12345 I'll see? nothing at   all é中🙂\n▁<0xA>")
+    alphabet = st.sampled_from("the cat and hen 12345 I'll see? nothing at   all é中🙂\n▁0xA>")
     text = data.draw(st.text(alphabet, max_size=60) | st.text(max_size=30))
-    text = text.replace("~~", "")
+    text = text.replace("~~", "").replace("<", "")  # added tokens
     assert list(ours.encode(text, add_special_tokens=False, parse_special=False)) == theirs.encode(text)
     assert ours.encode(text)[0] == 1
     assert ours.decode(ours.encode(text)) == text.replace("▁", " ")
