@@ -1,22 +1,12 @@
 // The recorder's operations with a state: see recurrence/recurrence.h.
-#include <algorithm>
 
+#include "program/for_rows.h"
 #include "program/recorder.h"
 #include "program/require.h"
 #include "simd/kernels.h"
-#include "thread_pool.h"
 
 namespace dragoman {
 namespace {
-
-// Rows are handed out in chunks of about this many floats: some µs of work.
-constexpr long kChunkFloats = 16384;
-
-template <class Body>
-void for_rows(const Range& rows, long width, Body&& body) {
-  pool().parallel_for(rows.count(), std::max(1L, kChunkFloats / width),
-                      [&](long begin, long end) { body(rows.begin + begin, rows.begin + end); });
-}
 
 void require_columns(const Buffer& x, long offset, long width, const char* operation) {
   require(offset >= 0 && width > 0 && offset + width <= x.width,

@@ -1,23 +1,13 @@
 // The recorder's operations on streams of several parts, and on columns of buffers.
-#include <algorithm>
 #include <cstring>
 
+#include "program/for_rows.h"
 #include "program/recorder.h"
 #include "program/require.h"
 #include "simd/kernels.h"
-#include "thread_pool.h"
 
 namespace dragoman {
 namespace {
-
-// Rows are handed out in chunks of about this many floats: some µs of work.
-constexpr long kChunkFloats = 16384;
-
-template <class Body>
-void for_rows(const Range& rows, long width, Body&& body) {
-  pool().parallel_for(rows.count(), std::max(1L, kChunkFloats / width),
-                      [&](long begin, long end) { body(rows.begin + begin, rows.begin + end); });
-}
 
 // The number of parts for which there are `factors` from each to each, or one each.
 long parts_of(const Buffer& x, long parts, const char* operation) {

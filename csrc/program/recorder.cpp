@@ -4,24 +4,15 @@
 #include <cstring>
 #include <limits>
 
+#include "program/for_rows.h"
 #include "program/require.h"
 #include "simd/kernels.h"
-#include "thread_pool.h"
 
 namespace dragoman {
 namespace {
 
-// Rows are handed out in chunks of about this many floats: some µs of work.
-constexpr long kChunkFloats = 16384;
-
 // Of the KV pool: 2,048 tokens.
 constexpr long kPrefaultBlocks = 64;
-
-template <class Body>
-void for_rows(const Range& rows, long width, Body&& body) {
-  pool().parallel_for(rows.count(), std::max(1L, kChunkFloats / width),
-                      [&](long begin, long end) { body(rows.begin + begin, rows.begin + end); });
-}
 
 // The sequences of a partition's logits rows: neighbouring rows of a text are one.
 std::vector<Attention::Sequence> sequences_of_logits(const RowPartition& part) {
