@@ -285,6 +285,22 @@ def test_a_cancelled_batch_has_what_was_done(server: RunningServer, client: open
     assert client.files.delete(batch.input_file_id).deleted
 
 
+def test_a_batch_that_is_cancelled_before_it_is_read_has_a_result_for_every_line(
+    server: RunningServer, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def of_another() -> bool:
+        return False
+
+    monkeypatch.setattr(server.runtime.serving.batches, "own", of_another)
+    batch = begin(client, [line(f"c{i}") for i in range(3)])
+    assert client.batches.cancel(batch.id).in_progress_at is None
+    monkeypatch.undo()
+    client.batches.cancel(batch.id)  # the runner looks again
+    batch = finished(client, batch)
+    assert (batch.status, batch.output_file_id) == ("cancelled", None)
+    assert [each["custom_id"] for each in results(client, batch.error_file_id)] == ["c0", "c1", "c2"]
+
+
 def test_what_is_not_done_in_time_has_expired(server: RunningServer, client: openai.OpenAI) -> None:
     store = server.runtime.serving.batches
     lines = [line(f"c{i}", {"max_tokens": LONG, "ignore_eos": True}) for i in range(40)]

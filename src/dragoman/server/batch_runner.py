@@ -170,8 +170,8 @@ class _RunningBatch:
             wait_s = min(2 * wait_s, LONGEST_RETRY_S)
 
     async def _run(self, max_line_bytes: int) -> None:
-        if self._batch.status is BatchStatus.VALIDATING:
-            self._batch = await self._validated(max_line_bytes)
+        if self._batch.in_progress_s is None and self._batch.status is not BatchStatus.FINALIZING:
+            self._batch = await self._validated(max_line_bytes)  # also one that is cancelled: each line has a result
         if self._store.now >= self._batch.expires_s:
             self._end(BatchStatus.EXPIRED)
         if self._batch.status.is_over:
