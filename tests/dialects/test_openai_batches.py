@@ -261,7 +261,11 @@ def test_a_faulty_input_fails_before_anything_runs(client: openai.OpenAI) -> Non
         (7, "invalid_custom_id"),
         (8, "model_mismatch"),
     ]
-    for lines, code in (([b"\n"], "empty_file"), ([line("a", {"model": "nobody"})], "model_not_found")):
+    for lines, code in (
+        ([b"\n"], "empty_file"),
+        ([line("a", {"model": "nobody"})], "model_not_found"),
+        ([line("a", method="GET"), line("b")], "invalid_method"),
+    ):
         batch = finished(client, begin(client, lines))
         assert batch.errors is not None
         assert [each.code for each in batch.errors.data or ()] == [code]

@@ -88,10 +88,10 @@ def _alternatives(schema: Any, root: Mapping[str, Any], depth: int, left: list[i
 
 def referred(reference: object, root: Mapping[str, Any]) -> Any:
     """Return the schema that a reference within ``root`` names; None where there is none."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
+    if not isinstance(reference, str) or not (reference + "/").startswith("#/"):
         return None
     found: Any = root
-    for step in reference[1:].split("/")[1:]:
+    for step in reference.split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")
         if not isinstance(found, Mapping) or step not in found:
             return None

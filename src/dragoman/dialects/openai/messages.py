@@ -28,31 +28,27 @@ def _with_reminders(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     after those."""
     made: list[dict[str, Any]] = []
     waiting: list[str] = []
-    is_head, open_calls = True, 0
+    is_head = True
 
-    def remind(text: str) -> None:
-        if made[-1]["role"] in ("user", "tool"):
-            made[-1] = {**made[-1], "content": joined((made[-1]["content"], reminder(text)))}
-        else:
-            made.append({"role": "user", "content": reminder(text)})
+    def remind() -> None:
+        for text in waiting:
+            if made[-1]["role"] in ("user", "tool"):
+                made[-1] = {**made[-1], "content": joined((made[-1]["content"], reminder(text)))}
+            else:
+                made.append({"role": "user", "content": reminder(text)})
+        waiting.clear()
 
     for message in messages:
         role = message["role"]
         is_head = is_head and role == "system"
-        if is_head or role == "tool":
-            made.append(message)
-            open_calls -= role == "tool"
-        elif role != "system":
-            while waiting:
-                remind(waiting.pop(0))
-            made.append(message)
-            open_calls = len(message.get("tool_calls", ()))
-        elif open_calls > 0:
-            waiting.append(message["content"])
-        elif message["content"]:
-            remind(message["content"])
-    for text in waiting:
-        remind(text)
+        if role == "system" and not is_head:
+            if message["content"]:
+                waiting.append(message["content"])
+            continue
+        if role != "tool":
+            remind()
+        made.append(message)
+    remind()
     return made
 
 
