@@ -117,6 +117,7 @@ def test_a_text_is_of_the_type_that_the_schema_states(key: str, text: str, expec
         {"properties": {"a": {"$ref": "#/nowhere"}}},
         {"properties": {"a": True}},
         {"properties": {"a": {"anyOf": [{"$ref": "#/properties/a"}] * 40}}},
+        {"properties": {"a": {"allOf": [{"$ref": "#/properties/a"}] * 40}}},
     ],
 )
 def test_schemas_that_say_nothing_or_go_round_in_circles(schema: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ ToolSchemas = Mapping[str, Mapping[str, Any]]
 
 ANY_TYPE = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 _MAX_DEPTH = 16
-_MAX_ALTERNATIVES = 256
+_MAX_VISITS = 256
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)(\.0+)?")
 _WORDS = {"true": "boolean", "false": "boolean", "null": "null"}
@@ -43,7 +43,7 @@ class ArgumentTypes:
         for value in values:
             if value == text if isinstance(value, str) else json.dumps(value) == bare:
                 return json.dumps(value, ensure_ascii=False)
-        if types & _types_of(bare):
+        if types & _json_types(bare):
             return bare
         if types & {"array", "object"} and bare[:1] in ("[", "{") and (written := _python_literal(bare)):
             return written
@@ -60,15 +60,16 @@ class ArgumentTypes:
         return self._known[key]
 
 
-def alternatives(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Iterator[Any]:
+def alternatives(schema: Any, root: Mapping[str, Any]) -> Iterator[Any]:
     """Yield the schemas of which a value has to satisfy one: references are followed, lists of types are taken apart.
 
     A schema that cannot be taken apart is yielded unchanged. ``root``: what references are relative to.
     """
-    return _alternatives(schema, root, depth, [_MAX_ALTERNATIVES])
+    return _alternatives(schema, root, 0, [_MAX_VISITS])
 
 
 def _alternatives(schema: Any, root: Mapping[str, Any], depth: int, left: list[int]) -> Iterator[Any]:
+    """As ``alternatives``. ``left``: how many schemas may still be looked at, shared by the whole search."""
     left[0] -= 1
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH or left[0] < 0:
         yield schema
@@ -108,25 +109,32 @@ def values_of(schema: Any) -> list[Any] | None:
     return schema["enum"] if isinstance(schema.get("enum"), list) else None
 
 
-def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
     """Return the types of the values that one of ``alternatives`` allows."""
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+    return _types(schema, root, 0, [_MAX_VISITS])
+
+
+def _types(schema: Any, root: Mapping[str, Any], depth: int, left: list[int]) -> frozenset[str]:
+    """As ``types_of``. ``left``: as in ``_alternatives``."""
+    left[0] -= 1
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH or left[0] < 0:
         return ANY_TYPE
     stated = schema.get("type")
     if isinstance(stated, str):
         return frozenset({stated})
     if (values := values_of(schema)) is not None:
-        kinds = (("string",) if isinstance(value, str) else _types_of(json.dumps(value)) for value in values)
+        kinds = (("string",) if isinstance(value, str) else _json_types(json.dumps(value)) for value in values)
         return frozenset(kind for each in kinds for kind in each)
     if isinstance(schema.get("allOf"), list):
         types = ANY_TYPE
         for part in schema["allOf"]:
-            types &= {kind for each in alternatives(part, root, depth + 1) for kind in types_of(each, root, depth + 1)}
+            found = _alternatives(part, root, depth + 1, left)
+            types &= {kind for each in found for kind in _types(each, root, depth + 1, left)}
         return types
     return frozenset({"object"} if "properties" in schema else {"array"} if "items" in schema else ANY_TYPE)
 
 
-def _types_of(text: str) -> frozenset[str]:
+def _json_types(text: str) -> frozenset[str]:
     """Return the types of a JSON text; none for another text."""
     if text in _WORDS:
         return frozenset({_WORDS[text]})
