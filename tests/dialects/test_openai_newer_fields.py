@@ -252,6 +252,10 @@ RESULTS = tuple({"role": "tool", "tool_call_id": f"c{i}", "content": f"r{i}"} fo
             (*turns(("user", "A")), CALLS, RESULTS[0], *turns(("system", "B")), RESULTS[1]),
             [("user", "A"), ("assistant", ""), ("tool", "r0"), ("tool", f"r1\n\n{NOTE}")],
         ),
+        (
+            (CALLS, *turns(("system", "A"), ("system", "")), *RESULTS, *turns(("system", "B"))),
+            [("assistant", ""), ("tool", "r0"), ("tool", f"r1\n\n{NOTE.replace('B', 'A')}\n\n{NOTE}")],
+        ),
         (turns(("user", "A"), ("system", "")), [("user", "A")]),
     ],
 )

@@ -115,6 +115,7 @@ def test_a_text_is_of_the_type_that_the_schema_states(key: str, text: str, expec
         {"properties": {"a": {"$ref": "#/$defs/Loop"}}, "$defs": {"Loop": {"$ref": "#/$defs/Loop"}}},
         {"properties": {"a": {"$ref": "#"}}},
         {"properties": {"a": {"$ref": "#/nowhere"}}},
+        {"properties": {"a": {"$ref": "#anchor"}}, "type": "string"},
         {"properties": {"a": True}},
         {"properties": {"a": {"anyOf": [{"$ref": "#/properties/a"}] * 40}}},
         {"properties": {"a": {"allOf": [{"$ref": "#/properties/a"}] * 40}}},
