@@ -347,7 +347,8 @@ def read_input(
     lines: list[BatchLine] = []
     faults: list[BatchFault] = []
     seen: set[str] = set()
-    model, number, offset = "", 0, 0
+    model: str | None = None  # that of the first line without a fault of its own
+    number = offset = 0
     with path.open("rb") as file:
         while (raw := file.readline(max_line_bytes + 2)) and len(faults) < MOST_FAULTS:
             number, start, offset = number + 1, offset, offset + len(raw)
@@ -367,23 +368,24 @@ def read_input(
                 faults.append(BatchFault(code="too_many_tasks", message=words, line=number))
                 break
             found = form.read(text, endpoint)
-            model = model if lines else found.model
+            if model is None and found.fault is None:
+                model = found.model
             if (fault := _fault_of(found, seen, model)) is not None:
                 faults.append(msgspec.structs.replace(fault, line=number))
             seen.add(found.custom_id)
             lines.append(BatchLine(len(lines), found.custom_id, start + raw.index(text), len(text)))
     if not lines and not faults:
         faults.append(BatchFault(code="empty_file", message="The input file has no requests."))
-    return lines, model, faults
+    return lines, model or "", faults
 
 
-def _fault_of(found: ReadLine, seen: set[str], model: str) -> BatchFault | None:
+def _fault_of(found: ReadLine, seen: set[str], model: str | None) -> BatchFault | None:
     if found.fault is not None:
         return found.fault
     if found.custom_id in seen:
         words = f"The custom_id '{found.custom_id}' is that of an earlier line."
         return BatchFault(code="duplicate_custom_id", message=words, param="custom_id")
-    if found.model != model:
+    if model is not None and found.model != model:
         words = f"All lines of a batch name one model: '{found.model[:256]}' is not '{model[:256]}'."
         return BatchFault(code="model_mismatch", message=words, param="body.model")
     return None
