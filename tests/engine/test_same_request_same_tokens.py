@@ -20,6 +20,7 @@ from dragoman.core.sampling import LogprobParams, SamplingParams
 from dragoman.engine.engine import Engine
 from dragoman.engine.runner import Runner
 from dragoman.engine.settings import SchedulerSettings
+from dragoman.engine.speculation.drafter import DraftSource
 from dragoman.engine_client.recovery import InFlightRequest
 from dragoman.models.settings import Precision
 from simulation import Limited, Transcript, random_request, run, run_alone, step
@@ -70,11 +71,20 @@ def others(rng: random.Random, runner: Runner, count: int) -> list[EngineRequest
     return [random_request(rng, f"other {index}", runner.vocab_size, hidden_size=width) for index in range(count)]
 
 
+def predicted(rng: random.Random, request: EngineRequest, alone: Transcript) -> EngineRequest:
+    """The request with a prediction of its first output, right but for some tokens."""
+    output = alone.ids()
+    for _ in range(rng.randrange(4)):
+        output[(place := rng.randrange(len(output) + 1)) : place + rng.randrange(3)] = [rng.randrange(100)]
+    return msgspec.structs.replace(request, prediction=tuple(output))
+
+
 @on_models(stub=16, real=4, further=True)
 def test_in_any_company(runner: Runner, case: int, speculation: int) -> None:
     rng = random.Random(case)
     request = request_with_everything(rng, runner)
     alone = run_alone(runner, request)
+    request = predicted(rng, request, alone)
     for count in (1, 3, 7, 31):
         crowd = [request, *others(rng, runner, count)]
         rng.shuffle(crowd)
@@ -245,6 +255,31 @@ def test_drafts_that_come_true(runner: Runner, temperature: float) -> None:
         assert stats.steps == 200 - stats.accepted_tokens
         company = [msgspec.structs.replace(request, request_id=f"other {seed}", seeds=(seed,)) for seed in range(3)]
         assert run(engine, [*company, request])["ours"] == alone
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 2.0])
+@pytest.mark.parametrize("runner", ["stub", "stub with states", "float32", "int4"], indirect=True)
+def test_predictions_that_come_true(runner: Runner, temperature: float) -> None:
+    """Every source alone, and all together: the same tokens, in fewer steps where the client is right."""
+    request = EngineRequest(
+        request_id="ours",
+        prompt=tuple(range(9, 20)),
+        seeds=(5,),
+        max_tokens=100,
+        sampling=SamplingParams(temperature=temperature),
+        logprobs=LogprobParams(top=2),
+    )
+    alone = run_alone(runner, request)
+    request = predicted(random.Random(1), request, alone)
+    for sources in (("prediction",), ("lookup",), ("recent",), tuple(DraftSource)):
+        engine = Engine(runner, SchedulerSettings(draft_sources=sources))
+        for again in range(2):
+            before = engine.output().stats
+            assert run(engine, [request])["ours"] == alone
+            stats = engine.output().stats
+            is_right = "prediction" in sources or ("recent" in sources and again)
+            assert not is_right or stats.steps - before.steps < 50
+            assert set(stats.drafted) <= set(sources)
 
 
 SAMPLERS = {

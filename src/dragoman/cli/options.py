@@ -459,7 +459,7 @@ def _plain(hint: Any) -> tuple[Any, list[msgspec.Meta]]:
         return union, [meta for _, metas in sides for meta in metas]
     if typing.get_origin(hint) is tuple:  # of one type; constraints of elements are checked with the struct
         inner = _plain(typing.get_args(hint)[0])[0]
-        return types.GenericAlias(tuple, (inner, ...)), []
+        return types.GenericAlias(tuple, (str if typing.get_origin(inner) is typing.Literal else inner, ...)), []
     return hint, []
 
 

@@ -26,12 +26,26 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     logprob: float
 
 
+class Predictions(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of the client's prediction that steps tried: those ``accepted`` were drawn, those ``rejected`` were not.
+
+    They depend on what else ran, and change no other count.
+    """
+
+    accepted: int = 0
+    rejected: int = 0
+
+    def __add__(self, other: Predictions) -> Predictions:
+        return Predictions(self.accepted + other.accepted, self.rejected + other.rejected)
+
+
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True, tag="token"):
     """One new token of one sequence. The last of a sequence carries ``finish``.
 
     ``index`` is the token's position in the output, from 0: the client of the engine drops repeated ones.
     ``mirostat``: the sampler's state after the token, which does not follow from token ids: continuing the sequence
     later needs it. ``score``: of the whole sequence, on its last token, where it is a hypothesis of a beam search.
+    ``predictions``: with the last token of a step that tried some.
     """
 
     request_id: str
@@ -43,6 +57,7 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True, tag="token"):
     top: tuple[TokenLogprob, ...] = ()
     mirostat: float | None = None
     score: float | None = None
+    predictions: Predictions | None = None
 
 
 class PromptEvent(msgspec.Struct, frozen=True, array_like=True, tag="prompt"):
@@ -114,11 +129,13 @@ class BeamStep(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Token counts of one request; ``completion_tokens`` over all generations made."""
+    """Token counts of one request; ``completion_tokens`` over all generations made. ``predictions``: None where the
+    request has no prediction."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    predictions: Predictions | None = None
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):

@@ -133,6 +133,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
             request.
         resumed: the sequence to continue; the prompt is then ignored, and lengths count only new tokens.
         priority: higher runs first. timeout_s: the whole generation's deadline.
+        prediction: a text that the generated one is expected to repeat much of. It changes no token, but how fast they
+            come.
         cache_salt: blocks of the prefix cache are shared only between requests of equal salt; empty: the caller's own.
     """
 
@@ -163,6 +165,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     resumed: SavedSequence | None = None
     priority: int = 0
     timeout_s: float | None = None
+    prediction: str = ""
     cache_salt: str = ""
 
 
@@ -186,6 +189,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     limit. ``service``: service before a restart of the engine, in prompt tokens.
     ``deferrable``: computed only while nothing else is, as lines of batches are.
     ``progress``: report the prompt's progress by ``ProgressEvent``.
+    ``prediction``: tokens that the output is expected to repeat much of.
     ``cache_salt``: sequences share blocks of the prefix cache only with those of equal salt.
     ``seeded``: the client chose the seeds. ``resumable``: as in ``GenerationRequest``. Both are for engines elsewhere,
     whose random numbers do not follow from a token's position.
@@ -223,6 +227,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     service: float = 0.0
     deferrable: bool = False
     progress: bool = False
+    prediction: tuple[int, ...] = ()
     seeded: bool = False
     resumable: bool = False
 

@@ -45,7 +45,7 @@ def check(request: EngineRequest, runner: Runner, step_tokens: int) -> None:
     ends = [each for each in (request.first_token_id, request.last_token_id) if each is not None]
     marks = () if request.reasoning is None else request.reasoning.closing_ids
     of_model = (request.encoder_input, request.end_token_ids, ends, marks)
-    for ids in (request.prompt, *request.generated, *of_model, *of_sampling):
+    for ids in (request.prompt, request.prediction, *request.generated, *of_model, *of_sampling):
         if ids and not 0 <= min(ids) <= max(ids) < runner.vocab_size:
             raise BadRequest(f"token ids must be from 0 to {runner.vocab_size - 1}")
     if request.embeddings is not None:

@@ -14,6 +14,7 @@ from dragoman.core.events import (
     EngineEvent,
     FinishEvent,
     FinishReason,
+    Predictions,
     ProgressEvent,
     PromptEvent,
     TokenEvent,
@@ -322,6 +323,9 @@ class Engine:
             if mirostat is not None:
                 sequence.mirostat = mirostat
             finish = sequence.end_reason(token_id, complete=grammar_state is not None and grammar_state.push(token_id))
+            draft = sequence.draft
+            is_drafted = finish is None and place < len(draft) and draft[place] == token_id
+            is_tried = draft and not is_drafted and sequence.drafts_prediction
             self._events.append(
                 TokenEvent(
                     sequence.group.request_id,
@@ -332,10 +336,10 @@ class Engine:
                     sampled.logprobs.get(index),
                     sampled.top.get(index, ()),
                     mirostat,
+                    predictions=Predictions(place, len(draft) - place) if is_tried else None,
                 )
             )
-            draft = sequence.draft
-            if finish is None and place < len(draft) and draft[place] == token_id:
+            if is_drafted:
                 self.scheduler.tables.mark_computed(sequence, 1)
                 continuing.append(sequence)
                 continuing_rows.append(rows[index] + 1)
@@ -436,8 +440,8 @@ class Engine:
             cached_tokens=self._cached_tokens,
             generated_tokens=self._generated_tokens,
             preemptions=scheduler.preemptions,
-            drafted_tokens=scheduler.drafted_tokens,
-            accepted_tokens=scheduler.accepted_tokens,
+            drafted=dict(scheduler.drafts.drafted),
+            accepted=dict(scheduler.drafts.accepted),
             busy_s=self._busy_s,
             forward_s=self._forward_s,
             read_bytes=self.runner.read_bytes,

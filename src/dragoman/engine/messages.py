@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import Counter
 
 import msgspec
 
@@ -108,9 +109,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     cached_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    """Drafted tokens that were drawn."""
+    drafted: dict[str, int] = {}
+    """Tokens of drafts, by their source (``DraftSource``)."""
+    accepted: dict[str, int] = {}
+    """Those that were drawn."""
     busy_s: float = 0.0
     forward_s: float = 0.0
     read_bytes: int = 0
@@ -118,10 +120,20 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     restarts: int = 0
     """Restarts of the process; counted by the client."""
 
+    @property
+    def drafted_tokens(self) -> int:
+        return sum(self.drafted.values())
+
+    @property
+    def accepted_tokens(self) -> int:
+        return sum(self.accepted.values())
+
     def after(self, past: EngineStats) -> EngineStats:
         """Return these gauges, with the counters of this process and of the ``past`` ones."""
         sums = {name: getattr(self, name) + getattr(past, name) for name in _COUNTERS}
-        return msgspec.structs.replace(self, restarts=past.restarts, **sums)
+        drafted = Counter(past.drafted) + Counter(self.drafted)
+        accepted = Counter(past.accepted) + Counter(self.accepted)
+        return msgspec.structs.replace(self, restarts=past.restarts, drafted=drafted, accepted=accepted, **sums)
 
 
 _COUNTERS = (
@@ -130,8 +142,6 @@ _COUNTERS = (
     "cached_tokens",
     "generated_tokens",
     "preemptions",
-    "drafted_tokens",
-    "accepted_tokens",
     "busy_s",
     "forward_s",
     "read_bytes",

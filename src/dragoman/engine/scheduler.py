@@ -59,10 +59,10 @@ from dragoman.engine.fair_queue import FairQueue, Share
 from dragoman.engine.preemption import is_any_replaceable, memory_order, preemptable_for, replaceable_for, spare_rows
 from dragoman.engine.prefill import CONTENTION_STEPS, PrefillPlan, contended_budget, divide
 from dragoman.engine.runner import Runner
-from dragoman.engine.sampling.speculation import Lookup
 from dragoman.engine.schedule import Schedule, cut_chunks
 from dragoman.engine.sequence import Sequence, SequenceGroup, Status
 from dragoman.engine.settings import SchedulerSettings
+from dragoman.engine.speculation.drafts import Drafts
 from dragoman.engine.state_slots import slots_for
 
 OVERTAKE = 4096.0
@@ -81,7 +81,6 @@ class Scheduler:
         self.settings = settings
         self.step_tokens = min(runner.max_tokens, settings.step_tokens or runner.max_tokens)
         self.max_logit_rows = runner.max_logit_rows
-        self.draft_rows = min(settings.speculation, self.step_tokens, self.max_logit_rows)
         # Every running sequence can then decode in every step, so rows need not alternate.
         self.capacity = min(runner.max_sequences, runner.max_logit_rows, self.step_tokens)
         if settings.max_running is not None:
@@ -96,14 +95,13 @@ class Scheduler:
         self.waiting: FairQueue[Sequence] = FairQueue()
         self.running: list[Sequence] = []
         self.preemptions = 0
-        self.drafted_tokens = 0
-        self.accepted_tokens = 0
         self._contention_steps = 0
         """Remaining steps for which several callers still count as active."""
         self.max_length = longest_sequence(block_groups, runner.max_context)
         self.whole_texts = not runner.causal
         prefix_cache = settings.prefix_cache and runner.causal
         self.inputs = EncoderInputs(self.cache, shared=settings.prefix_cache)
+        draft_rows = min(settings.speculation, self.step_tokens, self.max_logit_rows)
         self.tables = BlockTables(
             block_groups,
             self.inputs,
@@ -111,7 +109,10 @@ class Scheduler:
             width=self.cache.blocks_for(self.max_length + 1),
             encoder_width=min(self.cache.blocks_for(runner.encoder_context), self.cache.num_blocks),
             prefix_cache=prefix_cache,
-            states=slots_for(runner.num_states, self.cache, self.capacity, self.draft_rows, prefix_cache),
+            states=slots_for(runner.num_states, self.cache, self.capacity, draft_rows, prefix_cache),
+        )
+        self.drafts = Drafts(
+            self.tables, rows=draft_rows, block_size=self.cache.block_size, sources=settings.draft_sources
         )
 
     # Adding and finishing --------------------------------------------------------------------------------------------
@@ -144,6 +145,7 @@ class Scheduler:
             self._stop(sequence)
         elif sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
+        self.drafts.end(sequence)
         sequence.status = Status.FINISHED
         self.unfinished -= 1
         sequence.share.unfinished -= 1
@@ -387,7 +389,7 @@ class Scheduler:
         encodes = self.inputs.to_encode()
         copies, state_copies = self.tables.take_copies(), self.tables.take_state_copies()
         if len(decodes) == len(self.running):
-            self._draft(decodes)
+            self.drafts.fill(decodes)
             return Schedule(decodes, [], copies, encodes, state_copies, [])
         prefills = [s for s in self.running if s.remaining > 1 or (s.remaining and s.group.pooled is not None)]
         budget = self._prompt_budget(len(decodes)) - sum(len(s.group.request.encoder_input) for s in encodes)
@@ -402,36 +404,12 @@ class Scheduler:
                 chunk.sequence.share.counter += chunk.sequence.share.token_cost
         return Schedule(decodes, chunks, copies, encodes, state_copies, pooled)
 
-    def _draft(self, sequences: list[Sequence]) -> None:
-        """Fill the step with drafts, in equal parts.
-
-        A draft stays within the block that its sequence writes to, and within the sequence's maximum length.
-        """
-        rows = self.tables.draft_room(self.draft_rows - len(sequences))
-        for index, sequence in enumerate(sequences):
-            if rows <= 0:
-                break
-            room = -(sequence.computed + 1) % self.cache.block_size
-            most = min(-(-rows // (len(sequences) - index)), room, sequence.max_length - len(sequence.token_ids) - 1)
-            if most <= 0 or sequence.group.search is not None:
-                continue
-            if sequence.lookup is None:
-                sequence.lookup = Lookup(sequence.max_length + len(sequence.group.request.encoder_input))
-            sequence.draft = sequence.lookup.draft(sequence.lookup_tokens, most)
-            rows -= len(sequence.draft)
-            self.tables.add_draft(sequence)
-
     # Results ---------------------------------------------------------------------------------------------------------
 
     def record_draft(self, sequence: Sequence, accepted: int) -> None:
-        """Record that the first ``accepted`` tokens of the sequence's draft were drawn. The others are overwritten."""
-        assert sequence.lookup is not None
-        sequence.lookup.verified(len(sequence.lookup_tokens), len(sequence.draft), accepted)
-        self.drafted_tokens += len(sequence.draft)
-        self.accepted_tokens += accepted
+        """Record that the first ``accepted`` tokens of the sequence's draft were drawn."""
+        self.drafts.record(sequence, accepted)
         sequence.share.counter += accepted * sequence.share.token_cost
-        sequence.draft = []
-        self.tables.end_draft(sequence)
 
     def fork(self, leader: Sequence) -> list[Sequence]:
         """Start the pending sequences of a group whose prompt ``leader`` has computed. Return those that run now.

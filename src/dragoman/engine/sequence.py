@@ -15,7 +15,7 @@ from dragoman.engine.lora_slots import Adapter
 from dragoman.engine.pooling import PooledText
 from dragoman.engine.prompt_inputs import EncoderInput, GivenEmbeddings
 from dragoman.engine.sampling.grammar_state import GrammarState
-from dragoman.engine.sampling.speculation import Lookup
+from dragoman.engine.speculation.drafter import Drafter, DraftSource
 
 
 class Status(enum.IntEnum):
@@ -210,6 +210,8 @@ class Sequence:
         "computed",
         "draft",
         "draft_slots",
+        "drafter",
+        "drafters",
         "encoded",
         "encoder_blocks",
         "grammar_state",
@@ -218,7 +220,6 @@ class Sequence:
         "hashes",
         "index",
         "keeps_ties",
-        "lookup",
         "max_length",
         "mirostat",
         "order",
@@ -291,8 +292,10 @@ class Sequence:
         """Row of the scheduler's block tables; -1: none."""
         self.draft: list[int] = []
         """Guesses of the tokens after its newest one, verified by the scheduled step."""
-        self.lookup: Lookup | None = None
-        """Source of drafts; created with the first draft."""
+        self.drafters: tuple[Drafter, ...] | None = None
+        """Its sources of drafts, the first to be asked first; made with the first draft."""
+        self.drafter: Drafter | None = None
+        """The source of its newest draft."""
         self.share: Share[Sequence]
         """The caller's share that its service counts for; set by the scheduler."""
         self.charged = len(self.token_ids) if request.service else 0
@@ -323,10 +326,9 @@ class Sequence:
         return -1 if self.group.adapter is None else self.group.adapter.slot
 
     @property
-    def lookup_tokens(self) -> list[int]:
-        """All tokens that drafts are looked up in: the encoder's input, and then its own."""
-        encoder = self.group.encoder
-        return self.token_ids if encoder is None else [*encoder.token_ids, *self.token_ids]
+    def drafts_prediction(self) -> bool:
+        """Whether its draft is from the prediction of its client."""
+        return self.drafter is not None and self.drafter.source is DraftSource.PREDICTION
 
     @property
     def cached_prompt_tokens(self) -> int:

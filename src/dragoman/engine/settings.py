@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
+DraftSourceName = Literal["prediction", "grammar", "lookup", "recent"]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
@@ -22,8 +23,10 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
         prefix_cache: share the blocks of equal prefixes.
         share_prefix_cache: share them between callers with different keys too. The time of the first token then shows
             one caller what others have sent: only for servers whose callers trust each other.
-        speculation: rows that a step without prompts is filled up to with draft tokens, looked up in prompt and output;
-            they save steps where text repeats and change no token; 0 turns it off.
+        speculation: rows that a step without prompts is filled up to with draft tokens; they save steps where they are
+            guessed rightly, and change no token; 0 turns it off.
+        draft_sources: where drafts come from: prediction (the client's), grammar (what one forces), lookup (in prompt
+            and output), recent (outputs of the same caller); may be given several times.
     """
 
     max_running: Count | None = None
@@ -33,6 +36,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: bool = True
     share_prefix_cache: bool = False
     speculation: Annotated[int, msgspec.Meta(ge=0)] = 12  # as many rows as take hardly longer than one
+    draft_sources: tuple[DraftSourceName, ...] = ("prediction", "grammar", "lookup", "recent")
 
 
 class RecoverySettings(msgspec.Struct, frozen=True, kw_only=True):

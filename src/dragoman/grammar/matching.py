@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Self
 
 import numpy as np
@@ -22,6 +23,13 @@ _LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 
+_DIVIDED = 4096
+"""Texts whose tokens are remembered: the frames of a grammar come again with every answer."""
+_FORCED_PARTS = 4
+"""Forced texts with free blanks between them that are looked at together: `, "name": "` has three."""
+_USUAL_BLANKS = {b'"': b": ", b":": b" ", b",": b" "}
+"""What usually follows the last byte of a forced text, where that leaves a choice of blanks."""
+
 # Replacements for llguidance's own terms.
 _REWORDED = {
     "NoExtensionBias": "it reaches a point where no text can follow",
@@ -34,6 +42,7 @@ class Matching:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocab_size = len(vocabulary.tokens)
+        self._divided: dict[bytes, list[int]] = {}
         self.end_ids = np.array(vocabulary.end_ids, np.intp)
         self._tokenizer = LLTokenizer(
             _Wrapper(vocabulary),  # type: ignore[arg-type]  # it asks for the attributes, not for the class
@@ -45,6 +54,35 @@ class Matching:
         """Return why the grammar cannot be followed; empty if it can."""
         return self.matcher(grammar).error
 
+    def divide(self, text: bytes) -> list[int]:
+        """Return a text as the tokens that a model would most likely write, without bytes of a character that is not
+        whole.
+
+        Neighbours are joined as byte pair encoding does, the pair with the lowest id first: ids follow the order of
+        merges in nearly all vocabularies.
+        """
+        if text not in self._divided:
+            if len(self._divided) == _DIVIDED:
+                self._divided.clear()
+            self._divided[text] = self._joined(text.decode(errors="ignore"))
+        return self._divided[text]
+
+    def _joined(self, text: str) -> list[int]:
+        parts = list(text)
+        joined = [self._token_id(first + second) for first, second in pairwise(parts)]
+        while (lowest := min((each for each in joined if each is not None), default=None)) is not None:
+            place = joined.index(lowest)
+            parts[place : place + 2] = [parts[place] + parts[place + 1]]
+            joined[max(0, place - 1) : place + 2] = [
+                self._token_id(first + second) for first, second in pairwise(parts[max(0, place - 1) : place + 2])
+            ]
+        return [token_id for part in parts for token_id in self._tokenizer.greedy_tokenize(part)]
+
+    def _token_id(self, text: str) -> int | None:
+        """Return the id of the token that is this text; None: there is none."""
+        found = self._tokenizer.greedy_tokenize(text)
+        return found[0] if len(found) == 1 else None
+
     def matcher(self, grammar: str) -> Matcher:
         """Return a matcher at the beginning of the text; it has an ``error`` for an invalid grammar. Releases
         the GIL."""
@@ -55,11 +93,13 @@ class Matching:
 class Matcher:
     """The position of one text in its grammar. Its state follows from the grammar and the pushed tokens alone."""
 
-    __slots__ = ("_bits", "_matcher", "_matching")
+    __slots__ = ("_bits", "_looks_ahead", "_matcher", "_matching")
 
     def __init__(self, matcher: LLMatcher, matching: Matching) -> None:
         self._matcher = matcher
         self._matching = matching
+        self._looks_ahead = True
+        """False after a failure, which would cost as much time again."""
         self._bits: Mask = np.zeros(4 * ((matching.vocab_size + 31) // 32), np.uint8)
 
     def copy(self) -> Self:
@@ -84,6 +124,31 @@ class Matcher:
         if self._matcher.is_error():
             return np.zeros(self._matching.vocab_size, np.bool_)
         return np.unpackbits(self._bits, count=self._matching.vocab_size, bitorder="little").view(np.bool_)
+
+    def forced(self, most: int, *, spaced: bool = False) -> list[int]:
+        """Return up to ``most`` tokens of the only text that can follow, the longest ones; none where it may end, or
+        there is a choice. Other tokens of the same text may follow as well.
+
+        ``spaced``: where JSON may have blanks it is taken to be written `"name": "value", "other": …`.
+        Looking ahead has limits of its own, so a copy does it: this matcher's answers stay the same.
+        """
+        if not self._looks_ahead:
+            return []
+        ahead, text = self._matcher.deep_copy(), b""
+        for _ in range(_FORCED_PARTS):
+            part = ahead.compute_ff_bytes()
+            if ahead.is_error():
+                self._looks_ahead = False
+                return []
+            guess = _USUAL_BLANKS.get(part[-1:], b"") if spaced else b""
+            text += part
+            if not guess:
+                break
+            tokens = self._matching.divide(part + guess)
+            if ahead.try_consume_tokens(tokens) < len(tokens):
+                break
+            text += guess
+        return self._matching.divide(text)[:most] if text else []
 
     def allowed(self) -> NDArray[np.intp]:
         """Return the ids of the tokens that may come next."""

@@ -58,6 +58,8 @@ class Metrics:
         """Report the state of the engines, of the pools and of the store of saved generations at every scrape."""
         self.registry.register(PoolsCollector(runtime.pools))
         self.watch(runtime.gauges, runtime.counters)
+        help = "Tokens of drafts, by source and by whether they were drawn."
+        self.watch_labelled("draft_tokens", help, ("source", "result"), runtime.draft_tokens)
         serving = runtime.serving
         for store in (serving.continuing, serving.responses, serving.batches):
             self.watch(store.gauges, store.counters)
@@ -213,8 +215,8 @@ STATE = {
     "engine_read_bytes": "Bytes of weights, keys and values that steps had to read, each once in a step.",
     "engine_generated_tokens": "Tokens that steps have drawn, those of unfinished sequences included.",
     "preemptions": "Sequences set back for want of blocks.",
-    "drafted_tokens": "Tokens that lookup speculation guessed.",
-    "accepted_tokens": "Tokens that it guessed rightly.",
+    "drafted_tokens": "Tokens that drafts guessed.",
+    "accepted_tokens": "Tokens that they guessed rightly.",
     "kv_event_batches": "Batches of events of the prefix cache that were published.",
     "kv_event_batches_dropped": "Those that there was no room for.",
     "ledger_failures": "Times that the ledger could not be written.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -54,7 +55,7 @@ OnBlocks = Callable[[EngineClient, int, list[BlockEvent] | None], None]
 
 
 class LoadedModel:
-    """An engine that can generate, and its serving. The engine's counts are added to ``past`` when it is closed."""
+    """An engine that can generate, and its serving. Its counts are added to the ``past`` ones when it is closed."""
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class LoadedModel:
         template: ChatTemplate,
         serving: EngineServing,
         past: dict[str, float],
+        past_drafts: Counter[tuple[str, str]],
         adapter_slots: int = 0,
     ) -> None:
         """``adapter_slots``: how many adapters fit into its memory at one time."""
@@ -72,7 +74,7 @@ class LoadedModel:
         self.info = info
         self.serving = serving
         self._template = template
-        self._past = past
+        self._past, self._past_drafts = past, past_drafts
         card = serving.model(None)
         self._entry = CatalogEntry(
             id=source.name,
@@ -129,9 +131,18 @@ class LoadedModel:
             "accepted_tokens": stats.accepted_tokens,
         }
 
+    def draft_tokens(self) -> Counter[tuple[str, str]]:
+        """Return the tokens of the engine's drafts, by source and by whether they were ``accepted`` or ``rejected``."""
+        stats, found = self.engine.stats(), Counter[tuple[str, str]]()
+        for source, drafted in stats.drafted.items():
+            found[source, "accepted"] = accepted = stats.accepted.get(source, 0)
+            found[source, "rejected"] = drafted - accepted
+        return found
+
     async def close(self) -> None:
         for name, count in self.counters().items():
             self._past[name] = self._past.get(name, 0.0) + count
+        self._past_drafts.update(self.draft_tokens())
         await self.engine.close()
         self.serving.close()
         self._template.close()
@@ -177,6 +188,8 @@ class ModelLoader:
         self._check_prompt = check_prompt
         self._sampling = sampling
         self._past: dict[str, float] = {}
+        self.past_drafts: Counter[tuple[str, str]] = Counter()
+        """As ``LoadedModel.draft_tokens``, of engines that were closed."""
         self._kv_bytes: dict[str, int] = {}
         self._details: dict[str, ModelDetails] = {}
 
@@ -306,7 +319,7 @@ class ModelLoader:
             engine.on_failed = functools.partial(self._on_failed, engine)
         made = worker.model
         slots = made.settings.max_adapters if isinstance(made, LoadModel) else made.max_adapters
-        return LoadedModel(source, engine, info, template, serving, self._past, slots)
+        return LoadedModel(source, engine, info, template, serving, self._past, self.past_drafts, slots)
 
 
 def served_model(

@@ -8,7 +8,17 @@ from copy import copy
 
 import msgspec
 
-from dragoman.core.events import FinishEvent, FinishReason, PromptEvent, PromptReady, TextDelta, Token, TokenEvent
+from dragoman.core.events import (
+    FinishEvent,
+    FinishReason,
+    Predictions,
+    PromptEvent,
+    PromptReady,
+    TextDelta,
+    Token,
+    TokenEvent,
+    Usage,
+)
 from dragoman.core.request import EngineRequest, GenerationRequest, TextPrompt
 from dragoman.core.sampling import EndingParams
 from dragoman.serving.model import ServedModel
@@ -41,6 +51,19 @@ def make_output_processors(
     ]
 
 
+def usage_of(
+    request: GenerationRequest, output_processors: Sequence[OutputProcessor], prompt_tokens: int, cached_tokens: int
+) -> Usage:
+    """Return the token counts of a request whose sequences these are."""
+    predictions = sum((each.predictions for each in output_processors), Predictions())
+    return Usage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=sum(each.num_tokens for each in output_processors),
+        cached_tokens=cached_tokens,
+        predictions=predictions if request.prediction else None,
+    )
+
+
 class OutputProcessor:
     """The text of one sequence as it grows.
 
@@ -50,6 +73,7 @@ class OutputProcessor:
     Attributes:
         num_tokens: tokens generated, the one that ended the sequence included.
         finish: None while the sequence runs.
+        predictions: what of the client's prediction was tried.
     """
 
     def __init__(
@@ -66,6 +90,7 @@ class OutputProcessor:
         self.sequence = sequence
         self.num_tokens = 0
         self.finish: FinishReason | None = None
+        self.predictions = Predictions()
         self._ending = ending
         self._resumable = resumable
         self._pieces = model.pieces
@@ -96,6 +121,8 @@ class OutputProcessor:
     def push(self, event: TokenEvent) -> TextDelta:
         """Add one more token. The delta may be empty, while text is held back."""
         self.num_tokens += 1
+        if event.predictions is not None:
+            self.predictions += event.predictions
         if event.token_id in self._special_stops and self._stop_strings_come_before(event.finish):
             return self._end_at_special_token(event)
         if event.finish is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any, TypeVar
 
 import msgspec
@@ -60,6 +61,17 @@ class PromptReader:
         if bounded:
             return await self._maybe_inline(len(text), lambda: encode(text, add_special_tokens, most), "prompt")
         return await self._looked_at(len(text), lambda: encode(text, add_special_tokens, most))
+
+    async def predicted(self, text: str, most: int) -> tuple[int, ...]:
+        """Return the first ``most`` tokens of a text that is expected as the output. Raises BadRequest."""
+        tokenizer, vocab_size = self._model.tokenizer, self._model.vocab_size
+        text = text[: most * tokenizer.max_token_chars]
+
+        def tokenized() -> tuple[int, ...]:
+            # Tokens that were added to the tokenizer, and not to the model, are no output.
+            return tuple(takewhile(lambda token_id: token_id < vocab_size, tokenizer.encode_inside(text)[:most]))
+
+        return await self._maybe_inline(len(text), tokenized, "prediction")
 
     async def text(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Return the text of token ids. Raises BadRequest for ids outside the vocabulary."""

@@ -214,6 +214,11 @@ class Runtime:
             _add(sums, loaded.counters())
         return sums
 
+    def draft_tokens(self) -> Mapping[tuple[str, ...], float]:
+        """Return the tokens of drafts by source and result, of all models that are or were in memory."""
+        counts = [loaded.draft_tokens() for loaded in self._model_pool.all_loaded]
+        return {(source, result): count for (source, result), count in sum(counts, self._loader.past_drafts).items()}
+
 
 @asynccontextmanager
 async def start_runtime(

@@ -37,7 +37,6 @@ from dragoman.core.events import (
     PromptToken,
     Timings,
     TokenEvent,
-    Usage,
 )
 from dragoman.core.explanation import EngineExplanation, Explanation
 from dragoman.core.observer import Observers, current_request
@@ -64,7 +63,7 @@ from dragoman.serving.engine_request import (
 from dragoman.serving.generation_stats import GenerationStats
 from dragoman.serving.journaled import Events, JournaledEngine
 from dragoman.serving.model import ServedModel
-from dragoman.serving.output_processor import make_output_processors, prompt_ready
+from dragoman.serving.output_processor import make_output_processors, prompt_ready, usage_of
 from dragoman.serving.pooled_prompts import read_pooled
 from dragoman.serving.prompts import BadWordsReader, PromptReader
 from dragoman.serving.reasoning import constraint_of, reasoning_limit, stop_matcher
@@ -419,11 +418,8 @@ class EngineServing:
                 seen = stats.leave()
                 if recording is not None:
                     recording.end()
-            made = sum(output_processor.num_tokens for output_processor in output_processors)
             yield GenerationDone(
-                usage=Usage(
-                    prompt_tokens=tokens_before(request, prompt), completion_tokens=made, cached_tokens=cached_tokens
-                ),
+                usage=usage_of(request, output_processors, tokens_before(request, prompt), cached_tokens),
                 timings=Timings(validation_s=seen.validation_s, queue_s=seen.queue_s, inference_s=seen.inference_s),
             )
 
@@ -444,6 +440,9 @@ class EngineServing:
         constraint = constraint_of(self._model, request, submitted.prompt)
         grammar = await self._constraints.read(constraint, request.constraint_param)
         submitted = msgspec.structs.replace(submitted, grammar=grammar, cache_salt=self._cache_salt(request))
+        if request.prediction:
+            predicted = await self._prompts.predicted(request.prediction, submitted.max_tokens)
+            submitted = msgspec.structs.replace(submitted, prediction=predicted)
         submitted = for_encoder(submitted, self._model.encoder, resumable=request.resumable)
         reasoning = await reasoning_limit(self._model, request, submitted.prompt, self._pools)
         return _Prepared(request, prompt, msgspec.structs.replace(submitted, reasoning=reasoning))

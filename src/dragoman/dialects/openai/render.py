@@ -173,7 +173,12 @@ def chat_usage(counts: Iterable[Usage], reasoning_tokens: int) -> dict[str, Any]
     """Return the token counts of a chat."""
     made = usage(counts)
     made["prompt_tokens_details"]["cache_write_tokens"] = 0
-    return made | {"completion_tokens_details": {"reasoning_tokens": reasoning_tokens}}
+    details = {"reasoning_tokens": reasoning_tokens}
+    for predictions in [count.predictions for count in counts if count.predictions is not None]:
+        for name in ("accepted", "rejected"):
+            total = details.get(f"{name}_prediction_tokens", 0) + getattr(predictions, name)
+            details[f"{name}_prediction_tokens"] = total
+    return made | {"completion_tokens_details": details}
 
 
 def chat_completion(

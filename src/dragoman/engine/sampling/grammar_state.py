@@ -72,6 +72,10 @@ class GrammarState:
         self._is_complete = self._matcher.push(token_id)
         return self.is_over
 
+    def forced(self, most: int, *, spaced: bool) -> list[int]:
+        """As ``Matcher.forced``: up to ``most`` tokens of the only text that can come next."""
+        return [] if self._is_complete else self._matcher.forced(most, spaced=spaced)
+
     def allows(self, token_id: int) -> bool:
         """Return whether the token may come next. Costs as much as a mask."""
         if self._is_complete:
