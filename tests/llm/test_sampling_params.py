@@ -117,6 +117,7 @@ GIVEN: dict[str, tuple[Any, str, Any]] = {
     "logprobs_mode": ("processed", "logprobs.mode", "processed"),
     "priority": (1, "priority", 1),
     "timeout_s": (2, "timeout_s", 2.0),
+    "prediction": ("a", "prediction", "a"),
     "cache_salt": ("a", "cache_salt", "a"),
 }
 """For each parameter a value, and what that becomes in the request."""
