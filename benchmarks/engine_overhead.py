@@ -48,7 +48,7 @@ class ReadyMade:
         self._logits = made.astype(np.float32)
         self._output = np.empty_like(self._logits)
 
-    def run(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> Float32:
+    def run(self, batch: Batch, meanwhile: Callable[[], None] | None = None, interrupt: int | None = None) -> Float32:
         rows = len(batch.logit_rows)
         self._output[:rows] = self._logits[:rows]
         return self._output[:rows]

@@ -11,7 +11,7 @@ Program::Program(long max_tokens, long max_sequences, long max_logit_rows, const
     : recorder_(max_tokens, max_sequences, max_logit_rows, kv, states, adapters_),
       checker_(recorder_.limits(), kv, states) {}
 
-Logits Program::run(const Batch& batch) {
+Logits Program::run(const Batch& batch, Interrupt& interrupt) {
   const std::lock_guard lock(running_);
   CheckedBatch& checked = checker_.check(batch);
   adapters_.find_rows(batch);
@@ -19,9 +19,9 @@ Logits Program::run(const Batch& batch) {
   const long rows = recorder_.is_divisible() ? rows_of_partition(batch, recorder_.weights_bytes()) : 0;
   if (rows > 0) {
     divide(checked, rows, partitions_);
-    runner_.run_partitions(operations, partitions_, profiler_);
+    runner_.run_partitions(operations, partitions_, profiler_, interrupt);
   } else {
-    runner_.run_together(operations, checked, profiler_);
+    runner_.run_together(operations, checked, profiler_, interrupt);
   }
   return recorder_.result(batch.logits);
 }

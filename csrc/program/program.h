@@ -14,6 +14,7 @@
 
 #include "program/adapter_table.h"
 #include "program/batch_checker.h"
+#include "program/interrupt.h"
 #include "program/profiler.h"
 #include "program/recorder.h"
 #include "program/runner.h"
@@ -30,8 +31,8 @@ class Program {
   Recorder& recorder() { return recorder_; }
 
   // Runs all operations on the batch. Throws std::invalid_argument, before anything is written, on a batch that does
-  // not fit. The result is valid until the next run.
-  Logits run(const Batch& batch);
+  // not fit, and Interrupted. The result is valid until the next run.
+  Logits run(const Batch& batch, Interrupt& interrupt);
 
   // Sets the change of each target for the rows of a slot's sequences, null for none; copied. From any thread: it waits
   // for a run to end. Throws std::invalid_argument on changes that do not fit their targets.

@@ -1,6 +1,8 @@
 #include "program/runner.h"
 
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 
 #include "thread_pool.h"
 
@@ -9,9 +11,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr std::size_t kInterrupted = SIZE_MAX;  // progress of a partition that ended early: others do not wait for it
+
 }  // namespace
 
-void Runner::run_together(const std::vector<Operation>& operations, const CheckedBatch& checked, Profiler& profiler) {
+void Runner::run_together(const std::vector<Operation>& operations, const CheckedBatch& checked, Profiler& profiler,
+                          Interrupt& interrupt) {
   const Batch& batch = *checked.batch;
   const RowPartition all{.checked = &checked,
                          .tokens = {0, batch.tokens},
@@ -20,6 +25,7 @@ void Runner::run_together(const std::vector<Operation>& operations, const Checke
                          .waits_for = 0};
   Clock::time_point before = Clock::now();
   for (std::size_t i = 0; i < operations.size(); ++i) {
+    if (interrupt.is_raised(before)) throw Interrupted();
     operations[i].run(all, scratch_);
     const Clock::time_point after = Clock::now();
     profiler.add(i, std::chrono::duration<double>(after - before).count());
@@ -28,7 +34,7 @@ void Runner::run_together(const std::vector<Operation>& operations, const Checke
 }
 
 void Runner::run_partitions(const std::vector<Operation>& operations, const std::vector<RowPartition>& partitions,
-                            Profiler& profiler) {
+                            Profiler& profiler, Interrupt& interrupt) {
   const std::size_t count = partitions.size();
   while (progress_.size() < count) progress_.emplace_back();
   for (std::size_t number = 0; number < count; ++number) {
@@ -39,9 +45,12 @@ void Runner::run_partitions(const std::vector<Operation>& operations, const std:
   pool().parallel_for(static_cast<long>(count), 1, [&](long begin, long end) {
     thread_local Scratch scratch(0);
     for (long number = begin; number < end; ++number) {
-      run_partition(operations, partitions, static_cast<std::size_t>(number), scratch);
+      run_partition(operations, partitions, static_cast<std::size_t>(number), scratch, interrupt);
     }
   });
+  for (std::size_t number = 0; number < count; ++number) {
+    if (progress_[number].operations.load(std::memory_order_relaxed) == kInterrupted) throw Interrupted();
+  }
   for (std::size_t i = 0; i < operations.size(); ++i) {
     double seconds = 0;
     for (std::size_t number = 0; number < count; ++number) seconds += seconds_[number * operations.size() + i];
@@ -50,10 +59,14 @@ void Runner::run_partitions(const std::vector<Operation>& operations, const std:
 }
 
 void Runner::run_partition(const std::vector<Operation>& operations, const std::vector<RowPartition>& partitions,
-                           std::size_t number, Scratch& scratch) {
+                           std::size_t number, Scratch& scratch, Interrupt& interrupt) {
   const RowPartition& partition = partitions[number];
   Clock::time_point before = Clock::now();
   for (std::size_t i = 0; i < operations.size(); ++i) {
+    if (interrupt.is_raised(before)) {
+      progress_[number].operations.store(kInterrupted, std::memory_order_release);
+      return;
+    }
     if (operations[i].kind ==
         OperationKind::attend) {  // keys and values before the partition's own rows must be written
       for (std::size_t other = partition.waits_for; other < number; ++other) {

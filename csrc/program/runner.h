@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "gemm/linear.h"
+#include "program/interrupt.h"
 #include "program/operation.h"
 #include "program/profiler.h"
 
@@ -14,13 +15,15 @@ namespace dragoman {
 
 class Runner {
  public:
-  // All operations on the whole batch: all threads of the pool work on one operation after the other.
-  void run_together(const std::vector<Operation>& operations, const CheckedBatch& checked, Profiler& profiler);
+  // All operations on the whole batch: all threads of the pool work on one operation after the other. Both throw
+  // Interrupted.
+  void run_together(const std::vector<Operation>& operations, const CheckedBatch& checked, Profiler& profiler,
+                    Interrupt& interrupt);
 
   // Each thread takes partitions through all operations, and waits for other partitions only where it needs their keys
   // and values.
   void run_partitions(const std::vector<Operation>& operations, const std::vector<RowPartition>& partitions,
-                      Profiler& profiler);
+                      Profiler& profiler, Interrupt& interrupt);
 
  private:
   // Number of operations a partition has completed. Alone on its cache line, because other partitions read it.
@@ -29,7 +32,7 @@ class Runner {
   };
 
   void run_partition(const std::vector<Operation>& operations, const std::vector<RowPartition>& partitions,
-                     std::size_t number, Scratch& scratch);
+                     std::size_t number, Scratch& scratch, Interrupt& interrupt);
 
   Scratch scratch_;
   std::deque<Progress> progress_;  // of each partition

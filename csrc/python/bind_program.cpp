@@ -109,7 +109,7 @@ nb::object run(OwningProgram& program, const Ids& token_ids, const Ids& position
                const std::optional<Ids>& embedding_rows, const std::optional<Table>& embedding_values,
                const std::optional<Ids>& adapters, const std::optional<Array<std::int32_t, 2>>& cross_tables,
                const std::optional<Ids>& cross_lengths, const std::optional<Ids>& state_slots,
-               const std::optional<Ids>& state_rows, const std::optional<nb::callable>& meanwhile) {
+               const std::optional<Ids>& state_rows, const std::optional<nb::callable>& meanwhile, int interrupt) {
   require(positions.shape(0) == token_ids.shape(0), "token_ids and positions differ in length");
   const std::size_t sequences = block_tables.shape(1);
   require(row_starts.shape(0) == sequences + 1, "row_starts must have one entry more than block_tables");
@@ -152,6 +152,7 @@ nb::object run(OwningProgram& program, const Ids& token_ids, const Ids& position
     batch.state_rows = state_rows->data();
   }
   Logits logits{};
+  Interrupt ends(interrupt);
   BackgroundTask task;
   if (meanwhile) {
     task.run = [&] {
@@ -162,7 +163,7 @@ nb::object run(OwningProgram& program, const Ids& token_ids, const Ids& position
   {
     const nb::gil_scoped_release release;
     const ThreadPool::ActiveScope active(pool(), meanwhile ? &task : nullptr);
-    logits = program.run(batch);
+    logits = program.run(batch, ends);
   }
   if (task.error) std::rethrow_exception(task.error);
   const std::size_t shape[] = {static_cast<std::size_t>(logits.rows), static_cast<std::size_t>(logits.vocab)};
@@ -245,6 +246,7 @@ void bind_state_pool(nb::module_& m) {
 void bind_program(nb::module_& m) {
   bind_kv_pool(m);
   bind_state_pool(m);
+  nb::exception<Interrupted>(m, "Interrupted");
   nb::class_<OwningProgram>(m, "Program")
       .def(nb::init<long, long, long, std::shared_ptr<KVPool>, std::shared_ptr<StatePool>>(), nb::kw_only(),
            nb::arg("max_tokens"), nb::arg("max_sequences"), nb::arg("max_logit_rows"), nb::arg("kv"),
@@ -434,7 +436,7 @@ void bind_program(nb::module_& m) {
       .def("run", &run, nb::arg("token_ids"), nb::arg("positions"), nb::arg("row_starts"), nb::arg("block_tables"),
            nb::arg("logit_rows"), nb::arg("embedding_rows").none(), nb::arg("embedding_values").none(),
            nb::arg("adapters").none(), nb::arg("cross_tables").none(), nb::arg("cross_lengths").none(),
-           nb::arg("state_slots").none(), nb::arg("state_rows").none(), nb::arg("meanwhile").none())
+           nb::arg("state_slots").none(), nb::arg("state_rows").none(), nb::arg("meanwhile").none(), nb::arg("interrupt"))
       .def(
           "profile",
           [](OwningProgram& p, bool by_shape) {

@@ -43,7 +43,7 @@ class Chain(StubRunner):
         super().__init__()
         self.table, self.vocab_size = table, len(table)
 
-    def run(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> Float32:
+    def run(self, batch: Batch, meanwhile: Callable[[], None] | None = None, interrupt: int | None = None) -> Float32:
         return self.table[batch.token_ids[batch.logit_rows]].copy()
 
     def copy_blocks(self, sources: Int32, targets: Int32, group: int = 0) -> None: ...

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import random
+from collections.abc import Iterator
 
 import pytest
 from test_scheduler import Watched
 
 from dragoman.core.caller import DEFERRABLE_PRIORITY
 from dragoman.core.events import FinishEvent, TokenEvent
+from dragoman.core.pooling import PoolingParams
 from dragoman.core.request import EngineRequest
 from dragoman.engine.engine import Engine
+from dragoman.engine.integrity import check_integrity
 from dragoman.engine.settings import SchedulerSettings
 from simulation import run_alone, stub
 
 LATER = {"deferrable": True, "priority": DEFERRABLE_PRIORITY}
+
+
+@pytest.fixture
+def loud() -> Iterator[int]:
+    """A file that is readable."""
+    read, write = os.pipe()
+    os.write(write, b"x")
+    yield read
+    os.close(read)
+    os.close(write)
 
 
 def test_no_step_has_a_deferrable_row_while_another_request_has_work() -> None:
@@ -55,8 +69,24 @@ def test_what_comes_while_others_run_is_begun_when_they_are_over() -> None:
     engine.finish()
 
 
+def test_a_step_of_deferrable_requests_ends_early_and_the_next_one_does_not(loud: int) -> None:
+    engine = Watched(num_blocks=200)
+    engine.submit("later", 20, 40, **LATER)
+    engine.submit("vector", 20, 0, pooling=PoolingParams(kind="last"), **LATER)
+
+    def drawn() -> int:
+        events = engine.engine.run(engine.engine.schedule(), interrupt=loud).events
+        check_integrity(engine.engine.scheduler)
+        return sum(isinstance(event, TokenEvent) for event in events)
+
+    assert [drawn() for _ in range(6)] == [0, 1, 0, 1, 0, 1]
+    engine.submit("now", 20, 6, tenant="a")
+    assert [drawn() for _ in range(6)] == [1] * 6, "a step with another request is computed whole"
+    engine.finish()
+
+
 @pytest.mark.parametrize("seed", range(4))
-def test_holding_changes_no_token(seed: int) -> None:
+def test_holding_and_ending_early_change_no_token(seed: int, loud: int) -> None:
     choose = random.Random(seed)
     requests = [
         EngineRequest(
@@ -73,7 +103,8 @@ def test_holding_changes_no_token(seed: int) -> None:
     while left or engine.has_work:
         if left and choose.random() < 0.2:
             engine.submit(left.pop())
-        for event in engine.step().events if engine.has_work else ():
+        interrupt = loud if choose.random() < 0.5 else None
+        for event in engine.run(engine.schedule(), interrupt=interrupt).events if engine.has_work else ():
             if isinstance(event, TokenEvent):
                 found.setdefault(event.request_id, []).append(event.token_id)
     for request in requests:

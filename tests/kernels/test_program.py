@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -195,6 +197,30 @@ def test_what_an_errand_raises_is_raised_behind_the_step(decoder: Decoder) -> No
     with pytest.raises(ValueError, match="vocabulary"):
         program.run(**one(np.array([VOCAB], np.int32)), meanwhile=lambda: calls.append(None))
     assert calls == [None]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_run_ends_early_when_the_file_is_readable(decoder: Decoder, threads: int) -> None:
+    token_ids = np.arange(40, dtype=np.int32)
+    program = decoder.program()
+    expected = program.run(**one(token_ids)).copy()
+    quiet, loud = os.pipe(), os.pipe()
+    os.write(loud[1], b"x")
+    before = kernels.threads()
+    kernels.set_threads(threads)
+    try:
+        for _ in range(20):
+            with pytest.raises(kernels.Interrupted):
+                program.run(**one(token_ids), interrupt=loud[0])
+            np.testing.assert_array_equal(program.run(**one(token_ids), interrupt=quiet[0]), expected)
+            with contextlib.suppress(kernels.Interrupted):  # it comes in the middle, or too late
+                logits = program.run(**one(token_ids), meanwhile=lambda: os.write(quiet[1], b"x"), interrupt=quiet[0])
+                np.testing.assert_array_equal(logits, expected)
+            os.read(quiet[0], 1)
+    finally:
+        kernels.set_threads(before)
+        for file in quiet + loud:
+            os.close(file)
 
 
 def test_given_embeddings_replace_looked_up_ones(decoder: Decoder) -> None:

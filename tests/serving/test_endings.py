@@ -61,7 +61,7 @@ class Speaker(StubRunner):
         super().__init__(STUB)
         self.script = script
 
-    def run(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> Float32:
+    def run(self, batch: Batch, meanwhile: Callable[[], None] | None = None, interrupt: int | None = None) -> Float32:
         logits = super().run(batch, meanwhile)
         for row, position in enumerate(batch.positions[batch.logit_rows] + 1 - len(PROMPT)):
             logits[row, self.script[min(position, len(self.script) - 1)]] = 1000.0

@@ -61,6 +61,7 @@ class Engine:
         self._events: list[EngineEvent] = []
         self._beam_steps: list[BeamStep] = []
         self._step_started = 0.0
+        self._was_interrupted = False
         self._arrivals = 0
         self._progress: dict[SequenceGroup, tuple[int, int]] = {}
         """Last reported progress of groups that request it and whose prompt is not computed yet."""
@@ -193,11 +194,18 @@ class Engine:
         self.free_unused_adapters()
         return self.scheduler.schedule()
 
-    def run(self, schedule: Schedule, meanwhile: Callable[[], None] | None = None) -> StepOutput:
+    def run(
+        self, schedule: Schedule, meanwhile: Callable[[], None] | None = None, interrupt: int | None = None
+    ) -> StepOutput:
         """Compute a schedule. Exceptions of the runner pass through, and the engine is unusable afterwards.
 
         ``meanwhile`` is called once: by any thread and during the computation, where there is something to compute.
+        ``interrupt``: a file descriptor. A step of deferrable requests ends without a result when it becomes readable,
+        so that a request that comes then does not wait for the step. The step after such a one is computed whole.
         """
+        if self._was_interrupted or self.scheduler.tables.states is not None or not schedule.is_deferrable:
+            interrupt = None
+        self._was_interrupted = False
         self._step_started = started = time.perf_counter()
         for chunk in (*schedule.chunks, *schedule.pooled):
             self._note_queue_time(chunk.sequence.group)
@@ -214,14 +222,19 @@ class Engine:
         if schedule.decodes or schedule.chunks:
             batch = self._batch(schedule)
             forward_started = time.perf_counter()
-            logits = self.runner.run(batch, meanwhile)
+            try:
+                logits = self.runner.run(batch, meanwhile, interrupt)
+            except kernels.Interrupted:
+                self._was_interrupted = True
+                schedule.withdraw()
+                return self.output()
             self._forward_s += time.perf_counter() - forward_started
             self._postprocess(schedule, logits)
             self._steps += 1
         elif meanwhile is not None:
             meanwhile()
         if schedule.pooled:
-            self._pool(schedule)
+            self._pool(schedule, interrupt)
         if self._progress:
             self._report_progress()
         self._busy_s += time.perf_counter() - started
@@ -235,13 +248,17 @@ class Engine:
         )
         return build_batch(schedule, tables.blocks, tables.encoder_blocks, block_size=size, has_states=has_states)
 
-    def _pool(self, schedule: Schedule) -> None:
+    def _pool(self, schedule: Schedule, interrupt: int | None) -> None:
         """Compute the scheduled texts whose hidden states are pooled; those that are complete are finished."""
         tables = self.scheduler.tables
         chunks = schedule._replace(decodes=[], chunks=schedule.pooled)
         batch = self._batch(chunks)
         started = time.perf_counter()
-        hidden = self.runner.pool(batch, second_text_rows(schedule.pooled))
+        try:
+            hidden = self.runner.pool(batch, second_text_rows(schedule.pooled), interrupt)
+        except kernels.Interrupted:
+            self._was_interrupted = True
+            return
         self._forward_s += time.perf_counter() - started
         self._steps += 1
         row = 0

@@ -53,17 +53,19 @@ class Runner(Protocol):
     def read_bytes(self) -> int:
         """Bytes of weights and of cached keys and values that all steps so far had to read: a lower bound."""
 
-    def run(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> Float32:
+    def run(self, batch: Batch, meanwhile: Callable[[], None] | None = None, interrupt: int | None = None) -> Float32:
         """Return the logits [len(batch.logit_rows), vocab_size]. The next call may overwrite them; the caller may too.
 
         ``meanwhile`` is called once, during the computation and from any thread; its exceptions pass through.
+        ``interrupt``: a file descriptor. When it becomes readable before the end, kernels.Interrupted is raised; the
+        blocks of the batch's own positions, its states and the result may then be anything.
         """
 
     @property
     def causal(self) -> bool: ...
-    def pool(self, batch: Batch, second_text: Int32) -> Float32:
+    def pool(self, batch: Batch, second_text: Int32, interrupt: int | None = None) -> Float32:
         """Return the hidden states after the last norm, ``[len(batch.logit_rows), width]``. The next call may overwrite
-        them. ``second_text``: the rows of the second of two texts."""
+        them. ``second_text``: the rows of the second of two texts. ``interrupt``: as in ``run``."""
 
     def project(self, vector: Float32) -> Float32:
         """Return a pooled vector after the layers that the model has for it."""

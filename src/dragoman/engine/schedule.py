@@ -36,6 +36,19 @@ class Schedule(NamedTuple):
     state_copies: list[tuple[int, int]]
     pooled: list[Chunk]
 
+    @property
+    def is_deferrable(self) -> bool:
+        """Return whether it is for deferrable requests alone."""
+        sequences = [*self.decodes, *(chunk.sequence for chunk in (*self.chunks, *self.pooled))]
+        return all(sequence.group.request.deferrable for sequence in sequences)
+
+    def withdraw(self) -> None:
+        """Undo what the schedule changed in sequences of a model without states: their rows were not computed."""
+        for sequence in self.decodes:
+            sequence.draft = []
+        for sequence in [*self.decodes, *(chunk.sequence for chunk in self.chunks if chunk.is_last)]:
+            sequence.share.counter -= sequence.share.token_cost
+
 
 def cut_chunks(
     parts: Iterable[tuple[Sequence, int]], budget: int, logit_rows: int, *, whole_texts: bool

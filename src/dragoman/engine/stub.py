@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import select
 import time
 import zlib
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dragoman import kernels
 from dragoman.core.errors import ModelError
 from dragoman.core.pooling import PoolingInfo
 from dragoman.engine.arrays import Float32, Int32
@@ -97,7 +99,7 @@ class StubRunner:
             pooling=PoolingInfo(kind="last", width=self.hidden_size),
         )
 
-    def run(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> Float32:
+    def run(self, batch: Batch, meanwhile: Callable[[], None] | None = None, interrupt: int | None = None) -> Float32:
         if meanwhile is not None:
             meanwhile()
         self.steps += 1
@@ -120,11 +122,13 @@ class StubRunner:
                 state = self._step_state(batch, row, state)
                 if row in wanted:
                     self._read(tables, position, logits[wanted[row]], seen ^ state)
+        if interrupt is not None and select.select([interrupt], [], [], 0)[0]:
+            raise kernels.Interrupted
         return logits
 
-    def pool(self, batch: Batch, second_text: Int32) -> Float32:
+    def pool(self, batch: Batch, second_text: Int32, interrupt: int | None = None) -> Float32:
         """Return the first numbers of the logits of the rows, in place of hidden states."""
-        return self.run(batch)[:, : self.hidden_size]
+        return self.run(batch, interrupt=interrupt)[:, : self.hidden_size]
 
     def project(self, vector: Float32) -> Float32:
         return vector

@@ -87,7 +87,7 @@ class Worker:
             if engine.has_work:
                 schedule = engine.schedule()
                 self._announce(schedule)
-                self._output = engine.run(schedule, self._send_output)
+                self._output = engine.run(schedule, self._send_output, self._connection.fileno())
                 if not engine.scheduler.has_work:
                     self._send_output()
             elif arrived:

@@ -7,6 +7,7 @@ again in NumPy, for tests.
 
 from dragoman.kernels._native import (
     FileMemory,
+    Interrupted,
     PackedMatrix,
     force,
     instruction_set,
@@ -52,6 +53,7 @@ __all__ = [
     "Activation",
     "Factor",
     "FileMemory",
+    "Interrupted",
     "KVPool",
     "KVPrecision",
     "LowRank",

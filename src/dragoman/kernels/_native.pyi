@@ -128,6 +128,8 @@ class LowRank:
     @property
     def nbytes(self) -> int: ...
 
+class Interrupted(Exception): ...
+
 class Program:
     def __init__(
         self, *, max_tokens: int, max_sequences: int, max_logit_rows: int, kv: KVPool, states: StatePool | None
@@ -325,6 +327,7 @@ class Program:
         state_slots: NDArray[np.int32] | None,
         state_rows: NDArray[np.int32] | None,
         meanwhile: Callable[[], None] | None,
+        interrupt: int,
     ) -> NDArray[np.float32]: ...
     def profile(self, by_shape: bool) -> dict[str, float]: ...
 

@@ -334,6 +334,7 @@ class Program(StreamOperations, RecurrenceOperations):
         state_slots: ArrayLike | None = None,
         state_rows: ArrayLike | None = None,
         meanwhile: Callable[[], None] | None = None,
+        interrupt: int | None = None,
     ) -> NDArray[np.float32]:
         """Run one batch; returns logits ``[len(logit_rows), vocab]``, a view that the next run overwrites.
 
@@ -356,6 +357,8 @@ class Program(StreamOperations, RecurrenceOperations):
                 sequence has one.
             meanwhile: called once, at the beginning of the computation, by another thread of the pool if there are
                 several. Its exception is raised after the computation.
+            interrupt: a file descriptor. When it is readable between two operations, the rest is not computed:
+                Interrupted. The blocks, states and logits of the batch's own rows may then be anything.
 
         A program without ``logits`` runs to write blocks, and returns no rows.
 
@@ -380,6 +383,7 @@ class Program(StreamOperations, RecurrenceOperations):
             None if state_slots is None else _int32(state_slots),
             None if state_rows is None else _int32(state_rows),
             meanwhile,
+            -1 if interrupt is None else interrupt,
         )
 
     def _reach(self, positions: int) -> None:

@@ -98,22 +98,27 @@ class Model:
         """Bytes of weights and of cached keys and values that all steps so far had to read."""
         return self._reads.total
 
-    def run(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> NDArray[np.float32]:
+    def run(
+        self, batch: Batch, meanwhile: Callable[[], None] | None = None, interrupt: int | None = None
+    ) -> NDArray[np.float32]:
         """Run one step: return the logits ``[len(batch.logit_rows), vocab_size]``, overwritten by the next step.
 
-        ``meanwhile`` is called once, during the computation and from any thread.
+        ``meanwhile`` is called once, during the computation and from any thread. ``interrupt``: a file descriptor;
+        kernels.Interrupted is raised when it becomes readable before the end.
         """
+        logits = self.program.run(*batch, meanwhile, interrupt)
         self._reads.add_step(batch)
-        return self.program.run(*batch, meanwhile)
+        return logits
 
-    def pool(self, batch: Batch, second_text: Int32s) -> NDArray[np.float32]:
+    def pool(self, batch: Batch, second_text: Int32s, interrupt: int | None = None) -> NDArray[np.float32]:
         """Run one step up to the hidden states after the last norm: ``[len(batch.logit_rows), width]``, overwritten by
-        the next step. ``second_text``: rows of the second of two texts."""
-        self._reads.add_step(batch)
+        the next step. ``second_text``: rows of the second of two texts. ``interrupt``: as in ``run``."""
         if len(second_text) and self.config.embedding.types > 1:
             values = self._second_type(batch.token_ids[second_text])
             batch = batch._replace(embedding_rows=second_text, embedding_values=values)
-        return self._hidden_program().run(*batch)
+        hidden = self._hidden_program().run(*batch, interrupt=interrupt)
+        self._reads.add_step(batch)
+        return hidden
 
     def project(self, vector: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return a pooled vector after the layers that the model has for it."""
