@@ -75,6 +75,14 @@ class ModelDetails(msgspec.Struct, frozen=True, kw_only=True):
     fill: bool = False
 
 
+class FileProgress(msgspec.Struct, frozen=True):
+    """How much of a model's file is on this machine, in bytes."""
+
+    name: str
+    total: int
+    done: int
+
+
 class Catalog(Protocol):
     """The models of this server. The current one serves requests that name none."""
 
@@ -114,6 +122,13 @@ class Catalog(Protocol):
 
     def begin_loading(self, name: str) -> CatalogEntry:
         """Start ``load`` and return. Raises ModelNotFound or Conflict."""
+
+    def download(self, name: str) -> AsyncGenerator[FileProgress, None]:
+        """Bring the files of a model to this machine, and load nothing; yield how far each is.
+
+        What has come stays when it is closed early, and is not fetched again. Raises ModelNotFound; while it runs
+        ModelError, Overloaded.
+        """
 
     async def unload(self) -> CatalogEntry | None:
         """Free the current model after its running generations; returns None where none was loaded.

@@ -48,6 +48,9 @@ class DownloadWatcher:
     def advanced(self, done: int) -> None:
         """So many of the total are here now."""
 
+    def received(self, name: str, done: int, total: int) -> None:
+        """So many of the ``total`` of this file are here now."""
+
     def waiting(self, name: str) -> None:
         """Another process downloads this file."""
 
@@ -242,9 +245,10 @@ class _Download:
             else:
                 event()
 
-    def _count(self, nbytes: int) -> None:
+    def _count(self, file: HubFile, nbytes: int, done: int) -> None:
         self._done += nbytes
         self._watcher.advanced(self._done)
+        self._watcher.received(file.name, done, file.size)
 
     def _bytes_here(self, file: HubFile) -> int:
         if (self._blobs / file.etag).exists():
@@ -293,7 +297,7 @@ class _Download:
         """Fill the file's part. Returns whether it is joined from several answers."""
         with open(os.open(self._part(file), os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0) as part:
             if part.seek(0, os.SEEK_END) > file.size:
-                self._empty(part, file.size)
+                self._empty(file, part, file.size)
             is_joined, failures = part.tell() > 0, 0
             while (begun := part.tell()) < file.size:
                 is_joined = is_joined or begun > 0
@@ -326,7 +330,7 @@ class _Download:
             headers["Range"] = f"bytes={begun}-"
         with _opened(file.url, headers) as (status, chunks):
             if begun and status != 206:  # the whole file comes
-                self._empty(part, begun)
+                self._empty(file, part, begun)
             for chunk in chunks:
                 if self._stopped.is_set():
                     raise _Stopped
@@ -336,12 +340,12 @@ class _Download:
                         written += part.write(chunk[written:])
                 except OSError as error:
                     raise ModelError(f"{self._part(file)}: {error.strerror}; HF_HOME names another folder") from None
-                self._events.put(partial(self._count, len(chunk)))
+                self._events.put(partial(self._count, file, len(chunk), part.tell()))
 
-    def _empty(self, part: FileIO, counted: int) -> None:
+    def _empty(self, file: HubFile, part: FileIO, counted: int) -> None:
         part.seek(0)
         part.truncate()
-        self._events.put(partial(self._count, -counted))
+        self._events.put(partial(self._count, file, -counted, 0))
 
 
 @contextlib.contextmanager

@@ -6,14 +6,14 @@ import asyncio
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
 import dragoman
 from dragoman.core.capsule import Environment
-from dragoman.core.catalog import CatalogEntry, ModelDetails, ModelState
+from dragoman.core.catalog import CatalogEntry, FileProgress, ModelDetails, ModelState
 from dragoman.core.observer import Observers
 from dragoman.core.sampling_defaults import SamplingDefaults
 from dragoman.core.serving import ModelCard
@@ -29,6 +29,7 @@ from dragoman.models.generation_config import AUTO, NONE, read_generation_config
 from dragoman.models.memory import available_memory
 from dragoman.serving.adapter_registry import AdapterRegistry
 from dragoman.serving.admission import Admission
+from dragoman.serving.downloads import download
 from dragoman.serving.engine_request import output_tokens
 from dragoman.serving.model import ServedModel
 from dragoman.serving.model_details import details_of
@@ -245,6 +246,12 @@ class ModelLoader:
                 lambda: details_of(describe(source.source, token=token))
             )
         return self._details[source.name]
+
+    def download(self, source: ModelSource, ended: Callable[[], None]) -> AsyncGenerator[FileProgress, None]:
+        """Bring a model's files to this machine. Raises ModelError, Overloaded."""
+        model = self._worker.model
+        token = model.settings.token if isinstance(model, LoadModel) else None
+        return download(source, token, self._pools.downloads, ended)
 
     async def open(self, source: ModelSource, progress: Progress) -> LoadedModel:
         """Load a model. Raises ModelError, EngineUnavailable."""

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Any, Generic
 
-from dragoman.core.catalog import CatalogEntry, ModelDetails, ModelState
+from dragoman.core.catalog import CatalogEntry, FileProgress, ModelDetails, ModelState
 from dragoman.core.errors import (
     Conflict,
     DragomanError,
@@ -37,7 +37,6 @@ log = logging.getLogger("dragoman.server")
 
 UNKNOWN_LOAD_S = 5.0
 """The wait that is suggested for a load that has not progressed yet."""
-
 MAX_WATCHERS = 256
 WATCH_LENGTH = 64
 """The most changes that a watcher may lag; the oldest are dropped then."""
@@ -144,10 +143,8 @@ class ModelPool(Generic[ModelT]):
         return None if self._lease is None else self._lease.loaded
 
     def loaded(self) -> ModelT:
-        """Return the model of the running request, or else the current one, which may be asleep.
-
-        Raises EngineUnavailable where there is none.
-        """
+        """Return the model of the running request, or else the current one, which may be asleep. Raises
+        EngineUnavailable where there is none."""
         own = _request_lease.get(None)
         lease = (own.lease if own is not None else None) or self._lease or self._asleep
         if lease is None and self._load is not None:
@@ -236,6 +233,9 @@ class ModelPool(Generic[ModelT]):
 
     async def details(self, name: str) -> ModelDetails:
         return await self._loader.details(self._registry.find(name))
+
+    def download(self, name: str) -> AsyncGenerator[FileProgress, None]:
+        return self._loader.download(self._registry.find_on_hub(name), self._registry.look_again)
 
     async def load(self, name: str, *, wait: bool = False) -> CatalogEntry:
         source = self._registry.find(name)

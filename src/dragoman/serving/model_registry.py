@@ -25,7 +25,8 @@ MAX_MODELS = 1024
 """The most models in a folder, and in the hub's cache."""
 
 _FRESH_S = 10.0
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(:[A-Za-z0-9][\w.-]{0,127})?", re.ASCII)
+"""A repository, and where it has several models the file or the quantization of one."""
 
 
 class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,11 +86,27 @@ class ModelRegistry:
             return close[0]
         if name.endswith(":latest"):
             return self.find(without_tag(name))
-        # A folder below the working directory may look like a hub id, and clients may not name it.
-        if self._settings.offer_downloads and not self.is_fixed and _HUB_ID.fullmatch(name) and not Path(name).exists():
+        if self._may_be_fetched(name):
             return ModelSource(name=name, source=name)
         there = listed(source.name for source in sources)
         raise ModelNotFound(f"model not found: {name[:256]}; there are: {there}", param="model_id")
+
+    def look_again(self) -> None:
+        """Read folders and the hub's cache again when they are asked for next."""
+        self._looked = None
+
+    def find_on_hub(self, name: str) -> ModelSource:
+        """Return the model by its name on the hub, where clients may name any, and otherwise as ``find``: the hub's
+        cache may have a part of it only. Raises ModelNotFound."""
+        on_hub = without_tag(name)
+        if any(name in (source.name, *source.aliases) for source in self._named) or not self._may_be_fetched(on_hub):
+            return self.find(name)
+        return ModelSource(name=on_hub, source=on_hub)
+
+    def _may_be_fetched(self, name: str) -> bool:
+        # A folder below the working directory may look like a hub id, and clients may not name it.
+        is_allowed = self._settings.offer_downloads and not self.is_fixed
+        return is_allowed and _HUB_ID.fullmatch(name) is not None and not Path(name).exists()
 
     def _search(self) -> Iterator[ModelSource]:
         seen: set[str] = set()
@@ -127,7 +144,9 @@ class ModelRegistry:
             if newest is None:
                 continue
             if (newest.snapshot_path / "config.json").is_file():
-                yield _described(repository.repo_id, str(newest.snapshot_path), newest.snapshot_path)
+                found = _described(repository.repo_id, str(newest.snapshot_path), newest.snapshot_path)
+                if found.size_bytes is not None:  # otherwise its weights were not fetched to the end
+                    yield found
             else:
                 yield from _gguf_sources(repository.repo_id, newest.snapshot_path)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Protocol, TypeVar
 
-from dragoman.core.catalog import CatalogEntry, ModelDetails
+from dragoman.core.catalog import CatalogEntry, FileProgress, ModelDetails
 from dragoman.serving.model_registry import ModelSource
 
 Progress = Callable[[str, float], None]
@@ -36,3 +36,7 @@ class PoolLoader(Protocol[ModelT]):
 
     async def details(self, source: ModelSource) -> ModelDetails:
         """Return the details of a model, loaded or not. Raises ModelError."""
+
+    def download(self, source: ModelSource, ended: Callable[[], None]) -> AsyncGenerator[FileProgress, None]:
+        """Bring its files to this machine, and yield how far each is; call ``ended`` at the end. Raises ModelError,
+        Overloaded."""

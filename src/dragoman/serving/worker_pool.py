@@ -228,6 +228,7 @@ class WorkerPools:
         grammars: trying out grammars, likewise.
         disk: small local files, and reading tokenizers.
         hub: asking the Hugging Face hub and downloading from it.
+        downloads: bringing models that clients ask for from the hub, for as long as that takes.
     """
 
     def __init__(self, settings: WorkSettings) -> None:
@@ -242,11 +243,12 @@ class WorkerPools:
         )
         self.disk = WorkerPool("disk", 2, max_queued_per_caller=most, max_queued=4 * most)
         self.hub = WorkerPool("hub", settings.hub_threads, max_queued_per_caller=8, max_queued=32)
+        self.downloads = WorkerPool("downloads", 2, max_queued_per_caller=4, max_queued=16)
         self._hub_timeout_s = settings.hub_timeout_s
 
     @property
     def all(self) -> tuple[WorkerPool, ...]:
-        return self.text, self.templates, self.grammars, self.disk, self.hub
+        return self.text, self.templates, self.grammars, self.disk, self.hub, self.downloads
 
     async def ask_hub(self, work: Callable[[], Result]) -> Result:
         """Run work that may ask the Hugging Face hub. Raises ModelError when that takes too long, and Overloaded.

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
-from dragoman.core.catalog import CatalogEntry, ModelDetails
+from dragoman.core.catalog import CatalogEntry, FileProgress, ModelDetails
 from dragoman.core.entropy import wall_time
-from dragoman.core.errors import BadRequest, Forbidden, ModelError, ModelNotFound, NotFound
+from dragoman.core.errors import BadRequest, DragomanError, Forbidden, LoadFailed, ModelError, ModelNotFound, NotFound
 from dragoman.core.serving import ModelCard, Serving
 from dragoman.dialects.api import RequestContext
 from dragoman.dialects.field import Reading
 from dragoman.dialects.ollama import residence
 from dragoman.dialects.ollama.body import read_checked
 from dragoman.dialects.ollama.fields import PULL, SHOW
-from dragoman.dialects.ollama.names import shown_name
+from dragoman.dialects.ollama.names import LIBRARY, shown_name, spellings
 from dragoman.dialects.ollama.render import JSON, NDJSON, timestamp
 from dragoman.dialects.ollama.settings import OllamaSettings
 from dragoman.dialects.openai_stream import encode
@@ -26,7 +28,8 @@ FOR_EVER_S = 100 * 365.25 * 86400
 SUFFIX_MARK = "{#- .Suffix -#}"
 """Behind the template of a model that fills gaps: clients look for this name in it."""
 BY_OPERATOR = "models are offered by the operator of this server; see --offer NAME=SOURCE"
-NOT_OFFERED = "pull model manifest: this server offers only the models of its operator"
+FAILED = "pull model manifest: "
+NOT_OFFERED = FAILED + "this server offers only the models of its operator"
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 _DECIMALS = {"T": 1, "B": 1, "M": 2, "K": 0}
 _PARAMETERS = {
@@ -94,16 +97,22 @@ class Models:
         await context.reply(_shown(entry, card, details, shown_as), content_type=JSON)
 
     async def pull(self, serving: Serving, context: RequestContext) -> None:
-        """Handle ``POST /api/pull``: what is offered is there."""
+        """Handle ``POST /api/pull``: what is offered is there, or is downloaded. Nothing is loaded."""
         reading = await read_checked(context, PULL)
+        files = _missing_files(serving, _named(reading))
         try:
-            residence.find(serving, _named(reading))
-        except ModelNotFound:
-            raise Forbidden(NOT_OFFERED) from None
+            first = await context.unless_gone(anext(files, None))
+            if not reading.values["stream"]:
+                await context.unless_gone(_read_to_the_end(files))
+        except ModelError as error:
+            raise LoadFailed(FAILED + error.message) from None
+        finally:
+            if not reading.values["stream"]:
+                await files.aclose()
         if not reading.values["stream"]:
             await context.reply({"status": "success"}, content_type=JSON)
             return
-        await context.stream(_lines("pulling manifest", "success"), content_type=NDJSON)
+        await context.stream(_lines_of_pull(first, files), content_type=NDJSON)
 
     async def manage(self, serving: Serving, context: RequestContext) -> None:
         """Handle what writes or removes files: nothing does over HTTP."""
@@ -114,9 +123,60 @@ class Models:
         raise NotFound("there is no such blob")
 
 
-async def _lines(*statuses: str) -> AsyncGenerator[bytes, None]:
-    for status in statuses:
-        yield encode({"status": status}) + b"\n"
+def _missing_files(serving: Serving, name: str) -> AsyncGenerator[FileProgress, None]:
+    """Return the download of what is missing of a model, which is none of the served ones. Raises Forbidden for a name
+    that is not offered."""
+    served = {card.name for card in serving.models()}
+    for spelling in spellings(name.strip()):
+        if spelling in served:
+            return _none_missing()
+        if not spelling.startswith(LIBRARY):
+            with contextlib.suppress(ModelNotFound):
+                return serving.catalog.download(spelling)
+    try:
+        found = residence.find(serving, name)
+    except ModelNotFound:
+        raise Forbidden(NOT_OFFERED) from None
+    return _none_missing() if found.offered is None else serving.catalog.download(found.offered)
+
+
+async def _none_missing() -> AsyncGenerator[FileProgress, None]:
+    return
+    yield
+
+
+async def _read_to_the_end(files: AsyncGenerator[FileProgress, None]) -> None:
+    async for _ in files:
+        pass
+
+
+async def _lines_of_pull(
+    first: FileProgress | None, files: AsyncGenerator[FileProgress, None]
+) -> AsyncGenerator[bytes, None]:
+    """Yield the lines of a download that has begun with ``first``; None: nothing was missing."""
+    yield _line({"status": "pulling manifest"})
+    async with aclosing(files):
+        try:
+            if first is not None:
+                yield _pulling(first)
+                async for each in files:
+                    yield _pulling(each)
+                yield _line({"status": "verifying sha256 digest"})
+                yield _line({"status": "writing manifest"})
+        except DragomanError as error:
+            yield _line({"error": FAILED + error.message})
+            return
+    yield _line({"status": "success"})
+
+
+def _pulling(file: FileProgress) -> bytes:
+    digest = hashlib.sha256(file.name.encode()).hexdigest()
+    counts = {"digest": f"sha256:{digest}", "total": file.total, "completed": file.done}
+    return _line({"status": f"pulling {digest[:12]}", **counts})
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    return encode(value) + b"\n"
 
 
 def _named(reading: Reading) -> str:

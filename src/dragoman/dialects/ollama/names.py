@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-REGISTRIES = ("registry.ollama.ai/", "library/", "hf.co/", "huggingface.co/")
+LIBRARY = "library/"
+"""Ollama's own models; no owner on the hub."""
+REGISTRIES = ("registry.ollama.ai/", LIBRARY, "hf.co/", "huggingface.co/")
 LATEST = ":latest"
 REMOTE = (":cloud", "-cloud")
 """Ends of the names of models that Ollama runs elsewhere."""
