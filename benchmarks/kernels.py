@@ -21,14 +21,26 @@ from dragoman import kernels
 
 # N, K of the projections of llama-3.2-1b: fused query, key and value; output; fused gate and up; down; vocabulary.
 SHAPES = [(3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192), (128256, 2048)]
-PRECISIONS: list[kernels.Precision] = ["float32", "bfloat16", "int8", "int4"]
+PRECISIONS: list[kernels.Precision] = ["float32", "bfloat16", "int8", "int4", *kernels.BLOCK_PRECISIONS]
+# Values and bytes of a block of ggml.
+BLOCKS = {
+    "mxfp4": (32, 17), "iq4_nl": (32, 18), "iq4_xs": (256, 136), "q3_k": (256, 110), "q4_k": (256, 144),
+    "q5_k": (256, 176), "q6_k": (256, 210),
+}  # fmt: skip
 RING_BYTES = 300_000_000
+
+
+def packed(n: int, k: int, precision: kernels.Precision) -> kernels.PackedMatrix:
+    """A random matrix; of ggml's types blocks of equal bytes, whose numbers are all small."""
+    if precision not in kernels.BLOCK_PRECISIONS:
+        return kernels.pack(np.random.default_rng(0).standard_normal((n, k), np.float32), precision)
+    values, size = BLOCKS[precision]
+    return kernels.pack_blocks(np.full((n, k // values * size), 33, np.uint8), k, precision)
 
 
 def ring_of(n: int, k: int, precision: kernels.Precision) -> list[kernels.PackedMatrix]:
     """Enough matrices of one shape that none is still in a cache when its turn comes again."""
-    weight = np.random.default_rng(0).standard_normal((n, k), np.float32)
-    first = kernels.pack(weight, precision)
+    first = packed(n, k, precision)
     ring = [first]
     while sum(matrix.nbytes for matrix in ring) < RING_BYTES:
         memory = kernels.empty(first.nbytes)
@@ -88,7 +100,7 @@ def main() -> None:
     console = Console()
     console.print(f"{kernels.instruction_set()} kernels, {kernels.threads()} threads")
     console.print(f"read bandwidth {kernels.memory_bandwidth(1.0) / 1e9:.1f} GB/s")
-    for precision in PRECISIONS:
+    for precision in arguments.precision:
         console.print(f"peak {precision:8} {kernels.multiply_peak(precision) / 1e12:.2f} TOP/s")
     console.print(measure(arguments.precision, arguments.rows, arguments.repetitions))
 

@@ -16,10 +16,29 @@ DRAGOMAN_INLINE void quantize_act_group(const float* x, long left, int bias, Act
   out->scale = scale;
 }
 
+// The same with a start for each 16 activations.
+DRAGOMAN_INLINE void quantize_fine_group(const float* x, long left, int bias, FineActGroup* out) {
+  ActGroup group;
+  quantize_act_group(x, left, 0, &group);
+  std::memcpy(out->q, group.q, sizeof out->q);
+  const std::int8_t* const q = group.q[0];
+  for (int part = 0; part < 2 * kWeightGroups; ++part) {
+    std::int32_t sum = 0;
+    for (int i = 0; i < 16; ++i) sum += q[part * 16 + i];
+    out->start[part] = -bias * sum;
+  }
+  out->scale = group.scale;
+}
+
 inline void prepare_rows(const Activations& a, const float* x, long ldx, long begin, long end) {
   for (long row = begin; row < end; ++row) {
     const float* const source = x + row * ldx;
     std::uint8_t* const target = a.values + row * a.stride;
+    if (is_chunked(a.precision) && chunk_layout(a.precision).width < kGroup) {
+      auto* group = reinterpret_cast<FineActGroup*>(target);
+      for (long k = 0; k < a.k; k += kActGroup) quantize_fine_group(source + k, a.k - k, a.bias, group++);
+      continue;
+    }
     if (a.precision >= Precision::int8) {
       auto* group = reinterpret_cast<ActGroup*>(target);
       for (long k = 0; k < a.k; k += kActGroup) quantize_act_group(source + k, a.k - k, a.bias, group++);

@@ -6,6 +6,7 @@
 #include <new>
 #include <vector>
 
+#include "gemm/chunks.h"
 #include "simd/kernels.h"
 #include "thread_pool.h"
 
@@ -20,14 +21,9 @@ long padded_stride(long bytes) {
   return (lines | 1) * 64;
 }
 
-int bias_of(const Matrix& w) {
-  if (w.precision == Precision::int8) return 128;
-  return w.precision == Precision::int4 && !w.minimum ? 8 : 0;
-}
-
 // Row `row` of w as k float32, with the inputs in the checkpoint's order.
 void unpack_inputs(const Matrix& w, long row, float* out) {
-  const auto unpack_row = kernels().linear.unpack_row;
+  const auto unpack_row = is_chunked(w.precision) ? unpack_chunked_row : kernels().linear.unpack_row;
   const std::int32_t* const order = w.order();
   if (order == nullptr) return unpack_row(w, row, out);
   thread_local std::vector<float> ordered;
@@ -63,12 +59,13 @@ Activations describe_activations(const Matrix& w, long rows) {
   a.rows = rows;
   a.k = w.k;
   a.precision = w.precision;
-  a.bias = bias_of(w);
+  a.bias = bias_of(w.precision, w.minimum);
   switch (w.precision) {
     case Precision::float32: a.stride = padded_stride(w.k_padded() * 4); break;
     case Precision::bfloat16: a.stride = padded_stride(w.k_padded() * 2); break;
     default: {
-      a.stride = padded_stride(w.act_groups() * static_cast<long>(sizeof(ActGroup)));
+      const bool fine = is_chunked(w.precision) && chunk_layout(w.precision).width < kGroup;
+      a.stride = padded_stride(w.act_groups() * static_cast<long>(fine ? sizeof(FineActGroup) : sizeof(ActGroup)));
     }
   }
   return a;

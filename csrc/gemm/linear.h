@@ -21,15 +21,23 @@ struct ActGroup {
   float scale;                        // largest magnitude / 127
 };
 
+// The same for weights whose scales are of 16 inputs.
+struct FineActGroup {
+  std::int8_t q[kWeightGroups][kGroup];
+  std::int32_t start[2 * kWeightGroups];
+  float scale;
+};
+
 // Rows of activations in the form that matrices of one precision multiply with. Row r begins at values + r · stride.
-//   float32   k_padded floats           bfloat16   k_padded bfloat16           int8, int4   ActGroup for 4 groups each
+//   float32   k_padded floats           bfloat16   k_padded bfloat16
+//   others    ActGroup, or FineActGroup, for 4 groups each
 struct Activations {
   std::uint8_t* values = nullptr;
   long stride = 0;  // bytes
   long rows = 0;
   long k = 0;
   Precision precision = Precision::float32;
-  int bias = 0;  // offset of the unsigned weights: 128, 8, or 0
+  int bias = 0;  // offset of the unsigned weights
 };
 
 struct LinearKernels {
@@ -104,7 +112,7 @@ struct GroupCodes {
   const std::int32_t* order;  // [k]: the input of each column, where w is reordered
 };
 
-// Fills w.data from integers that are in its format's range.
+// Fills w.data from integers that are in its format's range. Not of chunked formats: see gguf/gguf_pack.h.
 void pack_codes(const Matrix& w, const GroupCodes& codes);
 
 // out[i, :k] = W[ids[i], :] as float32. Every id must be in [0, n).

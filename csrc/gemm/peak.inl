@@ -44,7 +44,7 @@ inline double multiply_peak(Precision precision, long rounds, float* sink) {
       return multiply_rounds<BF16Arithmetic::kMultipliesPairs ? Precision::bfloat16 : Precision::float32>(rounds, sink);
     case Precision::float32: return multiply_rounds<Precision::float32>(rounds, sink);
     case Precision::int8: return multiply_rounds<Precision::int8>(rounds, sink);
-    case Precision::int4: return multiply_rounds<Precision::int4>(rounds, sink);
+    default: return multiply_rounds<Precision::int4>(rounds, sink);
   }
   return 0.0;
 }

@@ -282,7 +282,33 @@ DRAGOMAN_INLINE void finish(const Output& out, long row, long block, const Vec (
   }
 }
 
-enum class TileKind { float32, bfloat16, int8, wide_int8, int4, int4_minimum };
+}  // namespace dragoman::DRAGOMAN_ISA
+
+#include "gemm/chunk_tiles.inl"
+
+namespace dragoman::DRAGOMAN_ISA {
+
+enum class TileKind {
+  float32,
+  bfloat16,
+  int8,
+  wide_int8,
+  int4,
+  int4_minimum,
+  mxfp4,
+  iq4_nl,
+  iq4_xs,
+  q3_k,
+  q4_k,
+  q5_k,
+  q6_k
+};
+
+// The format of a kind of chunked tiles.
+constexpr Precision chunked_precision(TileKind kind) {
+  const int place = static_cast<int>(kind) - static_cast<int>(TileKind::mxfp4);
+  return static_cast<Precision>(static_cast<int>(Precision::mxfp4) + place);
+}
 
 template <TileKind kind, int M, class Prefetch>
 void run_tile(const Matrix& w, const Activations& a, long row, Prefetch prefetch, const Output& out, long block) {
@@ -300,6 +326,8 @@ void run_tile(const Matrix& w, const Activations& a, long row, Prefetch prefetch
     float_tile<BFloat16Step>(weights, w.groups(), x, a.stride, prefetch, sum);
   } else if constexpr (kind == TileKind::wide_int8) {
     wide_tile<M>(weights, w.groups(), x, a.stride, prefetch, sum);
+  } else if constexpr (kind >= TileKind::mxfp4) {
+    chunked_tile<chunked_precision(kind), M>(weights, w.groups(), x, a.stride, prefetch, sum);
   } else {
     quantized_tile<M, kind != TileKind::int8, kind == TileKind::int4_minimum>(weights, w.groups(), x, a.stride,
                                                                               prefetch, sum);
@@ -337,10 +365,8 @@ constexpr FetchAhead fetch_ahead(TileKind kind) {
     case TileKind::bfloat16: return {.rows = kTuning.ahead_rows_bfloat16, .bytes = kTuning.ahead_bytes};
     case TileKind::int8:
     case TileKind::wide_int8: return {.rows = kTuning.ahead_rows_int8, .bytes = kTuning.ahead_bytes};
-    case TileKind::int4:
-    case TileKind::int4_minimum: return {.rows = kTuning.ahead_rows_int4, .bytes = kTuning.ahead_bytes};
+    default: return {.rows = kTuning.ahead_rows_int4, .bytes = kTuning.ahead_bytes};
   }
-  return {.rows = kNever, .bytes = 0};
 }
 
 // All rows times one block, in tiles of at most R rows of sizes as equal as possible. Several tiles share the
@@ -388,6 +414,11 @@ void multiply_blocks(const Matrix& w, const Activations& a, long begin, long end
   }
 }
 
+template <TileKind kind>
+inline void multiply_chunked(const Matrix& w, const Activations& a, long begin, long end, const Output& out) {
+  multiply_blocks<kind, kTuning.quantized_rows>(w, a, begin, end, out);
+}
+
 inline void multiply_matrix(const Matrix& w, const Activations& a, long begin, long end, float* y, long ldy,
                             const float* bias, bool accumulate) {
   const Output out{.y = y, .ldy = ldy, .n = w.n, .bias = bias, .accumulate = accumulate};
@@ -401,6 +432,13 @@ inline void multiply_matrix(const Matrix& w, const Activations& a, long begin, l
       // Splitting the codes again in every tile costs less than reading them as bytes from the second-level cache.
       return w.minimum ? multiply_blocks<TileKind::int4_minimum, kTuning.quantized_rows>(w, a, begin, end, out)
                        : multiply_blocks<TileKind::int4, kTuning.quantized_rows>(w, a, begin, end, out);
+    case Precision::mxfp4: return multiply_chunked<TileKind::mxfp4>(w, a, begin, end, out);
+    case Precision::iq4_nl: return multiply_chunked<TileKind::iq4_nl>(w, a, begin, end, out);
+    case Precision::iq4_xs: return multiply_chunked<TileKind::iq4_xs>(w, a, begin, end, out);
+    case Precision::q3_k: return multiply_chunked<TileKind::q3_k>(w, a, begin, end, out);
+    case Precision::q4_k: return multiply_chunked<TileKind::q4_k>(w, a, begin, end, out);
+    case Precision::q5_k: return multiply_chunked<TileKind::q5_k>(w, a, begin, end, out);
+    case Precision::q6_k: return multiply_chunked<TileKind::q6_k>(w, a, begin, end, out);
   }
 }
 

@@ -21,6 +21,7 @@ enum class GgufType : int {
   q6_k = 14,
   iq4_nl = 20,
   iq4_xs = 23,
+  mxfp4 = 39,
 };
 
 // Numbers in a block, and its size in bytes.

@@ -101,7 +101,7 @@ void for_pairs(const ExpertsScratch& s, long grain, Body&& body) {
 // Converts every row once to the form that its experts are multiplied with, and copies these next to each other. An
 // expert with its own order of inputs has its rows converted separately, and so have all where inputs are scaled.
 void gather_inputs(const float* x, long ldx, long rows, ExpertsScratch& s) {
-  Activations kinds[8];
+  Activations kinds[2 * kPrecisions];
   const bool scaled = !s.input_factors.empty();
   const long pairs = static_cast<long>(s.rows.size()), width = s.parts[0].expert->in.k;
   float* const scaled_rows = scaled ? floats(s.scaled, pairs * width) : nullptr;

@@ -92,7 +92,7 @@ struct ExpertsScratch {
   };
 
   Scratch prepare, logits, gathered, scaled, wide, inner, results;
-  Scratch prepared[8];  // the rows in the form of each kind of matrix
+  Scratch prepared[2 * kPrecisions];  // the rows in the form of each kind of matrix
   std::vector<std::int32_t> chosen;
   std::vector<float> weights;
   std::vector<Part> parts;

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "gguf/gguf_blocks.h"
+#include "gguf/gguf_pack.h"
 #include "python/bindings.h"
 
 namespace nb = nanobind;
@@ -49,6 +50,14 @@ bool codes(const ByteArray& blocks, int type, CodeRows& values, HalfRows& scales
                     scales.data(), minimum ? minimums->data() : nullptr);
 }
 
+bool scales_are_finite(const ByteArray& blocks, int type) {
+  const GgufBlock block = gguf_block(type);
+  const auto bytes = static_cast<long>(blocks.shape(0));
+  require(bytes % block.bytes == 0, "these bytes are not whole blocks");
+  nb::gil_scoped_release release;
+  return gguf_scales_are_finite(static_cast<GgufType>(type), blocks.data(), bytes / block.bytes);
+}
+
 }  // namespace
 
 void bind_gguf(nb::module_& m) {
@@ -67,6 +76,7 @@ void bind_gguf(nb::module_& m) {
       },
       nb::arg("type"), nb::arg("int8"), nb::arg("minimum"));
   m.def("dequantize_gguf", dequantize, nb::arg("blocks"), nb::arg("type"), nb::arg("out").noconvert());
+  m.def("gguf_scales_are_finite", scales_are_finite, nb::arg("blocks"), nb::arg("type"));
   m.def("gguf_codes", codes, nb::arg("blocks"), nb::arg("type"), nb::arg("values").noconvert(),
         nb::arg("scales").noconvert(), nb::arg("minimums").noconvert().none(), nb::arg("int8"));
 }

@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "gemm/measure.h"
+#include "gguf/gguf_pack.h"
 #include "memory/anonymous_memory.h"
 #include "memory/checksum.h"
 #include "memory/file_memory.h"
@@ -26,17 +27,20 @@ using FloatRows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device
 using WritableRows = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using FloatVector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using CodeRows = nb::ndarray<const std::int8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using ByteRows = nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using HalfRows = nb::ndarray<const std::uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Ids = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Weight = nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu, nb::ro>;
 
-constexpr const char* kPrecisionNames[] = {"float32", "bfloat16", "int8", "int4"};
+constexpr const char* kPrecisionNames[kPrecisions] = {"float32", "bfloat16", "int8", "int4", "mxfp4", "iq4_nl",
+                                                      "iq4_xs",  "q3_k",     "q4_k", "q5_k", "q6_k"};
 
 Precision precision_named(const std::string& name) {
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < kPrecisions; ++i) {
     if (name == kPrecisionNames[i]) return static_cast<Precision>(i);
   }
-  throw std::invalid_argument("unknown precision \"" + name + "\": choose float32, bfloat16, int8 or int4");
+  throw std::invalid_argument("unknown precision \"" + name +
+                              "\": choose float32, bfloat16, int8, int4 or a type of ggml's that is packed as it is");
 }
 
 Matrix describe(long n, long k, const std::string& precision, bool minimum, bool wide, bool ordered = false) {
@@ -52,9 +56,14 @@ Matrix describe(long n, long k, const std::string& precision, bool minimum, bool
   matrix.minimum = minimum;
   matrix.wide = wide;
   matrix.ordered = ordered;
-  if (ordered && matrix.precision < Precision::int8) throw std::invalid_argument("only int8 and int4 have an order");
+  const bool codes = matrix.precision == Precision::int8 || matrix.precision == Precision::int4;
+  if (ordered && !codes) throw std::invalid_argument("only int8 and int4 have an order");
   if (minimum && matrix.precision != Precision::int4) throw std::invalid_argument("only int4 groups have a minimum");
   if (wide && matrix.precision != Precision::int8) throw std::invalid_argument("only int8 groups can share a scale");
+  if (is_chunked(matrix.precision) && k % gguf_block(static_cast<int>(gguf_type_of(matrix.precision))).values != 0) {
+    throw std::invalid_argument("rows of " + precision + " are whole blocks, and k = " + std::to_string(k) +
+                                " is not a multiple of theirs");
+  }
   return matrix;
 }
 
@@ -118,6 +127,7 @@ PackedMatrix pack_weight(const Weight& weight, const std::string& precision, boo
   const SourceType type = source_type(weight);
   const auto n = static_cast<long>(weight.shape(0)), k = static_cast<long>(weight.shape(1));
   const Matrix matrix = describe(n, k, precision, minimum, wide);
+  require(!is_chunked(matrix.precision), "types of ggml are packed from blocks, not from numbers");
   PackedMatrix packed = view(empty_bytes(matrix.bytes()), n, k, precision, minimum, wide);
   nb::gil_scoped_release release;
   pack(packed.matrix, weight.data(), type);
@@ -128,7 +138,8 @@ PackedMatrix pack_given(const CodeRows& values, const HalfRows& scales, std::opt
                         const std::string& precision, bool wide, std::optional<Ids> order) {
   const auto n = static_cast<long>(values.shape(0)), k = static_cast<long>(values.shape(1));
   const Matrix matrix = describe(n, k, precision, minimums.has_value(), wide, order.has_value());
-  require(matrix.precision >= Precision::int8, "only int8 and int4 are made of codes");
+  require(matrix.precision == Precision::int8 || matrix.precision == Precision::int4,
+          "only int8 and int4 are made of codes");
   require(!order || static_cast<long>(order->shape(0)) == k, "an order must be [K]");
   if (order) require_order(order->data(), k);
   const auto fits = [&](const HalfRows& given) {
@@ -142,6 +153,18 @@ PackedMatrix pack_given(const CodeRows& values, const HalfRows& scales, std::opt
                              .scales = scales.data(),
                              .minimums = minimums ? minimums->data() : nullptr,
                              .order = order ? order->data() : nullptr});
+  return packed;
+}
+
+PackedMatrix pack_rows_of_blocks(const ByteRows& blocks, long k, const std::string& precision) {
+  const auto n = static_cast<long>(blocks.shape(0));
+  const Matrix matrix = describe(n, k, precision, false, false);
+  require(is_chunked(matrix.precision), "only types of ggml are made of blocks");
+  const GgufBlock block = gguf_block(static_cast<int>(gguf_type_of(matrix.precision)));
+  require(static_cast<long>(blocks.shape(1)) == k / block.values * block.bytes, "blocks must be [N, bytes of a row]");
+  PackedMatrix packed = view(empty_bytes(matrix.bytes()), n, k, precision, false, false);
+  nb::gil_scoped_release release;
+  pack_gguf(packed.matrix, blocks.data());
   return packed;
 }
 
@@ -216,6 +239,7 @@ void bind_linear(nb::module_& m) {
   m.def("pack_codes", pack_given, nb::arg("values").noconvert(), nb::arg("scales").noconvert(),
         nb::arg("minimums").noconvert().none(), nb::arg("precision"), nb::arg("wide"),
         nb::arg("order").noconvert().none());
+  m.def("pack_blocks", pack_rows_of_blocks, nb::arg("blocks").noconvert(), nb::arg("k"), nb::arg("precision"));
   m.def("gather_rows", gather, nb::arg("w"), nb::arg("ids").noconvert(), nb::arg("out").noconvert());
   m.def("linear", multiply_rows, nb::arg("x").noconvert(), nb::arg("w"), nb::arg("bias").none(),
         nb::arg("out").noconvert(), nb::arg("accumulate"));

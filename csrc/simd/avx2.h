@@ -179,6 +179,48 @@ DRAGOMAN_INLINE Ints end_nibbles(Ints acc, std::int32_t start) {
   return {_mm256_add_epi32(first, _mm256_madd_epi16(acc.lo, ones)),
           _mm256_add_epi32(first, _mm256_madd_epi16(acc.hi, ones))};
 }
+DRAGOMAN_INLINE __m256i dot_codes_half(__m256i acc, __m256i w, __m256i x) {
+  return add_in_order(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
+}
+DRAGOMAN_INLINE Ints dot_codes(Ints acc, Bytes w, std::uint32_t x) {
+  const __m256i quad = _mm256_set1_epi32(static_cast<int>(x));
+  return {dot_codes_half(acc.lo, w.lo, quad), dot_codes_half(acc.hi, w.hi, quad)};
+}
+DRAGOMAN_INLINE Bytes no_bytes() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+DRAGOMAN_INLINE __m256i join_half(__m256i base, __m256i plane, int from, int count, int to) {
+  const __m256i moved = from > to ? _mm256_srli_epi16(plane, from - to) : _mm256_slli_epi16(plane, to - from);
+  return _mm256_or_si256(base, _mm256_and_si256(moved, _mm256_set1_epi8(static_cast<char>(((1 << count) - 1) << to))));
+}
+DRAGOMAN_INLINE Bytes join_bits(Bytes base, Bytes plane, int from, int count, int to) {
+  return {join_half(base.lo, plane.lo, from, count, to), join_half(base.hi, plane.hi, from, count, to)};
+}
+using Table = __m256i;
+DRAGOMAN_INLINE Table load_table(const std::uint8_t* entries) {
+  return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(entries)));
+}
+DRAGOMAN_INLINE Bytes look_up_low(Table table, Bytes codes) {
+  const Bytes places = low_nibbles(codes);
+  return {_mm256_shuffle_epi8(table, places.lo), _mm256_shuffle_epi8(table, places.hi)};
+}
+DRAGOMAN_INLINE Bytes look_up_high(Table table, Bytes codes) {
+  const Bytes places = high_nibbles(codes);
+  return {_mm256_shuffle_epi8(table, places.lo), _mm256_shuffle_epi8(table, places.hi)};
+}
+DRAGOMAN_INLINE __m128i load_eight(const std::uint8_t* p) {
+  return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+}
+DRAGOMAN_INLINE Vec load_int8(const std::uint8_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_eight(p))),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_eight(p + 8)))};
+}
+DRAGOMAN_INLINE __m256 half_powers(__m256i exponents) {
+  const __m256i one = _mm256_set1_epi32(1);
+  const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(exponents, one), 23);
+  return _mm256_castsi256_ps(_mm256_max_epi32(normal, _mm256_slli_epi32(_mm256_add_epi32(exponents, one), 21)));
+}
+DRAGOMAN_INLINE Vec load_half_powers(const std::uint8_t* p) {
+  return {half_powers(_mm256_cvtepu8_epi32(load_eight(p))), half_powers(_mm256_cvtepu8_epi32(load_eight(p + 8)))};
+}
 DRAGOMAN_INLINE BF16Pairs load_bf16_pairs(const std::uint8_t* p) { return load_bytes(p); }
 DRAGOMAN_INLINE Vec dot_bf16_pairs(Vec acc, BF16Pairs w, std::uint32_t x) {
   const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));

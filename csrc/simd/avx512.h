@@ -109,6 +109,31 @@ DRAGOMAN_INLINE Ints dot_bytes(Ints acc, Bytes w, std::uint32_t x) {
 DRAGOMAN_INLINE Ints begin_nibbles(std::int32_t start) { return broadcast_int(start); }
 DRAGOMAN_INLINE Ints dot_nibbles(Ints acc, Bytes w, std::uint32_t x) { return dot_bytes(acc, w, x); }
 DRAGOMAN_INLINE Ints end_nibbles(Ints acc, std::int32_t) { return acc; }
+DRAGOMAN_INLINE Ints dot_codes(Ints acc, Bytes w, std::uint32_t x) { return dot_bytes(acc, w, x); }
+DRAGOMAN_INLINE Bytes no_bytes() { return _mm512_setzero_si512(); }
+DRAGOMAN_INLINE Bytes join_bits(Bytes base, Bytes plane, int from, int count, int to) {
+  const __m512i moved = from > to ? _mm512_srli_epi16(plane, static_cast<unsigned>(from - to))
+                                  : _mm512_slli_epi16(plane, static_cast<unsigned>(to - from));
+  return _mm512_ternarylogic_epi32(base, moved, _mm512_set1_epi8(static_cast<char>(((1 << count) - 1) << to)), 0xf8);
+}
+// The permutation looks at six bits of an index: what stands above the four of a code need not be cleared.
+using Table = __m512i;
+DRAGOMAN_INLINE Table load_table(const std::uint8_t* entries) {
+  return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(entries)));
+}
+DRAGOMAN_INLINE Bytes look_up_low(Table table, Bytes codes) { return _mm512_permutexvar_epi8(codes, table); }
+DRAGOMAN_INLINE Bytes look_up_high(Table table, Bytes codes) {
+  return _mm512_permutexvar_epi8(_mm512_srli_epi16(codes, 4), table);
+}
+DRAGOMAN_INLINE Vec load_int8(const std::uint8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+DRAGOMAN_INLINE Vec load_half_powers(const std::uint8_t* p) {
+  const __m512i exponents = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(exponents, _mm512_set1_epi32(1)), 23);
+  const __m512i small = _mm512_slli_epi32(_mm512_add_epi32(exponents, _mm512_set1_epi32(1)), 21);
+  return {_mm512_castsi512_ps(_mm512_max_epi32(normal, small))};
+}
 DRAGOMAN_INLINE BF16Pairs load_bf16_pairs(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
 DRAGOMAN_INLINE Vec dot_bf16_pairs(Vec acc, BF16Pairs w, std::uint32_t x) {
   return {_mm512_dpbf16_ps(acc.v, reinterpret_cast<__m512bh>(w),

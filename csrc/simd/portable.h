@@ -206,6 +206,46 @@ DRAGOMAN_INLINE Ints dot_bytes(Ints acc, Bytes w, std::uint32_t x) {
 DRAGOMAN_INLINE Ints begin_nibbles(std::int32_t start) { return broadcast_int(start); }
 DRAGOMAN_INLINE Ints dot_nibbles(Ints acc, Bytes w, std::uint32_t x) { return dot_bytes(acc, w, x); }
 DRAGOMAN_INLINE Ints end_nibbles(Ints acc, std::int32_t) { return acc; }
+// The same for w ≤ 127 in any groups.
+DRAGOMAN_INLINE Ints dot_codes(Ints acc, Bytes w, std::uint32_t x) { return dot_bytes(acc, w, x); }
+DRAGOMAN_INLINE Bytes no_bytes() { return {}; }
+// Bits from … from + count of each byte of a plane, at bits `to` … of a base that has none there.
+DRAGOMAN_INLINE Bytes join_bits(Bytes base, Bytes plane, int from, int count, int to) {
+  const auto mask = static_cast<std::uint8_t>((1 << count) - 1);
+  for (int i = 0; i < 4; ++i) base.v[i] = base.v[i] | (((plane.v[i] >> from) & mask) << to);
+  return base;
+}
+// Sixteen numbers, which the low or the high halves of bytes choose from.
+struct Table {
+  std::uint8_t entries[16];
+};
+DRAGOMAN_INLINE Table load_table(const std::uint8_t* entries) {
+  Table table;
+  std::memcpy(table.entries, entries, 16);
+  return table;
+}
+DRAGOMAN_INLINE Bytes look_up_low(const Table& table, Bytes codes) {
+  std::uint8_t bytes[64];
+  std::memcpy(bytes, codes.v, sizeof bytes);
+  for (auto& byte : bytes) byte = table.entries[byte & 15];
+  return load_bytes(bytes);
+}
+DRAGOMAN_INLINE Bytes look_up_high(const Table& table, Bytes codes) { return look_up_low(table, high_nibbles(codes)); }
+// 16 integers of 8 bits as floats.
+DRAGOMAN_INLINE Vec load_int8(const std::uint8_t* p) {
+  Vec r;
+  for (int i = 0; i < kWidth; ++i) r.v[i] = static_cast<float>(static_cast<std::int8_t>(p[i]));
+  return r;
+}
+// 2 to the power p[i] - 128, of 16 exponents other than 255: the larger one of a number and a denormal is meant.
+DRAGOMAN_INLINE Vec load_half_powers(const std::uint8_t* p) {
+  Vec r;
+  for (int i = 0; i < kWidth; ++i) {
+    const std::uint32_t normal = p[i] < 2 ? 0u : (p[i] - 1u) << 23, small = (p[i] + 1u) << 21;
+    r.v[i] = bits_to_float(normal > small ? normal : small);
+  }
+  return r;
+}
 DRAGOMAN_INLINE BF16Pairs load_bf16_pairs(const std::uint8_t* p) {
   BF16Pairs r;
   std::memcpy(&r.v, p, 64);

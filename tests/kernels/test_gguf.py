@@ -16,11 +16,13 @@ ROWS, K = 40, 512
 HALVES = {
     Type.Q4_0: (0,), Type.Q4_1: (0, 2), Type.Q5_0: (0,), Type.Q5_1: (0, 2), Type.Q8_0: (0,), Type.Q2_K: (80, 82),
     Type.Q3_K: (108,), Type.Q4_K: (0, 2), Type.Q5_K: (0, 2), Type.Q6_K: (208,), Type.IQ4_NL: (0,), Type.IQ4_XS: (0,),
+    Type.MXFP4: (),
 }  # fmt: skip
 TYPES = [pytest.param(kind, id=kind.name) for kind in HALVES]
 
 # docs/gguf.md: the most that packing a type loses, relative to its numbers (root of the mean square).
-INT8_LOSS = {Type.Q4_0: 0.0, Type.Q5_0: 0.0, Type.Q8_0: 0.0, Type.Q3_K: 0.0, Type.IQ4_NL: 0.0, Type.IQ4_XS: 3e-4}
+INT8_LOSS = {Type.Q4_0: 0.0, Type.Q5_0: 0.0, Type.Q8_0: 0.0, Type.Q3_K: 0.0, Type.IQ4_NL: 0.0, Type.IQ4_XS: 3e-4,
+             Type.MXFP4: 0.0}  # fmt: skip
 INT4_LOSS = {(Type.Q4_0, False): 0.0, (Type.Q4_1, True): 0.0, (Type.Q4_K, True): 3e-4}
 
 
@@ -29,6 +31,8 @@ def random_blocks(kind: Type, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     values, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (ROWS * K // values, size), dtype=np.uint8)
+    if kind == Type.MXFP4:
+        blocks[:, 0] = rng.integers(112, 126, len(blocks))
     for place in HALVES[kind]:
         blocks[:, place : place + 2] = rng.normal(0, 0.02, (len(blocks), 1)).astype(np.float16).view(np.uint8)
     return blocks.reshape(ROWS, -1)
@@ -96,8 +100,16 @@ def test_q3_k_reaches_its_corners(scale: int, number: int) -> None:
     assert (gguf.dequantize(block.reshape(ROWS, -1), Type.Q3_K) == 0.25 * scale * number).all()
 
 
+def test_mxfp4_scales_that_float16_does_not_hold_are_quantized_again() -> None:
+    blocks = random_blocks(Type.MXFP4)
+    blocks.reshape(-1, 17)[:, 0] = 100
+    codes = kernels.gguf_codes(blocks.reshape(-1), Type.MXFP4, (ROWS, K), "int8", False)
+    assert codes is not None
+    assert (restored(codes) == kernels.pack(gguf.dequantize(blocks, Type.MXFP4), "int8").dequantize()).all()
+
+
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", [kind for kind in TYPES if kind.values[0] != Type.MXFP4])
 def test_numbers_that_are_not_finite_are_refused(kind: Type, value: float) -> None:
     blocks = random_blocks(kind)
     place = HALVES[kind][0]

@@ -27,12 +27,14 @@ Weights = dict[str, np.ndarray]
 
 def quantize(values: np.ndarray, kind: Type, seed: int = 0) -> np.ndarray:
     """A matrix in the blocks of a type; random blocks where the package has no quantizer for it."""
-    if kind not in K_HALVES:
+    if kind not in K_HALVES and kind != Type.MXFP4:
         return np.asarray(gguf.quantize(values, kind))
     rng = np.random.default_rng(seed)
     per_block, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (values.size // per_block, size), dtype=np.uint8)
-    for place in K_HALVES[kind]:
+    if kind == Type.MXFP4:
+        blocks[:, 0] = rng.integers(120, 124, len(blocks))
+    for place in K_HALVES.get(kind, ()):
         halves = rng.normal(0, 0.15 / _LARGEST[kind], (len(blocks), 1)).astype(np.float16)
         blocks[:, place : place + 2] = halves.view(np.uint8)
     return blocks.reshape(*values.shape[:-1], -1)

@@ -125,7 +125,8 @@ def test_logits_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1,
-                                  Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.IQ4_NL, Type.IQ4_XS],
+                                  Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.IQ4_NL, Type.IQ4_XS,
+                                  Type.MXFP4],
                          ids=lambda kind: kind.name)  # fmt: skip
 def test_numbers_of_every_type_reach_the_model(kind: Type, tmp_path: Path) -> None:
     file, folder = make_file(LLAMA, tmp_path, lambda name: kind)
@@ -139,7 +140,9 @@ def test_numbers_of_every_type_reach_the_model(kind: Type, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("kind", "form"),
     [(Type.Q8_0, Format("int8")), (Type.Q4_0, Format("int4")), (Type.Q4_1, Format("int4", True)),
-     (Type.Q5_0, Format("int8")), (Type.IQ4_NL, Format("int8")), (Type.Q3_K, Format("int8"))],
+     (Type.Q5_0, Format("int8")), (Type.MXFP4, Format("mxfp4")), (Type.IQ4_NL, Format("iq4_nl")),
+     (Type.IQ4_XS, Format("iq4_xs")), (Type.Q3_K, Format("q3_k")), (Type.Q4_K, Format("q4_k")),
+     (Type.Q5_K, Format("q5_k")), (Type.Q6_K, Format("q6_k"))],
     ids=lambda value: value.name if isinstance(value, Type) else "",
 )  # fmt: skip
 def test_packed_numbers_are_the_stored_ones_to_the_bit(kind: Type, form: Format, tmp_path: Path) -> None:
@@ -161,11 +164,11 @@ def test_matrices_keep_their_own_formats_and_a_precision_overrides_all(tmp_path:
     described = describe(file)
     assert described.formats["layers.0.qkv.weight"] == Format("int8")  # int4 and int8 side by side
     assert described.formats["layers.0.feed_forward_in.weight"] == Format("int4")
-    assert described.formats["layers.0.feed_forward_out.weight"] == Format("int8")
+    assert described.formats["layers.0.feed_forward_out.weight"] == Format("q6_k")
     assert described.formats["layers.0.attention_out.weight"] == Format("bfloat16")
     assert described.formats["embedding.weight"] == Format("bfloat16")
     assert described.formats["head.weight"] == Format("float32")
-    assert described.precision("auto") == "int8"  # that of most numbers
+    assert described.precision("auto") == "int8"  # nearest to that of most numbers
     assert described.stored_as == "GGUF Q4_0, Q6_K, Q8_0"
     for precision in ("bfloat16", "int8", "int4"):
         model = load(file, ModelSettings(max_context=64, precision=precision))

@@ -20,7 +20,7 @@ from dragoman.models.kv_groups import BLOCK_TOKENS
 from dragoman.models.layout import packed_bytes
 from dragoman.models.parameters import parameter_count
 from dragoman.models.settings import PRECISIONS, Precision
-from dragoman.models.tensors import Format
+from dragoman.models.tensors import BLOCK_PRECISIONS, Format
 
 
 @pytest.fixture(scope="module")
@@ -176,5 +176,9 @@ def test_config_that_asks_for_other_shapes_is_refused_with_the_tensor(folder: Pa
 @given(outputs=st.integers(1, 200), inputs=st.integers(1, 300), precision=st.sampled_from(PRECISIONS))
 def test_planned_size_is_the_packed_size(outputs: int, inputs: int, precision: Precision) -> None:
     assert packed_bytes(outputs, inputs, Format(precision)) == kernels.packed_bytes(outputs, inputs, precision)
+    for blocks in BLOCK_PRECISIONS:
+        whole = -(-inputs // 256) * 256 if blocks in ("mxfp4", "iq4_nl") else inputs * 256
+        whole += 32 * (blocks in ("mxfp4", "iq4_nl"))  # a last chunk of one group
+        assert packed_bytes(outputs, whole, Format(blocks)) == kernels.packed_bytes(outputs, whole, blocks)
     wide = packed_bytes(outputs, inputs, Format("int8", wide=True))
     assert wide == kernels.packed_bytes(outputs, inputs, "int8", wide=True)

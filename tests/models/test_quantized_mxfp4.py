@@ -103,8 +103,22 @@ def test_experts_are_packed_without_a_rounding(made: Made) -> None:
     for parameter in experts:
         matrix = model.weights[parameter.name]
         assert isinstance(matrix, kernels.PackedMatrix)
-        assert matrix.precision == "int8"
+        assert matrix.precision == "mxfp4"
+        assert (
+            matrix.nbytes == kernels.packed_bytes(*matrix.shape, "mxfp4") < kernels.packed_bytes(*matrix.shape, "int8")
+        )
         np.testing.assert_array_equal(matrix.dequantize(), exact.read(parameter))
+
+
+def test_requested_int8_holds_the_same_numbers(made: Made) -> None:
+    """Twice the numbers are integers, and half the scales are float16."""
+    model = models.load(made.quantized, models.ModelSettings(max_tokens=64, max_logit_rows=64, precision="int8"))
+    exact = checkpoint_of(made.plain)
+    for parameter in parameters(exact.spec):
+        if parameter.matrix and parameter.expert is not None:
+            matrix = model.weights[parameter.name]
+            assert matrix.precision == "int8"
+            np.testing.assert_array_equal(matrix.dequantize(), exact.read(parameter))
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,12 @@ from dragoman.kernels._native import (
     set_threads,
     threads,
 )
-from dragoman.kernels.gguf import dequantize_gguf, gguf_block, gguf_codes
+from dragoman.kernels.gguf import dequantize_gguf, gguf_block, gguf_codes, gguf_scales_are_finite
 from dragoman.kernels.kv_pool import BLOCK_TOKENS, KVPool, KVPrecision
 from dragoman.kernels.lora import MOST_RANK, LowRank, LowRankPrecision
 from dragoman.kernels.matrix import (
+    BLOCK_PRECISIONS,
+    BlockPrecision,
     Precision,
     checksum,
     empty,
@@ -28,6 +30,7 @@ from dragoman.kernels.matrix import (
     memory_passes,
     multiply_peak,
     pack,
+    pack_blocks,
     pack_codes,
     packed_bytes,
 )
@@ -47,10 +50,12 @@ from dragoman.kernels.sampling import (
 from dragoman.kernels.states import StatePool
 
 __all__ = [
+    "BLOCK_PRECISIONS",
     "BLOCK_TOKENS",
     "MOST_RANK",
     "TRUNCATIONS",
     "Activation",
+    "BlockPrecision",
     "Factor",
     "FileMemory",
     "Interrupted",
@@ -74,6 +79,7 @@ __all__ = [
     "gather_rows",
     "gguf_block",
     "gguf_codes",
+    "gguf_scales_are_finite",
     "green_list",
     "instruction_set",
     "instruction_sets",
@@ -83,6 +89,7 @@ __all__ = [
     "memory_passes",
     "multiply_peak",
     "pack",
+    "pack_blocks",
     "pack_codes",
     "packed_bytes",
     "philox_uniform",

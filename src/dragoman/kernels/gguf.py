@@ -30,6 +30,12 @@ def dequantize_gguf(blocks: NDArray[np.uint8], kind: int) -> NDArray[np.float32]
     return out
 
 
+def gguf_scales_are_finite(blocks: NDArray[np.uint8], kind: int) -> bool:
+    """Return whether all scales of whole blocks are finite, of a type that ``pack_blocks`` takes. ValueError on any
+    other."""
+    return _native.gguf_scales_are_finite(blocks, kind)
+
+
 def gguf_codes(
     blocks: NDArray[np.uint8], kind: int, shape: tuple[int, int], precision: Literal["int8", "int4"], minimum: bool
 ) -> GroupCodes | None:

@@ -3,11 +3,13 @@
 The layout of the bytes is described in ``csrc/gemm/matrix.h``. ``int8`` numbers are those of GGUF's Q8_0, ``int4``
 those of Q4_0, or with ``minimum`` of Q4_1: groups of 32 along K with fp16 scales. ``wide`` int8 has one scale for
 128: fewer bytes to read and fewer sums to fold for about the same error, as activations have one scale for 128 too.
+
+The other precisions are types of ggml, whose numbers are packed as they are: by ``pack_blocks`` alone.
 """
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,7 +17,9 @@ from numpy.typing import ArrayLike, NDArray
 from dragoman.kernels import _native
 from dragoman.kernels._native import PackedMatrix
 
-Precision = Literal["float32", "bfloat16", "int8", "int4"]
+BlockPrecision = Literal["mxfp4", "iq4_nl", "iq4_xs", "q3_k", "q4_k", "q5_k", "q6_k"]
+BLOCK_PRECISIONS: tuple[BlockPrecision, ...] = get_args(BlockPrecision)
+Precision = Literal["float32", "bfloat16", "int8", "int4"] | BlockPrecision
 Weight = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16]
 
 
@@ -61,6 +65,14 @@ def pack_codes(
     return _native.pack_codes(np.ascontiguousarray(values, np.int8), bits, lowest, precision, wide, places)
 
 
+def pack_blocks(blocks: NDArray[np.uint8], k: int, precision: BlockPrecision) -> PackedMatrix:
+    """Pack a matrix ``[N, k]`` of ggml's blocks, ``[N, bytes of a row]``, as a GGUF file has them.
+
+    Scales must be finite (``gguf_scales_are_finite``). ValueError on rows that are not whole blocks.
+    """
+    return _native.pack_blocks(np.ascontiguousarray(blocks, np.uint8), k, precision)
+
+
 def linear(
     x: NDArray[np.float32],
     w: PackedMatrix,
@@ -72,8 +84,8 @@ def linear(
     """Return ``x · Wᵀ (+ bias)``: ``x`` ``[rows, K]`` to ``[rows, N]``; with ``accumulate`` added to ``out``.
 
     A row of the result has the same bits alone and in any batch. ``x`` is rounded to bfloat16 for bfloat16 weights
-    and quantized per row and group of 128 for int8 and int4; sums are float32. ValueError on shapes that do not fit,
-    and for an ``out`` that is not contiguous float32.
+    and quantized per row and group of 128 for quantized weights; sums are float32. ValueError on shapes that do not
+    fit, and for an ``out`` that is not contiguous float32.
     """
     n, k = w.shape
     if x.ndim != 2 or x.shape[1] != k:

@@ -12,7 +12,7 @@ from dragoman.models.families import Family
 from dragoman.models.parameters import Parameter, parameters
 from dragoman.models.settings import PRECISIONS
 from dragoman.models.spec import DecoderSpec
-from dragoman.models.tensors import ELEMENTS, Codes, Format, Tensor, TensorFiles, to_float32
+from dragoman.models.tensors import BLOCK_SIZES, ELEMENTS, Format, Quantized, Tensor, TensorFiles, to_float32
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,7 +54,7 @@ class Checkpoint:
             return {}
         formats = {name: widest(found) for name, found in forms.items()}
         for parameter in parameters(self.spec):
-            if parameter.matrix and parameter.module not in _MAY_BE_ORDERED and formats[parameter.name].order:
+            if parameter.matrix and not _may_be_packed(parameter, formats[parameter.name]):
                 formats[parameter.name] = Format("int8")
         return formats
 
@@ -87,25 +87,17 @@ class Checkpoint:
         with np.errstate(invalid="ignore"):  # a file may hold any bits; a NaN stays one
             return value + np.float32(self._family.norm_offset)
 
-    def codes(self, parameter: Parameter, form: Format) -> Codes | None:
-        """Return a matrix in the integers of ``form``, its parts stacked; None unless all parts are stored so."""
+    def codes(self, parameter: Parameter, form: Format) -> Quantized | None:
+        """Return a matrix in the numbers of ``form``, its parts stacked; None unless all parts are stored so."""
         if self._is_transposed(parameter):
             return None
-        parts = []
+        stacked: Quantized | None = None
         for part in self.parts[parameter.name]:
             codes = part.codes(form)
             if codes is None:
                 return None
-            parts.append(codes)
-        minimums = [part.minimums for part in parts if part.minimums is not None]
-        stacked = parts[0]
-        if len(parts) > 1:
-            stacked = Codes(
-                np.concatenate([part.values for part in parts]),
-                np.concatenate([part.scales for part in parts]),
-                np.concatenate(minimums) if minimums else None,
-                parts[0].order,
-            )
+            stacked = codes if stacked is None else stacked.above(codes)
+        assert stacked is not None
         if parameter.stored:
             return stacked.reshaped(parameter.shape)
         order = self._family.row_order(self.spec, parameter)
@@ -197,6 +189,14 @@ class Checkpoint:
             )
 
 
+def _may_be_packed(parameter: Parameter, form: Format) -> bool:
+    """Return whether a stored format serves for a parameter: its kernels may have no order of inputs, and its rows may
+    not be whole blocks."""
+    if form.is_blocks:
+        return parameter.shape[1] % BLOCK_SIZES[form.precision][0] == 0
+    return not form.order or parameter.module in _MAY_BE_ORDERED
+
+
 def _is_bias_of_zeros(tensor: Tensor) -> bool:
     """Return whether the tensor is a bias of zeros. Some quantizers store one for each matrix of a model without
     biases."""
@@ -221,7 +221,8 @@ def widest(forms: Iterable[Format]) -> Format:
     distinct = set(forms)
     if len(distinct) == 1:
         return distinct.pop()
-    precision = min((form.precision for form in distinct), key=PRECISIONS.index)
+    precisions = {"int8" if form.precision not in PRECISIONS else form.precision for form in distinct}
+    precision = min((each for each in PRECISIONS if each in precisions), key=PRECISIONS.index)
     return Format("int8" if precision == "int4" else precision)
 
 

@@ -85,7 +85,7 @@ class ModelDescription:
         sizes: Counter[Precision] = Counter()
         for parameter in parameters(self.spec):
             if parameter.name in self.formats:
-                sizes[self.formats[parameter.name].precision] += math.prod(parameter.shape)
+                sizes[self.formats[parameter.name].nearest] += math.prod(parameter.shape)
         return sizes.most_common(1)[0][0]
 
 

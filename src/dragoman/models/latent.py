@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dragoman.core.errors import ModelError
 from dragoman.core.lazy_imports import np
 from dragoman.models.spec import DecoderSpec, Latent
-from dragoman.models.tensors import Codes, Format, Tensor
+from dragoman.models.tensors import Format, Quantized, Tensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -100,7 +100,7 @@ class _HeadKeys(_HeadPart):
         keys = self._by_head()[:, : self.latent.plain]
         return np.ascontiguousarray(keys.transpose(0, 2, 1)).reshape(self.shape)
 
-    def codes(self, form: Format) -> Codes | None:
+    def codes(self, form: Format) -> Quantized | None:
         return None
 
 
@@ -124,9 +124,9 @@ class _HeadValues(_HeadPart):
     def read(self) -> NDArray[Any]:
         return np.ascontiguousarray(self._by_head()[:, self.latent.plain :]).reshape(self.shape)
 
-    def codes(self, form: Format) -> Codes | None:
+    def codes(self, form: Format) -> Quantized | None:
         codes = self.whole.codes(form)
         if codes is None:
             return None
-        rows = np.arange(len(codes.values)).reshape(self.heads, -1)[:, self.latent.plain :]
+        rows = np.arange(self.whole.shape[0]).reshape(self.heads, -1)[:, self.latent.plain :]
         return codes.rows(rows.reshape(-1))

@@ -14,13 +14,44 @@ from dragoman.models.tensors import Format
 
 _ALIGNMENT = 64  # a cache line: the kernels read whole lines
 # A packed matrix is a row of blocks of 32 outputs, each a row of groups of 32 inputs. A quantized group has float16
-# scales for its outputs, or shares them with three neighbours.
+# scales for its outputs, or shares them with three neighbours. Of ggml's types four or eight groups are a chunk.
 _BLOCK, _GROUP, _WEIGHT_GROUPS = 32, 32, 4
-_GROUP_BYTES: dict[Precision, int] = {
+_GROUP_BYTES: dict[str, int] = {
     "float32": 4 * _BLOCK * _GROUP,
     "bfloat16": 2 * _BLOCK * _GROUP,
     "int8": _BLOCK * _GROUP + 2 * _BLOCK,
     "int4": _BLOCK * _GROUP // 2 + 2 * _BLOCK,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Bits of a number in the chunks of a type of ggml, and what is stored beside the numbers of 32 outputs.
+
+    Attributes:
+        groups: in a whole chunk.
+        per_group: bytes of the scales and minimums of a group.
+        head: bytes of their factors.
+    """
+
+    bits: int
+    groups: int
+    per_group: int
+    head: int = 0
+
+    def nbytes(self, groups: int) -> int:
+        """Return the bytes of one chunk of so many groups: what scales it fills whole cache lines."""
+        return groups * self.bits * _BLOCK * _GROUP // 8 + _aligned(self.head + groups * self.per_group)
+
+
+_CHUNKS: dict[str, _Chunk] = {
+    "mxfp4": _Chunk(4, 4, _BLOCK),
+    "iq4_nl": _Chunk(4, 4, 2 * _BLOCK),
+    "iq4_xs": _Chunk(4, 8, _BLOCK, 2 * _BLOCK),
+    "q3_k": _Chunk(3, 8, 2 * _BLOCK, 2 * _BLOCK),
+    "q4_k": _Chunk(4, 8, 2 * _BLOCK, 4 * _BLOCK),
+    "q5_k": _Chunk(5, 8, 2 * _BLOCK, 4 * _BLOCK),
+    "q6_k": _Chunk(6, 8, 2 * _BLOCK, 2 * _BLOCK),
 }
 
 _STREAM_FACTORS = ("part_router", "part_prediction", "part_correction")
@@ -73,6 +104,9 @@ def _own_format(parameter: Parameter, precision: Precision) -> Format:
 def packed_bytes(outputs: int, inputs: int, form: Format) -> int:
     """Return the size of a packed matrix ``[outputs, inputs]``."""
     blocks, groups = -(-outputs // _BLOCK), -(-inputs // _GROUP)
+    if (chunk := _CHUNKS.get(form.precision)) is not None:
+        whole, rest = divmod(groups, chunk.groups)
+        return blocks * (whole * chunk.nbytes(chunk.groups) + (chunk.nbytes(rest) if rest else 0))
     order = 4 * inputs * (form.order != 0)
     if form.wide:
         return blocks * (groups * _BLOCK * _GROUP + 2 * _BLOCK * -(-groups // _WEIGHT_GROUPS)) + order

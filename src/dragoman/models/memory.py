@@ -23,7 +23,7 @@ from dragoman.models.kv_groups import (
 from dragoman.models.latent import buffer_floats
 from dragoman.models.layout import mapped_bytes, plan_layout
 from dragoman.models.parameters import LAYER_TABLE, Parameter
-from dragoman.models.settings import KVPrecision, ModelSettings, Precision, RequestedPrecision
+from dragoman.models.settings import PRECISIONS, KVPrecision, ModelSettings, Precision, RequestedPrecision
 from dragoman.models.spec import DecoderSpec
 from dragoman.models.tensors import Format
 
@@ -212,12 +212,15 @@ def plan(
 
 
 def _formats(description: ModelDescription, requested: RequestedPrecision) -> dict[str, Format]:
-    """Return the formats of already quantized matrices: their own, or groups of int8, which hold the integers of int4
-    too."""
+    """Return the formats of already quantized matrices: their own, or groups of int8, which hold all integers of files,
+    or, of a type of ggml that has such groups, int4 with minimums."""
     kept = {name: form for name, form in description.formats.items() if requested in ("auto", form.precision)}
     if requested == "int8":
-        integers = ((name, form) for name, form in description.formats.items() if form.precision == "int4")
-        kept |= {name: Format("int8", order=form.order) for name, form in integers}
+        smaller = ((name, form) for name, form in description.formats.items() if form.precision not in PRECISIONS[:3])
+        kept |= {name: Format("int8", order=form.order) for name, form in smaller}
+    if requested == "int4":
+        q4_k = (name for name, form in description.formats.items() if form.precision == "q4_k")
+        kept |= {name: Format("int4", minimum=True) for name in q4_k}
     return kept
 
 

@@ -23,14 +23,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dragoman import kernels
 from dragoman.models.checkpoint import Checkpoint
 from dragoman.models.description import PackedFile
 from dragoman.models.layout import Layout, resident_bytes
-from dragoman.models.packing import PackedBytes, entry_checksums, split_bytes
+from dragoman.models.packing import PackedBytes, entry_checksums, pack_matrix, split_bytes
 from dragoman.models.progress import WRITING, Progress, ignore_progress
 from dragoman.models.settings import WeightsMemory
+from dragoman.models.tensors import BLOCK_SIZES, Blocks, Format
 
 _LOG = logging.getLogger("dragoman.models")
 _FORMAT = 2  # of the file; how the kernels pack is a separate part of the key
@@ -57,7 +59,7 @@ def cache_key(checkpoint: Checkpoint, layout: Layout) -> str:
     digest = hashlib.blake2b(digest_size=20)
     digest.update(f"{_FORMAT} {layout!r} {checkpoint.spec!r}".encode())
     for form in sorted({entry.form for entry in layout.entries if entry.form}, key=repr):
-        digest.update(kernels.pack(_SPECIMEN, form.precision, minimum=form.minimum, wide=form.wide).data.tobytes())
+        digest.update(pack_matrix(form, _specimen(form)).tobytes())
     for path, header in sorted(checkpoint.files.files.items()):
         status = path.stat()
         digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns} {len(header)}".encode())
@@ -67,6 +69,14 @@ def cache_key(checkpoint: Checkpoint, layout: Layout) -> str:
                 stream.seek(status.st_size * sample // _SAMPLES)
                 digest.update(stream.read(_SAMPLE_BYTES))
     return digest.hexdigest()
+
+
+def _specimen(form: Format) -> NDArray[np.float32] | Blocks:
+    """Return a small matrix that can be packed in the format."""
+    if not form.is_blocks:
+        return _SPECIMEN
+    values, size = BLOCK_SIZES[form.precision]
+    return Blocks((np.arange(48 * size * (512 // values)) % 251).astype(np.uint8).reshape(48, -1), values, size)
 
 
 def _require_own(file: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from dragoman import kernels
 from dragoman.models.checkpoint import Checkpoint
 from dragoman.models.layout import Entry, Layout
 from dragoman.models.progress import PACKING, Progress, ignore_progress
-from dragoman.models.tensors import Codes
+from dragoman.models.tensors import Blocks, Codes, Format, Quantized
 
 PackedBytes = Sequence[NDArray[np.uint8]]
 """Bytes of each entry of a layout, in its order."""
@@ -24,19 +24,15 @@ def pack_checkpoint(checkpoint: Checkpoint, layout: Layout, progress: Progress =
     """Read and pack every parameter. The next one is read while one is packed, so a cold disk costs its time
     only once."""
 
-    def read(entry: Entry) -> NDArray[Any] | Codes:
+    def read(entry: Entry) -> NDArray[Any] | Quantized:
         codes = checkpoint.codes(entry.parameter, entry.form) if entry.form else None
         return checkpoint.read(entry.parameter) if codes is None else codes
 
-    def pack(entry: Entry, tensor: NDArray[Any] | Codes) -> NDArray[np.uint8]:
-        if isinstance(tensor, Codes):
-            assert entry.form is not None
-            codes = (tensor.values, tensor.scales, tensor.minimums, entry.form.precision, tensor.order)
-            return kernels.pack_codes(*codes, wide=entry.form.wide).data
+    def pack(entry: Entry, tensor: NDArray[Any] | Quantized) -> NDArray[np.uint8]:
         if entry.form is None:
+            assert isinstance(tensor, np.ndarray)
             return np.ascontiguousarray(tensor).view(np.uint8).reshape(-1)
-        form = entry.form
-        return kernels.pack(tensor, form.precision, minimum=form.minimum, wide=form.wide).data
+        return pack_matrix(entry.form, tensor)
 
     packed: list[NDArray[np.uint8]] = []
     with ThreadPoolExecutor(1) as reader:
@@ -48,6 +44,16 @@ def pack_checkpoint(checkpoint: Checkpoint, layout: Layout, progress: Progress =
             packed.append(pack(entry, tensor))
             progress(PACKING, (entry.offset + entry.nbytes) / layout.nbytes)
     return packed
+
+
+def pack_matrix(form: Format, tensor: NDArray[Any] | Quantized) -> NDArray[np.uint8]:
+    """Return the bytes of a matrix in a format: of its floats, or of numbers of that format."""
+    if isinstance(tensor, Blocks):
+        return kernels.pack_blocks(tensor.data, tensor.inputs, cast("kernels.BlockPrecision", form.precision)).data
+    if isinstance(tensor, Codes):
+        codes = (tensor.values, tensor.scales, tensor.minimums, form.precision, tensor.order)
+        return kernels.pack_codes(*codes, wide=form.wide).data
+    return kernels.pack(tensor, form.precision, minimum=form.minimum, wide=form.wide).data
 
 
 def split_bytes(layout: Layout, memory: NDArray[np.uint8]) -> PackedBytes:

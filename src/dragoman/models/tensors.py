@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
 from dragoman.core.errors import ModelError
 from dragoman.core.lazy_imports import np
@@ -24,25 +24,61 @@ ELEMENTS = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
 """NumPy types of the numbers that ``Tensor.read`` returns. NumPy has no bfloat16: it is stored in uint16."""
 
 
+BlockPrecision = Literal["mxfp4", "iq4_nl", "iq4_xs", "q3_k", "q4_k", "q5_k", "q6_k"]
+"""The types of ggml that are packed as they are, all numbers exactly."""
+BLOCK_PRECISIONS: tuple[BlockPrecision, ...] = get_args(BlockPrecision)
+BLOCK_SIZES: dict[str, tuple[int, int]] = {
+    "mxfp4": (32, 17),
+    "iq4_nl": (32, 18),
+    "iq4_xs": (256, 136),
+    "q3_k": (256, 110),
+    "q4_k": (256, 144),
+    "q5_k": (256, 176),
+    "q6_k": (256, 210),
+}
+"""The numbers of a block of each, and its bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """Packing of a matrix: with a scale for each group of 32 inputs, where its numbers are quantized.
 
     Attributes:
+        precision: what a model may be requested at, or a type of ggml, which only files have.
         minimum: of int4 only: each group has a minimum in addition to its scale.
         wide: of int8 only: four groups share their scale.
         order: where its inputs are reordered, a checksum of their order (``checksum_of_order``); else 0.
     """
 
-    precision: Precision
+    precision: Precision | BlockPrecision
     minimum: bool = False
     wide: bool = False
     order: int = 0
+
+    @property
+    def is_blocks(self) -> bool:
+        """Whether it is a type of ggml."""
+        return self.precision in BLOCK_PRECISIONS
+
+    @property
+    def nearest(self) -> Precision:
+        """The precision that takes about as many bytes."""
+        precisions: dict[str, Precision] = {
+            "float32": "float32",
+            "bfloat16": "bfloat16",
+            "int8": "int8",
+            "int4": "int4",
+        }
+        return precisions.get(self.precision, "int8" if self.precision in ("q5_k", "q6_k") else "int4")
 
 
 def checksum_of_order(order: NDArray[np.int32]) -> int:
     """Return a checksum of the order; never 0."""
     return zlib.crc32(np.ascontiguousarray(order, "<i4").tobytes()) or 1
+
+
+Quantized: TypeAlias = "Codes | Blocks"
+"""A matrix in the numbers of a packed format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +102,20 @@ class Codes:
         minimums = None if self.minimums is None else self.minimums[order]
         return Codes(self.values[order], self.scales[order], minimums, self.order)
 
+    def above(self, other: Quantized) -> Codes:
+        """Return its rows and then those of another matrix of the same format."""
+        assert isinstance(other, Codes)
+        minimums = None
+        if self.minimums is not None and other.minimums is not None:
+            minimums = np.concatenate([self.minimums, other.minimums])
+        values, scales = (self.values, other.values), (self.scales, other.scales)
+        return Codes(np.concatenate(values), np.concatenate(scales), minimums, self.order)
+
     def columns(self, order: NDArray[np.int64]) -> Codes | None:
         """Return its columns in this order; None where a group would be divided."""
-        groups = order[: len(order) // 32 * 32].reshape(-1, 32)
-        whole = np.array_equal(groups, groups[:, :1] + np.arange(32)) and not (groups[:, 0] % 32).any()
-        if len(order) % 32 or not whole or self.order is not None:
+        places = block_order(order, 32)
+        if places is None or self.order is not None:
             return None
-        places = groups[:, 0] // 32
         minimums = None if self.minimums is None else self.minimums[:, places]
         return Codes(self.values[:, order], self.scales[:, places], minimums)
 
@@ -83,6 +126,55 @@ class Codes:
         groups = (shape[0], shape[1] // 32)
         minimums = None if self.minimums is None else self.minimums.reshape(groups)
         return Codes(self.values.reshape(shape), self.scales.reshape(groups), minimums)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A matrix ``[N, K]`` as blocks of ggml: all its bits, as a GGUF file has them.
+
+    Attributes:
+        data: uint8 ``[N, bytes of a row]``.
+        values, size: numbers and bytes of a block.
+    """
+
+    data: NDArray[np.uint8]
+    values: int
+    size: int
+
+    @property
+    def inputs(self) -> int:
+        """K."""
+        return int(self.data.shape[1]) // self.size * self.values
+
+    def rows(self, order: NDArray[np.intp]) -> Blocks:
+        """Return those of its rows, in this order."""
+        return Blocks(self.data[order], self.values, self.size)
+
+    def above(self, other: Quantized) -> Blocks:
+        """Return its rows and then those of another matrix of the same type."""
+        assert isinstance(other, Blocks)
+        return Blocks(np.concatenate([self.data, other.data]), self.values, self.size)
+
+    def columns(self, order: NDArray[np.int64]) -> Blocks | None:
+        """Return its columns in this order; None where a block would be divided."""
+        places = block_order(order, self.values)
+        if places is None:
+            return None
+        blocks = self.data.reshape(len(self.data), -1, self.size)
+        return Blocks(blocks[:, places].reshape(len(self.data), -1), self.values, self.size)
+
+    def reshaped(self, shape: tuple[int, ...]) -> Blocks | None:
+        """Return the same numbers as rows of another width; None where a row would begin within a block."""
+        if shape[1] % self.values:
+            return None
+        return Blocks(self.data.reshape(shape[0], -1), self.values, self.size)
+
+
+def block_order(order: NDArray[np.int64], size: int) -> NDArray[np.int64] | None:
+    """Return the places of whole blocks of so many columns in an order of columns; None where it divides one."""
+    blocks = order[: len(order) // size * size].reshape(-1, size)
+    whole = np.array_equal(blocks, blocks[:, :1] + np.arange(size)) and not (blocks[:, 0] % size).any()
+    return None if len(order) % size or not whole else blocks[:, 0] // size
 
 
 class Tensor(Protocol):
@@ -111,7 +203,7 @@ class Tensor(Protocol):
     def read(self) -> NDArray[Any]:
         """Return its numbers, ``shape``, of the type ``ELEMENTS[dtype]``. Raises ModelError naming file and tensor."""
 
-    def codes(self, form: Format) -> Codes | None:
+    def codes(self, form: Format) -> Quantized | None:
         """Return its integers in the format ``form``, not rounded; None where that is not possible.
 
         A format with other groups may return int8 of any tensor, rounded as packing its floats would.

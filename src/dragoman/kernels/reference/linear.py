@@ -130,6 +130,14 @@ def linear(
     return y if bias is None else y + bias
 
 
+def block_linear(x: Floats, numbers: Floats, bias: Floats | None = None) -> NDArray[np.float64]:
+    """Return ``x · Wᵀ + bias`` with quantized activations and the numbers of a matrix of ggml's blocks, in float64."""
+    q, scale = quantize_activations(x)
+    rounded = (q * scale.astype(np.float64)[..., None]).reshape(len(x), -1)[:, : x.shape[1]]
+    y = rounded @ numbers.astype(np.float64).T
+    return y if bias is None else y + bias
+
+
 def checksum(data: bytes) -> int:
     """Return the CRC-32C of the CRC-32Cs of the 1 MiB chunks (4 bytes little endian each) and the length (8 bytes)."""
     chunks = [data[i : i + 2**20] for i in range(0, len(data), 2**20)]

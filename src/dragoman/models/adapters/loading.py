@@ -24,7 +24,7 @@ from dragoman.models.memory import available_memory
 from dragoman.models.packing import Weights
 from dragoman.models.safetensors_file import StoredTensor
 from dragoman.models.spec import DecoderSpec
-from dragoman.models.tensors import ELEMENTS
+from dragoman.models.tensors import BLOCK_PRECISIONS, ELEMENTS
 
 _ROWS_AT_ONCE = 4096  # rows of a matrix that are unpacked at a time for their lengths
 _FREE_BYTES = 256 << 20  # left to the rest of the machine
@@ -87,7 +87,7 @@ def _pack(
 
 def _is_copy(tensor: StoredTensor, matrix: kernels.PackedMatrix) -> bool:
     """Return whether a tensor packs to exactly the bytes of a packed matrix."""
-    if tensor.shape != matrix.shape or tensor.dtype not in ELEMENTS:
+    if tensor.shape != matrix.shape or tensor.dtype not in ELEMENTS or matrix.precision in BLOCK_PRECISIONS:
         return False
     precision = cast("kernels.Precision", matrix.precision)
     packed = kernels.pack(tensor.read(), precision, minimum=matrix.minimum, wide=matrix.wide)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from dragoman.models.tensors import Format
 
+_INT8, _INT4, _INT4_MINIMUM = Format("int8"), Format("int4"), Format("int4", minimum=True)
+
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
@@ -14,6 +16,7 @@ class BlockType:
     Attributes:
         form: the packed format for the precision ``auto``; None: the numbers are not quantized.
         exact: whether ``form`` holds each number as it is stored.
+        divided: the packed format where columns are reordered within blocks, if ``form`` is such blocks.
     """
 
     name: str
@@ -21,17 +24,15 @@ class BlockType:
     size: int
     form: Format | None = None
     exact: bool = True
+    divided: Format = _INT8
 
     def nbytes(self, count: int) -> int:
         """Return the bytes of so many numbers, which must be whole blocks."""
         return count // self.values * self.size
 
 
-_INT8, _INT4, _INT4_MINIMUM = Format("int8"), Format("int4"), Format("int4", minimum=True)
-
-# By their numbers in the file. Q5_0 and IQ4_NL are integers times a float16 scale of 32, as our int8 groups are; of
-# Q3_K the scale of 256 is float16, and its factor, 6 bits times 3, fits in 8. Q4_K has scales and minimums of 32, and
-# IQ4_XS scales, but as products that float16 must round. docs/gguf.md lists the errors of the others.
+# By their numbers in the file. Q5_0 is integers times a float16 scale of 32, as our int8 groups are. docs/gguf.md lists
+# the errors of Q5_1 and Q2_K.
 BLOCK_TYPES: dict[int, BlockType] = {
     0: BlockType("F32", 1, 4),
     1: BlockType("F16", 1, 2),
@@ -41,20 +42,21 @@ BLOCK_TYPES: dict[int, BlockType] = {
     7: BlockType("Q5_1", 32, 24, _INT8, exact=False),
     8: BlockType("Q8_0", 32, 34, _INT8),
     10: BlockType("Q2_K", 256, 84, _INT8, exact=False),
-    11: BlockType("Q3_K", 256, 110, _INT8),
-    12: BlockType("Q4_K", 256, 144, _INT4_MINIMUM, exact=False),
-    13: BlockType("Q5_K", 256, 176, _INT8, exact=False),
-    14: BlockType("Q6_K", 256, 210, _INT8, exact=False),
-    20: BlockType("IQ4_NL", 32, 18, _INT8),
-    23: BlockType("IQ4_XS", 256, 136, _INT8, exact=False),
+    11: BlockType("Q3_K", 256, 110, Format("q3_k")),
+    12: BlockType("Q4_K", 256, 144, Format("q4_k"), divided=_INT4_MINIMUM),
+    13: BlockType("Q5_K", 256, 176, Format("q5_k")),
+    14: BlockType("Q6_K", 256, 210, Format("q6_k")),
+    20: BlockType("IQ4_NL", 32, 18, Format("iq4_nl")),
+    23: BlockType("IQ4_XS", 256, 136, Format("iq4_xs")),
     30: BlockType("BF16", 1, 2),
+    39: BlockType("MXFP4", 32, 17, Format("mxfp4")),
 }
 
 # Other known types, which are refused by name.
 _OTHER_NAMES = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
     24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0",
-    39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
+    40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dragoman.core.errors import ModelError
 from dragoman.models.gguf.block_types import BLOCK_TYPES
-from dragoman.models.tensors import ELEMENTS, Codes, Format
+from dragoman.models.tensors import ELEMENTS, Blocks, Codes, Format, Quantized, block_order
 
 _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -59,7 +59,12 @@ class GgufTensor:
     @property
     def form(self) -> Format | None:
         """Packed format of its type; a vector is never packed."""
-        return BLOCK_TYPES[self.kind].form if len(self.shape) > 1 else None
+        kind = BLOCK_TYPES[self.kind]
+        if len(self.shape) < 2 or kind.form is None:
+            return None
+        if kind.form.is_blocks and self.columns is not None and block_order(self.columns, kind.values) is None:
+            return kind.divided
+        return kind.form
 
     def read(self) -> NDArray[Any]:
         """Return its numbers. Raises ModelError naming file and tensor."""
@@ -80,8 +85,10 @@ class GgufTensor:
                 return np.log(-numbers.astype(np.float32))
         return numbers - np.float32(self.offset) if self.offset else numbers
 
-    def codes(self, form: Format) -> Codes | None:
+    def codes(self, form: Format) -> Quantized | None:
         """Return its numbers in ``form``: as stored where possible, else rounded as docs/gguf.md says."""
+        if form.is_blocks:
+            return self._blocks() if form == self.form and len(self.shape) == 2 else None
         if BLOCK_TYPES[self.kind].name in _PLAIN or form.wide or len(self.shape) != 2:
             return None
         if form.precision != "int8" and form.precision != "int4":
@@ -101,6 +108,17 @@ class GgufTensor:
         codes = Codes(*found)
         codes = codes if self.rows is None else codes.rows(self.rows)
         return codes if self.columns is None else codes.columns(self.columns)
+
+    def _blocks(self) -> Blocks | None:
+        from dragoman import kernels  # as above
+
+        kind, stored = BLOCK_TYPES[self.kind], self._read_bytes()
+        if not kernels.gguf_scales_are_finite(stored, self.kind):
+            raise self.fail("it has numbers that are not finite")
+        outputs, _ = self.stored_shape or self.shape
+        blocks = Blocks(stored.reshape(outputs, -1), kind.values, kind.size)
+        blocks = blocks if self.rows is None else blocks.rows(self.rows)
+        return blocks if self.columns is None else blocks.columns(self.columns)
 
     def with_rows(self, rows: NDArray[np.int64]) -> GgufTensor:
         """Return the tensor of these stored rows. Raises ModelError where it has fewer."""

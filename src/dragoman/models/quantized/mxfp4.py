@@ -3,7 +3,8 @@
 
 A stack of matrices ``[E, N, K]`` is ``NAME_blocks`` ``[E, N, K / 32, 16]``, two numbers to a byte, the lower half
 first, and ``NAME_scales`` ``[E, N, K / 32]``, exponents around 127. Twice each of the sixteen numbers is a small
-integer, so a matrix is integers of 8 bits and half the power of two, without a rounding.
+integer, so a matrix is integers of 8 bits and half the power of two, without a rounding. It is packed as the blocks
+that ggml stores the same numbers in: the exponent, and 16 bytes of the first 16 numbers in the lower halves.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from dragoman.models.quantized.matrices import Grid, IntegerMatrix
 from dragoman.models.quantized.module_names import is_kept
 from dragoman.models.quantized.scheme import Options
 from dragoman.models.safetensors_file import StoredTensor
-from dragoman.models.tensors import Codes, Format, Tensor
+from dragoman.models.tensors import BLOCK_SIZES, Blocks, Codes, Format, Quantized, Tensor
 
 BLOCK = 32
-_FORM = Format("int8")
+_FORM = Format("mxfp4")
 _EXPERTS = (".gate_up_proj", ".down_proj")
 _DECISIVE = frozenset({"quant_method", "modules_to_not_convert"})
 _HARMLESS = frozenset({"dequantize"})
@@ -104,30 +105,91 @@ class Mxfp4Stack:
         """Return None: it is read matrix by matrix."""
         return None
 
-    def matrix(self, index: int, count: int | None = None) -> IntegerMatrix:
+    def matrix(self, index: int, count: int | None = None) -> Mxfp4Matrix:
         """Return one matrix of the stack."""
-        blocks, scales = self.blocks.matrix(index), self.scales.matrix(index)
         outputs, inputs = self.shape[1:]
-
-        def read_integers() -> NDArray[np.int8]:
-            return integers(blocks.read_stored().reshape(outputs, inputs // 2))
-
-        def read_grid() -> Grid:
-            return Grid(_half_scales(scales), None, BLOCK)
-
-        return IntegerMatrix(
-            name=self.name,
-            file=blocks.file,
-            shape=(outputs, inputs),
-            nbytes=blocks.nbytes + scales.nbytes,
-            bits=8,
-            read_integers=read_integers,
-            read_grid=read_grid,
-        )
+        return Mxfp4Matrix(self.name, self.blocks.matrix(index), self.scales.matrix(index), (outputs, inputs))
 
     def fail(self, reason: str) -> ModelError:
         """Return an error that names file and tensor."""
         return self.blocks.fail(reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Matrix:
+    """One matrix ``[N, K]``."""
+
+    name: str
+    stored: StoredTensor
+    scales: StoredTensor
+    shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> str:
+        """The type of the numbers that ``read`` returns."""
+        return "float32"
+
+    @property
+    def file(self) -> Path:
+        """The file of the blocks."""
+        return self.stored.file
+
+    @property
+    def nbytes(self) -> int:
+        """Size in the file."""
+        return self.stored.nbytes + self.scales.nbytes
+
+    @property
+    def form(self) -> Format:
+        """The packed format."""
+        return _FORM
+
+    def read(self) -> NDArray[np.float32]:
+        """Return its numbers."""
+        return self._integers().read()
+
+    def codes(self, form: Format) -> Quantized | None:
+        """Return its blocks as they are stored, or its integers."""
+        return self._blocks() if form == _FORM else self._integers().codes(form)
+
+    def matrix(self, index: int, count: int | None = None) -> Tensor:
+        """Raise ModelError: the tensor is a single matrix."""
+        raise self.fail("is one matrix, not a stack of them")
+
+    def fail(self, reason: str) -> ModelError:
+        """Return an error that names file and tensor."""
+        return self.stored.fail(reason)
+
+    def _blocks(self) -> Blocks:
+        outputs, inputs = self.shape
+        values, size = BLOCK_SIZES["mxfp4"]
+        halves = self.stored.read_stored().reshape(outputs, inputs // values, 16)
+        blocks = np.empty((outputs, inputs // values, size), np.uint8)
+        blocks[..., 0] = _exponents(self.scales).reshape(outputs, -1)
+        pairs = np.empty((outputs, inputs // values, values), np.uint8)
+        pairs[..., ::2], pairs[..., 1::2] = halves & 15, halves >> 4
+        blocks[..., 1:] = pairs[..., :16] | pairs[..., 16:] << 4
+        return Blocks(blocks.reshape(outputs, -1), values, size)
+
+    def _integers(self) -> IntegerMatrix:
+        outputs, inputs = self.shape
+
+        def read_integers() -> NDArray[np.int8]:
+            return integers(self.stored.read_stored().reshape(outputs, inputs // 2))
+
+        def read_grid() -> Grid:
+            scales = np.ldexp(np.float32(1), _exponents(self.scales).astype(np.int32) - 128)
+            return Grid(scales.astype(np.float32), None, BLOCK)
+
+        return IntegerMatrix(
+            name=self.name,
+            file=self.file,
+            shape=self.shape,
+            nbytes=self.nbytes,
+            bits=8,
+            read_integers=read_integers,
+            read_grid=read_grid,
+        )
 
 
 def integers(halves: NDArray[np.uint8]) -> NDArray[np.int8]:
@@ -137,11 +199,11 @@ def integers(halves: NDArray[np.uint8]) -> NDArray[np.int8]:
     return numbers
 
 
-def _half_scales(scales: StoredTensor) -> NDArray[np.float32]:
-    exponents = scales.read_stored().astype(np.int32)
+def _exponents(scales: StoredTensor) -> NDArray[np.uint8]:
+    exponents = scales.read_stored().view(np.uint8)
     if (exponents == 255).any():
         raise scales.fail("holds numbers that are not finite")
-    return np.ldexp(np.float32(1), exponents - 128).astype(np.float32)
+    return exponents
 
 
 def _stack(module: str, blocks: StoredTensor, scales: StoredTensor) -> Mxfp4Stack:
