@@ -111,7 +111,10 @@ DRAGOMAN_INLINE void chunked_tile(const std::uint8_t* w, long groups, const std:
   for (long left = groups; left > 0; left -= kLayout.groups) {
     const long count = left < kLayout.groups ? left : kLayout.groups, head_bytes = kLayout.head_bytes(count);
     const std::uint8_t* const head = w;
-    for (long line = 0; line < head_bytes; line += 64) prefetch.fetch(w + line);
+    // All of them now, in order: read where they are needed, behind the codes before, they misled the processor's own
+    // prefetcher, and one row took twice as long.
+    for (long line = 0; line < head_bytes; line += 64) __builtin_prefetch(head + line, 0, 3);
+    for (long line = 0; line < head_bytes; line += 64) prefetch.fetch(head + line);
     Vec factor[kVectors], least[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       const auto* const halves = reinterpret_cast<const std::uint16_t*>(head) + v * kWidth;
