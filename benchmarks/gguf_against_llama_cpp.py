@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """A comparison of GGUF reading with llama.cpp: the tokens of a text, and the most likely next tokens with their
-logprobs.
+logprobs, and 32 greedy tokens.
 
     llama-server -m model.gguf --port 8081 &
     python benchmarks/gguf_against_llama_cpp.py model.gguf --server http://127.0.0.1:8081
@@ -21,11 +21,12 @@ import numpy as np
 
 from dragoman import models
 from dragoman.models import describe
-from dragoman.models.batch import tables_of_one
+from dragoman.models.batch import Batch, tables_of_one
 from dragoman.models.model import Model
 from dragoman.models.settings import ModelSettings
 from dragoman.text import Tokenizer
 
+GREEDY = 32
 PROMPTS = (
     "The capital of France is",
     "def fibonacci(n):\n    if n < 2:\n        return",
@@ -34,22 +35,28 @@ PROMPTS = (
 )
 
 
-class Step:
-    """One sequence's step, in the engine's terms."""
-
-    embedding_rows = embedding_values = adapters = encoder_tables = encoder_lengths = None
-
-    def __init__(self, ids: tuple[int, ...], model: Model) -> None:
-        self.token_ids = np.array(ids, np.int32)
-        self.positions = np.arange(len(ids), dtype=np.int32)
-        self.row_starts = np.array([0, len(ids)], np.int32)
-        self.block_tables = tables_of_one(model.pools, -(-len(ids) // model.block_size))
-        self.logit_rows = np.array([len(ids) - 1], np.int32)
-
-
 def our_logprobs(model: Model, ids: tuple[int, ...]) -> np.ndarray:
-    logits = model.run(Step(ids, model))[0].astype(np.float64)
+    batch = Batch(
+        token_ids=np.array(ids, np.int32),
+        positions=np.arange(len(ids), dtype=np.int32),
+        row_starts=np.array([0, len(ids)], np.int32),
+        block_tables=tables_of_one(model.pools, -(-len(ids) // model.block_size)),
+        logit_rows=np.array([len(ids) - 1], np.int32),
+    )
+    logits = model.run(batch)[0].astype(np.float64)
     return logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+
+
+def greedy_agreement(model: Model, prompt: tuple[int, ...], theirs: list[int]) -> str:
+    """How many greedy tokens are the same, and how near the other one was where they part."""
+    ids = prompt
+    for place, token in enumerate(theirs):
+        logprobs = our_logprobs(model, ids)
+        best = int(logprobs.argmax())
+        if best != token:
+            return f"{place} of {len(theirs)}, then {logprobs[best] - logprobs[token]:.3f} apart"
+        ids = (*ids, token)
+    return f"all {len(theirs)}"
 
 
 def ask(server: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -62,14 +69,16 @@ def ask(server: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
 def compare(model: Model, tokenizer: Tokenizer, server: str, prompt: str) -> None:
     theirs = tuple(ask(server, "/tokenize", {"content": prompt, "add_special": True})["tokens"])
     ours = tokenizer.encode(prompt)
-    body = {"prompt": list(theirs), "n_predict": 1, "n_probs": 20, "temperature": 0, "cache_prompt": False}
-    said = ask(server, "/completion", body)["completion_probabilities"][0]["top_logprobs"]
+    body = {"prompt": list(theirs), "n_predict": GREEDY, "n_probs": 20, "temperature": 0, "cache_prompt": False}
+    generated = ask(server, "/completion", body | {"return_tokens": True})
+    said = generated["completion_probabilities"][0]["top_logprobs"]
     logprobs = our_logprobs(model, theirs)
     differences = [abs(logprobs[each["id"]] - each["logprob"]) for each in said]
     print(
         f"{prompt[:30]!r:36} tokens {'equal' if ours == theirs else 'DIFFER'} ({len(theirs)}), "
         f"first {'equal' if int(logprobs.argmax()) == said[0]['id'] else 'DIFFERS'}, "
-        f"20 most likely: logprobs {np.mean(differences):.4f} apart, at most {np.max(differences):.4f}"
+        f"20 most likely: logprobs {np.mean(differences):.4f} apart, at most {np.max(differences):.4f}, "
+        f"greedy tokens equal: {greedy_agreement(model, theirs, generated['tokens'])}"
     )
 
 
