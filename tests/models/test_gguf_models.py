@@ -17,7 +17,8 @@ from small_models import VARIANTS, checkpoint_of, make_folder, prompt, run_rows
 from transformers_reference import assert_close, load_reference, reference_logits
 
 from dragoman import kernels
-from dragoman.models import describe, load
+from dragoman.models import describe, load, loading
+from dragoman.models.layout import format_shares, plan_layout
 from dragoman.models.parameters import parameters
 from dragoman.models.settings import ModelSettings
 from dragoman.models.tensors import Format
@@ -154,6 +155,33 @@ def test_packed_numbers_are_the_stored_ones_to_the_bit(kind: Type, form: Format,
         parts = [stored[f"model.layers.{layer}.self_attn.{part}_proj.weight"] for part in "qkv"]
         assert (model.weights.matrix("qkv", layer).dequantize() == np.concatenate(parts)).all()
     assert (model.weights.matrix("embedding").dequantize() == stored["model.embed_tokens.weight"]).all()
+
+
+@pytest.mark.parametrize("kind", [Type.MXFP4, Type.IQ4_XS, Type.Q3_K, Type.Q6_K], ids=lambda kind: kind.name)
+def test_blocks_are_read_again_from_the_packed_cache(
+    kind: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "_SMALLEST_CACHED_BYTES", 0)
+    file, _ = make_file(LLAMA, tmp_path, lambda name: kind)
+    settings = ModelSettings(max_context=64, cache_folder=str(tmp_path / "packed"))
+    first = load(file, settings)
+    assert len(list((tmp_path / "packed").glob("*.packed"))) == 1
+    monkeypatch.delattr(loading, "pack_checkpoint")
+    second = load(file, settings)
+    assert second.card.fingerprint == first.card.fingerprint
+    ids = prompt(first.vocab_size)
+    assert (run_rows(second, ids) == run_rows(first, ids)).all()
+
+
+def test_blocks_take_the_bytes_of_the_plan(tmp_path: Path) -> None:
+    file, _ = make_file(LLAMA, tmp_path, lambda name: Type.Q5_K)
+    described = describe(file)
+    layout = plan_layout(described.spec, described.precision("auto"), described.formats)
+    assert format_shares(layout) == {"q5_k": 1.0}
+    model = load(file, ModelSettings(max_context=64))
+    for entry in layout.entries:
+        if entry.form is not None:
+            assert model.weights[entry.parameter.name].nbytes == entry.nbytes
 
 
 def test_matrices_keep_their_own_formats_and_a_precision_overrides_all(tmp_path: Path) -> None:
