@@ -44,6 +44,8 @@ TIDY := $(VENV)/.extra-tidy
 RELEASE := $(VENV)/.extra-release
 LM_EVAL := .venv-witness/lm-eval
 CLIENTS := .venv-witness/clients
+AGENTS := .venv-witness/agents
+INSPECT := .venv-witness/inspect
 NODE_CLIENTS := .venv-witness/node
 VLLM := .venv-witness/vllm
 DEPLOY := .venv-witness/deploy
@@ -137,7 +139,7 @@ docs: $(BUILT) ## Write the pages that come from the sources: docs/configuration
 site: $(SITE)/.made ## Build the pages as a site into build/site, which needs no network; ARGS=--serve shows them at port 8000.
 	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs $(if $(filter --serve,$(ARGS)),serve --dev-addr 127.0.0.1:$(PORT),build)
 
-witness: $(LM_EVAL)/.made $(CLIENTS)/.made $(NODE_CLIENTS)/.made ## Run lm-eval, LangChain, LlamaIndex, LiteLLM, guidance, and Node's clients on the server: 1.4 GB.
+witness: $(LM_EVAL)/.made $(CLIENTS)/.made $(AGENTS)/.made $(INSPECT)/.made $(NODE_CLIENTS)/.made ## Run lm-eval, frameworks (LangChain, agents, forms) and Node's clients on the server: 2 GB.
 	$(BIN)/python -m pytest tests/dialects/test_lm_eval.py tests/dialects/clients $(ARGS)
 
 # The plugin lies beside vLLM's packages, not among them: it comes with a release of llguidance that vLLM does not allow.
@@ -252,8 +254,10 @@ $(RAY_TESTS)/.made: $(TEST)
 	@touch $@
 
 $(CLIENTS)/.made: tests/dialects/clients/requirements.txt $(TEST)
-	$(BIN)/python -m venv --clear --without-pip $(CLIENTS)
-	$(PIP) --python $(CLIENTS)/bin/python install --requirement $<
+$(AGENTS)/.made $(INSPECT)/.made: .venv-witness/%/.made: tests/dialects/clients/%/requirements.txt $(TEST)
+$(CLIENTS)/.made $(AGENTS)/.made $(INSPECT)/.made:
+	$(BIN)/python -m venv --clear --without-pip $(@D)
+	$(PIP) --python $(@D)/bin/python install --requirement $<
 	@touch $@
 
 # Without npm its tests are skipped.

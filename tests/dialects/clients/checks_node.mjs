@@ -2,14 +2,16 @@
 // a check; the outcomes are one line of JSON, by name the error of each, empty where there is none.
 
 import assert from "node:assert/strict";
+import { setTimeout as wait } from "node:timers/promises";
 
 import Anthropic from "@anthropic-ai/sdk";
+import { betaTool } from "@anthropic-ai/sdk/helpers/beta/json-schema";
 import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateObject, generateText, stepCountIs, streamObject, streamText, tool } from "ai";
 import { Ollama } from "ollama";
-import OpenAI from "openai";
+import OpenAI, { toFile } from "openai";
 import { zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
 import { z } from "zod";
 
@@ -115,7 +117,40 @@ const checks = {
     assert.equal((await openai.conversations.delete(conversation.id)).deleted, true);
     await assert.rejects(openai.conversations.retrieve(conversation.id), OpenAI.NotFoundError);
   },
+  async check_openai_cancelled_background() {
+    const begun = await openai.responses.create({ model, input: capital, background: true, max_output_tokens: 1500, ignore_eos: true });
+    const cancelled = await openai.responses.cancel(begun.id);
+    assert.ok(["cancelled", "incomplete", "completed"].includes(cancelled.status), cancelled.status);
+    await openai.responses.delete(begun.id);
+    await assert.rejects(openai.responses.retrieve(begun.id), OpenAI.NotFoundError);
+  },
+  async check_openai_batches() {
+    const body = { model, temperature: 0, messages: [{ role: "user", content: capital }] };
+    const line = (custom_id, more) => JSON.stringify({ custom_id, method: "POST", url: "/v1/chat/completions", body: { ...body, ...more } });
+    const lines = [line("a", {}), line("b", {}), line("c", { temperature: -1 })];
+    const file = await openai.files.create({ file: await toFile(Buffer.from(lines.join("\n")), "in.jsonl"), purpose: "batch" });
+    let batch = await openai.batches.create({ input_file_id: file.id, endpoint: "/v1/chat/completions", completion_window: "24h" });
+    while (["validating", "in_progress", "finalizing"].includes(batch.status)) {
+      await wait(100);
+      batch = await openai.batches.retrieve(batch.id);
+    }
+    assert.deepEqual([batch.status, batch.request_counts], ["completed", { total: 3, completed: 2, failed: 1 }]);
+    const read = async (id) => (await (await openai.files.content(id)).text()).trim().split("\n").map((each) => JSON.parse(each));
+    const answered = await read(batch.output_file_id);
+    assert.deepEqual(answered.map((each) => each.custom_id), ["a", "b"]);
+    for (const each of answered) assert.equal(each.response.body.choices[0].message.content, paris);
+    const [failed] = await read(batch.error_file_id);
+    assert.deepEqual([failed.custom_id, failed.response.status_code], ["c", 400]);
+    const listed = [];
+    for await (const each of openai.batches.list({ limit: 1 })) listed.push(each.id);
+    assert.ok(listed.includes(batch.id));
+    assert.equal((await openai.files.delete(file.id)).deleted, true);
+  },
   async check_openai_embeddings_and_models() {
+    const [one, two] = (await openai.embeddings.create({ model, input: ["Paris", "Rome"] })).data;
+    assert.ok(Math.abs(one.embedding.reduce((sum, each) => sum + each * each, 0) - 1) < 1e-3);
+    assert.equal(one.embedding.length, two.embedding.length);
+
     const listed = [];
     for await (const each of openai.models.list()) listed.push(each.id);
     assert.ok(listed.includes(model));
@@ -148,6 +183,44 @@ const checks = {
       const turns = [...messages, { role: "assistant", content: asked.content }, { role: "user", content: [result] }];
       assert.ok((await anthropic.messages.create({ ...body, messages: turns })).content.length);
     }
+  },
+  async check_anthropic_tool_runner() {
+    const found = [];
+    const run = ({ city }) => {
+      found.push(city);
+      return `Sunny in ${city}, 20 degrees.`;
+    };
+    const runner = (stream) =>
+      anthropic.beta.messages.toolRunner({
+        model,
+        max_tokens: 80,
+        temperature: 0,
+        max_iterations: 4,
+        messages: [{ role: "user", content: weather }],
+        tools: [betaTool({ name: "get_weather", description: "Get the weather of a city.", inputSchema: parameters, run })],
+        stream,
+      });
+    const last = await runner(false);
+    assert.equal(last.stop_reason, "end_turn");
+    for await (const stream of runner(true)) for await (const event of stream) assert.ok(event.type);
+    assert.deepEqual(found, ["Paris", "Paris"]);
+  },
+  async check_anthropic_batches() {
+    const params = { model, max_tokens: 60, temperature: 0, messages: [{ role: "user", content: capital }] };
+    const requests = [{ custom_id: "a", params }, { custom_id: "b", params: { ...params, temperature: -1 } }];
+    let batch = await anthropic.messages.batches.create({ requests });
+    while (batch.processing_status !== "ended") {
+      await wait(100);
+      batch = await anthropic.messages.batches.retrieve(batch.id);
+    }
+    const results = {};
+    for await (const each of await anthropic.messages.batches.results(batch.id)) results[each.custom_id] = each.result;
+    assert.equal(results.a.message.content[0].text, paris);
+    assert.equal(results.b.error.error.type, "invalid_request_error");
+    const listed = [];
+    for await (const each of anthropic.messages.batches.list({ limit: 1 })) listed.push(each.id);
+    assert.ok(listed.includes(batch.id));
+    assert.equal((await anthropic.messages.batches.delete(batch.id)).type, "message_batch_deleted");
   },
   async check_anthropic_errors() {
     await assert.rejects(anthropic.messages.create({ model, max_tokens: 0, messages: [] }), Anthropic.BadRequestError);
