@@ -1,7 +1,7 @@
 """Frameworks and clients that nobody here wrote, against the embedded model: whole, streamed, with tools and forms.
 
-They come with some gigabyte of their own: ``make witness`` makes their environments and runs this. The checks of a folder
-here run in the environment of its name, those beside this file in ``clients``.
+They come with some gigabytes of their own: ``make witness`` makes their environments and runs this. The checks of a
+folder here run in the environment of its name, those in this folder in ``clients``.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Anything(BaseModel):
     """Whatever it is."""
 
 
-class get_weather(BaseModel):  # noqa: N801 - the tool's name
+class get_weather(BaseModel):
     """Get the weather of a city."""
 
     city: str
