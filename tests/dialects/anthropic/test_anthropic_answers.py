@@ -394,7 +394,9 @@ def test_each_turn_of_an_agent_begins_with_the_prompt_before_it(calling: Scripte
             calling.engine.texts = [text]
             number = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2; nonce={len(turns)}"}
             body = ASK | TOOLS | {"system": [number, {"type": "text", "text": "You are an agent."}], "messages": turns}
-            answer = post(calling, "/v1/messages?beta=true", body).json()
+            answered = post(calling, "/v1/messages?beta=true", body)
+            assert answered.headers["x-dragoman-warnings"] == "ignored: system.x-anthropic-billing-header"
+            answer = answered.json()
             prompt = calling.engine.requests[-1].prompt
             # The generation prompt at the end of the earlier one is the head of the assistant's turn.
             assert prompt[: len(before)] == before

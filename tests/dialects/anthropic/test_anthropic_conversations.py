@@ -257,6 +257,7 @@ def test_a_last_turn_of_the_assistant_is_continued() -> None:
         True,
         frozenset(),
         False,
+        False,
     )
     assert converse(user("a"), assistant("")).messages == ({"role": "user", "content": "a"},)
     assert not converse(user("a"), assistant("")).continues

@@ -46,12 +46,14 @@ IN_TURN: Mapping[str, tuple[str, ...]] = {
 
 class Conversation(NamedTuple):
     """``continues``: the last message is the assistant's, and is left open. ``referenced``: the tools that a result
-    names. ``cited``: a document asks for citations, which there are none of."""
+    names. ``cited``: a document asks for citations, which there are none of. ``billed``: a billing header is left
+    out."""
 
     messages: tuple[dict[str, Any], ...]
     continues: bool
     referenced: frozenset[str]
     cited: bool
+    billed: bool
 
 
 def conversation(
@@ -94,6 +96,7 @@ class _Reader:
         self._last_kind = ""
         self._referenced: set[str] = set()
         self._cited = False
+        self._billed = False
         self._hidden_left = MAX_HIDDEN_CHARS
 
     # The system prompt and messages ----------------------------------------------------------------------------------
@@ -101,10 +104,13 @@ class _Reader:
     def system_prompt(self, system: str | Sequence[dict[str, Any]] | None) -> None:
         if isinstance(system, str):
             head, _, rest = system.partition("\n")
-            self._system = [rest if head.startswith(BILLING) else system]
+            self._billed = head.startswith(BILLING)
+            self._system = [rest if self._billed else system]
         elif system is not None:
-            texts = self._texts(system, ("system",), ("text",))
-            self._system = [joined(text for text in texts if not text.startswith(BILLING))]
+            texts = list(self._texts(system, ("system",), ("text",)))
+            shown = [text for text in texts if not text.startswith(BILLING)]
+            self._billed = len(shown) < len(texts)
+            self._system = [joined(shown)]
 
     def message(self, message: dict[str, Any], i: int) -> None:
         role, content, place = message["role"], message["content"], ("messages", i, "content")
@@ -132,7 +138,7 @@ class _Reader:
             raise BadRequest(message, param="messages")
         self._turns.add_head(joined(self._system))
         _drop_reasoning(messages, kept_turns)
-        return Conversation(tuple(messages), continues, frozenset(self._referenced), self._cited)
+        return Conversation(tuple(messages), continues, frozenset(self._referenced), self._cited, self._billed)
 
     def _later_system(self, text: str) -> None:
         if not self._begun:

@@ -223,7 +223,7 @@ _SHARED: tuple[Field, ...] = (
         kind=OneOf((TEXT, ListOf(Outline(BLOCK), maximum=1024))),
         becomes="prompt.system",
         note="The system prompt: text, or blocks of it. A block or first line that begins with "
-        "`x-anthropic-billing-header:` is left out.",
+        "`x-anthropic-billing-header:` is left out, and reported.",
     ),
     Field(
         name="tools",

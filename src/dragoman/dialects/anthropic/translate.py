@@ -71,6 +71,7 @@ def messages_request(reading: Reading, request_id: str, seed: int | None, card: 
         "thinking.display": on and may_reason and values["thinking"]["display"] == "updates",
         "output_config.effort": _effort(reading) is not None and reasoning.EFFORT not in card.template_variables,
         "messages.citations": talk.cited,
+        "system.x-anthropic-billing-header": talk.billed,
         **dict.fromkeys(other_edits, True),
     }
     reported = (*reading.reported, *(name for name, is_unused in unused.items() if is_unused))
