@@ -12,6 +12,7 @@ import numpy as np
 import transformers_checkpoint
 from hybrid_variants import HYBRIDS
 from latent_variants import LATENT
+from newcomer_variants import NEWCOMERS, RARELY_JUDGED
 from newer_variants import NEWER, ONLY_THOROUGH
 from numpy.typing import NDArray
 from variants import MADE_BY_TRANSFORMERS, Config
@@ -137,12 +138,13 @@ VARIANTS: dict[str, Config] = (
     | NEWER
     | HYBRIDS
     | LATENT
+    | NEWCOMERS
 )
 
 JUDGED = {
     name: config
     for name, config in VARIANTS.items()
-    if name not in ONLY_THOROUGH or os.environ.get("DRAGOMAN_THOROUGH")
+    if name not in ONLY_THOROUGH | RARELY_JUDGED or os.environ.get("DRAGOMAN_THOROUGH")
 }
 """Variants that are held against transformers in every run."""
 

@@ -108,7 +108,7 @@ class Checkpoint:
 
     def _find(self, parameter: Parameter) -> tuple[Tensor, ...]:
         modules = self._modules(parameter)
-        sizes = parameter.parts if len(modules) == len(parameter.parts) else (sum(parameter.parts),)
+        sizes = parameter.sizes(len(modules))
         found = []
         for module, size in zip(modules, sizes, strict=True):
             name = self._stored_name(module, parameter)

@@ -48,6 +48,14 @@ class Parameter:
     expert: int | None = None
     stored: tuple[int, ...] | None = None
 
+    def sizes(self, count: int) -> tuple[int, ...]:
+        """Return the rows of each of ``count`` stored tensors: one for each part, all in one, or the first part in two
+        halves (queries and their gate)."""
+        if 2 < count == len(self.parts) + 1:
+            half = self.parts[0] // 2
+            return (half, half, *self.parts[1:])
+        return self.parts if count == len(self.parts) else (sum(self.parts),)
+
     @property
     def name(self) -> str:
         """``layers.3.qkv.weight``, ``layers.3.expert_in.7.weight``, ``final_norm.bias`` …: as in the packed cache."""

@@ -73,8 +73,8 @@ def _split(parameter: Parameter, family: Family) -> list[Module]:
         names = tuple(names[0].replace("{part}", str(part)) for part in range(len(parameter.parts)))
     if len(parameter.shape) != 2 or any(_OTHER_PLACEHOLDER.search(name) for name in names):
         return []  # such as experts: the program has no separate product for each
-    outputs, inputs = parameter.shape
-    sizes = parameter.parts if len(names) == len(parameter.parts) else (outputs,)
+    inputs = parameter.shape[1]
+    sizes = parameter.sizes(len(names))
     if len(names) != len(sizes):
         return []
     found, start = [], 0

@@ -11,6 +11,7 @@ from typing import Any
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
 from dragoman.models.families import (
+    afmoe,
     bart,
     bert,
     bloom,
@@ -39,6 +40,7 @@ from dragoman.models.families import (
     mixtures,
     modern_bert,
     mosaic,
+    nemotron,
     nemotron_h,
     olmo,
     olmo_hybrid,
@@ -78,6 +80,7 @@ FAMILIES: dict[str, Family] = {
     **qwen_hybrid.FAMILIES,
     **granite_hybrid.FAMILIES,
     **mamba_hybrids.FAMILIES,
+    **nemotron.FAMILIES,
     **nemotron_h.FAMILIES,
     **olmo_hybrid.FAMILIES,
     **mamba.FAMILIES,
@@ -89,6 +92,7 @@ FAMILIES: dict[str, Family] = {
     **ernie.FAMILIES,
     **hunyuan.FAMILIES,
     **scored_mixtures.FAMILIES,
+    **afmoe.FAMILIES,
     **latent.FAMILIES,
     **mosaic.FAMILIES,
     **gpt_oss.FAMILIES,

@@ -22,6 +22,7 @@ _GEMMA2_NAMES = LLAMA_NAMES | {
     "feed_forward_out_norm": ("model.layers.{layer}.post_feedforward_layernorm",),
 }
 _GEMMA3_NAMES = _GEMMA2_NAMES | HEAD_NORM_NAMES
+_VAULT_NAMES = LLAMA_NAMES | {"feed_forward_norm": _GEMMA2_NAMES["feed_forward_norm"]}
 
 # Defaults of fields that configs may omit, from transformers' classes.
 _DEFAULTS: dict[str, Any] = {
@@ -55,6 +56,13 @@ def _read_gemma2(config: Config) -> DecoderSpec:
     config = config.over(_GEMMA2_DEFAULTS)
     softcap = _cap(config, "attn_logit_softcapping")
     return _gemma2_like(config, every=2, architecture="Gemma2ForCausalLM", attention_softcap=softcap)
+
+
+def _read_vault_gemma(config: Config) -> DecoderSpec:
+    """Return Gemma 2 without norms after the branches."""
+    config = config.over(_GEMMA2_DEFAULTS)
+    softcap = _cap(config, "attn_logit_softcapping")
+    return _gemma2_like(config, every=2, architecture="VaultGemmaForCausalLM", block=Block(), attention_softcap=softcap)
 
 
 def _read_gemma3(config: Config) -> DecoderSpec:
@@ -100,12 +108,11 @@ def _gemma2_like(config: Config, *, every: int, **variant: Any) -> DecoderSpec:
     scale = config.number("query_pre_attn_scalar", 256) ** -0.5
     return _gemma_like(
         config,
-        block=Block(norms="around"),
         output=Output(softcap=_cap(config, "final_logit_softcapping")),
         activation=config.choice("hidden_activation", "gelu_pytorch_tanh", ACTIVATIONS),
         windows=windows,
         attention_scales=(scale,) * layers,
-        **variant,
+        **{"block": Block(norms="around")} | variant,
     )
 
 
@@ -144,6 +151,15 @@ FAMILIES: dict[str, Family] = {
         norm_offset=1.0,
         title="Gemma 2",
         examples=("google/gemma-2-2b-it", "google/gemma-2-9b-it"),
+    ),
+    "VaultGemmaForCausalLM": Family(
+        _read_vault_gemma,
+        _VAULT_NAMES,
+        "vaultgemma",
+        base="model.",
+        norm_offset=1.0,
+        title="VaultGemma",
+        examples=("google/vaultgemma-1b",),
     ),
     "Gemma3TextModel": Family(
         _read_embedding,

@@ -1,8 +1,9 @@
-"""Decoders that differ from Llama in a point or two: Seed-OSS, EXAONE 4, Arcee, Apertus and BitNet."""
+"""Decoders that differ from Llama in a point or two: Seed-OSS, EXAONE 4, Arcee, Apertus, BitNet, CWM and Helium."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from dragoman.models.config import Config
 from dragoman.models.families.family import Family
@@ -39,6 +40,7 @@ _APERTUS_ROPE = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
 }
+_CWM_ROPE = _APERTUS_ROPE | {"rope_theta": 1_000_000.0, "factor": 16.0}
 
 
 def _read_seed_oss(config: Config) -> DecoderSpec:
@@ -58,6 +60,11 @@ def _read_exaone4(config: Config) -> DecoderSpec:
     """Return a Llama with norms after the branches and of heads. Where it has windows, only layers with one have
     positions."""
     config = config.over({"rms_norm_eps": 1e-5})
+    return exaone_like(config, architecture="Exaone4ForCausalLM", block=Block(norms="after"))
+
+
+def exaone_like(config: Config, **variant: Any) -> DecoderSpec:
+    """Return a Llama with norms of heads, and positions only in layers with a window where any have one."""
     config.size("num_key_value_heads")  # absent, it is not the number of heads
     layers = config.size("num_hidden_layers")
     hybrid = config.values.get("sliding_window", 4096) is not None
@@ -66,13 +73,7 @@ def _read_exaone4(config: Config) -> DecoderSpec:
     if windows is None:
         every = config.size("sliding_window_pattern", 4) if hybrid else 1
         windows = tuple(window if (layer + 1) % every else 0 for layer in range(layers))
-    spec = llama_like(
-        config,
-        architecture="Exaone4ForCausalLM",
-        block=Block(norms="after"),
-        head_norm=HeadNorm(),
-        windows=windows,
-    )
+    spec = llama_like(config, head_norm=HeadNorm(), windows=windows, **variant)
     return replace(
         spec, ropes=tuple(rope if seen or not hybrid else None for rope, seen in zip(spec.ropes, windows, strict=True))
     )
@@ -94,11 +95,9 @@ def _read_arcee(config: Config) -> DecoderSpec:
 def _read_apertus(config: Config) -> DecoderSpec:
     """Return a Llama without gates, with a trained activation and norms of heads."""
     config = config.over({"hidden_act": "xielu", "rms_norm_eps": 1e-5, "max_position_embeddings": 65_536})
-    if not (config.value("rope_parameters") or config.value("rope_scaling")):
-        config = Config({**config.values, "rope_parameters": _APERTUS_ROPE}, config.where, config.accessed)
     bias = config.flag("attention_bias", False)
     return llama_like(
-        config,
+        _rotated(config, _APERTUS_ROPE),
         architecture="ApertusForCausalLM",
         theta=12_000_000.0,
         gated=False,
@@ -120,6 +119,47 @@ def _read_bitnet(config: Config) -> DecoderSpec:
         qkv_bias=bias,
         attention_out_bias=bias,
     )
+
+
+def _read_cwm(config: Config) -> DecoderSpec:
+    """Return a Llama with windows in three of four layers."""
+    config = _rotated(config.over({"rms_norm_eps": 1e-5, "max_position_embeddings": 131_072}), _CWM_ROPE)
+    config.refuse("attention_bias", False)
+    config.size("num_key_value_heads")  # absent, it is not the number of heads
+    layers, window = config.size("num_hidden_layers"), config.size("sliding_window", 8192)
+    windows = config.choices("layer_types", layers, {"full_attention": 0, "sliding_attention": window})
+    if windows is None:
+        windows = tuple(window if layer % 4 else 0 for layer in range(layers))
+    return llama_like(
+        config,
+        architecture="CwmForCausalLM",
+        default_head_dim=128,
+        theta=1_000_000.0,
+        feed_forward_bias=config.flag("mlp_bias", False),
+        windows=windows,
+    )
+
+
+def _read_helium(config: Config) -> DecoderSpec:
+    """Return a Llama whose heads are rotated in neighbouring pairs."""
+    config = config.over({"max_position_embeddings": 4096, "rms_norm_eps": 1e-8})
+    config.size("num_key_value_heads")  # absent, it is not the number of heads
+    return llama_like(
+        config,
+        architecture="HeliumForCausalLM",
+        default_head_dim=128,
+        theta=100_000.0,
+        interleaved=True,
+        qkv_bias=config.flag("attention_bias", False),
+        feed_forward_bias=config.flag("mlp_bias", False),
+    )
+
+
+def _rotated(config: Config, rotation: dict[str, Any]) -> Config:
+    """Return the config with a family's rotation where it has none."""
+    if config.value("rope_parameters") or config.value("rope_scaling"):
+        return config
+    return config.having({"rope_parameters": rotation})
 
 
 FAMILIES: dict[str, Family] = {
@@ -167,5 +207,21 @@ FAMILIES: dict[str, Family] = {
         title="BitNet b1.58",
         examples=("microsoft/bitnet-b1.58-2B-4T", "microsoft/bitnet-b1.58-2B-4T-bf16"),
         note="Packed ternary weights are read exactly: [quantized.md](quantized.md).",
+    ),
+    "CwmForCausalLM": Family(
+        _read_cwm,
+        LLAMA_NAMES,
+        "cwm",
+        base="model.",
+        title="CWM",
+        examples=("facebook/cwm",),
+    ),
+    "HeliumForCausalLM": Family(
+        _read_helium,
+        LLAMA_NAMES,
+        "helium",
+        base="model.",
+        title="Helium",
+        examples=("kyutai/helium-1-2b",),
     ),
 }

@@ -1,12 +1,17 @@
-"""Mixtures of experts: Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE, each a Llama whose feed-forward networks are routed."""
+"""Mixtures of experts: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, Mellum 2 and Flint, each a Llama whose feed-forward
+networks are routed."""
 
 from __future__ import annotations
+
+import re
+from dataclasses import replace
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
 from dragoman.models.families.family import Family
 from dragoman.models.families.llama import HEAD_NORM_NAMES, LLAMA_NAMES, ROTARY_BUFFER, llama_like
 from dragoman.models.families.qwen import qwen_windows
+from dragoman.models.rope_config import blocks_by_layer_type, read_rope_block
 from dragoman.models.spec import DecoderSpec, Experts, HeadNorm
 
 MOST_EXPERTS = 1024  # limit of the kernels
@@ -22,7 +27,7 @@ MIXTRAL_STACKS = {
     "expert_in": ("model.layers.{layer}.block_sparse_moe.experts.gate_up_proj",),
     "expert_out": ("model.layers.{layer}.block_sparse_moe.experts.down_proj",),
 }
-_QWEN_NAMES = LLAMA_NAMES | {
+QWEN_MOE_NAMES = LLAMA_NAMES | {
     "router": ("model.layers.{layer}.mlp.gate",),
     "expert_in": (
         "model.layers.{layer}.mlp.experts.{expert}.gate_proj",
@@ -34,13 +39,18 @@ QWEN_STACKS = {
     "expert_in": ("model.layers.{layer}.mlp.experts.gate_up_proj",),
     "expert_out": ("model.layers.{layer}.mlp.experts.down_proj",),
 }
-QWEN2_MOE_NAMES = _QWEN_NAMES | {
+QWEN2_MOE_NAMES = QWEN_MOE_NAMES | {
     "router": ("model.layers.{layer}.mlp.gate", "model.layers.{layer}.mlp.shared_expert_gate"),
     "shared_expert_in": (
         "model.layers.{layer}.mlp.shared_expert.gate_proj",
         "model.layers.{layer}.mlp.shared_expert.up_proj",
     ),
     "shared_expert_out": ("model.layers.{layer}.mlp.shared_expert.down_proj",),
+}
+
+_FLINT_NAMES = {
+    "router": ("model.layers.{layer}.mlp.gate",),
+    "sinks": ("model.layers.{layer}.self_attn.sinks",),
 }
 
 
@@ -131,6 +141,65 @@ def _read_olmoe(config: Config) -> DecoderSpec:
     )
 
 
+def _read_mellum(config: Config) -> DecoderSpec:
+    """Return Qwen3-MoE with windows in some layers, and a rotation for each type of layer."""
+    config = config.over({"norm_topk_prob": True, "max_position_embeddings": 131_072, "sliding_window": 1024})
+    config.refuse("use_sliding_window", True)
+    layers, window = config.size("num_hidden_layers"), config.size("sliding_window")
+    config.size("num_key_value_heads")  # absent, it is not the number of heads
+    windows = config.choices("layer_types", layers, {"full_attention": 0, "sliding_attention": window})
+    bias, positions = config.flag("attention_bias", False), config.size("max_position_embeddings")
+    dense = config.choices("mlp_layer_types", layers, {"dense": True, "sparse": False}) or (False,) * layers
+    experts = Experts(
+        count=config.size("num_local_experts", config.size("num_experts", 64)),
+        active=config.size("num_experts_per_tok", 8),
+        feed_forward=config.size("moe_intermediate_size", 896),
+        over_all=not config.flag("norm_topk_prob", True),
+        dense_layers=tuple(layer for layer in range(layers) if dense[layer]),
+    )
+    spec = llama_like(
+        config,
+        architecture="MellumForCausalLM",
+        default_head_dim=128,
+        qkv_bias=bias,
+        attention_out_bias=bias,
+        head_norm=HeadNorm(),
+        experts=checked(experts),
+        windows=windows or (0,) * layers,
+        ropes=(),
+    )
+    full, sliding = (
+        read_rope_block(config, block, spec.head_dim, positions, theta=theta)
+        for block, theta in zip(blocks_by_layer_type(config), (500_000.0, 10_000.0), strict=True)
+    )
+    ropes = tuple(sliding if seen else full for seen in spec.windows)
+    return replace(spec, ropes=ropes, context=full.scaling.context(positions))
+
+
+def _read_flint(config: Config) -> DecoderSpec:
+    """Return Qwen3-MoE with attention sinks, positions only in layers with a window, and sigmoid scores."""
+    defaults = {"norm_topk_prob": True, "max_position_embeddings": 262_144, "mlp_only_layers": [0, 1]}
+    config = config.over(defaults | {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 1024})
+    config.refuse("attention_bias", False)
+    config.size("num_key_value_heads")  # absent, it is not the number of heads
+    layers, window = config.size("num_hidden_layers"), config.size("sliding_window", 513)
+    windows = config.choices("layer_types", layers, {"full_attention": 0, "sliding_attention": window})
+    if windows is None:
+        windows = tuple(0 if n < 2 or n % 4 == 1 or n == layers - 1 else window for n in range(layers))
+    shared = config.size("shared_expert_intermediate_size")
+    experts = replace(qwen_experts(config, 256, 6, shared=shared), scores="sigmoid")
+    spec = llama_like(
+        config,
+        architecture="FlintForCausalLM",
+        default_head_dim=128,
+        head_norm=HeadNorm(),
+        sinks=True,
+        experts=experts,
+        windows=windows,
+    )
+    return replace(spec, ropes=tuple(rope if seen else None for rope, seen in zip(spec.ropes, windows, strict=True)))
+
+
 def checked(experts: Experts) -> Experts:
     """Return the experts unchanged. Raises ModelError on too many experts or too many active ones."""
     if experts.count > MOST_EXPERTS:
@@ -172,7 +241,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "Qwen3MoeForCausalLM": Family(
         _read_qwen3_moe,
-        _QWEN_NAMES | HEAD_NORM_NAMES,
+        QWEN_MOE_NAMES | HEAD_NORM_NAMES,
         "qwen3_moe",
         base="model.",
         other_names=QWEN_STACKS,
@@ -182,12 +251,32 @@ FAMILIES: dict[str, Family] = {
     ),
     "OlmoeForCausalLM": Family(
         _read_olmoe,
-        _QWEN_NAMES | HEAD_NORM_NAMES,
+        QWEN_MOE_NAMES | HEAD_NORM_NAMES,
         "olmoe",
         base="model.",
         other_names=QWEN_STACKS,
         ignored=ROTARY_BUFFER,
         title="OLMoE",
         examples=("allenai/OLMoE-1B-7B-0924-Instruct",),
+    ),
+    "MellumForCausalLM": Family(
+        _read_mellum,
+        QWEN_MOE_NAMES | HEAD_NORM_NAMES,
+        "mellum",
+        base="model.",
+        other_names=QWEN_STACKS,
+        ignored=re.compile(r"mtp\..*"),
+        title="Mellum 2",
+        examples=("JetBrains/Mellum2-12B-A2.5B-Base",),
+    ),
+    "FlintForCausalLM": Family(
+        _read_flint,
+        QWEN2_MOE_NAMES | HEAD_NORM_NAMES | _FLINT_NAMES,
+        "flint",
+        base="model.",
+        other_names=QWEN_STACKS,
+        aliases=((r"\.self_attn\.softmax_offset$", ".self_attn.sinks"),),
+        title="Flint",
+        examples=("RecursiveSI/flint",),
     ),
 }

@@ -1,4 +1,5 @@
-"""OLMo 2 and 3: norms after the branches instead of before them, and of all queries and keys together."""
+"""OLMo 2 and 3 and FlexOlmo: norms after the branches instead of before them, and of all queries and keys together; and
+OLMo 1, whose norms have no weights."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ from typing import Any
 from dragoman.models.config import Config
 from dragoman.models.families.family import Family
 from dragoman.models.families.llama import HEAD_NORM_NAMES, LLAMA_NAMES, ROTARY_BUFFER, llama_like
+from dragoman.models.families.mixtures import QWEN_MOE_NAMES, QWEN_STACKS, checked
 from dragoman.models.rope_config import blocks_by_layer_type, read_rope_block
-from dragoman.models.spec import Block, DecoderSpec, HeadNorm
+from dragoman.models.spec import Block, DecoderSpec, Experts, HeadNorm
 
 _OLMO2_NAMES: dict[str, tuple[str, ...]] = {
     **LLAMA_NAMES,
@@ -18,6 +20,20 @@ _OLMO2_NAMES: dict[str, tuple[str, ...]] = {
     "feed_forward_out_norm": ("model.layers.{layer}.post_feedforward_layernorm",),
 }
 del _OLMO2_NAMES["attention_norm"], _OLMO2_NAMES["feed_forward_norm"]
+
+
+def _read_olmo(config: Config) -> DecoderSpec:
+    bias = config.flag("attention_bias", False)
+    return llama_like(
+        config,
+        architecture="OlmoForCausalLM",
+        norm="layer",
+        norm_weight=False,
+        norm_eps=1e-5,
+        qkv_bias=bias,
+        attention_out_bias=bias,
+        qkv_clip=0.0 if config.value("clip_qkv") is None else config.number("clip_qkv", 0.0),
+    )
 
 
 def _read_olmo2(config: Config, architecture: str = "Olmo2ForCausalLM", **variant: Any) -> DecoderSpec:
@@ -51,7 +67,28 @@ def _read_olmo3(config: Config) -> DecoderSpec:
     return replace(spec, ropes=ropes, context=full.scaling.context(positions))
 
 
+def _read_flex_olmo(config: Config) -> DecoderSpec:
+    """Return OLMo 2 with experts."""
+    experts = Experts(
+        count=config.size("num_local_experts", config.size("num_experts", 7)),  # newer configs have the first
+        active=config.size("num_experts_per_tok", 5),
+        feed_forward=config.size("intermediate_size"),
+        over_all=not config.flag("norm_topk_prob", False),
+    )
+    config = config.over({"rms_norm_eps": 1e-6, "max_position_embeddings": 4096})
+    return _read_olmo2(config, "FlexOlmoForCausalLM", theta=500_000.0, experts=checked(experts))
+
+
 FAMILIES: dict[str, Family] = {
+    "OlmoForCausalLM": Family(
+        _read_olmo,
+        {name: stored for name, stored in LLAMA_NAMES.items() if not name.endswith("norm")},
+        "olmo",
+        base="model.",
+        ignored=ROTARY_BUFFER,
+        title="OLMo",
+        examples=("allenai/OLMo-1B-hf", "allenai/OLMo-7B-0724-Instruct-hf"),
+    ),
     "Olmo2ForCausalLM": Family(
         _read_olmo2,
         _OLMO2_NAMES,
@@ -69,5 +106,15 @@ FAMILIES: dict[str, Family] = {
         ignored=ROTARY_BUFFER,
         title="OLMo 3",
         examples=("allenai/Olmo-3-7B-Instruct",),
+    ),
+    "FlexOlmoForCausalLM": Family(
+        _read_flex_olmo,
+        _OLMO2_NAMES | {name: QWEN_MOE_NAMES[name] for name in ("router", "expert_in", "expert_out")},
+        "flex_olmo",
+        base="model.",
+        other_names=QWEN_STACKS,
+        ignored=ROTARY_BUFFER,
+        title="FlexOlmo",
+        examples=("allenai/FlexOlmo-7x7B-1T",),
     ),
 }

@@ -1,15 +1,17 @@
 """Mixtures whose router scores each expert by itself, with a sigmoid, and has learned biases for the choice: GLM-4.5,
-dots.1 and MiniMax-M2. (DeepSeek-AI 2024, DeepSeek-V3, https://arxiv.org/abs/2412.19437.)"""
+Solar Open, dots.1, K-EXAONE, Hy3 and MiniMax-M2. (DeepSeek-AI 2024, DeepSeek-V3, https://arxiv.org/abs/2412.19437.)"""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
 from dragoman.models.families.family import Family
 from dragoman.models.families.llama import HEAD_NORM_NAMES, LLAMA_NAMES, llama_like
+from dragoman.models.families.llama_variants import exaone_like
 from dragoman.models.families.mixtures import checked
 from dragoman.models.spec import DecoderSpec, Experts, HeadNorm
 
@@ -61,6 +63,75 @@ def _read_glm_moe(config: Config) -> DecoderSpec:
         head_norm=HeadNorm() if config.flag("use_qk_norm", False) else None,
         experts=deepseek_experts(config, dense=1, normalized=True),
     )
+
+
+def _read_solar(config: Config) -> DecoderSpec:
+    config.refuse("use_qk_norm", False)
+    config.refuse("first_k_dense_replace", 0)
+    config = config.over({"rms_norm_eps": 1e-5, "max_position_embeddings": 131_072, "intermediate_size": 1})
+    config.size("num_key_value_heads")  # absent, it is not the number of heads
+    return llama_like(
+        config,
+        architecture="SolarOpenForCausalLM",
+        default_head_dim=128,
+        theta=1_000_000.0,
+        partial=1.0,
+        qkv_bias=config.flag("attention_bias", False),
+        feed_forward=0,
+        experts=deepseek_experts(config.having({"first_k_dense_replace": 0}), dense=0, normalized=True),
+    )
+
+
+def _read_exaone_moe(config: Config) -> DecoderSpec:
+    config.refuse("scoring_func", "sigmoid")
+    config.refuse("topk_method", "noaux_tc")
+    config = config.over({"rms_norm_eps": 1e-5, "routed_scaling_factor": 2.5, "moe_intermediate_size": 1024})
+    named = {
+        "n_routed_experts": config.value("num_local_experts", config.value("num_experts", 64)),
+        "n_shared_experts": config.value("num_shared_experts", 1),
+    }
+    experts = deepseek_experts(config.having(named), dense=1, normalized=True)
+    return exaone_like(config, architecture="ExaoneMoeForCausalLM", experts=_layers_by_type(config, experts))
+
+
+def _read_hy3(config: Config) -> DecoderSpec:
+    config.refuse("qk_norm", True)
+    config.refuse("moe_router_use_sigmoid", True)
+    config.refuse("moe_router_enable_expert_bias", True)
+    config.refuse("route_norm", True)
+    config = config.over({"rms_norm_eps": 1e-5, "max_position_embeddings": 131_072})
+    config.size("num_key_value_heads")  # absent, it is not the number of heads
+    inner, bias = config.size("moe_intermediate_size", 1536), config.flag("attention_bias", False)
+    experts = Experts(
+        count=config.size("num_local_experts", config.size("num_experts", 192)),
+        active=config.size("num_experts_per_tok", 8),
+        feed_forward=inner,
+        scores="sigmoid",
+        choice_bias=True,
+        least=1e-20,
+        factor=config.number("router_scaling_factor", 2.826),
+        shared=inner * config.count("num_shared_experts", 1),
+        dense_layers=(0,),
+    )
+    config.refuse("mlp_bias", False)
+    return llama_like(
+        config,
+        architecture="HYV3ForCausalLM",
+        default_head_dim=128,
+        theta=11_158_840.0,
+        qkv_bias=bias,
+        attention_out_bias=bias,
+        head_norm=HeadNorm(),
+        experts=checked(_layers_by_type(config, experts)),
+    )
+
+
+def _layers_by_type(config: Config, experts: Experts) -> Experts:
+    """Return the experts in the layers that ``mlp_layer_types`` names, where it is there."""
+    kinds = config.choices("mlp_layer_types", config.size("num_hidden_layers"), {"dense": True, "sparse": False})
+    if kinds is None:
+        return experts
+    return replace(experts, dense_layers=tuple(layer for layer, is_dense in enumerate(kinds) if is_dense))
 
 
 def _read_dots(config: Config) -> DecoderSpec:
@@ -153,6 +224,41 @@ FAMILIES: dict[str, Family] = {
         ignored=_MTP,
         title="GLM-4.5, 4.6 and 4.7 MoE",
         examples=("zai-org/GLM-4.5-Air", "zai-org/GLM-4.6", "zai-org/GLM-4.7"),
+    ),
+    "SolarOpenForCausalLM": Family(
+        _read_solar,
+        DEEPSEEK_NAMES,
+        "solar_open",
+        base="model.",
+        other_names=DEEPSEEK_STACKS,
+        title="Solar Open",
+        examples=("upstage/Solar-Open-100B",),
+    ),
+    "ExaoneMoeForCausalLM": Family(
+        _read_exaone_moe,
+        DEEPSEEK_NAMES | HEAD_NORM_NAMES,
+        "exaone_moe",
+        base="model.",
+        aliases=((r"\.mlp\.e_score_correction_bias$", ".mlp.gate.e_score_correction_bias"),),
+        other_names=DEEPSEEK_STACKS,
+        ignored=re.compile(r"mtp\..*"),
+        title="K-EXAONE",
+        examples=("LGAI-EXAONE/K-EXAONE-236B-A23B",),
+    ),
+    "HYV3ForCausalLM": Family(
+        _read_hy3,
+        DEEPSEEK_NAMES | HEAD_NORM_NAMES | {"router_choice": ("model.layers.{layer}.mlp.e_score_correction_bias",)},
+        "hy_v3",
+        base="model.",
+        aliases=(
+            (r"\.mlp\.router\.gate\.", ".mlp.gate."),
+            (r"\.mlp\.expert_bias$", ".mlp.e_score_correction_bias"),
+            (r"\.mlp\.shared_mlp\.", ".mlp.shared_experts."),
+        ),
+        other_names=DEEPSEEK_STACKS,
+        ignored=re.compile(r"layers\.80\..*"),
+        title="Hy3",
+        examples=("tencent/Hy3-preview",),
     ),
     "Dots1ForCausalLM": Family(
         _read_dots,

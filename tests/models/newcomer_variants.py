@@ -1,0 +1,65 @@
+"""Configs of the newest families of transformers, whose small checkpoints transformers' own classes make."""
+
+from __future__ import annotations
+
+from variants import Config, family_config
+
+_ROUTED: Config = {"moe_intermediate_size": 33, "num_experts_per_tok": 2}
+_SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
+_LINEAR: Config = {"rope_type": "linear", "factor": 2.0, "rope_theta": 3000.0}
+
+_NEMOTRON = family_config("NemotronForCausalLM", "nemotron", head_dim=24)
+_JAIS2 = family_config("Jais2ForCausalLM", "jais2")
+_CWM = family_config("CwmForCausalLM", "cwm", head_dim=24, sliding_window=20, eos_token_id=1)
+_HELIUM = family_config("HeliumForCausalLM", "helium", head_dim=16)
+_HYPERCLOVA = family_config("HyperCLOVAXForCausalLM", "hyperclovax", logits_scaling=0.3, residual_multiplier=0.5)
+_GRANITE_SWA = family_config("GraniteSWAForCausalLM", "granite_swa", sliding_window=20, attention_multiplier=0.3)
+_GRANITE_MOE_SWA = _GRANITE_SWA | {
+    "architectures": ["GraniteMoeSWAForCausalLM"],
+    "model_type": "granitemoe_swa",
+    "intermediate_size": 40,
+    "shared_intermediate_size": 50,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "layer_types": _SLIDING,
+}
+_OLMO = family_config("OlmoForCausalLM", "olmo", clip_qkv=0.6)
+_FLEX_OLMO = family_config(
+    "FlexOlmoForCausalLM", "flex_olmo", intermediate_size=40, num_experts=5, num_experts_per_tok=2
+)
+_VAULT = family_config("VaultGemmaForCausalLM", "vaultgemma", head_dim=24, sliding_window=20, query_pre_attn_scalar=30)
+_AFMOE = family_config("AfmoeForCausalLM", "afmoe", **_ROUTED, head_dim=24, num_experts=6, sliding_window=20)
+_SOLAR = family_config("SolarOpenForCausalLM", "solar_open", **_ROUTED, head_dim=24, n_routed_experts=6)
+_EXAONE = family_config("ExaoneMoeForCausalLM", "exaone_moe", **_ROUTED, num_experts=6, sliding_window=20)
+_HY3 = family_config("HYV3ForCausalLM", "hy_v3", **_ROUTED, head_dim=24, num_experts=6)
+_MELLUM = family_config("MellumForCausalLM", "mellum", **_ROUTED, head_dim=24, num_experts=6, sliding_window=20)
+_FLINT = family_config("FlintForCausalLM", "flint", **_ROUTED, head_dim=24, num_experts=6, sliding_window=20)
+
+NEWCOMERS: dict[str, Config] = {
+    "nemotron": _NEMOTRON,
+    "nemotron-biases": _NEMOTRON
+    | {"attention_bias": True, "mlp_bias": True}
+    | {"rope_parameters": {"rope_type": "default", "rope_theta": 3000.0, "partial_rotary_factor": 0.25}},
+    "jais2": _JAIS2,
+    "cwm": _CWM,
+    "cwm-layer-types": _CWM | {"layer_types": _SLIDING, "rope_parameters": _LINEAR},
+    "helium": _HELIUM | {"attention_bias": True, "mlp_bias": True},
+    "hyperclova-x": _HYPERCLOVA | {"embedding_multiplier": 3.0, "attention_multiplier": 0.4, "mlp_bias": True},
+    "hyperclova-x-no-post-norms": _HYPERCLOVA | {"use_post_norm": False, "attention_bias": True},
+    "granite-swa": _GRANITE_SWA | {"layer_rope_theta": [10_000.0, 0, 500.0], "logits_scaling": 6.0},
+    "granite-moe-swa": _GRANITE_MOE_SWA,
+    "olmo": _OLMO | {"num_key_value_heads": 4},
+    "flex-olmo": _FLEX_OLMO | {"norm_topk_prob": True},
+    "vault-gemma": _VAULT | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
+    "afmoe": _AFMOE | {"mup_enabled": True, "route_scale": 1.5, "global_attn_every_n_layers": 2},
+    "solar-open": _SOLAR | {"n_group": 3, "topk_group": 2, "routed_scaling_factor": 1.5, "attention_bias": True},
+    "exaone-moe": _EXAONE | {"sliding_window_pattern": 2, "num_shared_experts": 2},
+    "hy3": _HY3 | {"mlp_layer_types": ["dense", "sparse", "sparse"]},
+    "mellum": _MELLUM
+    | {"layer_types": _SLIDING, "mlp_layer_types": ["sparse", "dense", "sparse"]}
+    | {"rope_parameters": {"full_attention": _LINEAR, "sliding_attention": {"rope_theta": 500.0}}},
+    "flint": _FLINT | {"layer_types": _SLIDING, "mlp_only_layers": [1], "shared_expert_intermediate_size": 50},
+}
+
+RARELY_JUDGED = NEWCOMERS.keys() - {"afmoe", "granite-swa", "nemotron"}
+"""Variants that are held against transformers' numbers only with DRAGOMAN_THOROUGH."""
