@@ -90,6 +90,9 @@ WRITTEN = {
     "glm": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>paris</arg_value>\n</tool_call>",
     "minimax": '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">paris</parameter>\n</invoke>\n'
     "</minimax:tool_call>",
+    "deepseek_tagged": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n'
+    '<｜DSML｜parameter name="city" string="true">paris</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+    "</｜DSML｜function_calls>",
     "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
     '{"city": "paris"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
     "deepseek_bare": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "paris"}'
@@ -270,6 +273,24 @@ def test_values_between_tags_follow_the_schema(matching: Matching, format: str) 
     wrong += [{"text": "ab", "maybe": "abcd"}, {"text": "ab", "list": "[1]"}, {"text": "ab", "other": "1"}]
     for given in wrong:
         assert not holds(**given), given
+
+
+def test_values_between_tags_that_state_their_type_follow_the_schema(matching: Matching) -> None:
+    def holds(**given: Any) -> bool:
+        tools = (CallableTool(name="f", arguments=VALUES),)
+        text = written("deepseek_tagged", [("f", given)])
+        return accepts(matcher(matching, "deepseek_tagged", tools=tools, parallel=False), text)
+
+    assert holds(text="ab", count=12, maybe=1234, list=[True], any="x\n<y>")
+    assert holds(text="ab", maybe="abc", any={"a": [None]})
+    for given in ({"count": 5}, {"text": "a"}, {"text": "ab", "count": "12"}, {"text": "ab", "maybe": "abcd"}):
+        assert not holds(**given), given
+
+
+def test_free_text_of_qwen_has_no_call_that_is_not_opened(matching: Matching) -> None:
+    text = "<function=weather>\n<parameter=city>\nrome\n</parameter>\n</function>"
+    assert not accepts(matcher(matching, "qwen", required=False), text)
+    assert accepts(matcher(matching, "qwen", required=False), text.replace("function", "Function"))
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from written_calls import written
 
 from dragoman.text.call_parser import CallArguments, CallEnd, CallStart, Content, Part
+from dragoman.text.tagged_calls import DSML
 from dragoman.text.tool_calls import CALL_FORMATS
 
-FORMATS = [name for name, format in CALL_FORMATS.items() if not format.is_typed]
+STATED = ["deepseek_tagged"]
+"""Formats whose tags say whether a value is a string."""
+FORMATS = [name for name, format in CALL_FORMATS.items() if not format.is_typed and name not in STATED]
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -162,7 +165,10 @@ def test_calls_that_are_cut_keep_what_they_have(format: str, key: str) -> None:
         ("qwen", "<tool_call>\n<function=f"),
         ("qwen", "<tool_call>\n<function=f>\n</tool_call>"),
         ("qwen", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'),
-        ("qwen", "<function=f>\n</function>"),
+        ("qwen", "<function=unknown>\n</function>"),
+        ("qwen", "<function=f>\n</tool_call>"),
+        ("deepseek_tagged", f'<{DSML}function_calls>\n<{DSML}invoke name="unknown">'),
+        ("deepseek_tagged", f'<{DSML}invoke name="f">\n</{DSML}invoke>'),
         ("qwen", "<tool_call>\n<function=" + "f" * 5000 + ">\n</function>"),
         ("glm", "<tool_call>unknown</tool_call>"),
         ("glm", "<tool_call>f g</tool_call>"),
@@ -185,6 +191,29 @@ def test_what_is_not_of_the_format_behind_an_argument_is_content() -> None:
     assert parse("glm", [twice]) == [*call, Content("<arg_key>count</arg_key><arg_value>1</arg_value>")]
     broken = "<tool_call>\n<function=<tool_call>\n<function=g>\n</function>\n</tool_call>"
     assert parse("qwen", [broken])[:2] == [Content("<tool_call>\n<function="), CallStart(0, "id", "g")]
+
+
+@pytest.mark.parametrize("end", ["\n</tool_call>", "", "\n", " Then.", "\n<function=g>\n</function>\n</tool_call>"])
+def test_a_call_of_qwen_may_lack_the_tag_that_opens_it(end: str) -> None:
+    call = "<function=f>\n<parameter=text>\nLine <1>\n</parameter>\n</function>"
+    whole = parse("qwen", ["Let me see.\n\n" + call + end])
+    found = [CallStart(0, "id", "f"), CallArguments(0, '{"text": "Line <1>"}'), CallEnd(0)]
+    assert whole[:4] == [Content("Let me see."), *found]
+    assert whole[4:5] in ([], [Content(" Then.")], [CallStart(1, "id", "g")])
+    assert parse("qwen", list("Let me see.\n\n" + call + end)) == whole
+
+
+def test_tags_of_deepseek_say_which_values_are_strings() -> None:
+    given = {"text": "5", "count": 5, "list": [1, {"a": None}], "unnamed": "true", "any": True}
+    text = "I look.\n\n" + written("deepseek_tagged", [("f", given), ("g", {})])
+    for pieces in ([text], list(text)):
+        found = parse("deepseek_tagged", pieces)
+        assert found[0] == Content("I look.")
+        assert [part.name for part in found if isinstance(part, CallStart)] == ["f", "g"]
+        made = [json.loads(part.text) for part in found if isinstance(part, CallArguments)]
+        assert made == [given, {}]
+    unstated = text.replace('string="false"', 'string="maybe"')
+    assert any(isinstance(part, Content) and "maybe" in part.text for part in parse("deepseek_tagged", [unstated]))
 
 
 texts = st.text("aß <>/\n\"'\\{}[]1", max_size=12)

@@ -23,7 +23,7 @@ BUILTIN = json.loads((Path(__file__).parents[2] / "builtin" / "tokenizer_config.
 NAMES = ("weather", "get_time", "f-1")
 FORMATS = [name for name, format in CALL_FORMATS.items() if not format.is_framed]
 # Of those that share a parser one is drawn, unless thorough. Calls without types need schemas: test_tagged_calls.py.
-SHARED = {"glm", "minimax", "deepseek_bare"}
+SHARED = {"glm", "minimax", "deepseek_bare", "deepseek_tagged"}
 DRAWN = [pytest.param(name, marks=pytest.mark.thorough) if name in SHARED else name for name in FORMATS]
 TYPED = [each for each, name in zip(DRAWN, FORMATS, strict=True) if CALL_FORMATS[name].is_typed]
 
@@ -390,6 +390,10 @@ def test_the_embedded_models_format_is_found() -> None:
         ('<minimax:tool_call>\\n<invoke name="f">\\n<parameter name="a">1</parameter>', "minimax"),
         ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\\n```json\\n", "deepseek"),
         ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{", "deepseek_bare"),
+        (
+            '<｜DSML｜function_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="true">',
+            "deepseek_tagged",
+        ),
         ('Respond in the format {"name": function name, "parameters": dictionary of arguments}.', "llama"),
         ('{"name": f, "parameters": p} <|tool_call|>', None),
         ("[TOOL_CALLS][", "mistral"),

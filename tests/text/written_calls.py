@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from dragoman.text.deepseek_calls import BLOCK, BLOCK_END, CALL, CALL_END, SEPARATOR
+from dragoman.text.tagged_calls import DSML
 from dragoman.text.tool_calls import CALL_FORMATS
 
 
@@ -33,10 +34,18 @@ def tagged(format: str, made: list[tuple[str, dict[str, Any]]]) -> str:
             case "glm":
                 inner = "".join(f"<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>\n" for k, v in pairs)
                 blocks.append(f"<tool_call>{name}\n{inner}</tool_call>")
+            case "deepseek_tagged":
+                stated = [(k, str(isinstance(given[k], str)).lower(), v) for k, v in pairs]
+                inner = "".join(
+                    f'<{DSML}parameter name="{k}" string="{t}">{v}</{DSML}parameter>\n' for k, t, v in stated
+                )
+                blocks.append(f'<{DSML}invoke name="{name}">\n{inner}</{DSML}invoke>')
             case _:
                 inner = "".join(f'<parameter name="{k}">{v}</parameter>\n' for k, v in pairs)
                 blocks.append(f'<invoke name="{name}">\n{inner}</invoke>')
     text = "\n".join(blocks)
+    if format == "deepseek_tagged":
+        return f"<{DSML}function_calls>\n{text}\n</{DSML}function_calls>"
     return f"<minimax:tool_call>\n{text}\n</minimax:tool_call>" if format == "minimax" else text
 
 
@@ -54,7 +63,7 @@ def written(format: str, made: list[tuple[str, dict[str, Any]]]) -> str:
             return "[TOOL_CALLS] [" + ", ".join(f'{{"name": "{n}", "arguments": {a}}}' for n, a in dumped) + "]"
         case "mistral_named":
             return "".join(f"[TOOL_CALLS]{n}[ARGS]{a}" for n, a in dumped)
-        case "qwen" | "glm" | "minimax":
+        case "qwen" | "glm" | "minimax" | "deepseek_tagged":
             return tagged(format, made)
         case "deepseek":
             inner = [f"{CALL}function{SEPARATOR}{n}\n```json\n{a}\n```{CALL_END}" for n, a in dumped]

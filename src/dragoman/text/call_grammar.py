@@ -19,7 +19,7 @@ from dragoman.core.serving import ToolCalls
 from dragoman.text.deepseek_calls import BLOCK, BLOCK_END, CALL, CALL_END, FENCE, FENCE_END, SEPARATOR, TYPE
 from dragoman.text.gemma_grammar import gemma_calls
 from dragoman.text.harmony import CHANNEL, CONSTRAIN, FUNCTIONS, MESSAGE, ROLE, START
-from dragoman.text.tagged_calls import GLM_TAGS, MINIMAX_TAGS, QWEN_TAGS, CallTags
+from dragoman.text.tagged_calls import DSML_TAGS, GLM_TAGS, MINIMAX_TAGS, QWEN_TAGS, CallTags
 from dragoman.text.tagged_grammar import tagged_calls
 from dragoman.text.text_patterns import without
 
@@ -57,7 +57,7 @@ def call_grammar(
         # A lexeme of text ends at the mark; a special token ends it by itself.
         is_text = opener.startswith('"')
         lines[:0] = ["start: TEXT | head calls", f"head{'[lazy]' * is_text}: TEXT {opener}"]
-        lines.append(rf"TEXT: /(.|\n)*/{bare}")
+        lines.append(rf"TEXT: /(.|\n)*/{other}{bare}")
     elif other:
         lines[:0] = ["start: OTHER | calls", f"OTHER: {other}{bare}"]
     else:
@@ -70,7 +70,8 @@ def _marks(special_ids: Mapping[str, int]) -> Mark:
 
 
 Shape = tuple[str, str, list[str], str]
-"""Opening of the calls, the calls after it, their rules, and text without calls for formats without an opening mark.
+"""Opening of the calls, the calls after it, their rules, and text without calls for formats without an opening mark;
+for those with one, a condition of that text.
 
 Formats that put that text between marks, too, have a rule ``final`` for it in its place."""
 
@@ -126,7 +127,7 @@ def _gemma(mark: Mark, tools: Sequence[CallableTool], parallel: bool) -> Shape:
 def _tagged(tags: CallTags) -> Callable[[Mark, Sequence[CallableTool], bool], Shape]:
     def shape(mark: Mark, tools: Sequence[CallableTool], parallel: bool) -> Shape:
         body, rules = tagged_calls(tags, mark, [(tool.name, tool.arguments) for tool in tools], parallel)
-        return mark(tags.block), body, rules, ""
+        return mark(tags.block), body, rules, without(tags.call) if tags.unopened else ""
 
     return shape
 
@@ -182,6 +183,7 @@ _FORMATS: Mapping[str, Callable[[Mark, Sequence[CallableTool], bool], Shape]] = 
     "qwen": _tagged(QWEN_TAGS),
     "glm": _tagged(GLM_TAGS),
     "minimax": _tagged(MINIMAX_TAGS),
+    "deepseek_tagged": _tagged(DSML_TAGS),
     "harmony": _harmony,
     "deepseek": _deepseek,
     "deepseek_bare": _deepseek_bare,

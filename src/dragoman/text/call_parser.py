@@ -193,20 +193,25 @@ class CallParser(abc.ABC):
 
     def _find(self, opener: str) -> Steps[bool]:
         """Pass on text up to the next opener, which is held. Returns False at the end of the text."""
+        return bool((yield from self._find_one_of(opener)))
+
+    def _find_one_of(self, *openers: str) -> Steps[str]:
+        """Pass on text up to the next of these openers, of which none begins another; it is held. Returns an empty text
+        at the end of the text."""
         tail = ""
         while char := (yield from self._next()):
             self._pending.clear()
             tail += char
-            while not opener.startswith(tail):
+            while not any(opener.startswith(tail) for opener in openers):
                 self._text(tail[0])
                 tail = tail[1:]
-            if tail == opener:
+            if tail in openers:
                 self._pending.append(tail)
-                return True
+                return tail
         self._text(tail)
         if not self._after_call:
             self._add(Content(self._gap))
-        return False
+        return ""
 
     def _begins(self, mark: str) -> Steps[bool]:
         """Return whether the text begins with this character, which is not consumed."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dragoman.text.call_formats import ObjectCalls
-from dragoman.text.call_parser import Content, NotACall, Reasoning, Steps
+from dragoman.text.call_parser import NotACall, Reasoning, Steps
 from dragoman.text.reasoning import ReasoningMarks
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
@@ -38,7 +38,7 @@ class HarmonyMessages(ObjectCalls):
     def _read(self) -> Steps[None]:
         if (yield from self._begins("t")):  # the prompt has written the role, and the recipient follows it
             yield from self._message_or_text("")
-        while opener := (yield from self._find_opener()):
+        while opener := (yield from self._find_one_of(*_OPENERS)):
             yield from self._message_or_text(opener)
 
     def _message_or_text(self, opener: str) -> Steps[None]:
@@ -111,20 +111,3 @@ class HarmonyMessages(ObjectCalls):
                 return
         for char in held:
             take(char)
-
-    def _find_opener(self) -> Steps[str]:
-        """Pass on text up to the next header, whose first mark is held. Returns an empty text at the end."""
-        tail = ""
-        while char := (yield from self._next()):
-            self._pending.clear()
-            tail += char
-            while not any(opener.startswith(tail) for opener in _OPENERS):
-                self._text(tail[0])
-                tail = tail[1:]
-            if tail in _OPENERS:
-                self._pending.append(tail)
-                return tail
-        self._text(tail)
-        if not self._after_call:
-            self._add(Content(self._gap))
-        return ""

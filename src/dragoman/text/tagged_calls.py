@@ -1,7 +1,8 @@
-"""Calls that write each argument between tags: those of Qwen 3.5 and Qwen3-Coder, GLM-4.5 and MiniMax-M2.
+"""Calls that write each argument between tags: those of Qwen 3.5 and Qwen3-Coder, GLM-4.5, MiniMax-M2 and DeepSeek
+V3.2.
 
 The text between the tags of an argument is its value: a string as it is, any other type as JSON. Which it is, the
-schema of the tool says.
+schema of the tool says, or, in DeepSeek's format, the opening tag.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ class CallTags(msgspec.Struct, frozen=True, kw_only=True):
         block, block_end: around one call or several.
         call, name_end, call_end: around a call's name, and after its arguments; empty where the format has none.
         key, key_end, value, value_end: around an argument's name, and around its value.
+        of_text, of_json: after an argument's name, says that its value is a text, or JSON; empty: the schema says it.
+        unopened: a call may also follow without the text that opens a block.
         on_lines: a value is on lines between its tags, so a line end at its begin and one at its end are not its own.
         several: a block has all calls that are made at once.
     """
@@ -37,6 +40,9 @@ class CallTags(msgspec.Struct, frozen=True, kw_only=True):
     key_end: str
     value: str = ""
     value_end: str
+    of_text: str = ""
+    of_json: str = ""
+    unopened: bool = False
     on_lines: bool = False
     several: bool = False
 
@@ -65,6 +71,7 @@ QWEN_TAGS = CallTags(
     key="<parameter=",
     key_end=">",
     value_end="</parameter>",
+    unopened=True,
     on_lines=True,
 )
 GLM_TAGS = CallTags(
@@ -86,6 +93,21 @@ MINIMAX_TAGS = CallTags(
     value_end="</parameter>",
     several=True,
 )
+DSML = "｜DSML｜"
+"""What all tags of DeepSeek V3.2 have in them: one token of its vocabulary."""
+DSML_TAGS = CallTags(
+    block=f"<{DSML}function_calls>",
+    block_end=f"</{DSML}function_calls>",
+    call=f'<{DSML}invoke name="',
+    name_end='">',
+    call_end=f"</{DSML}invoke>",
+    key=f'<{DSML}parameter name="',
+    key_end='" string="',
+    value_end=f"</{DSML}parameter>",
+    of_text='true">',
+    of_json='false">',
+    several=True,
+)
 
 
 class TaggedCalls(CallParser):
@@ -99,9 +121,10 @@ class TaggedCalls(CallParser):
 
     def _read(self) -> Steps[None]:
         tags = self.tags
-        while (yield from self._find(tags.block)):
+        openers = (tags.block, tags.call) if tags.unopened else (tags.block,)
+        while opener := (yield from self._find_one_of(*openers)):
             try:
-                if tags.call and not (yield from self._one_of(tags.call)):
+                if tags.call and opener == tags.block and not (yield from self._one_of(tags.call)):
                     raise NotACall
                 yield from self._call()
                 while tags.call and (yield from self._one_of(tags.call, tags.block_end)) == tags.call:
@@ -145,7 +168,13 @@ class TaggedCalls(CallParser):
             raise NotACall
         self._more((", " if given else "") + json.dumps(key, ensure_ascii=False) + ": ")
         given.add(key)
-        if types.is_string(key):
+        is_string = types.is_string(key)
+        if tags.of_text:
+            stated = yield from self._one_of(tags.of_text, tags.of_json)
+            if not stated:
+                raise NotACall
+            is_string = stated == tags.of_text
+        if is_string:
             self._more('"')
             if (yield from self._value(lambda char: self._more(json.dumps(char, ensure_ascii=False)[1:-1]))):
                 self._more('"')
@@ -186,7 +215,10 @@ class TaggedCalls(CallParser):
 
 
 class QwenCalls(TaggedCalls):
-    """Qwen 3.5 and Qwen3-Coder: ``<tool_call><function=f><parameter=a>``, with values on lines between the tags."""
+    """Qwen 3.5 and Qwen3-Coder: ``<tool_call><function=f><parameter=a>``, with values on lines between the tags.
+
+    Qwen3-Coder leaves out the first tag at times.
+    """
 
     tags = QWEN_TAGS
 
@@ -201,3 +233,9 @@ class MinimaxCalls(TaggedCalls):
     """MiniMax-M2: ``<minimax:tool_call><invoke name="f"><parameter name="a">``, with several calls in a block."""
 
     tags = MINIMAX_TAGS
+
+
+class DsmlCalls(TaggedCalls):
+    """DeepSeek V3.2: as MiniMax-M2, in tags of its own, of which each argument's says whether it is a string."""
+
+    tags = DSML_TAGS

@@ -69,7 +69,13 @@ class _TaggedGrammar:
 
     def _any_arguments(self) -> str:
         if not self._any:
-            self._any = self._rule(self._argument("TAGGED_KEY", self._text("/(.|\\n)*/")))
+            text = self._text("/(.|\\n)*/")
+            value = (
+                text
+                if not self._tags.of_text
+                else f"({self._as_text(text)} | {self._as_json(f'%json {{}} {self._end}')})"
+            )
+            self._any = self._rule(self._argument("TAGGED_KEY", value))
             self.rules.append("TAGGED_KEY: /[A-Za-z_][A-Za-z0-9_-]*/")
         return f"({self._any})*"
 
@@ -83,7 +89,7 @@ class _TaggedGrammar:
         found = list(alternatives(schema, root))
         written = [self._alternative(each, root) for each in found]
         is_text = ["string" in types_of(each, root) and values_of(each) is None for each in found]
-        if any(is_text):
+        if any(is_text) and not self._tags.of_text:
             # A text that is a value of another type, too, is read as that.
             others = [each for each, text in zip(found, is_text, strict=True) if not text and values_of(each) is None]
             if any(not set(each) <= {"type"} | SAYS_NOTHING for each in others):
@@ -91,7 +97,9 @@ class _TaggedGrammar:
         return self._rule(" | ".join(written))
 
     def _alternative(self, schema: Any, root: Mapping[str, Any]) -> str:
-        if (values := values_of(schema)) is not None:
+        if (values := values_of(schema)) is not None and self._tags.of_text:
+            return self._stated_values(values)
+        if values is not None:
             texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
             if not texts or any(self._tags.value_end in text for text in texts):
                 raise NotExpressible
@@ -102,11 +110,32 @@ class _TaggedGrammar:
         types = types_of(schema, root)
         if "string" not in types:
             shared = {word: root[word] for word in ("$defs", "definitions") if word in root}
-            return f"%json {json.dumps(dict(schema) | shared)} {self._end}"
+            return self._as_json(f"%json {json.dumps(dict(schema) | shared)} {self._end}")
         stated = set(schema) - SAYS_NOTHING if isinstance(schema, Mapping) else set[str]()
         if stated and (schema.get("type") != "string" or not stated <= OF_STRINGS | {"type"}):
             raise NotExpressible
-        return self._text(text_pattern(schema if isinstance(schema, Mapping) else {}))
+        text = self._as_text(self._text(text_pattern(schema if isinstance(schema, Mapping) else {})))
+        if self._tags.of_text and types_of(schema, root) != {"string"}:
+            return f"{text} | {self._as_json(f'%json {{}} {self._end}')}"
+        return text
+
+    def _stated_values(self, values: Sequence[Any]) -> str:
+        """Return the expression of one of these values in a format that says what is a text."""
+        texts = [json.dumps(value, ensure_ascii=False) for value in values if isinstance(value, str)]
+        others = [json.dumps(json.dumps(value), ensure_ascii=False) for value in values if not isinstance(value, str)]
+        if not values or any(self._tags.value_end in text for text in texts):
+            raise NotExpressible
+        written = [self._as_text("" if text == '""' else text) for text in texts] + [
+            self._as_json(text) for text in others
+        ]
+        return " | ".join(f"{each} {self._end}" for each in written)
+
+    def _as_text(self, value: str) -> str:
+        """Return a value after what says that it is a text, where the format does."""
+        return f"{self._mark(self._tags.of_text)} {value}" if self._tags.of_text else value
+
+    def _as_json(self, value: str) -> str:
+        return f"{self._mark(self._tags.of_json)} {value}" if self._tags.of_json else value
 
     def _text(self, pattern: str) -> str:
         """Return the rule of a bare text and its closing tag, which no text contains."""

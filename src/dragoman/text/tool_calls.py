@@ -19,7 +19,17 @@ from dragoman.text.deepseek_calls import DeepSeekCalls
 from dragoman.text.gemma_calls import CLOSER, OPENER, QUOTE, GemmaCalls
 from dragoman.text.harmony import HarmonyMessages
 from dragoman.text.reasoning import ANALYSIS, KNOWN_MARKS, ReasoningMarks
-from dragoman.text.tagged_calls import GLM_TAGS, MINIMAX_TAGS, QWEN_TAGS, GlmCalls, MinimaxCalls, QwenCalls
+from dragoman.text.tagged_calls import (
+    DSML,
+    DSML_TAGS,
+    GLM_TAGS,
+    MINIMAX_TAGS,
+    QWEN_TAGS,
+    DsmlCalls,
+    GlmCalls,
+    MinimaxCalls,
+    QwenCalls,
+)
 from dragoman.text.template_names import TemplateNames
 from dragoman.text.tokenizer import Tokenizer
 
@@ -124,6 +134,13 @@ _ALL = (
         marks=MINIMAX_TAGS.texts,
         written=(r"<minimax:tool_call>", r"<invoke name=", r"<parameter name="),
         is_typed=False,
+    ),
+    CallFormat(
+        name="deepseek_tagged",
+        parser=DsmlCalls,
+        marks=(*DSML_TAGS.texts, DSML),
+        is_typed=False,
+        written=(DSML, r"function_calls>", r"invoke name=", r"parameter name="),
     ),
     CallFormat(
         name="deepseek",

@@ -11,9 +11,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from stub_runtime import QUICK, STUB, TOKENIZER, local_model
 
-from dragoman.core.events import FinishReason, TokenEvent
+from dragoman.core.events import FinishReason, Token, TokenEvent
 from dragoman.core.sampling import EndingParams
-from dragoman.dialects.tgi.generation import SequenceOutput
+from dragoman.core.serving import ModelCard, ReasoningBlocks, ToolCalls
+from dragoman.dialects.tgi.chat_render import AnswerReader
+from dragoman.dialects.tgi.generation import Piece, SequenceOutput
 from dragoman.dialects.tgi.render import float32
 from dragoman.serving.output_processor import make_output_processors
 from dragoman.text import ChatTemplate
@@ -72,3 +74,32 @@ def test_the_pieces_of_a_sequence_are_its_text(ids: list[int], stop: str) -> Non
     whole = TOKENIZER.decode(ids, skip_special_tokens=True)
     if not stop and not any(TOKENIZER.is_special(token_id) for token_id in ids):
         assert sequence.text == whole.rstrip("\ufffd")
+
+
+def test_marks_that_are_special_tokens_are_read_and_other_special_tokens_are_not() -> None:
+    marks = {"<|channel|>": 5, "<|message|>": 6, "<|end|>": 7, "<|start|>": 8}
+    card = ModelCard(
+        name="m",
+        created=0,
+        context_tokens=64,
+        vocab_size=16,
+        hidden_size=8,
+        precision="float32",
+        fingerprint="f",
+        has_chat_template=True,
+        has_fill_tokens=False,
+        tool_calls=ToolCalls(format="harmony", special_ids=marks),
+        reasoning=ReasoningBlocks(opening="<|channel|>analysis<|message|>", closing="<|end|>", special_ids=marks),
+    )
+    names = {id: mark for mark, id in marks.items()} | {1: "</s>", 9: "analysis", 10: "Hm.", 11: "assistant"}
+    names |= {12: "final", 13: "Yes."}
+    for ids, content in (
+        ((5, 9, 6, 10, 7, 8, 11, 5, 12, 6, 13, 1), "Yes."),
+        ((5, 9, 6, 10), ""),
+        ((5, 12, 6, 13), "Yes."),
+    ):
+        sequence = SequenceOutput(0)
+        sequence.pieces = [Piece(Token(i, names[i], b"", special=i < 9), names[i]) for i in ids]
+        assert AnswerReader(card).whole(sequence) == content
+    plain = msgspec.structs.replace(card, tool_calls=None, reasoning=None)
+    assert AnswerReader(plain).whole(sequence) == "finalYes."

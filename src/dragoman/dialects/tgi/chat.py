@@ -213,7 +213,7 @@ class Conversation:
         await self.run.whole()
         sequence = self.run.chosen
         finish = render.finish_reason(sequence.finish, self._state.quirks)
-        message = render.text_message(sequence.text)
+        message = render.text_message(self._reader.whole(sequence))
         return render.chat_completion(self._head, message, self._all_logprobs(), finish, self.usage)
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
@@ -224,10 +224,11 @@ class Conversation:
                     yield chunk
         if self._setup is None:
             stream = ChatStream(render.ChatChunks(self._head, self._state.quirks, self._logprobs))
-            stream.begin([render.TextReader()])
+            reader = self._reader
+            stream.begin([reader])
             async with aclosing(self.run.steps()) as steps:
                 async for step in steps:
-                    for chunk in stream.delta(step.delta(step.piece.shown)):
+                    for chunk in stream.delta(step.delta(reader.text(step.piece))):
                         yield chunk
         options = self.stream_options
         if options is not None and options["include_usage"]:
@@ -279,6 +280,11 @@ class Conversation:
                     reader.call.compact()
                 return
         await self._decline()
+
+    @property
+    def _reader(self) -> render.AnswerReader:
+        """A new reader of an answer that is no call."""
+        return render.AnswerReader(self._serving.model(None))
 
     @property
     def _logprobs(self) -> render.LogprobsWanted:

@@ -10,13 +10,15 @@ import msgspec
 
 from dragoman.core.errors import DragomanError
 from dragoman.core.events import FinishReason, TextDelta, Token
+from dragoman.core.serving import ModelCard
 from dragoman.dialects.chat_stream import ChatChunk, ChatShaper
 from dragoman.dialects.completion_stream import CompletionChunk, CompletionShaper
 from dragoman.dialects.tgi.errors import fault_of
-from dragoman.dialects.tgi.generation import Generation
+from dragoman.dialects.tgi.generation import Generation, Piece, SequenceOutput
 from dragoman.dialects.tgi.render import SimpleToken, float32, sse
 from dragoman.dialects.tgi.settings import Quirks
 from dragoman.dialects.tgi.tools import CallText
+from dragoman.dialects.tools import ToolChoice, tool_plan
 from dragoman.text.call_parser import CallArguments, CallStart, Content, Part
 
 
@@ -318,14 +320,42 @@ def call_finish_reason(call: CallText, quirks: Quirks) -> str | None:
     return "stop" if quirks.tool_finish_stop else "tool_calls"
 
 
-class TextReader:
-    """All of the text is content, and each token has its chunk, also one that adds nothing."""
+class AnswerReader:
+    """Takes the content out of an answer, token by token: each has one part, also one that adds nothing.
+
+    All of the text is content, unless the model puts that between marks, too (gpt-oss): then what is outside of them,
+    and its reasoning, are left out.
+    """
+
+    def __init__(self, card: ModelCard) -> None:
+        shape = tool_plan((), ToolChoice("none"), card).shape
+        self._reader = shape.reader(reasoning_begun=False) if shape.is_framed else None
+        self._marks: frozenset[int] = frozenset()
+        if self._reader is not None:
+            known = [each.special_ids.values() for each in (card.tool_calls, card.reasoning) if each is not None]
+            self._marks = frozenset(id for ids in known for id in ids)
+
+    def text(self, piece: Piece) -> str:
+        """Return the text of a token that is read: that which it shows, and the marks."""
+        return piece.text if piece.token.token_id in self._marks else piece.shown
 
     def push(self, text: str) -> list[Part]:
-        return [Content(text)]
+        return [Content(text if self._reader is None else _content(self._reader.push(text)))]
 
     def flush(self) -> list[Part]:
-        return []
+        rest = "" if self._reader is None else _content(self._reader.flush())
+        return [Content(rest)] if rest else []
+
+    def whole(self, sequence: SequenceOutput) -> str:
+        """Return the content of a whole answer."""
+        if self._reader is None:
+            return sequence.text
+        parts = [part for piece in sequence.pieces for part in self.push(self.text(piece))]
+        return _content([*parts, *self.flush()])
+
+
+def _content(parts: Iterable[Part]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, Content))
 
 
 class ChatChunks(ChatShaper):
