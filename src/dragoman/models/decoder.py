@@ -7,7 +7,6 @@ program, which the kernels run once per step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +15,7 @@ from dragoman import kernels
 from dragoman.models.branches import Parts, TokenInputs
 from dragoman.models.feed_forward import record_activation, record_experts, record_router_input
 from dragoman.models.latent_attention import LatentBuffers, record_latent_attention
+from dragoman.models.layer_buffers import LayerBuffers, Stream
 from dragoman.models.mixers import record_mixer
 from dragoman.models.packing import Weights
 from dragoman.models.parameters import attention_module, product_name
@@ -69,20 +69,6 @@ def build_hidden_program(
     return program
 
 
-@dataclass(frozen=True, slots=True)
-class _Stream:
-    """Buffers of a layer: the residual stream, and the values of the branches."""
-
-    residual: int
-    normed: int  # input of a branch
-    mixed: int  # output of attention, before its projection
-    wide: int  # feed-forward before the activation
-    narrow: int  # feed-forward after the activation
-    branch: int | None  # output of a branch that does not join the stream directly
-    routing: int | None = None  # a router's input where it is not its experts'
-    routed: int | None = None  # output of experts that are beside a network
-
-
 class Recorder:
     """Records layers, one operation after the other.
 
@@ -103,7 +89,7 @@ class Recorder:
         self.query_factors = spec.query_scale.table(context) if spec.query_scale else None
         self.token_inputs: TokenInputs | None = None
         self.parts: Parts | None = None
-        self.narrowed: dict[tuple[int, int], int] = {}
+        self.buffers = LayerBuffers(spec, program)
         for tables in self.tables.values():
             program.before_positions(tables.reach)
 
@@ -120,11 +106,11 @@ class Recorder:
             x = wanted
         self.program.logits(x)
 
-    def _layers(self) -> _Stream:
+    def _layers(self) -> Stream:
         """Record all layers. Returns the stream after the last one, with the rows that continue to the logits."""
         spec = self.spec
-        stream = self._stream()
-        qkv = self._qkv(stream)
+        stream = self.buffers.stream()
+        qkv = self.buffers.qkv(stream)
         self._embed(stream)
         if spec.layer_inputs:
             self.token_inputs = TokenInputs(self, spec.layer_inputs, stream.residual)
@@ -135,7 +121,7 @@ class Recorder:
             if layer == spec.written_layers and self.causal and spec.encoder is None:
                 # From here on rows depend on others only through the cache.
                 (stream, _), selected = self._select(stream, [], layer), True
-                qkv = self._qkv(stream)
+                qkv = self.buffers.qkv(stream)
             if self.parts:
                 self.parts.predict(layer, stream.residual)
             x, results = stream.normed, []
@@ -181,7 +167,7 @@ class Recorder:
         if self.spec.layer_scale:
             self.program.scale(x, float(self.weights.vector("layer_scale", layer)[0]))
 
-    def _embed(self, stream: _Stream) -> None:
+    def _embed(self, stream: Stream) -> None:
         """Record x = norm(norm(table[token] · scale) (· projection) + positions)."""
         embedding, p = self.spec.embedding, self.program
         table, scale = self.weights.matrix("embedding"), embedding.scale
@@ -212,7 +198,7 @@ class Recorder:
             np.float32(0) if found is None else found
         )
 
-    def _mix_tokens(self, layer: int, stream: _Stream, x: int, qkv: int) -> list[tuple[int, str]]:
+    def _mix_tokens(self, layer: int, stream: Stream, x: int, qkv: int) -> list[tuple[int, str]]:
         """Record a layer's attention and its mixer, without their last products. Returns the inputs of these, each with
         its module."""
         results = []
@@ -227,15 +213,15 @@ class Recorder:
             results.append((record_mixer(self, layer, x), "mixer_out"))
         return results
 
-    def _attend(self, layer: int, stream: _Stream, x: int, widest: int) -> int:
+    def _attend(self, layer: int, stream: Stream, x: int, widest: int) -> int:
         """Record mixed = Attention(rotate(x·Wq), rotate(x·Wk), x·Wv). Returns its buffer."""
         spec, p = self.spec.of_layer(layer), self.program
         module = attention_module(spec, layer)
         keys = spec.query_width + (spec.query_width if spec.gated_attention else 0)
         values = keys + spec.kv_width
-        projected = self._narrowed(widest, self.weights.matrix(module, layer).shape[0])
+        projected = self.buffers.narrowed(widest, self.weights.matrix(module, layer).shape[0])
         self.linear(projected, x, module, layer)
-        qkv = projected if module == "query" else self._narrowed(widest, values + spec.kv_width)
+        qkv = projected if module == "query" else self.buffers.narrowed(widest, values + spec.kv_width)
         if module == "query_key":
             p.join(qkv, projected, projected, keys)
         if spec.qkv_clip:
@@ -258,7 +244,7 @@ class Recorder:
         place = self.kv_layers[spec.kv_source(layer)] if self.causal else 0
         if module != "query":
             p.write_kv(qkv, keys, values, place)
-        mixed = self._narrowed(stream.mixed, spec.query_width)
+        mixed = self.buffers.narrowed(stream.mixed, spec.query_width)
         window = spec.windows[layer] if spec.windows[layer] < self.context else 0
         slopes = spec.alibi_slopes or None
         p.attend(
@@ -289,7 +275,7 @@ class Recorder:
         learned = self.weights.vector("relative_bias", layer if relative.by_layer else None)
         return relative.table(learned, both_sides=not self.causal)
 
-    def _cross_attend(self, layer: int, stream: _Stream, x: int) -> None:
+    def _cross_attend(self, layer: int, stream: Stream, x: int) -> None:
         """Record mixed = Attention(x·Wq, K, V), with the keys and values that the encoder left for its input."""
         spec, p = self.spec, self.program
         if self.query is None:
@@ -297,15 +283,15 @@ class Recorder:
         self.linear(self.query, x, "cross_query", layer)
         p.cross_attend(stream.mixed, self.query, 0, spec.heads, layer, spec.attention_scales[layer])
 
-    def _feed_forward(self, layer: int, stream: _Stream, x: int) -> None:
+    def _feed_forward(self, layer: int, stream: Stream, x: int) -> None:
         """Record the branch (act(x·Wgate) * x·Wup)·Wdown, or without a gate act(x·Wup)·Wdown; or a mixture of these."""
         experts = self.spec.routed(layer)
         if experts and not experts.beside:
             self._route(layer, stream, x, experts)
             return
         spec = self.spec.of_layer(layer)
-        wide = self._narrowed(stream.wide, (1 + spec.gated) * spec.feed_forward)
-        narrow = self._narrowed(stream.narrow, spec.feed_forward) if spec.gated else wide
+        wide = self.buffers.narrowed(stream.wide, (1 + spec.gated) * spec.feed_forward)
+        narrow = self.buffers.narrowed(stream.narrow, spec.feed_forward) if spec.gated else wide
         self.linear(wide, x, "feed_forward_in", layer)
         record_activation(self, layer, narrow, wide)
         if spec.block.inner_norms:
@@ -315,7 +301,7 @@ class Recorder:
         else:
             self._join(layer, stream, narrow, "feed_forward_out")
 
-    def _route_beside(self, layer: int, stream: _Stream, narrow: int, experts: Experts) -> None:
+    def _route_beside(self, layer: int, stream: Stream, narrow: int, experts: Experts) -> None:
         """Record the branch norm(narrow·W) + norm(experts(norm(residual))), with another norm for the router."""
         assert stream.branch is not None
         assert stream.routing is not None
@@ -329,13 +315,13 @@ class Recorder:
         self.program.add(stream.branch, stream.routed)
         self._finish_branch(layer, stream, "feed_forward_out")
 
-    def _route(self, layer: int, stream: _Stream, x: int, experts: Experts) -> None:
+    def _route(self, layer: int, stream: Stream, x: int, experts: Experts) -> None:
         """Record the branch as the weighted sum of the feed-forward networks that the router chooses for each row."""
         out = stream.residual if stream.branch is None else stream.branch
         record_experts(self, layer, out, x, experts, accumulate=stream.branch is None)
         self._finish_branch(layer, stream, "feed_forward_out")
 
-    def _logits(self, stream: _Stream) -> None:
+    def _logits(self, stream: Stream) -> None:
         """Record softcap(scale · (head · norm(x) + bias))."""
         spec, p, x = self.spec, self.program, self._final(stream)
         if spec.embedding.width is not None:
@@ -352,14 +338,14 @@ class Recorder:
             p.soft_cap(logits, spec.output.softcap)
         p.logits(logits)
 
-    def _final(self, stream: _Stream) -> int:
+    def _final(self, stream: Stream) -> int:
         """Record the last norm, where there is one. Returns the buffer of the final hidden states."""
         if not self.spec.output.norm:
             return stream.residual
         self._norm(stream.normed, stream.residual, "final_norm")
         return stream.normed
 
-    def _branch_input(self, stream: _Stream, module: str, layer: int) -> int:
+    def _branch_input(self, stream: Stream, module: str, layer: int) -> int:
         """Return the input of a branch: the residual stream, normed where the norms come before."""
         is_first = module == "attention_norm"
         if self.spec.norms(layer) not in ("before", "around") or (is_first and not self.spec.has_first_norm(layer)):
@@ -367,11 +353,11 @@ class Recorder:
         self._norm(stream.normed, stream.residual, module, layer)
         return stream.normed
 
-    def _join_all(self, layer: int, stream: _Stream, results: list[tuple[int, str]]) -> None:
+    def _join_all(self, layer: int, stream: Stream, results: list[tuple[int, str]]) -> None:
         for x, module in results:
             self._join(layer, stream, x, module)
 
-    def _join(self, layer: int, stream: _Stream, x: int, module: str) -> None:
+    def _join(self, layer: int, stream: Stream, x: int, module: str) -> None:
         """Record residual += scale · norm(x·W), or residual = norm(residual + x·W)."""
         if stream.branch is None:
             self.linear(stream.residual, x, module, layer, accumulate=True)
@@ -379,7 +365,7 @@ class Recorder:
             self.linear(stream.branch, x, module, layer)
         self._finish_branch(layer, stream, module)
 
-    def _finish_branch(self, layer: int, stream: _Stream, module: str) -> None:
+    def _finish_branch(self, layer: int, stream: Stream, module: str) -> None:
         """Record the end of a branch, after its last product, which was already added to the stream if it joins
         directly."""
         norm = "attention_out_norm" if module == "mixer_out" else f"{module}_norm"
@@ -434,60 +420,16 @@ class Recorder:
         """Return the name that adapters use for the product with a module's matrix."""
         return product_name(module, layer)
 
-    def _stream(self) -> _Stream:
-        """Allocate buffers, sharing memory where one is unused before the other is written: 27 MB of 68 for Llama 3.2
-        1B."""
-        spec, p = self.spec, self.program
-        feed_forward = self._widest("feed_forward")
-        wide = p.buffer(max(1, 2 * feed_forward if spec.gated else feed_forward))
-        narrow = p.buffer(feed_forward, over=wide) if spec.gated and feed_forward else wide
-        branch = None if spec.block.joins_directly else p.buffer(spec.width)
-        residual, normed = p.buffer(spec.width), p.buffer(spec.width)
-        # With parallel branches, the feed-forward network has the same input as attention.
-        mixed = normed
-        if spec.attention_layers:
-            over = None if spec.block.parallel or spec.mixers_beside else normed
-            mixed = self._buffer(self._widest("mixed_width"), over=over)
-        beside = spec.experts is not None and spec.experts.beside
-        routing, routed = (p.buffer(spec.width) if beside else None for _ in range(2))
-        return _Stream(residual, normed, mixed, wide, narrow, branch, routing, routed)
-
-    def _qkv(self, stream: _Stream) -> int:
-        """Return the buffer of queries, keys and values, as wide as the widest layer's."""
-        spec = self.spec
-        if not spec.attention_layers or spec.latent is not None:
-            return stream.wide
-        gate = spec.query_width if spec.gated_attention else 0
-        return self._buffer(self._widest("qkv_width") + gate, over=stream.wide)
-
-    def _widest(self, name: str) -> int:
-        """Return the largest of a size over all layers."""
-        widths: list[int] = [getattr(self.spec.of_layer(layer), name) for layer in range(self.spec.layers)]
-        return max(widths)
-
-    def _narrowed(self, buffer: int, width: int) -> int:
-        """Return a buffer of this width in the memory of one that is at least as wide."""
-        if self.program.width(buffer) == width:
-            return buffer
-        if (buffer, width) not in self.narrowed:
-            self.narrowed[buffer, width] = self.program.buffer(width, over=buffer)
-        return self.narrowed[buffer, width]
-
-    def _buffer(self, width: int, over: int | None) -> int:
-        """Allocate a buffer in the memory of another, if it fits there."""
-        fits = over is not None and width <= self.program.width(over)
-        return self.program.buffer(width, over if fits else None)
-
     def _select(
-        self, stream: _Stream, results: list[tuple[int, str]], layer: int
-    ) -> tuple[_Stream, list[tuple[int, str]]]:
+        self, stream: Stream, results: list[tuple[int, str]], layer: int
+    ) -> tuple[Stream, list[tuple[int, str]]]:
         """Copy the rows whose logits are needed into separate buffers: before a layer, where there are no ``results``,
         or after its first branch."""
-        p, wanted, selected = self.program, self._stream(), []
+        p, wanted, selected = self.program, self.buffers.stream(), []
         p.select_rows(wanted.residual, stream.residual)
         for x, module in results:
             width = p.width(x)
-            out = p.buffer(width) if module == "mixer_out" else self._narrowed(wanted.mixed, width)
+            out = p.buffer(width) if module == "mixer_out" else self.buffers.narrowed(wanted.mixed, width)
             p.select_rows(out, x)
             selected.append((out, module))
         if results and self.spec.block.shared_norm:
