@@ -18,6 +18,9 @@ constexpr long kChunkFloats = 16384;
 // From so many rows for each expert on, its products take longer than reading its weights.
 constexpr long kManyRows = 8;
 
+// In place of a pair, of an expert without matrices.
+constexpr long kIdentity = -1;
+
 long grain_of(long floats) { return std::max(1L, kChunkFloats / std::max(1L, floats)); }
 
 // Distances between rows that are not a power of two, aligned to cache lines.
@@ -47,7 +50,10 @@ void group_rows(const Experts& e, const float* x, long ldx, long rows, ExpertsSc
   });
 
   s.next.assign(e.experts.size(), 0);
-  for (const std::int32_t expert : s.chosen) ++s.next[expert];
+  const long networks = e.routing.experts - e.routing.identities;
+  for (const std::int32_t expert : s.chosen) {
+    if (expert < networks) ++s.next[expert];
+  }
   if (shared) s.next.back() = rows;
   s.parts.clear();
   s.part_of.clear();
@@ -72,6 +78,10 @@ void group_rows(const Experts& e, const float* x, long ldx, long rows, ExpertsSc
   s.input_factors.resize(e.routing.scale_inputs ? static_cast<std::size_t>(pairs) : 0);
   for (long r = 0; r < rows; ++r) {
     for (long j = 0; j < ranks; ++j) {
+      if (j < active && s.chosen[r * active + j] >= networks) {
+        s.pair_of[r * ranks + j] = kIdentity;
+        continue;
+      }
       const std::size_t expert = j < active ? static_cast<std::size_t>(s.chosen[r * active + j]) : e.experts.size() - 1;
       const long pair = s.next[expert]++;
       s.rows[pair] = static_cast<std::int32_t>(r);
@@ -233,20 +243,25 @@ void run_experts(const Experts& e, const float* x, long ldx, const float* routed
                  long ldout, bool accumulate, ExpertsScratch& s) {
   if (rows <= 0) return;
   group_rows(e, routed, ldrouted, rows, s);
-  gather_inputs(x, ldx, rows, s);
-  multiply_inward(s);
-  activate(e, s);
   const long width = e.experts[0].out.n, ldresults = padded_floats(width);
   float* const results = floats(s.results, static_cast<long>(s.rows.size()) * ldresults);
-  for_blocks(s, &Expert::out, [&](const Part& part, long begin, long end) {
-    kernels().linear.multiply(part.expert->out, part.inner, begin, end, results + part.first * ldresults, ldresults,
-                              part.expert->out_bias, false);
-  });
+  if (!s.parts.empty()) {
+    gather_inputs(x, ldx, rows, s);
+    multiply_inward(s);
+    activate(e, s);
+    for_blocks(s, &Expert::out, [&](const Part& part, long begin, long end) {
+      kernels().linear.multiply(part.expert->out, part.inner, begin, end, results + part.first * ldresults, ldresults,
+                                part.expert->out_bias, false);
+    });
+  }
   const long active = e.routing.active, ranks = active + (e.routing.shared != SharedExpert::none);
   pool().parallel_for(rows, grain_of(ranks * width), [&](long begin, long end) {
     const float* parts[kMostExperts + 1];
     for (long r = begin; r < end; ++r) {
-      for (long j = 0; j < ranks; ++j) parts[j] = results + s.pair_of[r * ranks + j] * ldresults;
+      for (long j = 0; j < ranks; ++j) {
+        const long pair = s.pair_of[r * ranks + j];
+        parts[j] = pair == kIdentity ? x + r * ldx : results + pair * ldresults;
+      }
       kernels().experts.combine(parts, s.weights.data() + r * (active + 1), ranks, width, e.factor, accumulate,
                                 out + r * ldout);
     }

@@ -29,8 +29,9 @@ enum class Scores : std::uint8_t {
 // How logits become a choice. The logits of a row are those of all selectable experts, then that of the shared one if
 // it is gated.
 struct Routing {
-  long experts = 0;  // selectable experts: at most kMostExperts
-  long active = 0;   // chosen for each row: the largest scores, the lower number where they are equal
+  long experts = 0;     // selectable experts: at most kMostExperts
+  long identities = 0;  // the last of them, which have no matrices: what goes in comes out
+  long active = 0;      // chosen for each row: the largest scores, the lower number where they are equal
   bool over_all =
       false;  // weights are the scores over all experts; else they are divided by the sum of the chosen ones
   SharedExpert shared = SharedExpert::none;

@@ -335,7 +335,10 @@ void Recorder::experts(int out, int x, int routed, Experts experts, bool accumul
   require(routing.experts >= 1 && routing.experts <= kMostExperts,
           "experts: there can be 1 to " + std::to_string(kMostExperts));
   require(routing.active >= 1 && routing.active <= routing.experts, "experts: cannot choose more than there are");
-  require(static_cast<long>(experts.experts.size()) == routing.experts + shared,
+  require(routing.identities >= 0 && routing.identities < routing.experts, "experts: some must have matrices");
+  require(routing.identities == 0 || (!routing.scale_inputs && from.width == buffers_.at(out).width),
+          "experts: those without matrices do not fit the buffers, or weights of inputs");
+  require(static_cast<long>(experts.experts.size()) == routing.experts - routing.identities + shared,
           "experts: there must be matrices for each expert");
   require(experts.router.k == routed_by.width &&
               experts.router.n == routing.experts + (routing.shared == SharedExpert::gated),

@@ -68,11 +68,14 @@ void record_experts(OwningProgram& p, int out, int x, const PackedMatrix& router
                     float least, float weight_factor, float margin, bool scale_inputs,
                     const std::optional<Vector>& router_bias, const std::optional<std::vector<Vector>>& in_biases,
                     const std::optional<std::vector<Vector>>& out_biases, int routed,
-                    const std::optional<Vector>& expert_scales) {
+                    const std::optional<Vector>& expert_scales, long identities) {
   require(inward.size() == outward.size() && !inward.empty(), "experts: each has two matrices");
   Experts experts;
   experts.routing.shared = shared_expert(shared);
-  experts.routing.experts = static_cast<long>(inward.size()) - (shared ? 1 : 0);
+  require(identities >= 0 && identities < kMostExperts,
+          "experts: the number of those without matrices is not possible");
+  experts.routing.experts = static_cast<long>(inward.size()) - (shared ? 1 : 0) + identities;
+  experts.routing.identities = identities;
   experts.routing.active = active;
   experts.routing.over_all = over_all;
   experts.routing.scores = scores(scored);
@@ -404,7 +407,7 @@ void bind_program(nb::module_& m) {
            nb::arg("choice_bias").none(), nb::arg("groups"), nb::arg("active_groups"), nb::arg("group_top"),
            nb::arg("least"), nb::arg("weight_factor"), nb::arg("margin"), nb::arg("scale_inputs"),
            nb::arg("router_bias").none(), nb::arg("in_biases").none(), nb::arg("out_biases").none(),
-           nb::arg("routed"), nb::arg("expert_scales").none())
+           nb::arg("routed"), nb::arg("expert_scales").none(), nb::arg("identities"))
       .def("add", recording(&Recorder::add))
       .def("predict_parts", recording(&Recorder::predict_parts))
       .def("correct_parts", recording(&Recorder::correct_parts))

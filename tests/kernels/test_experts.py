@@ -44,6 +44,7 @@ class Network:
     activation: kernels.Activation = "silu"
     over_all: bool = False
     seed: int = 0
+    identities: int = 0
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(self.seed)
@@ -52,7 +53,7 @@ class Network:
             return np.asarray(rng.normal(size=shape) / np.sqrt(shape[-1]), np.float32)
 
         hidden = [self.hidden] * self.count + [self.shared_hidden] * (self.shared is not None)
-        self.router = normal(self.count + (self.shared == "gated"), WIDTH) * 3
+        self.router = normal(self.count + self.identities + (self.shared == "gated"), WIDTH) * 3
         self.inward = [normal((1 + self.gated) * size, WIDTH) for size in hidden]
         self.outward = [normal(WIDTH, size) for size in hidden]
 
@@ -72,6 +73,7 @@ class Network:
             shared=self.shared,
             gated=self.gated,
             activation=self.activation,
+            identities=self.identities,
             **options,
         )
 
@@ -94,6 +96,7 @@ class Network:
     def expected(self, ids: NDArray[np.int32]) -> NDArray[np.float64]:
         x = self.x[ids]
         networks: list[Callable[..., Any]] = [partial(self._network, e) for e in range(len(self.inward))]
+        networks[self.count : self.count] = [np.asarray] * self.identities
         logits = x.astype(np.float64) @ self.router.T.astype(np.float64)
         return np.asarray(
             reference.experts(x, logits, networks, self.active, over_all=self.over_all, shared=self.shared), np.float64
@@ -131,6 +134,9 @@ NETWORKS = {
     "gated shared": Network(6, 3, shared="gated", over_all=True),
     "without a gate": Network(7, 2, gated=False, activation="relu", shared="gated"),
     "one expert": Network(1, 1),
+    "some give back what goes in": Network(4, 3, over_all=True, identities=3),
+    "most give back what goes in": Network(1, 1, identities=7, shared="gated"),
+    "almost all give back what goes in": Network(1, 1, identities=40),
 }
 
 
@@ -258,6 +264,9 @@ def test_time_is_told_apart() -> None:
         ({"inward": [np.zeros((80, 72), np.float32)] * 7}, "two matrices"),
         ({"outward": [np.zeros((72, 39), np.float32)] * 8}, "do not fit"),
         ({"activation": "mish"}, "activation"),
+        ({"identities": 1}, "router does not fit"),
+        ({"identities": -1}, "not possible"),
+        ({"identities": 2**40}, "not possible"),
     ],
 )
 def test_what_does_not_fit_is_refused_when_recorded(change: dict[str, Any], said: str) -> None:

@@ -46,9 +46,29 @@ LATENT: dict[str, Config] = {
     | {"n_group": 1, "topk_group": 1},
     "youtu": family_config("YoutuForCausalLM", "youtu", **_LATENT)
     | {"rope_interleave": False, "v_head_dim": 64, "pad_token_id": None},
+    "axk1": family_config("AXK1ForCausalLM", "axk1", **_LATENT, **_ROUTED)
+    | {"n_group": 4, "topk_group": 2, "mlp_layer_types": ["sparse", "dense", "sparse"], "rope_parameters": _YARN},
+    "longcat-flash": {
+        "architectures": ["LongcatFlashForCausalLM"],
+        "model_type": "longcat_flash",
+        "hidden_size": 64,
+        "num_layers": 2,
+        "num_attention_heads": 4,
+        "ffn_hidden_size": 90,
+        "expert_ffn_hidden_size": 33,
+        "vocab_size": 131,
+        "max_position_embeddings": 256,
+        "n_routed_experts": 5,
+        "zero_expert_num": 3,
+        "moe_topk": 3,
+        "head_dim": 12,
+        "routed_scaling_factor": 1.5,
+        "pad_token_id": 0,
+    }
+    | _LATENT,
 }
 
-REPEATED = ("glm4-moe-lite", "deepseek-v3.2", "glm-5", "youtu")
+REPEATED = ("axk1", "glm4-moe-lite", "deepseek-v3.2", "glm-5", "youtu")
 """Variants whose operations are those of others, in the same order."""
 
 
@@ -58,6 +78,16 @@ def _published(architecture: str, width: int, layers: int, heads: int, inner: in
 
 
 PUBLISHED: dict[str, tuple[Config, int]] = {
+    "LongCat-Flash": (
+        {"architectures": ["LongcatFlashForCausalLM"], "hidden_size": 6144, "num_layers": 28, "vocab_size": 131072}
+        | {"num_attention_heads": 64, "ffn_hidden_size": 12288, "expert_ffn_hidden_size": 2048, "moe_topk": 12}
+        | {"n_routed_experts": 512, "zero_expert_num": 256},
+        560_664_980_480,
+    ),
+    "A.X K1": (
+        _published("AXK1ForCausalLM", 7168, 61, 64, 18432, 163840) | {"moe_intermediate_size": 2048},
+        518_983_063_808,
+    ),
     "DeepSeek V2-Lite": (
         _published("DeepseekV2ForCausalLM", 2048, 27, 16, 10944, 102400, q_lora_rank=None, num_experts_per_tok=6)
         | {"moe_intermediate_size": 1408, "n_routed_experts": 64, "n_shared_experts": 2, "first_k_dense_replace": 1},

@@ -99,7 +99,14 @@ class NumpyDecoder:
             inward, experts = self.branch_input(x, "feed_forward_norm", layer), self.spec.routed(layer)
             beside = experts is not None and experts.beside
             branch = self.beside(x, inward, layer) if beside else self.feed_forward(inward, layer)
+            if experts is not None and experts.out_norm:
+                branch = self.norm(branch, f"layers.{layer}.expert_out_norm")
             x = self.join(x, branch, "feed_forward_out", layer)
+            before = self.spec.routed(layer - 1) if layer else None
+            if before is not None and before.delayed:
+                x = x + shared.pop(-1)[0]
+            if experts is not None and experts.delayed:
+                shared[-1] = (self.mixture(inward, layer), inward)
         return x
 
     def beside(self, x: Array, normed: Array, layer: int) -> Array:
@@ -189,7 +196,8 @@ class NumpyDecoder:
         return self.linear(mixed, at + "attention_out")
 
     def feed_forward(self, x: Array, layer: int) -> Array:
-        if self.spec.routed(layer):
+        experts = self.spec.routed(layer)
+        if experts is not None and not experts.delayed:
             return self.mixture(x, layer)
         at, name = f"layers.{layer}.", self.spec.activation
         if name == "xielu":
@@ -238,14 +246,17 @@ class NumpyDecoder:
         logits = (x if routing is None else routing) @ self.weights[at + "router.weight"].T
         if experts.bias:
             logits = logits + self.weights[at + "router.bias"]
-        weights = self.expert_weights(logits[:, : experts.count], at)
+        selectable = experts.count + experts.identities
+        weights = self.expert_weights(logits[:, :selectable], at)
         y: Array = sum(
             self.expert(x, weights[:, e, None], f"{at}expert_in.{e}", f"{at}expert_out.{e}")
             for e in range(experts.count)
         )
+        if experts.identities:
+            y = y + weights[:, experts.count :].sum(axis=1, keepdims=True) * x
         if not experts.shared:
             return y
-        share = 1 / (1 + np.exp(-logits[:, experts.count :])) if experts.shared_gated else np.float32(1)
+        share = 1 / (1 + np.exp(-logits[:, selectable:])) if experts.shared_gated else np.float32(1)
         return y + share * self.network(x, at + "shared_expert_in", at + "shared_expert_out")
 
     def expert(self, x: Array, weight: Array, inward: str, outward: str) -> Array:

@@ -26,7 +26,9 @@ def attend_to_latents(decoder: NumpyDecoder, latent: Latent, x: Array, layer: in
     queries = decoder.linear(low, at + "latent_query").reshape(tokens, spec.heads, -1)
     plain, rotated = queries[..., : latent.plain], queries[..., latent.plain :]
     kept = decoder.linear(x, at + "latent_in")
-    latents = norm(kept[:, : latent.rank], decoder.weights[at + "latent_norm.weight"], latent)
+    latents = norm(kept[:, : latent.rank], decoder.weights[at + "latent_norm.weight"], latent) * np.float32(
+        latent.scale
+    )
     keys = kept[:, None, latent.rank :]
     if (rope := spec.rope(layer)) is not None:
         rotated, keys = rotate(rotated, rope), rotate(keys, rope)

@@ -227,6 +227,7 @@ class Program(StreamOperations, RecurrenceOperations):
         biases: tuple[Sequence[ArrayLike], Sequence[ArrayLike]] | None = None,
         routed: int | None = None,
         expert_scales: ArrayLike | None = None,
+        identities: int = 0,
     ) -> None:
         """Record ``out = factor · Σ weight_e · expert_e(x)`` over the ``active`` experts that each row's router logits
         choose, or ``out += …`` where ``accumulate``.
@@ -246,6 +247,7 @@ class Program(StreamOperations, RecurrenceOperations):
             scale_inputs: the weights multiply what goes into the experts (Llama 4).
             routed: the router's input, where it is not x. expert_scales: float32 ``[experts]``, factors of the weights.
             router_bias, biases: of the router, and of ``inward`` and ``outward``, one vector for each expert.
+            identities: so many further experts, after the others, have no matrices: their result is x (LongCat-Flash).
             shared: an expert that every row passes: with weight 1, or with the sigmoid of the router's last row.
 
         Sums are taken in ascending order of experts, the shared one last: a row has the same bits in any batch.
@@ -277,6 +279,7 @@ class Program(StreamOperations, RecurrenceOperations):
             None if biases is None else [_float32(bias) for bias in biases[1]],
             x if routed is None else routed,
             _float32_or_none(expert_scales),
+            identities,
         )
 
     def add(self, out: int, x: int, factor: float = 1.0) -> None:

@@ -180,7 +180,8 @@ class Checkpoint:
         left = [
             name
             for name in sorted(self._tensors.keys() - used - self._family.unused(self.spec))
-            if not self._family.ignored.fullmatch(name.removeprefix(self._family.base))
+            if self._family.canonical(self._tensors[name].name) not in used  # it may be stored under another name
+            and not self._family.ignored.fullmatch(name.removeprefix(self._family.base))
             and not _is_bias_of_zeros(self._tensors[name])
         ]
         if left:

@@ -149,13 +149,17 @@ class Recorder:
                     x = self._branch_input(stream, "feed_forward_norm", layer)
                 self._join_all(layer, stream, results)
                 self._feed_forward(layer, stream, x)
-            self._finish_layer(layer, stream.residual)
+            self._finish_layer(layer, stream)
         if self.parts:
             self.parts.merge(stream.residual)
         return stream
 
-    def _finish_layer(self, layer: int, x: int) -> None:
-        """Record what follows the two branches: the layer's own input, and its factor."""
+    def _finish_layer(self, layer: int, stream: Stream) -> None:
+        """Record what follows the two branches: experts of the layer before, the layer's own input, and its factor."""
+        x = stream.residual
+        if layer and (before := self.spec.routed(layer - 1)) and before.delayed:
+            assert stream.routed is not None
+            self.program.add(x, stream.routed)
         if self.parts:
             x = self.parts.correct(layer, x)
         if self.token_inputs:
@@ -286,7 +290,10 @@ class Recorder:
     def _feed_forward(self, layer: int, stream: Stream, x: int) -> None:
         """Record the branch (act(x·Wgate) * x·Wup)·Wdown, or without a gate act(x·Wup)·Wdown; or a mixture of these."""
         experts = self.spec.routed(layer)
-        if experts and not experts.beside:
+        if experts and experts.delayed:
+            assert stream.routed is not None
+            record_experts(self, layer, stream.routed, x, experts)
+        elif experts and not experts.beside:
             self._route(layer, stream, x, experts)
             return
         spec = self.spec.of_layer(layer)
@@ -296,7 +303,7 @@ class Recorder:
         record_activation(self, layer, narrow, wide)
         if spec.block.inner_norms:
             self._norm(narrow, narrow, "feed_forward_inner_norm", layer)
-        if experts:
+        if experts and experts.beside:
             self._route_beside(layer, stream, narrow, experts)
         else:
             self._join(layer, stream, narrow, "feed_forward_out")
@@ -319,6 +326,8 @@ class Recorder:
         """Record the branch as the weighted sum of the feed-forward networks that the router chooses for each row."""
         out = stream.residual if stream.branch is None else stream.branch
         record_experts(self, layer, out, x, experts, accumulate=stream.branch is None)
+        if experts.out_norm:
+            self._norm(out, out, "expert_out_norm", layer)
         self._finish_branch(layer, stream, "feed_forward_out")
 
     def _logits(self, stream: Stream) -> None:
@@ -434,6 +443,9 @@ class Recorder:
             selected.append((out, module))
         if results and self.spec.block.shared_norm:
             p.select_rows(wanted.normed, stream.normed)
+        delayed = self.spec.experts is not None and self.spec.experts.delayed
+        if delayed and stream.routed is not None and wanted.routed is not None:
+            p.select_rows(wanted.routed, stream.routed)
         if self.token_inputs:
             self.token_inputs.select(layer)
         if self.parts:

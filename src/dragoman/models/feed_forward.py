@@ -101,6 +101,7 @@ def record_experts(
         biases=_expert_biases(recorder.weights, layer, experts) if experts.bias else None,
         routed=routing,
         expert_scales=recorder.weights.vector("expert_scale", layer) if experts.beside else None,
+        identities=experts.identities,
     )
 
 

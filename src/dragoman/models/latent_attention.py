@@ -68,7 +68,8 @@ def record_latent_attention(recorder: Recorder, latent: Latent, layer: int, x: i
         p.head_norm(memory.low, 0, 1, latent.query_rank, scale, latent.norm_eps)
     recorder.linear(memory.query, memory.low if latent.query_rank else x, "latent_query", layer)
     recorder.linear(memory.kept, x, "latent_in", layer)
-    p.head_norm(memory.kept, 0, 1, latent.rank, weights.vector("latent_norm", layer), latent.norm_eps)
+    scale = weights.vector("latent_norm", layer) * np.float32(latent.scale)
+    p.head_norm(memory.kept, 0, 1, latent.rank, scale, latent.norm_eps)
     p.head_linear(memory.absorbed, memory.query, weights.matrix("latent_key", layer), spec.heads)
     if rope := spec.rope(layer):
         tables = recorder.tables[rope]

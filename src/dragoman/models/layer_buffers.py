@@ -19,7 +19,7 @@ class Stream:
     narrow: int  # feed-forward after the activation
     branch: int | None  # output of a branch that does not join the stream directly
     routing: int | None = None  # a router's input where it is not its experts'
-    routed: int | None = None  # output of experts that are beside a network
+    routed: int | None = None  # output of experts that are beside a network, or join the stream later
 
 
 class LayerBuffers:
@@ -36,15 +36,17 @@ class LayerBuffers:
         feed_forward = self._widest("feed_forward")
         wide = p.buffer(max(1, 2 * feed_forward if spec.gated else feed_forward))
         narrow = p.buffer(feed_forward, over=wide) if spec.gated and feed_forward else wide
-        branch = None if spec.block.joins_directly else p.buffer(spec.width)
+        experts = spec.experts
+        directly = spec.block.joins_directly and not (experts and experts.out_norm)
+        branch = None if directly else p.buffer(spec.width)
         residual, normed = p.buffer(spec.width), p.buffer(spec.width)
         # With parallel branches, the feed-forward network has the same input as attention.
         mixed = normed
         if spec.attention_layers:
             over = None if spec.block.parallel or spec.mixers_beside else normed
             mixed = self._buffer(self._widest("mixed_width"), over=over)
-        beside = spec.experts is not None and spec.experts.beside
-        routing, routed = (p.buffer(spec.width) if beside else None for _ in range(2))
+        routing = p.buffer(spec.width) if experts and experts.beside else None
+        routed = p.buffer(spec.width) if experts and (experts.beside or experts.delayed) else None
         return Stream(residual, normed, mixed, wide, narrow, branch, routing, routed)
 
     def qkv(self, stream: Stream) -> int:

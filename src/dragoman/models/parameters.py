@@ -135,7 +135,9 @@ def _second_branch_parameters(spec: DecoderSpec, layer: int) -> list[Parameter]:
     experts = spec.routed(layer)
     if experts:
         found += _expert_parameters(spec, experts, layer)
-    if experts is None or experts.beside:
+    if experts and experts.out_norm:
+        found += _norm(spec, "expert_out_norm", layer)
+    if experts is None or experts.beside or experts.delayed:
         found += _linear("feed_forward_in", layer, _inward(spec, spec.feed_forward), spec.width, spec.feed_forward_bias)
         if spec.activation == "xielu":
             found += [Parameter(module, "weight", layer, (1,), (1,), False) for module in XIELU]
@@ -294,7 +296,8 @@ def _convolution(parts: tuple[int, ...], taps: int, bias: bool, layer: int) -> l
 
 
 def _expert_parameters(spec: DecoderSpec, experts: Experts, layer: int) -> list[Parameter]:
-    logits = (experts.count, 1) if experts.shared_gated else (experts.count,)
+    selectable = experts.count + experts.identities
+    logits = (selectable, 1) if experts.shared_gated else (selectable,)
     found = [_matrix("router", layer, logits, spec.width)]
     if experts.bias:
         found.append(_vector("router", "bias", layer, logits))
@@ -304,7 +307,7 @@ def _expert_parameters(spec: DecoderSpec, experts: Experts, layer: int) -> list[
         for module in ("dense_out_norm", "expert_norm", "expert_out_norm"):
             found += _norm(spec, module, layer)
     if experts.choice_bias:
-        found.append(Parameter("router_choice", "bias", layer, (experts.count,), (experts.count,), False))
+        found.append(Parameter("router_choice", "bias", layer, (selectable,), (selectable,), False))
     inward = _inward(spec, experts.feed_forward)
     for expert in range(experts.count):
         found.append(_matrix("expert_in", layer, inward, spec.width, expert))

@@ -181,6 +181,10 @@ class Experts:
         dense_layers: layers with one network for all tokens instead, of the decoder's inner width.
         beside: layers have that network too; both start from the stream, each with norms before and after it, and are
             added (Gemma 4). The router has a norm of its own, and the weights of experts have learned factors.
+        identities: further experts after the others, which have no matrices: their result is what goes in.
+        delayed: layers have that network too, of the same input, and the experts' result joins the stream after the
+            next layer (LongCat-Flash).
+        out_norm: a norm of the branch's result, that of the shared expert included (A.X-K1).
     """
 
     count: int
@@ -201,6 +205,9 @@ class Experts:
     shared_gated: bool = False
     dense_layers: tuple[int, ...] = ()
     beside: bool = False
+    identities: int = 0
+    delayed: bool = False
+    out_norm: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +223,7 @@ class Latent:
         plain: size of a query's other part. value: size of a head's value.
         query_rank: queries are a product of a normed vector of this size; 0: of the layer's input.
         norm_eps: of the norms of the latent and of that vector.
+        scale: factor of the latent, after its norm (LongCat-Flash).
     """
 
     rank: int
@@ -224,6 +232,7 @@ class Latent:
     value: int
     query_rank: int = 0
     norm_eps: float = 1e-6
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,5 @@
-"""Decoders with latent attention: DeepSeek V2, V3 and V3.2, GLM-4.7-Flash and GLM-5, Youtu-LLM, MiniCPM3, and Mistral
-Small 4. (DeepSeek-AI 2024, DeepSeek-V2, https://arxiv.org/abs/2405.04434.)"""
+"""Decoders with latent attention: DeepSeek V2, V3 and V3.2, GLM-4.7-Flash and GLM-5, Youtu-LLM, MiniCPM3, Mistral
+Small 4, and A.X K1. (DeepSeek-AI 2024, DeepSeek-V2, https://arxiv.org/abs/2405.04434.)"""
 
 from __future__ import annotations
 
@@ -43,23 +43,27 @@ def latent_like(
     *,
     interleaved: bool = True,
     rotation: dict[str, Any] | None = None,
+    theta: float = 10_000.0,
+    query_factor: float = 1.0,
+    latent_factor: float = 1.0,
     **variant: Any,
 ) -> DecoderSpec:
     """Return the spec of a config with latent attention.
 
     Args:
-        interleaved: of the rotation. rotation: its parameters, in place of the config's.
+        interleaved: of the rotation. rotation: its parameters, in place of the config's. theta: its default base.
+        query_factor, latent_factor: of queries, and of the latent.
         variant: fields of the spec in which a family differs.
     """
     heads, layers = config.size("num_attention_heads"), config.size("num_hidden_layers")
     if (kv_heads := config.size("num_key_value_heads", heads)) != heads:
         raise ModelError(f"config.json: num_key_value_heads {kv_heads} must be the {heads} of num_attention_heads")
-    latent = _read_latent(config)
+    latent = replace(_read_latent(config), scale=latent_factor)
     positions = config.size("max_position_embeddings", 2048)
     if rotation is None:
         rotation = config.block("rope_scaling") or config.block("rope_parameters")
-    rope = read_rope_block(config, rotation, latent.rotated, positions, theta=10_000.0, interleaved=interleaved)
-    scale = (latent.plain + latent.rotated) ** -0.5
+    rope = read_rope_block(config, rotation, latent.rotated, positions, theta=theta, interleaved=interleaved)
+    scale = query_factor * (latent.plain + latent.rotated) ** -0.5
     if isinstance(rope.scaling, Yarn):
         scale *= rope.scaling.score_factor
     if not 0 < scale < _LARGEST_SCALE:
@@ -132,6 +136,20 @@ def _read_deepseek_v3(config: Config) -> DecoderSpec:
         architecture="DeepseekV3ForCausalLM",
         interleaved=config.flag("rope_interleave", True),
         experts=latent_experts(config, dense=3, normalized=True),
+    )
+
+
+def _read_axk1(config: Config) -> DecoderSpec:
+    """Return DeepSeek V3 with a norm of the experts' result."""
+    defaults = {"routed_scaling_factor": 2.5, "max_position_embeddings": 32_768, "n_routed_experts": 192}
+    config = config.over(_SIZES | _V3_SIZES | defaults)
+    if config.values.get("q_lora_rank", 0) is None:
+        raise ModelError("config.json: q_lora_rank = null is not supported")
+    return latent_like(
+        config,
+        architecture="AXK1ForCausalLM",
+        interleaved=config.flag("rope_interleave", True),
+        experts=latent_experts(config, dense=1, normalized=True, out_norm=True),
     )
 
 
@@ -262,6 +280,11 @@ def _family(read: Any, model_type: str, ignored: str = "", **others: Any) -> Fam
     )
 
 
+def _norms_of_dense_layers(spec: DecoderSpec) -> frozenset[str]:
+    assert spec.experts is not None
+    return frozenset(f"model.layers.{layer}.post_mlp_layernorm.weight" for layer in spec.experts.dense_layers)
+
+
 _INDEXER = r"layers\.\d+\.self_attn\.indexer\..*"
 _SHORT = "Contexts of at most `index_topk` tokens (2,048), of which the indexer chooses all: there it is not needed."
 
@@ -278,6 +301,15 @@ FAMILIES: dict[str, Family] = {
         r"layers\.61\..*",
         title="DeepSeek V3, R1, and Kimi K2",
         examples=("deepseek-ai/DeepSeek-V3.1", "moonshotai/Moonlight-16B-A3B-Instruct", "moonshotai/Kimi-K2-Instruct"),
+    ),
+    "AXK1ForCausalLM": _family(
+        _read_axk1,
+        "axk1",
+        names=_NAMES | {"expert_out_norm": ("model.layers.{layer}.post_mlp_layernorm",)},
+        aliases=((r"\.mlp\.post_mlp_layernorm\.", ".post_mlp_layernorm."),),
+        unused=_norms_of_dense_layers,
+        title="A.X K1",
+        examples=("skt/A.X-K1",),
     ),
     "DeepseekV32ForCausalLM": _family(
         _read_deepseek_v32,

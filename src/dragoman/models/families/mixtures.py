@@ -202,9 +202,9 @@ def _read_flint(config: Config) -> DecoderSpec:
 
 def checked(experts: Experts) -> Experts:
     """Return the experts unchanged. Raises ModelError on too many experts or too many active ones."""
-    if experts.count > MOST_EXPERTS:
-        raise ModelError(f"config.json: {experts.count} experts are more than {MOST_EXPERTS}")
-    if experts.active > experts.count:
+    if (selectable := experts.count + experts.identities) > MOST_EXPERTS:
+        raise ModelError(f"config.json: {selectable} experts are more than {MOST_EXPERTS}")
+    if experts.active > selectable:
         raise ModelError(f"config.json: num_experts_per_tok {experts.active} is more than {experts.count} experts")
     size = experts.count // experts.groups
     if experts.count % experts.groups or experts.active_groups > experts.groups or size < experts.group_top:
@@ -212,7 +212,7 @@ def checked(experts: Experts) -> Experts:
             f"config.json: {experts.count} experts cannot form {experts.groups} groups (n_group) of which "
             f"{experts.active_groups} (topk_group) are chosen"
         )
-    if experts.active > size * experts.active_groups:
+    if experts.groups > 1 and experts.active > size * experts.active_groups:
         raise ModelError(f"config.json: num_experts_per_tok {experts.active} is more than the chosen groups have")
     return experts
 
