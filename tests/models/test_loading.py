@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
 from small_models import VARIANTS, make_folder, prompt, run_greedy, run_rows
 
 from dragoman import kernels, models
@@ -87,6 +88,16 @@ def test_a_model_with_images_says_what_is_not_loaded(
         assert "text only" not in caplog.text
         models.load(make_folder(tmp_path, VARIANTS["mistral3-images"]))
     assert said in caplog.messages
+
+
+def test_a_model_whose_vision_part_is_called_visual_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = make_folder(tmp_path, VARIANTS["qwen3.5-images"])
+    stored = load_file(folder / "model.safetensors")
+    added = {"model.visual.patch_embed.proj.weight": np.ones((4, 4), np.float32)}
+    save_file(stored | added, folder / "model.safetensors", metadata={"format": "pt"})
+    with caplog.at_level("INFO", logger="dragoman.models"):
+        models.load(folder)
+    assert "text only: visual of the files are not loaded" in caplog.messages
 
 
 def test_tied_tables_are_one_packed_matrix(folder: Path) -> None:

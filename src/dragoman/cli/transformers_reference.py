@@ -43,7 +43,12 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     def logits() -> list[list[float]]:
         encoder_ids, ids = asked["encoder_ids"], torch.tensor([asked["logit_ids"]])
         kind = transformers.AutoModelForSeq2SeqLM if encoder_ids else transformers.AutoModelForCausalLM
-        model = kind.from_pretrained(asked["folder"], dtype=torch.float32, attn_implementation="eager", **place)
+        plain = {"attn_implementation": "eager"}
+        if (
+            int(transformers.__version__.partition(".")[0]) >= 5
+        ):  # its other experts want widths that are multiples of 4
+            plain["experts_implementation"] = "eager"
+        model = kind.from_pretrained(asked["folder"], dtype=torch.float32, **plain, **place)
         with torch.no_grad():
             out = model(torch.tensor([encoder_ids]), decoder_input_ids=ids) if encoder_ids else model(ids)
             rows: list[list[float]] = out.logits[0].float().tolist()

@@ -22,7 +22,7 @@ _NETWORKS = ("feed_forward", "expert", "shared_expert")
 _MAY_BE_ORDERED = {"qkv", "attention_out", "head", *(f"{name}_{half}" for name in _NETWORKS for half in ("in", "out"))}
 
 # Beginnings of the names of what sees, hears, or leads from there into a decoder.
-_OTHER_SENSES = ("vision_", "audio_", "multi_modal_projector", "embed_vision", "embed_audio")
+_OTHER_SENSES = ("vision_", "visual", "audio_", "multi_modal_projector", "embed_vision", "embed_audio")
 
 
 class Checkpoint:

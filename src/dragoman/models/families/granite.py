@@ -11,6 +11,7 @@ from dragoman.models.config import Config
 from dragoman.models.families.family import Family
 from dragoman.models.families.llama import LLAMA_NAMES, ROTARY_BUFFER, llama_like
 from dragoman.models.families.mixtures import checked
+from dragoman.models.rope import Rope
 from dragoman.models.rope_config import read_rope_block
 from dragoman.models.spec import Block, DecoderSpec, Embedding, Experts, Norms, Output
 
@@ -98,7 +99,8 @@ def _with_windows(spec: DecoderSpec, config: Config) -> DecoderSpec:
     if not isinstance(bases, list) or len(bases) != spec.layers:
         raise ModelError(f"{config.where}: layer_rope_theta must list {spec.layers} numbers, got {bases!r:.80}")
     block = config.block("rope_scaling") or config.block("rope_parameters")
-    positions, ropes = config.size("max_position_embeddings", 2048), []
+    positions = config.size("max_position_embeddings", 2048)
+    ropes: list[Rope | None] = []
     for base in bases:
         if type(base) in (int, float) and base == 0:
             ropes.append(None)
