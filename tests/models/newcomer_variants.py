@@ -10,7 +10,7 @@ _LINEAR: Config = {"rope_type": "linear", "factor": 2.0, "rope_theta": 3000.0}
 
 _NEMOTRON = family_config("NemotronForCausalLM", "nemotron", head_dim=24)
 _JAIS2 = family_config("Jais2ForCausalLM", "jais2")
-_CWM = family_config("CwmForCausalLM", "cwm", head_dim=24, sliding_window=20, eos_token_id=1)
+_CWM = family_config("CwmForCausalLM", "cwm", head_dim=24, sliding_window=20)
 _HELIUM = family_config("HeliumForCausalLM", "helium", head_dim=16)
 _HYPERCLOVA = family_config("HyperCLOVAXForCausalLM", "hyperclovax", logits_scaling=0.3, residual_multiplier=0.5)
 _GRANITE_SWA = family_config("GraniteSWAForCausalLM", "granite_swa", sliding_window=20, attention_multiplier=0.3)

@@ -51,6 +51,9 @@ def _read_longcat(config: Config) -> DecoderSpec:
     if (stated := config.value("num_hidden_layers", layers)) not in (layers, halves):
         raise ModelError(f"config.json: num_hidden_layers {stated!r} is not that of num_layers {halves}")
     named = {"num_hidden_layers": layers, "intermediate_size": config.size("ffn_hidden_size")}
+    rotated = config.size("qk_rope_head_dim")
+    if (stated := config.size("head_dim", rotated)) != rotated:
+        raise ModelError(f"config.json: head_dim {stated} must be the {rotated} of qk_rope_head_dim")
     query, latent = config.size("q_lora_rank"), config.size("kv_lora_rank")
     return latent_like(
         config.having(named),
