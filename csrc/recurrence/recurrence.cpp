@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "gemm/linear.h"
 #include "simd/kernels.h"
 #include "thread_pool.h"
 
@@ -27,13 +28,21 @@ void convolve(const Convolution& layer, const StateRows* sequences, long count) 
 }
 
 void recur(const LinearRecurrence& layer, const StateRows* sequences, long count) {
-  const long chunks = (layer.value_dim + kStateColumns - 1) / kStateColumns, tasks = layer.heads * chunks;
-  pool().parallel_for(count * tasks, 1, [&](long begin, long end) {
+  const bool single = std::all_of(sequences, sequences + count, [](const StateRows& each) { return each.rows == 1; });
+  const long columns = single ? kColumnsOfOne : kColumnsOfMany;
+  const long chunks = (layer.value_dim + columns - 1) / columns, tasks = layer.heads * chunks;
+  const auto run = [&](long begin, long end) {
+    thread_local Scratch scratch(0);
+    const long floats = single ? 0 : layer.key_dim * kColumnsOfMany;
+    float* const state = reinterpret_cast<float*>(scratch.get(static_cast<std::size_t>(floats) * sizeof(float)));
     for (long i = begin; i < end; ++i) {
-      const long task = i % tasks;
-      kernels().recurrence.recur(layer, sequences[i / tasks], task / chunks, task % chunks * kStateColumns);
+      const long head = i % tasks / chunks, first = i % chunks * columns, last = first + columns;
+      kernels().recurrence.recur(layer, sequences[i / tasks], head, first, std::min(last, layer.value_dim), state);
     }
-  });
+  };
+  // States of neighbouring heads are adjacent, and read faster in long pieces.
+  if (single) return pool().parallel_for_guided(count * tasks, 1, run);
+  pool().parallel_for(count * tasks, 1, run);
 }
 
 void scan(const SelectiveScan& layer, const StateRows* sequences, long count) {

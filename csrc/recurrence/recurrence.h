@@ -105,16 +105,18 @@ struct GatedUnit {
   long width;
 };
 
-// Columns of a head's state that are computed together: they stay in the first-level cache from row to row.
-constexpr long kStateColumns = 64;
+// Most columns of a head's state that are computed together: of a single row, whose state is read from memory in one
+// piece, and of several, whose state then stays in half of the first-level cache.
+constexpr long kColumnsOfOne = 128, kColumnsOfMany = 32;
 
 enum class Gate : std::uint8_t { plain, silu, sigmoid, gelu_tanh };
 
 struct RecurrenceKernels {
   void (*convolve)(const Convolution& layer, const StateRows& rows, long begin, long end);
 
-  // One head, and its columns [begin, begin + kStateColumns).
-  void (*recur)(const LinearRecurrence& layer, const StateRows& rows, long head, long begin);
+  // One head, and its columns [begin, end): at most kColumnsOfOne or, where there are several rows, kColumnsOfMany.
+  // scratch: key_dim · kColumnsOfMany floats, aligned to cache lines.
+  void (*recur)(const LinearRecurrence& layer, const StateRows& rows, long head, long begin, long end, float* scratch);
 
   // Channels [begin, end).
   void (*scan)(const SelectiveScan& layer, const StateRows& rows, long begin, long end);

@@ -1,8 +1,6 @@
-// Short causal convolutions and linear recurrences.
+// Short causal convolutions, and recurrences of channels; those of matrices are in linear.inl.
 namespace dragoman::DRAGOMAN_ISA {
 namespace {
-
-constexpr long kColumnVectors = kStateColumns / kWidth;
 
 DRAGOMAN_INLINE Vec sigmoid(Vec x) {
   const Vec one = broadcast(1.0f);
@@ -21,6 +19,8 @@ DRAGOMAN_INLINE Vec log1p_of_share(Vec t) {
 // ln(1 + eˣ) = max(x, 0) + ln(1 + e^−|x|)
 DRAGOMAN_INLINE Vec softplus(Vec x) { return max(x, zero()) + log1p_of_share(exp(zero() - abs(x))); }
 
+constexpr long kRowsAhead = 6, kChannelsAhead = 8 * kWidth;
+
 // One vector of channels.
 DRAGOMAN_INLINE void convolve_vector(const Convolution& layer, const StateRows& rows, long channel, long n) {
   const long kept = layer.taps - 1;
@@ -32,6 +32,8 @@ DRAGOMAN_INLINE void convolve_vector(const Convolution& layer, const StateRows& 
   }
   for (long r = 0; r < rows.rows; ++r) {
     float* const x = layer.x + (rows.row + r) * layer.ldx + channel;
+    // Rows are too far apart for the processor's own prefetcher.
+    if (r + kRowsAhead < rows.rows) __builtin_prefetch(x + kRowsAhead * layer.ldx, 1);
     past[kept] = load_up_to(x, n);
     Vec sum = bias;
     for (long j = 0; j <= kept; ++j) sum = fma(weight[j], past[j], sum);
@@ -44,98 +46,17 @@ DRAGOMAN_INLINE void convolve_vector(const Convolution& layer, const StateRows& 
 }
 
 void convolve(const Convolution& layer, const StateRows& rows, long begin, long end) {
-  for_each_vector(end - begin, [&](long i, long n) { convolve_vector(layer, rows, begin + i, n); });
-}
-
-// One row of `vectors` vectors of columns of a head. S has been decayed by the rows before only.
-template <int vectors, bool delta, bool key_decays>
-DRAGOMAN_INLINE void recur_row(const LinearRecurrence& layer, float* state, long row, long head, long begin) {
-  const long stride = layer.padded_value_dim(), left = layer.value_dim - begin;
-  const long shared = head / layer.group * layer.key_dim;
-  const float* const q = layer.q + row * layer.ldx + shared;
-  const float* const k = layer.k + row * layer.ldx + shared;
-  const float* const v = layer.v + row * layer.ldx + head * layer.value_dim + begin;
-  const float* const decays = layer.decay + row * layer.ldgates + head * (key_decays ? layer.key_dim : 1);
-  const Vec decay = broadcast(decays[0]);
-  const Vec factor = broadcast(layer.factor[row * layer.ldgates + head]);
-  const auto count = [&](int j) { return left - j * kWidth < kWidth ? left - j * kWidth : kWidth; };
-  Vec value[vectors], change[vectors], sum[vectors];
-  for (int j = 0; j < vectors; ++j) {
-    value[j] = load_up_to(v + j * kWidth, count(j));
-    change[j] = value[j];
-    sum[j] = zero();
-  }
-  if constexpr (delta) {
-    for (long i = 0; i < layer.key_dim; ++i) {
-      const Vec key = key_decays ? broadcast(k[i] * decays[i]) : broadcast(k[i]);
-      for (int j = 0; j < vectors; ++j) sum[j] = fma(load(state + i * stride + j * kWidth), key, sum[j]);
+  for_each_vector(end - begin, [&](long i, long n) {
+    const long channel = begin + i, ahead = channel + kChannelsAhead;
+    // A few lines of each of many streams: too few for the processor's own prefetcher.
+    for (long j = 0; j < layer.taps && ahead < end; ++j) {
+      __builtin_prefetch(layer.weight + j * layer.width + ahead);
+      if (rows.before >= 0 && j + 1 < layer.taps) {
+        __builtin_prefetch(layer.state.slot(rows.before) + j * layer.width + ahead, 1);
+      }
     }
-    for (int j = 0; j < vectors; ++j) {
-      change[j] = value[j] - (key_decays ? sum[j] : decay * sum[j]);
-      sum[j] = zero();
-    }
-  }
-  for (int j = 0; j < vectors; ++j) change[j] = change[j] * factor;
-  for (long i = 0; i < layer.key_dim; ++i) {
-    const Vec key = broadcast(k[i]), query = broadcast(q[i]);
-    const Vec kept = key_decays ? broadcast(decays[i]) : decay;
-    for (int j = 0; j < vectors; ++j) {
-      float* const cell = state + i * stride + j * kWidth;
-      const Vec now = fma(key, change[j], load(cell) * kept);
-      store(cell, now);
-      sum[j] = fma(now, query, sum[j]);
-    }
-  }
-  float* const out = layer.out + row * layer.ldout + head * layer.value_dim + begin;
-  for (int j = 0; j < vectors; ++j) {
-    if (layer.skip != nullptr) sum[j] = fma(broadcast(layer.skip[head]), value[j], sum[j]);
-    store_up_to(out + j * kWidth, sum[j], count(j));
-  }
-}
-
-DRAGOMAN_INLINE void copy_columns(const LinearRecurrence& layer, const float* from, float* to, long columns) {
-  const long stride = layer.padded_value_dim();
-  for (long i = 0; i < layer.key_dim; ++i) {
-    for (long c = 0; c < columns; c += kWidth) {
-      store(to + i * stride + c, from == nullptr ? zero() : load(from + i * stride + c));
-    }
-  }
-}
-
-template <int vectors, bool delta, bool key_decays>
-void recur_columns(const LinearRecurrence& layer, const StateRows& rows, long head, long begin) {
-  const long place = head * layer.head_floats() + begin;
-  float* const state = layer.state.slot(rows.after()) + place;
-  if (rows.before != rows.after()) {
-    copy_columns(layer, rows.before < 0 ? nullptr : layer.state.slot(rows.before) + place, state, vectors * kWidth);
-  }
-  for (long r = 0; r < rows.rows; ++r) {
-    recur_row<vectors, delta, key_decays>(layer, state, rows.row + r, head, begin);
-    if (rows.slots[r] >= 0 && r + 1 < rows.rows) {
-      copy_columns(layer, state, layer.state.slot(rows.slots[r]) + place, vectors * kWidth);
-    }
-  }
-}
-
-template <bool delta, bool key_decays>
-void recur_any(const LinearRecurrence& layer, const StateRows& rows, long head, long begin) {
-  static_assert(kColumnVectors == 4);
-  switch ((layer.padded_value_dim() - begin) / kWidth) {
-    case 1: return recur_columns<1, delta, key_decays>(layer, rows, head, begin);
-    case 2: return recur_columns<2, delta, key_decays>(layer, rows, head, begin);
-    case 3: return recur_columns<3, delta, key_decays>(layer, rows, head, begin);
-    default: return recur_columns<4, delta, key_decays>(layer, rows, head, begin);
-  }
-}
-
-void recur(const LinearRecurrence& layer, const StateRows& rows, long head, long begin) {
-  if (layer.key_decays) {
-    recur_any<true, true>(layer, rows, head, begin);
-  } else if (layer.delta) {
-    recur_any<true, false>(layer, rows, head, begin);
-  } else {
-    recur_any<false, false>(layer, rows, head, begin);
-  }
+    convolve_vector(layer, rows, channel, n);
+  });
 }
 
 // One vector of channels, whose states stay in the first-level cache from row to row.

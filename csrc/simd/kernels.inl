@@ -23,6 +23,7 @@
 #include "layers/experts.inl"
 #include "layers/lora.inl"
 #include "layers/streams.inl"
+#include "recurrence/linear.inl"
 #include "recurrence/recurrence.inl"
 #include "sampling/sampling.inl"
 // clang-format on
