@@ -21,11 +21,13 @@ DRAGOMAN_INLINE Vec softplus(Vec x) { return max(x, zero()) + log1p_of_share(exp
 
 constexpr long kRowsAhead = 6, kChannelsAhead = 8 * kWidth;
 
-// One vector of channels.
+// One vector of channels. fixed_taps: as many as the layer has, for loops of known length, or 0.
+template <int fixed_taps>
 DRAGOMAN_INLINE void convolve_vector(const Convolution& layer, const StateRows& rows, long channel, long n) {
-  const long kept = layer.taps - 1;
-  Vec weight[kMostTaps], past[kMostTaps];
-  for (long j = 0; j < layer.taps; ++j) weight[j] = load_up_to(layer.weight + j * layer.width + channel, n);
+  const long taps = fixed_taps == 0 ? layer.taps : fixed_taps, kept = taps - 1;
+  constexpr long kRoom = fixed_taps == 0 ? kMostTaps : fixed_taps;
+  Vec weight[kRoom], past[kRoom];
+  for (long j = 0; j < taps; ++j) weight[j] = load_up_to(layer.weight + j * layer.width + channel, n);
   const Vec bias = layer.bias == nullptr ? zero() : load_up_to(layer.bias + channel, n);
   for (long j = 0; j < kept; ++j) {
     past[j] = rows.before < 0 ? zero() : load_up_to(layer.state.slot(rows.before) + j * layer.width + channel, n);
@@ -45,7 +47,8 @@ DRAGOMAN_INLINE void convolve_vector(const Convolution& layer, const StateRows& 
   }
 }
 
-void convolve(const Convolution& layer, const StateRows& rows, long begin, long end) {
+template <int fixed_taps>
+void convolve_channels(const Convolution& layer, const StateRows& rows, long begin, long end) {
   for_each_vector(end - begin, [&](long i, long n) {
     const long channel = begin + i, ahead = channel + kChannelsAhead;
     // A few lines of each of many streams: too few for the processor's own prefetcher.
@@ -55,8 +58,16 @@ void convolve(const Convolution& layer, const StateRows& rows, long begin, long 
         __builtin_prefetch(layer.state.slot(rows.before) + j * layer.width + ahead, 1);
       }
     }
-    convolve_vector(layer, rows, channel, n);
+    convolve_vector<fixed_taps>(layer, rows, channel, n);
   });
+}
+
+void convolve(const Convolution& layer, const StateRows& rows, long begin, long end) {
+  switch (layer.taps) {
+    case 3: return convolve_channels<3>(layer, rows, begin, end);
+    case 4: return convolve_channels<4>(layer, rows, begin, end);
+    default: return convolve_channels<0>(layer, rows, begin, end);
+  }
 }
 
 // One vector of channels, whose states stay in the first-level cache from row to row.
