@@ -1,6 +1,6 @@
 """The cost of the engine's Python per step: everything except the model's forward pass.
 
-    python benchmarks/engine_overhead.py [--rows 1 8 32] [--vocab 32000] [--steps 300]
+    python -m benchmarks.engine_overhead [--rows 1 8 32] [--vocab 32000] [--steps 300]
 
 A runner that returns ready-made logits replaces the model. Reported are medians per decode step, in microseconds:
 ``schedule``, ``batch`` (the arrays), ``sample`` (native drawing included), ``postprocess`` (bookkeeping and
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dragoman.core.request import EngineRequest
 from dragoman.core.sampling import LogprobParams, SamplingParams
@@ -32,7 +33,9 @@ from dragoman.models.batch import Batch, PoolSize
 class ReadyMade:
     """A runner whose logits are there already, as peaked as a language model's."""
 
+    hidden_size = 64
     block_size = 32
+    block_data: tuple[NDArray[np.uint8], ...] = ()
     read_bytes = 0
     pools = (PoolSize(0, 4096),)
     max_context = 4096
@@ -40,7 +43,9 @@ class ReadyMade:
     max_sequences = 64
     max_logit_rows = 64
     max_adapters = 0
+    num_states = 0
     encoder_context = 0
+    causal = True
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -64,10 +69,10 @@ class Stopwatch:
         self.spent: dict[str, float] = {}
 
     def around(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any) -> Any:
+        def timed(*args: Any, **named: Any) -> Any:
             started = time.perf_counter()
             try:
-                return function(*args)
+                return function(*args, **named)
             finally:
                 self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - started
 
