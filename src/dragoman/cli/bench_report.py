@@ -58,6 +58,8 @@ def own_subject(described: ModelDescription, settings: ModelSettings, threads: i
         kernels.set_threads(threads)
     shape = shape_of(described, precision)
     weights = f"{console.size(shape.resident_bytes)} of weights, {console.size(shape.kv_bytes)} for each cached token"
+    if shape.state_bytes:
+        weights += f", {console.size(shape.state_bytes)} for each sequence's state"
     return Subject(name=name, shape=shape, notes=(f"{size}; {weights}.",))
 
 
@@ -117,8 +119,12 @@ def _parts(subject: Subject, measurements: Sequence[Measured]) -> Iterator[str]:
     most, least = "at most", "at least"
     total = limit(lambda each, load: each.tokens_per_s(load.streams, load.prompt_tokens, load.output_tokens), most)
     first = limit(lambda each, load: 1e3 * each.first_token_s(load.prompt_tokens), least)
-    between = limit(lambda each, load: 1e3 * each.step_s(load.streams), least)
-    one = limit(lambda each, load: 1 / each.step_s(load.streams), most)
+
+    def step_s(each: Limits, load: Load) -> float:
+        return each.step_s(load.streams, load.prompt_tokens + load.output_tokens // 2)
+
+    between = limit(lambda each, load: 1e3 * step_s(each, load), least)
+    one = limit(lambda each, load: 1 / step_s(each, load), most)
     rates = [Series("measured", [each.tokens_per_s for each in found])]
     yield chart("Tokens per second, all streams", "tokens/s", labels, rates, total)
     times = [Series("median", [f.ttft_p50_ms for f in found]), Series("99 %", [f.ttft_p99_ms for f in found])]
