@@ -68,7 +68,7 @@ def bytes_read(model: models.Model, rows: int) -> float:
 
 def medians(pair: tuple[models.Model, ...], sequences: int, tokens: int, repeat: int) -> list[float]:
     """Seconds of a step of each model."""
-    batches = [batch_of(sequences, tokens, 128, model.vocab_size) for model in pair]
+    batches = [batch_of(sequences, tokens, 128, model) for model in pair]
     taken: list[list[float]] = [[] for _ in pair]
     for _ in range(repeat + 1):
         for model, batch, seconds in zip(pair, batches, taken, strict=True):

@@ -93,11 +93,13 @@ def make_model(
     std: float = 0.02,
     dtype: str = "BF16",
     shard_bytes: int | None = None,
+    shapes: dict[str, tuple[int, ...]] | None = None,
 ) -> None:
     """Write ``config.json``, ``generation_config.json`` and the weights; ``dtype`` is BF16, F16 or F32.
 
-    Weights are normal with deviation ``std``, norms the same around 1. ``shard_bytes`` splits them into several files
-    with an index.
+    Weights are normal with deviation ``std``, norms the same around 1; blocks of MXFP4 are random. ``shard_bytes`` splits
+    them into several files with an index. ``shapes``: of the checkpoint's tensors, where ``tensor_shapes`` does not know
+    the family.
     """
     folder.mkdir(parents=True, exist_ok=True)
     eos = config.get("eos_token_id", config["vocab_size"] - len(_SPECIAL))
@@ -105,7 +107,7 @@ def make_model(
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     ends = {key: config[key] for key in ("bos_token_id", "eos_token_id")}
     (folder / "generation_config.json").write_text(json.dumps(ends, indent=1))
-    shapes = tensor_shapes(config)
+    shapes = shapes or tensor_shapes(config)
     random = np.random.default_rng(seed)
     shards = list(_split(shapes, _WIDTHS[dtype], shard_bytes))
     if len(shards) == 1:
@@ -184,7 +186,8 @@ def _gpt2_shapes(c: Config) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-_WIDTHS = {"BF16": 2, "F16": 2, "F32": 4}
+_WIDTHS = {"BF16": 2, "F16": 2, "F32": 4, "U8": 1}
+_BLOCKS, _BLOCK_SCALES = "_blocks", "_scales"  # of MXFP4
 _TORCH_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
@@ -210,14 +213,19 @@ def _write_safetensors(
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():
-        start, end = end, end + int(np.prod(shape)) * _WIDTHS[dtype]
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+        stored = "U8" if name.endswith((_BLOCKS, _BLOCK_SCALES)) else dtype
+        start, end = end, end + int(np.prod(shape)) * _WIDTHS[stored]
+        header[name] = {"dtype": stored, "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for name, shape in shapes.items():
-            mean = 1.0 if "norm" in name or ".ln_" in name else 0.0
+            if name.endswith((_BLOCKS, _BLOCK_SCALES)):  # numbers up to 6 · 2 ** -7
+                low, high = (0, 256) if name.endswith(_BLOCKS) else (119, 121)
+                stream.write(random.integers(low, high, shape, dtype=np.uint8).data)
+                continue
+            mean = 1.0 if "norm" in name or ".ln_" in name or name.endswith("layer_scalar") else 0.0
             values = random.standard_normal(shape, dtype=np.float32) * np.float32(std)
             if mean and not name.endswith(".bias"):
                 values += np.float32(mean)

@@ -17,22 +17,31 @@ from pathlib import Path
 import numpy as np
 
 from dragoman import kernels, models
-from dragoman.models.batch import Batch
+from dragoman.models.batch import Batch, rows_of_slot
 from dragoman.models.kv_groups import BLOCK_TOKENS
 
 
-def batch_of(sequences: int, tokens: int, context: int, vocab_size: int) -> Batch:
-    """``sequences``, each with ``tokens`` new ones behind ``context`` that are computed. All want their last logits."""
+def batch_of(sequences: int, tokens: int, context: int, model: models.Model) -> Batch:
+    """``sequences``, each with ``tokens`` new ones behind ``context`` that are computed. All want their last logits.
+
+    Where a group of layers has fewer blocks, because it has a window, those out of it are used again.
+    """
     count, blocks = sequences * tokens, -(-(context + tokens) // BLOCK_TOKENS)
+    used = np.arange(sequences * blocks, dtype=np.int32).reshape(sequences, blocks)
     positions = np.tile(np.arange(context, context + tokens), sequences)
     starts = np.arange(sequences + 1) * tokens
-    return Batch(
-        np.random.default_rng(0).integers(0, vocab_size, count).astype(np.int32),
+    batch = Batch(
+        np.random.default_rng(0).integers(0, model.vocab_size, count).astype(np.int32),
         positions.astype(np.int32),
         starts.astype(np.int32),
-        np.arange(sequences * blocks, dtype=np.int32).reshape(sequences, blocks),
+        np.stack([used % np.int32(pool.blocks) for pool in model.pools]),
         (starts[1:] - 1).astype(np.int32),
     )
+    if not model.num_states:
+        return batch
+    slots = np.arange(sequences, dtype=np.int32)
+    state_rows = np.concatenate([rows_of_slot(tokens, slot) for slot in slots])
+    return batch._replace(state_slots=slots, state_rows=state_rows)
 
 
 def profile(model: models.Model, batch: Batch, repeat: int) -> dict[str, float]:
@@ -75,10 +84,10 @@ def main() -> None:
     model = models.load(str(options.model), settings)
     for context in options.context:
         for rows in options.rows:
-            found = profile(model, batch_of(rows, 1, context, model.vocab_size), options.repeat)
+            found = profile(model, batch_of(rows, 1, context, model), options.repeat)
             show(f"A decoding step of {rows} sequences, {context} tokens before it, {options.precision}", found)
         for tokens in options.chunks:
-            found = profile(model, batch_of(1, tokens, context, model.vocab_size), max(2, options.repeat // 3))
+            found = profile(model, batch_of(1, tokens, context, model), max(2, options.repeat // 3))
             show(f"A chunk of {tokens} tokens behind {context}, {options.precision}", found)
 
 

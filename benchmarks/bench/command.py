@@ -19,6 +19,7 @@ from benchmarks.bench.rounds import START_ROW, Case, Rounds, line
 from benchmarks.bench.servers import Ours, other
 from benchmarks.bench.workloads import SHORT, Effort, Failed, workloads
 from benchmarks.make_models import SHAPES, make_model, make_tokenizer
+from benchmarks.recurrent_shapes import RECURRENT_SHAPES, make_recurrent_model
 from dragoman import kernels
 from dragoman.core.errors import DragomanError
 from dragoman.models.settings import Precision
@@ -28,8 +29,12 @@ OF_SHAPES: dict[str, tuple[tuple[Precision, ...], tuple[str, ...]]] = {
     "llama-3.2-1b": (PRECISIONS, ()),
     "qwen2.5-0.5b": (("bfloat16", "int8"), ("one-stream", "first-512", "first-2048", "8-streams", "32-streams")),
     "tiny": (("int8",), ("one-stream", "8-streams", "32-streams")),
+    **{name: (("int8",), ("one-stream", "first-2048", "8-streams")) for name in RECURRENT_SHAPES},
 }
 """What is measured of the shapes that we make: precisions, and rows; no rows: all."""
+
+WITHOUT_NAMES = tuple(name for name in OF_SHAPES if name not in RECURRENT_SHAPES)
+"""The shapes that are measured where none is named: the others take 40 GB and an hour."""
 
 MINUTES = {False: 30.0, True: 8.0}
 
@@ -99,7 +104,7 @@ def cases_of(options: argparse.Namespace, effort: Effort) -> list[Case]:
         if only not in names:
             raise DragomanError(f"there is no row {only!r}; there are {', '.join(names)}")
     cases = []
-    for name in options.model or OF_SHAPES:
+    for name in options.model or WITHOUT_NAMES:
         precisions, wanted = OF_SHAPES.get(name, (PRECISIONS, ()))
         wanted = wanted or tuple(names)
         wanted = tuple(row for row in wanted if not options.only or row in options.only)
@@ -121,8 +126,11 @@ def made(folder: Path, name: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="making-", dir=folder) as unfinished:
             making = Path(unfinished) / name
-            make_model(making, SHAPES[name])
-            make_tokenizer(making, SHAPES[name]["vocab_size"])
+            if name in SHAPES:
+                make_model(making, SHAPES[name])
+            else:
+                make_recurrent_model(making, RECURRENT_SHAPES[name])
+            make_tokenizer(making, (SHAPES | RECURRENT_SHAPES)[name]["vocab_size"])
             making.rename(model)
     return model
 
@@ -144,7 +152,8 @@ def arguments() -> argparse.ArgumentParser:
     add("--rounds", type=int, default=1, help="how often all of it is done, in turn (default: 1)")
     minutes = f"begin nothing after so many (default: {MINUTES[False]:g}; short: {MINUTES[True]:g})"
     add("--minutes", type=float, help=minutes)
-    add("--model", nargs="+", help=f"of {shapes} (default: all), which are made where missing; or folders")
+    default = ", ".join(WITHOUT_NAMES)
+    add("--model", nargs="+", help=f"of {shapes} (default: {default}), made where missing; or folders")
     add("--precision", nargs="+", choices=["float32", *PRECISIONS], help="default: those that have bars")
     add("--only", nargs="+", default=[], metavar="ROW", help="measure these rows only")
     add(
