@@ -97,9 +97,9 @@ def make_model(
 ) -> None:
     """Write ``config.json``, ``generation_config.json`` and the weights; ``dtype`` is BF16, F16 or F32.
 
-    Weights are normal with deviation ``std``, norms the same around 1; blocks of MXFP4 are random. ``shard_bytes`` splits
-    them into several files with an index. ``shapes``: of the checkpoint's tensors, where ``tensor_shapes`` does not know
-    the family.
+    Weights are normal with deviation ``std``, norms the same around 1; blocks of MXFP4 are random. ``shard_bytes``
+    splits them into several files with an index. ``shapes``: of the checkpoint's tensors, where ``tensor_shapes`` does
+    not know the family.
     """
     folder.mkdir(parents=True, exist_ok=True)
     eos = config.get("eos_token_id", config["vocab_size"] - len(_SPECIAL))

@@ -29,7 +29,7 @@ OF_SHAPES: dict[str, tuple[tuple[Precision, ...], tuple[str, ...]]] = {
     "llama-3.2-1b": (PRECISIONS, ()),
     "qwen2.5-0.5b": (("bfloat16", "int8"), ("one-stream", "first-512", "first-2048", "8-streams", "32-streams")),
     "tiny": (("int8",), ("one-stream", "8-streams", "32-streams")),
-    **{name: (("int8",), ("one-stream", "first-2048", "8-streams")) for name in RECURRENT_SHAPES},
+    **dict.fromkeys(RECURRENT_SHAPES, (("int8",), ("one-stream", "first-2048", "8-streams"))),
 }
 """What is measured of the shapes that we make: precisions, and rows; no rows: all."""
 

@@ -1,10 +1,10 @@
 """The limits of the machine for a model: the time to read its weights, or to multiply by them, whichever is longer.
 
-Steps that decode read every weight once, whatever the number of their rows, and for each sequence its state of recurrent
-layers and the keys and values that its token sees. A prompt's tokens are multiplied by all weights but the output
-projection and the last layers that keep no keys and values, and their attention by the multiply rate of bfloat16, in
-which keys and values are kept. Of experts, only those that the rows of a step choose are read and multiplied by, for
-even choices. Other work of a server (norms, choosing tokens, states, HTTP) is not counted.
+Steps that decode read every weight once, whatever the number of their rows, and for each sequence its state of
+recurrent layers and the keys and values that its token sees. A prompt's tokens are multiplied by all weights but the
+output projection and the last layers that keep no keys and values, and their attention by the multiply rate of
+bfloat16, in which keys and values are kept. Of experts, only those that the rows of a step choose are read and
+multiplied by, for even choices. Other work of a server (norms, choosing tokens, states, HTTP) is not counted.
 """
 
 from __future__ import annotations
