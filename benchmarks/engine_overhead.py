@@ -1,6 +1,6 @@
 """The cost of the engine's Python per step: everything except the model's forward pass.
 
-    python -m benchmarks.engine_overhead [--rows 1 8 32] [--vocab 32000] [--steps 300]
+    python benchmarks/engine_overhead.py [--rows 1 8 32] [--vocab 32000] [--steps 300]
 
 A runner that returns ready-made logits replaces the model. Reported are medians per decode step, in microseconds:
 ``schedule``, ``batch`` (the arrays), ``sample`` (native drawing included), ``postprocess`` (bookkeeping and

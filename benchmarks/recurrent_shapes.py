@@ -257,7 +257,7 @@ def _attention(c: Config, at: str, *, query_parts: int = 1, out: str = "o_proj",
     head: int = c.get("head_dim") or width // heads
     rows = {"q_proj": query_parts * heads * head, "k_proj": c["num_key_value_heads"] * head}
     rows["v_proj"] = rows["k_proj"]
-    shapes = {f"{at}self_attn.{name}.weight": (count, width) for name, count in rows.items()}
+    shapes: Shapes = {f"{at}self_attn.{name}.weight": (count, width) for name, count in rows.items()}
     shapes[f"{at}self_attn.{out}.weight"] = (width, heads * head)
     if bias:
         shapes |= {f"{at}self_attn.{name}.bias": (count,) for name, count in (rows | {out: width}).items()}

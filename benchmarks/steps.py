@@ -40,7 +40,7 @@ def batch_of(sequences: int, tokens: int, context: int, model: models.Model) -> 
     if not model.num_states:
         return batch
     slots = np.arange(sequences, dtype=np.int32)
-    state_rows = np.concatenate([rows_of_slot(tokens, slot) for slot in slots])
+    state_rows = np.concatenate([rows_of_slot(tokens, int(slot)) for slot in slots])
     return batch._replace(state_slots=slots, state_rows=state_rows)
 
 

@@ -34,7 +34,7 @@ OF_SHAPES: dict[str, tuple[tuple[Precision, ...], tuple[str, ...]]] = {
 """What is measured of the shapes that we make: precisions, and rows; no rows: all."""
 
 WITHOUT_NAMES = tuple(name for name in OF_SHAPES if name not in RECURRENT_SHAPES)
-"""The shapes that are measured where none is named: the others take 40 GB and an hour."""
+"""The shapes that are measured where none is named: the others take 29 GB and long."""
 
 MINUTES = {False: 30.0, True: 8.0}
 
