@@ -135,7 +135,7 @@ def report_sampling(rows: int = 32, vocab: int = 151936) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--precision", choices=["float32", "bfloat16", "int8"], default="bfloat16")
+    parser.add_argument("--precision", choices=["float32", "bfloat16", "int8", "int4"], default="bfloat16")
     parser.add_argument("--contexts", type=int, nargs="*", help="only decode one sequence behind so many tokens")
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2)

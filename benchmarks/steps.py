@@ -69,7 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--precision", default="int8", choices=["float32", "bfloat16", "int8", "int4"])
-    parser.add_argument("--kv-precision", default="auto", choices=["auto", "float32", "bfloat16", "int8"])
+    parser.add_argument("--kv-precision", default="auto", choices=["auto", "float32", "bfloat16", "int8", "int4"])
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 32], help="sequences of the decoding steps")
     parser.add_argument("--chunks", type=int, nargs="*", default=[512], help="tokens of the prefill chunks")
     parser.add_argument("--context", type=int, nargs="+", default=[128], help="tokens before the step")

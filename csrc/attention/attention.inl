@@ -2,7 +2,9 @@
 // clang-format off: the order is that of use
 #include "attention/turn.inl"
 #include "attention/products.inl"
+#include "attention/scaled_codes.inl"
 #include "attention/int8.inl"
+#include "attention/int4.inl"
 // clang-format on
 
 namespace dragoman::DRAGOMAN_ISA {
@@ -116,15 +118,19 @@ class SplitAttention {
       after = i + 1;
     }
     for (long b = 0; b < values_.count; ++b) {
-      values_.blocks[b] = tile_.kv->latent ? turned_ + b * Cache::turned_bytes(value_dim_)
-                                           : tile_.kv->values(tile_.blocks[first + b], tile_.kv_head);
+      values_.blocks[b] = tile_.kv->values(tile_.blocks[first + b], tile_.kv_head);
+      if constexpr (Cache::kLatent) {
+        if (tile_.kv->latent) values_.blocks[b] = turned_ + b * Cache::turned_bytes(value_dim_);
+      }
     }
     if (!tile_.kv->latent) cache_.begin_step(values_, value_dim_);
     for (long b = 0; b < values_.count; ++b) {
       const std::uint8_t* const keys = tile_.kv->keys(tile_.blocks[first + b], tile_.kv_head);
       fetch_.begin(b);
       score_rows<kScoreRows>(begin, after, keys, scores_ + b * kBlockTokens);
-      if (tile_.kv->latent) Cache::turn(keys, dim_, value_dim_, turned_ + b * Cache::turned_bytes(value_dim_));
+      if constexpr (Cache::kLatent) {
+        if (tile_.kv->latent) Cache::turn(keys, dim_, value_dim_, turned_ + b * Cache::turned_bytes(value_dim_));
+      }
     }
     for (long i = begin; i < after; ++i) {
       if (with_terms_) apply_terms(i, first * kBlockTokens);
@@ -278,6 +284,7 @@ void attend_split(const AttentionPiece& piece, float* states, float* workspace) 
     case KVPrecision::float32: return SplitAttention<Float32Cache>(piece, states, workspace).run();
     case KVPrecision::bfloat16: return SplitAttention<BFloat16Cache>(piece, states, workspace).run();
     case KVPrecision::int8: return SplitAttention<Int8Cache>(piece, states, workspace).run();
+    case KVPrecision::int4: return SplitAttention<Int4Cache>(piece, states, workspace).run();
   }
 }
 
@@ -320,7 +327,8 @@ void write(const KVLayer& kv, long block, long head, long slot, long count, cons
   void (*write_token)(std::uint8_t*, std::uint8_t*, long, long, long, const float*, const float*) =
       kv.precision == KVPrecision::float32    ? Float32Cache::write_token
       : kv.precision == KVPrecision::bfloat16 ? PairedLayout::write_token
-                                              : Int8Cache::write_token;
+      : kv.precision == KVPrecision::int8     ? Int8Cache::write_token
+                                              : Int4Cache::write_token;
   for (long i = 0; i < count; ++i, k += ld, v += ld) {
     write_token(keys, values, kv.padded_dim, kv.head_dim, slot + i, k, v);
   }

@@ -25,6 +25,9 @@ long padded(long head_dim) { return (head_dim + 15) / 16 * 16; }
 KVPool::KVPool(std::vector<KVHeads> heads, const std::vector<long>& blocks, KVPrecision precision, long latent)
     : heads_(std::move(heads)), latent_(latent), precision_(precision) {
   in_range(layers(), 4096, "layers", 0);
+  if (latent > 0 && precision == KVPrecision::int4) {
+    throw std::invalid_argument("the keys of latent attention cannot be kept in int4");
+  }
   in_range(static_cast<long>(blocks.size()), 64, "groups");
   for (const long count : blocks) groups_.push_back({.blocks = in_range(count, 1L << 30, "blocks")});
   for (const KVHeads& each : heads_) {
@@ -47,14 +50,20 @@ KVPool::KVPool(std::vector<KVHeads> heads, const std::vector<long>& blocks, KVPr
   }
 }
 
-std::size_t KVPool::head_bytes(long layer) const {
-  const std::size_t dim = padded(heads_[layer].dim), parts = latent_ > 0 ? 1 : 2;
+std::size_t KVPool::key_bytes(long layer) const {
+  const std::size_t dim = padded(heads_[layer].dim);
   switch (precision_) {
-    case KVPrecision::float32: return parts * kBlockTokens * dim * 4;
-    case KVPrecision::bfloat16: return parts * kBlockTokens * dim * 2;
-    case KVPrecision::int8: return parts * kBlockTokens * (dim + 2 * kv_groups(dim));
+    case KVPrecision::float32: return kBlockTokens * dim * 4;
+    case KVPrecision::bfloat16: return kBlockTokens * dim * 2;
+    case KVPrecision::int8: return kBlockTokens * (dim + 2 * kv_groups(dim));
+    case KVPrecision::int4: return kBlockTokens * (dim / 2 + 2 * kv_groups(dim));
   }
   return 0;
+}
+
+std::size_t KVPool::head_bytes(long layer) const {
+  const std::size_t origin = precision_ == KVPrecision::int4 ? kKVGroup * kv_groups(padded(heads_[layer].dim)) : 0;
+  return (latent_ > 0 ? 1 : 2) * key_bytes(layer) + origin;
 }
 
 KVLayer KVPool::layer(long layer) const {
@@ -62,6 +71,7 @@ KVLayer KVPool::layer(long layer) const {
   return {.data = group.memory.data() + offsets_[layer],
           .block_bytes = group.bytes_per_block,
           .head_bytes = head_bytes(layer),
+          .key_bytes = key_bytes(layer),
           .head_dim = heads_[layer].dim,
           .padded_dim = padded(heads_[layer].dim),
           .value_dim = value_dim(layer),

@@ -6,11 +6,13 @@
 //   float32    keys [D][32]          values [32][D]
 //   bfloat16   keys [D/2][32][2]     values [16][D][2]
 //   int8       keys [D/2][32][2]     values [16][D][2]     each followed by bfloat16 scales [D/32, rounded up][32]
+//   int4       keys [D/8][32][8]     values [4][D][8]      the same, and after both [D/32, rounded up][32] of int8
 //
 // Keys run over tokens so that the scores of a block need no horizontal sum; values run over the head dimension. In
 // bfloat16 and int8 the innermost two are neighbours in the dimension that is summed, as VDPBF16PS and VPDPWSSD want
 // them. In int8 32 neighbours of a token's head share a scale: a few dimensions of keys are often much larger than the
-// others, and should not cost all of them their precision.
+// others, and should not cost all of them their precision. In int4 eight neighbours in the dimension that is summed are
+// a word of 32 bits, in the order 0, 2, 4, 6, 1, 3, 5, 7; what follows the values is the block's origin (int4.inl).
 //
 // Layers of one group share blocks, and each group has separate ones: layers that see a window of positions need fewer
 // of them than layers that see all.
@@ -30,17 +32,18 @@ namespace dragoman {
 constexpr long kBlockTokens = 32;
 constexpr long kMaxHeadDim = 1024;
 
-constexpr long kKVGroup = 32;  // int8 numbers that share a scale
+constexpr long kKVGroup = 32;  // int8 or int4 numbers that share a scale
 
 constexpr long kv_groups(long padded_dim) { return (padded_dim + kKVGroup - 1) / kKVGroup; }
 
-enum class KVPrecision : std::uint8_t { float32, bfloat16, int8 };
+enum class KVPrecision : std::uint8_t { float32, bfloat16, int8, int4 };
 
 // Addresses of the blocks of one layer.
 struct KVLayer {
   std::uint8_t* data;
   std::size_t block_bytes;  // from one block to the next, all layers of the group
-  std::size_t head_bytes;   // from one KV head to the next; its first half are the keys, all of it where `latent`
+  std::size_t head_bytes;   // from one KV head to the next
+  std::size_t key_bytes;    // the keys, which come first; all of a head where `latent`
   long head_dim;
   long padded_dim;
   long value_dim;
@@ -51,7 +54,7 @@ struct KVLayer {
   long group;
 
   std::uint8_t* keys(long block, long head) const { return data + block * block_bytes + head * head_bytes; }
-  std::uint8_t* values(long block, long head) const { return keys(block, head) + head_bytes / 2; }
+  std::uint8_t* values(long block, long head) const { return keys(block, head) + key_bytes; }
 };
 
 // Heads of one layer.
@@ -64,7 +67,7 @@ class KVPool {
  public:
   // heads: of each layer; no layers: blocks that hold nothing. blocks: of each group. latent: the first numbers of a
   // key that are the value; 0: values are kept beside keys. Throws std::invalid_argument on any other size below 1 or
-  // above the limits, and on a layer of no group.
+  // above the limits, on a layer of no group, and on latent keys in int4.
   KVPool(std::vector<KVHeads> heads, const std::vector<long>& blocks, KVPrecision precision, long latent = 0);
   KVPool(const KVPool&) = delete;
   KVPool& operator=(const KVPool&) = delete;
@@ -97,6 +100,7 @@ class KVPool {
 
   std::size_t layer_bytes(long layer) const { return head_bytes(layer) * heads_[layer].count; }
   std::size_t head_bytes(long layer) const;
+  std::size_t key_bytes(long layer) const;
 
   std::vector<KVHeads> heads_;
   long latent_;

@@ -30,7 +30,7 @@ class Fetch {
   // Blocks [begin, end) are a step of the piece: all their keys are used, then all their values.
   void plan(const AttentionPiece& piece, long begin, long end, bool in_bursts) {
     in_bursts_ = in_bursts;
-    lines_of_half_ = static_cast<long>(piece.tile->kv->head_bytes / 128);
+    lines_of_half_ = static_cast<long>((piece.tile->kv->head_bytes + 127) / 128);
     begun_ = 0, lines_ = 0;
     long count = 0;
     for (const AttentionPiece* p = &piece;;) {
@@ -85,6 +85,7 @@ struct Values {
 struct PlainRows {
   static constexpr bool kSplits = true;
   static constexpr bool kBursts = false;
+  static constexpr bool kLatent = true;
   static constexpr long query_row(long padded_dim) { return padded_dim; }
   static constexpr long weight_row(long) { return kStepTokens; }
   static void begin_step(const Values&, long) {}

@@ -51,6 +51,7 @@ struct Operation {
   OperationKind kind;
   std::string shape;  // of a matrix, else empty
   std::function<void(const RowPartition&, Scratch&)> run;
+  bool in_order = false;  // runs after the same operation of the earlier partitions with rows of its first sequence
 };
 
 }  // namespace dragoman

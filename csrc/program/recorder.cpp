@@ -199,6 +199,7 @@ void Recorder::write_kv(int x, long k_offset, long v_offset, long layer) {
     dragoman::write_kv(kv, kv.kv_heads, buffer.data() + k_offset, buffer.data() + v_offset, buffer.stride,
                        part.first_sequence(), part.sequences.count());
   });
+  operations_.back().in_order = kv.precision == KVPrecision::int4;  // tokens of a block share bytes and an origin
 }
 
 // The checks and fields common to both kinds of attention.

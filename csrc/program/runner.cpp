@@ -67,10 +67,11 @@ void Runner::run_partition(const std::vector<Operation>& operations, const std::
       progress_[number].operations.store(kInterrupted, std::memory_order_release);
       return;
     }
-    if (operations[i].kind ==
-        OperationKind::attend) {  // keys and values before the partition's own rows must be written
+    // Keys and values before the partition's own rows must be written.
+    if (operations[i].kind == OperationKind::attend || operations[i].in_order) {
+      const std::size_t done = operations[i].in_order ? i + 1 : i;
       for (std::size_t other = partition.waits_for; other < number; ++other) {
-        wait_until([&] { return progress_[other].operations.load(std::memory_order_acquire) >= i; });
+        wait_until([&] { return progress_[other].operations.load(std::memory_order_acquire) >= done; });
       }
     }
     operations[i].run(partition, scratch);

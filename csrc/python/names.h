@@ -16,8 +16,9 @@ inline void require(bool condition, const std::string& message) {
 inline KVPrecision kv_precision(const std::string& name) {
   if (name == "float32") return KVPrecision::float32;
   if (name == "bfloat16") return KVPrecision::bfloat16;
-  require(name == "int8", "a KV pool is \"float32\", \"bfloat16\" or \"int8\", not \"" + name + "\"");
-  return KVPrecision::int8;
+  if (name == "int8") return KVPrecision::int8;
+  require(name == "int4", "a KV pool is \"float32\", \"bfloat16\", \"int8\" or \"int4\", not \"" + name + "\"");
+  return KVPrecision::int4;
 }
 
 inline const char* name_of(KVPrecision precision) {
@@ -25,6 +26,7 @@ inline const char* name_of(KVPrecision precision) {
     case KVPrecision::float32: return "float32";
     case KVPrecision::bfloat16: return "bfloat16";
     case KVPrecision::int8: return "int8";
+    case KVPrecision::int4: return "int4";
   }
   return "";
 }

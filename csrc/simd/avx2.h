@@ -243,6 +243,21 @@ DRAGOMAN_INLINE I16Pairs widen_pairs(const std::int8_t* p) {
   const __m128i* const halves = reinterpret_cast<const __m128i*>(p);
   return {_mm256_cvtepi8_epi16(_mm_loadu_si128(halves)), _mm256_cvtepi8_epi16(_mm_loadu_si128(halves + 1))};
 }
+using Nibbles = Ints;
+DRAGOMAN_INLINE Nibbles load_nibbles(const std::uint8_t* p) { return load_bytes(p); }
+// A code is brought into the upper byte of its half, the lookup puts its level there, and the shift sign-extends it.
+template <int J>
+DRAGOMAN_INLINE __m256i level_pairs_half(__m256i a) {
+  const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kLevels)));
+  const __m256i upper =
+      J < 2 ? _mm256_slli_epi16(a, J < 2 ? 8 - 4 * J : 0) : _mm256_srli_epi16(a, J < 2 ? 0 : 4 * J - 8);
+  const __m256i codes = _mm256_and_si256(upper, _mm256_set1_epi16(0x0f00));
+  return _mm256_srai_epi16(_mm256_shuffle_epi8(table, codes), 8);
+}
+template <int J>
+DRAGOMAN_INLINE I16Pairs level_pairs(Nibbles a) {
+  return {level_pairs_half<J>(a.lo), level_pairs_half<J>(a.hi)};
+}
 DRAGOMAN_INLINE Sums add_pair_products(Sums sums, I16Pairs a, std::int32_t pair) {
   const __m256i b = _mm256_set1_epi32(pair);
   return {_mm256_add_epi32(sums.lo, _mm256_madd_epi16(a.lo, b)), _mm256_add_epi32(sums.hi, _mm256_madd_epi16(a.hi, b))};

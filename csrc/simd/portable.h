@@ -276,6 +276,23 @@ DRAGOMAN_INLINE I16Pairs widen_pairs(const std::int8_t* p) {
   for (int i = 0; i < kWidth; ++i) pairs.first[i] = p[2 * i], pairs.second[i] = p[2 * i + 1];
   return pairs;
 }
+// Words of eight codes of four bits each, of which level_pairs<J> are the pairs of levels at bits 4J of both halves.
+struct Nibbles {
+  std::uint32_t v[kWidth];
+};
+DRAGOMAN_INLINE Nibbles load_nibbles(const std::uint8_t* p) {
+  Nibbles r;
+  std::memcpy(r.v, p, sizeof r.v);
+  return r;
+}
+template <int J>
+DRAGOMAN_INLINE I16Pairs level_pairs(Nibbles a) {
+  I16Pairs pairs;
+  for (int i = 0; i < kWidth; ++i) {
+    pairs.first[i] = kLevels[a.v[i] >> 4 * J & 15], pairs.second[i] = kLevels[a.v[i] >> (4 * J + 16) & 15];
+  }
+  return pairs;
+}
 DRAGOMAN_INLINE Sums add_pair_products(Sums sums, I16Pairs a, std::int32_t pair) {
   std::int16_t b[2];
   std::memcpy(b, &pair, 4);

@@ -10,7 +10,7 @@ import pytest
 
 from dragoman import models
 from dragoman.engine.runner import Runner
-from dragoman.models.settings import Precision
+from dragoman.models.settings import KVPrecision, Precision
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine_client"))
 sys.path.insert(0, str(Path(__file__).parent))
@@ -35,6 +35,7 @@ from tiny_model import (
 from simulation import stub
 
 _MAKERS = {
+    "int4 kv": make_tiny_gemma3,
     "int8 mixture": make_tiny_mixture,
     "window": make_tiny_mistral,
     "gemma 3": make_tiny_gemma3,
@@ -58,7 +59,7 @@ _PRECISIONS |= {"gemma 4": "int8", "recurrent gemma": "int8", "kimi linear": "in
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runner:
     """By name: the stub, whose logits depend on every cell of the history, or a small decoder in that precision.
 
-    "int8 kv" has its keys and values in int8, beside weights in bfloat16; "int8 mixture" has experts; "window" sees 70
+    "int8 kv" and "int4 kv" have their keys and values in that, beside weights in bfloat16; "int8 mixture" has experts; "window" sees 70
     positions in every layer; "gemma 3", "gemma 4" and "int4 phi" are other families than Llama; "lfm2", "qwen 3.5",
     "granite 4", "falcon h1" and "stub with states" have states of recurrent layers, "recurrent gemma" windows too, and
     "mamba" has nothing else; "stub with groups" has these and layers of three windows, which are groups in "gemma 3"
@@ -73,8 +74,9 @@ def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         return stub(vocab_size=199, period=period, window=window, num_states=states, more_pools=groups, **limits)
     make = _MAKERS.get(request.param, make_tiny_llama)
     folder = make(tmp_path_factory.mktemp("tiny"))
-    if request.param == "int8 kv":
-        settings = models.ModelSettings(precision="bfloat16", kv_precision="int8", max_tokens=256, cache_bytes=0)
+    if request.param in ("int8 kv", "int4 kv"):
+        kept = cast(KVPrecision, request.param.removesuffix(" kv"))
+        settings = models.ModelSettings(precision="bfloat16", kv_precision=kept, max_tokens=256, cache_bytes=0)
     else:
         precision = cast(Precision, _PRECISIONS.get(request.param, request.param))
         settings = models.ModelSettings(precision=precision, max_context=512, max_tokens=256, cache_bytes=0)

@@ -26,7 +26,7 @@ from dragoman.models.settings import Precision
 from simulation import Limited, Transcript, random_request, run, run_alone, step
 
 VARIANTS = ("int8 kv", "int8 mixture", "window", "gemma 3", "gemma 4", "int4 phi", "lfm2", "qwen 3.5", "granite 4")
-VARIANTS += ("falcon h1", "mamba", "latent")
+VARIANTS += ("falcon h1", "mamba", "latent", "int4 kv")
 FURTHER = ("recurrent gemma", "kimi linear")
 THOROUGH = bool(os.environ.get("DRAGOMAN_THOROUGH"))
 REAL = (*get_args(Precision), *VARIANTS, *(FURTHER if THOROUGH else ()))

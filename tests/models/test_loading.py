@@ -48,7 +48,7 @@ def test_pickled_model_is_refused(folder: Path, tmp_path: Path) -> None:
         models.load(tmp_path)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
 def test_keys_and_values_in_the_precision_asked_for(folder: Path, precision: Any) -> None:
     model = models.load(folder, ModelSettings(precision="float32", kv_precision=precision))
     assert model.card.kv_precision == model.kv.precision == precision

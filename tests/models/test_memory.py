@@ -57,7 +57,9 @@ def test_weights_of_a_known_shape() -> None:
         assert found.kv_bytes_per_token == 2 * 16 * 8 * 64 * (4 if precision == "float32" else 2)
 
 
-@pytest.mark.parametrize(("kv_precision", "numbers"), [("float32", 4 * 64), ("bfloat16", 2 * 64), ("int8", 64 + 4)])
+@pytest.mark.parametrize(
+    ("kv_precision", "numbers"), [("float32", 4 * 64), ("bfloat16", 2 * 64), ("int8", 64 + 4), ("int4", 32 + 4 + 1)]
+)
 def test_keys_and_values_have_a_precision_of_their_own(kv_precision: str, numbers: int) -> None:
     found = plan_1b(24, precision="int4", kv_precision=kv_precision)
     assert found.kv_precision == kv_precision

@@ -12,7 +12,7 @@ from dragoman.kernels import _native
 
 BLOCK_TOKENS = 32
 
-KVPrecision = Literal["float32", "bfloat16", "int8"]
+KVPrecision = Literal["float32", "bfloat16", "int8", "int4"]
 
 
 class KVPool:

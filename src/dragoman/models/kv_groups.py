@@ -162,7 +162,9 @@ def layer_kv_bytes(spec: DecoderSpec, layer: int, kv_precision: KVPrecision) -> 
     pool stores them. The value of latent attention is part of the key."""
     own = spec.of_layer(layer)
     padded = -(-own.head_dim // 16) * 16
-    scales = -(-padded // 32) * 2  # int8: a bfloat16 for 32 numbers
-    sizes = {"float32": 4 * padded, "bfloat16": 2 * padded, "int8": padded + scales}
+    groups = -(-padded // 32)  # of numbers with one scale, a bfloat16
+    if kv_precision == "int4":
+        return own.kv_heads * (2 * (padded // 2 + 2 * groups) + groups)  # and a block has 32 bytes for each group of keys
+    sizes = {"float32": 4 * padded, "bfloat16": 2 * padded, "int8": padded + 2 * groups}
     parts = 1 if spec.latent else 2
     return parts * own.kv_heads * sizes[kv_precision]

@@ -157,7 +157,7 @@ def plan(
     settings = settings or ModelSettings()
     spec = description.spec
     precision = description.precision(settings.precision)
-    kv_precision = _kv_precision(settings, precision)
+    kv_precision = _kv_precision(spec, settings, precision)
     available = available_memory() if available_bytes is None else available_bytes
     formats = _formats(description, settings.precision)
     layout = plan_layout(spec, precision, formats)
@@ -297,7 +297,9 @@ def _routed_bytes(spec: DecoderSpec) -> int:
     return inner * each + ways * spec.width * 8
 
 
-def _kv_precision(settings: ModelSettings, precision: Precision) -> KVPrecision:
+def _kv_precision(spec: DecoderSpec, settings: ModelSettings, precision: Precision) -> KVPrecision:
+    if settings.kv_precision == "int4" and spec.latent is not None:
+        raise ModelError("latent attention cannot keep its keys in int4; choose a --kv-precision of int8 or bfloat16")
     if settings.kv_precision != "auto":
         return settings.kv_precision
     return "float32" if precision == "float32" else "bfloat16"

@@ -12,9 +12,9 @@ from msgspec import Meta
 from dragoman.core.user_folders import expand_user
 
 Precision = Literal["float32", "bfloat16", "int8", "int4"]
-KVPrecision = Literal["float32", "bfloat16", "int8"]
+KVPrecision = Literal["float32", "bfloat16", "int8", "int4"]
 RequestedPrecision = Literal["float32", "bfloat16", "int8", "int4", "auto"]
-AskedKVPrecision = Literal["auto", "float32", "bfloat16", "int8"]
+AskedKVPrecision = Literal["auto", "float32", "bfloat16", "int8", "int4"]
 WeightsMemory = Literal["auto", "copy", "map"]
 Count = Annotated[int, Meta(ge=1)]
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8", "int4")
@@ -30,7 +30,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         precision: of the weights; auto: as stored, float16 as bfloat16, quantized ones as near as can be.
         kv_precision: of keys and values; auto: float32 for weights in float32, else bfloat16. int8 takes 17/32 of
             bfloat16's memory and is faster after long contexts; its error is that of eight bits with a scale for 32
-            neighbours of each head.
+            neighbours of each head. int4 takes 37/128 of it in heads of a multiple of 32, and costs more precision
+            (docs/kv-cache.md); not for latent attention.
         max_context: limits prompt and output together, in tokens; by default what the model allows and memory holds.
         kv_bytes: memory for keys and values; by default enough for max_sequences whole contexts, at most 8 GiB
             and half of what the weights leave free, at least one context.

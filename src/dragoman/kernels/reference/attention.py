@@ -74,3 +74,97 @@ def in_int8(x: Floats) -> Floats:
         factor = np.where(scale > 0, np.float32(1) / scale, np.float32(0))
     rounded: Floats = (np.rint(groups * factor) * scale).reshape(*x.shape[:-1], -1)[..., : x.shape[-1]]
     return rounded
+
+
+LEVELS = np.array([6, 18, 31, 44, 58, 75, 96, 127], np.float32)
+"""Magnitudes that a code of an int4 pool stands for, in scales."""
+
+
+def rotate(x: Floats) -> Floats:
+    """Return ``[..., n]``, n a multiple of 16, times a Hadamard matrix for each power of two in n, the largest first."""
+    parts: list[Floats] = []
+    while x.shape[-1]:
+        size = 1 << (x.shape[-1].bit_length() - 1)
+        matrix = np.ones((1, 1), np.float32)
+        while len(matrix) < size:
+            matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+        parts.append(x[..., :size] @ (matrix / np.float32(np.sqrt(size))))
+        x = x[..., size:]
+    return np.concatenate(parts, -1)
+
+
+def int4_values(x: Floats) -> Floats:
+    """Return values ``[..., head_dim]`` as an int4 pool stores them: levels with a scale for 32 neighbours."""
+    groups = _groups(np.asarray(x, np.float32))
+    found = _in_levels(groups, _candidates(groups), x.shape[-1])
+    return _numbers(found, x.shape[-1])
+
+
+def int4_keys(x: Floats, block: int = 32) -> Floats:
+    """Return keys ``[positions, kv_heads, head_dim]`` as an int4 pool stores them, for queries that are not rotated.
+
+    A block's first key is its origin, in steps of 64 scales; groups of later ones are differences to it where those are
+    the smaller.
+    """
+    dim = x.shape[-1]
+    padded = -(-dim // 16) * 16
+    filled = np.zeros((*x.shape[:-1], padded), np.float32)
+    filled[..., :dim] = x
+    keys = _groups(rotate(filled))
+    stored = np.empty_like(keys)
+    for begin in range(0, len(keys), block):
+        here = keys[begin : begin + block]
+        scale = _bfloat16_at_least(np.abs(here[:1]).max(-1, keepdims=True) / np.float32(127 * 64))
+        steps = scale * np.float32(64)
+        origin = np.rint(here[:1] * _inverse(steps)) * steps
+        rest = here - origin
+        whole = _in_levels(here, _candidates(here), padded)
+        difference = origin + _in_levels(rest, _candidates(rest), padded)
+        energies = ((each**2).sum(-1, keepdims=True) for each in (rest, here))
+        stored[begin : begin + block] = np.where(np.less(*energies), difference, whole)
+        stored[begin] = (origin + _in_levels(rest[:1], scale[None], padded))[0]
+    return rotate(_numbers(stored, padded))[..., :dim]
+
+
+def _groups(x: Floats) -> Floats:
+    groups = np.zeros((*x.shape[:-1], -(-x.shape[-1] // 32), 32), np.float32)
+    groups.reshape(*x.shape[:-1], -1)[..., : x.shape[-1]] = x
+    return groups
+
+
+def _numbers(groups: Floats, size: int) -> Floats:
+    return groups.reshape(*groups.shape[:-2], -1)[..., :size]
+
+
+def _inverse(x: Floats) -> Floats:
+    with np.errstate(divide="ignore"):
+        return np.where(x > 0, np.float32(1) / x, np.float32(0))
+
+
+def _bfloat16(x: Floats) -> Floats:
+    bits = np.asarray(x, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).view(np.float32)
+
+
+def _bfloat16_at_least(x: Floats) -> Floats:
+    return ((np.asarray(x, np.float32).view(np.uint32) + 0xFFFF) & 0xFFFF0000).view(np.float32)
+
+
+def _candidates(groups: Floats) -> Floats:
+    """Return scales to try, ``[candidates, ..., 1]``."""
+    most = np.abs(groups).max(-1, keepdims=True)
+    deviations = np.float32(1.9) + np.float32(0.125) * np.arange(12, dtype=np.float32)
+    return np.stack([_bfloat16(most / (each * np.float32(127 / 2.7326))) for each in deviations])
+
+
+def _in_levels(groups: Floats, scales: Floats, size: int) -> Floats:
+    """Return the groups in levels of the scale with the least error in the first ``size`` numbers."""
+    counted = np.arange(groups.shape[-2] * 32).reshape(-1, 32) < size
+    middles = (LEVELS[1:] + LEVELS[:-1]) / 2
+    best, least = groups, np.full((*groups.shape[:-1], 1), np.inf)
+    for scale in scales:
+        levels = LEVELS[np.searchsorted(middles, np.abs(groups) * _inverse(scale), side="right")] * scale
+        found = np.where(groups < 0, -levels, levels)
+        error = (np.where(counted, found - groups, 0) ** 2).sum(-1, keepdims=True)
+        best, least = np.where(error < least, found, best), np.minimum(error, least)
+    return best
