@@ -59,11 +59,12 @@ _PRECISIONS |= {"gemma 4": "int8", "recurrent gemma": "int8", "kimi linear": "in
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runner:
     """By name: the stub, whose logits depend on every cell of the history, or a small decoder in that precision.
 
-    "int8 kv" and "int4 kv" have their keys and values in that, beside weights in bfloat16; "int8 mixture" has experts; "window" sees 70
-    positions in every layer; "gemma 3", "gemma 4" and "int4 phi" are other families than Llama; "lfm2", "qwen 3.5",
-    "granite 4", "falcon h1" and "stub with states" have states of recurrent layers, "recurrent gemma" windows too, and
-    "mamba" has nothing else; "stub with groups" has these and layers of three windows, which are groups in "gemma 3"
-    and "gemma 4" as well; "latent" has latent attention, "kimi linear" that beside states.
+    "int8 kv" and "int4 kv" have their keys and values in that, beside weights in bfloat16, "int4 kv" in groups of
+    layers; "int8 mixture" has experts; "window" sees 70 positions in every layer; "gemma 3", "gemma 4" and "int4 phi"
+    are other families than Llama; "lfm2", "qwen 3.5", "granite 4", "falcon h1" and "stub with states" have states of
+    recurrent layers, "recurrent gemma" windows too, and "mamba" has nothing else; "stub with groups" has these and
+    layers of three windows, which are groups in "gemma 3" and "gemma 4" as well; "latent" has latent attention, "kimi
+    linear" that beside states.
     """
     if "stub" in request.param:
         limits = {"num_blocks": 256, "max_tokens": 256, "max_sequences": 64, "max_logit_rows": 64}

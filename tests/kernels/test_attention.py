@@ -361,7 +361,9 @@ def test_a_row_of_several_tiles_is_the_same_bits_however_divided() -> None:
     np.testing.assert_array_equal(np.concatenate(rows), together)
 
 
-@pytest.mark.parametrize(("precision", "latent"), [*((each, 0) for each in PRECISIONS), *((each, 32) for each in LATENT_PRECISIONS)])
+@pytest.mark.parametrize(
+    ("precision", "latent"), [*((each, 0) for each in PRECISIONS), *((each, 32) for each in LATENT_PRECISIONS)]
+)
 def test_what_lies_in_foreign_slots_has_no_influence(precision: KVPrecision, latent: int) -> None:
     """The pool starts as NaN, zeros or huge numbers: the results do not differ in a bit."""
     layer = Layer(4, 1 if latent else 2, 48 if latent else 32, precision, latent=latent)
@@ -439,15 +441,13 @@ def test_a_block_of_int4_takes_four_bits_and_what_its_codes_share(head_dim: int)
 
 
 def test_a_bias_of_int4_keys_costs_them_little_precision() -> None:
-    """What the keys of a block have in common is stored once: a bias of 40 leaves less than a hundredth of its error."""
+    """What the keys of a block have in common is stored once, in int8."""
     layer = Layer(2, 1, 128, "int4", length=100)
-    bare = layer.expected(1, 90)
     layer.table[:, 2 * 128 + 5 : 2 * 128 + 13] += 40.0
     k = layer.table[:, 256:384].reshape(4, 100, 1, 128)[1]
     error = reference.int4_keys(k) - k
-    assert np.sqrt((error**2).mean()) < 0.15  # 0.08 without a bias, and 1 if it were not stored apart
+    assert np.sqrt((error**2).mean()) < 0.15  # 0.08 without a bias, and 0.8 if it were not stored apart
     np.testing.assert_allclose(layer.alone(1, 90), layer.expected(1, 90), rtol=5e-3, atol=5e-3)
-    assert np.abs(layer.alone(1, 90) - bare).max() < 2
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])

@@ -164,7 +164,9 @@ def layer_kv_bytes(spec: DecoderSpec, layer: int, kv_precision: KVPrecision) -> 
     padded = -(-own.head_dim // 16) * 16
     groups = -(-padded // 32)  # of numbers with one scale, a bfloat16
     if kv_precision == "int4":
-        return own.kv_heads * (2 * (padded // 2 + 2 * groups) + groups)  # and a block has 32 bytes for each group of keys
+        return own.kv_heads * (
+            2 * (padded // 2 + 2 * groups) + groups
+        )  # and a block has 32 bytes for each group of keys
     sizes = {"float32": 4 * padded, "bfloat16": 2 * padded, "int8": padded + 2 * groups}
     parts = 1 if spec.latent else 2
     return parts * own.kv_heads * sizes[kv_precision]
