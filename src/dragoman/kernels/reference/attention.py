@@ -81,7 +81,7 @@ LEVELS = np.array([6, 18, 31, 44, 58, 75, 96, 127], np.float32)
 
 
 def rotate(x: Floats) -> Floats:
-    """Return ``[..., n]``, n a multiple of 16, times a Hadamard matrix for each power of two in n, the largest first."""
+    """Return ``[..., n]`` times a Hadamard matrix for each power of two in n, a multiple of 16, the largest first."""
     parts: list[Floats] = []
     while x.shape[-1]:
         size = 1 << (x.shape[-1].bit_length() - 1)
