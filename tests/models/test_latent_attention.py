@@ -36,6 +36,12 @@ def test_plan_counts_the_latent_and_the_rotated_part(kv_precision: str, bytes_pe
     assert plan(description, settings, available_bytes=32 << 30).kv_bytes_per_token == 27 * bytes_per_layer
 
 
+def test_keys_in_int4_are_refused(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, VARIANTS["youtu"])
+    with pytest.raises(ModelError, match="latent attention cannot keep its keys in int4"):
+        load(folder, ModelSettings(kv_precision="int4"))
+
+
 def test_pool_has_the_bytes_that_were_planned(tmp_path: Path) -> None:
     model = load(make_folder(tmp_path, VARIANTS["youtu"]), SETTINGS)
     assert model.plan.kv_bytes_per_token == 3 * 4 * 48  # 44 numbers, padded to whole vectors
