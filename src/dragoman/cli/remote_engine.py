@@ -19,6 +19,7 @@ EFFECTIVE: dict[str, frozenset[str]] = {
     "machine": frozenset(),
     "scheduling": frozenset({"share_prefix_cache"}),
     "recovery": frozenset({"hang_s", "engine_give_up_s"}),
+    "disk_cache": frozenset(),
     "catalog": frozenset({"offer_cached", "fixed_model"}),
     "adapters": frozenset(),
 }

@@ -71,6 +71,7 @@ def serve(settings: ServeSettings, prespawned: PrespawnedWorker | None = None, n
                 settings.machine.threads,
                 settings.recovery,
                 watcher=bar,
+                disk=settings.disk_cache,
             )
         worker = msgspec.structs.replace(worker, report_blocks=settings.kv_events.kv_events)
         prespawned.send_settings(worker)

@@ -10,7 +10,7 @@ import msgspec
 from dragoman.cli.logs import LogSettings
 from dragoman.cli.settings import MachineSettings, ModelChoice
 from dragoman.cli.tunnel import TunnelSettings
-from dragoman.engine.settings import RecoverySettings, SchedulerSettings
+from dragoman.engine.settings import DiskCacheSettings, RecoverySettings, SchedulerSettings
 from dragoman.engine_client.vllm.settings import RemoteEngineSettings
 from dragoman.models.settings import ModelSettings
 from dragoman.server.keys import KeySettings
@@ -49,6 +49,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     machine: MachineSettings = MachineSettings()
     scheduling: SchedulerSettings = SchedulerSettings()
     recovery: RecoverySettings = RecoverySettings()
+    disk_cache: DiskCacheSettings = DiskCacheSettings()
     remote: RemoteEngineSettings = RemoteEngineSettings()
     server: ServerSettings = ServerSettings()
     network: NetworkSettings = NetworkSettings()

@@ -25,6 +25,7 @@ class BlockGroup:
     Attributes:
         index: number of the group. table: ``[rows, width]`` ids of the blocks of a sequence's tokens; -1 after the last
             and before the window. copies: pairs of blocks (from, to) to copy before the scheduled step.
+        loading: lists of blocks that are owned while what is on disk is read into some of them.
     """
 
     def __init__(self, index: int, cache: KVCache, window: Window) -> None:
@@ -33,6 +34,7 @@ class BlockGroup:
         self.window = window
         self.table: Int32 = np.empty((0, 0), np.int32)
         self.copies: list[tuple[int, int]] = []
+        self.loading: list[list[int]] = []
         self._block_size = cache.block_size
         self._has_window = window.positions > 0
 
@@ -136,7 +138,7 @@ class BlockGroup:
             most = self.window.most_blocks(len(sequence.token_ids))
             assert len(held.ids) - held.first <= most, "a sequence has more blocks than its window needs"
             assert sequence.computed <= len(held.ids) * size, "computed beyond its blocks"
-        self.cache.check_integrity(tables)
+        self.cache.check_integrity(tables + self.loading)
 
 
 def groups_for(runner: Runner, step_tokens: int) -> list[BlockGroup]:

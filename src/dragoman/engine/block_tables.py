@@ -14,6 +14,7 @@ import numpy as np
 from dragoman.engine.arrays import Int32
 from dragoman.engine.block_group import BlockGroup, match_prefix
 from dragoman.engine.block_recorder import BlockRecorder
+from dragoman.engine.disk_prefixes import DiskPrefixes
 from dragoman.engine.encoder import EncoderInputs
 from dragoman.engine.kv_cache import block_hash
 from dragoman.engine.sequence import Sequence
@@ -31,6 +32,7 @@ class BlockTables:
         events: where new names are reported to; None: nowhere.
         computing: names of the blocks that running sequences are going to fill, with the number of sequences.
         states: slots of recurrent layers' states; None where the model has no such layers.
+        disk: the prefix cache on disk; None: there is none.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class BlockTables:
         self.free_rows = list(range(rows - 1, -1, -1))
         self.computing: Counter[bytes] = Counter()
         self.events: BlockRecorder | None = None
+        self.disk: DiskPrefixes | None = None
 
     @property
     def free_blocks(self) -> int:
@@ -81,8 +84,9 @@ class BlockTables:
     # Starting and stopping -------------------------------------------------------------------------------------------
 
     def must_wait(self, sequence: Sequence) -> bool:
-        """Return whether another sequence is computing the block that this one could share next."""
-        if self._inputs.must_wait(sequence):
+        """Return whether another sequence is computing the block that this one could share next, or it is being read
+        from disk."""
+        if self._inputs.must_wait(sequence) or (self.disk is not None and self._waits_for_disk(sequence, self.disk)):
             return True
         coming = self.computing if self.states is None else self.states.saving
         if not coming or sequence.group.wants_prompt_logprobs:
@@ -94,6 +98,26 @@ class BlockTables:
         following = hashes[known:] if self.states is not None else hashes[known : known + 1]
         sequence.waits_for = next((name for name in following if name in coming), None)
         return sequence.waits_for is not None
+
+    def _waits_for_disk(self, sequence: Sequence, disk: DiskPrefixes) -> bool:
+        if sequence.load is not None:
+            return sequence.load.is_awaited
+        if not disk.is_reading:
+            return False
+        hashes = self._shareable_hashes(sequence)
+        if not hashes:
+            return False
+        known = len(self._cached_blocks(hashes)[0])
+        return known < len(hashes) and (disk.store.is_starting or disk.is_coming(hashes[known : known + 1]))
+
+    def begin_load(self, sequence: Sequence, *, spare: int) -> bool:
+        """Begin to read what a sequence's prefix has on disk and not in memory, at most once for each start of it.
+        Return whether it waits for that."""
+        if self.disk is None or sequence.load is not None:
+            return False
+        hashes = self._shareable_hashes(sequence)
+        sequence.load = self.disk.begin(hashes, self._cached_blocks(hashes), spare) if hashes else None
+        return sequence.load is not None and sequence.load.is_awaited
 
     def fits(self, sequence: Sequence, *, freed: SequenceOf[Sequence] = (), spare: int = 0) -> bool:
         """Return whether there is memory for a sequence, and for ``spare`` blocks more in each group, when those of the
@@ -168,6 +192,7 @@ class BlockTables:
         self.encoder_blocks[sequence.row, : len(sequence.encoder_blocks)] = -1
         self.free_rows.append(sequence.row)
         sequence.blocks = []
+        sequence.load = None
         sequence.encoder_blocks = []
         sequence.encoded = False
         sequence.computed = 0
@@ -191,6 +216,9 @@ class BlockTables:
         announced = len(sequence.hashes)
         self._extend_hashes(sequence, after)
         named = [group.name_blocks(sequence, before, after) for group in self.groups]
+        if self.disk is not None:
+            for group, new in zip(self.groups, named, strict=True):
+                self.disk.save(group.index, sequence.blocks[group.index].ids, sequence.hashes, before, new)
         if self.events is not None:
             self._report(sequence, before, named[0])
         self._no_longer_computing(sequence.hashes[before : min(after, announced)])

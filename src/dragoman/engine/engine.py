@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -27,9 +28,11 @@ from dragoman.engine.arrays import Float32
 from dragoman.engine.batch import build_batch, build_encoder_batch, second_text_rows
 from dragoman.engine.beam_search.step import results, search
 from dragoman.engine.block_recorder import BlockRecorder
+from dragoman.engine.disk_prefixes import DiskPrefixes, open_store
 from dragoman.engine.explain import explain
 from dragoman.engine.lora_slots import Adapter, Adapters
 from dragoman.engine.messages import EngineStats, StepOutput
+from dragoman.engine.prefix_store.store import Counts
 from dragoman.engine.runner import Runner
 from dragoman.engine.sampling.grammar_state import CompiledRequest, Grammars
 from dragoman.engine.sampling.processors import processors_for
@@ -44,7 +47,9 @@ from dragoman.models.batch import Batch
 _FAILED_ROW = "the model gave no valid distribution for the next token"
 _FAILED_VECTOR = "the model gave no valid vector for the text"
 _PATIENCE_S = 0.005
-"""Maximum time a step without other work waits for a grammar. Messages wait as long."""
+"""Maximum time a step without other work waits for a grammar, or for the disk. Messages wait as long."""
+_PROMPT_ROWS = 32
+"""Tokens of a step from which on its time says how long prompts take."""
 
 
 class Engine:
@@ -71,6 +76,29 @@ class Engine:
         self._generated_tokens = 0
         self._busy_s = 0.0
         self._forward_s = 0.0
+
+    def open_disk(self, path: Path, limit_bytes: int | None, fingerprint: str, *, compares: bool = True) -> None:
+        """Keep prefixes on disk too, before the first request. Nothing waits for the disk. See ``prefix_store``.
+
+        Does nothing where the prefix cache is off, and for models with an encoder.
+        """
+        tables, settings = self.scheduler.tables, self.scheduler.settings
+        if not settings.prefix_cache or not self.runner.causal or self.runner.encoder_context:
+            return
+        store = open_store(path, limit_bytes, fingerprint, self.runner, tables.groups, tables.states, compares=compares)
+        tables.disk = DiskPrefixes(store, tables.groups, tables.states)
+
+    def close(self) -> None:
+        """Write what is left to be kept on disk, for a second at most. No step follows."""
+        tables = self.scheduler.tables
+        if tables.disk is None:
+            return
+        for _ in range(2):
+            copies = tables.take_state_copies()
+            if copies:
+                sources, targets = np.array(copies, np.int32).T.copy()
+                self.runner.copy_states(sources, targets)
+        tables.disk.close()
 
     def report_blocks(self) -> None:
         """Add the events of the prefix cache to all outputs from now on."""
@@ -192,7 +220,15 @@ class Engine:
                 self._admit(prepared, self._pending_adapters.get(prepared.request.request_id))
             self._pending_adapters.pop(prepared.request.request_id, None)
         self.free_unused_adapters()
-        return self.scheduler.schedule()
+        disk = self.scheduler.tables.disk
+        if disk is None:
+            return self.scheduler.schedule()
+        disk.finish()
+        schedule = self.scheduler.schedule()
+        disk.store.is_busy = bool(self.scheduler.running)
+        if not self.scheduler.running and not self._events and disk.is_reading:
+            disk.store.wait(_PATIENCE_S)
+        return schedule
 
     def run(
         self, schedule: Schedule, meanwhile: Callable[[], None] | None = None, interrupt: int | None = None
@@ -228,7 +264,10 @@ class Engine:
                 self._was_interrupted = True
                 schedule.withdraw()
                 return self.output()
-            self._forward_s += time.perf_counter() - forward_started
+            forward_s = time.perf_counter() - forward_started
+            self._forward_s += forward_s
+            if self.scheduler.tables.disk is not None and len(batch.token_ids) >= _PROMPT_ROWS:
+                self.scheduler.tables.disk.store.note_prompt(forward_s, len(batch.token_ids))
             self._postprocess(schedule, logits)
             self._steps += 1
         elif meanwhile is not None:
@@ -446,6 +485,8 @@ class Engine:
 
     def _stats(self) -> EngineStats:
         scheduler, free = self.scheduler, self.scheduler.tables.free_blocks
+        disk = scheduler.tables.disk
+        counts = Counts() if disk is None else disk.store.counts
         return EngineStats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
@@ -462,4 +503,11 @@ class Engine:
             busy_s=self._busy_s,
             forward_s=self._forward_s,
             read_bytes=self.runner.read_bytes,
+            disk_records=0 if disk is None else disk.store.records,
+            disk_bytes=counts.bytes,
+            disk_read_blocks=counts.read_blocks,
+            disk_read_bytes=counts.read_bytes,
+            disk_written_bytes=counts.written_bytes,
+            disk_damaged=counts.damaged,
+            disk_dropped=counts.dropped,
         )

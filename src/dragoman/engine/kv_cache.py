@@ -76,6 +76,14 @@ class KVCache:
         """Return whether a block has this name."""
         return name in self._block_of
 
+    def has_name(self, block: int, name: bytes) -> bool:
+        """Return whether a block has this name, and with it its contents; from any thread."""
+        return self._hash_of[block] == name
+
+    def names(self) -> list[tuple[bytes, int]]:
+        """Return all names, with their blocks."""
+        return list(self._block_of.items())
+
     def has_none_of(self, hashes: Iterable[bytes]) -> bool:
         """Return whether no block has any of these names: the usual case, and fast for thousands."""
         return self._block_of.keys().isdisjoint(hashes)

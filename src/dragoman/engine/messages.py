@@ -57,6 +57,13 @@ class LoadModel(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     settings: ModelSettings = ModelSettings()
 
 
+class DiskCache(msgspec.Struct, frozen=True, kw_only=True):
+    """The prefix cache on disk: its folder, and the bytes that it may take; None: as the disk has room."""
+
+    folder: str
+    limit_bytes: int | None = None
+
+
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The first frame to the process: its settings. ``threads`` None: as many as the machine has cores.
 
@@ -64,7 +71,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     and its requests continue in the next. ``give_up_s``: when none could be started for so long, the engine has
     failed; 0: never. ``recovery_bytes``: maximum memory for data that outlives the process: see ``block_store``.
     ``checked``: the packed weights that the previous process verified. ``report_blocks``: outputs have the events of
-    the prefix cache.
+    the prefix cache. ``disk``: where prefixes are kept on disk; None: nowhere.
     """
 
     model: StubModel | LoadModel
@@ -75,6 +82,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     recovery_bytes: int = 256 * 1024 * 1024
     checked: PackedFile | None = None
     report_blocks: bool = False
+    disk: DiskCache | None = None
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,6 +125,17 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     forward_s: float = 0.0
     read_bytes: int = 0
     """Bytes of weights and of cached keys and values that the steps had to read."""
+    disk_records: int = 0
+    """A gauge: blocks and states of the model that the prefix cache on disk has."""
+    disk_bytes: int = 0
+    """A gauge: of the whole folder."""
+    disk_read_blocks: int = 0
+    disk_read_bytes: int = 0
+    disk_written_bytes: int = 0
+    disk_damaged: int = 0
+    """Records and segments that were not what was written."""
+    disk_dropped: int = 0
+    """Blocks that memory had no room for before they were written."""
     restarts: int = 0
     """Restarts of the process; counted by the client."""
 
@@ -145,6 +164,11 @@ _COUNTERS = (
     "busy_s",
     "forward_s",
     "read_bytes",
+    "disk_read_blocks",
+    "disk_read_bytes",
+    "disk_written_bytes",
+    "disk_damaged",
+    "disk_dropped",
 )
 
 

@@ -78,6 +78,10 @@ class Runner(Protocol):
         """Copy whole blocks, all layers of a group, one pair after the other: a target may be the source of an earlier
         pair."""
 
+    @property
+    def state_data(self) -> NDArray[np.uint8]:
+        """Memory of the states, ``[num_states, bytes]``; where the model has any."""
+
     def copy_states(self, sources: Int32, targets: Int32) -> None:
         """Copy states of recurrent layers, one pair after the other."""
 

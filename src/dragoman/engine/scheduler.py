@@ -267,6 +267,9 @@ class Scheduler:
                     own = (share.is_background, share.rank[1] + OVERTAKE)
                     limit = own if limit is None else min(limit, own)
                 continue
+            if self.tables.begin_load(sequence, spare=len(self.running)):
+                turns.insert(0, (share, index))  # it waits in the queue, and those after it may run
+                continue
             # Sequences preempted for it are now before it in the queue, where they are of the same share and as urgent.
             self.waiting.pop(share, share.waiting.index(sequence, index))
             self.tables.allocate(sequence)

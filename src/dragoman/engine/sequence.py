@@ -13,6 +13,7 @@ from dragoman.engine.beam_search.state import BeamSearch
 from dragoman.engine.fair_queue import Share
 from dragoman.engine.lora_slots import Adapter
 from dragoman.engine.pooling import PooledText
+from dragoman.engine.prefix_store.store import Load
 from dragoman.engine.prompt_inputs import EncoderInput, GivenEmbeddings
 from dragoman.engine.sampling.grammar_state import GrammarState
 from dragoman.engine.speculation.drafter import Drafter, DraftSource
@@ -220,6 +221,7 @@ class Sequence:
         "hashes",
         "index",
         "keeps_ties",
+        "load",
         "max_length",
         "mirostat",
         "order",
@@ -288,6 +290,8 @@ class Sequence:
         """Snapshots that are still to be made: numbers of tokens, ascending, and names."""
         self.hashes: list[bytes] = []
         """Hash chain of the leading full blocks, as far as it was needed; see ``kv_cache.block_hash``."""
+        self.load: Load | None = None
+        """What was last read from disk for it, since it ran."""
         self.row = -1
         """Row of the scheduler's block tables; -1: none."""
         self.draft: list[int] = []

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
+
+from dragoman.core.user_folders import expand_user
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 DraftSourceName = Literal["prediction", "grammar", "lookup", "recent"]
@@ -37,6 +41,31 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     share_prefix_cache: bool = False
     speculation: Annotated[int, msgspec.Meta(ge=0)] = 12  # as many rows as take hardly longer than one
     draft_sources: tuple[DraftSourceName, ...] = ("prediction", "grammar", "lookup", "recent")
+
+
+class DiskCacheSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The prefix cache on disk, which outlives the server.
+
+    Attributes:
+        prefix_cache_folder: folder of prompts' computed blocks, of this user alone; by default $DRAGOMAN_CACHE/prefixes
+            or ~/.cache/dragoman/prefixes. Who can read it can learn what was in the prompts.
+        prefix_cache_bytes: bytes that they may take, those of least worth removed first; by default a tenth of the
+            disk's free part, at most 20 GB; 0 turns it off.
+    """
+
+    PANEL: ClassVar[str] = "Engine"
+
+    prefix_cache_folder: str | None = None
+    prefix_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Return the path of the folder."""
+        if self.prefix_cache_folder:
+            return expand_user(self.prefix_cache_folder)
+        if root := os.environ.get("DRAGOMAN_CACHE"):
+            return expand_user(root) / "prefixes"
+        return expand_user(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "dragoman" / "prefixes"
 
 
 class RecoverySettings(msgspec.Struct, frozen=True, kw_only=True):

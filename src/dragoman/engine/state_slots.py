@@ -13,7 +13,7 @@ others as soon as its owner leaves it, even where a copy of it is still to be ma
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from dragoman.engine.kv_cache import KVCache
 from dragoman.engine.sequence import Sequence
@@ -39,6 +39,7 @@ class StateSlots:
 
     Attributes:
         saving: names of the snapshots that running sequences are going to make, with the number of sequences.
+        on_kept: called with the name and the slot of a snapshot that is in its slot.
     """
 
     def __init__(self, num_slots: int, block_size: int, *, running: int, drafts: int, prefix_cache: bool) -> None:
@@ -53,6 +54,13 @@ class StateSlots:
         self._free = list(range(num_slots - 1, -1, -1))
         self._snapshots: OrderedDict[bytes, int] = OrderedDict()
         self._copies: list[tuple[int, int]] = []
+        self._settled: dict[bytes, int] = {}
+        """Snapshots that are in their slots: those made by a copy are so after the next step has begun."""
+        self._copied: tuple[list[tuple[bytes, int]], list[tuple[bytes, int]]] = ([], [])
+        """Snapshots whose copies the step before has made, and those whose copies the next one makes."""
+        self._loading: set[int] = set()
+        """Slots that snapshots are read into."""
+        self.on_kept: Callable[[bytes, int], None] | None = None
 
     @property
     def snapshots(self) -> int:
@@ -67,6 +75,11 @@ class StateSlots:
     def take_copies(self) -> list[tuple[int, int]]:
         """Return the pairs of slots (from, to) to copy before the scheduled step, once."""
         copies, self._copies = self._copies, []
+        made, waiting = self._copied
+        self._copied = (waiting, [])
+        for name, slot in made:
+            if self._snapshots.get(name) == slot:
+                self._settle(name, slot)
         return copies
 
     # Sequences -------------------------------------------------------------------------------------------------------
@@ -139,6 +152,7 @@ class StateSlots:
         for position in self._positions(sequence, before, sequence.computed):
             name = sequence.hashes[position // self._block_size - 1]
             slot = sequence.saves.pop(position, None)
+            is_copy = slot is None
             if slot is None and position == sequence.computed and name not in self._snapshots:
                 slot = self._take_for_snapshot()
                 if slot is not None:
@@ -147,8 +161,12 @@ class StateSlots:
                 continue
             if name in self._snapshots:
                 self._free.append(slot)
+                continue
+            self._snapshots[name] = slot
+            if is_copy:
+                self._copied[1].append((name, slot))
             else:
-                self._snapshots[name] = slot
+                self._settle(name, slot)
         self._no_longer_saving(sequence, sequence.computed)
 
     # Snapshots -------------------------------------------------------------------------------------------------------
@@ -157,7 +175,44 @@ class StateSlots:
         """Remove the snapshot at the end of a block that is not cached any more."""
         slot = self._snapshots.pop(name, None)
         if slot is not None:
+            self._settled.pop(name, None)
             self._free.append(slot)
+
+    def has(self, name: bytes) -> bool:
+        """Return whether there is a snapshot at the end of a block."""
+        return name in self._snapshots
+
+    def slot_of(self, name: bytes) -> int | None:
+        """Return the slot that has a snapshot; None where none has it, or not yet. From any thread."""
+        return self._settled.get(name)
+
+    def take_for_load(self) -> int | None:
+        """Return a slot to read a snapshot into, until ``end_load``; None where snapshots have no room."""
+        if len(self._loading) >= self.num_slots - self._running:
+            return None
+        slot = self._take_for_snapshot()
+        if slot is not None:
+            self._loading.add(slot)
+        return slot
+
+    def end_load(self, name: bytes, slot: int, *, is_read: bool) -> None:
+        """Keep what was read as the snapshot at the end of a block, or free its slot."""
+        self._loading.remove(slot)
+        if is_read and name not in self._snapshots:
+            self._snapshots[name] = self._settled[name] = slot
+        else:
+            self._free.append(slot)
+
+    def _settle(self, name: bytes, slot: int) -> None:
+        self._settled[name] = slot
+        if self.on_kept is not None:
+            self.on_kept(name, slot)
+
+    def _evict(self) -> int:
+        """Remove the snapshot that was used longest ago. Returns its slot."""
+        name, slot = self._snapshots.popitem(last=False)
+        self._settled.pop(name, None)
+        return slot
 
     def _positions(self, sequence: Sequence, first: int, end: int) -> Iterator[int]:
         """Yield where snapshots are made after ``first`` tokens and up to ``end``: at regular distances, and at the
@@ -179,21 +234,23 @@ class StateSlots:
     def _take(self) -> int:
         self._owned += 1
         if not self._free:
-            _, slot = self._snapshots.popitem(last=False)
-            return slot
+            return self._evict()
         return self._free.pop()
 
     def _take_for_snapshot(self) -> int | None:
         if len(self._free) > self._for_drafts:
             return self._free.pop()
-        return self._snapshots.popitem(last=False)[1] if self._snapshots else None
+        return self._evict() if self._snapshots else None
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
         """Check all invariants between steps. AssertionError names the broken one."""
         owned = [sequence.state_slot for sequence in running]
         kept = list(self._snapshots.values())
         assert not any(sequence.draft_slots or sequence.saves for sequence in running), "slots of a step are left over"
-        assert sorted([*owned, *kept, *self._free]) == list(range(self.num_slots)), "a slot has two owners or none"
+        assert sorted([*owned, *kept, *self._free, *self._loading]) == list(range(self.num_slots)), (
+            "a slot has two owners or none"
+        )
+        assert self._settled.items() <= self._snapshots.items(), "a snapshot that is gone has a slot"
         assert len(owned) == self._owned, "the count of owned slots is wrong"
         saving = Counter(name for sequence in running for _, name in sequence.saving)
         assert saving == self.saving, "the counts of snapshots to come are wrong"

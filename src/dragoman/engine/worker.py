@@ -15,6 +15,7 @@ import os
 import select
 import socket
 import time
+from pathlib import Path
 
 import msgspec
 
@@ -217,6 +218,8 @@ def run(connection: socket.socket) -> None:
         os.close(memory)
     if settings.report_blocks:
         engine.report_blocks()
+    if settings.disk is not None:
+        engine.open_disk(Path(settings.disk.folder), settings.disk.limit_bytes, model.fingerprint)
     # Everything alive now stays alive: the garbage collector need not scan it between steps.
     gc.collect()
     gc.freeze()
@@ -236,6 +239,7 @@ def run(connection: socket.socket) -> None:
     connection.sendall(frame(Ready(info)))
     try:
         Worker(connection, engine).serve()
+        engine.close()
     finally:
         gc.unfreeze()  # the end of the process frees what is no longer used, and the native module reports what is not
 

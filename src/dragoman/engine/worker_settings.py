@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from dragoman.engine.messages import LoadModel, WorkerSettings
-from dragoman.engine.settings import RecoverySettings, SchedulerSettings
+from dragoman.engine.messages import DiskCache, LoadModel, WorkerSettings
+from dragoman.engine.settings import DiskCacheSettings, RecoverySettings, SchedulerSettings
 from dragoman.models import ModelDescription, ModelSettings, describe, plan
 from dragoman.models.cgroups import usable_processors
 from dragoman.models.hub import DownloadWatcher
@@ -22,10 +22,12 @@ def worker_settings(
     threads: int | None = None,
     recovery: RecoverySettings = ONE_USER,
     watcher: DownloadWatcher | None = None,
+    disk: DiskCacheSettings | None = None,
 ) -> tuple[WorkerSettings, ModelDescription]:
     """Return the settings of the engine's process, and the description of the model before it is loaded.
 
-    ``threads``: see ``thread_count``. Reads the model's small files, and downloads missing ones; with a ``watcher``,
+    ``threads``: see ``thread_count``. ``disk``: of the prefix cache on disk; None: there is none.
+    Reads the model's small files, and downloads missing ones; with a ``watcher``,
     which is told of it, the weights too, which the engine's process would download otherwise. Raises ModelError for a
     model that is missing, not supported, or too large for this machine.
     """
@@ -41,8 +43,16 @@ def worker_settings(
         hang_s=recovery.hang_s,
         give_up_s=recovery.engine_give_up_s,
         recovery_bytes=recovery.recovery_bytes,
+        disk=None if disk is None else disk_cache(disk),
     )
     return worker, described
+
+
+def disk_cache(settings: DiskCacheSettings) -> DiskCache | None:
+    """Return where prefixes are kept on disk; None where they are not."""
+    if settings.prefix_cache_bytes == 0:
+        return None
+    return DiskCache(folder=str(settings.folder.absolute()), limit_bytes=settings.prefix_cache_bytes)
 
 
 def with_step_limits(settings: ModelSettings, scheduling: SchedulerSettings) -> ModelSettings:

@@ -205,6 +205,9 @@ def fingerprint(spec: DecoderSpec, planned: MemoryPlan, layout: Layout, checksum
     digest = hashlib.blake2b(digest_size=8)
     digest.update(f"{dragoman.__version__} {kernels.instruction_set()} {spec!r} {planned.kv_precision}".encode())
     digest.update(f"{layout!r} {list(checksums)}".encode())
+    context = planned.context_tokens
+    if any(rope is not None and rope.served_within(context) != rope for rope in spec.ropes):
+        digest.update(b"rotations of a long context")
     return f"fp_{digest.hexdigest()}"
 
 

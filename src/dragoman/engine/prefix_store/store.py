@@ -1,0 +1,473 @@
+"""The prefix cache on disk, as the engine uses it: an index of what is stored, and the thread that reads and writes.
+
+The engine's loop never waits for the disk. It looks keys up in the index, queues what is to be written as a key and a
+row of memory, and hands over rows to read into. The thread copies a row before it writes it, and looks before and
+after the copy whether the row still has that key: named blocks do not change, so what it writes is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman import kernels
+from dragoman.engine.prefix_store.folder import CacheFolder, FolderError, StoredSegment
+from dragoman.engine.prefix_store.segment import (
+    HEAD_BYTES,
+    RECORD_BYTES,
+    STATES,
+    Record,
+    SegmentError,
+    SegmentWriter,
+    pack_record,
+    scan,
+)
+
+log = logging.getLogger("dragoman.engine")
+
+SEGMENT_BYTES = 64 << 20
+MOST_RECORDS = 1 << 17
+"""Records that the index has at most, of the newest segments: some 40 MB of memory."""
+MOST_QUEUED = 1 << 16
+REFRESH_S = 10.0
+"""Time after which segments of other processes are looked for again, when there is something to do."""
+CLOSE_S = 1.0
+"""Time to write what is queued when the engine stops."""
+_REST = 9.0
+"""While others compute, the thread pauses so many times as long as it has read or written."""
+_LONGEST_REST_S = 0.25
+PATIENCE_S = 30.0
+"""Time after which a sequence does not wait any longer for a disk that does not answer."""
+_PIECE = 4 << 20
+_FIRST_BANDWIDTH = 200e6
+"""Bytes in a second that the disk is taken to give before anything was read."""
+
+Bytes = NDArray[np.uint8]
+IsCurrent = Callable[[bytes, int], bool]
+
+
+class Location(NamedTuple):
+    """Where a record is."""
+
+    segment: str
+    at: int
+    record: Record
+
+
+class Load:
+    """What is read for one request: keys and the rows that they go into, in order. ``read``: which of them were."""
+
+    __slots__ = ("is_finished", "items", "keys", "read", "started")
+
+    def __init__(self, items: Sequence[tuple[bytes, int]]) -> None:
+        self.items = items
+        self.keys = frozenset(key for key, _ in items)
+        self.read = [False] * len(items)
+        self.is_finished = False
+        self.started = time.monotonic()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether sequences still wait for it."""
+        return not self.is_finished and time.monotonic() < self.started + PATIENCE_S
+
+
+class Counts:
+    """What the thread has done. ``bytes``: that the whole folder has."""
+
+    __slots__ = ("bytes", "damaged", "dropped", "read_blocks", "read_bytes", "read_s", "written_bytes", "written_s")
+
+    def __init__(self) -> None:
+        self.bytes = self.damaged = self.dropped = self.read_blocks = self.read_bytes = self.written_bytes = 0
+        self.read_s = self.written_s = 0.0
+
+
+def checksum_of(data: Bytes) -> int:
+    """Return the checksum of a record's bytes, computed by the calling thread alone."""
+    if len(data) <= _PIECE:
+        return kernels.checksum(data)
+    sums = [kernels.checksum(data[start : start + _PIECE]) for start in range(0, len(data), _PIECE)]
+    return kernels.checksum(np.array(sums, "<u4").view(np.uint8))
+
+
+class PrefixStore:
+    """Blocks and states of one model on disk.
+
+    Args:
+        path: the folder. limit_bytes: that it may take; None: see ``CacheFolder.limit``.
+        model: digest of everything that decides the bytes of a block besides its name, 32 bytes.
+        pools: the memory of each group's blocks, ``[blocks, bytes]``. states: that of the states.
+        is_current: tells whether a row has the bytes of a key; called by the thread.
+        compares: read and write only what takes longer to compute than to read.
+
+    Attributes:
+        is_busy: set by the engine while sequences run that should not be held up.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        limit_bytes: int | None,
+        model: bytes,
+        pools: Sequence[Bytes],
+        states: Bytes | None,
+        is_current: IsCurrent,
+        *,
+        compares: bool = True,
+    ) -> None:
+        self._compares = compares
+        self._path, self._limit_bytes, self._model = path, limit_bytes, model.hex()
+        self._rows: dict[int, Bytes] = dict(enumerate(pools))
+        if states is not None:
+            self._rows[STATES] = states
+        self._is_current = is_current
+        self._index: dict[bytes, Location] = {}
+        self._scanned: dict[str, int] = {}
+        """Up to where each segment is in the index."""
+        self._reported: set[str] = set()
+        self._queue: dict[bytes, tuple[int, float, int]] = {}
+        self._loads: deque[Load] = deque()
+        self._changed = threading.Condition()
+        self._finished = threading.Event()
+        self._folder: CacheFolder | None = None
+        self._writer: SegmentWriter | None = None
+        self._segment_bytes = SEGMENT_BYTES
+        self._costs: dict[StoredSegment, float] = {}
+        self._refreshed = 0.0
+        self._closing_at: float | None = None
+        self._is_open, self._writes, self._ready = True, True, False
+        self._bandwidth = _FIRST_BANDWIDTH
+        self._seconds_per_token = 0.0
+        self.is_busy = False
+        self.counts = Counts()
+        self._started = time.monotonic()
+        largest = max((rows.shape[1] for rows in self._rows.values()), default=0)
+        self._buffer = np.empty(largest, np.uint8)
+        self._thread = threading.Thread(target=self._run, name="prefix-store", daemon=True)
+        self._thread.start()
+
+    # For the engine --------------------------------------------------------------------------------------------------
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether the index is not complete yet, for a second at most."""
+        return not self._ready and time.monotonic() < self._started + 1.0
+
+    @property
+    def records(self) -> int:
+        """Number of blocks and states that are stored for this model."""
+        return len(self._index)
+
+    def has(self, key: bytes) -> bool:
+        """Return whether a record is stored, and can be read into a row. Blocks of no bytes always can."""
+        return key in self._index or not self._rows[key[0]].shape[1]
+
+    def nbytes(self, keys: Iterable[bytes]) -> int:
+        """Return the bytes to read for these keys."""
+        found = [self._index.get(key) for key in keys]
+        return sum(location.record.nbytes for location in found if location is not None)
+
+    def is_cheaper(self, tokens: int, keys: Iterable[bytes]) -> bool:
+        """Return whether reading these keys takes less time than computing so many tokens.
+
+        Both are measured: reading as it goes, computing as it goes or, before there was a prompt, when the records
+        were written.
+        """
+        if not self._compares:
+            return True
+        keys = list(keys)
+        compute_s = tokens * self._seconds_per_token
+        if not compute_s:
+            found = [self._index.get(key) for key in keys]
+            compute_s = sum(location.record.cost_s for location in found if location is not None)
+        read_s = self.nbytes(keys) / self._bandwidth
+        return read_s * (1 + _REST if self.is_busy else 1) < compute_s
+
+    def note_prompt(self, seconds: float, tokens: int) -> None:
+        """Take note of how long a step with so many tokens of prompts took."""
+        now = seconds / tokens
+        before = self._seconds_per_token
+        self._seconds_per_token = 0.8 * before + 0.2 * now if before else now
+
+    def save(self, key: bytes, row: int, tokens: int, end: int) -> None:
+        """Queue a row that has so many tokens, the last of which is token ``end``, unless it is stored."""
+        if not self._writes or key in self._index or key in self._queue:
+            return
+        nbytes, cost_s = self._rows[key[0]].shape[1], tokens * self._seconds_per_token
+        if not nbytes or (self._compares and nbytes / self._bandwidth > cost_s):
+            return
+        if len(self._queue) >= MOST_QUEUED:
+            self.counts.dropped += 1
+            return
+        with self._changed:
+            self._queue[key] = (row, cost_s, end)
+            self._changed.notify()
+
+    def load(self, items: Sequence[tuple[bytes, int]]) -> Load:
+        """Begin to read records into rows, which stay the thread's until ``is_finished``."""
+        load = Load(items)
+        self._finished.clear()
+        with self._changed:
+            if self._is_open:
+                self._loads.append(load)
+                self._changed.notify()
+            else:
+                load.is_finished = True
+        return load
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a load is finished, or the index is complete, at most so long."""
+        self._finished.wait(seconds)
+        self._finished.clear()
+
+    def close(self) -> None:
+        """Write what is queued, for a second at most, and end the thread."""
+        with self._changed:
+            self._closing_at = time.monotonic() + CLOSE_S
+            self._changed.notify()
+        self._thread.join(CLOSE_S + 0.5)
+
+    # The thread ------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._open()
+            self._ready = True
+            self._finished.set()
+            while self._turn():
+                pass
+        except FolderError as error:
+            log.warning("prompts are not cached on disk: %s", error.message)
+        except Exception:
+            log.exception("prompts are not cached on disk any more")
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._ready, self._writes = True, False
+        with self._changed:
+            self._is_open = False
+            self._queue.clear()
+            self._index = {}
+            for load in self._loads:
+                load.is_finished = True
+            self._loads.clear()
+        self._finished.set()
+        if self._writer is not None:
+            self._writer.close()
+        if self._folder is not None:
+            self._folder.close()
+
+    def _open(self) -> None:
+        self._folder = CacheFolder(self._path)
+        segments = list(self._folder.segments())
+        used = self.counts.bytes = sum(segment.nbytes for segment in segments)
+        limit = self._folder.limit(self._limit_bytes, used)
+        record = HEAD_BYTES + RECORD_BYTES + -(-len(self._buffer) // 64) * 64
+        self._segment_bytes = max(record, min(SEGMENT_BYTES, limit // 16))
+        self._refresh()
+        log.info(
+            "prompts are cached on disk: %d blocks of this model, %d of at most %d MB, in %s",
+            len(self._index), used // 1_000_000, limit // 1_000_000, self._path,
+        )  # fmt: skip
+
+    def _turn(self) -> bool:
+        """Do one piece of work, or wait for one. Returns False when the thread must end."""
+        with self._changed:
+            while not (self._loads or self._queue or self._closing_at is not None):
+                self._changed.wait()
+            load = self._loads[0] if self._loads else None
+            is_closing = self._closing_at is not None
+            entry = next(iter(self._queue.items())) if self._queue else None
+        if is_closing:
+            if entry is None or self._closing_at is None or time.monotonic() > self._closing_at:
+                return False
+        elif load is not None:
+            self._read(load)
+            with self._changed:
+                self._loads.popleft()
+            load.is_finished = True
+            self._finished.set()
+            return True
+        if entry is not None:
+            self._write(*entry)
+            with self._changed:
+                self._queue.pop(entry[0], None)
+        if time.monotonic() > self._refreshed + REFRESH_S and not is_closing:
+            with contextlib.suppress(OSError):
+                self._refresh()
+        return True
+
+    def _rest(self, took_s: float) -> None:
+        if self.is_busy and self._closing_at is None:
+            time.sleep(min(_LONGEST_REST_S, took_s * _REST))
+
+    def _refresh(self) -> None:
+        """Take over what segments have got since the last time, and forget those that are gone."""
+        assert self._folder is not None
+        self._refreshed = time.monotonic()
+        self.counts.bytes = sum(segment.nbytes for segment in self._folder.segments())
+        segments = {segment.name: segment for segment in self._folder.segments(self._model)}
+        own = self._writer.name if self._writer is not None else ""
+        gone = self._scanned.keys() - segments.keys() - {own}
+        if gone:
+            self._forget(gone)
+        for name in sorted(segments, reverse=True):
+            if name == own or segments[name].nbytes <= self._scanned.get(name, 0):
+                continue
+            try:
+                file = self._folder.open_segment(self._model, name)
+            except (OSError, FolderError, SegmentError) as error:
+                self._report(name, getattr(error, "message", None) or str(error))
+                self._scanned[name] = segments[name].nbytes
+                continue
+            try:
+                self._index_segment(file, name)
+            finally:
+                os.close(file)
+
+    def _index_segment(self, file: int, name: str) -> None:
+        end = self._scanned.get(name, HEAD_BYTES)
+        for at, record in scan(file, end):
+            rows = self._rows.get(record.key[0])
+            if rows is not None and rows.shape[1] == record.nbytes and len(self._index) < MOST_RECORDS:
+                self._index.setdefault(record.key, Location(name, at, record))
+            end = at + record.stride
+        self._scanned[name] = end
+
+    def _forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._scanned.pop(name, None)
+        kept = {key: location for key, location in self._index.items() if location.segment in self._scanned}
+        self._index = kept
+
+    def _report(self, name: str, reason: str) -> None:
+        """Count a damaged record or segment, and log the first of each file."""
+        self.counts.damaged += 1
+        if name not in self._reported:
+            self._reported.add(name)
+            log.warning("%s in the prefix cache on disk is damaged: %s; what it has is computed again", name, reason)
+
+    # Reading ---------------------------------------------------------------------------------------------------------
+
+    def _read(self, load: Load) -> None:
+        found = [(self._index.get(key), place) for place, (key, _) in enumerate(load.items)]
+        files: dict[str, int] = {}
+        try:
+            for place, (key, _) in enumerate(load.items):
+                load.read[place] = not self._rows[key[0]].shape[1]
+            for location, place in sorted((location, place) for location, place in found if location is not None):
+                key, row = load.items[place]
+                target = self._rows[key[0]][row]
+                if self._closing_at is not None:
+                    return
+                started = time.monotonic()
+                load.read[place] = self._read_record(key, location, target, files)
+                took_s = time.monotonic() - started
+                self.counts.read_s += took_s
+                if load.read[place]:
+                    self.counts.read_blocks += 1
+                    self.counts.read_bytes += len(target)
+                self._rest(took_s)
+            read_s = self.counts.read_s
+            if self.counts.read_bytes > 1 << 20:
+                self._bandwidth = self.counts.read_bytes / max(read_s, 1e-6)
+        finally:
+            assert self._folder is not None
+            for name, file in files.items():
+                os.close(file)
+                self._folder.note_use(self._model, name)
+
+    def _read_record(self, key: bytes, location: Location, target: Bytes, files: dict[str, int]) -> bool:
+        """Read one record into a row. Return whether its bytes are those that were written."""
+        assert self._folder is not None
+        name = location.segment
+        try:
+            if name not in files:
+                files[name] = self._folder.open_segment(self._model, name)
+            header = bytearray(RECORD_BYTES)
+            count = os.preadv(files[name], [header, memoryview(target)], location.at)
+            reason = "" if count == RECORD_BYTES + len(target) else "it ends within a record"
+            if not reason and bytes(header) != pack_record(location.record):
+                reason = "the header of a record has changed"
+            if not reason and checksum_of(target) != location.record.checksum:
+                reason = "the checksum of a record is wrong"
+        except FileNotFoundError:  # removed by another process, which needed the room
+            self._forget([name])
+            return False
+        except (OSError, FolderError, SegmentError) as error:
+            reason = getattr(error, "message", None) or str(error)
+        if reason:
+            self._report(name, reason)
+            self._index.pop(key, None)
+        return not reason
+
+    # Writing ---------------------------------------------------------------------------------------------------------
+
+    def _write(self, key: bytes, entry: tuple[int, float, int]) -> None:
+        if not self._writes or key in self._index:
+            return
+        row, cost_s, end = entry
+        source = self._rows[key[0]][row]
+        copy = self._buffer[: len(source)]
+        started = time.monotonic()
+        is_current = self._is_current(key, row)
+        if is_current:
+            np.copyto(copy, source)
+        if not is_current or not self._is_current(key, row):
+            self.counts.dropped += 1
+            return
+        record = Record(key, len(copy), cost_s, end, checksum_of(copy))
+        try:
+            writer = self._writer_for(record)
+            at = writer.append(record, memoryview(copy))
+        except (OSError, FolderError) as error:
+            self._stop_writing(getattr(error, "message", None) or str(error))
+            return
+        if len(self._index) < MOST_RECORDS:
+            self._index[key] = Location(writer.name, at, record)
+        self._scanned[writer.name] = writer.size
+        took_s = time.monotonic() - started
+        self.counts.bytes += record.stride
+        self.counts.written_bytes += record.stride
+        self.counts.written_s += took_s
+        self._rest(took_s)
+
+    def _writer_for(self, record: Record) -> SegmentWriter:
+        """Return the segment to append to: a new one where it is full or was removed. Raises OSError, FolderError."""
+        writer = self._writer
+        if writer is not None:
+            is_removed = not os.fstat(writer.file).st_nlink
+            if not is_removed and writer.size + record.stride <= self._segment_bytes:
+                return writer
+            writer.close()
+            self._writer = None
+            if is_removed:
+                self._forget([writer.name])
+        assert self._folder is not None
+        if not self._folder.exists:
+            self._folder.close()
+            self._folder = CacheFolder(self._path)
+            self._forget(list(self._scanned))
+        if not self._folder.make_room(self._segment_bytes, self._limit_bytes, self._costs):
+            raise OSError(errno.ENOSPC, "there is no room for another segment")
+        self._refresh()
+        self._writer = self._folder.new_segment(self._model)
+        return self._writer
+
+    def _stop_writing(self, reason: str) -> None:
+        self._writes = False
+        log.warning("no more prompts are written to %s: %s; what is there is still read", self._path, reason)
+        with self._changed:
+            self._queue.clear()
