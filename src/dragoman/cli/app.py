@@ -12,6 +12,7 @@ import typer
 
 import dragoman
 from dragoman.cli import adapters as adapter_commands
+from dragoman.cli import cache as cache_commands
 from dragoman.cli import cluster as cluster_commands
 from dragoman.cli import (
     common_options,
@@ -323,6 +324,11 @@ _adapters = cli.group("adapters", "List, load and unload the adapters of a runni
 _adapters.command(adapter_commands.list_adapters, name="list")
 _adapters.command(adapter_commands.load)
 _adapters.command(adapter_commands.unload)
+
+_cache = cli.group("cache", "List, check and remove the prompts that are cached on disk.")
+_cache.command(cache_commands.list_cache, name="list")
+_cache.command(cache_commands.clear)
+_cache.command(cache_commands.verify)
 
 _cluster = cli.group("cluster", "Serve with several servers behind one port, on Ray Serve.")
 _cluster.command(cluster_commands.serve)

@@ -30,9 +30,16 @@ def model_digest(fingerprint: str, runner: Runner) -> bytes:
 
 
 def open_store(
-    path: Path, limit_bytes: int | None, fingerprint: str, runner: Runner, groups: Sequence[BlockGroup],
-    states: StateSlots | None, *, compares: bool = True,
-) -> PrefixStore:  # fmt: skip
+    path: Path,
+    limit_bytes: int | None,
+    fingerprint: str,
+    runner: Runner,
+    groups: Sequence[BlockGroup],
+    states: StateSlots | None,
+    *,
+    label: str = "",
+    compares: bool = True,
+) -> PrefixStore:
     """Return the store of a model's blocks. It starts in a thread; nothing here waits for the disk."""
     caches = [group.cache for group in groups]
 
@@ -43,7 +50,9 @@ def open_store(
 
     state_data = runner.state_data if runner.num_states else None
     model = model_digest(fingerprint, runner)
-    return PrefixStore(path, limit_bytes, model, runner.block_data, state_data, is_current, compares=compares)
+    return PrefixStore(
+        path, limit_bytes, model, runner.block_data, state_data, is_current, label=label, compares=compares
+    )
 
 
 class _Piece(NamedTuple):

@@ -77,7 +77,9 @@ class Engine:
         self._busy_s = 0.0
         self._forward_s = 0.0
 
-    def open_disk(self, path: Path, limit_bytes: int | None, fingerprint: str, *, compares: bool = True) -> None:
+    def open_disk(
+        self, path: Path, limit_bytes: int | None, fingerprint: str, *, label: str = "", compares: bool = True
+    ) -> None:
         """Keep prefixes on disk too, before the first request. Nothing waits for the disk. See ``prefix_store``.
 
         Does nothing where the prefix cache is off, and for models with an encoder.
@@ -85,7 +87,9 @@ class Engine:
         tables, settings = self.scheduler.tables, self.scheduler.settings
         if not settings.prefix_cache or not self.runner.causal or self.runner.encoder_context:
             return
-        store = open_store(path, limit_bytes, fingerprint, self.runner, tables.groups, tables.states, compares=compares)
+        store = open_store(
+            path, limit_bytes, fingerprint, self.runner, tables.groups, tables.states, label=label, compares=compares
+        )
         tables.disk = DiskPrefixes(store, tables.groups, tables.states)
 
     def close(self) -> None:

@@ -219,7 +219,8 @@ def run(connection: socket.socket) -> None:
     if settings.report_blocks:
         engine.report_blocks()
     if settings.disk is not None:
-        engine.open_disk(Path(settings.disk.folder), settings.disk.limit_bytes, model.fingerprint)
+        label = f"{model.name} {model.precision}, keys and values {model.kv_precision}"
+        engine.open_disk(Path(settings.disk.folder), settings.disk.limit_bytes, model.fingerprint, label=label)
     # Everything alive now stays alive: the garbage collector need not scan it between steps.
     gc.collect()
     gc.freeze()

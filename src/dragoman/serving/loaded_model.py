@@ -115,6 +115,8 @@ class LoadedModel:
             "kv_blocks_free": stats.free_blocks,
             "kv_blocks_used": stats.blocks - stats.free_blocks,
             "kv_blocks_cached": stats.cached_blocks,
+            "disk_cache_records": stats.disk_records,
+            "disk_cache_bytes": stats.disk_bytes,
             "adapter_slots": self._adapter_slots,
         }
 
@@ -130,6 +132,11 @@ class LoadedModel:
             "preemptions": stats.preemptions,
             "drafted_tokens": stats.drafted_tokens,
             "accepted_tokens": stats.accepted_tokens,
+            "disk_cache_read_records": stats.disk_read_blocks,
+            "disk_cache_read_bytes": stats.disk_read_bytes,
+            "disk_cache_written_bytes": stats.disk_written_bytes,
+            "disk_cache_damaged": stats.disk_damaged,
+            "disk_cache_dropped": stats.disk_dropped,
         }
 
     def draft_tokens(self) -> Counter[tuple[str, str]]:

@@ -29,6 +29,7 @@ HALF_LIFE_S = 86_400.0
 MOST_SEGMENTS = 4096
 
 _MODEL = re.compile(r"[0-9a-f]{64}")
+_LABEL = "model"
 _SEGMENT = re.compile(r"[0-9a-f]{12}-[0-9a-f]{8}" + re.escape(SUFFIX))
 
 
@@ -134,9 +135,25 @@ class CacheFolder:
             raise
         return file
 
-    def new_segment(self, model: str) -> SegmentWriter:
-        """Begin a segment. Raises OSError and FolderError."""
-        return SegmentWriter(self._model_folder(model, create=True), new_name(), bytes.fromhex(model))
+    def new_segment(self, model: str, label: str) -> SegmentWriter:
+        """Begin a segment of a model that people know as ``label``. Raises OSError and FolderError."""
+        folder = self._model_folder(model, create=True)
+        with contextlib.suppress(FileExistsError):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(os.open(_LABEL, flags, 0o600, dir_fd=folder), "w", encoding="utf-8") as file:
+                file.write(label)
+        return SegmentWriter(folder, new_name(), bytes.fromhex(model))
+
+    def label(self, model: str) -> str:
+        """Return what people know a model as; empty where that is not written."""
+        try:
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(
+                os.open(_LABEL, flags, dir_fd=self._model_folder(model)), encoding="utf-8", errors="replace"
+            ) as file:
+                return "".join(each for each in file.read(512) if each.isprintable())
+        except (OSError, FolderError):
+            return ""
 
     def note_use(self, model: str, name: str) -> None:
         """Record that a segment was read now."""
@@ -187,7 +204,9 @@ class CacheFolder:
             return False
         finally:
             os.close(file)
-        with contextlib.suppress(OSError):  # the last one: its model's folder goes too
+        with contextlib.suppress(OSError):
+            if os.listdir(folder) == [_LABEL]:
+                os.unlink(_LABEL, dir_fd=folder)
             os.rmdir(segment.model, dir_fd=self._file)
         return True
 
@@ -209,7 +228,7 @@ class CacheFolder:
 
         ``costs``: the results of ``cost_s`` so far. One process does it at a time.
         """
-        with self._lock():
+        with self.locked():
             kept = list(self.segments())
             used = sum(segment.nbytes for segment in kept)
             limit = self.limit(wanted, used)
@@ -231,7 +250,7 @@ class CacheFolder:
             return excess <= 0
 
     @contextlib.contextmanager
-    def _lock(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Hold the lock of the folder, for as long as a list of its files is read and some are removed."""
         file = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._file)
         try:

@@ -101,6 +101,19 @@ def checksum_of(data: Bytes) -> int:
     return kernels.checksum(np.array(sums, "<u4").view(np.uint8))
 
 
+def read_bytes(file: int, at: int, record: Record, target: Bytes | None = None) -> str:
+    """Read the bytes of a record, into ``target`` where it is given. Return what is wrong with them; empty: nothing.
+    Raises OSError."""
+    if target is None:
+        target = np.empty(record.nbytes, np.uint8)
+    header = bytearray(RECORD_BYTES)
+    if os.preadv(file, [header, memoryview(target)], at) != RECORD_BYTES + len(target):
+        return "it ends within a record"
+    if bytes(header) != pack_record(record):
+        return "the header of a record has changed"
+    return "" if checksum_of(target) == record.checksum else "the checksum of a record is wrong"
+
+
 class PrefixStore:
     """Blocks and states of one model on disk.
 
@@ -109,6 +122,7 @@ class PrefixStore:
         model: digest of everything that decides the bytes of a block besides its name, 32 bytes.
         pools: the memory of each group's blocks, ``[blocks, bytes]``. states: that of the states.
         is_current: tells whether a row has the bytes of a key; called by the thread.
+        label: what people know the model as.
         compares: read and write only what takes longer to compute than to read.
 
     Attributes:
@@ -124,9 +138,10 @@ class PrefixStore:
         states: Bytes | None,
         is_current: IsCurrent,
         *,
+        label: str = "",
         compares: bool = True,
     ) -> None:
-        self._compares = compares
+        self._label, self._compares = label, compares
         self._path, self._limit_bytes, self._model = path, limit_bytes, model.hex()
         self._rows: dict[int, Bytes] = dict(enumerate(pools))
         if states is not None:
@@ -396,13 +411,7 @@ class PrefixStore:
         try:
             if name not in files:
                 files[name] = self._folder.open_segment(self._model, name)
-            header = bytearray(RECORD_BYTES)
-            count = os.preadv(files[name], [header, memoryview(target)], location.at)
-            reason = "" if count == RECORD_BYTES + len(target) else "it ends within a record"
-            if not reason and bytes(header) != pack_record(location.record):
-                reason = "the header of a record has changed"
-            if not reason and checksum_of(target) != location.record.checksum:
-                reason = "the checksum of a record is wrong"
+            reason = read_bytes(files[name], location.at, location.record, target)
         except FileNotFoundError:  # removed by another process, which needed the room
             self._forget([name])
             return False
@@ -463,7 +472,7 @@ class PrefixStore:
         if not self._folder.make_room(self._segment_bytes, self._limit_bytes, self._costs):
             raise OSError(errno.ENOSPC, "there is no room for another segment")
         self._refresh()
-        self._writer = self._folder.new_segment(self._model)
+        self._writer = self._folder.new_segment(self._model, self._label)
         return self._writer
 
     def _stop_writing(self, reason: str) -> None:

@@ -1,0 +1,135 @@
+"""``dragoman cache``: the prompts that are cached on disk, as servers with ``--prefix-cache-folder`` keep them."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from dragoman.cli import console
+from dragoman.core.errors import DragomanError
+from dragoman.engine.prefix_store.folder import CacheFolder, FolderError, StoredSegment
+from dragoman.engine.prefix_store.segment import HEAD_BYTES, RECORD_BYTES, STATES, Record, SegmentError, scan
+from dragoman.engine.settings import DiskCacheSettings
+
+
+class CacheChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """The cache.
+
+    Attributes:
+        prefix_cache_folder: folder of the cache; by default $DRAGOMAN_CACHE/prefixes or ~/.cache/dragoman/prefixes.
+        cached_model: only what belongs to models with this in their name or digest.
+    """
+
+    PANEL: ClassVar[str] = "Cache"
+
+    prefix_cache_folder: str | None = None
+    cached_model: Annotated[str, msgspec.Meta(extra={"configurable": False})] = ""
+
+
+def list_cache(choice: CacheChoice) -> None:
+    """List the models that have prompts in the cache, with their tokens, bytes and last use."""
+    table = console.table(("MODEL", "DIGEST", "TOKENS", "RECORDS", "SIZE", "USED"), no_wrap=False)
+    folder = _opened(choice)
+    if folder is not None:
+        for model, segments in _chosen(folder, choice):
+            found = [record for segment in segments for _, record in _records(folder, segment)[0]]
+            tokens = 32 * len({record.key[1:] for record in found if record.key[0] != STATES})
+            used = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(segment.used for segment in segments)))
+            size = console.size(sum(segment.nbytes for segment in segments))
+            table.add_row(folder.label(model), model[:12], str(tokens), str(len(found)), size, used)
+        folder.close()
+    console.output().print(table)
+
+
+def clear(choice: CacheChoice) -> None:
+    """Remove the cached prompts. Files that a server writes just now stay, until it begins others."""
+    folder = _opened(choice)
+    if folder is None:
+        console.notes().print("There is nothing to remove.", markup=False)
+        return
+    removed, nbytes, kept = 0, 0, 0
+    with folder.locked():
+        for _, segments in _chosen(folder, choice):
+            for segment in segments:
+                if folder.remove(segment):
+                    removed, nbytes = removed + 1, nbytes + segment.nbytes
+                else:
+                    kept += 1
+    folder.close()
+    console.notes().print(f"Removed {removed} files, {console.size(nbytes)}", markup=False)
+    if kept:
+        console.remarks([f"{kept} files are being written by servers, and stay"])
+
+
+def verify(choice: CacheChoice) -> None:
+    """Read all cached prompts and compare their checksums. Ends with status 1 where some are damaged: servers find that
+    too when they read them, and compute them again."""
+    folder = _opened(choice)
+    whole = damaged = 0
+    if folder is not None:
+        for _, segments in _chosen(folder, choice):
+            for segment in segments:
+                right, faults = _verified(folder, segment)
+                whole += right
+                damaged += len(faults)
+                for fault in faults:
+                    console.output().print(f"{segment.model[:12]}/{segment.name}: {fault}", markup=False)
+        folder.close()
+    console.output().print(f"{whole} records are whole, {damaged} damaged", markup=False)
+    if damaged:
+        raise SystemExit(1)
+
+
+def _opened(choice: CacheChoice) -> CacheFolder | None:
+    """Return the folder; None where there is none. Raises DragomanError where it is not to be trusted."""
+    path = DiskCacheSettings(prefix_cache_folder=choice.prefix_cache_folder).folder
+    if not path.exists():
+        return None
+    try:
+        return CacheFolder(path, create=False)
+    except FolderError as error:
+        raise DragomanError(error.message) from None
+
+
+def _chosen(folder: CacheFolder, choice: CacheChoice) -> list[tuple[str, list[StoredSegment]]]:
+    by_model = [(model, list(folder.segments(model))) for model in folder.models()]
+    wanted = choice.cached_model
+    return [
+        (model, segments) for model, segments in by_model if segments and wanted in f"{model} {folder.label(model)}"
+    ]
+
+
+def _records(folder: CacheFolder, segment: StoredSegment) -> tuple[list[tuple[int, Record]], str]:
+    """Return the records of a segment, and why it cannot be read, if so."""
+    try:
+        file = folder.open_segment(segment.model, segment.name)
+    except (OSError, FolderError, SegmentError) as error:
+        return [], getattr(error, "message", None) or str(error)
+    try:
+        return list(scan(file)), ""
+    finally:
+        os.close(file)
+
+
+def _verified(folder: CacheFolder, segment: StoredSegment) -> tuple[int, list[str]]:
+    """Return the number of whole records of a segment, and its faults."""
+    from dragoman.engine.prefix_store.store import read_bytes
+
+    records, reason = _records(folder, segment)
+    if reason:
+        return 0, [reason]
+    faults = []
+    file = folder.open_segment(segment.model, segment.name)
+    try:
+        for at, record in records:
+            if fault := read_bytes(file, at, record):
+                faults.append(f"the record at {at}: {fault}")
+    finally:
+        os.close(file)
+    end = records[-1][0] + records[-1][1].stride if records else HEAD_BYTES
+    if segment.nbytes - end > RECORD_BYTES:
+        faults.append(f"{segment.nbytes - end} bytes after {end} are no record: a process died while it wrote them")
+    return len(records) - sum(fault.startswith("the record") for fault in faults), faults
