@@ -5,7 +5,8 @@
     python benchmarks/disk_cache.py --model DIR --prompt 8000 --parts restart,writing,reading
 
 ``restart``: the time to the first token of a prompt that is computed, and of the same prompt after the engine was
-started again; the files are dropped from the system's memory before. ``writing``: the tokens of streams in a second
+started again ; the files
+are dropped from the system's memory before. With ``--made-up`` the blocks are not computed, as only their size matters. ``writing``: the tokens of streams in a second
 with the cache and without, in turns, each while a prompt is computed. ``reading``: the times between the tokens of
 streams, and the same while ``--read-bytes`` come in; the blocks that are read are made up, as only their size matters.
 """
@@ -49,6 +50,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--output", type=int, default=160, help="tokens of each stream")
     parser.add_argument("--rounds", type=int, default=3, help="of writing, with and without")
     parser.add_argument("--read-bytes", type=int, default=1 << 30)
+    parser.add_argument("--made-up", action="store_true", help="restart: with blocks that were not computed")
     parser.add_argument("--parts", default="restart,writing,reading")
     parser.add_argument("--folder", type=Path, help="on the disk to measure; by default a temporary one")
     return parser.parse_args()
@@ -85,8 +87,13 @@ async def times_of(client: EngineClient, name: str, prompt: tuple[int, ...], out
 
 async def measure_restart(options: argparse.Namespace, folder: Path) -> None:
     prompt = prompt_of(1, options.prompt)
+    computed = 0.0
     async with Running(settings_of(options, folder)) as client:
-        computed = (await times_of(client, "computed", prompt, 4))[0]
+        await times_of(client, "short", prompt_of(2, 128), 4)
+        if not options.made_up:
+            computed = (await times_of(client, "computed", prompt, 4))[0]
+    if options.made_up:
+        prompt = make_up(folder, 1, options.prompt)[0]
     stored = sum(segment.nbytes for segment in segments(folder))
     payload = sum(record.nbytes for _, record in records(folder))
     drop(folder)
@@ -176,7 +183,7 @@ def make_up(folder: Path, nbytes: int, tokens: int) -> list[tuple[int, ...]]:
             name = block_hash(name, prompt[start : start + 32])
             writer.append(Record(key_of(0, name), block_bytes, 0.1, start + 32, sum_of_data), memoryview(data))
             written += block_bytes
-            if written >= nbytes:
+            if written >= nbytes > 1:
                 prompts[-1] = prompt[: start + 33]
                 break
         writer.close()

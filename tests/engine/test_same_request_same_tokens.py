@@ -328,3 +328,33 @@ def test_every_sampler(runner: Runner, sampler: str) -> None:
             if unfinished.accept(event):
                 told.add(event)
     assert told == alone
+
+
+@on_models(stub=4, real=1)
+def test_from_disk(runner: Runner, case: int, speculation: int, tmp_path: Path) -> None:
+    """Blocks, windows and states that another process wrote are as good as computed ones, also with an adapter."""
+    rng = random.Random(case)
+    folder = make_tiny_adapter(tmp_path / "a", 1, architecture=runner.card.architecture)  # type: ignore[attr-defined]
+    prompt = tuple(rng.randrange(runner.vocab_size) for _ in range(rng.randint(98, 130)))
+    plain = EngineRequest(
+        request_id="plain",
+        prompt=prompt,
+        seeds=(rng.getrandbits(32),),
+        max_tokens=6,
+        sampling=SamplingParams(temperature=0.9),
+        logprobs=LogprobParams(top=2),
+    )
+    requests = [plain, msgspec.structs.replace(plain, request_id="adapted", adapter="a")]
+    found = []
+    for life in range(3):
+        engine = Engine(runner, SchedulerSettings(speculation=speculation))
+        if life:
+            engine.open_disk(tmp_path / "cache", 1 << 26, "model", compares=False)
+        engine.load_adapter("a", str(folder))
+        found.append([run(engine, [request])[request.request_id] for request in requests])
+        engine.close()
+        stats = engine.output().stats
+        engine.unload_adapter("a")
+        assert stats.cached_tokens == (192 if life == 2 else 0), "of the last engine, three blocks of each prompt"
+    assert found[0] == found[1] == found[2]
+    assert found[0][0] != found[0][1], "the adapter changes nothing"
