@@ -5,10 +5,10 @@
     python benchmarks/disk_cache.py --model DIR --prompt 8000 --parts restart,writing,reading
 
 ``restart``: the time to the first token of a prompt that is computed, and of the same prompt after the engine was
-started again ; the files
-are dropped from the system's memory before. With ``--made-up`` the blocks are not computed, as only their size matters. ``writing``: the tokens of streams in a second
-with the cache and without, in turns, each while a prompt is computed. ``reading``: the times between the tokens of
-streams, and the same while ``--read-bytes`` come in; the blocks that are read are made up, as only their size matters.
+started again; the files are dropped from the system's memory before. With ``--made-up`` nothing is computed: the blocks
+have the right names and sizes. ``writing``: the tokens of streams in a second with the cache and without, in turns,
+each while a prompt is computed. ``reading``: the times between the tokens of streams, and the same while
+``--read-bytes`` of made-up blocks come in, of a prompt with one token more than it has blocks for.
 """
 
 from __future__ import annotations
@@ -57,9 +57,7 @@ def parsed() -> argparse.Namespace:
 
 
 def settings_of(options: argparse.Namespace, folder: Path | None) -> WorkerSettings:
-    model = ModelSettings(
-        precision=options.precision, kv_precision=options.kv_precision, kv_tokens=max(100_000, 2 * options.prompt)
-    )
+    model = ModelSettings(precision=options.precision, kv_precision=options.kv_precision, kv_tokens=120_000)
     return WorkerSettings(
         model=LoadModel(source=options.model, settings=model),
         threads=options.threads or os.cpu_count(),
@@ -135,7 +133,7 @@ async def measure_writing(options: argparse.Namespace, folder: Path) -> None:
 async def measure_reading(options: argparse.Namespace, folder: Path) -> None:
     async with Running(settings_of(options, folder)) as client:
         await times_of(client, "first", prompt_of(3, 512), 2)
-    prompts = make_up(folder, options.read_bytes, options.prompt)
+    prompts = make_up(folder, options.read_bytes, 100_000)
     gaps: dict[str, list[float]] = {}
     async with Running(settings_of(options, folder)) as client:
         await times_of(client, "warm", prompt_of(5, 64), 8)
@@ -155,7 +153,7 @@ async def measure_reading(options: argparse.Namespace, folder: Path) -> None:
                 for read in reads:
                     read.close()
             found = await asyncio.gather(*streams)
-            until = took + 1.0 if kind == "while reading" else 1e9
+            until = took if kind == "while reading" else 1e9
             gaps[kind] = [
                 after - before for times in found for before, after in itertools.pairwise(times) if 1.0 < before < until
             ]
@@ -179,7 +177,7 @@ def make_up(folder: Path, nbytes: int, tokens: int) -> list[tuple[int, ...]]:
         prompt = prompt_of(1000 + len(prompts), tokens)
         prompts.append(prompt)
         writer, name = opened.new_segment(model, ""), b""
-        for start in range(0, tokens - 32, 32):
+        for start in range(0, (tokens - 1) // 32 * 32, 32):
             name = block_hash(name, prompt[start : start + 32])
             writer.append(Record(key_of(0, name), block_bytes, 0.1, start + 32, sum_of_data), memoryview(data))
             written += block_bytes

@@ -21,6 +21,9 @@ httpx._config.DEFAULT_TIMEOUT_CONFIG.read = 60.0
 httpx._config.DEFAULT_TIMEOUT_CONFIG.write = 60.0
 httpx._config.DEFAULT_TIMEOUT_CONFIG.pool = 60.0
 
+# Servers of tests keep no prompts in the user's cache folder.
+os.environ["DRAGOMAN_PREFIX_CACHE_BYTES"] = "0"
+
 THOROUGH = bool(os.environ.get("DRAGOMAN_THOROUGH"))
 
 SLOW = re.compile(

@@ -39,6 +39,7 @@ class Kettle(msgspec.Struct, frozen=True, kw_only=True):
 def kitchen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[CommandLine, list[Kettle]]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("DRAGOMAN_PREFIX_CACHE_BYTES")  # no option of a kitchen
     line, boiled = CommandLine("A kitchen."), []
 
     @line.command

@@ -17,11 +17,8 @@ from typing import Self
 import numpy as np
 import pytest
 
-from dragoman.core.request import EngineRequest
-from dragoman.engine.engine import Engine
-from dragoman.engine.messages import StubModel
 from dragoman.engine.prefix_store import folder as folders
-from dragoman.engine.prefix_store import store as stores
+from dragoman.engine.prefix_store import segment as segments
 from dragoman.engine.prefix_store.folder import CacheFolder, FolderError
 from dragoman.engine.prefix_store.segment import (
     HEAD_BYTES,
@@ -33,10 +30,8 @@ from dragoman.engine.prefix_store.segment import (
     scan,
     unpack_record,
 )
-from dragoman.engine.prefix_store.store import Load, PrefixStore, checksum_of
+from dragoman.engine.prefix_store.store import PrefixStore, checksum_of
 from dragoman.engine.settings import DiskCacheSettings
-from dragoman.engine.stub import StubRunner
-from simulation import Transcript, run, step
 
 MODEL = b"m" * 32
 ROWS, BYTES = 64, 1000
@@ -189,7 +184,7 @@ def test_headers_say_what_was_packed() -> None:
 
 
 def test_the_checksum_of_large_records_covers_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "_PIECE", 100)
+    monkeypatch.setattr(segments, "PIECE", 100)
     data = content(1)
     sums = {checksum_of(data)}
     for place in (0, 99, 100, 999):
@@ -416,116 +411,6 @@ def test_a_folder_that_is_removed_while_it_is_used(tmp_path: Path) -> None:
         store.write(2)
         assert store.read(2) == [True]
     assert len(files(tmp_path / "c")) == 1
-
-
-# In the engine -------------------------------------------------------------------------------------------------------
-
-
-def request(name: str = "r", salt: str = "", tokens: int = 500, seed: int = 1) -> EngineRequest:
-    prompt = tuple(random.Random(seed).choices(range(500), k=tokens))
-    return EngineRequest(request_id=name, prompt=prompt, max_tokens=4, seeds=(1,), cache_salt=salt)
-
-
-def engine_at(path: Path, **stub: int) -> Engine:
-    engine = Engine(StubRunner(StubModel(**stub)))
-    engine.open_disk(path, LIMIT, "stub", compares=False)
-    return engine
-
-
-def test_tenants_do_not_share_what_is_on_disk(tmp_path: Path) -> None:
-    first = engine_at(tmp_path / "c")
-    run(first, [request(salt="one:")])
-    first.close()
-    second = engine_at(tmp_path / "c")
-    run(second, [request(salt="two:")])
-    assert second.output().stats.cached_tokens == 0
-    run(second, [request(salt="one:")])
-    assert second.output().stats.cached_tokens == 480
-    second.close()
-
-
-def test_others_run_while_a_request_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = engine_at(tmp_path / "c")
-    run(first, [request()])
-    first.close()
-    engine = engine_at(tmp_path / "c")
-    until(lambda: engine.scheduler.tables.disk is not None and engine.scheduler.tables.disk.store._ready)
-    held: list[Load] = []
-    store = engine.scheduler.tables.disk.store  # type: ignore[union-attr]
-    load = store.load
-    monkeypatch.setattr(store, "load", lambda items: held.append(Load(items)) or held[0])
-    found = {name: Transcript() for name in ("r", "same", "other")}
-    for asked in (request(), request("same"), request("other", seed=2)):
-        engine.submit(asked)
-    while "other" not in (name for name, each in found.items() if each.finish):
-        step(engine, found)
-    assert len(held) == 1, "one reads for both"
-    assert not found["r"].tokens
-    assert not found["same"].tokens
-    now = load(held[0].items)
-    until(lambda: now.is_finished)
-    held[0].read, held[0].is_finished = now.read, True
-    while engine.has_work:
-        step(engine, found)
-    assert engine.output().stats.cached_tokens == 2 * 480
-    engine.close()
-
-
-def test_a_disk_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = engine_at(tmp_path / "c")
-    expected = run(first, [request()])
-    first.close()
-    engine = engine_at(tmp_path / "c")
-    store = engine.scheduler.tables.disk.store  # type: ignore[union-attr]
-    until(lambda: store._ready)
-    monkeypatch.setattr(stores, "PATIENCE_S", 0.05)
-    monkeypatch.setattr(store, "load", lambda items: Load(items))
-    assert run(engine, [request()]) == expected
-    assert engine.output().stats.cached_tokens == 0
-    engine.close()
-
-
-def test_what_is_computed_faster_is_not_read(tmp_path: Path) -> None:
-    first = engine_at(tmp_path / "c")
-    run(first, [request()])
-    first.close()
-    engine = Engine(StubRunner())
-    engine.open_disk(tmp_path / "c", LIMIT, "stub")
-    store = engine.scheduler.tables.disk.store  # type: ignore[union-attr]
-    until(lambda: store._ready)
-    store.note_prompt(1e-9, 1)
-    run(engine, [request()])
-    assert engine.output().stats.disk_read_blocks == 0
-    store._seconds_per_token = 1.0
-    assert store.is_cheaper(32, store._index)
-    engine.close()
-
-
-def test_memory_that_is_short(tmp_path: Path) -> None:
-    """Requests whose blocks fill the memory, again and again: what is read is never more than there is room for."""
-    asked = [request(f"r{seed}", tokens=400, seed=seed) for seed in range(8)]
-    first = engine_at(tmp_path / "c", num_blocks=40)
-    expected = run(first, asked)
-    first.close()
-    for _ in range(2):
-        engine = engine_at(tmp_path / "c", num_blocks=40, max_sequences=4)
-        until(lambda engine=engine: engine.scheduler.tables.disk.store._ready)  # type: ignore[union-attr, misc]
-        assert run(engine, asked) == expected
-        assert engine.output().stats.disk_read_blocks
-        engine.close()
-
-
-def test_states_and_groups_when_memory_is_short(tmp_path: Path) -> None:
-    stub = {"num_states": 12, "max_sequences": 4, "num_blocks": 64, "more_pools": ((64, 40),)}
-    asked = [request(f"r{seed}", tokens=600, seed=seed % 4) for seed in range(8)]
-    first = engine_at(tmp_path / "c", **stub)  # type: ignore[arg-type]
-    expected = run(first, asked)
-    first.close()
-    engine = engine_at(tmp_path / "c", **stub)  # type: ignore[arg-type]
-    until(lambda: engine.scheduler.tables.disk.store._ready)  # type: ignore[union-attr]
-    assert run(engine, asked) == expected
-    assert engine.output().stats.disk_read_blocks
-    engine.close()
 
 
 def test_the_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

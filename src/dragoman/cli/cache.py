@@ -11,7 +11,15 @@ import msgspec
 from dragoman.cli import console
 from dragoman.core.errors import DragomanError
 from dragoman.engine.prefix_store.folder import CacheFolder, FolderError, StoredSegment
-from dragoman.engine.prefix_store.segment import HEAD_BYTES, RECORD_BYTES, STATES, Record, SegmentError, scan
+from dragoman.engine.prefix_store.segment import (
+    HEAD_BYTES,
+    RECORD_BYTES,
+    STATES,
+    Record,
+    SegmentError,
+    read_bytes,
+    scan,
+)
 from dragoman.engine.settings import DiskCacheSettings
 
 
@@ -116,7 +124,7 @@ def _records(folder: CacheFolder, segment: StoredSegment) -> tuple[list[tuple[in
 
 def _verified(folder: CacheFolder, segment: StoredSegment) -> tuple[int, list[str]]:
     """Return the number of whole records of a segment, and its faults."""
-    from dragoman.engine.prefix_store.store import read_bytes
+    from dragoman import kernels
 
     records, reason = _records(folder, segment)
     if reason:
@@ -125,7 +133,8 @@ def _verified(folder: CacheFolder, segment: StoredSegment) -> tuple[int, list[st
     file = folder.open_segment(segment.model, segment.name)
     try:
         for at, record in records:
-            if fault := read_bytes(file, at, record):
+            target = memoryview(bytearray(record.nbytes))
+            if fault := read_bytes(file, at, record, target, kernels.checksum):
                 faults.append(f"the record at {at}: {fault}")
     finally:
         os.close(file)

@@ -25,6 +25,9 @@ EFFECTIVE: dict[str, frozenset[str]] = {
 }
 """Groups of options about the engine of this machine, and those of their options that mean something without it."""
 
+OFF = {"prefix_cache_bytes": 0}
+"""Values that ask for nothing, and are therefore right without an engine too."""
+
 ORDER = "callers' weights have no effect with --engine: vLLM serves in order of arrival, or by priority"
 
 
@@ -67,7 +70,9 @@ def check_options(settings: ServeSettings) -> None:
     for group, effective in EFFECTIVE.items():
         values = getattr(settings, group)
         for field in msgspec.structs.fields(type(values)):
-            if field.name not in effective and getattr(values, field.name) != field.default:
+            if getattr(values, field.name) in (field.default, OFF.get(field.name, field.default)):
+                continue
+            if field.name not in effective:
                 flag = field.name.replace("_", "-")
                 raise DragomanError(f"--{flag} has no effect with --engine: it is about the engine on this machine")
 

@@ -219,8 +219,6 @@ STATE = {
     "preemptions": "Sequences set back for want of blocks.",
     "drafted_tokens": "Tokens that drafts guessed.",
     "accepted_tokens": "Tokens that they guessed rightly.",
-    "drafted_tokens": "Tokens that lookup speculation guessed.",
-    "accepted_tokens": "Tokens that it guessed rightly.",
     "disk_cache_read_records": "Blocks and states that were read from disk instead of being computed.",
     "disk_cache_read_bytes": "Their bytes.",
     "disk_cache_written_bytes": "Bytes written to the prefix cache on disk.",

@@ -13,7 +13,7 @@ import fcntl
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from dragoman.core.errors import DragomanError
@@ -29,6 +29,7 @@ _HEAD = struct.Struct("<8sI32s16xI")
 _RECORD = struct.Struct("<IHHQ16sdII12xI")
 """Magic, group, zero, bytes, name, seconds, tokens, the checksum of the bytes, and that of what is before it."""
 HEAD_BYTES, RECORD_BYTES = _HEAD.size, _RECORD.size
+PIECE = 4 << 20
 _SCAN_BYTES = 256 * 1024
 _LARGEST_PAYLOAD = 1 << 32
 
@@ -102,6 +103,26 @@ def unpack_record(header: bytes) -> Record | None:
     if of_header != zlib.crc32(header[:-4]):
         return None
     return Record(key_of(group, name), nbytes, cost_s, tokens, checksum)
+
+
+def checksum_of(data: memoryview, checksum: Callable[[memoryview | bytes], int]) -> int:
+    """Return the checksum of a record's bytes, by that of pieces which no other thread helps with."""
+    if len(data) <= PIECE:
+        return checksum(data)
+    pieces = [data[start : start + PIECE] for start in range(0, len(data), PIECE)]
+    return checksum(b"".join(checksum(piece).to_bytes(4, "little") for piece in pieces))
+
+
+def read_bytes(
+    file: int, at: int, record: Record, target: memoryview, checksum: Callable[[memoryview | bytes], int]
+) -> str:
+    """Read the bytes of a record. Return what is wrong with them; empty: nothing. Raises OSError."""
+    header = bytearray(RECORD_BYTES)
+    if os.preadv(file, [header, target], at) != RECORD_BYTES + len(target):
+        return "it ends within a record"
+    if header != pack_record(record):
+        return "the header of a record has changed"
+    return "" if checksum_of(target, checksum) == record.checksum else "the checksum of a record is wrong"
 
 
 def scan(file: int, start: int = HEAD_BYTES) -> Iterator[tuple[int, Record]]:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman import kernels
+from dragoman.engine.prefix_store import segment
 from dragoman.engine.prefix_store.folder import CacheFolder, FolderError, StoredSegment
 from dragoman.engine.prefix_store.segment import (
     HEAD_BYTES,
@@ -30,7 +31,6 @@ from dragoman.engine.prefix_store.segment import (
     Record,
     SegmentError,
     SegmentWriter,
-    pack_record,
     scan,
 )
 
@@ -49,7 +49,6 @@ _REST = 9.0
 _LONGEST_REST_S = 0.25
 PATIENCE_S = 30.0
 """Time after which a sequence does not wait any longer for a disk that does not answer."""
-_PIECE = 4 << 20
 _FIRST_BANDWIDTH = 200e6
 """Bytes in a second that the disk is taken to give before anything was read."""
 
@@ -95,23 +94,7 @@ class Counts:
 
 def checksum_of(data: Bytes) -> int:
     """Return the checksum of a record's bytes, computed by the calling thread alone."""
-    if len(data) <= _PIECE:
-        return kernels.checksum(data)
-    sums = [kernels.checksum(data[start : start + _PIECE]) for start in range(0, len(data), _PIECE)]
-    return kernels.checksum(np.array(sums, "<u4").view(np.uint8))
-
-
-def read_bytes(file: int, at: int, record: Record, target: Bytes | None = None) -> str:
-    """Read the bytes of a record, into ``target`` where it is given. Return what is wrong with them; empty: nothing.
-    Raises OSError."""
-    if target is None:
-        target = np.empty(record.nbytes, np.uint8)
-    header = bytearray(RECORD_BYTES)
-    if os.preadv(file, [header, memoryview(target)], at) != RECORD_BYTES + len(target):
-        return "it ends within a record"
-    if bytes(header) != pack_record(record):
-        return "the header of a record has changed"
-    return "" if checksum_of(target) == record.checksum else "the checksum of a record is wrong"
+    return segment.checksum_of(memoryview(data), kernels.checksum)
 
 
 class PrefixStore:
@@ -379,39 +362,51 @@ class PrefixStore:
     def _read(self, load: Load) -> None:
         found = [(self._index.get(key), place) for place, (key, _) in enumerate(load.items)]
         files: dict[str, int] = {}
+        counts, began, before = self.counts, time.monotonic(), (self.counts.read_bytes, self.counts.read_s)
         try:
             for place, (key, _) in enumerate(load.items):
                 load.read[place] = not self._rows[key[0]].shape[1]
-            for location, place in sorted((location, place) for location, place in found if location is not None):
+            places = sorted((location, place) for location, place in found if location is not None)
+            ends = {location.segment: location.at + location.record.stride for location, _ in places}
+            for location, place in places:
                 key, row = load.items[place]
                 target = self._rows[key[0]][row]
                 if self._closing_at is not None:
                     return
                 started = time.monotonic()
-                load.read[place] = self._read_record(key, location, target, files)
+                load.read[place] = self._read_record(key, location, target, files, ends)
                 took_s = time.monotonic() - started
                 self.counts.read_s += took_s
                 if load.read[place]:
                     self.counts.read_blocks += 1
                     self.counts.read_bytes += len(target)
                 self._rest(took_s)
-            read_s = self.counts.read_s
-            if self.counts.read_bytes > 1 << 20:
-                self._bandwidth = self.counts.read_bytes / max(read_s, 1e-6)
+            nbytes, read_s = counts.read_bytes - before[0], counts.read_s - before[1]
+            if nbytes > 1 << 20:
+                self._bandwidth = 0.5 * (self._bandwidth + nbytes / max(read_s, 1e-6))
+            log.info(
+                "%d of %d blocks, %d MB, came from disk in %.2f s, of which %.2f s were pauses for others",
+                sum(load.read), len(load.read), nbytes // 1_000_000, time.monotonic() - began,
+                time.monotonic() - began - read_s,
+            )  # fmt: skip
         finally:
             assert self._folder is not None
             for name, file in files.items():
                 os.close(file)
                 self._folder.note_use(self._model, name)
 
-    def _read_record(self, key: bytes, location: Location, target: Bytes, files: dict[str, int]) -> bool:
+    def _read_record(
+        self, key: bytes, location: Location, target: Bytes, files: dict[str, int], ends: dict[str, int]
+    ) -> bool:
         """Read one record into a row. Return whether its bytes are those that were written."""
         assert self._folder is not None
         name = location.segment
         try:
             if name not in files:
                 files[name] = self._folder.open_segment(self._model, name)
-            reason = read_bytes(files[name], location.at, location.record, target)
+                # The disk reads on while what has come is checked.
+                os.posix_fadvise(files[name], location.at, ends[name] - location.at, os.POSIX_FADV_WILLNEED)
+            reason = segment.read_bytes(files[name], location.at, location.record, memoryview(target), kernels.checksum)
         except FileNotFoundError:  # removed by another process, which needed the room
             self._forget([name])
             return False
