@@ -152,8 +152,8 @@ class DiskPrefixes:
                 pieces.append(_Piece(group, name, block))
         load = self.store.load([(key_of(piece.group, piece.name), piece.row) for piece in pieces])
         self._loads.append(_Reading(load, pieces, held))
-        for group, blocks in zip(self._groups, held, strict=True):
-            group.loading.append(blocks)
+        for each, blocks in zip(self._groups, held, strict=True):
+            each.loading.append(blocks)
         return load
 
     def _longest(self, names: list[bytes], known: int) -> int:

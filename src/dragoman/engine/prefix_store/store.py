@@ -94,7 +94,7 @@ class Counts:
 
 def checksum_of(data: Bytes) -> int:
     """Return the checksum of a record's bytes, computed by the calling thread alone."""
-    return segment.checksum_of(memoryview(data), kernels.checksum)
+    return segment.checksum_of(data.data, kernels.checksum)
 
 
 class PrefixStore:
@@ -406,7 +406,7 @@ class PrefixStore:
                 files[name] = self._folder.open_segment(self._model, name)
                 # The disk reads on while what has come is checked.
                 os.posix_fadvise(files[name], location.at, ends[name] - location.at, os.POSIX_FADV_WILLNEED)
-            reason = segment.read_bytes(files[name], location.at, location.record, memoryview(target), kernels.checksum)
+            reason = segment.read_bytes(files[name], location.at, location.record, target.data, kernels.checksum)
         except FileNotFoundError:  # removed by another process, which needed the room
             self._forget([name])
             return False
@@ -435,7 +435,7 @@ class PrefixStore:
         record = Record(key, len(copy), cost_s, end, checksum_of(copy))
         try:
             writer = self._writer_for(record)
-            at = writer.append(record, memoryview(copy))
+            at = writer.append(record, copy.data)
         except (OSError, FolderError) as error:
             self._stop_writing(getattr(error, "message", None) or str(error))
             return
