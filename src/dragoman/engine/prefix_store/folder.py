@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import re
 import secrets
@@ -57,7 +58,7 @@ def worth(segment: StoredSegment, cost_s: float, now: float) -> float:
     A time in the future counts as now: the clock was set back since.
     """
     age_s = max(0.0, now - segment.used)
-    return cost_s / max(1, segment.nbytes) * 2.0 ** -min(1000.0, age_s / HALF_LIFE_S)
+    return cost_s / max(1, segment.nbytes) * math.exp2(-age_s / HALF_LIFE_S)
 
 
 class CacheFolder:

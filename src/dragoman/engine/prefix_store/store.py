@@ -384,11 +384,11 @@ class PrefixStore:
             nbytes, read_s = counts.read_bytes - before[0], counts.read_s - before[1]
             if nbytes > 1 << 20:
                 self._bandwidth = 0.5 * (self._bandwidth + nbytes / max(read_s, 1e-6))
-            log.info(
-                "%d of %d blocks, %d MB, came from disk in %.2f s, of which %.2f s were pauses for others",
-                sum(load.read), len(load.read), nbytes // 1_000_000, time.monotonic() - began,
-                time.monotonic() - began - read_s,
-            )  # fmt: skip
+                log.info(
+                    "%d of %d blocks, %d MB, came from disk in %.2f s, of which %.2f s were pauses for others",
+                    sum(load.read), len(load.read), nbytes // 1_000_000, time.monotonic() - began,
+                    time.monotonic() - began - read_s,
+                )  # fmt: skip
         finally:
             assert self._folder is not None
             for name, file in files.items():
