@@ -35,12 +35,21 @@ def request(name: str = "r", salt: str = "", tokens: int = 500, seed: int = 1) -
 def engine_at(path: Path, **stub: int) -> Engine:
     engine = Engine(StubRunner(StubModel(**stub)))
     engine.open_disk(path, LIMIT, "stub", compares=False)
+    settle(engine)
     return engine
+
+
+def settle(engine: Engine) -> None:
+    """Wait until the thread of the cache has nothing to do."""
+    disk = engine.scheduler.tables.disk
+    assert disk is not None
+    until(lambda: disk.store.is_settled)
 
 
 def test_tenants_do_not_share_what_is_on_disk(tmp_path: Path) -> None:
     first = engine_at(tmp_path / "c")
     run(first, [request(salt="one:")])
+    settle(first)
     first.close()
     second = engine_at(tmp_path / "c")
     run(second, [request(salt="two:")])
@@ -53,6 +62,7 @@ def test_tenants_do_not_share_what_is_on_disk(tmp_path: Path) -> None:
 def test_others_run_while_a_request_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = engine_at(tmp_path / "c")
     run(first, [request()])
+    settle(first)
     first.close()
     engine = engine_at(tmp_path / "c")
     until(lambda: engine.scheduler.tables.disk is not None and engine.scheduler.tables.disk.store._ready)
@@ -80,6 +90,7 @@ def test_others_run_while_a_request_waits_for_the_disk(tmp_path: Path, monkeypat
 def test_a_disk_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = engine_at(tmp_path / "c")
     expected = run(first, [request()])
+    settle(first)
     first.close()
     engine = engine_at(tmp_path / "c")
     store = engine.scheduler.tables.disk.store  # type: ignore[union-attr]
@@ -94,6 +105,7 @@ def test_a_disk_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypat
 def test_what_is_computed_faster_is_not_read(tmp_path: Path) -> None:
     first = engine_at(tmp_path / "c")
     run(first, [request()])
+    settle(first)
     first.close()
     engine = Engine(StubRunner())
     engine.open_disk(tmp_path / "c", LIMIT, "stub")
@@ -112,6 +124,7 @@ def test_memory_that_is_short(tmp_path: Path) -> None:
     asked = [request(f"r{seed}", tokens=400, seed=seed) for seed in range(8)]
     first = engine_at(tmp_path / "c", num_blocks=40)
     expected = run(first, asked)
+    settle(first)
     first.close()
     for _ in range(2):
         engine = engine_at(tmp_path / "c", num_blocks=40, max_sequences=4)
@@ -126,6 +139,7 @@ def test_states_and_groups_when_memory_is_short(tmp_path: Path) -> None:
     asked = [request(f"r{seed}", tokens=600, seed=seed % 4) for seed in range(8)]
     first = engine_at(tmp_path / "c", **stub)  # type: ignore[arg-type]
     expected = run(first, asked)
+    settle(first)
     first.close()
     engine = engine_at(tmp_path / "c", **stub)  # type: ignore[arg-type]
     until(lambda: engine.scheduler.tables.disk.store._ready)  # type: ignore[union-attr]

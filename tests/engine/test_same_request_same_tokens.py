@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from pathlib import Path
 from typing import get_args
 
@@ -330,6 +331,14 @@ def test_every_sampler(runner: Runner, sampler: str) -> None:
     assert told == alone
 
 
+def settle(engine: Engine) -> None:
+    """Wait until the thread of the cache on disk, if there is one, has nothing to do."""
+    disk, end = engine.scheduler.tables.disk, time.monotonic() + 60
+    while disk is not None and not disk.store.is_settled:
+        assert time.monotonic() < end, "the disk does not answer"
+        time.sleep(0.001)
+
+
 @on_models(stub=4, real=1)
 def test_from_disk(runner: Runner, case: int, speculation: int, tmp_path: Path) -> None:
     """Blocks, windows and states that another process wrote are as good as computed ones, also with an adapter."""
@@ -350,8 +359,10 @@ def test_from_disk(runner: Runner, case: int, speculation: int, tmp_path: Path) 
         engine = Engine(runner, SchedulerSettings(speculation=speculation))
         if life:
             engine.open_disk(tmp_path / "cache", 1 << 26, "model", compares=False)
+            settle(engine)
         engine.load_adapter("a", str(folder))
         found.append([run(engine, [request])[request.request_id] for request in requests])
+        settle(engine)
         engine.close()
         stats = engine.output().stats
         engine.unload_adapter("a")
