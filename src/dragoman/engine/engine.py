@@ -28,11 +28,10 @@ from dragoman.engine.arrays import Float32
 from dragoman.engine.batch import build_batch, build_encoder_batch, second_text_rows
 from dragoman.engine.beam_search.step import results, search
 from dragoman.engine.block_recorder import BlockRecorder
-from dragoman.engine.disk_prefixes import DiskPrefixes, open_store
+from dragoman.engine.disk_cache import close_disk, disk_stats, open_disk
 from dragoman.engine.explain import explain
 from dragoman.engine.lora_slots import Adapter, Adapters
 from dragoman.engine.messages import EngineStats, StepOutput
-from dragoman.engine.prefix_store.store import Counts
 from dragoman.engine.runner import Runner
 from dragoman.engine.sampling.grammar_state import CompiledRequest, Grammars
 from dragoman.engine.sampling.processors import processors_for
@@ -80,29 +79,12 @@ class Engine:
     def open_disk(
         self, path: Path, limit_bytes: int | None, fingerprint: str, *, label: str = "", compares: bool = True
     ) -> None:
-        """Keep prefixes on disk too, before the first request. Nothing waits for the disk. See ``prefix_store``.
-
-        Does nothing where the prefix cache is off, and for models with an encoder.
-        """
-        tables, settings = self.scheduler.tables, self.scheduler.settings
-        if not settings.prefix_cache or not self.runner.causal or self.runner.encoder_context:
-            return
-        store = open_store(
-            path, limit_bytes, fingerprint, self.runner, tables.groups, tables.states, label=label, compares=compares
-        )
-        tables.disk = DiskPrefixes(store, tables.groups, tables.states)
+        """Keep prefixes on disk too, from before the first request on. Nothing waits for the disk."""
+        open_disk(self.scheduler, self.runner, path, limit_bytes, fingerprint, label, compares)
 
     def close(self) -> None:
         """Write what is left to be kept on disk, for a second at most. No step follows."""
-        tables = self.scheduler.tables
-        if tables.disk is None:
-            return
-        for _ in range(2):
-            copies = tables.take_state_copies()
-            if copies:
-                sources, targets = np.array(copies, np.int32).T.copy()
-                self.runner.copy_states(sources, targets)
-        tables.disk.close()
+        close_disk(self.scheduler, self.runner)
 
     def report_blocks(self) -> None:
         """Add the events of the prefix cache to all outputs from now on."""
@@ -489,8 +471,6 @@ class Engine:
 
     def _stats(self) -> EngineStats:
         scheduler, free = self.scheduler, self.scheduler.tables.free_blocks
-        disk = scheduler.tables.disk
-        counts = Counts() if disk is None else disk.store.counts
         return EngineStats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
@@ -507,11 +487,5 @@ class Engine:
             busy_s=self._busy_s,
             forward_s=self._forward_s,
             read_bytes=self.runner.read_bytes,
-            disk_records=0 if disk is None else disk.store.records,
-            disk_bytes=counts.bytes,
-            disk_read_blocks=counts.read_blocks,
-            disk_read_bytes=counts.read_bytes,
-            disk_written_bytes=counts.written_bytes,
-            disk_damaged=counts.damaged,
-            disk_dropped=counts.dropped,
+            **disk_stats(scheduler),
         )
