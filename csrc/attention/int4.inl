@@ -76,7 +76,7 @@ class Int4Cache : public ScaledCodes<4> {
       for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = no_sums();
       for (long d = begin; d < end; d += kOctet, k += 4 * kBlockTokens) {
         fetch.step<4>();
-        const Nibbles k0 = load_nibbles(k), k1 = load_nibbles(k + 4 * kWidth);
+        const LevelCodes k0 = load_level_codes(k), k1 = load_level_codes(k + 4 * kWidth);
         const auto pairs = [&]<int J>() __attribute__((always_inline)) {
           const I16Pairs p0 = level_pairs<J>(k0), p1 = level_pairs<J>(k1);
           DRAGOMAN_UNROLL
@@ -124,9 +124,9 @@ class Int4Cache : public ScaledCodes<4> {
       const std::uint8_t* v = values.blocks[b] + 4 * (t % kBlockTokens / kOctet * padded_dim + d);
       for (; t < stop; t += kOctet, v += 4 * padded_dim) {
         fetch.step<4>();
-        Nibbles value[V];
+        LevelCodes value[V];
         DRAGOMAN_UNROLL
-        for (int j = 0; j < V; ++j) value[j] = load_nibbles(v + 4 * j * kWidth);
+        for (int j = 0; j < V; ++j) value[j] = load_level_codes(v + 4 * j * kWidth);
         const auto pairs = [&]<int J>() __attribute__((always_inline)) {
           I16Pairs levels[V];
           DRAGOMAN_UNROLL

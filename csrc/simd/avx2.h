@@ -243,8 +243,8 @@ DRAGOMAN_INLINE I16Pairs widen_pairs(const std::int8_t* p) {
   const __m128i* const halves = reinterpret_cast<const __m128i*>(p);
   return {_mm256_cvtepi8_epi16(_mm_loadu_si128(halves)), _mm256_cvtepi8_epi16(_mm_loadu_si128(halves + 1))};
 }
-using Nibbles = Ints;
-DRAGOMAN_INLINE Nibbles load_nibbles(const std::uint8_t* p) { return load_bytes(p); }
+using LevelCodes = Ints;
+DRAGOMAN_INLINE LevelCodes load_level_codes(const std::uint8_t* p) { return load_bytes(p); }
 // A code is brought into the upper byte of its half, the lookup puts its level there, and the shift sign-extends it.
 template <int J>
 DRAGOMAN_INLINE __m256i level_pairs_half(__m256i a) {
@@ -255,7 +255,7 @@ DRAGOMAN_INLINE __m256i level_pairs_half(__m256i a) {
   return _mm256_srai_epi16(_mm256_shuffle_epi8(table, codes), 8);
 }
 template <int J>
-DRAGOMAN_INLINE I16Pairs level_pairs(Nibbles a) {
+DRAGOMAN_INLINE I16Pairs level_pairs(LevelCodes a) {
   return {level_pairs_half<J>(a.lo), level_pairs_half<J>(a.hi)};
 }
 DRAGOMAN_INLINE Sums add_pair_products(Sums sums, I16Pairs a, std::int32_t pair) {

@@ -151,11 +151,11 @@ DRAGOMAN_INLINE Sums no_sums() { return {_mm512_setzero_si512()}; }
 DRAGOMAN_INLINE I16Pairs widen_pairs(const std::int8_t* p) {
   return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
-using Nibbles = __m512i;
-DRAGOMAN_INLINE Nibbles load_nibbles(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
+using LevelCodes = __m512i;
+DRAGOMAN_INLINE LevelCodes load_level_codes(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
 // The lookup uses five bits of each half, so the table is there twice.
 template <int J>
-DRAGOMAN_INLINE I16Pairs level_pairs(Nibbles a) {
+DRAGOMAN_INLINE I16Pairs level_pairs(LevelCodes a) {
   const __m512i table =
       _mm512_broadcast_i64x4(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kLevels))));
   return {_mm512_permutexvar_epi16(_mm512_srli_epi32(a, 4 * J), table)};

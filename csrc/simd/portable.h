@@ -277,16 +277,16 @@ DRAGOMAN_INLINE I16Pairs widen_pairs(const std::int8_t* p) {
   return pairs;
 }
 // Words of eight codes of four bits each, of which level_pairs<J> are the pairs of levels at bits 4J of both halves.
-struct Nibbles {
+struct LevelCodes {
   std::uint32_t v[kWidth];
 };
-DRAGOMAN_INLINE Nibbles load_nibbles(const std::uint8_t* p) {
-  Nibbles r;
+DRAGOMAN_INLINE LevelCodes load_level_codes(const std::uint8_t* p) {
+  LevelCodes r;
   std::memcpy(r.v, p, sizeof r.v);
   return r;
 }
 template <int J>
-DRAGOMAN_INLINE I16Pairs level_pairs(Nibbles a) {
+DRAGOMAN_INLINE I16Pairs level_pairs(LevelCodes a) {
   I16Pairs pairs;
   for (int i = 0; i < kWidth; ++i) {
     pairs.first[i] = kLevels[a.v[i] >> 4 * J & 15], pairs.second[i] = kLevels[a.v[i] >> (4 * J + 16) & 15];
