@@ -17,9 +17,12 @@ from dragoman.core.errors import (
     ModelNotFound,
     Overloaded,
 )
-from dragoman.serving.model_pool import UNKNOWN_LOAD_S, ModelPool
+from dragoman.models.memory_share import SERVER_BYTES
+from dragoman.serving.load_queue import UNKNOWN_LOAD_S
+from dragoman.serving.memory_budget import MemoryBudget
+from dragoman.serving.model_pool import ModelPool
 from dragoman.serving.model_registry import ModelRegistry, ModelSource
-from dragoman.serving.pool_loader import Progress
+from dragoman.serving.pool_loader import ModelMemory, Progress
 from dragoman.serving.settings import CatalogSettings
 from tests.settling import settle
 
@@ -34,27 +37,45 @@ class Model:
     def __init__(self, source: ModelSource) -> None:
         self.source = source
         self.closed = False
+        self.threads: list[int] = []
 
     @property
     def entry(self) -> CatalogEntry:
         return CatalogEntry(id=self.source.name, state=ModelState.LOADED, progress=1.0)
+
+    pid = None
+
+    def serves(self, name: str) -> bool:
+        return name == self.source.name
+
+    def set_threads(self, threads: int) -> None:
+        self.threads.append(threads)
 
     async def close(self) -> None:
         self.closed = True
 
 
 class Opened:
-    """Opens models when told to: ``go`` lets the load that is under way end, well or with the error."""
+    """Opens models when told to: ``go`` lets the load that is under way end, well or with the error.
+
+    ``beside``: memory holds more than one. ``sizes``: of models in MiB, 100 where nothing is said.
+    """
 
     def __init__(self, *, beside: bool = True) -> None:
         self.beside = beside
         self.models: list[Model] = []
         self.errors: dict[str, ModelError] = {}
+        self.sizes: dict[str, int] = {}
         self.go = asyncio.Event()
         self.go.set()
 
-    async def fits_beside(self, source: ModelSource, current: Model) -> bool:
-        return self.beside
+    @property
+    def budget(self) -> MemoryBudget:
+        return MemoryBudget(SERVER_BYTES + ((1000 if self.beside else 150) << 20), available=lambda: 1 << 50)
+
+    async def memory_of(self, source: ModelSource) -> ModelMemory:
+        size = self.sizes.get(source.name, 100) << 20
+        return ModelMemory(size, size)
 
     async def open(self, source: ModelSource, progress: Progress) -> Model:
         progress("packing", 0.5)
@@ -67,7 +88,7 @@ class Opened:
 
 async def started(opened: Opened, *, settings: CatalogSettings | None = None, max_waiting: int = 8) -> ModelPool[Model]:
     settings = settings or CatalogSettings(offer=("org/second=x", "third=y"), offer_cached=False)
-    model_pool = ModelPool(ModelRegistry(settings, FIRST), opened, max_waiting=max_waiting)
+    model_pool = ModelPool(ModelRegistry(settings, FIRST), opened, max_waiting=max_waiting, budget=opened.budget)
     await model_pool.begin(FIRST, lambda stage, share: None)
     return model_pool
 
@@ -113,8 +134,9 @@ async def test_who_has_begun_finishes_on_the_old_model() -> None:
     leave.set()
     await request
     assert seen == [first]
-    await until(lambda: first.closed)
-    assert model_pool.all_loaded == (opened.models[1],)
+    await settle()
+    assert not first.closed, "memory holds both"
+    assert model_pool.all_loaded == (opened.models[1], first)
 
 
 async def test_without_memory_for_both_the_old_one_finishes_first_and_new_ones_wait_in_order() -> None:
@@ -228,7 +250,7 @@ async def test_waiting_is_bounded() -> None:
     model_pool = await started(opened, max_waiting=2)
     opened.go.clear()
     model_pool.begin_loading("third")
-    await until(lambda: model_pool.current() is None)
+    await until(lambda: opened.models[0].closed and model_pool._models.queue.first.opened_at is not None)
 
     async def coming() -> str:
         async with model_pool.lease():
@@ -236,7 +258,7 @@ async def test_waiting_is_bounded() -> None:
 
     others = [asyncio.create_task(coming()) for _ in range(2)]
     await asyncio.sleep(0)
-    load = model_pool._load
+    load = model_pool._models.queue.first
     assert load is not None
     assert load.opened_at is not None
     load.opened_at -= 20  # for half of it, says the opening

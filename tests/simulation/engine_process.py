@@ -25,6 +25,7 @@ from dragoman.engine.messages import (
     Pause,
     Ready,
     Resume,
+    SetThreads,
     SetVocabulary,
     Shutdown,
     StepOutput,
@@ -229,6 +230,8 @@ class SimulatedProcess:
                 engine.submit(request)
             case SetVocabulary():
                 engine.set_vocabulary(message.vocabulary)
+            case SetThreads():
+                pass  # its steps are computed by no threads of their own
             case Cancel():
                 engine.cancel(message.request_id, message.sequence)
             case Pause():

@@ -52,7 +52,7 @@ def serve(settings: ServeSettings, prespawned: PrespawnedWorker | None = None, n
     with closing(prespawned or PrespawnedWorker()) as prespawned:
         # The process imports its half of the program while this one imports the other: half of a start are imports. The
         # engine's settings come first, so that the process need not wait for the server.
-        from dragoman.engine.worker_settings import worker_settings
+        from dragoman.engine.worker_settings import within_budget, worker_settings
 
         if settings.network.uds is None:
             check_free(settings.server.host, settings.server.port)  # before a download, which may take an hour
@@ -74,7 +74,7 @@ def serve(settings: ServeSettings, prespawned: PrespawnedWorker | None = None, n
                 disk=settings.disk_cache,
             )
         worker = msgspec.structs.replace(worker, report_blocks=settings.kv_events.kv_events)
-        prespawned.send_settings(worker)
+        prespawned.send_settings(within_budget(worker, described, settings.catalog.memory_bytes))
         from dragoman.cli.running import run
 
         exit_code = run(

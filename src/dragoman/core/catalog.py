@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import AsyncGenerator, Iterable
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -47,6 +47,32 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
 
 
+class ModelResidence(msgspec.Struct, frozen=True, kw_only=True):
+    """A model in memory, or on its way into it.
+
+    Attributes:
+        id: the name that clients use. is_default: it serves requests that name no model.
+        state: ``queued`` for a load, ``loading``, ``loaded``, or ``leaving``: it finishes its running requests.
+        progress: of its load, the share that is done. waiting: requests that wait for the load. running: requests that
+            use it. idle_s: seconds since the last one.
+        is_pinned: it is never unloaded for others, nor for being idle. idle_limit_s: seconds after its last request
+            at which it is unloaded; None: never.
+        planned_bytes: the most that it takes, by its plan. pid: of its engine's process.
+    """
+
+    id: str
+    is_default: bool
+    state: str
+    progress: float = 1.0
+    waiting: int = 0
+    running: int = 0
+    idle_s: float | None = None
+    is_pinned: bool = False
+    idle_limit_s: float | None = None
+    planned_bytes: int | None = None
+    pid: int | None = None
+
+
 class ModelDetails(msgspec.Struct, frozen=True, kw_only=True):
     """Properties of a model that its small files show, whether or not it is loaded.
 
@@ -84,7 +110,7 @@ class FileProgress(msgspec.Struct, frozen=True):
 
 
 class Catalog(Protocol):
-    """The models of this server. The current one serves requests that name none."""
+    """The models of this server. Several may be in memory; the current one serves requests that name none."""
 
     def entries(self) -> tuple[CatalogEntry, ...]:
         """Return all known models, the current one first."""
@@ -95,22 +121,51 @@ class Catalog(Protocol):
     def find(self, name: str) -> CatalogEntry | None:
         """Find a model by id or alias, or by the last part of an id if it is unique, ignoring case."""
 
+    def named(self, name: str) -> str | None:
+        """Return the id of the model that a name means exactly: of a model in memory, its adapter, or an offered one;
+        None for names of nothing."""
+
+    def is_resident(self, id: str) -> bool:
+        """Return whether a model is in memory and takes requests."""
+
+    def residences(self) -> tuple[ModelResidence, ...]:
+        """Return the models in memory and those that are waited for, the current one first."""
+
+    @property
+    def request_loads(self) -> Literal["admin", "any", "never"]:
+        """Who may have a model loaded by naming it in a request: keys with the scope admin, any request, or never."""
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The memory that the server and all its models share; None where there is one model for good."""
+
     @property
     def asleep(self) -> CatalogEntry | None:
-        """The model that was freed while it was idle, and is loaded again by the next request."""
+        """The current model where it was freed, while it was idle, and is loaded again by the next request."""
 
     @property
     def idle_s(self) -> float | None:
-        """Seconds after its last request at which the current model falls asleep; None: never."""
+        """Seconds after its last request at which the running request's model is unloaded; None: never."""
 
     def keep(self, idle_s: float | None, *, default: bool = False) -> None:
-        """Set ``idle_s``, for as long as the model is loaded; ``default``: unless it was set without that before.
+        """Set ``idle_s``, for as long as the model is loaded; ``default``: unless it was set without that before, and
+        None then means the server's own.
 
-        At 0 it falls asleep after its running requests. Raises Forbidden where the server always serves one model.
+        At 0 it is unloaded after its running requests. Raises Forbidden where the server always serves one model.
         """
+
+    def pin(self, name: str, *, is_pinned: bool) -> CatalogEntry:
+        """Keep a model in memory from when it is loaded, or end that. Raises ModelNotFound, Forbidden."""
 
     async def details(self, name: str) -> ModelDetails:
         """Return the details of a model, loaded or not. Raises ModelNotFound, ModelError."""
+
+    async def use(self, name: str | None) -> None:
+        """Have the running request answered by this model (None: the current one), which is loaded where it is not in
+        memory: others that are idle make room.
+
+        Raises ModelNotFound, LoadFailed, also where it can never fit, and Overloaded where too many wait.
+        """
 
     async def load(self, name: str, *, wait: bool = False) -> CatalogEntry:
         """Load a model and make it the current one; returns when it can generate.
@@ -130,8 +185,9 @@ class Catalog(Protocol):
         ModelError, Overloaded.
         """
 
-    async def unload(self) -> CatalogEntry | None:
-        """Free the current model after its running generations; returns None where none was loaded.
+    async def unload(self, name: str | None = None) -> CatalogEntry | None:
+        """Free a model, by default the current one, after its running generations; returns None where it was not
+        loaded.
 
         Raises Forbidden where the server always serves one model.
         """

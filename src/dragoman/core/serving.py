@@ -148,10 +148,12 @@ class Serving(Protocol):
     def adapters(self) -> Adapters:
         """Adapters of the model that the running request began with."""
 
-    def lease(self) -> AbstractAsyncContextManager[None]:
-        """Keep the current model for the time of one request: this task and those it starts use it even if another one
-        is loaded meanwhile. The server does this for HTTP requests, a WebSocket's handler for each message. Waits
-        during a swap of models; raises Overloaded where too many wait."""
+    def lease(self, model: str | None = None, *, wake: bool = True) -> AbstractAsyncContextManager[None]:
+        """Keep a model, by its id in the catalog, or the current one for the time of one request: this task and those
+        it starts use it even if another one is loaded meanwhile. The server does this for HTTP requests, a WebSocket's
+        handler for each message. Waits while the model is loaded; raises Overloaded where too many wait, LoadFailed.
+        Without ``wake``, a current model that is not in memory stays so until the request asks for one
+        (``Catalog.use``)."""
 
     def models(self) -> tuple[ModelCard, ...]:
         """Return all served models, the default one first; then the adapters, each under its name."""

@@ -410,6 +410,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         document_paths: where the dialect's clients look for its OpenAPI document, in addition to ``/openapi.json``.
         page_paths: where its users look for a page of it, in addition to ``/docs``.
         playground_paths: where its users look for a page to try it; at ``/`` browsers alone get it.
+        model_choice: which model answers: the current one, that which the member ``model`` of the body names, or the
+            one that the handler asks the catalog for.
     """
 
     name: str
@@ -433,6 +435,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     document_paths: tuple[str, ...] = ()
     page_paths: tuple[str, ...] = ()
     playground_paths: tuple[str, ...] = ()
+    model_choice: Literal["current", "body", "handler"] = "current"
 
 
 def error_response(dialect: Dialect, error: DragomanError) -> ErrorResponse:

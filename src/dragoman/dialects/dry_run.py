@@ -230,6 +230,10 @@ class DryContext:
                 self.started = True
 
 
+_READ_OF_CATALOG = (
+    *("entries", "current", "find", "named", "is_resident", "residences"),
+    *("request_loads", "memory_bytes", "asleep", "idle_s"),
+)
 _READ_OF_RESPONSES = (
     "is_on",
     "max_background",
@@ -263,7 +267,21 @@ class DryServing:
 
     @property
     def catalog(self) -> Catalog:
-        found: Any = _ReadOnly(self._serving.catalog, ("entries", "current", "find", "asleep", "idle_s"))
+        found: Any = _ReadOnly(
+            self._serving.catalog,
+            (
+                "entries",
+                "current",
+                "find",
+                "named",
+                "is_resident",
+                "residences",
+                "request_loads",
+                "memory_bytes",
+                "asleep",
+                "idle_s",
+            ),
+        )
         return found  # type: ignore[no-any-return]
 
     @property
@@ -271,8 +289,8 @@ class DryServing:
         found: Any = _ReadOnly(self._serving.adapters, ())
         return found  # type: ignore[no-any-return]
 
-    def lease(self) -> AbstractAsyncContextManager[None]:
-        return self._serving.lease()
+    def lease(self, model: str | None = None, *, wake: bool = True) -> AbstractAsyncContextManager[None]:
+        return self._serving.lease(model, wake=wake)
 
     def models(self) -> tuple[ModelCard, ...]:
         return self._serving.models()

@@ -188,6 +188,12 @@ class SetVocabulary(msgspec.Struct, frozen=True, array_like=True, tag="set_vocab
     vocabulary: Vocabulary
 
 
+class SetThreads(msgspec.Struct, frozen=True, array_like=True, tag="set_threads"):
+    """Sets the number of computing threads, from the next step on."""
+
+    threads: int
+
+
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
     """Cancels a request, or one of its sequences. No answer; tokens already sent may still arrive."""
 
@@ -224,7 +230,9 @@ class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
     """Ends the process at once, even with unfinished requests."""
 
 
-ToEngine = Submit | Explain | SetVocabulary | Cancel | Pause | Resume | LoadAdapter | UnloadAdapter | Shutdown
+ToEngine = (
+    Submit | Explain | SetVocabulary | SetThreads | Cancel | Pause | Resume | LoadAdapter | UnloadAdapter | Shutdown
+)
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):

@@ -38,6 +38,7 @@ from dragoman.engine.messages import (
     Pause,
     Ready,
     Resume,
+    SetThreads,
     SetVocabulary,
     Shutdown,
     StepOutput,
@@ -117,6 +118,8 @@ class Worker:
                 self._connection.sendall(frame(self._explained(message)))
             elif isinstance(message, SetVocabulary):
                 self._engine.set_vocabulary(message.vocabulary)
+            elif isinstance(message, SetThreads):
+                kernels.set_threads(message.threads)
             elif isinstance(message, Cancel):
                 self._engine.cancel(message.request_id, message.sequence)
             elif isinstance(message, Pause):

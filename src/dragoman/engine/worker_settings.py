@@ -9,6 +9,7 @@ from dragoman.engine.settings import DiskCacheSettings, RecoverySettings, Schedu
 from dragoman.models import ModelDescription, ModelSettings, describe, plan
 from dragoman.models.cgroups import usable_processors
 from dragoman.models.hub import DownloadWatcher
+from dragoman.models.memory_share import plan_within
 from dragoman.models.source import find_weights
 
 ONE_USER = RecoverySettings(engine_give_up_s=10.0, recovery_bytes=0)
@@ -53,6 +54,14 @@ def disk_cache(settings: DiskCacheSettings) -> DiskCache | None:
     if settings.prefix_cache_bytes == 0:
         return None
     return DiskCache(folder=str(settings.folder.absolute()), limit_bytes=settings.prefix_cache_bytes)
+
+
+def within_budget(worker: WorkerSettings, described: ModelDescription, memory_bytes: int | None) -> WorkerSettings:
+    """Return the settings with the model's share of a memory budget. Raises ModelError where it does not fit."""
+    if memory_bytes is None or not isinstance(worker.model, LoadModel):
+        return worker
+    settings, _ = plan_within(described, worker.model.settings, memory_bytes)
+    return msgspec.structs.replace(worker, model=msgspec.structs.replace(worker.model, settings=settings))
 
 
 def with_step_limits(settings: ModelSettings, scheduling: SchedulerSettings) -> ModelSettings:

@@ -29,6 +29,7 @@ from dragoman.engine.messages import (
     LoadAdapter,
     Loading,
     Ready,
+    SetThreads,
     SetVocabulary,
     StepOutput,
     StepStarted,
@@ -148,6 +149,7 @@ class EngineClient:
         self._has_vocabulary = False
         self._ready = asyncio.get_running_loop().create_future()
         prespawned, self._prespawned = self._prespawned, None
+        threads = self._settings.threads
         self._process = await self._start_process(self._settings, self._on_message, self._on_disconnect, prespawned)
         info = await self._ready
         await self._restore_adapters(self._process)
@@ -156,6 +158,8 @@ class EngineClient:
             self.on_blocks(None)
         self._settings = msgspec.structs.replace(self._settings, checked=info.model.packed_file)
         self._state, self._message = State.READY, ""
+        if self._settings.threads not in (None, threads):
+            self._process.send(SetThreads(self._settings.threads))
         if not self._requests:
             self._reset_backoff()
         # Those with the least left to do go first: they free memory soon, and fewest wait for long.
@@ -316,6 +320,12 @@ class EngineClient:
         builds tables for 0.2 seconds, in which it does nothing else, and uses 50 MB.
         """
         self._vocabulary = vocabulary
+
+    def set_threads(self, threads: int) -> None:
+        """Compute with so many threads from the next step on, in later processes too."""
+        self._settings = msgspec.structs.replace(self._settings, threads=threads)
+        if self._process is not None and self._state is State.READY:
+            self._process.send(SetThreads(threads))
 
     def cancel(self, request_id: str, sequence: int | None = None) -> None:
         """End a request, or one of its sequences, with CANCELLED. Finished or unknown ones are ignored."""

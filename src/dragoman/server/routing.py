@@ -212,10 +212,36 @@ class PathEndpoint:
 
     async def _generate(self, exchange: Exchange, operation: Operation) -> None:
         """Run the handler of an operation that generates."""
+        serving, dialect = self._context.serving, exchange.dialect
+        choice = "current" if dialect is None else dialect.model_choice
+        model = await self._named_model(exchange) if choice == "body" else None
         async with AsyncExitStack() as stack:
             async with exchange.progress_before(operation.table), exchange.until_left():
-                await stack.enter_async_context(self._context.serving.lease())
+                if model is not None:
+                    lease = serving.lease(model)
+                else:
+                    lease = serving.lease(wake=False) if choice == "handler" else serving.lease()
+                await stack.enter_async_context(lease)
             await operation.handler(self._context.serving, exchange)
+
+    async def _named_model(self, exchange: Exchange) -> str | None:
+        """Return the id of the model that the body names, where that is not the current one. Raises Forbidden for one
+        that the caller may not have loaded."""
+        assert exchange.dialect is not None
+        body = await exchange.peek(body_limit(exchange.dialect, self._context.settings))
+        name = body.get("model") if isinstance(body, dict) else None
+        catalog = self._context.serving.catalog
+        if not isinstance(name, str) or (found := catalog.named(name)) is None:
+            return None
+        now = catalog.current() or catalog.asleep
+        if now is not None and now.id == found:
+            return None
+        if not catalog.is_resident(found):
+            if catalog.request_loads == "never":
+                return None
+            if catalog.request_loads == "admin" and "admin" not in exchange.scopes:
+                raise Forbidden(f"The model '{name[:256]}' is not loaded, and this API key may not have it loaded.")
+        return found
 
     async def _kept_answer(
         self, exchange: Exchange, endpoint: Endpoint, scope: Scope, seen: ObservedRequest

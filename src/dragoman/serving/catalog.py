@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import Literal
 
-from dragoman.core.catalog import CatalogEntry, FileProgress, ModelDetails, ModelState, listed, without_tag
+from dragoman.core.catalog import (
+    CatalogEntry,
+    FileProgress,
+    ModelDetails,
+    ModelResidence,
+    ModelState,
+    listed,
+    without_tag,
+)
 from dragoman.core.errors import Forbidden, ModelNotFound
 from dragoman.serving.model import ServedModel
 
@@ -52,11 +61,29 @@ class FixedCatalog:
     def find(self, name: str) -> CatalogEntry | None:
         return find(self.entries(), name)
 
+    def named(self, name: str) -> str | None:
+        return self._entry.id if name in (self._entry.id, *self._entry.aliases) else None
+
+    def is_resident(self, id: str) -> bool:
+        return id == self._entry.id
+
+    def residences(self) -> tuple[ModelResidence, ...]:
+        return (ModelResidence(id=self._entry.id, is_default=True, state="loaded", is_pinned=True),)
+
+    request_loads: Literal["admin", "any", "never"] = "never"
     asleep: None = None
     idle_s: None = None
+    memory_bytes: None = None
 
     def keep(self, idle_s: float | None, *, default: bool = False) -> None:
         raise _always_served()
+
+    def pin(self, name: str, *, is_pinned: bool) -> CatalogEntry:
+        raise _always_served()
+
+    async def use(self, name: str | None) -> None:
+        if name is not None:
+            self.begin_loading(name)
 
     async def details(self, name: str) -> ModelDetails:
         self.begin_loading(name)
@@ -77,7 +104,7 @@ class FixedCatalog:
         return
         yield
 
-    async def unload(self) -> CatalogEntry | None:
+    async def unload(self, name: str | None = None) -> CatalogEntry | None:
         raise _always_served()
 
     async def watch(self) -> AsyncGenerator[CatalogEntry, None]:

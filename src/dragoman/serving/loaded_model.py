@@ -24,9 +24,10 @@ from dragoman.engine_client.connection import Spawn
 from dragoman.engine_client.health import State
 from dragoman.engine_client.prespawn import PrespawnedWorker
 from dragoman.engine_client.vllm.client import VllmClient
-from dragoman.models import ModelSettings, describe, plan
+from dragoman.models import MemoryPlan, ModelDescription, ModelSettings, describe, plan
 from dragoman.models.generation_config import AUTO, NONE, read_generation_config
 from dragoman.models.memory import available_memory
+from dragoman.models.memory_share import ENGINE_BYTES, plan_within
 from dragoman.serving.adapter_registry import AdapterRegistry
 from dragoman.serving.admission import Admission
 from dragoman.serving.downloads import download
@@ -34,7 +35,7 @@ from dragoman.serving.engine_request import output_tokens
 from dragoman.serving.model import ServedModel
 from dragoman.serving.model_details import details_of
 from dragoman.serving.model_registry import ModelSource
-from dragoman.serving.pool_loader import Progress
+from dragoman.serving.pool_loader import ModelMemory, Progress
 from dragoman.serving.recorder import Recorder
 from dragoman.serving.resume_store import SqliteResumeStore
 from dragoman.serving.serving import NOT_RECORDED, CheckPrompt, EngineServing
@@ -45,6 +46,9 @@ from dragoman.text import ChatTemplate, Tokenizer
 from dragoman.text.tool_calls import reasoning_of, tool_calls_of
 
 NO_SAMPLING = SamplingSettings()
+
+TEXT_BYTES, TEXT_FACTOR = 32 << 20, 10
+"""What a model takes in the server's process: a template's process, and a tokenizer of so many times its file."""
 
 Step = Callable[[EngineStats, EngineStats, float], None]
 """Called for every step of an engine, with its counts before and after, and the seconds that dispatching its tokens
@@ -95,6 +99,17 @@ class LoadedModel:
     @property
     def entry(self) -> CatalogEntry:
         return self._entry
+
+    @property
+    def pid(self) -> int | None:
+        return self.engine.health().pid
+
+    def serves(self, name: str) -> bool:
+        return any(name in (card.name, f"{card.name}:latest") for card in self.serving.models())
+
+    def set_threads(self, threads: int) -> None:
+        if isinstance(self.engine, EngineClient):
+            self.engine.set_threads(threads)
 
     def not_ready(self) -> str:
         """Return why the engine cannot run requests now; empty when it can."""
@@ -178,11 +193,13 @@ class ModelLoader:
         on_failed: Callable[[Engine, str], None] | None = None,
         remote: VllmClient | None = None,
         on_blocks: OnBlocks | None = None,
+        memory_bytes: int | None = None,
     ) -> None:
         """``adapters``: those of the start belong to the first model, and are loaded with it. ``sampling``: the
         operator's values for requests that leave it open. ``prespawned``: the first model's process; ``spawn``
         starts all others. ``on_failed`` is called with an engine that has failed for good, and why. ``remote``: the
-        engine of the first model, where that runs elsewhere."""
+        engine of the first model, where that runs elsewhere. ``memory_bytes``: the operator's budget for the server and
+        all models."""
         self._on_failed, self._on_blocks = on_failed, on_blocks
         self._recorder = recorder
         self._remote = remote
@@ -198,7 +215,11 @@ class ModelLoader:
         self._past: dict[str, float] = {}
         self.past_drafts: Counter[tuple[str, str]] = Counter()
         """As ``LoadedModel.draft_tokens``, of engines that were closed."""
-        self._kv_bytes: dict[str, int] = {}
+        self._memory_bytes = memory_bytes
+        self._machine_bytes = available_memory()
+        self._has_begun = False
+        """Whether the first model was loaded: that gets what the machine has, unless the operator sets a budget."""
+        self._planned: dict[str, ModelMemory] = {}
         self._details: dict[str, ModelDetails] = {}
 
     @property
@@ -206,30 +227,51 @@ class ModelLoader:
         """Return the counts of engines that were closed, by the names of the metrics."""
         return self._past
 
-    async def fits_beside(self, source: ModelSource, current: LoadedModel) -> bool:
-        """Return whether memory holds both, each with as many keys and values as it would have alone."""
-        return await self._pools.ask_hub(lambda: self._fits_beside(source, current))
+    async def memory_of(self, source: ModelSource) -> ModelMemory:
+        """Return the memory of a model as it is planned: with a budget of the operator's, within that; otherwise each
+        as if it were alone, with as many keys and values."""
+        if source.name not in self._planned:
+            self._planned[source.name] = await self._pools.ask_hub(lambda: self._plan(source))
+        return self._planned[source.name]
 
-    def _fits_beside(self, source: ModelSource, current: LoadedModel) -> bool:
+    def _plan(self, source: ModelSource) -> ModelMemory:
         model = self._worker.model
-        if not isinstance(model, LoadModel):
-            return True
+        if not isinstance(model, LoadModel) or self._remote is not None:
+            return ModelMemory(0, 0)
         settings = self._settings_for(source, model)
         described = describe(source.source, revision=settings.revision, token=settings.token, rope=settings.rope)
-        freed = current.info.model.weight_bytes
-        alone = plan(described, settings, available_bytes=available_memory() + freed)
-        alone.require_fit()
-        # Otherwise an engine that starts while another runs would take less for them, and keep less for good.
-        self._kv_bytes[source.name] = alone.kv_bytes
-        return alone.total_bytes + alone.loading_bytes <= available_memory()
+        found = self._planned_settings(described, settings)[1]
+        text_bytes = TEXT_BYTES + TEXT_FACTOR * _tokenizer_bytes(described.tokenizer_folder)
+        serving_bytes = found.total_bytes + self._adapter_bytes(found) + ENGINE_BYTES + text_bytes
+        return ModelMemory(serving_bytes, serving_bytes + found.loading_bytes)
+
+    def _planned_settings(
+        self, described: ModelDescription, settings: ModelSettings
+    ) -> tuple[ModelSettings, MemoryPlan]:
+        """Return a model's settings with its share of the memory. Raises ModelError."""
+        if self._memory_bytes is not None:
+            return plan_within(described, settings, self._memory_bytes)
+        found = plan(described, settings, available_bytes=self._machine_bytes)
+        found.require_fit()
+        if settings.kv_bytes is None and settings.kv_tokens is None and found.kv_bytes:
+            # Otherwise an engine that starts while another runs would take less for them, and keep less for good.
+            settings = msgspec.structs.replace(settings, kv_bytes=found.kv_bytes)
+        return settings, found
+
+    def _settings_of_plan(self, source: ModelSource, settings: ModelSettings) -> ModelSettings:
+        described = describe(source.source, revision=settings.revision, token=settings.token, rope=settings.rope)
+        return self._planned_settings(described, settings)[0]
+
+    def _adapter_bytes(self, found: MemoryPlan) -> int:
+        """Return the room for adapters, where the operator offers any."""
+        offered = next(self._adapters.sources(), None)
+        return found.adapter_room_bytes if self._memory_bytes is not None and offered is not None else 0
 
     def _settings_for(self, source: ModelSource, first: LoadModel) -> ModelSettings:
         """Return the first model's settings, without those that belong to that model only."""
         settings = first.settings
         if source.source != first.source:
             settings = msgspec.structs.replace(settings, name=None, revision=None, rope_scaling=None, rope_factor=None)
-        if settings.kv_bytes is None and settings.kv_tokens is None:
-            settings = msgspec.structs.replace(settings, kv_bytes=self._kv_bytes.get(source.name))
         return settings
 
     def _sampling_for(self, settings: ModelSettings | None, folder: Path, *, is_first: bool) -> SamplingDefaults:
@@ -267,10 +309,15 @@ class ModelLoader:
         settings: ModelSettings | None = None
         if isinstance(model, LoadModel):
             settings = self._settings_for(source, model)
+            if self._remote is None and (self._has_begun or self._memory_bytes is not None):
+                settings = await self._pools.ask_hub(functools.partial(self._settings_of_plan, source, settings))
             worker = msgspec.structs.replace(worker, model=LoadModel(source=source.source, settings=settings))
             if not is_first:
-                described = await self._pools.ask_hub(lambda: describe(source.source, token=settings.token))
+                described = await self._pools.ask_hub(
+                    lambda: describe(source.source, token=settings.token, rope=settings.rope)
+                )
                 folder = described.tokenizer_folder
+        self._has_begun = True
         prespawned, self._prespawned = self._prespawned, None
         engine: Engine = self._remote or EngineClient(worker, prespawned, spawn=self._spawn)
         engine.on_loading = progress
@@ -387,3 +434,10 @@ def served_model(
             kv_precision=info.model.kv_precision,
         ),
     )
+
+
+def _tokenizer_bytes(folder: Path) -> int:
+    try:
+        return (folder / "tokenizer.json").stat().st_size
+    except OSError:
+        return 0

@@ -1,235 +1,247 @@
-"""The pool of models in memory: which one serves now, and how another replaces it without losing a request.
+"""The pool of models in memory: which ones are there, and how others get there without losing a request.
 
-Where memory holds both, the new model is loaded while the old one serves; the old one then finishes its running
-requests, and is closed. Otherwise the old one finishes first, while new requests wait in order. A load that fails
-leaves the old model serving, or loads it again.
+All share one budget of memory. A request for a model that is not in memory waits while it is loaded; the least recently
+used of the others that are idle make room, and where all are busy one takes no more requests and leaves when those that
+run are over. Requests that name no model get the current one: that of the start, or the one that was loaded last by an
+operator's call. A load that fails leaves the current model serving, or loads it again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from typing import Any, Generic
+from typing import Generic, Literal
 
-from dragoman.core.catalog import CatalogEntry, FileProgress, ModelDetails, ModelState
+from dragoman.core.catalog import CatalogEntry, FileProgress, ModelDetails, ModelResidence
 from dragoman.core.errors import (
     Conflict,
-    DragomanError,
     EngineUnavailable,
     Forbidden,
-    LoadFailed,
     ModelNotFound,
-    Overloaded,
-    ShuttingDown,
 )
-from dragoman.core.progress import ProgressReport, current_progress
-from dragoman.serving.admission import LONGEST_WAIT_S
 from dragoman.serving.catalog import find
+from dragoman.serving.memory_budget import MemoryBudget
 from dragoman.serving.model_registry import ModelRegistry, ModelSource
 from dragoman.serving.pool_loader import ModelT, PoolLoader, Progress
+from dragoman.serving.residency import RequestLease, Resident
+from dragoman.serving.resident_models import ResidentModels
 
 log = logging.getLogger("dragoman.server")
 
-UNKNOWN_LOAD_S = 5.0
-"""The wait that is suggested for a load that has not progressed yet."""
-MAX_WATCHERS = 256
-WATCH_LENGTH = 64
-"""The most changes that a watcher may lag; the oldest are dropped then."""
-
-
-class _Lease(Generic[ModelT]):
-    """A loaded model and the count of requests that use it. ``freed``: its engine has ended."""
-
-    def __init__(self, source: ModelSource, loaded: ModelT) -> None:
-        self.source = source
-        self.loaded = loaded
-        self.users = 0
-        self.idle, self.freed = asyncio.Event(), asyncio.Event()
-        self.idle.set()
-
-    def enter(self) -> None:
-        self.users += 1
-        self.idle.clear()
-
-    def leave(self) -> None:
-        self.users -= 1
-        if not self.users:
-            self.idle.set()
-
-
-class _RequestLease:
-    """A request's lease of the model that it began with. It is released while the request itself asks for another."""
-
-    def __init__(self, lease: _Lease[Any] | None) -> None:
-        self.lease = lease
-
-
-_request_lease: ContextVar[_RequestLease] = ContextVar("request_lease")
-
-
-class _Load:
-    """A load in progress. ``opened_at``: when reading the model began; None before that."""
-
-    def __init__(self, source: ModelSource) -> None:
-        self.source = source
-        self.stage, self.progress = "", 0.0
-        self.opened_at: float | None = None
-        self.task: asyncio.Task[None]
-        self.claims: list[_RequestLease] = []
-        """The leases of the requests that wait for the model."""
-
-    @contextlib.contextmanager
-    def claimed(self, own: _RequestLease | None) -> Iterator[None]:
-        """Lease the model for a request as soon as it is loaded, if that waits until then."""
-        if own is None:
-            yield
-            return
-        self.claims.append(own)
-        try:
-            yield
-        finally:
-            with contextlib.suppress(ValueError):
-                self.claims.remove(own)
-
-    def remaining_s(self) -> float:
-        """Return the seconds until the load is done at its rate so far, within bounds."""
-        if self.opened_at is None or not self.progress:
-            return UNKNOWN_LOAD_S
-        elapsed_s = asyncio.get_running_loop().time() - self.opened_at
-        return min(max(elapsed_s / self.progress * (1 - self.progress), 1.0), LONGEST_WAIT_S)
+_request_lease: ContextVar[RequestLease] = ContextVar("request_lease")
 
 
 class ModelPool(Generic[ModelT]):
-    """The catalog of a server that can change its model. All methods must be called on one event loop.
+    """The catalog of a server that can have several models. All methods must be called on one event loop.
 
-    ``max_waiting``: requests that may wait for a model to become current.
+    ``max_waiting``: requests that may wait for a model. ``budget``: the memory of all models. ``idle_s``: after so long
+    without a request a model is unloaded, where no request says otherwise; None: never. ``pins``: names of models that
+    stay in memory. ``threads``: computing threads of this machine, which models with work share.
     """
 
-    def __init__(self, registry: ModelRegistry, loader: PoolLoader[ModelT], *, max_waiting: int) -> None:
+    def __init__(
+        self,
+        registry: ModelRegistry,
+        loader: PoolLoader[ModelT],
+        *,
+        max_waiting: int,
+        budget: MemoryBudget | None = None,
+        idle_s: float | None = None,
+        pins: tuple[str, ...] = (),
+        threads: int | None = None,
+    ) -> None:
         self._registry, self._loader = registry, loader
-        self._max_waiting = max_waiting
-        self._lease: _Lease[ModelT] | None = None
-        self._asleep: _Lease[ModelT] | None = None
-        """The model that was freed while idle; its engine has ended, its cards and its template remain."""
-        self._idle_s: float | None = None
-        self._has_own_idle_s = False
-        self._nap: asyncio.TimerHandle | None = None
-        self._leaving: list[_Lease[ModelT]] = []
-        self._load: _Load | None = None
-        self._errors: dict[str, str] = {}
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._watchers: list[asyncio.Queue[CatalogEntry]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._reports: list[ProgressReport] = []
-        """The reports of requests that wait for a model and ask for its progress."""
-        self._closed = False
+        self._budget = budget or MemoryBudget()
+        self._models: ResidentModels[ModelT] = ResidentModels(
+            loader,
+            self._budget,
+            max_waiting=max_waiting,
+            pins={registry.find(name).name for name in pins},
+            idle_limit_s=idle_s,
+            threads=threads,
+        )
 
     # Served models ---------------------------------------------------------------------------------------------------
 
     @property
     def all_loaded(self) -> tuple[ModelT, ...]:
-        """Return the current model, then those that still finish their running requests."""
-        leases = ([self._lease] if self._lease is not None else []) + self._leaving
-        return tuple(lease.loaded for lease in leases)
+        """Return the current model, then the others, then those that still finish their running requests."""
+        return tuple(each.loaded for each in (*self._models.in_order(), *self._models.leaving))
 
     @property
     def newest(self) -> ModelT | None:
-        """Return the model that new requests get; None while there is none."""
-        return None if self._lease is None else self._lease.loaded
+        """Return the current model; None while it is not in memory."""
+        current = self._models.current
+        return current.loaded if current is not None and self._models.is_in_memory(current) else None
 
     def loaded(self) -> ModelT:
         """Return the model of the running request, or else the current one, which may be asleep. Raises
         EngineUnavailable where there is none."""
         own = _request_lease.get(None)
-        lease = (own.lease if own is not None else None) or self._lease or self._asleep
-        if lease is None and self._load is not None:
-            raise EngineUnavailable("a model is being loaded", retry_after_s=self._load.remaining_s())
-        if lease is None:
-            raise EngineUnavailable("no model is loaded")
-        return lease.loaded
+        resident = (own.resident if own is not None else None) or self._models.current
+        if resident is not None:
+            return resident.loaded
+        if (load := self._models.queue.first) is not None:
+            raise EngineUnavailable("a model is being loaded", retry_after_s=load.remaining_s())
+        raise EngineUnavailable("no model is loaded")
+
+    @property
+    def is_leased(self) -> bool:
+        """Return whether the running request holds a model."""
+        own = _request_lease.get(None)
+        return own is not None and own.resident is not None
 
     @asynccontextmanager
-    async def lease(self) -> AsyncIterator[None]:
-        """For the duration of a request, hold its model: whatever becomes current, the request keeps the model that it
-        began with.
+    async def lease(self, name: str | None = None, *, wake: bool = True) -> AsyncIterator[None]:
+        """For the duration of a request, hold its model, by id or else the current one: whatever becomes current, the
+        request keeps the model that it began with.
 
-        Waits while there is no current model because another one is being loaded, or because it is asleep: it is
-        loaded again. Raises Overloaded when too many wait, LoadFailed.
+        Waits while the model is being loaded, and has it loaded where it is not in memory; not the current one without
+        ``wake``, where the request is to ask for a model later. Raises Overloaded when too many wait, LoadFailed.
         """
-        await self._wait_for_swap()
-        own = _RequestLease(self._lease)
-        if own.lease is not None:
-            own.lease.enter()
-            self._restart_nap()
-        token = _request_lease.set(own)
+        own = RequestLease()
         try:
-            yield
+            if name is not None:
+                await self._models.obtain(self._source_of(name), own)
+            elif wake:
+                await self._models.obtain_current(own)
+            elif (current := self._models.current) is not None and self._models.is_in_memory(current):
+                own.take(current)
+            token = _request_lease.set(own)
+            try:
+                yield
+            finally:
+                _request_lease.reset(token)
         finally:
-            _request_lease.reset(token)
-            if own.lease is not None:
-                own.lease.leave()
-                self._restart_nap()
+            own.release()
+
+    async def use(self, name: str | None) -> None:
+        with self._own_lease() as own, own.released():
+            if name is None:
+                await self._models.obtain_current(own)
+            else:
+                await self._models.obtain(self._source_of(name), own)
 
     async def begin(self, source: ModelSource, progress: Progress) -> ModelT:
         """Load the model that the server starts with. Raises ModelError, EngineUnavailable."""
+        started = asyncio.get_running_loop().time()
         loaded = await self._loader.open(source, progress)
-        self._lease = _Lease(source, loaded)
+        self._models.current = await self._models.added(source, loaded, asyncio.get_running_loop().time() - started)
+        self._models.restart_nap(self._models.current)
         return loaded
-
-    async def close(self) -> None:
-        """End all models and loads."""
-        self._closed = True
-        self._end_nap()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._wake()
-        leases = ([self._lease] if self._lease is not None else []) + self._leaving
-        self._lease, self._leaving = None, []
-        await asyncio.gather(*(lease.loaded.close() for lease in leases))
 
     # The catalog -----------------------------------------------------------------------------------------------------
 
     def entries(self) -> tuple[CatalogEntry, ...]:
         now = self.current()
         entries = [] if now is None else [now]
-        for source in self._registry.sources():
-            if now is None or source.name != now.id:
-                entries.append(self._entry(source))
-        if self._load is not None and self._load.source.name not in {entry.id for entry in entries}:
-            entries.append(self._entry(self._load.source))
+        listed = [*self._registry.sources(), *(each.source for each in self._models.residents.values())]
+        for source in (*listed, *(load.source for load in self._models.queue.loads)):
+            if source.name not in {entry.id for entry in entries}:
+                entries.append(self._models.entry(source))
         return tuple(entries)
 
     def current(self) -> CatalogEntry | None:
-        return None if self._lease is None else self._lease.loaded.entry
+        newest = self.newest
+        return None if newest is None else newest.entry
 
     def find(self, name: str) -> CatalogEntry | None:
         if (entry := find(self.entries(), name)) is not None:
             return entry
         try:
-            return self._entry(self._registry.find(name))
+            return self._models.entry(self._registry.find(name))
         except ModelNotFound:
             return None
 
+    def named(self, name: str) -> str | None:
+        for each in self._known():
+            if each.loaded.serves(name):
+                return each.source.name
+        source = self._registry.find_exact(name)
+        return None if source is None else source.name
+
+    def is_resident(self, id: str) -> bool:
+        return id in self._models.residents
+
+    def residences(self) -> tuple[ModelResidence, ...]:
+        now_s = asyncio.get_running_loop().time()
+        found = [
+            ModelResidence(
+                id=each.source.name,
+                is_default=each is self._models.current,
+                state="loaded" if self._models.is_in_memory(each) else "leaving",
+                running=each.users,
+                idle_s=None if each.users else round(now_s - each.used_s, 3),
+                is_pinned=each.is_pinned,
+                idle_limit_s=each.idle_s,
+                planned_bytes=each.memory.serving_bytes,
+                pid=each.loaded.pid,
+            )
+            for each in (*self._models.in_order(), *self._models.leaving)
+        ]
+        for number, load in enumerate(self._models.queue.loads):
+            state = "queued" if number else "loading"
+            found.append(
+                ModelResidence(
+                    id=load.source.name,
+                    is_default=False,
+                    state=state,
+                    progress=load.progress,
+                    waiting=load.waiting,
+                    is_pinned=load.source.name in self._models.pins,
+                )
+            )
+        return tuple(found)
+
+    @property
+    def loads(self) -> int:
+        """Return how many models were loaded after the first."""
+        return self._models.loads
+
+    @property
+    def evictions(self) -> int:
+        """Return how many models made room for another."""
+        return self._models.evictions
+
+    @property
+    def request_loads(self) -> Literal["admin", "any", "never"]:
+        return self._registry.request_loads
+
+    @property
+    def memory_bytes(self) -> int | None:
+        return None if self._registry.is_fixed else self._budget.total_bytes
+
     @property
     def asleep(self) -> CatalogEntry | None:
-        return None if self._asleep is None else self._entry(self._asleep.source)
+        current = self._models.current
+        return None if current is None or self._models.is_in_memory(current) else self._models.entry(current.source)
 
     @property
     def idle_s(self) -> float | None:
-        return self._idle_s
+        resident = self._own()
+        return None if resident is None else resident.idle_s
 
     def keep(self, idle_s: float | None, *, default: bool = False) -> None:
         self._refuse_if_fixed()
-        if default and self._has_own_idle_s:
+        resident = self._own()
+        if resident is None or (default and resident.has_own_idle_s):
             return
-        self._idle_s, self._has_own_idle_s = idle_s, not default
-        self._restart_nap()
+        resident.idle_s = self._models.idle_limit_s if default and idle_s is None else idle_s
+        resident.has_own_idle_s = not default
+        self._models.restart_nap(resident)
+
+    def pin(self, name: str, *, is_pinned: bool) -> CatalogEntry:
+        self._refuse_if_fixed()
+        source = self._source_of(name)
+        (self._models.pins.add if is_pinned else self._models.pins.discard)(source.name)
+        if (resident := self._models.residents.get(source.name)) is not None:
+            resident.is_pinned = is_pinned
+            self._models.restart_nap(resident)
+            self._models.changed.set()
+        return self._models.entry(source)
 
     async def details(self, name: str) -> ModelDetails:
         return await self._loader.details(self._registry.find(name))
@@ -237,264 +249,94 @@ class ModelPool(Generic[ModelT]):
     def download(self, name: str) -> AsyncGenerator[FileProgress, None]:
         return self._loader.download(self._registry.find_on_hub(name), self._registry.look_again)
 
+    def download(self, name: str) -> AsyncGenerator[FileProgress, None]:
+        return self._loader.download(self._registry.find_on_hub(name), self._registry.look_again)
+
     async def load(self, name: str, *, wait: bool = False) -> CatalogEntry:
-        source = self._registry.find(name)
-        own = _request_lease.get(None)
-        while True:
-            if wait:
-                await self._wait_for_others(source)
-            under_way = self._begin(source)
-            with self._released():
-                if under_way is not None:
-                    # The load is shared: a caller that stops waiting for it does not end it.
-                    with under_way.claimed(own):
-                        await asyncio.wait((under_way.task,))
-            if under_way is not None:
-                if under_way.task.cancelled():
-                    raise ShuttingDown
-                under_way.task.result()
-            lease = self._lease if own is None else own.lease
-            if lease is not None and lease.source.name == source.name:
-                return lease.loaded.entry
-            if not wait:
-                raise Conflict("Another model has taken its place meanwhile.")
-
-    def begin_loading(self, name: str) -> CatalogEntry:
-        source = self._registry.find(name)
-        self._begin(source)
-        return self._entry(source)
-
-    async def unload(self) -> CatalogEntry | None:
-        self._refuse_if_fixed()
-        if self._load is not None:
-            raise Conflict("A model is being loaded.")
-        lease, self._lease, self._asleep = self._lease, None, None
-        if lease is None:
-            return None
-        log.info("the model %s is unloaded", lease.source.name)
-        with self._released():
-            await asyncio.shield(self._retiring(lease))
-        entry = self._entry(lease.source)
-        self._tell(entry)
+        source = self._source_of(name)
+        if not wait:
+            self._refuse_another(source)
+        with self._own_lease() as own:
+            with own.released():
+                await self._models.obtain(source, own, is_asked=True, is_bounded=wait)
+            resident = own.resident
+            assert resident is not None, "the load has ended well"
+            self._models.make_current(resident)
+            entry: CatalogEntry = resident.loaded.entry
         return entry
 
-    async def watch(self) -> AsyncGenerator[CatalogEntry, None]:
-        if len(self._watchers) >= MAX_WATCHERS:
-            raise Overloaded(f"{MAX_WATCHERS} clients watch the models already.")
-        queue: asyncio.Queue[CatalogEntry] = asyncio.Queue(WATCH_LENGTH)
-        self._watchers.append(queue)
-        try:
-            while True:
-                yield await queue.get()
-        finally:
-            self._watchers.remove(queue)
+    def begin_loading(self, name: str) -> CatalogEntry:
+        source = self._source_of(name)
+        self._refuse_another(source)
+        if (resident := self._models.residents.get(source.name)) is not None:
+            self._models.make_current(resident)
+        else:
+            self._models.want(source, is_asked=True)
+        return self._models.entry(source)
 
-    # Swapping models -------------------------------------------------------------------------------------------------
-
-    def _begin(self, source: ModelSource) -> _Load | None:
-        """Return the load of this model: the one in progress, or a new one; None where the model is current already."""
-        if self._closed:
-            raise ShuttingDown
-        if self._load is not None:
-            if self._load.source.name != source.name:
-                raise Conflict("Another model is currently loading")
-            return self._load
-        if self._lease is not None and self._lease.loaded.entry.id == source.name:
+    async def unload(self, name: str | None = None) -> CatalogEntry | None:
+        self._refuse_if_fixed()
+        current = self._models.current
+        if name is None:
+            if (asked := self._models.queue.asked) is not None:
+                raise Conflict(f"The model {asked.source.name} is being loaded.")
+            resident = self._models.residents.get(current.source.name) if current is not None else None
+        else:
+            resident = self._models.residents.get(self._source_of(name).name)
+        if name is None or resident is current:
+            self._models.current = None
+        if resident is None:
             return None
-        self._errors.pop(source.name, None)
-        self._load = load = _Load(source)
-        load.task = self._started(self._change(load))
-        load.task.add_done_callback(_looked_at)
-        self._tell(self._entry(source))
-        return load
+        log.info("the model %s is unloaded", resident.source.name)
+        own = _request_lease.get(None)
+        if own is not None and own.resident is resident:
+            own.release()
+        await asyncio.shield(self._models.retire(resident))
+        return self._models.entry(resident.source)
 
-    async def _change(self, load: _Load) -> None:
-        log.info("loading the model %s", load.source.name)
-        try:
-            await self._take_over(load)
-        except DragomanError as error:
-            log.error("the model %s cannot be loaded: %s", load.source.name, error.message)
-            self._errors[load.source.name] = error.message
-            raise LoadFailed(error.message) from error
-        finally:
-            self._load = None
-            self._wake()
-            self._restart_nap()
-            self._tell(self._entry(load.source))
-        log.info("the model %s is served now", load.source.name)
+    async def close(self) -> None:
+        """End all models and loads."""
+        await self._models.close()
 
-    async def _take_over(self, load: _Load) -> None:
-        old = self._lease
-        if self._asleep is not None:
-            await self._asleep.freed.wait()  # its memory is needed
-        beside = old is None or await self._loader.fits_beside(load.source, old.loaded)
-        if old is None or beside:
-            self._install(load, await self._open(load))
-            if old is not None:
-                self._retiring(old)
+    def watch(self) -> AsyncGenerator[CatalogEntry, None]:
+        return self._models.watch()
+
+    @contextmanager
+    def _own_lease(self) -> Iterator[RequestLease]:
+        """Yield the running request's lease; outside of requests, one that holds a model for this call alone."""
+        if (own := _request_lease.get(None)) is not None:
+            yield own
             return
-        log.info("memory does not hold both models: %s finishes first", old.loaded.entry.id)
-        self._lease = None
-        await asyncio.shield(self._retiring(old))
+        own = RequestLease()
         try:
-            self._install(load, await self._open(load))
-        except BaseException:
-            if not self._closed:
-                log.info("the model %s comes back", old.source.name)
-                self._lease = _Lease(old.source, await self._loader.open(old.source, lambda stage, share: None))
-            raise
+            yield own
+        finally:
+            own.release()
 
-    def _install(self, load: _Load, loaded: ModelT) -> None:
-        """Make a loaded model the current one, leased by the requests that wait for it: another load may follow."""
-        self._lease = lease = _Lease(load.source, loaded)
-        self._asleep, self._idle_s, self._has_own_idle_s = None, None, False
-        for own in load.claims:
-            own.lease = lease
-            lease.enter()
-        load.claims.clear()
+    def _own(self) -> Resident[ModelT] | None:
+        """Return what the running request holds, or else the current model, where that is in memory."""
+        own = _request_lease.get(None)
+        resident = (own.resident if own is not None else None) or self._models.current
+        return resident if resident is not None and self._models.is_in_memory(resident) else None
 
-    async def _open(self, load: _Load) -> ModelT:
-        def progress(stage: str, share: float) -> None:
-            if (stage, share // 0.1) != (load.stage, load.progress // 0.1):
-                log.info("loading the model %s: %s, %.0f %%", load.source.name, stage, 100 * share)
-            load.stage, load.progress = stage, share
-            for report in self._reports:
-                report.loading(stage, share)
-            self._tell(self._entry(load.source))
+    def _known(self) -> list[Resident[ModelT]]:
+        """Return the current model, which may be asleep, and then the others in memory."""
+        current = self._models.current
+        return [*([] if current is None else [current]), *self._models.residents.values()]
 
-        load.opened_at = asyncio.get_running_loop().time()
-        return await self._loader.open(load.source, progress)
-
-    # Falling asleep --------------------------------------------------------------------------------------------------
-
-    def _restart_nap(self) -> None:
-        """Let the current model fall asleep when it has been idle for so long from now on."""
-        self._end_nap()
-        if self._idle_s is not None and (lease := self._lease) and not lease.users and not self._closed:
-            self._nap = asyncio.get_running_loop().call_later(self._idle_s, self._doze, lease)
-
-    def _end_nap(self) -> None:
-        if self._nap is not None:
-            self._nap.cancel()
-            self._nap = None
-
-    def _doze(self, lease: _Lease[ModelT]) -> None:
-        self._nap = None
-        if self._lease is lease and not lease.users and self._load is None:
-            log.info("the model %s falls asleep", lease.source.name)
-            self._lease, self._asleep = None, lease
-            self._retiring(lease)
-            self._tell(self._entry(lease.source))
+    def _source_of(self, name: str) -> ModelSource:
+        """Return the model of this name. Raises ModelNotFound."""
+        for each in self._known():
+            if each.source.name == name:
+                return each.source
+        return self._registry.find(name)
 
     def _refuse_if_fixed(self) -> None:
         if self._registry.is_fixed:
             raise Forbidden("This server always serves the model it was started with.")
 
-    async def _wait_for_others(self, source: ModelSource) -> None:
-        """Wait while another model than this one is being loaded. Raises Overloaded when too many requests wait."""
-        while self._load is not None and self._load.source.name != source.name:
-            with self._released():
-                await self._wait_turn()
-
-    def _retiring(self, lease: _Lease[ModelT]) -> asyncio.Task[None]:
-        """Let a model finish its running requests, and free it."""
-
-        async def retire() -> None:
-            await lease.idle.wait()
-            try:
-                await lease.loaded.close()
-                self._leaving.remove(lease)
-            finally:
-                lease.freed.set()
-
-        self._leaving.append(lease)
-        return self._started(retire())
-
-    @contextlib.contextmanager
-    def _released(self) -> Iterator[None]:
-        """For the duration, release the running request's lease while it waits for a swap; afterwards lease the
-        current model."""
-        own = _request_lease.get(None)
-        if own is None:
-            yield
-            return
-        if own.lease is not None:
-            own.lease.leave()
-            own.lease = None
-        try:
-            yield
-        finally:
-            if own.lease is None and self._lease is not None:
-                own.lease = self._lease
-                own.lease.enter()
-
-    async def _wait_for_swap(self) -> None:
-        while self._lease is None:
-            if self._load is None and self._asleep is not None and not self._closed:
-                self._begin(self._asleep.source)
-            if (load := self._load) is None:
-                return
-            await self._wait_turn()
-            wakes = self._asleep is not None and self._asleep.source.name == load.source.name
-            if self._lease is None and wakes and load.task.done() and not load.task.cancelled():
-                load.task.result()
-
-    async def _wait_turn(self) -> None:
-        """Wait until the load in progress has ended. Raises Overloaded when too many requests wait."""
-        load = self._load
-        assert load is not None, "a model is being loaded"
-        if len(self._waiting) >= self._max_waiting:
-            message = f"{len(self._waiting)} requests are waiting for a model already. Try again later."
-            raise Overloaded(message, retry_after_s=load.remaining_s())
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        report = current_progress.get()
-        if report is not None:
-            self._reports.append(report)
-            report.loading(load.stage, load.progress)
-        try:
-            await turn
-        finally:
-            if report is not None:
-                self._reports.remove(report)
-            with contextlib.suppress(ValueError):
-                self._waiting.remove(turn)
-
-    def _wake(self) -> None:
-        for turn in self._waiting:
-            if not turn.done():
-                turn.set_result(None)
-
-    def _started(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    def _entry(self, source: ModelSource) -> CatalogEntry:
-        if self._lease is not None and self._lease.source.name == source.name:
-            return self._lease.loaded.entry
-        loading = self._load if self._load is not None and self._load.source.name == source.name else None
-        return CatalogEntry(
-            id=source.name,
-            aliases=source.aliases,
-            title=source.name,
-            state=ModelState.AVAILABLE if loading is None else ModelState.LOADING,
-            progress=0.0 if loading is None else loading.progress,
-            error=self._errors.get(source.name, ""),
-            architecture=source.architecture,
-            size_bytes=source.size_bytes,
-            modified=source.modified,
-        )
-
-    def _tell(self, entry: CatalogEntry) -> None:
-        for queue in self._watchers:
-            if queue.full():
-                queue.get_nowait()
-            queue.put_nowait(entry)
-
-
-def _looked_at(task: asyncio.Task[None]) -> None:
-    """Mark the task's error as handled, for no task may ever await it: the error is in the log and in the entry."""
-    if not task.cancelled():
-        task.exception()
+    def _refuse_another(self, source: ModelSource) -> None:
+        """Raise Conflict while an operator's call has another model loaded."""
+        asked = self._models.queue.asked
+        if asked is not None and asked.source.name != source.name:
+            raise Conflict("Another model is currently loading")

@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -62,6 +63,11 @@ class ModelRegistry:
         """Return whether the first model is the only one for good."""
         return self._settings.fixed_model
 
+    @property
+    def request_loads(self) -> Literal["admin", "any", "never"]:
+        """Return who may have a model loaded by naming it in a request."""
+        return "never" if self.is_fixed else self._settings.request_loads
+
     def sources(self) -> tuple[ModelSource, ...]:
         """Return every model once: a name in several places is that of the first place."""
         if self.is_fixed:
@@ -107,6 +113,14 @@ class ModelRegistry:
         # A folder below the working directory may look like a hub id, and clients may not name it.
         is_allowed = self._settings.offer_downloads and not self.is_fixed
         return is_allowed and _HUB_ID.fullmatch(name) is not None and not Path(name).exists()
+
+    def find_exact(self, name: str) -> ModelSource | None:
+        """Return the model that has this name or alias, with or without ``:latest``; None: no model has."""
+        try:
+            source = self.find(name)
+        except ModelNotFound:
+            return None
+        return source if {name, without_tag(name)}.intersection((source.name, *source.aliases)) else None
 
     def _search(self) -> Iterator[ModelSource]:
         seen: set[str] = set()

@@ -26,6 +26,7 @@ from dragoman.serving.admission import Admission
 from dragoman.serving.batch_store import OFF as NO_FILES
 from dragoman.serving.batch_store import SqliteBatchStore
 from dragoman.serving.loaded_model import NO_SAMPLING, Engine, LoadedModel, ModelLoader, OnBlocks
+from dragoman.serving.memory_budget import MemoryBudget
 from dragoman.serving.model_pool import ModelPool
 from dragoman.serving.model_registry import ModelRegistry, ModelSource, model_source
 from dragoman.serving.pool_loader import Progress
@@ -72,8 +73,8 @@ class ActiveModel:
         self.responses = responses
         self.batches = batches
 
-    def lease(self) -> AbstractAsyncContextManager[None]:
-        return self.catalog.lease()
+    def lease(self, model: str | None = None, *, wake: bool = True) -> AbstractAsyncContextManager[None]:
+        return self.catalog.lease(model, wake=wake)
 
     @property
     def adapters(self) -> Adapters:
@@ -85,12 +86,24 @@ class ActiveModel:
         return self._serving.journaled.prefixes
 
     def models(self) -> tuple[ModelCard, ...]:
+        """Return the cards of the running request's model or the current one, then those of the others in memory."""
         try:
-            return self._serving.models()
+            first = [self.catalog.loaded()]
         except EngineUnavailable:
-            return ()
+            first = []
+        others = [each for each in self.catalog.all_loaded if each not in first]
+        found: dict[str, ModelCard] = {}
+        for card in (card for each in (*first, *others) for card in each.serving.models()):
+            found.setdefault(card.name, card)
+        return tuple(found.values())
 
     def model(self, name: str | None) -> ModelCard:
+        if name is None or self.catalog.is_leased:
+            return self._serving.model(name)
+        # Nothing is generated: every model in memory can be described.
+        for loaded in self.catalog.all_loaded:
+            if loaded.serves(name):
+                return loaded.serving.model(name)
         return self._serving.model(name)
 
     def adapter(self, name: str) -> ModelCard:
@@ -196,6 +209,7 @@ class Runtime:
         """Return the state of admission and of all models in memory together, by the names of the metrics."""
         admission = self.serving.admission
         own: dict[str, float] = {
+            "models_loaded": len(self._model_pool.all_loaded),
             "requests_waiting": admission.waiting,
             "requests_running": admission.running,
             "engine_ready": not self.not_ready(),
@@ -209,7 +223,8 @@ class Runtime:
 
     def counters(self) -> dict[str, float]:
         """Return the counts of all models that are or were in memory, by the names of the metrics."""
-        sums = dict(self._loader.past)
+        pool = self._model_pool
+        sums = {"model_loads": float(pool.loads), "model_evictions": float(pool.evictions), **self._loader.past}
         for loaded in self._model_pool.all_loaded:
             _add(sums, loaded.counters())
         return sums
@@ -291,8 +306,17 @@ async def start_runtime(
         recorder=recorder or NOT_RECORDED,
         remote=remote,
         on_blocks=on_blocks,
+        memory_bytes=catalog.memory_bytes,
     )
-    model_pool = ModelPool(ModelRegistry(catalog, first), loader, max_waiting=settings.max_waiting)
+    model_pool = ModelPool(
+        ModelRegistry(catalog, first),
+        loader,
+        max_waiting=settings.max_waiting,
+        budget=MemoryBudget(catalog.memory_bytes),
+        idle_s=None if catalog.fixed_model else catalog.idle_unload_s,
+        pins=catalog.pin,
+        threads=worker.threads,
+    )
     # Started at once, so that the number of threads does not grow with requests.
     pools.start()
     with _own_threads():

@@ -202,7 +202,7 @@ class EngineServing:
         self._queue_s = queue_s
 
     @asynccontextmanager
-    async def lease(self) -> AsyncIterator[None]:
+    async def lease(self, model: str | None = None, *, wake: bool = True) -> AsyncIterator[None]:
         yield
 
     def models(self) -> tuple[ModelCard, ...]:

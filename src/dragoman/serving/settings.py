@@ -60,6 +60,14 @@ class CatalogSettings(msgspec.Struct, frozen=True, kw_only=True):
         offer_cached: offer the models in the hub's cache on this machine.
         offer_downloads: let clients name any repository of the hub, which is then downloaded.
         fixed_model: always serve the model that the server starts with; nothing else is offered.
+        memory_bytes: memory that the server and all its models share. Each model then plans its keys and values within
+            half of it. By default what the machine, or the control group, has left less a tenth or 1 GiB, and a model
+            plans as if it were alone.
+        idle_unload_s: seconds after its last request at which a model is unloaded, where no request says otherwise; by
+            default it stays until another one needs the memory.
+        pin: name of a model that stays in memory once it is loaded; may be given several times.
+        request_loads: who may have a model loaded by naming it in a request: keys with the scope admin, any request, or
+            never. Ollama's dialect has its own, --ollama-load.
     """
 
     PANEL: ClassVar[str] = "Models"
@@ -69,6 +77,10 @@ class CatalogSettings(msgspec.Struct, frozen=True, kw_only=True):
     offer_cached: bool = True
     offer_downloads: bool = False
     fixed_model: bool = False
+    memory_bytes: Annotated[int, Meta(ge=256 << 20)] | None = None
+    idle_unload_s: Annotated[float, Meta(ge=0)] | None = None
+    pin: tuple[str, ...] = ()
+    request_loads: Literal["admin", "any", "never"] = "admin"
 
 
 class AdapterSettings(msgspec.Struct, frozen=True, kw_only=True):

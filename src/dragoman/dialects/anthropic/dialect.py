@@ -22,6 +22,7 @@ def make(settings: AnthropicSettings) -> Dialect:
         name="anthropic",
         title="Anthropic",
         operations=(*Api(settings).operations(), *BatchesApi(settings).operations()),
+        model_choice="body",
         render_error=render_error,
         headers=lambda context: {"request-id": context.request_id},
         key_headers=("x-api-key",),

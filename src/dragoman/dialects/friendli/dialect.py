@@ -19,6 +19,7 @@ def make(settings: FriendliSettings) -> Dialect:
         name="friendli",
         title="Friendli",
         operations=operations,
+        model_choice="body",
         render_error=render_error,
         stream_error=lambda error: sse(error_event(error)),
         metrics=lambda context: FriendliMetrics(context).text,

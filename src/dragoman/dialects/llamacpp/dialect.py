@@ -32,6 +32,7 @@ def make(settings: LlamaCppSettings) -> Dialect:
         name="llamacpp",
         title="llama.cpp",
         operations=(*_generating(), *_pooling(), *_introspection(), *_not_served()),
+        model_choice="body",
         render_error=render_error,
         cors=Cors(origins=(*LOCAL_ORIGINS, *settings.llamacpp_origins)),
         key_headers=("x-api-key",),

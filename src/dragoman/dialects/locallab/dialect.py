@@ -32,6 +32,7 @@ def make(settings: LocalLabSettings) -> Dialect:
             *_system(system),
         ),
         sockets=(SocketOperation(path="/ws", summary="Tell when models come and go.", handler=updates),),
+        model_choice="handler",
         render_error=render_error,
         cors=Cors(
             origins=settings.locallab_cors_origins,

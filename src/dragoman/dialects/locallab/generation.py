@@ -103,11 +103,15 @@ class Generating:
             if entry is not None and entry.state is not ModelState.LOADED:
                 if "admin" not in context.scopes:
                     raise Forbidden(f"Loading the model {entry.id} needs an API key with the scope admin.")
-                entry = await context.unless_gone(catalog.load(entry.id))
+                entry = await context.unless_gone(catalog.load(entry.id, wait=True))
+            elif entry is not None and not context.explains:
+                await context.unless_gone(catalog.use(entry.id))
             named = None if entry is None else entry.id
         else:
             named = None
-        if catalog.current() is None:
+        if named is None and not context.explains:
+            await context.unless_gone(catalog.use(None))
+        if named is None and catalog.current() is None:
             hint = ". Please load a model first using POST /models/load." if table is GENERATE else ""
             raise NothingLoaded(f"No model is currently loaded{hint}")
         card = serving.model(named)

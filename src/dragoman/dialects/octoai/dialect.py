@@ -17,6 +17,7 @@ def make(settings: OctoAISettings) -> Dialect:
         name="octoai",
         title="OctoAI",
         operations=Api(settings).operations(),
+        model_choice="body",
         render_error=render_error,
         stream_error=lambda error: sse(error_event(error)),
         headers=lambda context: {"x-user-request-id": context.request_id},

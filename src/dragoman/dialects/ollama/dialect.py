@@ -31,6 +31,7 @@ def make(settings: OllamaSettings) -> Dialect:
         name="ollama",
         title="Ollama",
         operations=(*_answering(Answering(settings)), *_embedding(Embedding(settings)), *_models(Models(settings))),
+        model_choice="handler",
         render_error=render_error,
         cors=Cors(origins=(*LOCAL_ORIGINS, *settings.ollama_origins), headers=HEADERS),
     )

@@ -69,27 +69,31 @@ class Models:
 
     async def ps(self, serving: Serving, context: RequestContext) -> None:
         """Handle ``GET /api/ps``."""
-        now = serving.catalog.current()
-        if now is None:
-            await context.reply({"models": []}, content_type=JSON)
-            return
-        idle_s = serving.catalog.idle_s
-        expires = wall_time() + (FOR_EVER_S if idle_s is None else idle_s)
-        described = await _tag(serving, now, is_listed=False) | {
-            "size": now.memory_bytes or 0,
-            "expires_at": timestamp(expires),
-            "size_vram": 0,
-            "context_length": now.context_tokens or 0,
-        }
-        await context.reply({"models": [described]}, content_type=JSON)
+        described = []
+        for resident in serving.catalog.residences():
+            entry = serving.catalog.find(resident.id)
+            if entry is None or resident.state != "loaded":
+                continue
+            limit_s = resident.idle_limit_s
+            expires_s = FOR_EVER_S if limit_s is None else max(0.0, limit_s - (resident.idle_s or 0.0))
+            described.append(
+                await _tag(serving, entry, is_listed=False)
+                | {
+                    "size": entry.memory_bytes or 0,
+                    "expires_at": timestamp(wall_time() + expires_s),
+                    "size_vram": 0,
+                    "context_length": entry.context_tokens or 0,
+                }
+            )
+        await context.reply({"models": described}, content_type=JSON)
 
     async def show(self, serving: Serving, context: RequestContext) -> None:
         """Handle ``POST /api/show``. Loads nothing."""
         name = _named(await read_checked(context, SHOW))
         found = residence.find(serving, name)
-        now = serving.catalog.current() or serving.catalog.asleep
-        card = None if found.served is None else serving.model(found.served)
-        entry = now if card is not None else serving.catalog.find(found.offered or "")
+        card = None if found.served is None else residence.served_card(serving, found.served)
+        id = found.offered if found.served is None else serving.catalog.named(found.served)
+        entry = serving.catalog.find(id or "")
         if entry is None:
             raise ModelNotFound(f"model '{name[:256]}' not found", param="model")
         details = await _details(serving, entry)
@@ -188,7 +192,8 @@ def _named(reading: Reading) -> str:
 
 async def _details(serving: Serving, entry: CatalogEntry) -> ModelDetails | None:
     """Return the details of a model whose files are on this machine; None where they cannot be read."""
-    if entry.size_bytes is None and entry not in (serving.catalog.current(), serving.catalog.asleep):
+    is_known = serving.catalog.is_resident(entry.id) or entry == serving.catalog.asleep
+    if entry.size_bytes is None and not is_known:
         return None
     try:
         return await serving.catalog.details(entry.id)
@@ -218,9 +223,7 @@ def _adapter_tag(card: ModelCard, base: dict[str, Any]) -> dict[str, Any]:
 
 
 def _card_of(serving: Serving, entry: CatalogEntry) -> ModelCard | None:
-    now = serving.catalog.current() or serving.catalog.asleep
-    cards = serving.models()
-    return cards[0] if now is not None and now.id == entry.id and cards else None
+    return next((card for card in serving.models() if card.name == entry.id), None)
 
 
 def _detail_keys(entry: CatalogEntry, details: ModelDetails | None) -> dict[str, Any]:

@@ -55,14 +55,21 @@ def _of_entry(serving: Serving, id: str) -> Found:
 
 
 async def model_of(serving: Serving, context: RequestContext, settings: OllamaSettings, name: str | None) -> ModelCard:
-    """Return the card of the named model, which is loaded where it is not the current one; or of the current one.
+    """Return the card of the named model, which answers the request, and is loaded where it is not in memory; or of the
+    current one.
 
     Raises ModelNotFound, Forbidden, LoadFailed, Overloaded.
     """
+    catalog = serving.catalog
     if name is None:
+        if not context.explains:
+            await context.unless_gone(catalog.use(None))
         return serving.model(None)
     found = find(serving, name)
     if found.served is not None:
+        id = catalog.named(found.served)
+        if id is not None and not context.explains:
+            await context.unless_gone(catalog.use(id))
         return serving.model(found.served)
     assert found.offered is not None
     if context.explains:
@@ -71,12 +78,12 @@ async def model_of(serving: Serving, context: RequestContext, settings: OllamaSe
         raise _unknown(name)
     if settings.ollama_load == ADMIN and ADMIN not in context.scopes:
         raise Forbidden(f"model '{name[:256]}' is not loaded, and this API key may not change the model")
-    await context.unless_gone(serving.catalog.load(found.offered, wait=True))
+    await context.unless_gone(catalog.use(found.offered))
     return serving.model(None)
 
 
 def keep(serving: Serving, context: RequestContext, settings: OllamaSettings, keep_alive: Any) -> bool:
-    """Set how long the current model stays in memory when it is idle. Return whether a request's own duration has an
+    """Set how long the request's model stays in memory when it is idle. Return whether a request's own duration has an
     effect."""
     if context.explains:
         return True
@@ -99,12 +106,24 @@ def keep_as_asked(serving: Serving, context: RequestContext, settings: OllamaSet
     context.report(reading)
 
 
-def unload(serving: Serving, context: RequestContext) -> None:
-    """Let the current model fall asleep as soon as it is idle. Raises Forbidden."""
+async def unload(serving: Serving, context: RequestContext, name: str | None) -> None:
+    """Let a model that is in memory, by default the current one, be unloaded as soon as it is idle. Raises
+    Forbidden."""
     if ADMIN not in context.scopes:
         raise Forbidden("this API key may not unload the model")
-    if not context.explains:
-        serving.catalog.keep(0.0)
+    if context.explains:
+        return
+    if name is not None:
+        id = serving.catalog.named(name)
+        if id is None or not serving.catalog.is_resident(id):
+            return
+        await serving.catalog.use(id)
+    serving.catalog.keep(0.0)
+
+
+def served_card(serving: Serving, name: str) -> ModelCard:
+    """Return the card of a model in memory, whichever answers the running request. Raises ModelNotFound."""
+    return next((card for card in serving.models() if card.name == name), None) or serving.model(name)
 
 
 def _unknown(name: str) -> ModelNotFound:

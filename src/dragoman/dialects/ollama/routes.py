@@ -103,7 +103,7 @@ class Answering:
             reason = "unload"
             found = None if name is None else residence.find(serving, name)
             if found is None or found.served is not None:
-                residence.unload(serving, context)
+                await residence.unload(serving, context, None if found is None else found.served)
         else:
             reason = "load"
             card = await self._model(serving, context, name)

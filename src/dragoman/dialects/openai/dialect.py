@@ -30,6 +30,7 @@ def make(settings: OpenAISettings) -> Dialect:
             *responses.operations(),
             *conversations.operations(),
         ),
+        model_choice="body",
         render_error=render_error,
         keep_alive=b": keep-alive\n\n",
         stream_error=lambda error: b"".join(fault(error)),

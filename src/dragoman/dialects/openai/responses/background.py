@@ -272,7 +272,7 @@ class BackgroundRuns:
                 journal.read(earlier)
             current_journal.set(journal)
             try:
-                async with serving.lease():
+                async with serving.lease(_model_of(serving, record.request)):
                     if serving.model(record.request.model).fingerprint != record.version:
                         raise GenerationFailed(OTHER_MODEL)
                     async with aclosing(serving.stream(record.request)) as events:
@@ -306,3 +306,8 @@ class BackgroundRuns:
         run.stored = stored
         run.add(events)
         run.end()
+
+
+def _model_of(serving: Serving, request: GenerationRequest) -> str | None:
+    """Return the id of the model that a request names; None: it names none, or none that is known."""
+    return None if request.model is None else serving.catalog.named(request.model)
