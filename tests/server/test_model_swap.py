@@ -20,6 +20,7 @@ from dragoman.dialects.locallab import dialect as locallab
 from dragoman.engine.messages import LoadModel
 from dragoman.server.key_file import hashed
 from dragoman.server.keys import Keyring
+from dragoman.serving.memory_budget import MemoryBudget
 from dragoman.serving.settings import CatalogSettings
 
 STREAMS = 16
@@ -80,7 +81,7 @@ def streamed(server: RunningServer, number: int, begun: Callable[[], None]) -> t
 def test_a_swap_under_sixteen_streams_loses_none(
     server: RunningServer, beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dragoman.serving.loaded_model.ModelLoader._fits_beside", lambda *_: beside)
+    monkeypatch.setattr(MemoryBudget, "short_bytes", lambda self, wanted, others: 0 if beside else len(list(others)))
     expected = [answered(server, seed=number)["choices"][0]["text"] for number in range(STREAMS)]
     running: set[int] = set()
     with ThreadPoolExecutor(STREAMS + 4) as pool:
@@ -91,12 +92,9 @@ def test_a_swap_under_sixteen_streams_loses_none(
         while len(running) < STREAMS and not any(stream.done() and stream.exception() for stream in streams):
             time.sleep(0.001)
         swap = pool.submit(post, server, "/models/load", {"model_id": "second"})
-        while httpx.get(server.url + "/startup-status").json() | {"uptime": 0} == {
-            "server_ready": True,
-            "model_loading": False,
-            "current_model": "first",
-            "uptime": 0,
-        }:
+        while (status := httpx.get(server.url + "/startup-status").json())["current_model"] == "first":
+            if beside and status["model_loading"]:
+                break
             time.sleep(0.001)
         late = [pool.submit(answered, server, max_tokens=4) for _ in range(3)]
         assert swap.result().json()["status"] == "success"
@@ -140,6 +138,9 @@ def test_models_come_and_go(server: RunningServer) -> None:
     assert post(server, "/chat", {"messages": [{"role": "user", "content": "x"}]}).json()["detail"] == NO_MODEL
     assert post(server, "/generate/batch", {"prompts": ["x"]}).json()["detail"] == NO_MODEL
     assert post(server, "/v1/completions", BODY).status_code == 503
+    assert [each["id"] for each in httpx.get(server.url + "/v1/models").json()["data"]] == ["first"], "memory has it"
+    assert answered(server, model="first", max_tokens=2)["model"] == "first"
+    assert post(server, "/resident-models/unload", {"model": "first"}).json()["models"] == []
     assert httpx.get(server.url + "/v1/models").json()["data"] == []
     assert post(server, "/models/unload").json()["message"] == "No model is currently loaded"
     asked = post(server, "/generate", {"prompt": "x", "model_id": "first", "max_tokens": 2})

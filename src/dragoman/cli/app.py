@@ -21,6 +21,7 @@ from dragoman.cli import (
     machine_info,
     model_search,
     models,
+    resident_models,
     served,
     suggest,
 )
@@ -340,6 +341,10 @@ _models.command(models.download)
 _models.command(models.info)
 _models.command(models.remove, spellings={"yes": ("--force",)})
 _models.command(models.clean)
+_models.command(resident_models.ps)
+_models.command(resident_models.load)
+_models.command(resident_models.unload)
+_models.command(resident_models.pin)
 _models.command(model_search.discover)
 _models.command(suggest.suggest)
 

@@ -56,8 +56,14 @@ def stop(choice: StopSettings, asked: StatusSettings) -> None:
         return
     if choice.model is not None and choice.model not in names:
         raise NotFound(f"{choice.model} is not loaded at {address}; loaded: {', '.join(names)}")
-    ask_json(address, "/models/unload", {}, timeout_s=300)
-    console.notes().print(f"Unloaded {names[0]}", markup=False)
+    name = choice.model or _current(address) or names[0]
+    ask_json(address, "/resident-models/unload", {"model": name}, timeout_s=300)
+    console.notes().print(f"Unloaded {name}", markup=False)
+
+
+def _current(address: Address) -> str | None:
+    current = ask_json(address, "/models/available").get("current_model")
+    return current if isinstance(current, str) else None
 
 
 def _loaded(address: Address) -> list[dict[str, Any]]:

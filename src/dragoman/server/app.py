@@ -34,6 +34,7 @@ from dragoman.server.metrics import Metrics
 from dragoman.server.middleware import AccessLogMiddleware
 from dragoman.server.openapi import with_documents
 from dragoman.server.playground import PLAYGROUND, with_playground
+from dragoman.server.resident_models import OPERATIONS as RESIDENT_MODELS
 from dragoman.server.routing import endpoints_by_path, routes_of
 from dragoman.server.running import RunningRequests
 from dragoman.server.scope_reader import Ready
@@ -111,7 +112,7 @@ def create_app(
     explainer, running, bandwidth = Explainer(settings), RunningRequests(), MemoryBandwidth()
     metrics.observers.add(running)
     metrics.watch(bandwidth.gauges, dict)
-    more = (explainer.operation, *running.operations, bandwidth.operation)
+    more = (explainer.operation, *running.operations, bandwidth.operation, *RESIDENT_MODELS)
     operations = (*probes(failure), scrape(metrics), WELCOME, *more, *PLAYGROUND)
     own = Dialect(name="server", title="Server", operations=operations, render_error=chosen.render_error)
     bare, prefixed = with_documents(
