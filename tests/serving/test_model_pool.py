@@ -71,7 +71,9 @@ class Opened:
 
     @property
     def budget(self) -> MemoryBudget:
-        return MemoryBudget(SERVER_BYTES + ((1000 if self.beside else 150) << 20), available=lambda: 1 << 50)
+        return MemoryBudget(
+            SERVER_BYTES + ((1000 if self.beside else 150) << 20), available=lambda: 1 << 50, measure=lambda _: 0
+        )
 
     async def memory_of(self, source: ModelSource) -> ModelMemory:
         size = self.sizes.get(source.name, 100) << 20

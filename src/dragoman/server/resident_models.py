@@ -33,8 +33,8 @@ FAULTS = (ModelNotFound("model not found: x"), Forbidden("This server always ser
 class ResidentModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model in memory, or on its way into it; see ``core.catalog.ModelResidence``.
 
-    ``pid``: of its engine's process. ``measured_bytes``: what that takes now, shared pages counted by their share; None where the system
-    does not say.
+    ``pid``: of its engine's process. ``measured_bytes``: what that takes now, shared pages counted by their share; None
+    where the system does not say.
     """
 
     id: str

@@ -25,8 +25,16 @@ class MemoryBudget:
         is_given: the operator has set it; it is not what the machine had left.
     """
 
-    def __init__(self, memory_bytes: int | None = None, *, available: Callable[[], int] = available_memory) -> None:
-        """``memory_bytes`` None: what the machine, or this process's cgroup, allows now, less a margin."""
+    def __init__(
+        self,
+        memory_bytes: int | None = None,
+        *,
+        available: Callable[[], int] = available_memory,
+        measure: Callable[[Iterable[int]], int] | None = None,
+    ) -> None:
+        """``memory_bytes`` None: what the machine, or this process's cgroup, allows now, less a margin. ``measure``:
+        see ``processes_bytes``, which it is by default."""
+        self._measure = measure or processes_bytes
         self.is_given = memory_bytes is not None
         self._available = available
         if memory_bytes is None:
@@ -40,7 +48,7 @@ class MemoryBudget:
 
         Takes some milliseconds. It counts as ``SERVER_BYTES`` at least: it grows with its callers.
         """
-        self._server_bytes = max(SERVER_BYTES, processes_bytes(engines))
+        self._server_bytes = max(SERVER_BYTES, self._measure(engines))
 
     @property
     def models_bytes(self) -> int:

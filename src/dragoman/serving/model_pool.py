@@ -283,9 +283,9 @@ class ModelPool(Generic[ModelT]):
             resident = self._models.residents.get(current.source.name) if current is not None else None
         else:
             resident = self._models.residents.get(self._source_of(name).name)
-        if name is None or resident is current:
+        if name is None or (current is not None and resident is current):
             self._models.current = None
-        if resident is None:
+        if not resident:
             return None
         log.info("the model %s is unloaded", resident.source.name)
         own = _request_lease.get(None)

@@ -12,7 +12,7 @@ from dragoman.serving.pool_loader import ModelMemory, ModelT
 
 HOLD_LOADS = 4.0
 """A model stays for at least so many times as long as its load took, so that loads take a fifth of the time at most."""
-LONGEST_HOLD_S = 120.0
+LONGEST_HOLD_S = 60.0
 
 
 class Resident(Generic[ModelT]):
