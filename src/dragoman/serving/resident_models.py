@@ -217,7 +217,9 @@ class ResidentModels(Generic[ModelT]):
             staying = tuple(self.residents.values())
             pinned = [each.memory for each in staying if each.is_pinned]
             self._budget.require_possible(load.source.name, wanted, pinned)
-            if not (short := self._budget.short_bytes(wanted, [each.memory for each in (*staying, *self.leaving)])):
+            short = self._budget.short_bytes(wanted, [each.memory for each in (*staying, *self.leaving)])
+            is_leaving = any(each.source.name == load.source.name for each in self.leaving)
+            if not short and not is_leaving:
                 return True
             until_s = loop.time() + 1.0  # the machine may have memory again, and clients leave
             going = sum(each.memory.serving_bytes for each in self.leaving)
