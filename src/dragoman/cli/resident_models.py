@@ -21,12 +21,12 @@ class ResidentChoice(msgspec.Struct, frozen=True, kw_only=True):
     """The model.
 
     Attributes:
-        model: name of a model that the server offers.
+        resident: name of a model that the server offers.
     """
 
     PANEL = "Model"
 
-    model: Annotated[str, Meta(extra=_NAME)]
+    resident: Annotated[str, Meta(extra=_NAME)]
 
 
 class PinChoice(ResidentChoice, frozen=True, kw_only=True):
@@ -46,17 +46,17 @@ def ps(asked: StatusSettings) -> None:
 
 def load(choice: ResidentChoice, asked: StatusSettings) -> None:
     """Load a model into a running server and make it the current one. Idle models make room for it."""
-    _print(ask_json(asked.address, "/resident-models/load", {"model": choice.model}, timeout_s=LONGEST_S))
+    _print(ask_json(asked.address, "/resident-models/load", {"model": choice.resident}, timeout_s=LONGEST_S))
 
 
 def unload(choice: ResidentChoice, asked: StatusSettings) -> None:
     """Free a model of a running server, once its running answers are finished."""
-    _print(ask_json(asked.address, "/resident-models/unload", {"model": choice.model}, timeout_s=LONGEST_S))
+    _print(ask_json(asked.address, "/resident-models/unload", {"model": choice.resident}, timeout_s=LONGEST_S))
 
 
 def pin(choice: PinChoice, asked: StatusSettings) -> None:
     """Keep a model of a running server in memory from when it is loaded, or with --off end that."""
-    body = {"model": choice.model, "pinned": not choice.off}
+    body = {"model": choice.resident, "pinned": not choice.off}
     _print(ask_json(asked.address, "/resident-models/pin", body))
 
 

@@ -288,11 +288,12 @@ class ModelPool(Generic[ModelT]):
         if not resident:
             return None
         log.info("the model %s is unloaded", resident.source.name)
+        source, retiring = resident.source, self._models.retire(resident)
         own = _request_lease.get(None)
         if own is not None and own.resident is resident:
             own.release()
-        await asyncio.shield(self._models.retire(resident))
-        return self._models.entry(resident.source)
+        await asyncio.shield(retiring)
+        return self._models.entry(source)
 
     async def close(self) -> None:
         """End all models and loads."""
