@@ -24,7 +24,7 @@ PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     [
         ("se", ["serve"]),
         ("mod", ["models"]),
-        ("models p", ["pull"]),
+        ("models p", ["pull", "ps", "pin"]),
         ("cluster ", ["serve"]),
         ("nothing ", []),
         ("--v", ["--version"]),
