@@ -249,9 +249,6 @@ class ModelPool(Generic[ModelT]):
     def download(self, name: str) -> AsyncGenerator[FileProgress, None]:
         return self._loader.download(self._registry.find_on_hub(name), self._registry.look_again)
 
-    def download(self, name: str) -> AsyncGenerator[FileProgress, None]:
-        return self._loader.download(self._registry.find_on_hub(name), self._registry.look_again)
-
     async def load(self, name: str, *, wait: bool = False) -> CatalogEntry:
         source = self._source_of(name)
         if not wait:
