@@ -35,6 +35,9 @@ class NamingCatalog:
         found = self._catalog.find("stub" if name == MODEL else name)
         return found and msgspec.structs.replace(found, id=name)
 
+    async def use(self, name: str | None) -> None:
+        await self._catalog.use("stub" if name == MODEL else name)
+
 
 class RecordingServing:
     """Serves a model, the same under the name ``MODEL``, and an adapter of it. ``asked``: the requests, and what was to

@@ -124,6 +124,7 @@ CASES = {
         "skip_special_tokens": Case(False, {"ending.skip_special_tokens": False}),
         "priority": Case(-3, {"priority": -3}),
         "cache_salt": Case("salt", {"cache_salt": "salt"}),
+        "prediction.content": Case("a b", {"prediction": "a b"}, {"prediction": {"type": "content", "content": "x"}}),
         "typical_p": Case(0.5, {"sampling.typical_p": 0.5}),
         "xtc_probability": Case(0.5, {"sampling.xtc_probability": 0.5}),
         "xtc_threshold": Case(0.25, {"sampling.xtc_threshold": 0.25}),

@@ -261,7 +261,7 @@ async def test_who_asks_is_told_how_far_a_model_is_loaded(
     quiet: LocalServer, name: str, fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @asynccontextmanager
-    async def lease() -> AsyncIterator[None]:
+    async def lease(model: str | None = None) -> AsyncIterator[None]:
         report = current_progress.get()
         if report is not None:
             for share in (0.25, 0.75):
@@ -290,7 +290,7 @@ async def test_a_wrong_request_behind_a_load_is_told_in_the_stream(
     quiet: LocalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @asynccontextmanager
-    async def lease() -> AsyncIterator[None]:
+    async def lease(model: str | None = None) -> AsyncIterator[None]:
         report = current_progress.get()
         assert report is not None
         report.loading("reading weights", 0.5)

@@ -219,6 +219,7 @@ def test_work_for_clients_goes_through_the_pools() -> None:
     allowed = {
         "serving/resume_store.py",  # SQLite: one thread of the store's own, and a look at a file when the server starts
         "serving/response_store.py",  # the same
+        "serving/resident_models.py",  # looks at the memory of processes, once before a load
         "serving/batch_store.py",  # the same, and two threads for the contents of files
         "server/accounts.py",  # opens and closes the ledger
         "serving/runtime.py",  # makes the loop's own threads
