@@ -67,12 +67,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A drawn example may take as long as it needs: on a busy machine each one is slow for once."""
+    """A drawn example may take as long as it needs: on a busy machine each one is slow for once.
+
+    The short profile draws the same examples in every run, so a change is judged by what it changes; the thorough
+    one draws new ones.
+    """
     config.addinivalue_line("markers", "thorough: only with DRAGOMAN_THOROUGH, as a case of something that others show")
     if not config.getoption("--fast"):
         from hypothesis import settings
 
-        settings.register_profile("short", deadline=None, max_examples=40)
+        settings.register_profile("short", deadline=None, max_examples=40, derandomize=True, database=None)
         settings.register_profile("thorough", deadline=None)
         settings.load_profile("thorough" if THOROUGH else "short")
 
