@@ -128,8 +128,8 @@ tidy: $(TIDY) ## Look for mistakes in csrc/ with clang-tidy: some minutes.
 		-DPython_EXECUTABLE=$(abspath $(BIN))/python
 	$(BIN)/python $(BIN)/run-clang-tidy.py -quiet -clang-tidy-binary $(BIN)/clang-tidy -p build/tidy '/csrc/.*'
 
-bench: $(BUILT) ## Measure speed beside what the machine allows: up to half an hour; ARGS=--short takes minutes.
-	$(BIN)/python -m benchmarks.bench $(if $(MODEL),--model $(MODEL)) $(ARGS)
+bench: $(BUILT) ## Measure speed beside what the machine allows, and draw it in docs/img/: up to half an hour; ARGS=--short takes minutes.
+	$(BIN)/python -m benchmarks.bench $(if $(MODEL),--model $(MODEL)) --charts docs/img $(ARGS)
 
 docs: $(BUILT) ## Write the pages that come from the sources: docs/configuration.md, fields.md and models.md.
 	$(BIN)/python -m dragoman.cli.docgen_options > docs/configuration.md

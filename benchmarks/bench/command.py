@@ -14,6 +14,7 @@ import msgspec
 
 from benchmarks.bench import machine
 from benchmarks.bench.beside import beside
+from benchmarks.bench.chart import draw
 from benchmarks.bench.report import Sample, json_lines, table
 from benchmarks.bench.rounds import START_ROW, Case, Rounds, line
 from benchmarks.bench.servers import Ours, other
@@ -84,6 +85,8 @@ def run(options: argparse.Namespace) -> int:
     print(table(samples))
     if others:
         print(f"\n{beside(samples)}")
+    for file in draw(samples, options.charts) if options.charts else ():
+        print(f"\nDrawn: {file}")
     if rounds.left_out:
         print(f"\nTime was too short for {rounds.left_out} rows; --minutes gives more.")
     return int(rounds.left_out > 0 or any(sample.failure for sample in samples))
@@ -161,6 +164,7 @@ def arguments() -> argparse.ArgumentParser:
     )
     add("--prefixed", type=int, metavar="N", help="requests of the row `prefix`, fewer for a server that is slow at it")
     add("--json", type=Path, metavar="FILE", help="append each result as a line of JSON")
+    add("--charts", type=Path, metavar="FOLDER", help="draw each model's table there, as bench-MODEL.svg")
     add("--threads", type=int, help="of the engine, and of the measurement of the machine")
     add("--folder", type=Path, default=default_folder(), help="where models are made and kept (default: %(default)s)")
     add("--clean", action="store_true", help="remove that folder, and do nothing else")
