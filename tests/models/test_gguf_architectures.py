@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -13,20 +11,24 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType as Type
-from gguf_files import Weights, interleave_halves, write_gguf
-from small_models import VARIANTS, make_folder, prompt, run_rows
-from transformers_reference import assert_close, load_reference, reference_logits, transformers
+from gguf_cases import (
+    Case,
+    Config,
+    Describe,
+    check_logits,
+    describe_yarn,
+    interleave,
+    rename_choice,
+    stack_experts,
+)
+from gguf_files import Weights
+from small_models import VARIANTS
 
-from dragoman.models import load
 from dragoman.models.gguf.architectures import ARCHITECTURES
 from dragoman.models.gguf.mamba_hybrids import MAMBA_HYBRIDS
+from dragoman.models.gguf.mixtures import MIXTURES
 from dragoman.models.gguf.qwen_hybrids import QWEN_HYBRIDS
 from dragoman.models.gguf.recurrent import RECURRENT
-from dragoman.models.settings import ModelSettings
-
-Config = dict[str, Any]
-Describe = Callable[[gguf.GGUFWriter, Any], None]
 
 
 @pytest.fixture(autouse=True)
@@ -34,23 +36,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAGOMAN_CACHE", str(tmp_path / "cache"))
 
 
-def say_nothing(writer: gguf.GGUFWriter, config: Any) -> None:
-    """No keys but those that all architectures have."""
-
-
-def as_stored(name: str, value: np.ndarray, config: Config) -> np.ndarray:
-    return value
-
-
 def add_one(name: str, value: np.ndarray, config: Config) -> np.ndarray:
     return value + 1 if name.endswith("norm.weight") else value
-
-
-def interleave(name: str, value: np.ndarray, config: Config) -> np.ndarray:
-    for part, key in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
-        if part in name:
-            return interleave_halves(value, config[key])
-    return value
 
 
 def heads_apart(name: str, value: np.ndarray, config: Config) -> np.ndarray:
@@ -69,23 +56,6 @@ def groups_apart(name: str, value: np.ndarray, config: Config) -> np.ndarray:
     parts = value.reshape(groups, heads // groups + 2, -1, value.shape[1])
     return np.concatenate([parts[:, :-2].reshape(-1, value.shape[1]), parts[:, -2].reshape(-1, value.shape[1]),
                            parts[:, -1].reshape(-1, value.shape[1])])  # fmt: skip
-
-
-def stack_experts(weights: Weights) -> Weights:
-    """Matrices of single experts, or gates and ups in one, as three stacks for each layer."""
-    found: dict[str, dict[int, np.ndarray]] = {}
-    rest = {}
-    for name, value in weights.items():
-        single = re.fullmatch(r"(.+experts)\.(\d+)\.(w1|w2|w3|gate_proj|up_proj|down_proj)\.weight", name)
-        if single is None:
-            rest[name] = value
-        else:
-            found.setdefault(f"{single[1]}.{single[3]}.weight", {})[int(single[2])] = value
-    stacks = {name: np.stack([part[i] for i in range(len(part))]) for name, part in found.items()}
-    # The converter renames Mixtral's.
-    return rest | {
-        re.sub(r"model\.(layers\.\d+)\.block_sparse_moe", r"\1.feed_forward", n): v for n, v in stacks.items()
-    }
 
 
 def split_granite(weights: Weights) -> Weights:
@@ -319,9 +289,7 @@ def describe_scored(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     rope = config.rope_parameters
     if rope["rope_type"] == "yarn":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(rope["factor"])
-        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        describe_yarn(writer, rope)
         writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
 
 
@@ -338,25 +306,16 @@ def divide_latents(weights: Weights) -> Weights:
     return found
 
 
-def rename_choice(weights: Weights) -> Weights:
-    stacked = stack_experts(weights)
-    return {name.replace("e_score_correction_bias", "e_score_correction.bias"): v for name, v in stacked.items()}
+def describe_ministral3(writer: gguf.GGUFWriter, config: Any) -> None:
+    rope = config.rope_parameters
+    describe_yarn(writer, rope)
+    writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+    writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
 
 
 def describe_mpt(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_clamp_kqv(config.attn_config.clip_qkv)
     writer.add_max_alibi_bias(config.attn_config.alibi_bias_max)
-
-
-@dataclass(frozen=True)
-class Case:
-    """How llama.cpp's converter writes one architecture."""
-
-    arch: str
-    config: Config
-    describe: Describe = say_nothing
-    change: Callable[[str, np.ndarray, Config], np.ndarray] = as_stored
-    gather: Callable[[Weights], Weights] = lambda weights: weights
 
 
 _SCALAR = {"query_pre_attn_scalar": 24}  # a head's size: the files do not say another
@@ -396,6 +355,8 @@ CASES = {
     "hunyuan-dense": Case("hunyuan-dense", VARIANTS["hunyuan"] | {"rope_scaling": None}, describe_hunyuan),
     "exaone4": Case("exaone4", VARIANTS["exaone4"], describe_exaone4),
     "starcoder": Case("starcoder", VARIANTS["gpt-bigcode"]),
+    "mistral3": Case("mistral3", VARIANTS["ministral3"], describe_ministral3, interleave),
+    "mistral3-plain": Case("mistral3", VARIANTS["mistral"], change=interleave),
     "mpt": Case("mpt", VARIANTS["mpt"], describe_mpt),
     "deepseek2": Case("deepseek2", VARIANTS["deepseek-v2"], describe_deepseek2, gather=divide_latents),
     "deepseek2-v3": Case("deepseek2", _DEEPSEEK_V3, describe_deepseek2, gather=divide_latents),
@@ -407,54 +368,13 @@ CASES = {
 }
 
 
-def describe_all(case: Case, config: Any) -> Callable[[gguf.GGUFWriter, Config], None]:
-    """The keys that the converter writes of every config, and the architecture's own."""
-
-    def first(*names: str) -> Any:
-        return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
-
-    def describe(writer: gguf.GGUFWriter, _: Config) -> None:
-        writer.add_context_length(first("max_position_embeddings", "seq_length") or 2048)
-        writer.add_embedding_length(config.hidden_size)
-        writer.add_block_count(config.num_hidden_layers)
-        writer.add_feed_forward_length(first("intermediate_size", "ffn_hidden_size") or 4 * config.hidden_size)
-        writer.add_head_count(config.num_attention_heads)
-        if case.config.get("new_decoder_architecture"):
-            writer.add_head_count_kv(config.num_kv_heads)
-        elif case.arch not in ("falcon", "deepseek2") and (kv_heads := first("num_key_value_heads")):
-            writer.add_head_count_kv(kv_heads)
-        if eps := first("rms_norm_eps"):
-            writer.add_layer_norm_rms_eps(eps)
-        if eps := first("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"):
-            writer.add_layer_norm_eps(eps)
-        if case.config.get("head_dim"):
-            writer.add_key_length(config.head_dim)
-            writer.add_value_length(config.head_dim)
-        rope = first("rope_parameters") or {}
-        rope = rope.get("full_attention", rope)
-        if "rope_theta" in rope:
-            writer.add_rope_freq_base(rope["rope_theta"])
-        case.describe(writer, config)
-
-    return describe
-
-
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_logits_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
-    folder = make_folder(tmp_path, case.config)
-    config = transformers.AutoConfig.from_pretrained(folder)
-    config.allow_global_per_layer_attribute_access = True  # Gemma 4's sizes of layers without one of their own
-    file = write_gguf(
-        tmp_path / "model.gguf", folder, case.arch, lambda name: Type.F32, describe_all(case, config), case.change,
-        gather=case.gather,
-    )  # fmt: skip
-    model = load(file, ModelSettings(max_context=64))
-    tokens = prompt(131)
-    assert_close(run_rows(model, tokens), reference_logits(load_reference(folder), tokens), 5e-5)
+    check_logits(case, tmp_path)
 
 
 def test_every_architecture_has_a_case() -> None:
     elsewhere = {"llama", "qwen2", "qwen3", "gpt2"}  # test_gguf_models.py
     elsewhere |= {"gemma-embedding", "bert", "nomic-bert", "modern-bert"}  # test_gguf_encoders.py
-    hybrids = QWEN_HYBRIDS.keys() | MAMBA_HYBRIDS.keys() | {"kimi-linear"}
+    hybrids = QWEN_HYBRIDS.keys() | MAMBA_HYBRIDS.keys() | MIXTURES.keys() | {"kimi-linear"}
     assert {case.arch for case in CASES.values()} | elsewhere | RECURRENT.keys() | hybrids == set(ARCHITECTURES)

@@ -77,7 +77,7 @@ class Checkpoint:
         if self._is_transposed(parameter):
             parts = [part.T for part in parts]
         value: NDArray[Any] = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        if (order := self._family.row_order(self.spec, parameter)) is not None:
+        if (order := self._row_order(parameter)) is not None:
             value = value[order]
         if parameter.matrix:
             return value.reshape(parameter.shape)
@@ -100,7 +100,7 @@ class Checkpoint:
         assert stacked is not None
         if parameter.stored:
             return stacked.reshaped(parameter.shape)
-        order = self._family.row_order(self.spec, parameter)
+        order = self._row_order(parameter)
         return stacked if order is None else stacked.rows(order)
 
     def _is_transposed(self, parameter: Parameter) -> bool:
@@ -130,12 +130,19 @@ class Checkpoint:
     def _modules(self, parameter: Parameter) -> tuple[str, ...]:
         """Return the tensor names of a parameter's parts."""
         names = self._family.names.get(f"{parameter.module}.{parameter.kind}") or self._family.names[parameter.module]
-        others = self._family.other_names.get(parameter.module)
-        if others is not None and self._stored_name(others[0], parameter) in self._tensors:
-            names = others
+        if self._has_other_names(parameter):
+            names = self._family.other_names[parameter.module]
         if len(names) == 1 and "{part}" in names[0]:
             return tuple(names[0].replace("{part}", str(part)) for part in range(len(parameter.parts)))
         return names
+
+    def _has_other_names(self, parameter: Parameter) -> bool:
+        others = self._family.other_names.get(parameter.module)
+        return others is not None and self._stored_name(others[0], parameter) in self._tensors
+
+    def _row_order(self, parameter: Parameter) -> NDArray[np.intp] | None:
+        """Return the stored row of each row; parts under other names are in order."""
+        return None if self._has_other_names(parameter) else self._family.row_order(self.spec, parameter)
 
     def _stored_name(self, module: str, parameter: Parameter) -> str:
         if self._drop_base:

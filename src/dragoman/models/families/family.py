@@ -50,7 +50,8 @@ class Family:
             name with ``{part}`` is repeated for each of the parameter's parts. That of an expert's matrix has
             ``{expert}`` in it, or is the name of a stack ``[experts, outputs, inputs]``.
             ``head.bias`` …: the name of one parameter that does not follow its module's name.
-        other_names: of modules that some checkpoints store under other names, and in other parts.
+        other_names: of modules that some checkpoints store under other names, and in other parts, whose rows are then
+            in order.
         model_type: the family's name in a config without ``architectures``.
         base: prefix of all names but the head's. Checkpoints saved without the head leave it out.
         transposed: modules whose matrices are stored ``[inputs, outputs]``.

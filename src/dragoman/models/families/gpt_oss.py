@@ -24,6 +24,13 @@ _NAMES: dict[str, tuple[str, ...]] = LLAMA_NAMES | {
     "expert_out": ("model.layers.{layer}.mlp.experts.down_proj",),
     "expert_out.bias": ("model.layers.{layer}.mlp.experts.down_proj_bias",),
 }
+_GATES_APART: dict[str, tuple[str, ...]] = {  # in GGUF files
+    "expert_in": (
+        "model.layers.{layer}.mlp.experts.{expert}.gate_proj",
+        "model.layers.{layer}.mlp.experts.{expert}.up_proj",
+    ),
+    "expert_out": ("model.layers.{layer}.mlp.experts.{expert}.down_proj",),
+}
 # Where a config has no rotation at all.
 _YARN = {
     "rope_type": "yarn",
@@ -85,6 +92,7 @@ FAMILIES: dict[str, Family] = {
         base="model.",
         transposed=frozenset({"expert_in", "expert_out"}),
         row_order=_gates_first,
+        other_names=_GATES_APART,
         title="gpt-oss",
         examples=("openai/gpt-oss-20b", "openai/gpt-oss-120b"),
         note="Experts in MXFP4 are read exactly: [quantized.md](quantized.md).",

@@ -27,6 +27,7 @@ Config = dict[str, Any]
 Tensors = Mapping[str, GgufTensor]
 RowOrder = Callable[[Config, str], NDArray[np.int64] | None]
 Adjust = Callable[[Config, GgufTensor], Iterable[GgufTensor]]
+ScoreScaling = Callable[[Metadata], Config]
 
 SIZES = {
     "context_length": "max_position_embeddings",
@@ -40,6 +41,7 @@ SIZES_WITHOUT_WIDTH = {theirs: ours for theirs, ours in SIZES.items() if theirs 
 
 _BLOCK = re.compile(r"blk\.(\d{1,5})\.(.+)")
 _DRAFTS = "nextn_predict_layers"
+_SCORES = "rope.scaling.yarn_log_multiplier"
 # Keys under the architecture's prefix without effect on the model's results.
 _INERT = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout", POOLING)
 
@@ -51,6 +53,25 @@ def family_order(config: Config, module: str) -> None:
 def as_stored(config: Config, tensor: GgufTensor) -> Iterable[GgufTensor]:
     """Return the tensor: its dimensions and numbers are the family's."""
     return (tensor,)
+
+
+def no_score_scaling(keys: Metadata) -> Config:
+    """Return nothing: the amplitude follows from the factor. Raises ModelError where the file has another."""
+    keys.refuse(_SCORES, 0.0)
+    return {}
+
+
+def whole_score_scaling(keys: Metadata) -> Config:
+    """Return Ministral's ``mscale_all_dim``, as files have it, and the ``mscale`` of rotated parts."""
+    if not keys.is_on(_SCORES):  # Devstral, whose amplitude is that of YaRN
+        return {}
+    return {"mscale": 1.0, "mscale_all_dim": keys.number(_SCORES)}
+
+
+def tenth_score_scaling(keys: Metadata) -> Config:
+    """Return DeepSeek's ``mscale``: files have a tenth of it, and that of rotated parts is the same."""
+    mscale = float(str(np.float32(10 * keys.number(_SCORES))))
+    return {"mscale": mscale, "mscale_all_dim": mscale}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +90,7 @@ class Architecture:
             family's tensors that it holds.
         norm_offset: added to norms by the converter, relative to the family's checkpoints.
         rotary: it has rotary positions, and keys that scale them.
-        log_multiplier: with YaRN, scores are scaled by a number of the file too (DeepSeek).
+        score_scaling: with YaRN, how scores are scaled, in the terms of the family's config.
         described: tensors that belong to the config, not to the checkpoint.
     """
 
@@ -82,7 +103,7 @@ class Architecture:
     adjust: Adjust = as_stored
     norm_offset: float = 0.0
     rotary: bool = True
-    log_multiplier: bool = False
+    score_scaling: ScoreScaling = no_score_scaling
     described: frozenset[str] = frozenset({"rope_freqs.weight"})
 
 
@@ -107,7 +128,7 @@ def read_config(architecture: Architecture, file: GgufFile, tensors: Tensors) ->
         config[architecture.sizes["block_count"]] -= drafts
     if architecture.rotary:
         config["rope_theta"] = keys.number("rope.freq_base", 10_000.0)
-        config["rope_scaling"] = _rope_scaling(keys, tensors, architecture.log_multiplier)
+        config["rope_scaling"] = _rope_scaling(keys, tensors, architecture.score_scaling)
     config |= architecture.extra(keys, tensors, config)
     for key in _INERT:
         keys.has(key)
@@ -158,11 +179,9 @@ def interleaved_rows(config: Config, module: str) -> NDArray[np.int64] | None:
     return rows.reshape(-1)
 
 
-def _rope_scaling(keys: Metadata, tensors: Tensors, log_multiplier: bool) -> Config | None:
+def _rope_scaling(keys: Metadata, tensors: Tensors, score_scaling: ScoreScaling) -> Config | None:
     """Return the rotary scaling that the keys, or a tensor of divisors, describe."""
     factors = divisors(tensors, "rope_freqs.weight")
-    if not log_multiplier:
-        keys.refuse("rope.scaling.yarn_log_multiplier", 0.0)
     kind = keys.text("rope.scaling.type", "none")
     factor = keys.number("rope.scaling.factor", 1.0)
     if kind == "none" and keys.has("rope.scale_linear"):  # older files have no type
@@ -176,7 +195,8 @@ def _rope_scaling(keys: Metadata, tensors: Tensors, log_multiplier: bool) -> Con
     if kind == "linear" and factor != 1.0:
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
-        return _yarn(keys, factor) | (_score_scaling(keys) if log_multiplier else {})
+        return _yarn(keys, factor) | score_scaling(keys)
+    keys.refuse(_SCORES, 0.0, 1.0)  # of no effect without YaRN
     if kind not in ("none", "linear", "longrope"):
         raise keys.file.fail("rope.scaling.type", f"{kind!r} is not supported; known: none, linear, yarn, longrope")
     return None
@@ -211,12 +231,6 @@ def _yarn(keys: Metadata, factor: float) -> Config:
         amplitude = 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
         scaling["attention_factor"] = amplitude * keys.number("rope.scaling.attn_factor")
     return scaling
-
-
-def _score_scaling(keys: Metadata) -> Config:
-    """Return DeepSeek's ``mscale``: files have a tenth of it, and that of rotated parts is the same."""
-    mscale = float(str(np.float32(10 * keys.number("rope.scaling.yarn_log_multiplier"))))
-    return {"mscale": mscale, "mscale_all_dim": mscale}
 
 
 def heads(keys: Metadata, config: Config) -> Config:
@@ -282,3 +296,9 @@ def scored_experts(keys: Metadata) -> Config:
         "n_group": keys.count("expert_group_count") or 1,
         "topk_group": keys.count("expert_group_used_count") or 1,
     }
+
+
+def temperature_length(keys: Metadata) -> int:
+    """Return the length in whose steps queries grow: that before the rotary scaling, unless the file has it."""
+    original = keys.size("rope.scaling.original_context_length", keys.size("context_length"))
+    return keys.size("attention.temperature_length", original)

@@ -22,13 +22,16 @@ from dragoman.models.gguf.architecture import (
     layer_types,
     partly_rotated,
     rms,
-    scored_experts,
+    temperature_length,
+    whole_score_scaling,
 )
 from dragoman.models.gguf.encoders import ENCODERS
 from dragoman.models.gguf.file import GgufFile
 from dragoman.models.gguf.kimi_linear import KIMI_LINEAR
+from dragoman.models.gguf.latent import LATENT
 from dragoman.models.gguf.mamba_hybrids import MAMBA_HYBRIDS
 from dragoman.models.gguf.metadata import Metadata
+from dragoman.models.gguf.mixtures import MIXTURES
 from dragoman.models.gguf.qwen_hybrids import QWEN_HYBRIDS
 from dragoman.models.gguf.recurrent import RECURRENT
 from dragoman.models.pooling import POOLED_LAYERS
@@ -347,30 +350,22 @@ def _mpt(keys: Metadata, tensors: Tensors, config: Config) -> Config:
     return layer_norm(keys, "layer_norm_epsilon") | {"attn_config": attention}
 
 
-def _deepseek2(keys: Metadata, tensors: Tensors, config: Config) -> Config:
-    keys.refuse("nextn_predict_layers", 0)
-    rank, rotated = keys.size("attention.kv_lora_rank"), keys.size("rope.dimension_count")
-    if "blk.0.attn_kv_b.weight" in tensors:
-        keys.refuse("attention.head_count_kv", config["num_attention_heads"])
-        key, value = keys.size("attention.key_length"), keys.size("attention.value_length")
-    else:
-        for name, one in (("head_count_kv", 1), ("key_length", rank + rotated), ("value_length", rank)):
-            keys.refuse(f"attention.{name}", one)
-        key, value = keys.size("attention.key_length_mla"), keys.size("attention.value_length_mla")
-    if key <= rotated:
-        raise keys.file.fail("rope.dimension_count", f"{rotated} leaves nothing of a key of {key}")
-    found = rms(keys) | scored_experts(keys) | {
-        "kv_lora_rank": rank,
-        "q_lora_rank": keys.size("attention.q_lora_rank") if keys.has("attention.q_lora_rank") else None,
-        "qk_rope_head_dim": rotated,
-        "qk_nope_head_dim": key - rotated,
-        "v_head_dim": value,
-        "first_k_dense_replace": keys.count("leading_dense_block_count"),
-    }  # fmt: skip
-    if keys.count("expert_gating_func") == 2:  # sigmoid
-        return found | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
-    keys.refuse("expert_gating_func", 1)  # softmax, as in files without it
-    return found | {"topk_method": "group_limited_greedy" if found["n_group"] > 1 else "greedy"}
+def _mistral3(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    keys.refuse("attention.sliding_window", 0)
+    keys.refuse("expert_count", 0)
+    keys.refuse("expert_used_count", 0)
+    found = heads(keys, config) | rms(keys)
+    if not keys.is_on("attention.temperature_scale"):
+        return found | {"sliding_window": None}
+    rope = config["rope_scaling"] or {"rope_type": "default"}
+    growth = {"llama_4_scaling_beta": keys.number("attention.temperature_scale")}
+    growth["original_max_position_embeddings"] = temperature_length(keys)
+    return found | {
+        "architectures": ["Ministral3ForCausalLM"],
+        "model_type": "ministral3",
+        "rope_scaling": None,
+        "rope_parameters": rope | growth,
+    }
 
 
 def _rows_by_head(config: Config, module: str) -> NDArray[np.int64] | None:
@@ -459,13 +454,20 @@ ARCHITECTURES: dict[str, Architecture] = {
     "starcoder": _architecture(
         "GPTBigCodeForCausalLM", "gpt_bigcode", names.GPT2, _starcoder, sizes=_GPT2_SIZES, rotary=False
     ),
-    "deepseek2": _architecture(
-        "DeepseekV2ForCausalLM", "deepseek_v2", names.DEEPSEEK2, _deepseek2, log_multiplier=True
+    "mistral3": _architecture(
+        "MistralForCausalLM",
+        "mistral",
+        names.LLAMA,
+        _mistral3,
+        row_order=interleaved_rows,
+        score_scaling=whole_score_scaling,
     ),
     "mpt": _architecture("MptForCausalLM", "mpt", names.MPT, _mpt, sizes=_MPT_SIZES, rotary=False),
     **RECURRENT,
     **ENCODERS,
     **QWEN_HYBRIDS,
     **MAMBA_HYBRIDS,
+    **MIXTURES,
+    **LATENT,
     "kimi-linear": KIMI_LINEAR,
 }

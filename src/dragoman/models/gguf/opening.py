@@ -110,11 +110,12 @@ def tensor_files(model: GgufModel) -> TensorFiles:
 
 
 def _split_stack(tensor: GgufTensor) -> Iterator[GgufTensor]:
-    """Yield the family's tensors for one of a file: itself, or each expert's matrix, or each head's vector."""
+    """Yield the family's tensors for one of a file: itself, or each expert's matrix or bias, or each head's vector."""
     for place, dimensions in (("{expert}", 3), ("{part}", 2)):
         if place in tensor.name:
-            if len(tensor.shape) != dimensions:
-                raise tensor.fail(f"has {len(tensor.shape)} dimensions, where {dimensions} are expected")
+            wanted = dimensions - (place == "{expert}" and tensor.name.endswith(".bias"))
+            if len(tensor.shape) != wanted:
+                raise tensor.fail(f"has {len(tensor.shape)} dimensions, where {wanted} are expected")
             for i in range(tensor.shape[0]):
                 yield replace(tensor.matrix(i), name=tensor.name.replace(place, str(i)))
             return

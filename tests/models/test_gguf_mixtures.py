@@ -1,0 +1,224 @@
+"""Newer mixtures of experts as llama.cpp's converter writes them, against transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+from gguf_cases import Case, Config, check_logits, describe_yarn, rename_choice, stack_experts, write_case
+from gguf_files import Weights
+from small_models import VARIANTS
+
+from dragoman import kernels
+from dragoman.core.errors import ModelError
+from dragoman.models import ModelSettings, load
+from dragoman.models.gguf import open_gguf, tensor_files
+from dragoman.models.gguf.mixtures import MIXTURES
+
+_SIGMOID = gguf.ExpertGatingFuncType.SIGMOID
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAGOMAN_CACHE", str(tmp_path / "cache"))
+
+
+def describe_gpt_oss(writer: gguf.GGUFWriter, config: Any) -> None:
+    describe_yarn(writer, config.rope_parameters)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_expert_feed_forward_length(config.intermediate_size)
+    writer.add_expert_count(config.num_local_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+
+
+def divide_gates(weights: Weights) -> Weights:
+    """Gates and ups, whose rows alternate, apart, in stacks of upright matrices."""
+    found = {}
+    for name, value in weights.items():
+        if name.endswith(".sinks"):
+            found[f"{name}.weight"] = value
+        elif "gate_up_proj" in name:
+            kind = "bias" if name.endswith("_bias") else "weight"
+            columns = value if kind == "bias" else value.swapaxes(1, 2)
+            module = name.partition("gate_up_proj")[0]
+            found[f"{module}gate_proj.{kind}"], found[f"{module}up_proj.{kind}"] = columns[:, ::2], columns[:, 1::2]
+        elif name.endswith("down_proj"):
+            found[f"{name}.weight"] = value.swapaxes(1, 2)
+        else:
+            found[name.replace("down_proj_bias", "down_proj.bias")] = value
+    return found
+
+
+def describe_scored(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_expert_count(config.n_routed_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_expert_gating_func(_SIGMOID)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_weights_norm(config.norm_topk_prob)
+    writer.add_expert_group_count(config.n_group)
+    writer.add_expert_group_used_count(config.topk_group)
+
+
+def describe_glm(writer: gguf.GGUFWriter, config: Any) -> None:
+    describe_scored(writer, config)
+    writer.add_rope_dimension_count(config.head_dim // 2)
+
+
+def describe_ernie(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_expert_count(config.moe_num_experts)
+    writer.add_expert_used_count(config.moe_k)
+    writer.add_interleave_moe_layer_step(1)
+    writer.add_leading_dense_block_count(1)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_shared_count(config.moe_num_shared_experts)
+    writer.add_expert_shared_feed_forward_length(config.intermediate_size // config.num_key_value_heads)
+
+
+def describe_hunyuan(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_expert_count(config.num_experts)
+    writer.add_expert_used_count(config.moe_topk)
+    writer.add_expert_feed_forward_length(config.intermediate_size)
+    writer.add_expert_shared_feed_forward_length(config.intermediate_size)
+    writer.add_expert_shared_count(1)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+    writer.add_rope_scaling_factor(1)
+    writer.add_rope_scaling_orig_ctx_len(256)
+
+
+def describe_minimax(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_expert_count(config.num_local_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.intermediate_size)
+    writer.add_rope_dimension_count(12)
+    writer.add_expert_gating_func(_SIGMOID)
+
+
+def squeeze(name: str, value: np.ndarray, config: Config) -> np.ndarray:
+    return value[0] if name.endswith("e_score_correction.bias") else value
+
+
+_DOTS = VARIANTS["dots1-groups"] | {"sliding_window": None}
+CASES = {
+    "gpt-oss": Case("gpt-oss", VARIANTS["gpt-oss"], describe_gpt_oss, gather=divide_gates),
+    "glm4moe": Case("glm4moe", VARIANTS["glm4-moe"], describe_glm, gather=rename_choice),
+    "dots1": Case("dots1", _DOTS, describe_scored, gather=rename_choice),
+    "ernie4_5-moe": Case("ernie4_5-moe", VARIANTS["ernie4.5-moe"], describe_ernie, squeeze, rename_choice),
+    "hunyuan-moe": Case("hunyuan-moe", VARIANTS["hunyuan-moe"], describe_hunyuan, gather=stack_experts),
+    "minimax-m2": Case("minimax-m2", VARIANTS["minimax-m2"], describe_minimax, gather=rename_choice),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_logits_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
+    check_logits(case, tmp_path)
+
+
+def test_every_architecture_has_a_case() -> None:
+    assert {case.arch for case in CASES.values()} == MIXTURES.keys()
+
+
+def test_experts_in_mxfp4_are_packed_without_a_rounding(tmp_path: Path) -> None:
+    """The numbers are those that the `gguf` package decodes."""
+
+    def kind(name: str) -> Type:
+        return Type.MXFP4 if re.search(r"experts\.\w+_proj\.weight", name) else Type.F32
+
+    config = VARIANTS["gpt-oss"] | {"intermediate_size": 32, "head_dim": 16}
+    _, file = write_case(dataclasses.replace(CASES["gpt-oss"], config=config), tmp_path, kind)
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+    numbers = {
+        part: gguf.dequantize(stored[f"blk.1.ffn_{part}_exps.weight"].data, Type.MXFP4)
+        for part in ("gate", "up", "down")
+    }
+    model = load(file, ModelSettings(max_context=64))
+    for expert in range(config["num_local_experts"]):
+        inward = model.weights[f"layers.1.expert_in.{expert}.weight"]
+        outward = model.weights[f"layers.1.expert_out.{expert}.weight"]
+        assert isinstance(inward, kernels.PackedMatrix)
+        assert isinstance(outward, kernels.PackedMatrix)
+        assert inward.precision == outward.precision == "mxfp4"
+        both = np.concatenate([numbers["gate"][expert], numbers["up"][expert]])
+        np.testing.assert_array_equal(inward.dequantize(), both)
+        np.testing.assert_array_equal(outward.dequantize(), numbers["down"][expert])
+
+
+WRONG: dict[str, tuple[str, Callable[[gguf.GGUFWriter], None], str]] = {
+    "experts of gpt-oss by sigmoid": (
+        "gpt-oss",
+        lambda writer: writer.add_expert_gating_func(_SIGMOID),
+        r"gpt-oss.expert_gating_func = 2 is not supported",
+    ),
+    "no experts at all": (
+        "gpt-oss",
+        lambda writer: writer.add_expert_count(0),
+        r"gpt-oss.expert_count must be a positive integer",
+    ),
+    "a window of many sizes": (
+        "gpt-oss",
+        lambda writer: writer.add_array("gpt-oss.attention.sliding_window", [20, 30, 20]),
+        r"sliding_window must be a positive integer",
+    ),
+    "more rotated than a head has": (
+        "glm4moe",
+        lambda writer: writer.add_rope_dimension_count(48),
+        r"rope.dimension_count 48 is more than the 24 dimensions of a head",
+    ),
+    "MiniMax with more rotated than a head has": (
+        "minimax-m2",
+        lambda writer: writer.add_rope_dimension_count(26),
+        r"rope.dimension_count 26 is more than the 24 dimensions of a head",
+    ),
+    "experts of dots.1 by softmax": (
+        "dots1",
+        lambda writer: writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX),
+        r"dots1.expert_gating_func = 1 is not supported",
+    ),
+    "Hunyuan's shared experts of another width": (
+        "hunyuan-moe",
+        lambda writer: writer.add_expert_shared_feed_forward_length(7),
+        r"expert_shared_feed_forward_length = 7 is not supported",
+    ),
+    "a step of no layers": (
+        "ernie4_5-moe",
+        lambda writer: writer.add_interleave_moe_layer_step(0),
+        r"interleave_moe_layer_step must be a positive integer",
+    ),
+    "a key of unknown effect": (
+        "minimax-m2",
+        lambda writer: writer.add_uint32("minimax-m2.lightning", 1),
+        r"minimax-m2.lightning is not known",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_told_by_its_key(name: str, tmp_path: Path) -> None:
+    arch, spoil, message = WRONG[name]
+    case = CASES[arch]
+
+    def describe(writer: gguf.GGUFWriter, config: Any) -> None:
+        case.describe(writer, config)
+        spoil(writer)
+
+    _, file = write_case(dataclasses.replace(case, describe=describe), tmp_path)
+    with pytest.raises(ModelError, match=message):
+        tensor_files(open_gguf([file]))
+
+
+def test_a_stack_of_too_few_dimensions_is_told_by_name(tmp_path: Path) -> None:
+    def flatten(name: str, value: np.ndarray, config: Config) -> np.ndarray:
+        return value.reshape(-1) if name.endswith("layers.1.mlp.experts.down_proj.bias") else value
+
+    _, file = write_case(dataclasses.replace(CASES["gpt-oss"], change=flatten), tmp_path)
+    with pytest.raises(ModelError, match=r"blk.1.ffn_down_exps.bias: has 1 dimensions, where 2 are expected"):
+        tensor_files(open_gguf([file]))
