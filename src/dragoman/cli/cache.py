@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import time
+from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -13,7 +16,6 @@ from dragoman.core.errors import DragomanError
 from dragoman.engine.prefix_store.folder import CacheFolder, FolderError, StoredSegment
 from dragoman.engine.prefix_store.segment import (
     HEAD_BYTES,
-    RECORD_BYTES,
     STATES,
     Record,
     SegmentError,
@@ -111,34 +113,59 @@ def _chosen(folder: CacheFolder, choice: CacheChoice) -> list[tuple[str, list[St
 
 
 def _records(folder: CacheFolder, segment: StoredSegment) -> tuple[list[tuple[int, Record]], str]:
-    """Return the records of a segment, and why it cannot be read, if so."""
+    """Return the records of a segment, and why it cannot be read, if so. One that was removed meanwhile has none."""
     try:
-        file = folder.open_segment(segment.model, segment.name)
+        with _reading(folder, segment) as file:
+            return list(scan(file)), ""
+    except FileNotFoundError:
+        return [], ""
     except (OSError, FolderError, SegmentError) as error:
-        return [], getattr(error, "message", None) or str(error)
-    try:
-        return list(scan(file)), ""
-    finally:
-        os.close(file)
+        return [], _reason(error)
 
 
 def _verified(folder: CacheFolder, segment: StoredSegment) -> tuple[int, list[str]]:
-    """Return the number of whole records of a segment, and its faults."""
+    """Return the number of whole records of a segment, and its faults. One that was removed meanwhile has none."""
     from dragoman import kernels
 
-    records, reason = _records(folder, segment)
-    if reason:
-        return 0, [reason]
-    faults = []
+    whole, end, faults = 0, HEAD_BYTES, []
+    try:
+        with _reading(folder, segment) as file:
+            is_written = _is_written(file)
+            for at, record in scan(file):
+                target = memoryview(bytearray(record.nbytes))
+                if fault := read_bytes(file, at, record, target, kernels.checksum):
+                    faults.append(f"the record at {at}: {fault}")
+                else:
+                    whole += 1
+                end = at + record.stride
+            rest = 0 if is_written else os.fstat(file).st_size - end
+    except FileNotFoundError:
+        return 0, []
+    except (OSError, FolderError, SegmentError) as error:
+        return whole, [*faults, _reason(error)]
+    if rest > 0:
+        faults.append(f"{rest} bytes after {end} are no record: damaged, or a process died while it wrote them")
+    return whole, faults
+
+
+@contextlib.contextmanager
+def _reading(folder: CacheFolder, segment: StoredSegment) -> Iterator[int]:
     file = folder.open_segment(segment.model, segment.name)
     try:
-        for at, record in records:
-            target = memoryview(bytearray(record.nbytes))
-            if fault := read_bytes(file, at, record, target, kernels.checksum):
-                faults.append(f"the record at {at}: {fault}")
+        yield file
     finally:
         os.close(file)
-    end = records[-1][0] + records[-1][1].stride if records else HEAD_BYTES
-    if segment.nbytes - end > RECORD_BYTES:
-        faults.append(f"{segment.nbytes - end} bytes after {end} are no record: a process died while it wrote them")
-    return len(records) - sum(fault.startswith("the record") for fault in faults), faults
+
+
+def _is_written(file: int) -> bool:
+    """Return whether a server holds the lock of a segment: what follows its last record is being written."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(file, fcntl.LOCK_UN)
+    return False
+
+
+def _reason(error: OSError | DragomanError) -> str:
+    return error.message if isinstance(error, DragomanError) else error.strerror or str(error)
