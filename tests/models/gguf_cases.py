@@ -85,7 +85,7 @@ def describe_all(case: Case, config: Any) -> Callable[[gguf.GGUFWriter, Config],
         writer.add_head_count(config.num_attention_heads)
         if case.config.get("new_decoder_architecture"):
             writer.add_head_count_kv(config.num_kv_heads)
-        elif case.arch not in ("falcon", "deepseek2") and (kv_heads := first("num_key_value_heads")):
+        elif case.arch != "falcon" and (kv_heads := first("num_key_value_heads")):
             writer.add_head_count_kv(kv_heads)
         if eps := first("rms_norm_eps"):
             writer.add_layer_norm_rms_eps(eps)

@@ -18,13 +18,13 @@ from gguf_cases import (
     check_logits,
     describe_yarn,
     interleave,
-    rename_choice,
     stack_experts,
 )
 from gguf_files import Weights
 from small_models import VARIANTS
 
 from dragoman.models.gguf.architectures import ARCHITECTURES
+from dragoman.models.gguf.latent import LATENT
 from dragoman.models.gguf.mamba_hybrids import MAMBA_HYBRIDS
 from dragoman.models.gguf.mixtures import MIXTURES
 from dragoman.models.gguf.qwen_hybrids import QWEN_HYBRIDS
@@ -253,59 +253,6 @@ def describe_hunyuan(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_rope_scaling_orig_ctx_len(256)
 
 
-def describe_deepseek2(writer: gguf.GGUFWriter, config: Any) -> None:
-    """To llama.cpp it is attention with one key head, whose size is that of the latent and the rotated part."""
-    writer.add_head_count_kv(1)
-    writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim)
-    writer.add_value_length(config.kv_lora_rank)
-    writer.add_key_length_mla(config.qk_nope_head_dim + config.qk_rope_head_dim)
-    writer.add_value_length_mla(config.v_head_dim)
-    describe_scored(writer, config)
-
-
-def describe_whole_deepseek2(writer: gguf.GGUFWriter, config: Any) -> None:
-    """As it was written before April 2025."""
-    writer.add_head_count_kv(config.num_attention_heads)
-    writer.add_key_length(config.qk_nope_head_dim + config.qk_rope_head_dim)
-    writer.add_value_length(config.v_head_dim)
-    describe_scored(writer, config)
-
-
-def describe_scored(writer: gguf.GGUFWriter, config: Any) -> None:
-    if config.q_lora_rank:
-        writer.add_q_lora_rank(config.q_lora_rank)
-    writer.add_kv_lora_rank(config.kv_lora_rank)
-    writer.add_rope_dimension_count(config.qk_rope_head_dim)
-    writer.add_leading_dense_block_count(config.first_k_dense_replace)
-    writer.add_expert_count(config.n_routed_experts)
-    writer.add_expert_used_count(config.num_experts_per_tok)
-    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    writer.add_expert_shared_count(config.n_shared_experts)
-    writer.add_expert_weights_scale(config.routed_scaling_factor)
-    writer.add_expert_group_count(config.n_group)
-    writer.add_expert_group_used_count(config.topk_group)
-    if config.model_type == "deepseek_v3":
-        writer.add_expert_weights_norm(config.norm_topk_prob)
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    rope = config.rope_parameters
-    if rope["rope_type"] == "yarn":
-        describe_yarn(writer, rope)
-        writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
-
-
-def divide_latents(weights: Weights) -> Weights:
-    """``kv_b_proj`` as two stacks of the heads' matrices, that of keys transposed; and stacks of experts."""
-    found = {}
-    for name, value in rename_choice(weights).items():
-        if name.endswith("kv_b_proj.weight"):
-            heads = value.reshape(4, -1, value.shape[1])
-            found[name.replace("kv_b_proj", "k_b_proj")] = heads[:, :10].transpose(0, 2, 1)
-            found[name.replace("kv_b_proj", "v_b_proj")] = heads[:, 10:]
-        else:
-            found[name] = value
-    return found
-
-
 def describe_ministral3(writer: gguf.GGUFWriter, config: Any) -> None:
     rope = config.rope_parameters
     describe_yarn(writer, rope)
@@ -319,8 +266,6 @@ def describe_mpt(writer: gguf.GGUFWriter, config: Any) -> None:
 
 
 _SCALAR = {"query_pre_attn_scalar": 24}  # a head's size: the files do not say another
-_DEEPSEEK_V3 = VARIANTS["deepseek-v3"] | {"attention_bias": False}
-_DEEPSEEK_V3["rope_parameters"] = _DEEPSEEK_V3["rope_parameters"] | {"mscale": 0.9}  # files have one of the two
 CASES = {
     "gemma3n": Case("gemma3n", VARIANTS["gemma3n"], describe_gemma3n, gather=stack_parts),
     "gemma4": Case("gemma4", VARIANTS["gemma4-shared"], describe_gemma4, gather=name_scales),
@@ -358,9 +303,6 @@ CASES = {
     "mistral3": Case("mistral3", VARIANTS["ministral3"], describe_ministral3, interleave),
     "mistral3-plain": Case("mistral3", VARIANTS["mistral"], change=interleave),
     "mpt": Case("mpt", VARIANTS["mpt"], describe_mpt),
-    "deepseek2": Case("deepseek2", VARIANTS["deepseek-v2"], describe_deepseek2, gather=divide_latents),
-    "deepseek2-v3": Case("deepseek2", _DEEPSEEK_V3, describe_deepseek2, gather=divide_latents),
-    "deepseek2-whole": Case("deepseek2", _DEEPSEEK_V3, describe_whole_deepseek2, gather=rename_choice),
     "mixtral": Case("llama", VARIANTS["mixtral"], describe_experts, interleave, stack_experts),
     "qwen2moe": Case("qwen2moe", VARIANTS["qwen2-moe"], describe_experts, gather=stack_experts),
     "qwen3moe": Case("qwen3moe", VARIANTS["qwen3-moe"], describe_experts, gather=stack_experts),
@@ -376,5 +318,5 @@ def test_logits_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
 def test_every_architecture_has_a_case() -> None:
     elsewhere = {"llama", "qwen2", "qwen3", "gpt2"}  # test_gguf_models.py
     elsewhere |= {"gemma-embedding", "bert", "nomic-bert", "modern-bert"}  # test_gguf_encoders.py
-    hybrids = QWEN_HYBRIDS.keys() | MAMBA_HYBRIDS.keys() | MIXTURES.keys() | {"kimi-linear"}
+    hybrids = QWEN_HYBRIDS.keys() | MAMBA_HYBRIDS.keys() | MIXTURES.keys() | LATENT.keys() | {"kimi-linear"}
     assert {case.arch for case in CASES.values()} | elsewhere | RECURRENT.keys() | hybrids == set(ARCHITECTURES)

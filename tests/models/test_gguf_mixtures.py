@@ -103,17 +103,99 @@ def describe_minimax(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_expert_gating_func(_SIGMOID)
 
 
+def describe_llama4(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_feed_forward_length(config.intermediate_size_mlp)
+    writer.add_expert_feed_forward_length(config.intermediate_size)
+    writer.add_interleave_moe_layer_step(config.interleave_moe_layer_step)
+    writer.add_expert_count(config.num_local_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_vocab_size(config.vocab_size)
+
+
+def halve_gates(weights: Weights) -> Weights:
+    """Gates and ups of Llama 4 apart, in stacks of upright matrices."""
+    found = {}
+    for name, value in weights.items():
+        if name.endswith(".gate_up_proj"):
+            module = name.removesuffix("gate_up_proj")
+            halves = np.split(value.swapaxes(1, 2), 2, axis=1)
+            found[f"{module}gate_proj.weight"], found[f"{module}up_proj.weight"] = halves
+        elif name.endswith("experts.down_proj"):
+            found[f"{name}.weight"] = value.swapaxes(1, 2)
+        else:
+            found[name] = value
+    return found
+
+
+def describe_phi(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_rope_scaling_orig_ctx_len(getattr(config, "original_max_position_embeddings", None) or 256)
+    writer.add_sliding_window(getattr(config, "sliding_window", None) or 0)
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    writer.add_expert_count(config.num_local_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+
+
+def describe_long_phi(writer: gguf.GGUFWriter, config: Any) -> None:
+    describe_phi(writer, config)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+    writer.add_rope_scaling_attn_factors(config.rope_parameters["short_mscale"])
+    for which in ("long", "short"):
+        factors = np.array(config.rope_parameters[f"{which}_factor"], np.float32)
+        writer.add_tensor(f"rope_factors_{which}.weight", factors)
+
+
+def describe_dbrx(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_context_length(config.max_seq_len)
+    writer.add_feed_forward_length(config.ffn_config.ffn_hidden_size)
+    writer.add_head_count_kv(config.attn_config.kv_n_heads)
+    writer.add_rope_freq_base(config.attn_config.rope_theta)
+    writer.add_clamp_kqv(config.attn_config.clip_qkv)
+    writer.add_expert_count(config.ffn_config.moe_num_experts)
+    writer.add_expert_used_count(config.ffn_config.moe_top_k)
+    writer.add_layer_norm_eps(1e-5)
+
+
+def stack_dbrx(weights: Weights) -> Weights:
+    """Matrices that are one under the other as stacks; those of outputs upright."""
+    found = {}
+    for name, value in weights.items():
+        if ".experts.mlp." not in name:
+            found[name] = value
+            continue
+        stack = value.reshape(4, -1, value.shape[1])
+        found[f"{name}.weight"] = stack.swapaxes(1, 2) if name.endswith("w2") else stack
+    return found
+
+
 def squeeze(name: str, value: np.ndarray, config: Config) -> np.ndarray:
     return value[0] if name.endswith("e_score_correction.bias") else value
 
 
 _DOTS = VARIANTS["dots1-groups"] | {"sliding_window": None}
+_LLAMA4 = VARIANTS["llama4-text"] | {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}
+_PHI = VARIANTS["phi-moe"] | {"router_jitter_noise": 0.01}
+_LONG = {
+    "original_max_position_embeddings": 128,
+    "rope_scaling": {
+        "rope_type": "longrope",
+        "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+        "long_factor": [2.0, 2.1, 2.2, 2.3, 2.4, 2.5, 2.6, 2.7],
+        "short_mscale": 1.25,
+        "long_mscale": 1.25,
+        "original_max_position_embeddings": 128,
+    },
+}
 CASES = {
     "gpt-oss": Case("gpt-oss", VARIANTS["gpt-oss"], describe_gpt_oss, gather=divide_gates),
     "glm4moe": Case("glm4moe", VARIANTS["glm4-moe"], describe_glm, gather=rename_choice),
     "dots1": Case("dots1", _DOTS, describe_scored, gather=rename_choice),
     "ernie4_5-moe": Case("ernie4_5-moe", VARIANTS["ernie4.5-moe"], describe_ernie, squeeze, rename_choice),
     "hunyuan-moe": Case("hunyuan-moe", VARIANTS["hunyuan-moe"], describe_hunyuan, gather=stack_experts),
+    "llama4": Case("llama4", _LLAMA4, describe_llama4, gather=halve_gates),
+    "phimoe": Case("phimoe", _PHI, describe_phi, gather=stack_experts),
+    "phimoe-long": Case("phimoe", _PHI | _LONG, describe_long_phi, gather=stack_experts),
+    "dbrx": Case("dbrx", VARIANTS["dbrx"], describe_dbrx, gather=stack_dbrx),
     "minimax-m2": Case("minimax-m2", VARIANTS["minimax-m2"], describe_minimax, gather=rename_choice),
 }
 
@@ -187,6 +269,21 @@ WRONG: dict[str, tuple[str, Callable[[gguf.GGUFWriter], None], str]] = {
         "hunyuan-moe",
         lambda writer: writer.add_expert_shared_feed_forward_length(7),
         r"expert_shared_feed_forward_length = 7 is not supported",
+    ),
+    "no rotation of chunks": (
+        "llama4",
+        lambda writer: writer.add_sliding_window(0),
+        r"llama4.attention.sliding_window = 0 is not supported",
+    ),
+    "another epsilon of DBRX": (
+        "dbrx",
+        lambda writer: writer.add_layer_norm_eps(1e-6),
+        r"attention.layer_norm_epsilon 1e-06 is not supported: it is 1e-05",
+    ),
+    "half of LongRoPE": (
+        "phimoe",
+        lambda writer: writer.add_tensor("rope_factors_long.weight", np.ones(8, np.float32)),
+        r"of rope_factors_short.weight and rope_factors_long.weight one is missing",
     ),
     "a step of no layers": (
         "ernie4_5-moe",

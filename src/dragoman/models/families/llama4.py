@@ -26,6 +26,14 @@ _NAMES: dict[str, tuple[str, ...]] = LLAMA_NAMES | {
     "shared_expert_out": ("model.layers.{layer}.feed_forward.shared_expert.down_proj",),
 }
 
+_GATES_APART: dict[str, tuple[str, ...]] = {  # in GGUF files
+    "expert_in": (
+        "model.layers.{layer}.feed_forward.experts.{expert}.gate_proj",
+        "model.layers.{layer}.feed_forward.experts.{expert}.up_proj",
+    ),
+    "expert_out": ("model.layers.{layer}.feed_forward.experts.{expert}.down_proj",),
+}
+
 
 def _read_llama4(config: Config) -> DecoderSpec:
     config = config.over({"rms_norm_eps": 1e-5, "max_position_embeddings": 131_072})
@@ -108,6 +116,7 @@ FAMILIES: dict[str, Family] = {
         "llama4_text",
         base="model.",
         transposed=frozenset({"expert_in", "expert_out"}),
+        other_names=_GATES_APART,
         ignored=ROTARY_BUFFER,
         title="Llama 4, text",
         examples=("meta-llama/Llama-4-Scout-17B-16E",),

@@ -55,6 +55,10 @@ def as_stored(config: Config, tensor: GgufTensor) -> Iterable[GgufTensor]:
     return (tensor,)
 
 
+LONGROPE = frozenset({"rope_factors_short.weight", "rope_factors_long.weight"})
+"""Tensors of ``longrope``."""
+
+
 def no_score_scaling(keys: Metadata) -> Config:
     """Return nothing: the amplitude follows from the factor. Raises ModelError where the file has another."""
     keys.refuse(_SCORES, 0.0)
@@ -298,7 +302,28 @@ def scored_experts(keys: Metadata) -> Config:
     }
 
 
-def temperature_length(keys: Metadata) -> int:
-    """Return the length in whose steps queries grow: that before the rotary scaling, unless the file has it."""
-    original = keys.size("rope.scaling.original_context_length", keys.size("context_length"))
-    return keys.size("attention.temperature_length", original)
+def growth(keys: Metadata) -> Config:
+    """Return how queries grow with their position, in the terms of Mistral's rotary parameters; nothing where the file
+    does not say it."""
+    if not keys.is_on("attention.temperature_scale"):
+        keys.has("attention.temperature_length")
+        return {}
+    step = keys.size("rope.scaling.original_context_length", keys.size("context_length"))
+    keys.refuse("attention.temperature_length", step, 0)
+    return {
+        "llama_4_scaling_beta": keys.number("attention.temperature_scale"),
+        "original_max_position_embeddings": step,
+    }
+
+
+def longrope(keys: Metadata, tensors: Tensors) -> Config:
+    """Return LongRoPE's scaling, whose divisors are two tensors; nothing where the file has none."""
+    short, long = (divisors(tensors, f"rope_factors_{which}.weight") for which in ("short", "long"))
+    if (short is None) != (long is None):
+        raise ModelError(f"{keys.file.path}: of rope_factors_short.weight and rope_factors_long.weight one is missing")
+    if short is None:
+        return {}
+    scaling: Config = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+    if keys.has("rope.scaling.attn_factor"):
+        scaling["attention_factor"] = keys.number("rope.scaling.attn_factor")
+    return {"rope_scaling": scaling}

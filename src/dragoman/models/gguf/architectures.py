@@ -10,19 +10,20 @@ from numpy.typing import NDArray
 from dragoman.core.errors import ModelError
 from dragoman.models.gguf import gemma, names
 from dragoman.models.gguf.architecture import (
+    LONGROPE,
     SIZES_WITHOUT_WIDTH,
     Architecture,
     Config,
     Tensors,
-    divisors,
+    growth,
     head_size,
     heads,
     interleaved_rows,
     layer_norm,
     layer_types,
+    longrope,
     partly_rotated,
     rms,
-    temperature_length,
     whole_score_scaling,
 )
 from dragoman.models.gguf.encoders import ENCODERS
@@ -129,19 +130,10 @@ def _phi2(keys: Metadata, tensors: Tensors, config: Config) -> Config:
 def _phi3(keys: Metadata, tensors: Tensors, config: Config) -> Config:
     window = keys.value("attention.sliding_window")
     original = keys.size("rope.scaling.original_context_length", config["max_position_embeddings"])
-    found = partly_rotated(keys, config) | rms(keys) | {
+    return partly_rotated(keys, config) | rms(keys) | longrope(keys, tensors) | {
         "sliding_window": keys.size("attention.sliding_window") if window else None,
         "original_max_position_embeddings": original,
     }  # fmt: skip
-    short, long = (divisors(tensors, f"rope_factors_{which}.weight") for which in ("short", "long"))
-    if (short is None) != (long is None):
-        raise ModelError(f"{keys.file.path}: of rope_factors_short.weight and rope_factors_long.weight one is missing")
-    if short is not None:
-        scaling: dict[str, Any] = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
-        if keys.has("rope.scaling.attn_factor"):
-            scaling["attention_factor"] = keys.number("rope.scaling.attn_factor")
-        found["rope_scaling"] = scaling
-    return found
 
 
 def _cohere(keys: Metadata, tensors: Tensors, config: Config) -> Config:
@@ -355,16 +347,13 @@ def _mistral3(keys: Metadata, tensors: Tensors, config: Config) -> Config:
     keys.refuse("expert_count", 0)
     keys.refuse("expert_used_count", 0)
     found = heads(keys, config) | rms(keys)
-    if not keys.is_on("attention.temperature_scale"):
+    if not (grown := growth(keys)):
         return found | {"sliding_window": None}
-    rope = config["rope_scaling"] or {"rope_type": "default"}
-    growth = {"llama_4_scaling_beta": keys.number("attention.temperature_scale")}
-    growth["original_max_position_embeddings"] = temperature_length(keys)
     return found | {
         "architectures": ["Ministral3ForCausalLM"],
         "model_type": "ministral3",
         "rope_scaling": None,
-        "rope_parameters": rope | growth,
+        "rope_parameters": (config["rope_scaling"] or {"rope_type": "default"}) | grown,
     }
 
 
@@ -399,7 +388,6 @@ _MPT_SIZES = {
     "block_count": "n_layers",
     "attention.head_count": "n_heads",
 }
-_LONGROPE = frozenset({"rope_factors_short.weight", "rope_factors_long.weight"})
 
 _FALCON_40B = _architecture("FalconForCausalLM", "falcon", names.FALCON_40B, _falcon, row_order=_rows_by_head)
 _BLOOM_SIZES = {
@@ -428,7 +416,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "gemma4": _architecture("Gemma4ForCausalLM", "gemma4_text", names.GEMMA4, gemma.gemma4, sizes=SIZES_WITHOUT_WIDTH),
     "phi2": _architecture("PhiForCausalLM", "phi", names.PHI2, _phi2),
-    "phi3": _architecture("Phi3ForCausalLM", "phi3", names.PHI3, _phi3, described=_LONGROPE),
+    "phi3": _architecture("Phi3ForCausalLM", "phi3", names.PHI3, _phi3, described=LONGROPE),
     "gpt2": _architecture("GPT2LMHeadModel", "gpt2", names.GPT2, _gpt2, sizes=_GPT2_SIZES, rotary=False),
     "gptneox": _architecture("GPTNeoXForCausalLM", "gpt_neox", names.NEOX, _gpt_neox, row_order=_rows_by_head),
     "bloom": _architecture(

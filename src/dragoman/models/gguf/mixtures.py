@@ -1,15 +1,17 @@
 """Architectures of GGUF files with experts in the terms of newer mixtures: gpt-oss, GLM-4.5, dots.1, ERNIE 4.5 MoE,
-Hunyuan MoE and MiniMax-M2."""
+Hunyuan MoE, MiniMax-M2, Llama 4, Phi-3.5-MoE and DBRX."""
 
 from __future__ import annotations
 
 from dragoman.models.gguf import names
 from dragoman.models.gguf.architecture import (
+    LONGROPE,
     Architecture,
     Config,
     Tensors,
     head_size,
     heads,
+    longrope,
     partly_rotated,
     rms,
     scored_experts,
@@ -45,6 +47,42 @@ _HUNYUAN_NAMES = names.HUNYUAN | EXPERTS | {
     "blk.ffn_up_shexp": f"{_LAYER}mlp.shared_mlp.up_proj",
     "blk.ffn_down_shexp": f"{_LAYER}mlp.shared_mlp.down_proj",
 }  # fmt: skip
+_LLAMA4_NAMES = names.LLAMA | {
+    "blk.ffn_gate": f"{_LAYER}feed_forward.gate_proj",
+    "blk.ffn_up": f"{_LAYER}feed_forward.up_proj",
+    "blk.ffn_down": f"{_LAYER}feed_forward.down_proj",
+    "blk.ffn_gate_inp": f"{_LAYER}feed_forward.router",
+    "blk.ffn_gate_exps": f"{_LAYER}feed_forward.experts.{{expert}}.gate_proj",
+    "blk.ffn_up_exps": f"{_LAYER}feed_forward.experts.{{expert}}.up_proj",
+    "blk.ffn_down_exps": f"{_LAYER}feed_forward.experts.{{expert}}.down_proj",
+    "blk.ffn_gate_shexp": f"{_LAYER}feed_forward.shared_expert.gate_proj",
+    "blk.ffn_up_shexp": f"{_LAYER}feed_forward.shared_expert.up_proj",
+    "blk.ffn_down_shexp": f"{_LAYER}feed_forward.shared_expert.down_proj",
+}
+_DBRX_LAYER = "transformer.blocks.{layer}."
+_DBRX_NAMES = {
+    "token_embd": "transformer.wte",
+    "blk.attn_norm": f"{_DBRX_LAYER}norm_attn_norm.norm_1",
+    "blk.attn_qkv": f"{_DBRX_LAYER}norm_attn_norm.attn.Wqkv",
+    "blk.attn_output": f"{_DBRX_LAYER}norm_attn_norm.attn.out_proj",
+    "blk.attn_output_norm": f"{_DBRX_LAYER}norm_attn_norm.norm_2",
+    "blk.ffn_gate_inp": f"{_DBRX_LAYER}ffn.router.layer",
+    "blk.ffn_gate_exps": f"{_DBRX_LAYER}ffn.experts.mlp.w1",
+    "blk.ffn_up_exps": f"{_DBRX_LAYER}ffn.experts.mlp.v1",
+    "blk.ffn_down_exps": f"{_DBRX_LAYER}ffn.experts.mlp.w2",
+    "output_norm": "transformer.norm_f",
+    "output": "lm_head",
+}
+_DBRX_SIZES = {
+    "context_length": "max_seq_len",
+    "embedding_length": "d_model",
+    "block_count": "n_layers",
+    "attention.head_count": "n_heads",
+}
+_DBRX_EPSILON = 1e-5
+_LLAMA4_WITHOUT_NORMS = 128
+"""How many experts the Llama 4 has whose heads have no norms, which have no tensors."""
+
 _MINIMAX_NAMES = names.MIXTRAL | {"blk.exp_probs_b": f"{_LAYER}block_sparse_moe.e_score_correction_bias"}
 
 
@@ -127,6 +165,54 @@ def _minimax_m2(keys: Metadata, tensors: Tensors, config: Config) -> Config:
     }
 
 
+def _llama4(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    keys.refuse("expert_gating_func", SIGMOID)
+    keys.refuse("expert_weights_norm", False)
+    keys.refuse("attention.sliding_window", 8192)  # chunks of which no file says the size
+    keys.refuse("attention.sliding_window_pattern", 4)
+    experts = keys.size("expert_count")
+    return heads(keys, config) | rms(keys) | {
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "intermediate_size": keys.size("expert_feed_forward_length"),
+        "intermediate_size_mlp": config["intermediate_size"],
+        "interleave_moe_layer_step": keys.size("interleave_moe_layer_step"),
+        "num_local_experts": experts,
+        "num_experts_per_tok": keys.size("expert_used_count"),
+        "use_qk_norm": experts != _LLAMA4_WITHOUT_NORMS,
+    }  # fmt: skip
+
+
+def _phi_moe(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    keys.refuse("expert_gating_func", SOFTMAX)
+    keys.has("expert_feed_forward_length")  # it is feed_forward_length
+    slides = keys.is_on("attention.sliding_window")
+    original = keys.size("rope.scaling.original_context_length", config["max_position_embeddings"])
+    return heads(keys, config) | rms(keys) | longrope(keys, tensors) | {
+        "sliding_window": keys.size("attention.sliding_window") if slides else None,
+        "original_max_position_embeddings": original,
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "lm_head_bias": "output.bias" in tensors,
+        "num_local_experts": keys.size("expert_count"),
+        "num_experts_per_tok": keys.size("expert_used_count"),
+    }  # fmt: skip
+
+
+def _dbrx(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    keys.refuse("expert_gating_func", SOFTMAX)
+    if (epsilon := keys.number("attention.layer_norm_epsilon")) != _DBRX_EPSILON:
+        raise keys.file.fail("attention.layer_norm_epsilon", f"{epsilon:g} is not supported: it is {_DBRX_EPSILON:g}")
+    limit = keys.number("attention.clamp_kqv") if keys.is_on("attention.clamp_kqv") else None
+    kv_heads = keys.size("attention.head_count_kv")
+    return {
+        "attn_config": {"clip_qkv": limit, "kv_n_heads": kv_heads, "rope_theta": config["rope_theta"]},
+        "ffn_config": {
+            "ffn_hidden_size": keys.size("feed_forward_length"),
+            "moe_num_experts": keys.size("expert_count"),
+            "moe_top_k": keys.size("expert_used_count"),
+        },
+    }
+
+
 MIXTURES: dict[str, Architecture] = {
     "gpt-oss": Architecture(name="GptOssForCausalLM", model_type="gpt_oss", names=_GPT_OSS_NAMES, extra=_gpt_oss),
     "glm4moe": Architecture(
@@ -145,4 +231,9 @@ MIXTURES: dict[str, Architecture] = {
     "minimax-m2": Architecture(
         name="MiniMaxM2ForCausalLM", model_type="minimax_m2", names=_MINIMAX_NAMES, extra=_minimax_m2
     ),
+    "llama4": Architecture(name="Llama4ForCausalLM", model_type="llama4_text", names=_LLAMA4_NAMES, extra=_llama4),
+    "phimoe": Architecture(
+        name="PhimoeForCausalLM", model_type="phimoe", names=names.MIXTRAL, extra=_phi_moe, described=LONGROPE
+    ),
+    "dbrx": Architecture(name="DbrxForCausalLM", model_type="dbrx", names=_DBRX_NAMES, extra=_dbrx, sizes=_DBRX_SIZES),
 }

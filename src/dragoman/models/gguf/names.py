@@ -153,6 +153,7 @@ DEEPSEEK2 = _ENDS | _GATED | _NORMS | {
     "blk.exp_probs_b": _LAYER + "mlp.gate.e_score_correction_bias",
     "blk.ffn_gate_exps": _LAYER + "mlp.experts.{expert}.gate_proj",
     "blk.ffn_up_exps": _LAYER + "mlp.experts.{expert}.up_proj",
+    "blk.ffn_gate_up_exps": _LAYER + "mlp.experts.gate_up_proj",
     "blk.ffn_down_exps": _LAYER + "mlp.experts.{expert}.down_proj",
     "blk.ffn_gate_shexp": _LAYER + "mlp.shared_experts.gate_proj",
     "blk.ffn_up_shexp": _LAYER + "mlp.shared_experts.up_proj",
