@@ -156,7 +156,7 @@ locked: $(ENVIRONMENT) ## Build with exactly the releases of constraints.txt, ea
 	$(PIP) install --no-deps --no-build-isolation .
 
 constraints: $(PIP_TOOLS)/.made ## Write constraints*.txt anew, with the newest releases that pyproject.toml allows.
-	$(PIP_TOOLS)/bin/pip-compile $(COMPILE) --extra otlp --extra public --extra kv-events --output-file build/runtime.txt pyproject.toml
+	$(PIP_TOOLS)/bin/pip-compile $(COMPILE) --extra otlp --extra public --extra kv-events --extra images --output-file build/runtime.txt pyproject.toml
 	$(PIP_TOOLS)/bin/python -c 'import tomllib; \
 		build = tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"]; \
 		print(*build, "cmake", "ninja", sep="\n")' > build/build.in

@@ -45,7 +45,8 @@ std::vector<AttentionTile> tiles_of(const Attention& a, const Attention::Sequenc
                          .window = a.window,
                          .chunk = a.chunk,
                          .scale = a.scale,
-                         .terms = terms_from(a.terms, head * a.group)});
+                         .terms = terms_from(a.terms, head * a.group),
+                         .ends = a.causal ? sequence.ends : nullptr});
       }
     }
   }

@@ -46,15 +46,16 @@ struct AttentionTile {
   long first;     // number of the tile's first query
   long count;     // queries in the tile, 1 to 32
   long position;  // of row 0
-  long length;    // all queries see the positions before this one; 0: each sees those up to its own
+  long length;    // all queries see the positions before this one; 0: each sees those up to its own, or as `ends` says
   long window;    // positions seen to each visible side, the query's own included; 0: all
   long chunk;     // positions fall into chunks of this size, of which a query sees its own only; 0: there are none
   float scale;
-  ScoreTerms terms;  // its pointers begin at the tile's first query head
+  ScoreTerms terms;                    // its pointers begin at the tile's first query head
+  const std::int32_t* ends = nullptr;  // of each row the position before which it sees all, ascending; null: its own
 
   // Positions that the queries of a row see: from first_seen to before seen_end.
   long seen_end(long row) const {
-    if (length == 0) return position + row + 1;
+    if (length == 0) return ends == nullptr ? position + row + 1 : ends[row];
     return window == 0 || position + row + window > length ? length : position + row + window;
   }
   long last_position() const { return seen_end((first + count - 1) / group) - 1; }
@@ -117,10 +118,11 @@ struct Attention {
   struct Sequence {
     long row;  // first row in q and out
     long rows;
-    long position;               // of the first row; the others follow
-    const std::int32_t* blocks;  // block table of the first group of layers
-    long length;                 // positions in the blocks, those of these rows included
-    long table_stride = 0;       // from the table of one group to that of the next
+    long position;                       // of the first row; the others follow
+    const std::int32_t* blocks;          // block table of the first group of layers
+    long length;                         // positions in the blocks, those of these rows included
+    long table_stride = 0;               // from the table of one group to that of the next
+    const std::int32_t* ends = nullptr;  // of each row, as in AttentionTile
 
     const std::int32_t* blocks_of(long group) const { return blocks + group * table_stride; }
   };

@@ -35,6 +35,12 @@ struct Batch {
   // and the slot of the state after each row, or -1; the last row of every sequence has one.
   const std::int32_t* state_slots = nullptr;  // [sequences]
   const std::int32_t* state_rows = nullptr;   // [tokens]
+  // Of each row the position before which it sees all, its own included; null: that after its own.
+  const std::int32_t* seen_ends = nullptr;  // [tokens]
+  // The operations to run, from first_operation to before operations_end; -1: all that follow. Those before must have
+  // run on the same rows.
+  long first_operation = 0;
+  long operations_end = -1;
 
   long table_stride() const { return sequences * table_width; }
 };

@@ -148,13 +148,20 @@ void BatchChecker::check_sequence(const Batch& batch, long s) {
   for (long i = 1; i < rows; ++i) {
     if (batch.positions[row + i] != first + i) refuse("the positions of a sequence must be consecutive");
   }
+  for (long i = 0; batch.seen_ends != nullptr && i < rows; ++i) {
+    const long end = batch.seen_ends[row + i];
+    if (end <= first + i || end > last + 1 || (i > 0 && end < batch.seen_ends[row + i - 1])) {
+      refuse("seen_ends must ascend from the position after a row's own to the sequence's end");
+    }
+  }
   for (long g = 0; g < kv_->groups(); ++g) check_blocks(batch, s, g, first, last);
   checked_.sequences.push_back({.row = row,
                                 .rows = rows,
                                 .position = first,
                                 .blocks = batch.block_tables + s * batch.table_width,
                                 .length = last + 1,
-                                .table_stride = batch.table_stride()});
+                                .table_stride = batch.table_stride(),
+                                .ends = batch.seen_ends == nullptr ? nullptr : batch.seen_ends + row});
 }
 
 // Checks the blocks of the positions from first to last, and of those that they see.

@@ -18,7 +18,7 @@ constexpr long kLeastRows = 2, kMostRows = 16;
 long rows_of_partition(const Batch& batch, std::size_t weights_bytes) {
   const long threads = pool().threads();
   if (threads == 1 || weights_bytes > kSmallBytes || batch.overrides > 0 || batch.adapters != nullptr ||
-      batch.tokens < kLeastRows * threads) {
+      batch.seen_ends != nullptr || batch.tokens < kLeastRows * threads) {
     return 0;
   }
   const long rounds = (batch.tokens + threads * kMostRows - 1) / (threads * kMostRows), parts = rounds * threads;

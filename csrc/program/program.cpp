@@ -1,8 +1,10 @@
 #include "program/program.h"
 
+#include <string>
 #include <utility>
 
 #include "program/partition.h"
+#include "program/require.h"
 
 namespace dragoman {
 
@@ -16,12 +18,18 @@ Logits Program::run(const Batch& batch, Interrupt& interrupt) {
   CheckedBatch& checked = checker_.check(batch);
   adapters_.find_rows(batch);
   const std::vector<Operation>& operations = recorder_.operations();
-  const long rows = recorder_.is_divisible() ? rows_of_partition(batch, recorder_.weights_bytes()) : 0;
+  const long count = static_cast<long>(operations.size()),
+             end = batch.operations_end < 0 ? count : batch.operations_end;
+  require(0 <= batch.first_operation && batch.first_operation <= end && end <= count,
+          "run: the program has " + std::to_string(count) + " operations");
+  const bool whole = batch.first_operation == 0 && end == count;
+  const long rows = whole && recorder_.is_divisible() ? rows_of_partition(batch, recorder_.weights_bytes()) : 0;
   if (rows > 0) {
     divide(checked, rows, partitions_);
     runner_.run_partitions(operations, partitions_, profiler_, interrupt);
   } else {
-    runner_.run_together(operations, checked, profiler_, interrupt);
+    const Range range{.begin = batch.first_operation, .end = end};
+    runner_.run_together(operations, range, checked, profiler_, interrupt);
   }
   return recorder_.result(batch.logits);
 }

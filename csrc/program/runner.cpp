@@ -15,8 +15,8 @@ constexpr std::size_t kInterrupted = SIZE_MAX;  // progress of a partition that 
 
 }  // namespace
 
-void Runner::run_together(const std::vector<Operation>& operations, const CheckedBatch& checked, Profiler& profiler,
-                          Interrupt& interrupt) {
+void Runner::run_together(const std::vector<Operation>& operations, const Range& range, const CheckedBatch& checked,
+                          Profiler& profiler, Interrupt& interrupt) {
   const Batch& batch = *checked.batch;
   const RowPartition all{.checked = &checked,
                          .tokens = {0, batch.tokens},
@@ -24,7 +24,7 @@ void Runner::run_together(const std::vector<Operation>& operations, const Checke
                          .sequences = {0, batch.sequences},
                          .waits_for = 0};
   Clock::time_point before = Clock::now();
-  for (std::size_t i = 0; i < operations.size(); ++i) {
+  for (std::size_t i = static_cast<std::size_t>(range.begin); i < static_cast<std::size_t>(range.end); ++i) {
     if (interrupt.is_raised(before)) throw Interrupted();
     operations[i].run(all, scratch_);
     const Clock::time_point after = Clock::now();

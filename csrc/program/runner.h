@@ -15,10 +15,10 @@ namespace dragoman {
 
 class Runner {
  public:
-  // All operations on the whole batch: all threads of the pool work on one operation after the other. Both throw
-  // Interrupted.
-  void run_together(const std::vector<Operation>& operations, const CheckedBatch& checked, Profiler& profiler,
-                    Interrupt& interrupt);
+  // The operations of a range on the whole batch: all threads of the pool work on one operation after the other. Both
+  // throw Interrupted.
+  void run_together(const std::vector<Operation>& operations, const Range& range, const CheckedBatch& checked,
+                    Profiler& profiler, Interrupt& interrupt);
 
   // Each thread takes partitions through all operations, and waits for other partitions only where it needs their keys
   // and values.

@@ -1,12 +1,14 @@
 // Python bindings of KVPool and Program. Shapes that C++ cannot know from a pointer are checked here.
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
 #include <stdexcept>
+#include <utility>
 
 #include "program/program.h"
 #include "python/bindings.h"
@@ -112,7 +114,8 @@ nb::object run(OwningProgram& program, const Ids& token_ids, const Ids& position
                const std::optional<Ids>& embedding_rows, const std::optional<Table>& embedding_values,
                const std::optional<Ids>& adapters, const std::optional<Array<std::int32_t, 2>>& cross_tables,
                const std::optional<Ids>& cross_lengths, const std::optional<Ids>& state_slots,
-               const std::optional<Ids>& state_rows, const std::optional<nb::callable>& meanwhile, int interrupt) {
+               const std::optional<Ids>& state_rows, const std::optional<Ids>& seen_ends,
+               const std::optional<nb::callable>& meanwhile, int interrupt, std::pair<long, long> operations) {
   require(positions.shape(0) == token_ids.shape(0), "token_ids and positions differ in length");
   const std::size_t sequences = block_tables.shape(1);
   require(row_starts.shape(0) == sequences + 1, "row_starts must have one entry more than block_tables");
@@ -127,7 +130,9 @@ nb::object run(OwningProgram& program, const Ids& token_ids, const Ids& position
               .groups = static_cast<long>(block_tables.shape(0)),
               .table_width = static_cast<long>(block_tables.shape(2)),
               .logit_rows = logit_rows.data(),
-              .logits = static_cast<long>(logit_rows.shape(0))};
+              .logits = static_cast<long>(logit_rows.shape(0)),
+              .first_operation = operations.first,
+              .operations_end = operations.second};
   if (embedding_rows) {
     require(embedding_rows->shape(0) == embedding_values->shape(0), "one row of embedding_values per embedding row");
     batch.override_rows = embedding_rows->data();
@@ -153,6 +158,10 @@ nb::object run(OwningProgram& program, const Ids& token_ids, const Ids& position
     require(state_rows->shape(0) == token_ids.shape(0), "one entry of state_rows per token");
     batch.state_slots = state_slots->data();
     batch.state_rows = state_rows->data();
+  }
+  if (seen_ends) {
+    require(seen_ends->shape(0) == token_ids.shape(0), "one entry of seen_ends per token");
+    batch.seen_ends = seen_ends->data();
   }
   Logits logits{};
   Interrupt ends(interrupt);
@@ -439,7 +448,9 @@ void bind_program(nb::module_& m) {
       .def("run", &run, nb::arg("token_ids"), nb::arg("positions"), nb::arg("row_starts"), nb::arg("block_tables"),
            nb::arg("logit_rows"), nb::arg("embedding_rows").none(), nb::arg("embedding_values").none(),
            nb::arg("adapters").none(), nb::arg("cross_tables").none(), nb::arg("cross_lengths").none(),
-           nb::arg("state_slots").none(), nb::arg("state_rows").none(), nb::arg("meanwhile").none(), nb::arg("interrupt"))
+           nb::arg("state_slots").none(), nb::arg("state_rows").none(), nb::arg("seen_ends").none(), nb::arg("meanwhile").none(), nb::arg("interrupt"),
+           nb::arg("operations"))
+      .def("operations", [](OwningProgram& p) { return p.recorder().operations().size(); })
       .def(
           "profile",
           [](OwningProgram& p, bool by_shape) {

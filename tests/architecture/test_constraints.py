@@ -13,7 +13,8 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 EXTRAS = PROJECT["project"]["optional-dependencies"]
-RUNTIME = [*PROJECT["project"]["dependencies"], *EXTRAS["otlp"], *EXTRAS["public"], *EXTRAS["kv-events"]]
+PINNED = [line for extra in ("otlp", "public", "kv-events", "images") for line in EXTRAS[extra]]
+RUNTIME = [*PROJECT["project"]["dependencies"], *PINNED]
 
 
 def pinned(name: str) -> dict[str, tuple[str, int]]:

@@ -24,7 +24,7 @@ WITNESS = PACKAGE / "cli" / "transformers_reference.py"
 """Asks them, where a user has them, in a process of its own; nothing imports it."""
 # Extras for those who work on the package.
 DEVELOPMENT = {"test", "browser", "fuzz", "tidy", "dev"}
-ADDED = {"opentelemetry", "grpc", "pyngrok", "zmq", "ray"}
+ADDED = {"opentelemetry", "grpc", "pyngrok", "zmq", "ray", "PIL"}
 """Of the extras in `pyproject.toml`: imported when they are asked for."""
 ON_RAY = re.compile(r"dragoman\.cluster\.ray_\w+$")
 """Modules that are nothing without Ray Serve."""

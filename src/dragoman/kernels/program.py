@@ -59,6 +59,11 @@ class Program(StreamOperations, RecurrenceOperations):
         """
         return self._native.buffer(width, -1 if over is None else over)
 
+    @property
+    def operation_count(self) -> int:
+        """Number of operations that are recorded so far."""
+        return self._native.operations()
+
     def width(self, x: int) -> int:
         """Return the width of a buffer."""
         return self._native.width(x)
@@ -336,8 +341,10 @@ class Program(StreamOperations, RecurrenceOperations):
         cross_lengths: ArrayLike | None = None,
         state_slots: ArrayLike | None = None,
         state_rows: ArrayLike | None = None,
+        seen_ends: ArrayLike | None = None,
         meanwhile: Callable[[], None] | None = None,
         interrupt: int | None = None,
+        operations: tuple[int, int] | None = None,
     ) -> NDArray[np.float32]:
         """Run one batch; returns logits ``[len(logit_rows), vocab]``, a view that the next run overwrites.
 
@@ -358,10 +365,15 @@ class Program(StreamOperations, RecurrenceOperations):
                 state is zero, whatever the slot.
             state_rows: int32 ``[T]``: the slot that gets the state after each row, -1 for none; the last row of every
                 sequence has one.
+            seen_ends: int32 ``[T]``: of each row the position before which it sees all of its sequence, from the one
+                after its own up to the sequence's end in this step, ascending; None: a row sees nothing after it. A
+                window still ends what it sees before it.
             meanwhile: called once, at the beginning of the computation, by another thread of the pool if there are
                 several. Its exception is raised after the computation.
             interrupt: a file descriptor. When it is readable between two operations, the rest is not computed:
                 Interrupted. The blocks, states and logits of the batch's own rows may then be anything.
+            operations: run those from the first to before the second of these ``operation_count``s alone. Those before
+                must have run on the same rows, whose buffers are kept between such runs.
 
         A program without ``logits`` runs to write blocks, and returns no rows.
 
@@ -385,8 +397,10 @@ class Program(StreamOperations, RecurrenceOperations):
             None if cross_lengths is None else _int32(cross_lengths),
             None if state_slots is None else _int32(state_slots),
             None if state_rows is None else _int32(state_rows),
+            None if seen_ends is None else _int32(seen_ends),
             meanwhile,
             -1 if interrupt is None else interrupt,
+            (0, -1) if operations is None else operations,
         )
 
     def _reach(self, positions: int) -> None:

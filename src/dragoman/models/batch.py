@@ -41,6 +41,7 @@ class Batch(NamedTuple):
             tokens; None where the model has no encoder.
         state_slots: int32 [S]: the slot with each sequence's state of recurrent layers; state_rows: int32 [T]: the slot
             that gets the state after each row, -1 for none; None where the model has no such layers.
+        seen_ends: int32 [T]: of each row the position before which it sees all, ascending; None: that after its own.
     """
 
     token_ids: Int32s
@@ -55,6 +56,7 @@ class Batch(NamedTuple):
     encoder_lengths: Int32s | None = None
     state_slots: Int32s | None = None
     state_rows: Int32s | None = None
+    seen_ends: Int32s | None = None
 
 
 def rows_of_slot(count: int, slot: int) -> Int32s:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 from dragoman.core.errors import ModelError
 from dragoman.core.lazy_imports import np
 from dragoman.models.families import Family
-from dragoman.models.parameters import Parameter, parameters
+from dragoman.models.parameter import Parameter
+from dragoman.models.parameters import parameters
 from dragoman.models.settings import PRECISIONS
 from dragoman.models.spec import DecoderSpec
 from dragoman.models.tensors import BLOCK_SIZES, ELEMENTS, Format, Quantized, Tensor, TensorFiles, to_float32
+from dragoman.models.vision.parameters import PROJECT_NORM, is_vision, vision_parameters
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,7 +24,8 @@ _NETWORKS = ("feed_forward", "expert", "shared_expert")
 _MAY_BE_ORDERED = {"qkv", "attention_out", "head", *(f"{name}_{half}" for name in _NETWORKS for half in ("in", "out"))}
 
 # Beginnings of the names of what sees, hears, or leads from there into a decoder.
-_OTHER_SENSES = ("vision_", "visual", "audio_", "multi_modal_projector", "embed_vision", "embed_audio")
+_SOUND = ("audio_", "embed_audio")
+_OTHER_SENSES = ("vision_", "visual", "multi_modal_projector", "connector", "embed_vision", *_SOUND)
 
 
 class Checkpoint:
@@ -38,7 +41,7 @@ class Checkpoint:
         named = {family.canonical(name): tensor for name, tensor in files.tensors.items()}
         self._tensors = family.divide(spec, named)
         self._drop_base = not any(name.startswith(family.base) for name in self._tensors)
-        self.spec = self._without_absent_bias(self._untie_if_stored_apart(spec))
+        self.spec = self._without_absent_tower(self._without_absent_bias(self._untie_if_stored_apart(spec)))
         self.parts = {parameter.name: self._find(parameter) for parameter in parameters(self.spec)}
         self._refuse_leftovers()
 
@@ -61,8 +64,9 @@ class Checkpoint:
     @property
     def text_only(self) -> str:
         """A sentence about the parts for images or sound that are not loaded; empty where the files have none."""
+        senses = _OTHER_SENSES if self.spec.vision is None else _SOUND
         names = (name.removeprefix(self._family.base) for name in self._tensors)
-        parts = sorted({name.partition(".")[0] for name in names if name.startswith(_OTHER_SENSES)})
+        parts = sorted({name.partition(".")[0] for name in names if name.startswith(senses)})
         return f"text only: {', '.join(parts)} of the files are not loaded" if parts else ""
 
     def read(self, parameter: Parameter) -> NDArray[Any]:
@@ -180,6 +184,14 @@ class Checkpoint:
             return spec
         return replace(spec, output=replace(spec.output, bias=False))
 
+    def _without_absent_tower(self, spec: DecoderSpec) -> DecoderSpec:
+        """Return the spec without its vision tower where no tensor of it is stored: the files have the text alone."""
+        if spec.vision is None:
+            return spec
+        tower = vision_parameters(spec.vision)
+        names = (self._stored_name(module, parameter) for parameter in tower for module in self._modules(parameter))
+        return spec if any(name in self._tensors for name in names) else replace(spec, vision=None)
+
     def _refuse_leftovers(self) -> None:
         used = {self._family.canonical(part.name) for parts in self.parts.values() for part in parts}
         if self.spec.tied:
@@ -221,7 +233,9 @@ def _is_vector_of_heads(parameter: Parameter, shape: tuple[int, ...]) -> bool:
 
 
 def _is_norm_weight(parameter: Parameter) -> bool:
-    return parameter.module.endswith("norm") and parameter.kind == "weight"
+    """Return whether a parameter is the weight of one of the decoder's norms, or of one that leads to it."""
+    own = not is_vision(parameter) or parameter.module == PROJECT_NORM
+    return own and parameter.module.endswith("norm") and parameter.kind == "weight"
 
 
 def widest(forms: Iterable[Format]) -> Format:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -29,6 +30,8 @@ from dragoman.models.settings import PRECISIONS, Precision, RequestedPrecision
 from dragoman.models.source import Source, find_source, find_weights, open_files
 from dragoman.models.spec import DecoderSpec, EncoderSpec
 from dragoman.models.tensors import Format
+from dragoman.models.vision.description import VisionDescription
+from dragoman.models.vision.readers import PREPROCESSOR_FILES, preprocessor_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +133,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         weights: digest of the packed weights alone. kernels: the instruction set that computes.
         packed_file: file that the weights are mapped from; None where they are not mapped.
         pooling: how it makes vectors of texts; None: it makes none. generates: it generates text.
+        vision: what it sees images with; None: it sees none.
     """
 
     name: str
@@ -152,6 +156,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     packed_file: PackedFile | None = None
     pooling: PoolingInfo | None = None
     generates: bool = True
+    vision: VisionDescription | None = None
 
 
 def describe(
@@ -188,7 +193,7 @@ def _describe(source: Source, rope: Mapping[str, object] | None) -> ModelDescrip
     config = read_json(folder / "config.json")
     if rope is not None:
         config = with_scaling(config, rope)
-    spec = read_spec(config)
+    spec = with_vision(read_spec(config), config, folder)
     if rope is not None and not any(spec.ropes):
         raise ModelError(f"{folder}: the model has no rotary positions that could be scaled")
     generation = read_json(folder / "generation_config.json") if (folder / "generation_config.json").exists() else {}
@@ -209,6 +214,22 @@ def _describe(source: Source, rope: Mapping[str, object] | None) -> ModelDescrip
         encoder=None if spec.encoder is None else _encoder(spec, spec.encoder, folder, generation or config, config),
         pooling=None if spec.encoder is not None else _pooling(source, spec, config),
     )
+
+
+def with_vision(spec: DecoderSpec, config: dict[str, Any], folder: Path) -> DecoderSpec:
+    """Return the spec with what a model's files say of images. Raises ModelError for a tower that cannot be
+    computed."""
+    files = {name: read_json(folder / name) for name in PREPROCESSOR_FILES if (folder / name).is_file()}
+    vision = VisionDescription.from_config(config, preprocessor_of(files))
+    if vision is None:
+        return spec
+    if vision.projection.out != spec.embedding_width:
+        raise ModelError(
+            f"{folder}: images have embeddings of {vision.projection.out} numbers, text of {spec.embedding_width}"
+        )
+    if vision.tags.image_id >= spec.vocab_size:
+        raise ModelError(f"{folder}: image token {vision.tags.image_id} is beyond the vocabulary of {spec.vocab_size}")
+    return replace(spec, vision=vision)
 
 
 def _pooling(source: Source, spec: DecoderSpec, config: Mapping[str, object]) -> PoolingPlan | None:

@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dragoman.models.parameters import LAYER_TABLE, Parameter, parameters
+from dragoman.models.parameter import Parameter
+from dragoman.models.parameters import LAYER_TABLE, parameters
 from dragoman.models.settings import ModelSettings, Precision
 from dragoman.models.spec import DecoderSpec
 from dragoman.models.tensors import Format
+from dragoman.models.vision.parameters import is_vision
 
 _ALIGNMENT = 64  # a cache line: the kernels read whole lines
 # A packed matrix is a row of blocks of 32 outputs, each a row of groups of 32 inputs. A quantized group has float16
@@ -88,11 +90,13 @@ def matrix_precision(parameter: Parameter, precision: Precision) -> Precision:
     Routers are always float32: they are small, and the choice of a wrong expert is a large error. So are the gates of
     recurrences, whose errors add up along a text, and the factors between the parts of a stream.
     The embedding and output tables stay at int8 in an int4 model: their errors reach every logit directly, and the
-    embedding of a rare token has no other tokens to average them out.
+    embedding of a rare token has no other tokens to average them out. So does a vision tower: all tokens see its
+    embeddings.
     """
     if parameter.module in EXACT:
         return "float32"
-    return "int8" if precision == "int4" and parameter.module in ("embedding", "head") else precision
+    finer = parameter.module in ("embedding", "head") or is_vision(parameter)
+    return "int8" if precision == "int4" and finer else precision
 
 
 def _own_format(parameter: Parameter, precision: Precision) -> Format:

@@ -21,6 +21,7 @@ from dragoman.models.memory import plan
 from dragoman.models.parameters import LAYER_TABLE, parameters
 from dragoman.models.settings import KVPrecision, ModelSettings, Precision
 from dragoman.models.spec import DecoderSpec
+from dragoman.models.vision.parameters import is_vision
 
 MULTIPLIED_AS: dict[Precision, Precision] = {
     "float32": "float32",
@@ -107,14 +108,15 @@ def shape_of(described: ModelDescription, precision: Precision) -> Shape:
         sum(
             math.prod(p.shape) * (1.0 if p.expert is None else share)
             for p in parameters(spec)
-            if p.matrix and p.module not in ("embedding", "head", LAYER_TABLE)
+            if p.matrix and p.module not in ("embedding", "head", LAYER_TABLE) and not is_vision(p)
         )
     )
     after = 2 * int(
         sum(
             math.prod(p.shape) * (1.0 if p.expert is None else share)
             for p in parameters(spec)
-            if p.matrix and p.layer is not None and p.layer >= spec.written_layers and spec.encoder is None
+            if p.layer is not None and p.layer >= spec.written_layers and spec.encoder is None
+            if p.matrix and not is_vision(p)
         )
     )
     entries = plan_layout(spec, planned.precision, planned.formats).entries

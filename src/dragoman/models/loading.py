@@ -33,6 +33,7 @@ from dragoman.models.progress import READING, Progress, ignore_progress, part
 from dragoman.models.settings import ModelSettings, default_cache_folder
 from dragoman.models.source import find_source, find_weights, open_files
 from dragoman.models.spec import DecoderSpec
+from dragoman.models.vision.tower import VisionTower
 
 _LOG = logging.getLogger("dragoman.models")
 
@@ -119,6 +120,7 @@ def load(
                 max_tokens=max(settings.max_tokens, planned.encoder_tokens),
                 max_sequences=settings.max_sequences,
             )
+        tower = None if spec.vision is None else VisionTower(weights, spec.vision, planned.precision)
     except ValueError as error:  # valid sizes beyond the kernels' limits
         raise ModelError(f"{described.source.name} cannot be run: {error}") from error
     digests = fingerprint(spec, planned, layout, checksums), weights_digest(layout, checksums)
@@ -139,6 +141,7 @@ def load(
         settings=settings,
         encoder=encoder,
         pooling=pooling,
+        tower=tower,
     )
 
 
@@ -261,4 +264,5 @@ def _card(
         encoder=described.encoder and structs.replace(described.encoder, context_tokens=planned.encoder_tokens),
         pooling=None if described.pooling is None else described.pooling.info,
         generates=described.spec.causal,
+        vision=described.spec.vision,
     )

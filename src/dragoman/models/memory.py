@@ -22,10 +22,13 @@ from dragoman.models.kv_groups import (
 )
 from dragoman.models.latent import buffer_floats
 from dragoman.models.layout import mapped_bytes, plan_layout
-from dragoman.models.parameters import LAYER_TABLE, Parameter
+from dragoman.models.parameter import Parameter
+from dragoman.models.parameters import LAYER_TABLE
 from dragoman.models.settings import PRECISIONS, KVPrecision, ModelSettings, Precision, RequestedPrecision
 from dragoman.models.spec import DecoderSpec
 from dragoman.models.tensors import Format
+from dragoman.models.vision.geometry import buffer_bytes
+from dragoman.models.vision.parameters import is_vision
 
 _SHORTEST_CONTEXT = 1024  # a context is never reduced below this unasked; the model is refused instead
 _MOST_KV_BYTES = 8 << 30  # default limit: more would keep more prefixes, not serve more requests
@@ -53,7 +56,7 @@ class MemoryPlan:
             what is left, or the limit that was set.
         bytes_per_decoded_token: weights read to decode one token alone; memory bandwidth over this is the limit of
             tokens per second. bytes_before_logits: of these, those read by a step that needs no logits.
-            encoder_bytes: weights read to encode an input.
+            encoder_bytes: weights read to encode an input. vision_bytes: weights of the vision tower.
         refusal: why the model does not fit; None when it does.
     """
 
@@ -76,6 +79,7 @@ class MemoryPlan:
     bytes_per_decoded_token: int
     bytes_before_logits: int
     encoder_bytes: int
+    vision_bytes: int
     refusal: str | None
 
     @property
@@ -163,7 +167,7 @@ def plan(
     layout = plan_layout(spec, precision, formats)
     requested = _requested_context(spec, settings)
     table = _table_bytes_per_position(spec)
-    activations = activation_bytes(spec, settings)
+    activations = activation_bytes(spec, settings) + (buffer_bytes(spec.vision) if spec.vision else 0)
     loading = max(_loading_bytes(entry.parameter, entry.nbytes, description.stored_dtype) for entry in layout.entries)
 
     mapped = mapped_bytes(layout, settings)
@@ -202,6 +206,7 @@ def plan(
             )
         ),
         encoder_bytes=sum(entry.nbytes for entry in layout.entries if _is_of_encoder(entry.parameter)),
+        vision_bytes=sum(entry.nbytes for entry in layout.entries if is_vision(entry.parameter)),
         refusal=None,
     )
     if found.concurrency < 1 or found.kv_bytes > room or found.loading_bytes > usable:
@@ -416,9 +421,9 @@ def _share_read(parameter: Parameter, spec: DecoderSpec) -> float:
     """Return the share of a parameter that is read for each token.
 
     Of tables only rows, unless the table is also the output projection; of experts the active ones; of an encoder
-    nothing, as it runs once for each input.
+    and of a vision tower nothing, as they run once for each input.
     """
-    if _is_of_encoder(parameter):
+    if _is_of_encoder(parameter) or is_vision(parameter):
         return 0.0
     if parameter.expert is not None and spec.experts is not None:
         return spec.experts.active / spec.experts.count

@@ -22,6 +22,7 @@ from dragoman.models.pooling import ModelPooling
 from dragoman.models.reads import ReadCounter
 from dragoman.models.settings import ModelSettings
 from dragoman.models.spec import DecoderSpec
+from dragoman.models.vision.tower import VisionTower
 
 
 class Model:
@@ -32,6 +33,7 @@ class Model:
         block_size: tokens of a KV block. pools: blocks of each group of layers. num_blocks: of the first.
         max_context: maximum positions of a sequence.
         encoder_context: maximum tokens of an encoder's input; 0: the model has no encoder.
+        tower: makes embeddings of images; None: the model sees none.
         num_states: slots for the states of recurrent layers; 0: the model has none.
         max_tokens, max_sequences, max_logit_rows: limits of one step.
     """
@@ -51,6 +53,7 @@ class Model:
         encoder: kernels.Program | None = None,
         states: kernels.StatePool | None = None,
         pooling: ModelPooling | None = None,
+        tower: VisionTower | None = None,
     ) -> None:
         self.config, self.program, self.weights, self.kv, self.card, self.plan = (
             config,
@@ -76,6 +79,7 @@ class Model:
         self._reads = ReadCounter(config, plan)
         self._adapter_bytes = settings.adapter_bytes
         self.causal = config.causal
+        self.tower = tower
         self._pooling = pooling
         self._hidden: kernels.Program | None = None if config.causal else program
         """The program up to hidden states; recorded when a request first needs it, where the model generates."""

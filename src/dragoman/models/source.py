@@ -23,12 +23,13 @@ from dragoman.models.quantized import CONFIG_FILES, find_scheme, join_quantized
 from dragoman.models.safetensors_file import INDEX_NAME, choose_weight_files, read_safetensors
 from dragoman.models.short_names import repository_of, similar_names
 from dragoman.models.tensors import TensorFiles
+from dragoman.models.vision.readers import PREPROCESSOR_FILES
 
 EMBEDDED = "embedded"
 # Files that describe a model and tokenize its text; a few megabytes.
 _DESCRIPTION_FILES = ("config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json",
                       "vocab.*", "merges.txt", "chat_template*", "added_tokens.json", INDEX_NAME,
-                      *POOLING_FILES, *CONFIG_FILES)  # fmt: skip
+                      *POOLING_FILES, *CONFIG_FILES, *PREPROCESSOR_FILES)  # fmt: skip
 _FILE_IN_REPOSITORY = re.compile(r"(?P<repository>[\w.-]{1,96}/[\w.-]{1,96}):(?P<file>[\w./-]{1,200})")
 # As the hub has it: not begun or ended by - or ., neither -- nor .. anywhere.
 _REPOSITORY_ID = re.compile(r"(?!.*(--|\.\.))(?![-.])[\w.-]{1,96}(?<![-.])(/(?![-.])[\w.-]{1,96}(?<![-.]))?", re.ASCII)

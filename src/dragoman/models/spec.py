@@ -8,6 +8,7 @@ from typing import Literal
 from dragoman.models.positions import QueryScale, RelativeBias
 from dragoman.models.recurrent import Mixer
 from dragoman.models.rope import Rope
+from dragoman.models.vision.description import VisionDescription
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu", "xielu"]
 Scores = Literal["softmax", "sigmoid", "sparse_mixer"]
@@ -314,6 +315,7 @@ class DecoderSpec:
         encoder: None: a decoder-only model.
         causal: a token sees those before it. Otherwise it sees all of its text (BERT): such a model has no logits, and
             is run over whole texts.
+        vision: what it sees images with; None: it sees none.
     """
 
     architecture: str
@@ -365,6 +367,7 @@ class DecoderSpec:
     tied: bool = False
     encoder: EncoderSpec | None = None
     causal: bool = True
+    vision: VisionDescription | None = None
 
     @property
     def query_width(self) -> int:
@@ -438,6 +441,7 @@ class DecoderSpec:
             output=Output(norm=self.output.norm),
             tied=True,
             encoder=None,
+            vision=None,
             causal=False,
         )
 

@@ -12,8 +12,10 @@ from dragoman.core.errors import ModelError
 from dragoman.models.adapters.config import ALL_LINEAR, AdapterConfig, read_adapter_config
 from dragoman.models.adapters.patterns import full_matches
 from dragoman.models.families import FAMILIES, Family
-from dragoman.models.parameters import Parameter, parameters, product_name
+from dragoman.models.parameter import Parameter
+from dragoman.models.parameters import parameters, product_name
 from dragoman.models.spec import DecoderSpec
+from dragoman.models.vision.parameters import is_vision
 
 _PLAIN_NAME = re.compile(r"[\w.-]+")
 _OTHER_PLACEHOLDER = re.compile(r"\{(?!layer\})")
@@ -55,7 +57,7 @@ def modules_of(spec: DecoderSpec, family: Family) -> dict[str, Module]:
     """Return every matrix of the decoder by its name in the checkpoint; the output matrix also where it is tied."""
     found = {}
     for parameter in parameters(spec):
-        if not parameter.matrix or parameter.module == "embedding":
+        if not parameter.matrix or parameter.module == "embedding" or is_vision(parameter):
             continue
         for module in _split(parameter, family):
             found[module.name] = module

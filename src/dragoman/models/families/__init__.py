@@ -55,6 +55,7 @@ from dragoman.models.families import (
     stablelm,
     starcoder,
     t5,
+    with_images,
 )
 from dragoman.models.families.family import Family
 from dragoman.models.spec import DecoderSpec
@@ -106,6 +107,7 @@ FAMILIES: dict[str, Family] = {
     **bart.FAMILIES,
     **bert.FAMILIES,
     **modern_bert.FAMILIES,
+    **with_images.FAMILIES,
 }
 
 # Features that only some families, or only other readers of config.json, support: refused by name where a family's

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
-from dragoman.models.parameters import Parameter
+from dragoman.models.parameter import Parameter
 from dragoman.models.pooling import PooledHead
 from dragoman.models.spec import DecoderSpec
 

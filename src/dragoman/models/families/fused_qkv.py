@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dragoman.core.lazy_imports import np
-from dragoman.models.parameters import Parameter
+from dragoman.models.parameter import Parameter
 from dragoman.models.spec import DecoderSpec
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dragoman.models.config import Config
 from dragoman.models.families.family import Family
 from dragoman.models.families.llama import LLAMA_NAMES, llama_like
 from dragoman.models.families.mixtures import checked
-from dragoman.models.parameters import Parameter
+from dragoman.models.parameter import Parameter
 from dragoman.models.rope_config import read_rope_block
 from dragoman.models.spec import DecoderSpec, Experts
 

@@ -12,7 +12,7 @@ from dragoman.models.config import Config
 from dragoman.models.families.family import Family
 from dragoman.models.families.llama import HEAD_NORM_NAMES, LLAMA_NAMES, llama_like
 from dragoman.models.families.mixtures import QWEN2_MOE_NAMES, QWEN_STACKS, qwen_experts
-from dragoman.models.parameters import Parameter
+from dragoman.models.parameter import Parameter
 from dragoman.models.recurrent import MOST_TAPS, DeltaRule
 from dragoman.models.spec import DecoderSpec, Experts, HeadNorm
 

@@ -1,0 +1,135 @@
+"""Parts of a vision tower's description, each a variant as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Norm = Literal["rms", "layer"]
+Positions = Literal["learned", "rotary"]
+Resampling = Literal["nearest", "lanczos", "bilinear", "bicubic"]
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+RESAMPLINGS: dict[int, Resampling] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+"""Kinds of resampling by their numbers in a preprocessor's config, which are Pillow's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layers:
+    """Layers of attention and a feed-forward network, in which every patch of a tile sees all others.
+
+    Attributes:
+        width: of the residual stream. count: of layers that are computed: those after the taken one are not loaded.
+        feed_forward: width between the two products of the feed-forward network.
+        norm, norm_eps: of all norms; ``layer`` has biases. qkv_bias: of queries, keys and values.
+        first_norm: a norm before the first layer (CLIP). last_norm: a norm after the last (SigLIP).
+    """
+
+    width: int
+    count: int
+    heads: int
+    feed_forward: int
+    activation: Activation
+    norm: Norm = "layer"
+    norm_eps: float
+    qkv_bias: bool = True
+    first_norm: bool = False
+    last_norm: bool = False
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of a head."""
+        return self.width // self.heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction:
+    """How neighbouring patches become one token.
+
+    Attributes:
+        kind: ``none``; ``shuffle``: squares of ``factor`` by ``factor`` patches side by side in one wide row (pixel
+            shuffle); ``average``: their mean.
+    """
+
+    kind: Literal["none", "shuffle", "average"] = "none"
+    factor: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projection:
+    """From a reduced patch to an embedding of the decoder: ``[norm ·] W``, or ``W2 · act(W1 · [norm])``.
+
+    Attributes:
+        out: width of the decoder's embeddings. inner: between the two products; 0: there is one product.
+        norm: before the first product; None: there is none.
+        first_bias, last_bias: of the products.
+    """
+
+    out: int
+    inner: int = 0
+    activation: Activation = "gelu"
+    norm: Norm | None = None
+    norm_eps: float = 1e-6
+    first_bias: bool = False
+    last_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pixels:
+    """From an image to the numbers that the tower takes: (level / 255 - mean) / deviation of each channel.
+
+    Attributes:
+        mean, deviation: of red, green and blue, as shares of 255. rescale: 1 / 255 as the preprocessor has it.
+    """
+
+    mean: tuple[float, float, float]
+    deviation: tuple[float, float, float]
+    resampling: Resampling
+    rescale: float = 1 / 255
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiling:
+    """How an image becomes tiles of ``side`` by ``side`` pixels.
+
+    Attributes:
+        kind: ``one``: resized to one tile, whatever its shape. ``split``: scaled so that its longer edge has
+            ``longest`` pixels, then both edges up to whole tiles; cut, and the whole image is one more tile, the last
+            (Idefics 3).
+        side: pixels of a tile's edge.
+        longest: of ``split``, pixels of the longer edge. most: tiles of one image, at the most.
+    """
+
+    kind: Literal["one", "split"]
+    side: int
+    longest: int = 0
+    most: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tags:
+    """What takes the place of an image in the prompt, around the image's tokens.
+
+    Attributes:
+        placeholder: what chat templates write for an image; it is replaced.
+        image: the token that stands once for each embedding of the image. image_id: its id.
+        before, after: of the whole image. tile: before each tile of several, with ``{row}`` and ``{column}`` from 1.
+        row_end: after each row of tiles. rows_end: after the last of them. whole: before the tile with the whole image.
+    """
+
+    placeholder: str
+    image: str
+    image_id: int
+    before: str = ""
+    after: str = ""
+    tile: str = ""
+    row_end: str = ""
+    rows_end: str = ""
+    whole: str = ""

@@ -1,0 +1,60 @@
+"""What takes the place of an image in a prompt: its tags, and its image token once for each embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Protocol
+
+from dragoman.models.vision.description import VisionDescription
+from dragoman.models.vision.preprocess import PreparedImage
+
+
+class Tokenizer(Protocol):
+    """The part of a tokenizer that tags need."""
+
+    def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> Sequence[int]:
+        """Return the token ids of a text."""
+
+
+def expand(vision: VisionDescription, tokenizer: Tokenizer, prepared: PreparedImage) -> list[int]:
+    """Return the token ids that replace one placeholder of the prompt: ``prepared.embeddings`` of them are the image
+    token. Tags are encoded apart from the prompt's other text."""
+    found: list[int] = []
+    for tag, tokens in _runs(vision, prepared):
+        if tag:
+            found += tokenizer.encode(tag, add_special_tokens=False, parse_special=True)
+        found += [vision.tags.image_id] * tokens
+    return found
+
+
+def replacement(vision: VisionDescription, prepared: PreparedImage) -> str:
+    """Return the text that replaces one placeholder in the text of a prompt, before that is encoded."""
+    return "".join(tag + vision.tags.image * tokens for tag, tokens in _runs(vision, prepared))
+
+
+def _runs(vision: VisionDescription, prepared: PreparedImage) -> list[tuple[str, int]]:
+    """Return text, and how many image tokens follow it, one after the other."""
+    tags, grid = vision.tags, prepared.grid
+    tiles = grid.rows * grid.columns
+    found = [(tags.before, 0)]
+    for row in range(grid.rows):
+        for column in range(grid.columns):
+            found.append((tags.tile.format(row=row + 1, column=column + 1), vision.tile_tokens))
+        found.append((tags.row_end, 0))
+    if tiles:
+        found.append((tags.rows_end, 0))
+    if len(prepared.pixels) > tiles:
+        found.append((tags.whole, vision.tile_tokens))
+    return _joined([*found, (tags.after, 0)])
+
+
+def _joined(runs: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Return the same runs with neighbouring texts as one: a tokenizer may have a token across them."""
+    found = runs[:1]
+    for (_, before), (text, tokens) in pairwise(runs):
+        if before:
+            found.append((text, tokens))
+        else:
+            found[-1] = (found[-1][0] + text, tokens)
+    return found

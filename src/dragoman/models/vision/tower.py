@@ -1,0 +1,268 @@
+"""The vision tower, described once: the operations from the patches of tiles to embeddings of the decoder.
+
+Layers of attention, in which every patch of a tile sees all others, and a feed-forward network, with norms of their
+inputs. It is recorded once as a program, whose layers are run one after the other, so that a decoder's steps can come
+between them. Its keys and values are in memory of its own, one layer's after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman import kernels
+from dragoman.models.vision.description import VisionDescription
+from dragoman.models.vision.geometry import Grid, rows_of_run
+from dragoman.models.vision.parameters import PREFIX
+from dragoman.models.vision.parts import Norm
+from dragoman.models.vision.preprocess import PreparedImage, normalise
+
+Floats = NDArray[np.float32]
+
+
+class VisionTower:
+    """A vision tower over packed weights.
+
+    Attributes:
+        vision: its description. max_tiles: of one run.
+    """
+
+    def __init__(self, weights: Mapping[str, object], vision: VisionDescription, precision: str) -> None:
+        """Record the tower. ``weights``: packed parameters by name; ``precision``: of the model, which decides that of
+        the tower's keys and values."""
+        self.vision = vision
+        self._weights = _TowerWeights(weights)
+        rows = rows_of_run(vision)
+        self.max_tiles = rows // vision.tile_rows
+        self._tile_blocks = -(-vision.tile_rows // kernels.BLOCK_TOKENS)
+        self._layers = _record_layers(vision, self._weights, precision, self.max_tiles, self._tile_blocks)
+        self._projection = _record_projection(vision, self._weights, self.max_tiles * vision.tile_tokens)
+
+    def encode(self, pixels: NDArray[np.uint8], grid: Grid) -> Floats:
+        """Return the embeddings ``[tokens, hidden]`` of an image's tiles ``[tiles, 3, height, width]``."""
+        *_, found = self._steps(pixels, grid)
+        assert found is not None
+        return found
+
+    def encode_steps(self, prepared: PreparedImage) -> Iterator[Floats | None]:
+        """Compute an image in parts: yield None after each, and last its embeddings ``[prepared.embeddings, hidden]``.
+
+        A part is at most one layer of ``max_tiles`` tiles. One image is computed at a time: the next one's parts begin
+        after the last of this one's, or in place of what is left of them.
+        """
+        yield from self._steps(prepared.pixels, prepared.grid)
+
+    def _steps(self, pixels: NDArray[np.uint8], grid: Grid) -> Iterator[Floats | None]:
+        vision, parts = self.vision, []
+        if pixels.shape[1:] != (3, vision.tiling.side, vision.tiling.side):
+            raise ValueError(f"tiles must be 3 x {vision.tiling.side} x {vision.tiling.side}, got {pixels.shape[1:]}")
+        for first in range(0, len(pixels), self.max_tiles):
+            tiles = pixels[first : first + self.max_tiles]
+            stream = self._patches(tiles)
+            yield None
+            run = self._layers.run(stream, len(tiles), self._tile_blocks)
+            for taken in run:
+                if taken is None:
+                    yield None
+                else:
+                    parts.append(self._projection.run(self._reduced(taken, len(tiles))))
+            yield None
+        yield np.concatenate(parts)
+
+    def _patches(self, tiles: NDArray[np.uint8]) -> Floats:
+        """Return the rows ``[tiles · tile_rows, width]`` before the first layer: of patches, with positions."""
+        vision, count = self.vision, len(tiles)
+        side, patch = vision.patches_per_side, vision.patch
+        levels = normalise(tiles, vision.pixels).reshape(count, 3, side, patch, side, patch)
+        flat = levels.transpose(0, 2, 4, 1, 3, 5).reshape(count * side * side, vision.patch_floats)
+        rows = kernels.linear(flat, self._weights.matrix("patch"), self._weights.bias("patch"))
+        rows = rows.reshape(count, side * side, -1)
+        if vision.class_token:
+            first = np.broadcast_to(self._weights.vector("class"), (count, 1, vision.layers.width))
+            rows = np.concatenate([first, rows], axis=1)
+        rows = rows + self._weights.vector("positions")
+        return rows.reshape(count * vision.tile_rows, -1)
+
+    def _reduced(self, rows: Floats, tiles: int) -> Floats:
+        """Return the rows that the projection takes, ``[tiles · tile_tokens, reduced_width]``."""
+        vision, reduction = self.vision, self.vision.reduction
+        side, factor = vision.patches_per_side, reduction.factor
+        rows = rows.reshape(tiles, vision.tile_rows, -1)[:, int(vision.class_token) :]
+        if reduction.kind == "none":
+            return rows.reshape(tiles * side * side, -1)
+        short, width = side // factor, vision.layers.width
+        squares = rows.reshape(tiles, short, factor, short, factor, width)
+        if reduction.kind == "average":
+            found: Floats = squares.mean(axis=(2, 4), dtype=np.float32)
+        else:
+            found = squares.transpose(0, 1, 3, 2, 4, 5)
+        return found.reshape(tiles * short * short, vision.reduced_width)
+
+
+class _TowerWeights:
+    """The tower's parameters among those of a model."""
+
+    def __init__(self, weights: Mapping[str, object]) -> None:
+        self._weights = weights
+
+    def matrix(self, module: str, layer: int | None = None) -> kernels.PackedMatrix:
+        found = self._weights[_name(module, "weight", layer)]
+        assert isinstance(found, kernels.PackedMatrix)
+        return found
+
+    def vector(self, module: str, layer: int | None = None) -> Floats:
+        return np.asarray(self._weights[_name(module, "weight", layer)], np.float32)
+
+    def bias(self, module: str, layer: int | None = None) -> Floats | None:
+        found = self._weights.get(_name(module, "bias", layer))
+        return None if found is None else np.asarray(found, np.float32)
+
+
+def _name(module: str, kind: str, layer: int | None) -> str:
+    place = "" if layer is None else f"layers.{layer}."
+    return f"{place}{PREFIX}{module}.{kind}"
+
+
+@dataclass(frozen=True, slots=True)
+class _RecordedLayers:
+    """The layers as one program. ``ends``: its operations so far at the end of each part."""
+
+    program: kernels.Program
+    ends: tuple[int, ...]
+
+    def run(self, stream: Floats, tiles: int, tile_blocks: int) -> Iterator[Floats | None]:
+        """Run part after part over the rows of so many tiles: yield None after each but the last, and then the rows
+        after the last layer."""
+        count = len(stream)
+        rows = np.arange(count, dtype=np.int32)
+        per_tile = count // tiles
+        starts = np.arange(tiles + 1, dtype=np.int32) * np.int32(per_tile)
+        tables = np.arange(tiles * tile_blocks, dtype=np.int32).reshape(tiles, tile_blocks)
+        first = 0
+        for end in self.ends:
+            found = self.program.run(
+                np.zeros(count, np.int32),
+                rows % np.int32(per_tile),
+                starts,
+                tables,
+                rows,
+                embedding_rows=rows if first == 0 else None,
+                embedding_values=stream if first == 0 else None,
+                operations=(first, end),
+            )
+            first = end
+            if end != self.ends[-1]:
+                yield None
+            else:
+                yield found.copy()
+
+
+def _record_layers(
+    vision: VisionDescription, weights: _TowerWeights, precision: str, tiles: int, tile_blocks: int
+) -> _RecordedLayers:
+    layers, rows = vision.layers, tiles * vision.tile_rows
+    width = layers.width
+    kv = kernels.KVPool(
+        layers=1,
+        blocks=tiles * tile_blocks,
+        kv_heads=layers.heads,
+        head_dim=layers.head_dim,
+        precision="float32" if precision == "float32" else "bfloat16",
+    )
+    p = kernels.Program(max_tokens=rows, max_sequences=tiles, max_logit_rows=rows, kv=kv)
+    record = _LayerRecorder(p, weights, layers.norm, layers.norm_eps)
+    x, normed, mixed = p.buffer(width), p.buffer(width), p.buffer(width)
+    wide = p.buffer(max(3 * width, layers.feed_forward))
+    qkv = p.buffer(3 * width, wide)
+    inner = p.buffer(layers.feed_forward, wide)
+    p.embed(x, _no_rows(width))
+    ends = []
+    if layers.first_norm:
+        record.norm(x, x, "first_norm")
+    for layer in range(layers.count):
+        record.norm(normed, x, "attention_norm", layer)
+        record.linear(qkv, normed, "qkv", layer)
+        p.write_kv(qkv, width, 2 * width, 0)
+        p.attend(mixed, qkv, 0, layers.heads, 0, layers.head_dim**-0.5, causal=False)
+        record.linear(x, mixed, "attention_out", layer, accumulate=True)
+        record.norm(normed, x, "feed_forward_norm", layer)
+        record.linear(inner, normed, "feed_forward_in", layer)
+        p.activate(inner, layers.activation)
+        record.linear(x, inner, "feed_forward_out", layer, accumulate=True)
+        ends.append(p.operation_count)
+    if layers.last_norm:
+        record.norm(x, x, "last_norm")
+    taken = p.buffer(width)
+    p.select_rows(taken, x)
+    p.logits(taken)
+    return _RecordedLayers(p, (*ends[:-1], p.operation_count))
+
+
+@dataclass(frozen=True, slots=True)
+class _RecordedProjection:
+    """The projection as a program over rows that have no positions."""
+
+    program: kernels.Program
+
+    def run(self, rows: Floats) -> Floats:
+        """Return the embeddings of reduced patches."""
+        count = len(rows)
+        each = np.arange(count, dtype=np.int32)
+        return self.program.run(
+            np.zeros(count, np.int32),
+            each,
+            np.array([0, count], np.int32),
+            np.zeros((1, -(-count // kernels.BLOCK_TOKENS)), np.int32),
+            each,
+            embedding_rows=each,
+            embedding_values=rows,
+        ).copy()
+
+
+def _record_projection(vision: VisionDescription, weights: _TowerWeights, rows: int) -> _RecordedProjection:
+    projection = vision.projection
+    kv = kernels.KVPool(layers=1, blocks=1, kv_heads=1, head_dim=16, precision="float32")  # a program has one; unused
+    p = kernels.Program(max_tokens=rows, max_sequences=1, max_logit_rows=rows, kv=kv)
+    record = _LayerRecorder(p, weights, projection.norm or "rms", projection.norm_eps)
+    x = p.buffer(vision.reduced_width)
+    p.embed(x, _no_rows(vision.reduced_width))
+    if projection.norm is not None:
+        record.norm(x, x, "project_norm")
+    if projection.inner:
+        inner = p.buffer(projection.inner)
+        record.linear(inner, x, "project_in")
+        p.activate(inner, projection.activation)
+        x = inner
+    out, wanted = p.buffer(projection.out), p.buffer(projection.out)
+    record.linear(out, x, "project_out")
+    p.select_rows(wanted, out)
+    p.logits(wanted)
+    return _RecordedProjection(p)
+
+
+def _no_rows(width: int) -> kernels.PackedMatrix:
+    """Return a table for rows that are all given."""
+    return kernels.pack(np.zeros((1, width), np.float32), "float32")
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerRecorder:
+    """Records norms and products of modules."""
+
+    program: kernels.Program
+    weights: _TowerWeights
+    kind: Norm
+    eps: float
+
+    def norm(self, out: int, x: int, module: str, layer: int | None = None) -> None:
+        """Record out = norm(x)."""
+        weight, bias = self.weights.vector(module, layer), self.weights.bias(module, layer)
+        self.program.norm(out, x, weight, bias=bias, eps=self.eps, kind=self.kind)
+
+    def linear(self, out: int, x: int, module: str, layer: int | None = None, accumulate: bool = False) -> None:
+        """Record out (+)= x·W (+ bias)."""
+        matrix, bias = self.weights.matrix(module, layer), self.weights.bias(module, layer)
+        self.program.linear(out, x, matrix, bias=bias, accumulate=accumulate)

@@ -1,0 +1,97 @@
+"""A program run in parts computes what it computes at once; rows that see ahead see what they are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dragoman import kernels
+from dragoman.kernels.reference import attention as reference
+
+ROWS, WINDOW = 70, 50
+HEADS, KV_HEADS, HEAD_DIM = 4, 2, 12
+
+
+def one(count: int, first: int = 0, **changes: Any) -> dict[str, Any]:
+    """The batch of so many rows of one sequence, from a position on."""
+    batch: dict[str, Any] = {
+        "token_ids": np.zeros(count, np.int32),
+        "positions": np.arange(first, first + count),
+        "row_starts": [0, count],
+        "block_tables": [[5, 2, 7]],
+        "logit_rows": np.arange(count),
+        "embedding_rows": np.arange(count),
+    }
+    return batch | changes
+
+
+def random_rows(count: int = ROWS) -> Any:
+    return np.random.default_rng(5).normal(size=(count, (HEADS + 2 * KV_HEADS) * HEAD_DIM)).astype(np.float32)
+
+
+def _attention(window: int) -> kernels.Program:
+    """A program whose result is the attention of its rows, which are queries, keys and values."""
+    width = (HEADS + 2 * KV_HEADS) * HEAD_DIM
+    kv = kernels.KVPool(layers=1, blocks=8, kv_heads=KV_HEADS, head_dim=HEAD_DIM, precision="float32")
+    p = kernels.Program(max_tokens=256, max_sequences=2, max_logit_rows=256, kv=kv)
+    x, mixed, wanted = p.buffer(width), p.buffer(HEADS * HEAD_DIM), p.buffer(HEADS * HEAD_DIM)
+    p.embed(x, kernels.pack(np.zeros((1, width), np.float32), "float32"))
+    p.write_kv(x, HEADS * HEAD_DIM, (HEADS + KV_HEADS) * HEAD_DIM, 0)
+    p.attend(mixed, x, 0, HEADS, 0, HEAD_DIM**-0.5, window=window)
+    p.select_rows(wanted, mixed)
+    p.logits(wanted)
+    return p
+
+
+def test_parts_one_after_the_other_are_the_whole() -> None:
+    whole = _attention(0).run(**one(50, embedding_values=random_rows(50))).copy()
+    program = _attention(0)
+    count = program.operation_count
+    for size in (1, 2, count):
+        result = None
+        for first in range(0, count, size):
+            # What the first operation takes, later ones have in their buffers.
+            values = random_rows(50) if first == 0 else np.zeros_like(random_rows(50))
+            operations = first, min(first + size, count)
+            result = program.run(**one(50, embedding_values=values), operations=operations)
+        np.testing.assert_array_equal(result, whole)
+
+
+@pytest.mark.parametrize("operations", [(-1, 2), (3, 2), (0, 10_000)])
+def test_parts_that_are_none_are_refused(operations: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="the program has"):
+        _attention(0).run(**one(3, embedding_values=random_rows(3)), operations=operations)
+
+
+@pytest.mark.parametrize("window", [0, WINDOW])
+@pytest.mark.parametrize("chunks", [(ROWS,), (41, 29), (3, 38, 29)])
+def test_rows_see_up_to_the_end_they_are_given(window: int, chunks: tuple[int, ...]) -> None:
+    """As the tokens of an image: 5 to 41 see each other both ways, the others what is before them."""
+    rows = random_rows()
+    ends = np.arange(1, ROWS + 1, dtype=np.int32)
+    if chunks[0] != 3:
+        ends[5:41] = 41
+    ends[50:60] = 60
+    q, k, v = (
+        part.reshape(ROWS, -1, HEAD_DIM)
+        for part in np.split(rows, [HEADS * HEAD_DIM, (HEADS + KV_HEADS) * HEAD_DIM], axis=1)
+    )
+    expected = [
+        reference.attend(q[r : r + 1], k[begin:end], v[begin:end], r - begin, HEAD_DIM**-0.5, causal=False)
+        for r, end in enumerate(ends)
+        for begin in [max(0, r - window + 1) if window else 0]
+    ]
+    program, found, first = _attention(window), [], 0
+    for count in chunks:
+        batch = one(count, first, embedding_values=rows[first : first + count])
+        found.append(program.run(**batch, seen_ends=ends[first : first + count]).copy())
+        first += count
+    np.testing.assert_allclose(np.concatenate(found), np.concatenate(expected), atol=1e-5)
+
+
+@pytest.mark.parametrize("ends", [[0, 2, 3], [1, 2, 4], [3, 2, 3], [1, 2]])
+def test_ends_that_cannot_be_are_refused(ends: list[int]) -> None:
+    with pytest.raises(ValueError, match="seen_ends"):
+        _attention(0).run(**one(3, embedding_values=random_rows(3)), seen_ends=ends)
