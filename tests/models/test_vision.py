@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from vision_models import CONFIGS, PREPROCESSORS
 
 from dragoman import models
 from dragoman.core.errors import ModelError
-from dragoman.models.batch import Batch
+from dragoman.models.batch import Batch, tables_of_one
 from dragoman.models.families import read_spec
 from dragoman.models.model import Model
 from dragoman.models.vision.description import VisionDescription
@@ -31,7 +32,7 @@ Image = pytest.importorskip("PIL.Image")
 
 SETTINGS = models.ModelSettings(precision="float32", max_tokens=512, kv_tokens=2048, cache_bytes=0)
 SIZES = ((100, 70), (300, 500), (56, 56), (57, 112), (1, 1), (10, 400), (400, 3), (640, 480), (1, 3000))
-MODULES = {"idefics3": "idefics3.image_processing_pil_idefics3", "smolvlm": "smolvlm.image_processing_pil_smolvlm"}
+CUT = ("idefics3", "smolvlm")
 
 
 def description(name: str) -> VisionDescription:
@@ -50,9 +51,9 @@ def image(width: int, height: int, seed: int = 0) -> Any:
 def processor(name: str, **changes: Any) -> Any:
     """The image processor of transformers that resizes by Pillow."""
     config = {key: value for key, value in PREPROCESSORS[name].items() if key != "image_processor_type"}
-    module = importlib.import_module(f"transformers.models.{MODULES[name]}")
+    module = importlib.import_module(f"transformers.models.{name}.image_processing_pil_{name}")
     (kind,) = (getattr(module, each) for each in module.__all__ if each.endswith("ImageProcessorPil"))
-    return kind(**config | changes)
+    return kind(**config | (changes if name in CUT else {}))
 
 
 def their_pixels(name: str, picture: Any, **changes: Any) -> NDArray[np.float32]:
@@ -90,29 +91,31 @@ def test_prompts_equal_those_of_transformers(name: str) -> None:
     module = importlib.import_module(f"transformers.models.{name}.processing_{name}")
     (kind,) = (getattr(module, each) for each in module.__all__ if each.endswith("Processor"))
     vision = description(name)
+    gemma = f"\n\n<start_of_image>{'<image_soft_token>' * vision.tile_tokens}<end_of_image>\n\n"
     tokens = SimpleNamespace(
         image_token="<image>",
         fake_image_token="<fake_token_around_image>",
         global_image_tag="<global-img>",
         global_image_token="<global-img>",
         image_seq_len=vision.tile_tokens,
+        full_image_sequence=gemma,
     )
     for size in SIZES:
         found = preprocess(image(*size), vision)
         theirs = processor(name, return_row_col_info=True)(image(*size))
         expected = kind.replace_image_token(tokens, theirs, 0)
         assert replacement(vision, found) == expected
-        assert expected.count("<image>") == found.embeddings
-        assert found.tokens == expected.count("<") + expected.count("\n") == image_token_count(*size, vision)
+        assert expected.count(vision.tags.image) == found.embeddings
+        assert found.tokens == len(re.findall(r"<|\n+", expected)) == image_token_count(*size, vision)
 
 
 class Characters:
-    """A tokenizer with a token for each character, and one for each name in brackets."""
+    """A tokenizer with a token for each name in brackets, and for line breaks in a row."""
 
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         found = [1] if add_special_tokens else []
         while text:
-            end = text.index(">") + 1 if text.startswith("<") else 1
+            end = text.index(">") + 1 if text.startswith("<") else len(text) - len(text.lstrip("\n"))
             found.append(1000 + sum(map(ord, text[:end])))
             text = text[end:]
         return found
@@ -130,7 +133,8 @@ def test_a_placeholder_becomes_as_many_tokens_as_are_counted(name: str) -> None:
 
 def embeddings_of(theirs: Any, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
     with torch.no_grad():
-        found = theirs.get_image_features(torch.tensor(pixels)[None]).pooler_output
+        cut = theirs.config.model_type in CUT  # takes the tiles of several images
+        found = theirs.get_image_features(torch.tensor(pixels)[None] if cut else torch.tensor(pixels)).pooler_output
     return torch.cat(list(found)).reshape(-1, found[0].shape[-1]).numpy()
 
 
@@ -147,8 +151,17 @@ def test_embeddings_equal_those_of_transformers(name: str, served: Any) -> None:
 def with_image(ours: Model, found: PreparedImage) -> tuple[NDArray[np.int32], NDArray[np.intp]]:
     """A prompt with an image: token ids, and the rows of its embeddings."""
     token = ours.tower.vision.tags.image_id
-    ids = np.array([5, 6, 7, *[token] * found.embeddings, 8, 9, 10], np.int32)
+    ids = np.array([*range(5, 35), *[token] * found.embeddings, *range(40, 50)], np.int32)
     return ids, np.flatnonzero(ids == token)
+
+
+def seen_ends(vision: VisionDescription, rows: NDArray[np.intp], count: int) -> NDArray[np.int32] | None:
+    """The end of what each row sees, where an image's tokens see each other both ways."""
+    if vision.both_ways == "none":
+        return None
+    ends = np.arange(1, count + 1, dtype=np.int32)
+    ends[rows] = rows[-1] + 1
+    return ends
 
 
 def logits_of(ours: Model, ids: NDArray[np.int32], rows: NDArray[np.intp], values: Any) -> NDArray[np.float32]:
@@ -157,10 +170,11 @@ def logits_of(ours: Model, ids: NDArray[np.int32], rows: NDArray[np.intp], value
         token_ids=ids,
         positions=np.arange(count, dtype=np.int32),
         row_starts=np.array([0, count], np.int32),
-        block_tables=np.arange(-(-count // ours.block_size), dtype=np.int32)[None, None],
-        logit_rows=np.arange(count, dtype=np.int32),
+        block_tables=tables_of_one(ours.pools, -(-count // ours.block_size)),
+        logit_rows=np.arange(max(0, count - ours.max_logit_rows), count, dtype=np.int32),
         embedding_rows=rows.astype(np.int32),
         embedding_values=values,
+        seen_ends=seen_ends(ours.tower.vision, rows, count),
     )
     return np.array(ours.run(batch))
 
@@ -171,10 +185,13 @@ def test_logits_equal_those_of_transformers(name: str, served: Any) -> None:
     found = preprocess(image(300, 500), ours.tower.vision)
     ids, rows = with_image(ours, found)
     with torch.no_grad():
-        pixels = torch.tensor(their_pixels(name, image(300, 500)))[None]
-        expected = theirs(input_ids=torch.tensor(ids)[None].long(), pixel_values=pixels).logits[0].numpy()
+        pixels = torch.tensor(their_pixels(name, image(300, 500)))
+        inputs = {"input_ids": torch.tensor(ids)[None].long(), "pixel_values": pixels[None] if name in CUT else pixels}
+        if ours.tower.vision.both_ways != "none":
+            inputs["token_type_ids"] = (inputs["input_ids"] == ours.tower.vision.tags.image_id).long()
+        expected = theirs(**inputs).logits[0].numpy()
     logits = logits_of(ours, ids, rows, ours.tower.encode(found.pixels, found.grid))
-    np.testing.assert_allclose(logits, expected, atol=1e-4 * np.abs(expected).max())
+    np.testing.assert_allclose(logits, expected[-len(logits) :], atol=1e-4 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -300,6 +317,8 @@ def test_tiles_of_another_shape_are_refused(served: Any) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_text_configs_are_read_by_their_own_family(name: str) -> None:
     spec = read_spec(CONFIGS[name])
-    assert (spec.architecture, spec.tied) == (CONFIGS[name]["architectures"][0], False)
+    assert (spec.architecture, spec.tied) == (CONFIGS[name]["architectures"][0], CONFIGS[name]["tie_word_embeddings"])
+    if name == "gemma3":
+        return
     with pytest.raises(ModelError, match="model_type 'rwkv' is not supported; known: llama"):
         read_spec(CONFIGS[name] | {"text_config": {"model_type": "rwkv"}})

@@ -40,6 +40,26 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "smolvlm": _IDEFICS3
     | {"architectures": ["SmolVLMForConditionalGeneration"], "model_type": "smolvlm"}
     | {"vision_config": _TOWER | {"model_type": "smolvlm_vision"}},
+    "gemma3": {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "text_config": _TEXT
+        | {
+            "model_type": "gemma3_text",
+            "head_dim": 24,
+            "num_hidden_layers": 3,
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "query_pre_attn_scalar": 30,
+        },
+        "vision_config": _TOWER | {"model_type": "siglip_vision_model", "image_size": 112, "vision_use_head": False},
+        "mm_tokens_per_image": 16,
+        "image_token_index": 129,
+        "boi_token_index": 127,
+        "eoi_token_index": 128,
+        "pad_token_id": 0,
+        "tie_word_embeddings": True,
+    },
 }
 PREPROCESSORS: dict[str, dict[str, Any]] = {
     "idefics3": {
@@ -48,6 +68,7 @@ PREPROCESSORS: dict[str, dict[str, Any]] = {
         "max_image_size": {"longest_edge": 56},
         "do_image_splitting": True,
     },
+    "gemma3": {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 112, "width": 112}},
     "smolvlm": {
         "image_processor_type": "SmolVLMImageProcessor",
         "size": {"longest_edge": 168},

@@ -31,6 +31,7 @@ from dragoman.models.source import Source, find_source, find_weights, open_files
 from dragoman.models.spec import DecoderSpec, EncoderSpec
 from dragoman.models.tensors import Format
 from dragoman.models.vision.description import VisionDescription
+from dragoman.models.vision.parameters import PREFIX as VISION_PREFIX
 from dragoman.models.vision.readers import PREPROCESSOR_FILES, preprocessor_of
 
 
@@ -275,7 +276,8 @@ def _encoder(
 def _expected_formats(scheme: Scheme, spec: DecoderSpec, stored_dtype: str) -> dict[str, Format]:
     """Return the formats that the matrices of a quantized model have according to its config."""
     family = FAMILIES[spec.architecture]
-    if family.transposed and not getattr(scheme, "upright", False):
+    decoder = {module for module in family.transposed if not module.startswith(VISION_PREFIX)}
+    if decoder and not getattr(scheme, "upright", False):
         raise ModelError(f"quantized weights of {spec.architecture}, which stores matrices turned, are not supported")
     plain = Format("float32" if stored_dtype == "float32" else "bfloat16")
     found = {}

@@ -97,10 +97,12 @@ class Family:
 
 
 IMAGE_PARTS = re.compile(r"(vision_tower|multi_modal_projector)\..*")
-"""Tensors of models with images that a text decoder does not use, as ``ignored``."""
+"""Tensors of models with images, as ``ignored``: a text decoder uses none, and a tower may have layers after those that
+are taken."""
 
 WITH_IMAGES = (
-    (r"^(model\.)?(vision_tower|multi_modal_projector)\.", r"model.\2."),
+    (r"^(model\.)?vision_tower\.(vision_model\.)?", "model.vision_tower."),
+    (r"^(model\.)?multi_modal_projector\.", "model.multi_modal_projector."),
     (r"^language_model\.lm_head\.", "lm_head."),
     (r"^(language_model\.model|model\.language_model)\.", "model."),
 )

@@ -15,6 +15,7 @@ from dragoman.models.families.family import IMAGE_PARTS, WITH_IMAGES, Family
 from dragoman.models.families.llama import ACTIVATIONS, HEAD_NORM_NAMES, LLAMA_NAMES, llama_like
 from dragoman.models.rope_config import blocks_by_layer_type, read_rope_block
 from dragoman.models.spec import Block, DecoderSpec, Embedding, HeadNorm, Output
+from dragoman.models.vision.parameters import siglip_names
 
 _GEMMA2_NAMES = LLAMA_NAMES | {
     "attention_out_norm": ("model.layers.{layer}.post_attention_layernorm",),
@@ -22,6 +23,11 @@ _GEMMA2_NAMES = LLAMA_NAMES | {
     "feed_forward_out_norm": ("model.layers.{layer}.post_feedforward_layernorm",),
 }
 _GEMMA3_NAMES = _GEMMA2_NAMES | HEAD_NORM_NAMES
+_PROJECTOR = "model.multi_modal_projector."
+_GEMMA3_VISION_NAMES = siglip_names("model.vision_tower.") | {
+    "vision_project_norm": (f"{_PROJECTOR}mm_soft_emb_norm",),
+    "vision_project_out": (f"{_PROJECTOR}mm_input_projection_weight",),
+}
 _VAULT_NAMES = LLAMA_NAMES | {"feed_forward_norm": _GEMMA2_NAMES["feed_forward_norm"]}
 
 # Defaults of fields that configs may omit, from transformers' classes.
@@ -83,7 +89,7 @@ def _read_gemma3(config: Config) -> DecoderSpec:
 
 
 def _read_gemma3_with_images(config: Config) -> DecoderSpec:
-    """Return the text decoder of the models with a vision tower: only prompts without images are served."""
+    """Return the text decoder of the models with a vision tower."""
     return replace(_read_gemma3(config.within("text_config")), architecture="Gemma3ForConditionalGeneration")
 
 
@@ -184,14 +190,15 @@ FAMILIES: dict[str, Family] = {
     ),
     "Gemma3ForConditionalGeneration": Family(
         _read_gemma3_with_images,
-        _GEMMA3_NAMES,
+        _GEMMA3_NAMES | _GEMMA3_VISION_NAMES,
         "gemma3",
         base="model.",
         ignored=IMAGE_PARTS,
         aliases=WITH_IMAGES,
+        transposed=frozenset(["vision_project_out"]),
         norm_offset=1.0,
         title="Gemma 3 with images",
         examples=("google/gemma-3-4b-it", "google/gemma-3-12b-it"),
-        note="Text only: the vision tower is not loaded.",
+        note="It [sees images](vision.md).",
     ),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -66,9 +67,9 @@ def cut_of(width: int, height: int, vision: VisionDescription, detail: Detail) -
 
 
 def image_token_count(width: int, height: int, vision: VisionDescription, detail: Detail = "auto") -> int:
-    """Return how many tokens of a prompt an image of so many pixels takes, its tags included, each as one token.
+    """Return how many tokens of a prompt an image of so many pixels takes, its tags included.
 
-    The tokenizer may join tags that are plain text, such as line breaks, into fewer.
+    Line breaks in a row are counted as one token, as the tokenizers of these models have them.
     """
     cut = cut_of(width, height, vision, detail)
     return cut.tiles * vision.tile_tokens + _tag_count(cut, vision)
@@ -78,13 +79,14 @@ def _tag_count(cut: Cut, vision: VisionDescription) -> int:
     tags, tiles = vision.tags, cut.grid.rows * cut.grid.columns
     found = _tokens_in(tags.before) + _tokens_in(tags.after) + cut.whole * _tokens_in(tags.whole)
     if tiles:
-        found += tiles * _tokens_in(tags.tile) + cut.grid.rows * _tokens_in(tags.row_end) + _tokens_in(tags.rows_end)
+        found += tiles * _tokens_in(tags.tile) + (cut.grid.rows - 1) * _tokens_in(tags.row_end)
+        found += _tokens_in(tags.row_end + tags.rows_end)
     return found
 
 
 def _tokens_in(tag: str) -> int:
-    """Return how many tokens a tag has: one for each name in angle brackets, and for each character elsewhere."""
-    return tag.count("<") + tag.count("\n")
+    """Return how many tokens a tag has: one for each name in angle brackets, and for line breaks in a row."""
+    return len(re.findall(r"<|\n+", tag))
 
 
 def _split(size: Size, tiling: Tiling) -> Cut:

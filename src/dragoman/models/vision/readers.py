@@ -3,6 +3,7 @@ to the fields of a ``VisionDescription``."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -141,7 +142,24 @@ def _image_id(config: Config, *keys: str, default: int | None = None) -> int:
     return default
 
 
+def _square(preprocessor: Config, side: int) -> None:
+    """Raise ModelError unless images are resized to squares of so many pixels."""
+    block = Config(preprocessor.block("size"), where=f"{preprocessor.where}: size")
+    if (found := (block.size("height", side), block.size("width", side))) != (side, side):
+        raise ModelError(f"{block.where} {found} differs from the tower's image_size {side}")
+
+
 _HALVES = (0.5, 0.5, 0.5)
+_SIGLIP = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "hidden_act": "gelu_pytorch_tanh",
+    "image_size": 224,
+    "patch_size": 16,
+}
+"""Defaults of a tower's fields, from transformers' classes."""
 
 
 def _read_idefics3(config: Config, preprocessor: Config) -> Fields:
@@ -192,7 +210,38 @@ def _read_idefics3(config: Config, preprocessor: Config) -> Fields:
     }
 
 
+def _read_gemma3(config: Config, preprocessor: Config) -> Fields:
+    tower = _tower(config)
+    side, patch = _grid(tower, _SIGLIP)
+    tokens = config.size("mm_tokens_per_image", 256)
+    short = math.isqrt(tokens)
+    if short**2 != tokens or side // patch % short:
+        raise ModelError(f"config.json: {side // patch} patches in a row cannot be averaged to {tokens} tokens")
+    preprocessor.refuse("do_pan_and_scan", False)
+    _square(preprocessor, side)
+    text = Config(config.block("text_config"), where="config.json: text_config")
+    return {
+        "layers": _layers(tower, _SIGLIP, last_norm=True),
+        "patch": patch,
+        "reduction": Reduction(kind="average", factor=side // patch // short),
+        "projection": Projection(
+            out=text.size("hidden_size", 2304), norm="rms", norm_eps=tower.number("layer_norm_eps", 1e-6)
+        ),
+        "pixels": _pixels(preprocessor, _HALVES, _HALVES, 2),
+        "tiling": Tiling(kind="one", side=side),
+        "tags": Tags(
+            placeholder="<start_of_image>",
+            image="<image_soft_token>",
+            image_id=_image_id(config, "image_token_index", "image_token_id", default=262_144),
+            before="\n\n<start_of_image>",
+            after="<end_of_image>\n\n",
+        ),
+        "both_ways": "image",
+    }
+
+
 READERS: dict[str, Callable[[Config, Config], Fields]] = {
+    "gemma3": _read_gemma3,
     "idefics3": _read_idefics3,
     "smolvlm": _read_idefics3,
 }
