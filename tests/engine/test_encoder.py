@@ -43,19 +43,25 @@ LIMITS = {"num_blocks": 256, "max_tokens": 256, "max_sequences": 64, "max_logit_
 
 @pytest.fixture(scope="module")
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runner:
-    """By name: the stub with an encoder, or a small T5 in that precision."""
+    """By name: the stub with an encoder, or a small T5 in that precision, or with keys and values in int4."""
     if "stub" in request.param:
         return stub(vocab_size=VOCAB, period=19 if request.param == "repeating stub" else 0, **LIMITS)
     folder = make_tiny_t5(tmp_path_factory.mktemp("t5"))
+    is_kept = request.param == "int4 kv"
     settings = models.ModelSettings(
-        precision=cast(Precision, request.param), max_tokens=256, max_context=300, kv_tokens=256 * 32, cache_bytes=0
+        precision="bfloat16" if is_kept else cast(Precision, request.param),
+        kv_precision="int4" if is_kept else "auto",
+        max_tokens=256,
+        max_context=300,
+        kv_tokens=256 * 32,
+        cache_bytes=0,
     )
     return models.load(folder, settings)
 
 
 def on_models(stubs: int, real: int) -> pytest.MarkDecorator:
-    """So many random cases on the stubs, and so many on a small T5 in each precision."""
-    counts = {"stub": stubs, "repeating stub": stubs, **dict.fromkeys(get_args(Precision), real)}
+    """So many random cases on the stubs, and so many on a small T5 in each precision, and with int4 keys and values."""
+    counts = {"stub": stubs, "repeating stub": stubs, **dict.fromkeys((*get_args(Precision), "int4 kv"), real)}
     cases = [(model, case) for model, count in counts.items() for case in range(count)]
     return pytest.mark.parametrize(("runner", "case"), cases, indirect=["runner"])
 

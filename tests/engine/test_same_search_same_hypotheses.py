@@ -19,7 +19,7 @@ from dragoman.grammar.lark import grammar_of
 from simulation import Limited, Transcript, random_request, run, run_alone, step, stub, with_beams
 
 CASES = [("stub", case) for case in range(8)] + [(model, case) for model in ("float32", "int8") for case in range(2)]
-CASES += [("stub with states", case) for case in range(4)] + [("lfm2", 1)]
+CASES += [("stub with states", case) for case in range(4)] + [("lfm2", 1), ("int4 kv", 0), ("int4 kv", 1)]
 on_models = pytest.mark.parametrize(("runner", "case"), CASES, indirect=["runner"])
 
 

@@ -29,7 +29,8 @@ Array = NDArray[Any]
 class NumpyDecoder:
     """A decoder over ``weights[name]`` as float32.
 
-    ``round_input`` is what a product with a weight sees of its input, ``round_kv`` what is kept of keys and values, and
+    ``round_input`` is what a product with a weight sees of its input, ``round_kv`` what is kept of keys and values
+    ``[tokens, heads, head_dim]`` (of keys ``round_key``, where they are kept in another way), and
     ``round_query`` what attention sees of queries and of softmax weights (relative to the largest; their sum is taken
     before). The last holds up to 32 tokens: further ones are weighed relative to a maximum that is still growing.
     """
@@ -39,6 +40,7 @@ class NumpyDecoder:
     round_input: Callable[[Array], Array] = lambda x: x
     round_kv: Callable[[Array], Array] = lambda x: x
     round_query: Callable[[Array], Array] = lambda x: x
+    round_key: Callable[[Array], Array] | None = None
     rounded: bool = False  # the table is not float32
 
     def logits(self, token_ids: NDArray[np.int32]) -> Array:
@@ -170,7 +172,7 @@ class NumpyDecoder:
             )
         if spec.query_scale is not None and layer in spec.query_scale.layers:
             q = q * spec.query_scale.table(tokens)[:, None, None]
-        q, k, v = self.round_query(q), self.round_kv(k), self.round_kv(v)
+        q, k, v = self.round_query(q), (self.round_key or self.round_kv)(k), self.round_kv(v)
         k, v = shared.setdefault(layer, (k, v)) if module != "query" else shared[spec.kv_source(layer)]
         groups = spec.heads // spec.kv_heads
         k, v = (np.repeat(part, groups, axis=1) for part in (k, v))
