@@ -87,7 +87,9 @@ def write_gguf(
     for place, (name, value) in enumerate(sorted(weights.items())):
         # The converter gives some tensors their names in the file by itself.
         stored_name = (
-            name if name.startswith(("blk.", "dense_")) else names.get_name(name, try_suffixes=(".weight", ".bias"))
+            name
+            if name.startswith(("blk.", "dense_", "cls."))
+            else names.get_name(name, try_suffixes=(".weight", ".bias"))
         )
         assert stored_name is not None, name
         stored = np.ascontiguousarray(change(name, value.astype(np.float32), config))

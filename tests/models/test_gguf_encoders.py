@@ -15,6 +15,7 @@ from encoders import CONFIGS
 from gguf import GGMLQuantizationType as Type
 from gguf_files import Weights, write_gguf
 from pooled_texts import pooled
+from small_models import VARIANTS, make_folder
 from test_encoders import save, texts
 from tokenizers import BertWordPieceTokenizer, Tokenizer
 
@@ -125,6 +126,101 @@ def test_the_pooling_is_the_files(number: int | None, kind: str, tmp_path: Path)
     pooling = models.describe(file).pooling
     assert pooling is not None
     assert pooling.info.kind == kind
+
+
+@pytest.mark.parametrize(("name", "arch"), [("roberta", "bert"), ("bert", "bert"), ("modernbert", "modern-bert")])
+def test_a_classifier_scores_pairs_as_transformers_does(name: str, arch: str, tmp_path: Path) -> None:
+    prefix = CONFIGS[name]["architectures"][0].removesuffix("Model").removesuffix("ForMaskedLM")
+    config = CONFIGS[name] | {"architectures": [f"{prefix}ForSequenceClassification"], "num_labels": 1}
+    config |= {"classifier_pooling": "mean"} if name == "modernbert" else {}
+    theirs = save(tmp_path, config)
+    file = tmp_path / "model.gguf"
+    write_gguf(file, tmp_path, arch, lambda _: Type.F32, describe(arch, 4), gather=classifier_weights)
+    model = models.load(file, SETTINGS)
+    info = model.card.pooling
+    assert info is not None
+    kind = config.get("classifier_pooling", "cls")
+    assert (info.scores, info.width, info.kind, info.pairs) == (True, 1, kind, "segments")
+    ids = texts((20,))[0]
+    (score,) = pooled(Engine(model), [ids], PoolingParams(kind=info.kind))
+    expected = theirs(input_ids=torch.tensor([ids])).logits[0].detach().numpy()
+    np.testing.assert_allclose(score, expected, atol=1e-4)
+
+
+def classifier_weights(weights: Weights) -> Weights:
+    """A classifier's last layers under the names that the converter gives them; RoBERTa's positions from the first that
+    is used."""
+    last = {
+        "bert.pooler.dense": "cls",
+        "classifier.dense": "cls",
+        "classifier.out_proj": "cls.output",
+        "head.dense": "cls",
+        "head.norm": "cls.norm",
+        "classifier": "cls.output",
+    }
+    found = {}
+    for name, value in weights.items():
+        module, _, kind = name.rpartition(".")
+        if module in last:
+            found[f"{last[module]}.{kind}"] = value
+            continue
+        if name == "roberta.embeddings.position_embeddings.weight":
+            value = value[2:]
+        found[name.removeprefix("bert.").removeprefix("roberta.").removeprefix("model.")] = value
+    return found
+
+
+@pytest.mark.parametrize("missing", ["cls.weight", "cls.bias", "cls.output.weight"])
+def test_a_classifier_without_one_of_its_layers_is_refused(missing: str, tmp_path: Path) -> None:
+    save(tmp_path, CONFIGS["bert"] | {"architectures": ["BertForSequenceClassification"], "num_labels": 1})
+
+    def gather(weights: Weights) -> Weights:
+        found = classifier_weights(weights)
+        del found[missing]
+        return found
+
+    file = tmp_path / "model.gguf"
+    write_gguf(file, tmp_path, "bert", lambda _: Type.F32, describe("bert", 4), gather=gather)
+    with pytest.raises(ModelError, match=f"tensor {missing} of a classifier is missing"):
+        models.describe(file)
+
+
+def test_labels_that_are_not_the_results_are_refused(tmp_path: Path) -> None:
+    save(tmp_path, CONFIGS["bert"] | {"architectures": ["BertForSequenceClassification"], "num_labels": 3})
+
+    def add(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+        describe("bert", 4)(writer, config)
+        writer.add_classifier_output_labels(["good", "bad"])
+
+    file = tmp_path / "model.gguf"
+    write_gguf(file, tmp_path, "bert", lambda _: Type.F32, add, gather=classifier_weights)
+    with pytest.raises(ModelError, match=r"classifier\.output_labels names 2 of 3 results"):
+        models.describe(file)
+
+
+def test_a_reranker_that_answers_yes_or_no_is_known_by_its_last_layer(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, VARIANTS["qwen3"] | {"tie_word_embeddings": True})
+
+    def add(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+        for key, name in (("embedding_length", "hidden_size"), ("block_count", "num_hidden_layers")):
+            writer.add_uint32(f"qwen3.{key}", config[name])
+        writer.add_context_length(256)
+        writer.add_feed_forward_length(config["intermediate_size"])
+        writer.add_head_count(config["num_attention_heads"])
+        writer.add_head_count_kv(config["num_key_value_heads"])
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+        writer.add_pooling_type(gguf.PoolingType.RANK)
+        writer.add_classifier_output_labels(["yes", "no"])
+
+    def gather(weights: Weights) -> Weights:
+        return weights | {"cls.output.weight": weights["model.embed_tokens.weight"][:2]}
+
+    file = write_gguf(tmp_path / "model.gguf", folder, "qwen3", lambda _: Type.F32, add, gather=gather)
+    pooling = models.load(file, models.ModelSettings(max_context=64)).card.pooling
+    assert pooling is not None
+    assert (pooling.kind, pooling.pairs) == ("last", "template")
 
 
 def test_an_unknown_pooling_is_refused_by_name(tmp_path: Path) -> None:

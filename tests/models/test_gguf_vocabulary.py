@@ -385,8 +385,8 @@ def replaced(key: str, value: Any, kind: gguf.GGUFValueType | None = None) -> Ca
 TEXT = gguf.GGUFValueType.STRING
 WRONG: dict[str, tuple[Callable[[Writer], None], str]] = {
     "a tokenizer of another kind": (
-        replaced("model", "t5", TEXT),
-        r"tokenizer\.ggml\.model 't5' is not supported; known",
+        replaced("model", "rwkv", TEXT),
+        r"tokenizer\.ggml\.model 'rwkv' is not supported; known",
     ),
     "no tokenizer": (replaced("model", None), r"tokenizer\.ggml\.model is missing"),
     "no tokens": (replaced("tokens", None), r"tokenizer\.ggml\.tokens is missing or empty"),

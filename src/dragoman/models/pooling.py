@@ -45,6 +45,9 @@ _NAMES: dict[str, PoolingKind] = {"lasttoken": "last", "weightedmean": "weighted
 POOLED_LAYERS = "pooled_layers"
 """Field of the config of a GGUF file's model: matrices that a pooled vector passes, and the widths of their results."""
 
+RERANKER = "answers_yes_or_no"
+"""Field of the config of a GGUF file's model: it is such a decoder as ``RERANKERS`` names."""
+
 CLS_MODELS = re.compile(r"(^|[/_-])(bge|gte|arctic|snowflake)([-_]|$)", re.IGNORECASE)
 """Names of encoders that are trained to have a text's vector at its first token."""
 
@@ -120,7 +123,7 @@ def plan_pooling(
         if kind not in ("cls", "mean"):
             raise ModelError(f"config.json: {head.kind_field} {kind!r} is not supported; known: cls, mean")
         return PoolingPlan(PoolingInfo(kind=kind, width=labels, scores=True, pairs=pairs), head.layers)
-    if causal and RERANKERS.search(name):
+    if causal and (config.get(RERANKER) is True or RERANKERS.search(name)):
         return PoolingPlan(PoolingInfo(kind="last", width=width, pairs="template"))
     try:
         files = read_pooling(folder)

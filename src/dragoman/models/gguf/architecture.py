@@ -96,6 +96,7 @@ class Architecture:
         rotary: it has rotary positions, and keys that scale them.
         score_scaling: with YaRN, how scores are scaled, in the terms of the family's config.
         described: tensors that belong to the config, not to the checkpoint.
+        repeated: tensors with nothing that others do not have.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Architecture:
     rotary: bool = True
     score_scaling: ScoreScaling = no_score_scaling
     described: frozenset[str] = frozenset({"rope_freqs.weight"})
+    repeated: frozenset[str] = frozenset()
 
 
 def read_config(architecture: Architecture, file: GgufFile, tensors: Tensors) -> Config:

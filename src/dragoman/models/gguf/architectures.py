@@ -35,7 +35,7 @@ from dragoman.models.gguf.metadata import Metadata
 from dragoman.models.gguf.mixtures import MIXTURES
 from dragoman.models.gguf.qwen_hybrids import QWEN_HYBRIDS
 from dragoman.models.gguf.recurrent import RECURRENT
-from dragoman.models.pooling import POOLED_LAYERS
+from dragoman.models.pooling import POOLED_LAYERS, RERANKER
 
 
 def find_architecture(file: GgufFile, tensors: Tensors) -> Architecture:
@@ -70,7 +70,9 @@ def _qwen2(keys: Metadata, tensors: Tensors, config: Config) -> Config:
 
 
 def _qwen3(keys: Metadata, tensors: Tensors, config: Config) -> Config:
-    return _qwen2(keys, tensors, config) | {"attention_bias": "blk.0.attn_q.bias" in tensors}
+    keys.has("classifier.output_labels")
+    answers = {RERANKER: True} if "cls.output.weight" in tensors else {}
+    return _qwen2(keys, tensors, config) | {"attention_bias": "blk.0.attn_q.bias" in tensors} | answers
 
 
 def _gemma(keys: Metadata, tensors: Tensors, config: Config) -> Config:
@@ -401,7 +403,8 @@ _BLOOM_SIZES = {
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": _architecture("LlamaForCausalLM", "llama", names.LLAMA, _llama, row_order=interleaved_rows),
     "qwen2": _architecture("Qwen2ForCausalLM", "qwen2", names.LLAMA, _qwen2),
-    "qwen3": _architecture("Qwen3ForCausalLM", "qwen3", names.LLAMA, _qwen3),
+    # A reranker's last layer is two rows of its output table: those of yes and no.
+    "qwen3": _architecture("Qwen3ForCausalLM", "qwen3", names.LLAMA, _qwen3, repeated=frozenset({"cls.output.weight"})),
     "qwen2moe": _architecture("Qwen2MoeForCausalLM", "qwen2_moe", names.QWEN_MOE, _qwen2_moe),
     "qwen3moe": _architecture("Qwen3MoeForCausalLM", "qwen3_moe", names.QWEN_MOE, _qwen3_moe),
     "olmoe": _architecture("OlmoeForCausalLM", "olmoe", names.QWEN_MOE, _olmoe),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dragoman.core.errors import ModelError
 from dragoman.models.gguf import names
 from dragoman.models.gguf.architecture import Architecture, Config, Tensors, head_size, layer_norm
 from dragoman.models.gguf.metadata import Metadata
@@ -10,6 +11,8 @@ from dragoman.models.gguf.metadata import Metadata
 def _bert(keys: Metadata, tensors: Tensors, config: Config) -> Config:
     _check_sees_both_sides(keys)
     found = _rows(tensors, "position_embd.weight", "max_position_embeddings")
+    if is_classifier(tensors):
+        found |= {"architectures": ["BertForSequenceClassification"], **_labels(keys, tensors, "bias")}
     return found | layer_norm(keys, "layer_norm_eps") | _types(tensors) | {"hidden_act": "gelu"}
 
 
@@ -27,12 +30,35 @@ def _modern(keys: Metadata, tensors: Tensors, config: Config) -> Config:
         "full_attention": keys.number("rope.freq_base", 160_000.0),
         "sliding_attention": keys.number("rope.freq_base_swa", 10_000.0),
     }
-    return layer_norm(keys, "norm_eps") | {
-        "hidden_activation": "gelu",
+    found = layer_norm(keys, "norm_eps")
+    if is_classifier(tensors):
+        # llama.cpp takes the mean: the only published models are such.
+        found |= {"architectures": ["ModernBertForSequenceClassification"], "classifier_pooling": "mean"}
+        found |= _labels(keys, tensors, "norm")
+    return found | {
+        "hidden_activation": keys.text("hidden_act", "gelu"),
         "local_attention": keys.size("attention.sliding_window"),
         "layer_types": ["sliding_attention" if layer % period else "full_attention" for layer in range(layers)],
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()},
     }
+
+
+def is_classifier(tensors: Tensors) -> bool:
+    """Return whether an encoder has the layers of a classifier after its pooling."""
+    return "cls.output.weight" in tensors or "cls.weight" in tensors
+
+
+def _labels(keys: Metadata, tensors: Tensors, further: str) -> Config:
+    """Return the count of a classifier's results. Raises ModelError where one of its two layers is not there.
+    ``further``: of ``cls``, a tensor besides the weight."""
+    for name in ("cls.weight", "cls.norm.weight" if further == "norm" else "cls.bias", "cls.output.weight"):
+        if name not in tensors:
+            reason = "of a classifier is missing: converters leave out the layer before BERT's and ModernBERT's last"
+            raise ModelError(f"{keys.file.path}: tensor {name} {reason}")
+    rows = _rows(tensors, "cls.output.weight", "num_labels")
+    if (labels := keys.texts("classifier.output_labels")) and len(labels) != rows["num_labels"]:
+        raise keys.file.fail("classifier.output_labels", f"names {len(labels)} of {rows['num_labels']} results")
+    return rows
 
 
 def _check_sees_both_sides(keys: Metadata) -> None:

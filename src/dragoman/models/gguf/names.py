@@ -215,6 +215,8 @@ BERT = {
     "blk.ffn_up": _BERT_LAYER + "intermediate.dense",
     "blk.ffn_down": _BERT_LAYER + "output.dense",
     "blk.layer_output_norm": _BERT_LAYER + "output.LayerNorm",
+    "cls": "bert.pooler.dense",
+    "cls.output": "classifier",
 }
 _NOMIC_LAYER = "nomic_bert.encoder.layers.{layer}."
 NOMIC_BERT = {
@@ -239,4 +241,7 @@ MODERN_BERT = {
     "blk.ffn_up": _LAYER + "mlp.Wi",
     "blk.ffn_down": _LAYER + "mlp.Wo",
     "output_norm": "model.final_norm",
+    "cls": "head.dense",
+    "cls.norm": "head.norm",
+    "cls.output": "classifier",
 }

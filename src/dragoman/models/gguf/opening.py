@@ -33,10 +33,11 @@ from dragoman.models.gguf.metadata import Metadata
 from dragoman.models.gguf.pooling import pooling_files
 from dragoman.models.gguf.tensors import GgufTensor
 from dragoman.models.gguf.vocabulary import check_vocabulary, tokenizer_files
+from dragoman.models.pooling import RERANKER
 from dragoman.models.settings import default_cache_folder
 from dragoman.models.tensors import Tensor, TensorFiles
 
-_FORMAT = 3  # of the folders: changes when other content is generated from the same metadata
+_FORMAT = 4  # of the folders: changes when other content is generated from the same metadata
 _MOST_FOLDERS = 64
 _MATRICES_OF_HEADS = (".k_b_proj.weight", ".v_b_proj.weight")
 _ABANDONED_AFTER_S = 3600.0
@@ -97,7 +98,7 @@ def tensor_files(model: GgufModel) -> TensorFiles:
     drafts = draft_blocks(model.first)
     tensors: dict[str, Tensor] = {}
     for name, tensor in model.stored.items():
-        if name in architecture.described or name.startswith(drafts):
+        if name in architecture.described | architecture.repeated or name.startswith(drafts):
             continue
         family = family_name(architecture, name)
         if family is None:
@@ -204,7 +205,8 @@ def _contents(model: GgufModel) -> dict[str, Any]:
     config = read_config(find_architecture(model.first, model.stored), model.first, model.stored)
     check_vocabulary(model.first, config["vocab_size"])
     Metadata(model.first, "split.").refuse("axis")
-    return {"config.json": config, **tokenizer_files(model.first), **pooling_files(model.first)}
+    ranks = config.get(RERANKER) is True or config["architectures"][0].endswith("ForSequenceClassification")
+    return {"config.json": config, **tokenizer_files(model.first), **pooling_files(model.first, ranks=ranks)}
 
 
 def _remove_oldest(root: Path) -> None:

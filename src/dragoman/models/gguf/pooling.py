@@ -9,21 +9,25 @@ from dragoman.models.gguf.metadata import Metadata
 
 KEY = "pooling_type"
 
+RANK = 4
+"""The pooling of classifiers."""
+
 _UNPOOLED = 0
-_KINDS = {1: "mean", 2: "cls", 3: "lasttoken", 4: "rank"}
-"""llama.cpp's numbers; the last is that of classifiers."""
+_KINDS = {1: "mean", 2: "cls", 3: "lasttoken", RANK: "rank"}
+"""llama.cpp's numbers."""
 
 _MODULES = "sentence_transformers.models."
 
 
-def pooling_files(file: GgufFile) -> dict[str, Any]:
+def pooling_files(file: GgufFile, *, ranks: bool) -> dict[str, Any]:
     """Return the files that name the pooling, by their paths; none where the metadata names none.
 
-    Raises ModelError for a kind that llama.cpp does not have.
+    ``ranks``: it is a classifier or a reranker, whose pooling follows from that. Raises ModelError for a kind that
+    llama.cpp does not have.
     """
     prefix = Metadata(file).text("general.architecture") + "."
     kind = Metadata(file, prefix).value(KEY)
-    if kind is None or kind == _UNPOOLED:
+    if kind is None or kind == _UNPOOLED or (ranks and kind == RANK):
         return {}
     if not isinstance(kind, int) or kind not in _KINDS:
         raise file.fail(prefix + KEY, f"is {kind!r}, which is no known pooling")

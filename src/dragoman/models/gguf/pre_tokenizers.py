@@ -108,6 +108,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
             "trillion",
             "granite-docling",
             "modern-bert",
+            "roberta-bpe",
             "gigachat",
             "a.x-4.0",
             "mellum",

@@ -1,8 +1,8 @@
 """Tokenizer and chat template of a GGUF file's metadata, as the files of a model folder.
 
 ``tokenizer.ggml.model`` is ``llama`` (SentencePiece's pieces with scores, with byte fallback), ``gemma4`` (such
-pieces, with merges), ``gpt2`` (byte-level, with merges) or ``bert`` (pieces of words). All become a
-``tokenizer.json``; token ids are those of llama.cpp.
+pieces, with merges), ``gpt2`` (byte-level, with merges), ``t5`` (pieces of the best sum of scores) or ``bert`` (pieces
+of words). All become a ``tokenizer.json``; token ids are those of llama.cpp.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.core.errors import ModelError
-from dragoman.models.gguf import wordpiece
+from dragoman.models.gguf import unigram, wordpiece
 from dragoman.models.gguf.file import GgufFile
 from dragoman.models.gguf.metadata import Metadata
 from dragoman.models.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
@@ -32,8 +32,12 @@ _END_TOKENS = frozenset(
      "<｜end▁of▁sentence｜>", "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>",
      "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>", "<turn|>", "<|tool_response>")
 )  # fmt: skip
-_MODELS = ("llama", "gemma4", "gpt2", "bert")
-_DEFAULT_IDS = {"llama": {"bos_token": 1, "eos_token": 2, "unk_token": 0}, "bert": wordpiece.DEFAULT_IDS}
+_MODELS = ("llama", "gemma4", "gpt2", "t5", "bert")
+_DEFAULT_IDS = {
+    "llama": {"bos_token": 1, "eos_token": 2, "unk_token": 0},
+    "t5": unigram.DEFAULT_IDS,
+    "bert": wordpiece.DEFAULT_IDS,
+}
 _BERT_KEYS = {"bos": ("cls",), "eos": ("seperator", "separator")}
 # Keys that repeat what the tokens' texts say, or belong to other kinds of tokenizers.
 _INERT = ("token_type_count", "fsep_token_id", "seperator_token_id", "separator_token_id", "mask_token_id",
@@ -80,9 +84,14 @@ def tokenizer_files(file: GgufFile) -> dict[str, Json]:
     if kind not in _MODELS:
         raise file.fail(f"{_PREFIX}model", f"{kind!r} is not supported; known: {', '.join(_MODELS)}")
     pre = _pre_tokenizer(keys) if kind == "gpt2" else None
-    vocabulary = _read_vocabulary(keys, adds_bos=pre.adds_bos if pre else True)
+    encodes = _is_encoder(file)
+    adds_bos = encodes or (pre.adds_bos if pre else kind != "t5")
+    vocabulary = _read_vocabulary(keys, adds_bos=adds_bos, adds_eos=encodes or kind == "t5")
     if kind == "bert":
         vocabulary, pipeline = _words(keys, vocabulary)
+    elif kind == "t5":
+        unfound = vocabulary.of(TokenType.UNKNOWN, TokenType.CONTROL)
+        pipeline = unigram.unigram_pieces(keys, vocabulary.tokens, unfound, vocabulary.ids.get("unk_token"))
     else:
         pipeline = _pieces(keys, vocabulary) if pre is None else _byte_level(keys, vocabulary, pre)
     pipeline |= {
@@ -96,8 +105,8 @@ def tokenizer_files(file: GgufFile) -> dict[str, Json]:
     for key in _INERT:
         keys.has(key)
     # Between two texts: an encoder that scores pairs has one.
-    keys.refuse("add_sep_token", False, *[True] * Metadata(file).text("general.architecture").endswith("bert"))
-    keys.refuse("remove_extra_whitespaces", False)
+    keys.refuse("add_sep_token", False, *[True] * encodes)
+    keys.refuse("remove_extra_whitespaces", False, *[True] * (kind == "t5"))
     keys.refuse_others()
     names = {name: vocabulary.tokens[token_id] for name, token_id in vocabulary.ids.items()}
     settings: Json = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
@@ -112,7 +121,12 @@ def tokenizer_files(file: GgufFile) -> dict[str, Json]:
     }
 
 
-def _read_vocabulary(keys: Metadata, adds_bos: bool) -> Vocabulary:
+def _is_encoder(file: GgufFile) -> bool:
+    """Return whether it is of the BERT family, whose texts have marks around them."""
+    return "bert" in Metadata(file).text("general.architecture")
+
+
+def _read_vocabulary(keys: Metadata, adds_bos: bool, adds_eos: bool) -> Vocabulary:
     # llama.cpp gives empty tokens this name.
     tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(keys.texts("tokens"))]
     if not tokens:
@@ -127,9 +141,10 @@ def _read_vocabulary(keys: Metadata, adds_bos: bool) -> Vocabulary:
     ids: dict[str, int] = {}
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         found = keys.token_id(f"{key}_token_id", len(tokens))
-        if keys.text("model") == "bert" and name in _BERT_KEYS:  # its marks have other names, too
+        if name in _BERT_KEYS and _is_encoder(keys.file):  # its marks have other names, too
             others = (keys.token_id(f"{other}_token_id", len(tokens)) for other in _BERT_KEYS[name])
-            found = next((other for other in others if other is not None), found)
+            other = next((other for other in others if other is not None), None)
+            found = other if found is None or (other is not None and keys.text("model") == "bert") else found
         found = default.get(f"{name}_token") if found is None else found
         if found is not None and found < len(tokens):
             ids[f"{name}_token"] = found
@@ -140,7 +155,7 @@ def _read_vocabulary(keys: Metadata, adds_bos: bool) -> Vocabulary:
     end_ids = list(dict.fromkeys(i for i in ends if i is not None))
     types[[i for i in end_ids if tokens[i] in _END_TOKENS]] = TokenType.CONTROL
     return Vocabulary(
-        tokens, types, ids, end_ids, keys.flag("add_bos_token", adds_bos), keys.flag("add_eos_token", False)
+        tokens, types, ids, end_ids, keys.flag("add_bos_token", adds_bos), keys.flag("add_eos_token", adds_eos)
     )
 
 
@@ -320,16 +335,26 @@ def _template(file: GgufFile, vocabulary: Vocabulary) -> Json | None:
     if not around:
         return None
 
-    def special(name: str) -> list[Json]:
-        return [{"SpecialToken": {"id": vocabulary.tokens[around[name]], "type_id": 0}}] if name in around else []
+    def special(name: str, kind: int = 0) -> list[Json]:
+        if name not in around:
+            return []
+        return [{"SpecialToken": {"id": vocabulary.tokens[around[name]], "type_id": kind}}]
 
-    def sequence(name: str) -> list[Json]:
-        return [*special("bos_token"), {"Sequence": {"id": name, "type_id": 0}}, *special("eos_token")]
-
+    first: Json = {"Sequence": {"id": "A", "type_id": 0}}
+    single = [*special("bos_token"), first, *special("eos_token")]
+    second: Json = {"Sequence": {"id": "B", "type_id": 0}}
+    pair = [*single, *special("bos_token"), second, *special("eos_token")]
+    if _is_encoder(file):
+        # RoBERTa, whose vocabulary is not of words, has two ends between the texts; only BERT has types of tokens.
+        has_words = Metadata(file, _PREFIX).text("model") == "bert"
+        is_roberta = not has_words and Metadata(file).text("general.architecture") != "modern-bert"
+        between = special("eos_token") if is_roberta else []
+        second = {"Sequence": {"id": "B", "type_id": int(has_words)}}
+        pair = [*single, *between, second, *special("eos_token", int(has_words))]
     return {
         "type": "TemplateProcessing",
-        "single": sequence("A"),
-        "pair": [*sequence("A"), *sequence("B")],
+        "single": single,
+        "pair": pair,
         "special_tokens": {
             (text := vocabulary.tokens[i]): {"id": text, "ids": [i], "tokens": [text]} for i in around.values()
         },
