@@ -25,6 +25,7 @@ from small_models import VARIANTS
 
 from dragoman.models.gguf.architectures import ARCHITECTURES
 from dragoman.models.gguf.latent import LATENT
+from dragoman.models.gguf.llama_variants import LLAMA_VARIANTS
 from dragoman.models.gguf.mamba_hybrids import MAMBA_HYBRIDS
 from dragoman.models.gguf.mixtures import MIXTURES
 from dragoman.models.gguf.qwen_hybrids import QWEN_HYBRIDS
@@ -318,5 +319,12 @@ def test_logits_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
 def test_every_architecture_has_a_case() -> None:
     elsewhere = {"llama", "qwen2", "qwen3", "gpt2"}  # test_gguf_models.py
     elsewhere |= {"gemma-embedding", "bert", "nomic-bert", "modern-bert"}  # test_gguf_encoders.py
-    hybrids = QWEN_HYBRIDS.keys() | MAMBA_HYBRIDS.keys() | MIXTURES.keys() | LATENT.keys() | {"kimi-linear"}
+    hybrids = (
+        LLAMA_VARIANTS.keys()
+        | QWEN_HYBRIDS.keys()
+        | MAMBA_HYBRIDS.keys()
+        | MIXTURES.keys()
+        | LATENT.keys()
+        | {"kimi-linear"}
+    )
     assert {case.arch for case in CASES.values()} | elsewhere | RECURRENT.keys() | hybrids == set(ARCHITECTURES)

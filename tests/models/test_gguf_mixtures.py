@@ -145,6 +145,38 @@ def describe_long_phi(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_tensor(f"rope_factors_{which}.weight", factors)
 
 
+def describe_exaone(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_expert_count(config.num_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_shared_count(config.num_shared_experts)
+    writer.add_expert_shared_feed_forward_length(config.moe_intermediate_size * config.num_shared_experts)
+    writer.add_leading_dense_block_count(1)
+    writer.add_expert_gating_func(_SIGMOID)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_weights_norm(config.norm_topk_prob)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+
+
+def describe_afmoe(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_expert_count(config.num_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_shared_count(config.num_shared_experts)
+    writer.add_leading_dense_block_count(config.num_dense_layers)
+    writer.add_expert_gating_func(_SIGMOID)
+    writer.add_expert_weights_scale(config.route_scale)
+    writer.add_expert_weights_norm(True)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_rope_dimension_count(config.head_dim)
+
+
+def name_biases(weights: Weights) -> Weights:
+    return {name.replace(".expert_bias", ".expert_bias.bias"): v for name, v in stack_experts(weights).items()}
+
+
 def describe_dbrx(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_context_length(config.max_seq_len)
     writer.add_feed_forward_length(config.ffn_config.ffn_hidden_size)
@@ -174,6 +206,7 @@ def squeeze(name: str, value: np.ndarray, config: Config) -> np.ndarray:
 
 _DOTS = VARIANTS["dots1-groups"] | {"sliding_window": None}
 _LLAMA4 = VARIANTS["llama4-text"] | {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}
+_AFMOE = VARIANTS["afmoe"] | {"global_attn_every_n_layers": 4, "num_hidden_layers": 4}
 _PHI = VARIANTS["phi-moe"] | {"router_jitter_noise": 0.01}
 _LONG = {
     "original_max_position_embeddings": 128,
@@ -196,6 +229,8 @@ CASES = {
     "phimoe": Case("phimoe", _PHI, describe_phi, gather=stack_experts),
     "phimoe-long": Case("phimoe", _PHI | _LONG, describe_long_phi, gather=stack_experts),
     "dbrx": Case("dbrx", VARIANTS["dbrx"], describe_dbrx, gather=stack_dbrx),
+    "exaone-moe": Case("exaone-moe", VARIANTS["exaone-moe"], describe_exaone, gather=rename_choice),
+    "afmoe": Case("afmoe", _AFMOE, describe_afmoe, gather=name_biases),
     "minimax-m2": Case("minimax-m2", VARIANTS["minimax-m2"], describe_minimax, gather=rename_choice),
 }
 

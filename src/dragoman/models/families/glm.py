@@ -45,6 +45,7 @@ FAMILIES: dict[str, Family] = {
         _GLM_NAMES,
         "glm",
         base="model.",
+        other_names={"qkv": ("model.layers.{layer}.self_attn.qkv_proj",)},  # in GGUF files
         ignored=ROTARY_BUFFER,
         title="GLM-4",
         examples=("THUDM/glm-4-9b-chat-hf",),

@@ -97,6 +97,8 @@ class Architecture:
         score_scaling: with YaRN, how scores are scaled, in the terms of the family's config.
         described: tensors that belong to the config, not to the checkpoint.
         repeated: tensors with nothing that others do not have.
+        numbers: tensors of one number that are arrays in the metadata, one number for each layer: their names, and the
+            keys without a prefix.
     """
 
     name: str
@@ -111,6 +113,7 @@ class Architecture:
     score_scaling: ScoreScaling = no_score_scaling
     described: frozenset[str] = frozenset({"rope_freqs.weight"})
     repeated: frozenset[str] = frozenset()
+    numbers: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_config(architecture: Architecture, file: GgufFile, tensors: Tensors) -> Config:

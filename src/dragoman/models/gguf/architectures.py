@@ -30,6 +30,7 @@ from dragoman.models.gguf.encoders import ENCODERS
 from dragoman.models.gguf.file import GgufFile
 from dragoman.models.gguf.kimi_linear import KIMI_LINEAR
 from dragoman.models.gguf.latent import LATENT
+from dragoman.models.gguf.llama_variants import LLAMA_VARIANTS
 from dragoman.models.gguf.mamba_hybrids import MAMBA_HYBRIDS
 from dragoman.models.gguf.metadata import Metadata
 from dragoman.models.gguf.mixtures import MIXTURES
@@ -458,6 +459,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     **ENCODERS,
     **QWEN_HYBRIDS,
     **MAMBA_HYBRIDS,
+    **LLAMA_VARIANTS,
     **MIXTURES,
     **LATENT,
     "kimi-linear": KIMI_LINEAR,

@@ -1,5 +1,5 @@
 """Architectures of GGUF files with experts in the terms of newer mixtures: gpt-oss, GLM-4.5, dots.1, ERNIE 4.5 MoE,
-Hunyuan MoE, MiniMax-M2, Llama 4, Phi-3.5-MoE and DBRX."""
+Hunyuan MoE, MiniMax-M2, Llama 4, Phi-3.5-MoE, DBRX, K-EXAONE and Trinity."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dragoman.models.gguf.architecture import (
     Tensors,
     head_size,
     heads,
+    layer_types,
     longrope,
     partly_rotated,
     rms,
@@ -59,6 +60,13 @@ _LLAMA4_NAMES = names.LLAMA | {
     "blk.ffn_up_shexp": f"{_LAYER}feed_forward.shared_expert.up_proj",
     "blk.ffn_down_shexp": f"{_LAYER}feed_forward.shared_expert.down_proj",
 }
+_AFMOE_NAMES = names.LLAMA | EXPERTS | _AFTER_ATTENTION | {
+    "blk.attn_gate": f"{_LAYER}self_attn.gate_proj",
+    "blk.ffn_norm": f"{_LAYER}pre_mlp_layernorm",
+    "blk.post_ffw_norm": f"{_LAYER}post_mlp_layernorm",
+    "blk.ffn_gate_inp": f"{_LAYER}mlp.router.gate",
+    "blk.exp_probs_b": f"{_LAYER}mlp.expert_bias",
+}  # fmt: skip
 _DBRX_LAYER = "transformer.blocks.{layer}."
 _DBRX_NAMES = {
     "token_embd": "transformer.wte",
@@ -213,6 +221,40 @@ def _dbrx(keys: Metadata, tensors: Tensors, config: Config) -> Config:
     }
 
 
+def _exaone_moe(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    keys.refuse("expert_gating_func", SIGMOID)
+    keys.has("expert_shared_feed_forward_length")  # follows from the width of an expert and their count
+    layers, experts = config["num_hidden_layers"], scored_experts(keys)
+    slides = keys.is_on("attention.sliding_window")
+    full = ["full_attention"] * layers
+    return heads(keys, config) | rms(keys) | experts | {
+        "num_experts": experts["n_routed_experts"],
+        "num_shared_experts": experts["n_shared_experts"],
+        "first_k_dense_replace": keys.count("leading_dense_block_count"),
+        "sliding_window": keys.size("attention.sliding_window") if slides else None,
+        "layer_types": layer_types(keys, layers, 4) if slides else full,
+    }  # fmt: skip
+
+
+def _afmoe(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    keys.refuse("expert_gating_func", SIGMOID, 0)
+    experts = scored_experts(keys)
+    return heads(keys, config) | rms(keys) | {
+        "num_experts": experts["n_routed_experts"],
+        "num_experts_per_tok": experts["num_experts_per_tok"],
+        "moe_intermediate_size": experts["moe_intermediate_size"],
+        "num_shared_experts": experts["n_shared_experts"],
+        "num_dense_layers": keys.count("leading_dense_block_count"),
+        "route_scale": experts["routed_scaling_factor"],
+        "route_norm": experts["norm_topk_prob"],
+        "n_group": experts["n_group"],
+        "topk_group": experts["topk_group"],
+        "sliding_window": keys.size("attention.sliding_window"),
+        "layer_types": layer_types(keys, config["num_hidden_layers"], 4),
+        "mup_enabled": True,
+    }  # fmt: skip
+
+
 MIXTURES: dict[str, Architecture] = {
     "gpt-oss": Architecture(name="GptOssForCausalLM", model_type="gpt_oss", names=_GPT_OSS_NAMES, extra=_gpt_oss),
     "glm4moe": Architecture(
@@ -235,5 +277,9 @@ MIXTURES: dict[str, Architecture] = {
     "phimoe": Architecture(
         name="PhimoeForCausalLM", model_type="phimoe", names=names.MIXTRAL, extra=_phi_moe, described=LONGROPE
     ),
+    "exaone-moe": Architecture(
+        name="ExaoneMoeForCausalLM", model_type="exaone_moe", names=names.LLAMA | EXPERTS, extra=_exaone_moe
+    ),
+    "afmoe": Architecture(name="AfmoeForCausalLM", model_type="afmoe", names=_AFMOE_NAMES, extra=_afmoe),
     "dbrx": Architecture(name="DbrxForCausalLM", model_type="dbrx", names=_DBRX_NAMES, extra=_dbrx, sizes=_DBRX_SIZES),
 }

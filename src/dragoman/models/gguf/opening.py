@@ -31,7 +31,7 @@ from dragoman.models.gguf.block_types import BLOCK_TYPES
 from dragoman.models.gguf.file import GgufFile, read_gguf
 from dragoman.models.gguf.metadata import Metadata
 from dragoman.models.gguf.pooling import pooling_files
-from dragoman.models.gguf.tensors import GgufTensor
+from dragoman.models.gguf.tensors import GgufNumber, GgufTensor
 from dragoman.models.gguf.vocabulary import check_vocabulary, tokenizer_files
 from dragoman.models.pooling import RERANKER
 from dragoman.models.settings import default_cache_folder
@@ -106,8 +106,23 @@ def tensor_files(model: GgufModel) -> TensorFiles:
         for each in _split_stack(replace(tensor, name=family)):
             for part in architecture.adjust(config, each):
                 tensors[part.name] = _as_family(architecture, config, part)
+    tensors |= _numbers(architecture, config, model.first)
     where = str(model.first.path) if len(model.files) == 1 else f"{model.first.path} and {len(model.files) - 1} more"
     return TensorFiles(tensors, {file.path: file.raw for file in model.files}, where, upright=True)
+
+
+def _numbers(architecture: Architecture, config: Config, file: GgufFile) -> dict[str, Tensor]:
+    """Return the tensors of one number that the metadata has. Raises ModelError naming a missing or wrong key."""
+    found: dict[str, Tensor] = {}
+    for name, key in architecture.numbers.items():
+        layers = config[architecture.sizes["block_count"]]
+        values = Metadata(file).numbers(key, layers)
+        if values is None:
+            raise file.fail(key, "is missing")
+        for layer in range(layers):
+            place = name.replace("{layer}", str(layer))
+            found[place] = GgufNumber(file.path, place, key, float(values[layer]))
+    return found
 
 
 def _split_stack(tensor: GgufTensor) -> Iterator[GgufTensor]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dragoman.core.errors import ModelError
 from dragoman.models.gguf.block_types import BLOCK_TYPES
-from dragoman.models.tensors import ELEMENTS, Blocks, Codes, Format, Quantized, block_order
+from dragoman.models.tensors import ELEMENTS, Blocks, Codes, Format, Quantized, Tensor, block_order
 
 _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -157,3 +157,32 @@ class GgufTensor:
         except OSError as error:
             raise self.fail(f"cannot be read: {error.strerror}") from error
         return stored
+
+
+@dataclass(frozen=True, slots=True)
+class GgufNumber:
+    """A number of a file's metadata as a tensor ``[1]``. ``key``: under which it is."""
+
+    file: Path
+    name: str
+    key: str
+    value: float
+    dtype: str = "float32"
+    shape: tuple[int, ...] = (1,)
+    nbytes: int = 4
+    form: Format | None = None
+
+    def read(self) -> NDArray[np.float32]:
+        """Return the number."""
+        return np.array([self.value], np.float32)
+
+    def codes(self, form: Format) -> None:
+        """Return None: it is no matrix."""
+
+    def matrix(self, index: int, count: int | None = None) -> Tensor:
+        """Raise ModelError: it is no stack."""
+        raise self.fail("is a number, not a stack of matrices")
+
+    def fail(self, reason: str) -> ModelError:
+        """Return an error that names the file and the key."""
+        return ModelError(f"{self.file}: {self.key} {reason}")
