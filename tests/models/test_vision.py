@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from dragoman.models.batch import Batch, tables_of_one
 from dragoman.models.families import read_spec
 from dragoman.models.model import Model
 from dragoman.models.vision.description import VisionDescription
-from dragoman.models.vision.geometry import image_token_count
+from dragoman.models.vision.geometry import Grid, image_token_count
 from dragoman.models.vision.preprocess import PreparedImage, normalise, preprocess
 from dragoman.models.vision.prompt import expand, replacement
 from dragoman.models.vision.tower import VisionTower
@@ -32,6 +31,15 @@ Image = pytest.importorskip("PIL.Image")
 
 SETTINGS = models.ModelSettings(precision="float32", max_tokens=512, kv_tokens=2048, cache_bytes=0)
 SIZES = ((100, 70), (300, 500), (56, 56), (57, 112), (1, 1), (10, 400), (400, 3), (640, 480), (1, 3000))
+PROCESSORS = {"internvl": "got_ocr2"}
+ALWAYS = {"internvl": {"crop_to_patches": True}, "idefics3": {"return_row_col_info": True}}
+ALWAYS["smolvlm"] = ALWAYS["idefics3"]
+WHOLE = {
+    "idefics3": {"do_image_splitting": False},
+    "smolvlm": {"do_image_splitting": False},
+    "internvl": {"crop_to_patches": False},
+}
+"""What has transformers' processor make one tile of an image."""
 CUT = ("idefics3", "smolvlm")
 
 
@@ -48,17 +56,23 @@ def image(width: int, height: int, seed: int = 0) -> Any:
     return Image.fromarray(levels.astype(np.uint8))
 
 
+def kind_of(name: str) -> str:
+    """transformers' module of a model."""
+    return str(CONFIGS[name]["model_type"])
+
+
 def processor(name: str, **changes: Any) -> Any:
     """The image processor of transformers that resizes by Pillow."""
     config = {key: value for key, value in PREPROCESSORS[name].items() if key != "image_processor_type"}
-    module = importlib.import_module(f"transformers.models.{name}.image_processing_pil_{name}")
-    (kind,) = (getattr(module, each) for each in module.__all__ if each.endswith("ImageProcessorPil"))
-    return kind(**config | (changes if name in CUT else {}))
+    kind = PROCESSORS.get(kind_of(name), kind_of(name))
+    module = importlib.import_module(f"transformers.models.{kind}.image_processing_pil_{kind}")
+    (made,) = (getattr(module, each) for each in module.__all__ if each.endswith("ImageProcessorPil"))
+    return made(**config | ALWAYS.get(kind_of(name), {}) | changes)
 
 
 def their_pixels(name: str, picture: Any, **changes: Any) -> NDArray[np.float32]:
-    found = processor(name, **changes)(picture, return_tensors="np")["pixel_values"]
-    return np.asarray(found).reshape(-1, *found.shape[-3:])
+    found = np.asarray(processor(name, **changes)(picture, return_tensors="np")["pixel_values"])
+    return found.reshape(-1, *found.shape[-3:])
 
 
 @pytest.fixture(scope="module")
@@ -80,33 +94,59 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_pixels_equal_those_of_transformers(name: str, size: tuple[int, int]) -> None:
     vision, picture = description(name), image(*size)
-    for detail, changes in (("auto", {}), ("low", {"do_image_splitting": False})):
+    least = {"auto": {}, "low": WHOLE.get(kind_of(name), {})}
+    for detail, changes in least.items():
+        if detail == "low" and vision.tiling.kind == "fit":
+            continue  # transformers has no name for it
         found = preprocess(picture, vision, detail)
         assert found.pixels.dtype == np.uint8
-        np.testing.assert_array_equal(normalise(found.pixels, vision.pixels), their_pixels(name, picture, **changes))
+        theirs = their_pixels(name, picture, **changes)
+        np.testing.assert_array_equal(normalise(found.pixels, vision.pixels), theirs)
+
+
+def test_of_an_endless_image_only_the_middle_is_scaled() -> None:
+    picture = image(1, 40_000)
+    found = preprocess(picture, description("llava")).pixels[0]
+    near = preprocess(picture.crop((0, 19_000, 1, 21_000)), description("llava")).pixels[0]
+    assert np.abs(found.astype(int) - near).max() <= 1
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_prompts_equal_those_of_transformers(name: str) -> None:
-    module = importlib.import_module(f"transformers.models.{name}.processing_{name}")
-    (kind,) = (getattr(module, each) for each in module.__all__ if each.endswith("Processor"))
+    kind = kind_of(name)
+    module = importlib.import_module(f"transformers.models.{kind}.processing_{kind}")
+    (made,) = (getattr(module, each) for each in module.__all__ if each.endswith("Processor"))
     vision = description(name)
-    gemma = f"\n\n<start_of_image>{'<image_soft_token>' * vision.tile_tokens}<end_of_image>\n\n"
-    tokens = SimpleNamespace(
-        image_token="<image>",
-        fake_image_token="<fake_token_around_image>",
-        global_image_tag="<global-img>",
-        global_image_token="<global-img>",
-        image_seq_len=vision.tile_tokens,
-        full_image_sequence=gemma,
-    )
     for size in SIZES:
         found = preprocess(image(*size), vision)
-        theirs = processor(name, return_row_col_info=True)(image(*size))
-        expected = kind.replace_image_token(tokens, theirs, 0)
+        theirs = processor(name)(image(*size), return_tensors="np")
+        expected = made.replace_image_token(_Tokens(made, vision, processor(name)), theirs, 0)
         assert replacement(vision, found) == expected
         assert expected.count(vision.tags.image) == found.embeddings
-        assert found.tokens == len(re.findall(r"<|\n+", expected)) == image_token_count(*size, vision)
+        tags = expected.replace(vision.tags.image, "")
+        assert found.tokens - found.embeddings == len(re.findall(r"<|\n+", tags))
+        assert found.tokens == image_token_count(*size, vision)
+
+
+class _Tokens:
+    """What a processor of transformers knows of its tokenizer, without one."""
+
+    fake_image_token = "<fake_token_around_image>"
+    global_image_tag = global_image_token = "<global-img>"
+    start_image_token, end_image_token = "<img>", "</img>"
+    num_additional_image_tokens = 1
+
+    def __init__(self, kind: type, vision: VisionDescription, image_processor: Any) -> None:
+        self._kind = kind
+        self.image_token = vision.tags.image
+        self.image_seq_len = self.image_seq_length = vision.tile_tokens
+        self.full_image_sequence = f"\n\n<start_of_image>{vision.tags.image * vision.tile_tokens}<end_of_image>\n\n"
+        self.patch_size = vision.patch
+        self.vision_feature_select_strategy = "default"  # one additional token, and one dropped
+        self.image_processor = image_processor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kind, name).__get__(self)
 
 
 class Characters:
@@ -131,11 +171,13 @@ def test_a_placeholder_becomes_as_many_tokens_as_are_counted(name: str) -> None:
         assert ids.count(vision.tags.image_id) == found.embeddings
 
 
-def embeddings_of(theirs: Any, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
-    with torch.no_grad():
-        cut = theirs.config.model_type in CUT  # takes the tiles of several images
-        found = theirs.get_image_features(torch.tensor(pixels)[None] if cut else torch.tensor(pixels)).pooler_output
-    return torch.cat(list(found)).reshape(-1, found[0].shape[-1]).numpy()
+def their_inputs(name: str, picture: Any) -> dict[str, Any]:
+    """What transformers' model takes of an image."""
+    pixels = torch.tensor(their_pixels(name, picture))
+    inputs = {"pixel_values": pixels[None] if kind_of(name) in (*CUT, "llava_next") else pixels}
+    if kind_of(name) == "llava_next":
+        inputs["image_sizes"] = torch.tensor([[picture.height, picture.width]])
+    return inputs
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -143,7 +185,10 @@ def test_embeddings_equal_those_of_transformers(name: str, served: Any) -> None:
     theirs, ours = served(name)
     for size in ((100, 70), (300, 500), (10, 400)):
         found = preprocess(image(*size), ours.tower.vision)
-        expected = embeddings_of(theirs, their_pixels(name, image(*size)))
+        with torch.no_grad():
+            features = theirs.get_image_features(**their_inputs(name, image(*size))).pooler_output
+        expected = torch.cat(list(features)).reshape(-1, features[0].shape[-1]).numpy()
+        expected *= ours.tower.vision.projection.factor  # transformers has it in the decoder
         close = 1e-4 * np.abs(expected).max()
         np.testing.assert_allclose(ours.tower.encode(found.pixels, found.grid), expected, atol=close)
 
@@ -185,8 +230,7 @@ def test_logits_equal_those_of_transformers(name: str, served: Any) -> None:
     found = preprocess(image(300, 500), ours.tower.vision)
     ids, rows = with_image(ours, found)
     with torch.no_grad():
-        pixels = torch.tensor(their_pixels(name, image(300, 500)))
-        inputs = {"input_ids": torch.tensor(ids)[None].long(), "pixel_values": pixels[None] if name in CUT else pixels}
+        inputs = their_inputs(name, image(300, 500)) | {"input_ids": torch.tensor(ids)[None].long()}
         if ours.tower.vision.both_ways != "none":
             inputs["token_type_ids"] = (inputs["input_ids"] == ours.tower.vision.tags.image_id).long()
         expected = theirs(**inputs).logits[0].numpy()
@@ -217,7 +261,11 @@ def test_a_tile_has_the_same_bits_alone_and_with_others(name: str, served: Any) 
     _, ours = served(name)
     found = preprocess(image(300, 500), ours.tower.vision)
     whole = ours.tower.encode(found.pixels, found.grid)
-    alone = [ours.tower.encode(found.pixels[i : i + 1], found.grid) for i in range(len(found.pixels))]
+    one = Grid(0, 0, found.grid.size)
+    alone = [ours.tower.encode(found.pixels[i : i + 1], one) for i in range(len(found.pixels))]
+    if ours.tower.vision.tiling.kind == "fit":  # of the others it drops rows
+        alone = [alone[0][:-1]]
+        whole = whole[: len(alone[0])]
     np.testing.assert_array_equal(np.concatenate(alone), whole)
 
 
@@ -295,6 +343,39 @@ def test_configs_that_cannot_be_honoured_are_refused(
         VisionDescription.from_config(config, PREPROCESSORS["smolvlm"] | prepared)
 
 
+OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
+    "layer beyond the last": ("llava", {"vision_feature_layer": 9}, {}, "must be ascending layers of 3, got 9"),
+    "layers the wrong way": ("granite-vision", {"vision_feature_layer": [-1, -2]}, {}, "must be ascending layers"),
+    "layer that is a word": ("llava", {"vision_feature_layer": "last"}, {}, "must be a layer or a list of them"),
+    "class token kept": ("llava", {"vision_feature_select_strategy": "full"}, {}, "'full' is not supported"),
+    "another tower": ("llava", {"vision_config": {"model_type": "dinov2"}}, {}, "model_type 'dinov2' is not supported"),
+    "padding": ("llava", {}, {"do_pad": True}, "do_pad = true is not supported"),
+    "crop of another size": ("llava", {}, {"crop_size": {"height": 64, "width": 64}}, "crop_size 64 differs"),
+    "canvases that are no tiles": ("llava_next", {"image_grid_pinpoints": [[50, 56]]}, {}, "56-pixel tiles, got"),
+    "no canvases": ("llava_next", {"image_grid_pinpoints": []}, {"image_grid_pinpoints": []}, "must list sizes"),
+    "canvases without end": ("llava_next", {"image_grid_pinpoints": [[5600, 5600]]}, {}, "more than 256 tiles"),
+    "other canvases": ("llava_next", {}, {"image_grid_pinpoints": [[56, 56]]}, "differ from those of config.json"),
+    "third of a patch": ("internvl", {"downsample_ratio": 0.3}, {}, "cannot be joined by downsample_ratio 0.3"),
+    "tiles backwards": ("internvl", {}, {"min_patches": 5, "max_patches": 2}, "max_patches must be 5 to 255, got 2"),
+    "no positions": ("internvl", {"vision_config": {"use_absolute_position_embeddings": False}}, {}, "not supported"),
+    "tokens that are no square": ("gemma3", {"mm_tokens_per_image": 15}, {}, "cannot be averaged to 15 tokens"),
+    "crops besides": ("gemma3", {}, {"do_pan_and_scan": True}, "do_pan_and_scan = true is not supported"),
+    "no square": ("gemma3", {}, {"size": {"height": 112, "width": 56}}, r"size \(112, 56\) differs"),
+}
+
+
+@pytest.mark.parametrize(("name", "changes", "prepared", "message"), OTHERS.values(), ids=OTHERS)
+def test_configs_of_other_families_that_cannot_be_honoured_are_refused(
+    name: str, changes: dict[str, Any], prepared: dict[str, Any], message: str
+) -> None:
+    block = CONFIGS[name]["vision_config"] | changes.get("vision_config", {})
+    known = PREPROCESSORS[name]
+    if "image_grid_pinpoints" in changes and "image_grid_pinpoints" not in prepared:
+        known = known | {"image_grid_pinpoints": changes["image_grid_pinpoints"]}
+    with pytest.raises(ModelError, match=message):
+        VisionDescription.from_config(CONFIGS[name] | changes | {"vision_config": block}, known | prepared)
+
+
 def test_a_config_without_images_has_no_description() -> None:
     assert VisionDescription.from_config({"model_type": "llama"}) is None
     assert VisionDescription.from_config({"model_type": "smolvlm", "text_config": {}}) is None
@@ -318,7 +399,7 @@ def test_tiles_of_another_shape_are_refused(served: Any) -> None:
 def test_text_configs_are_read_by_their_own_family(name: str) -> None:
     spec = read_spec(CONFIGS[name])
     assert (spec.architecture, spec.tied) == (CONFIGS[name]["architectures"][0], CONFIGS[name]["tie_word_embeddings"])
-    if name == "gemma3":
+    if kind_of(name) == "gemma3":
         return
     with pytest.raises(ModelError, match="model_type 'rwkv' is not supported; known: llama"):
         read_spec(CONFIGS[name] | {"text_config": {"model_type": "rwkv"}})

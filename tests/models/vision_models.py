@@ -33,6 +33,24 @@ _IDEFICS3 = {
     "pad_token_id": 0,
     "tie_word_embeddings": False,
 }
+_PINPOINTS = [[56, 112], [112, 56], [112, 112], [168, 56], [56, 168]]
+_LLAVA = {
+    "text_config": _TEXT,
+    "image_token_index": 129,
+    "pad_token_id": 0,
+    "vision_feature_layer": -2,
+    "tie_word_embeddings": False,
+}
+_INTERNVL = {
+    "architectures": ["InternVLForConditionalGeneration"],
+    "model_type": "internvl",
+    "text_config": _TEXT | {"model_type": "qwen2"},
+    "vision_config": _TOWER
+    | {"model_type": "internvl_vision", "image_size": [56, 56], "patch_size": [14, 14], "attention_bias": True}
+    | {"layer_scale_init_value": 0.5},
+    "image_token_id": 129,
+    "tie_word_embeddings": False,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "idefics3": _IDEFICS3
     | {"architectures": ["Idefics3ForConditionalGeneration"], "model_type": "idefics3"}
@@ -60,6 +78,27 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "pad_token_id": 0,
         "tie_word_embeddings": True,
     },
+    "llava": _LLAVA
+    | {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"}
+    | {"vision_config": _TOWER | {"model_type": "clip_vision_model"}},
+    "llava-siglip": _LLAVA
+    | {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"}
+    | {"vision_config": _TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False}}
+    | {"vision_feature_layer": -1, "vision_feature_select_strategy": "full", "multimodal_projector_bias": False},
+    "llava_next": _LLAVA
+    | {"architectures": ["LlavaNextForConditionalGeneration"], "model_type": "llava_next"}
+    | {"text_config": _TEXT | {"model_type": "mistral", "sliding_window": None}}
+    | {"vision_config": _TOWER | {"model_type": "clip_vision_model"}, "image_grid_pinpoints": _PINPOINTS},
+    "granite-vision": _LLAVA
+    | {"architectures": ["LlavaNextForConditionalGeneration"], "model_type": "llava_next"}
+    | {"text_config": _TEXT | {"model_type": "granite", "embedding_multiplier": 12.0, "logits_scaling": 6.0}}
+    | {"vision_config": _TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False}}
+    | {"image_grid_pinpoints": [*_PINPOINTS, [56, 224]], "vision_feature_select_strategy": "full"}
+    | {"vision_feature_layer": [-3, -2, -1]},
+    "internvl": _INTERNVL,
+    "internvl-rms": _INTERNVL
+    | {"vision_config": _INTERNVL["vision_config"] | {"norm_type": "rms_norm", "use_qk_norm": True}}
+    | {"text_config": _TEXT | {"model_type": "qwen3", "head_dim": 24}, "vision_feature_layer": -2},
 }
 PREPROCESSORS: dict[str, dict[str, Any]] = {
     "idefics3": {
@@ -68,6 +107,14 @@ PREPROCESSORS: dict[str, dict[str, Any]] = {
         "max_image_size": {"longest_edge": 56},
         "do_image_splitting": True,
     },
+    "llava": {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}},
+    "llava-siglip": {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}, "resample": 2},
+    "llava_next": {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
+    | {"image_grid_pinpoints": _PINPOINTS},
+    "granite-vision": {"size": {"height": 56, "width": 56}, "crop_size": {"height": 56, "width": 56}}
+    | {"image_grid_pinpoints": [*_PINPOINTS, [56, 224]], "image_mean": [0.5, 0.5, 0.5]},
+    "internvl": {"size": {"height": 56, "width": 56}, "image_mean": [0.485, 0.456, 0.406]},
+    "internvl-rms": {"size": {"height": 56, "width": 56}, "min_patches": 2, "max_patches": 6},
     "gemma3": {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 112, "width": 112}},
     "smolvlm": {
         "image_processor_type": "SmolVLMImageProcessor",

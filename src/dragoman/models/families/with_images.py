@@ -1,4 +1,4 @@
-"""Decoders of other families behind a vision tower: Idefics 3 and SmolVLM.
+"""Decoders of other families behind a vision tower: Idefics 3 and SmolVLM, LLaVA and LLaVA-NeXT, InternVL.
 
 The tower is described by ``models/vision``; here is the decoder that its embeddings go to, and all names of weights.
 """
@@ -11,13 +11,14 @@ from typing import Any
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
-from dragoman.models.families.family import Family
+from dragoman.models.families.family import IMAGE_PARTS, WITH_IMAGES, Family
+from dragoman.models.families.granite import FAMILIES as GRANITE
 from dragoman.models.families.llama import FAMILIES as LLAMA
 from dragoman.models.families.llama import HEAD_NORM_NAMES, LLAMA_NAMES, ROTARY_BUFFER
 from dragoman.models.families.mistral import FAMILIES as MISTRAL
 from dragoman.models.families.qwen import FAMILIES as QWEN
 from dragoman.models.spec import DecoderSpec
-from dragoman.models.vision.parameters import siglip_names
+from dragoman.models.vision.parameters import internvl_names, siglip_names
 
 _SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}
 _TEXT: dict[str, tuple[Family, Mapping[str, Any]]] = {
@@ -25,6 +26,7 @@ _TEXT: dict[str, tuple[Family, Mapping[str, Any]]] = {
     "mistral": (MISTRAL["MistralForCausalLM"], _SIZES | {"intermediate_size": 14336, "num_key_value_heads": 8}),
     "qwen2": (QWEN["Qwen2ForCausalLM"], {}),
     "qwen3": (QWEN["Qwen3ForCausalLM"], {}),
+    "granite": (GRANITE["GraniteForCausalLM"], {}),
 }
 """Decoders by the ``model_type`` of ``text_config``, with the values of sizes that a config may leave out."""
 
@@ -36,9 +38,12 @@ def _read_text(config: Config, architecture: str) -> DecoderSpec:
     if not isinstance(kind, str) or kind not in _TEXT:
         raise ModelError(f"config.json: text_config of model_type {kind!r} is not supported; known: {', '.join(_TEXT)}")
     family, sizes = _TEXT[kind]
-    tied = config.flag("tie_word_embeddings", False)
+    # Files that have an output table of their own are not tied, whatever their configs say.
+    tied = config.flag("tie_word_embeddings", False) or block.get("tie_word_embeddings") is True
     text = config.within("text_config").over(dict(sizes)).having({"tie_word_embeddings": tied})
-    return replace(family.read(text), architecture=architecture)
+    # In transformers the factor on logits (Granite) is part of the model with a head of its own, which this is not.
+    spec = family.read(text)
+    return replace(spec, architecture=architecture, output=replace(spec.output, scale=1.0))
 
 
 def _read_idefics3(config: Config) -> DecoderSpec:
@@ -49,11 +54,36 @@ def _read_smolvlm(config: Config) -> DecoderSpec:
     return _read_text(config, "SmolVLMForConditionalGeneration")
 
 
+def _read_llava(config: Config) -> DecoderSpec:
+    return _read_text(config, "LlavaForConditionalGeneration")
+
+
+def _read_llava_next(config: Config) -> DecoderSpec:
+    return _read_text(config, "LlavaNextForConditionalGeneration")
+
+
+def _read_internvl(config: Config) -> DecoderSpec:
+    return _read_text(config.over({"tie_word_embeddings": True}), "InternVLForConditionalGeneration")
+
+
 _NAMES = LLAMA_NAMES | HEAD_NORM_NAMES
 _IDEFICS3_NAMES = (
     _NAMES | siglip_names("model.vision_model.") | {"vision_project_out": ("model.connector.modality_projection.proj",)}
 )
 _IDEFICS3_ALIASES = ((r"^model\.text_model\.", "model."),)
+_PROJECTOR = "model.multi_modal_projector."
+_TWO_PRODUCTS = {
+    "vision_project_in": (f"{_PROJECTOR}linear_1",),
+    "vision_project_out": (f"{_PROJECTOR}linear_2",),
+}
+_LLAVA_NAMES = _NAMES | siglip_names("model.vision_tower.") | _TWO_PRODUCTS
+_INTERNVL_NAMES = (
+    _NAMES
+    | internvl_names("model.vision_tower.")
+    | _TWO_PRODUCTS
+    | {"vision_project_norm": (f"{_PROJECTOR}layer_norm",)}
+)
+_LLAVA_ALIASES = ((r"^(model\.)?image_newline$", "model.image_newline"), *WITH_IMAGES)
 
 FAMILIES: dict[str, Family] = {
     "Idefics3ForConditionalGeneration": Family(
@@ -77,5 +107,38 @@ FAMILIES: dict[str, Family] = {
         title="SmolVLM",
         examples=("HuggingFaceTB/SmolVLM2-256M-Video-Instruct", "HuggingFaceTB/SmolVLM2-2.2B-Instruct"),
         note="It [sees images](vision.md). Video is not read.",
+    ),
+    "LlavaForConditionalGeneration": Family(
+        _read_llava,
+        _LLAVA_NAMES,
+        "llava",
+        base="model.",
+        ignored=IMAGE_PARTS,
+        aliases=_LLAVA_ALIASES,
+        title="LLaVA 1.5",
+        examples=("llava-hf/llava-1.5-7b-hf", "llava-hf/llava-interleave-qwen-0.5b-hf"),
+        note="It [sees images](vision.md).",
+    ),
+    "LlavaNextForConditionalGeneration": Family(
+        _read_llava_next,
+        _LLAVA_NAMES | {"vision_row_end": ("model.image_newline",)},
+        "llava_next",
+        base="model.",
+        ignored=IMAGE_PARTS,
+        aliases=_LLAVA_ALIASES,
+        title="LLaVA-NeXT and Granite Vision",
+        examples=("llava-hf/llava-v1.6-mistral-7b-hf", "ibm-granite/granite-vision-3.3-2b"),
+        note="It [sees images](vision.md).",
+    ),
+    "InternVLForConditionalGeneration": Family(
+        _read_internvl,
+        _INTERNVL_NAMES,
+        "internvl",
+        base="model.",
+        ignored=IMAGE_PARTS,
+        aliases=WITH_IMAGES,
+        title="InternVL 2.5, 3 and 3.5",
+        examples=("OpenGVLab/InternVL3-1B-hf", "OpenGVLab/InternVL3-2B-hf"),
+        note="It [sees images](vision.md). Video is not read; of the older checkpoints without `-hf` nothing is.",
     ),
 }

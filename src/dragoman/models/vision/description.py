@@ -20,6 +20,7 @@ class VisionDescription:
         patch: pixels of a patch's edge; patches are flat vectors of 3 · patch · patch numbers.
         class_token: one more row before a tile's patches (CLIP), which is dropped after the layers.
         positions: a table with a learned row for each patch of a tile.
+        batch_of_one: that table and the class token are stored as a batch of one.
         both_ways: which tokens of the prompt see those after them: none; an image's tokens see all of theirs
             (``image``: Gemma 3); all of a prompt's (``prompt``: PaliGemma).
     """
@@ -29,6 +30,7 @@ class VisionDescription:
     patch_bias: bool = True
     class_token: bool = False
     positions: Literal["learned"] = "learned"
+    batch_of_one: bool = False
     reduction: Reduction
     projection: Projection
     pixels: Pixels
@@ -71,10 +73,16 @@ class VisionDescription:
     @property
     def most_tokens(self) -> int:
         """Embeddings of an image, at the most."""
-        return self.tile_tokens * self.tiling.most
+        ends = self.tiling.most * self.patches_per_side if self.tiling.kind == "fit" else 0
+        return self.tile_tokens * self.tiling.most + ends
+
+    @property
+    def taken_width(self) -> int:
+        """Width of what is taken of the layers."""
+        return self.layers.width * len(self.layers.taken)
 
     @property
     def reduced_width(self) -> int:
         """Width of what the projection takes."""
         shuffled = self.reduction.kind == "shuffle"
-        return self.layers.width * (self.reduction.factor**2 if shuffled else 1)
+        return self.taken_width * (self.reduction.factor**2 if shuffled else 1)

@@ -42,17 +42,24 @@ class Cut:
 
     Attributes:
         scaled: sizes that the image is resized to, one after the other, before it is cut.
-        whole: one more tile has the whole image; it is the last.
+        whole: the tile with the whole image is the first or the last; None: there is none.
+        whole_scaled: it is made of the image as scaled; else as it was sent.
     """
 
     scaled: tuple[Size, ...]
     grid: Grid
-    whole: bool
+    whole: Literal["first", "last"] | None = "last"
+    whole_scaled: bool = False
+
+    @property
+    def parts(self) -> int:
+        """Number of tiles without the one of the whole image."""
+        return self.grid.rows * self.grid.columns
 
     @property
     def tiles(self) -> int:
         """Number of tiles."""
-        return self.grid.rows * self.grid.columns + self.whole
+        return self.parts + (self.whole is not None)
 
 
 def cut_of(width: int, height: int, vision: VisionDescription, detail: Detail) -> Cut:
@@ -60,10 +67,11 @@ def cut_of(width: int, height: int, vision: VisionDescription, detail: Detail) -
     if width < 1 or height < 1:
         raise ValueError(f"an image has at least one pixel, got {width} x {height}")
     size, tiling = Size(height, width), vision.tiling
-    if tiling.kind == "split" and detail != "low":
-        return _split(size, tiling)
+    cutters = {"split": _split, "fit": _fit, "closest": _closest}
+    if tiling.kind in cutters and detail != "low":
+        return cutters[tiling.kind](size, tiling)
     scaled = (*([_to_longest(size, tiling.longest)] if tiling.longest else []), Size(tiling.side, tiling.side))
-    return Cut(scaled, Grid(0, 0, size), whole=True)
+    return Cut(scaled, Grid(0, 0, size))
 
 
 def image_token_count(width: int, height: int, vision: VisionDescription, detail: Detail = "auto") -> int:
@@ -72,12 +80,43 @@ def image_token_count(width: int, height: int, vision: VisionDescription, detail
     Line breaks in a row are counted as one token, as the tokenizers of these models have them.
     """
     cut = cut_of(width, height, vision, detail)
-    return cut.tiles * vision.tile_tokens + _tag_count(cut, vision)
+    return embedding_count(cut.grid, cut.tiles, vision) + _tag_count(cut, vision)
+
+
+def embedding_count(grid: Grid, tiles: int, vision: VisionDescription) -> int:
+    """Return how many embeddings so many tiles become."""
+    if vision.tiling.kind != "fit":
+        return tiles * vision.tile_tokens
+    if not grid.rows:
+        return vision.tile_tokens + 1
+    kept = kept_patches(grid, vision.patches_per_side)
+    return vision.tile_tokens + kept.height * (kept.width + 1)
+
+
+class Box(NamedTuple):
+    """A part of a grid of patches."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+def kept_patches(grid: Grid, side: int) -> Box:
+    """Return the patches of a canvas of tiles, with ``side`` patches in a row of each, that have the image in them."""
+    height, width = grid.rows * side, grid.columns * side
+    if grid.size.width / grid.size.height > width / height:
+        inner = int(round(grid.size.height * (width / grid.size.width), 7))
+        top = (height - inner) // 2
+        return Box(top, 0, height - 2 * top, width)
+    inner = int(round(grid.size.width * (height / grid.size.height), 7))
+    left = (width - inner) // 2
+    return Box(0, left, height, width - 2 * left)
 
 
 def _tag_count(cut: Cut, vision: VisionDescription) -> int:
-    tags, tiles = vision.tags, cut.grid.rows * cut.grid.columns
-    found = _tokens_in(tags.before) + _tokens_in(tags.after) + cut.whole * _tokens_in(tags.whole)
+    tags, tiles = vision.tags, cut.parts
+    found = _tokens_in(tags.before) + _tokens_in(tags.after) + (cut.whole is not None) * _tokens_in(tags.whole)
     if tiles:
         found += tiles * _tokens_in(tags.tile) + (cut.grid.rows - 1) * _tokens_in(tags.row_end)
         found += _tokens_in(tags.row_end + tags.rows_end)
@@ -95,7 +134,45 @@ def _split(size: Size, tiling: Tiling) -> Cut:
     rows, columns = second.height // tiling.side, second.width // tiling.side
     if rows * columns == 1:
         rows = columns = 0
-    return Cut((first, second), Grid(rows, columns, size), whole=True)
+    return Cut((first, second), Grid(rows, columns, size), whole_scaled=True)
+
+
+def _fit(size: Size, tiling: Tiling) -> Cut:
+    """Return the cut of the canvas that keeps most pixels of the image and of these leaves the fewest unused."""
+
+    def value(canvas: tuple[int, int]) -> tuple[int, int]:
+        height, width = canvas[0] * tiling.side, canvas[1] * tiling.side
+        scale = min(width / size.width, height / size.height)
+        kept = min(int(size.width * scale) * int(size.height * scale), size.width * size.height)
+        return kept, kept - width * height
+
+    rows, columns = max(tiling.canvases, key=value)  # the first of equal ones
+    height, width = rows * tiling.side, columns * tiling.side
+    across, down = width / size.width, height / size.height
+    if across < down:
+        scaled = Size(min(math.ceil(size.height * across), height), width)
+    else:
+        scaled = Size(height, min(math.ceil(size.width * down), width))
+    return Cut((scaled,), Grid(rows, columns, size), whole="first")
+
+
+def _closest(size: Size, tiling: Tiling) -> Cut:
+    """Return the cut into the grid whose shape is closest: of those equally close the one with most tiles that has no
+    more than twice the image's pixels."""
+    most = tiling.most - 1
+    every = ((rows, columns) for columns in range(1, most + 1) for rows in range(1, most // columns + 1))
+    grids = sorted((grid for grid in every if grid[0] * grid[1] >= tiling.least), key=lambda grid: grid[0] * grid[1])
+    ratio, closest, least = size.width / size.height, (1, 1), math.inf
+    for rows, columns in grids:
+        distance = abs(ratio - columns / rows)
+        larger = size.width * size.height > 0.5 * tiling.side**2 * rows * columns
+        if distance < least or (distance == least and larger):
+            closest, least = (rows, columns), distance
+    rows, columns = closest
+    scaled = Size(rows * tiling.side, columns * tiling.side)
+    if rows * columns == 1:
+        return Cut((scaled,), Grid(0, 0, size))
+    return Cut((scaled,), Grid(rows, columns, size))
 
 
 def _to_longest(size: Size, longest: int) -> Size:
@@ -139,5 +216,5 @@ def buffer_bytes(vision: VisionDescription) -> int:
     """Return the bytes that a tower takes besides its weights: the buffers of a run, keys and values, pixels."""
     layers, rows = vision.layers, rows_of_run(vision)
     floats = 6 * layers.width + max(3 * layers.width, layers.feed_forward) + 2 * vision.patch_floats
-    reduced = 2 * vision.reduced_width + vision.projection.inner + 2 * vision.projection.out
+    reduced = 2 * vision.reduced_width + 2 * vision.taken_width + vision.projection.inner + 2 * vision.projection.out
     return 4 * rows * (floats + reduced // vision.reduction.factor**2) + 4 * vision.most_tokens * vision.projection.out

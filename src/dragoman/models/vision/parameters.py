@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dragoman.models.parameter import Parameter
 from dragoman.models.vision.description import VisionDescription
 from dragoman.models.vision.parts import Norm
@@ -21,23 +23,28 @@ def is_vision(parameter: Parameter) -> bool:
 def vision_parameters(vision: VisionDescription) -> list[Parameter]:
     """Return every parameter of the tower and of the projection, in the order in which they are used."""
     layers, projection, patch = vision.layers, vision.projection, vision.patch
-    width = layers.width
+    width, whole = layers.width, vision.batch_of_one
     found = [_matrix("patch", None, (width,), vision.patch_floats, stored=(width, 3, patch, patch))]
     if vision.patch_bias:
         found.append(_vector("patch", "bias", None, width))
     if vision.class_token:
-        found.append(_vector("class", "weight", None, width))
+        found.append(replace(_vector("class", "weight", None, width), stored=(1, 1, width) if whole else None))
     rows = vision.tile_rows
-    found.append(Parameter(f"{PREFIX}positions", "weight", None, (rows, width), (rows,), False))
+    table = Parameter(f"{PREFIX}positions", "weight", None, (rows, width), (rows,), False)
+    found.append(replace(table, stored=(1, rows, width) if whole else None))
     if layers.first_norm:
         found += _norm("first_norm", None, width, layers.norm)
     for layer in range(layers.count):
         found += _norm("attention_norm", layer, width, layers.norm)
         found += _linear("qkv", layer, (width,) * 3, width, layers.qkv_bias)
+        if layers.joint_head_norm:
+            found += [_vector(module, "weight", layer, width) for module in ("query_norm", "key_norm")]
         found += _linear("attention_out", layer, (width,), width, True)
         found += _norm("feed_forward_norm", layer, width, layers.norm)
         found += _linear("feed_forward_in", layer, (layers.feed_forward,), width, True)
         found += _linear("feed_forward_out", layer, (width,), layers.feed_forward, True)
+        if layers.branch_scales:
+            found += [_vector(f"{branch}_scale", "weight", layer, width) for branch in ("attention", "feed_forward")]
     if layers.last_norm:
         found += _norm("last_norm", None, width, layers.norm)
     reduced, inner = vision.reduced_width, projection.inner
@@ -45,6 +52,8 @@ def vision_parameters(vision: VisionDescription) -> list[Parameter]:
         found += _norm("project_norm", None, reduced, projection.norm)
     if inner:
         found += _linear("project_in", None, (inner,), reduced, projection.first_bias)
+    if vision.tiling.kind == "fit":
+        found.append(_vector("row_end", "weight", None, projection.out))
     return found + _linear("project_out", None, (projection.out,), inner or reduced, projection.last_bias)
 
 
@@ -63,6 +72,28 @@ def siglip_names(tower: str) -> dict[str, tuple[str, ...]]:
         "feed_forward_in": (f"{layer}mlp.fc1",),
         "feed_forward_out": (f"{layer}mlp.fc2",),
         "last_norm": (f"{tower}post_layernorm",),
+    }
+    return {f"{PREFIX}{module}": found for module, found in names.items()}
+
+
+def internvl_names(tower: str) -> dict[str, tuple[str, ...]]:
+    """Return the stored names of the modules of InternVL's tower under the prefix ``tower``."""
+    layer = f"{tower}encoder.layer.{{layer}}."
+    names = {
+        "patch": (f"{tower}embeddings.patch_embeddings.projection",),
+        "class": (f"{tower}embeddings.cls_token",),
+        "positions": (f"{tower}embeddings.position_embeddings",),
+        "attention_norm": (f"{layer}layernorm_before",),
+        "qkv": tuple(f"{layer}attention.{part}_proj" for part in "qkv"),
+        "query_norm": (f"{layer}attention.q_norm",),
+        "key_norm": (f"{layer}attention.k_norm",),
+        "attention_out": (f"{layer}attention.projection_layer",),
+        "attention_scale": (f"{layer}lambda_1",),
+        "feed_forward_norm": (f"{layer}layernorm_after",),
+        "feed_forward_in": (f"{layer}mlp.fc1",),
+        "feed_forward_out": (f"{layer}mlp.fc2",),
+        "feed_forward_scale": (f"{layer}lambda_2",),
+        "last_norm": (f"{tower}layernorm",),
     }
     return {f"{PREFIX}{module}": found for module, found in names.items()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu"]
 Norm = Literal["rms", "layer"]
 Positions = Literal["learned", "rotary"]
 Resampling = Literal["nearest", "lanczos", "bilinear", "bicubic"]
@@ -15,6 +15,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
     "relu": "relu",
 }
 RESAMPLINGS: dict[int, Resampling] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
@@ -26,14 +27,18 @@ class Layers:
     """Layers of attention and a feed-forward network, in which every patch of a tile sees all others.
 
     Attributes:
-        width: of the residual stream. count: of layers that are computed: those after the taken one are not loaded.
+        width: of the residual stream.
+        taken: numbers of layers after which the stream is taken, ascending; the taken ones are joined side by side.
+            Layers after the last of them are not loaded.
         feed_forward: width between the two products of the feed-forward network.
         norm, norm_eps: of all norms; ``layer`` has biases. qkv_bias: of queries, keys and values.
         first_norm: a norm before the first layer (CLIP). last_norm: a norm after the last (SigLIP).
+        branch_scales: what a branch adds to the stream has learned factors (InternVL).
+        joint_head_norm: RMS norms of all queries, and of all keys, as one vector (InternVL 6B).
     """
 
     width: int
-    count: int
+    taken: tuple[int, ...]
     heads: int
     feed_forward: int
     activation: Activation
@@ -42,6 +47,13 @@ class Layers:
     qkv_bias: bool = True
     first_norm: bool = False
     last_norm: bool = False
+    branch_scales: bool = False
+    joint_head_norm: bool = False
+
+    @property
+    def count(self) -> int:
+        """Number of layers that are computed."""
+        return self.taken[-1]
 
     @property
     def head_dim(self) -> int:
@@ -69,7 +81,7 @@ class Projection:
     Attributes:
         out: width of the decoder's embeddings. inner: between the two products; 0: there is one product.
         norm: before the first product; None: there is none.
-        first_bias, last_bias: of the products.
+        first_bias, last_bias: of the products. factor: of the embeddings, where text's have one too (Granite).
     """
 
     out: int
@@ -79,6 +91,7 @@ class Projection:
     norm_eps: float = 1e-6
     first_bias: bool = False
     last_bias: bool = False
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,16 +113,26 @@ class Tiling:
     """How an image becomes tiles of ``side`` by ``side`` pixels.
 
     Attributes:
-        kind: ``one``: resized to one tile, whatever its shape. ``split``: scaled so that its longer edge has
-            ``longest`` pixels, then both edges up to whole tiles; cut, and the whole image is one more tile, the last
-            (Idefics 3).
+        kind: ``one``: resized to one tile, whatever its shape.
+            ``crop``: scaled so that its shorter edge is a tile's, of which the middle is one tile (CLIP).
+            ``split``: scaled so that its longer edge has ``longest`` pixels, then both edges up to whole tiles; cut,
+            and the whole image is one more tile, the last (Idefics 3).
+            ``fit``: scaled into the one of ``canvases`` that keeps most of it, in its middle, and cut; the whole image,
+            whatever its shape, is the first tile. Embeddings of what is beside it are dropped, and each of its rows
+            ends with a learned one (LLaVA-NeXT).
+            ``closest``: resized to the grid of ``least`` to ``most`` tiles whose shape is closest, and cut; of several
+            tiles the whole image is one more, the last (InternVL).
         side: pixels of a tile's edge.
-        longest: of ``split``, pixels of the longer edge. most: tiles of one image, at the most.
+        longest: pixels of the longer edge.
+        canvases: rows and columns of tiles.
+        least: tiles of an image without the whole. most: with it.
     """
 
-    kind: Literal["one", "split"]
+    kind: Literal["one", "crop", "split", "fit", "closest"]
     side: int
     longest: int = 0
+    canvases: tuple[tuple[int, int], ...] = ()
+    least: int = 1
     most: int = 1
 
 

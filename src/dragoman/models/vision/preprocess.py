@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dragoman.core.lazy_imports import np
 from dragoman.models.vision.description import VisionDescription
-from dragoman.models.vision.geometry import Cut, Detail, Grid, Size, cut_of, image_token_count
+from dragoman.models.vision.geometry import Cut, Detail, Grid, Size, cut_of, embedding_count, image_token_count
 from dragoman.models.vision.parts import Pixels, Resampling
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Detail", "Grid", "PreparedImage", "image_token_count", "normalise", "preprocess"]
 
 _FILTERS: dict[Resampling, int] = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}  # Pillow's numbers
+_MOST_SCALED = 1 << 24  # pixels of an image of which the middle is taken
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +50,7 @@ def preprocess(image: Image.Image, vision: VisionDescription, detail: Detail = "
         pixels=_tiles(image, cut, vision),
         grid=cut.grid,
         tokens=image_token_count(image.width, image.height, vision, detail),
-        embeddings=cut.tiles * vision.tile_tokens,
+        embeddings=embedding_count(cut.grid, cut.tiles, vision),
     )
 
 
@@ -66,18 +67,52 @@ def normalise(pixels: NDArray[np.uint8], spec: Pixels) -> NDArray[np.float32]:
 
 
 def _tiles(image: Image.Image, cut: Cut, vision: VisionDescription) -> NDArray[np.uint8]:
-    side, resampling = vision.tiling.side, vision.pixels.resampling
+    tiling, resampling = vision.tiling, vision.pixels.resampling
+    side, sent = tiling.side, image
+    found = np.empty((cut.tiles, 3, side, side), np.uint8)
+    if tiling.kind == "crop":
+        found[0] = _middle(image, side, resampling)
+        return found
     for size in cut.scaled:
         image = _resized(image, size, resampling)
-    rows, columns = cut.grid.rows, cut.grid.columns
-    found = np.empty((cut.tiles, 3, side, side), np.uint8)
-    if rows and columns:
-        levels = np.asarray(image).reshape(rows, side, columns, side, 3)
-        found[: rows * columns] = levels.transpose(0, 2, 4, 1, 3).reshape(-1, 3, side, side)
-        image = _resized(image, Size(side, side), resampling)
-    if cut.whole:
-        found[-1] = np.asarray(image).transpose(2, 0, 1)
+    first = 1 if cut.whole == "first" else 0
+    if cut.parts:
+        rows, columns = cut.grid.rows, cut.grid.columns
+        levels = _in_middle(np.asarray(image), rows * side, columns * side).reshape(rows, side, columns, side, 3)
+        found[first : first + cut.parts] = levels.transpose(0, 2, 4, 1, 3).reshape(-1, 3, side, side)
+        image = _resized(image if cut.whole_scaled else sent, Size(side, side), resampling)
+    if cut.whole is not None:
+        found[0 if first else -1] = np.asarray(image).transpose(2, 0, 1)
     return found
+
+
+def _in_middle(levels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+    """Return an image ``[height, width, 3]`` in the middle of a black canvas; an odd row or column is after it."""
+    if levels.shape[:2] == (height, width):
+        return levels
+    canvas = np.zeros((height, width, 3), np.uint8)
+    top, left = (height - levels.shape[0]) // 2, (width - levels.shape[1]) // 2
+    canvas[top : top + levels.shape[0], left : left + levels.shape[1]] = levels
+    return canvas
+
+
+def _middle(image: Image.Image, side: int, resampling: Resampling) -> NDArray[np.uint8]:
+    """Return the middle ``[3, side, side]`` of the image whose shorter edge is scaled to ``side``.
+
+    Of a very long image only the middle is scaled, as the whole would be large. Its levels may differ by a few, since
+    Pillow resamples it down before across, or the other way round, by the sizes.
+    """
+    short, long = sorted((image.width, image.height))
+    scaled = int(side * long / short)
+    width, height = (side, scaled) if image.width <= image.height else (scaled, side)
+    left, top = (width - side) // 2, (height - side) // 2
+    if width * height <= _MOST_SCALED:
+        cropped = _resized(image, Size(height, width), resampling).crop((left, top, left + side, top + side))
+    else:
+        across, down = image.width / width, image.height / height
+        box = (left * across, top * down, (left + side) * across, (top + side) * down)
+        cropped = image.resize((side, side), _FILTERS[resampling], box=box)
+    return np.asarray(cropped).transpose(2, 0, 1)
 
 
 def _resized(image: Image.Image, size: Size, resampling: Resampling) -> Image.Image:

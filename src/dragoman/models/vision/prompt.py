@@ -36,17 +36,16 @@ def replacement(vision: VisionDescription, prepared: PreparedImage) -> str:
 def _runs(vision: VisionDescription, prepared: PreparedImage) -> list[tuple[str, int]]:
     """Return text, and how many image tokens follow it, one after the other."""
     tags, grid = vision.tags, prepared.grid
-    tiles = grid.rows * grid.columns
+    if not tags.tile:
+        return _joined([(tags.before, prepared.embeddings), (tags.after, 0)])
     found = [(tags.before, 0)]
     for row in range(grid.rows):
         for column in range(grid.columns):
             found.append((tags.tile.format(row=row + 1, column=column + 1), vision.tile_tokens))
         found.append((tags.row_end, 0))
-    if tiles:
+    if grid.rows:
         found.append((tags.rows_end, 0))
-    if len(prepared.pixels) > tiles:
-        found.append((tags.whole, vision.tile_tokens))
-    return _joined([*found, (tags.after, 0)])
+    return _joined([*found, (tags.whole, vision.tile_tokens), (tags.after, 0)])
 
 
 def _joined(runs: list[tuple[str, int]]) -> list[tuple[str, int]]:

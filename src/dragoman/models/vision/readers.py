@@ -5,27 +5,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
-from dragoman.models.vision.parts import (
-    ACTIVATIONS,
-    RESAMPLINGS,
-    Layers,
-    Pixels,
-    Projection,
-    Reduction,
-    Resampling,
-    Tags,
-    Tiling,
+from dragoman.models.vision.config_fields import (
+    CLIP,
+    CLIP_DEVIATION,
+    CLIP_MEAN,
+    HALVES,
+    MOST_TILES,
+    SIGLIP,
+    Fields,
+    edge_of,
+    grid_of,
+    image_id_of,
+    layers_of,
+    pixels_of,
+    require_square,
+    tower_of,
 )
-
-Fields = dict[str, Any]
-
-_MOST_LAYERS = 256
-_LARGEST_SIDE = 4096
-_MOST_TILES = 256
+from dragoman.models.vision.parts import ACTIVATIONS, Projection, Reduction, Tags, Tiling
 
 PREPROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 """Files of a repository that say how images are prepared."""
@@ -51,119 +52,8 @@ def read_vision(config: dict[str, Any], preprocessor: dict[str, Any]) -> Fields 
     return reader(whole, Config(preprocessor, where=PREPROCESSOR_FILES[0]))
 
 
-def _tower(config: Config) -> Config:
-    """Return the tower's own config, which takes nothing from the whole."""
-    tower = Config(config.block("vision_config"), where="config.json: vision_config")
-    if tower.size("num_channels", 3) != 3:
-        raise ModelError(f"{tower.where}: num_channels must be 3, got {tower.value('num_channels')!r}")
-    return tower
-
-
-def _layers(tower: Config, defaults: Mapping[str, Any], **variant: Any) -> Layers:
-    tower = tower.over(dict(defaults))
-    width, heads = tower.size("hidden_size"), tower.size("num_attention_heads")
-    count = tower.size("num_hidden_layers")
-    if count > _MOST_LAYERS:
-        raise ModelError(f"{tower.where}: num_hidden_layers must be at most {_MOST_LAYERS}, got {count}")
-    if width % heads:
-        raise ModelError(f"{tower.where}: hidden_size {width} is not a multiple of num_attention_heads {heads}")
-    fields: Fields = {
-        "width": width,
-        "count": count,
-        "heads": heads,
-        "feed_forward": tower.size("intermediate_size"),
-        "activation": tower.choice("hidden_act", "gelu", ACTIVATIONS),
-        "norm_eps": tower.number("layer_norm_eps", 1e-6),
-    }
-    return Layers(**fields | variant)
-
-
-def _grid(tower: Config, defaults: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the pixels of a tile's edge and of a patch's."""
-    tower = tower.over(dict(defaults))
-    side, patch = tower.size("image_size"), tower.size("patch_size")
-    if side > _LARGEST_SIDE or side % patch:
-        raise ModelError(
-            f"{tower.where}: image_size must be a multiple of patch_size {patch} up to {_LARGEST_SIDE}, got {side}"
-        )
-    return side, patch
-
-
-def _pixels(preprocessor: Config, mean: tuple[float, ...], deviation: tuple[float, ...], resampling: int) -> Pixels:
-    preprocessor.refuse("do_resize", True)
-    preprocessor.refuse("do_rescale", True)
-    preprocessor.refuse("do_normalize", True)
-    return Pixels(
-        mean=_channels(preprocessor, "image_mean", mean),
-        deviation=_channels(preprocessor, "image_std", deviation, positive=True),
-        resampling=_resampling(preprocessor, resampling),
-        rescale=preprocessor.number("rescale_factor", 1 / 255),
-    )
-
-
-def _resampling(preprocessor: Config, default: int) -> Resampling:
-    value = preprocessor.value("resample", default)
-    if not isinstance(value, int) or isinstance(value, bool) or value not in RESAMPLINGS:
-        raise ModelError(f"{preprocessor.where}: resample {value!r} is not supported; known: {list(RESAMPLINGS)}")
-    return RESAMPLINGS[value]
-
-
-def _channels(
-    preprocessor: Config, key: str, default: tuple[float, ...], *, positive: bool = False
-) -> tuple[float, float, float]:
-    value = preprocessor.value(key, list(default))
-    numbers = value if isinstance(value, list) else []
-    if len(numbers) != 3 or not all(
-        isinstance(n, int | float) and not isinstance(n, bool) and 0 <= n <= 1 and (n or not positive) for n in numbers
-    ):
-        raise ModelError(f"{preprocessor.where}: {key} must be three numbers between 0 and 1, got {value!r}")
-    red, green, blue = map(float, numbers)
-    return red, green, blue
-
-
-def _edge(preprocessor: Config, key: str, name: str, default: int) -> int:
-    """Return a number of pixels in a block of sizes, such as ``size.longest_edge``."""
-    block = Config(preprocessor.block(key), where=f"{preprocessor.where}: {key}")
-    value = block.size(name, default)
-    if value > 4 * _LARGEST_SIDE:
-        raise ModelError(f"{block.where}: {name} must be at most {4 * _LARGEST_SIDE}, got {value}")
-    return value
-
-
-def _image_id(config: Config, *keys: str, default: int | None = None) -> int:
-    for key in keys:
-        value = config.value(key)
-        if value is not None:
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ModelError(f"config.json: {key} must be a token id, got {value!r}")
-            return value
-    if default is None:
-        raise ModelError(f"config.json: {keys[0]} is missing")
-    return default
-
-
-def _square(preprocessor: Config, side: int) -> None:
-    """Raise ModelError unless images are resized to squares of so many pixels."""
-    block = Config(preprocessor.block("size"), where=f"{preprocessor.where}: size")
-    if (found := (block.size("height", side), block.size("width", side))) != (side, side):
-        raise ModelError(f"{block.where} {found} differs from the tower's image_size {side}")
-
-
-_HALVES = (0.5, 0.5, 0.5)
-_SIGLIP = {
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "hidden_act": "gelu_pytorch_tanh",
-    "image_size": 224,
-    "patch_size": 16,
-}
-"""Defaults of a tower's fields, from transformers' classes."""
-
-
 def _read_idefics3(config: Config, preprocessor: Config) -> Fields:
-    tower = _tower(config)
+    tower = tower_of(config)
     defaults = {
         "hidden_size": 1152,
         "intermediate_size": 3072,
@@ -173,34 +63,34 @@ def _read_idefics3(config: Config, preprocessor: Config) -> Fields:
         "image_size": 224,
         "patch_size": 32,
     }
-    side, patch = _grid(tower, defaults)
+    side, patch = grid_of(tower, defaults)
     factor = config.size("scale_factor", 2)
     if side // patch % factor:
         raise ModelError(f"config.json: {side // patch} patches in a row cannot be joined {factor} by {factor}")
-    tile = _edge(preprocessor, "max_image_size", "longest_edge", side)
+    tile = edge_of(preprocessor, "max_image_size", "longest_edge", side)
     if tile != side:
         raise ModelError(f"{preprocessor.where}: max_image_size {tile} differs from the tower's image_size {side}")
-    longest = _edge(preprocessor, "size", "longest_edge", 4 * side)
+    longest = edge_of(preprocessor, "size", "longest_edge", 4 * side)
     split = preprocessor.flag("do_image_splitting", True)
     # Twice: the longer edge is scaled to `longest`, the other to no more; 4,096 pixels are the most of either.
     most = -(-min(longest, 4096) // side)
-    if most**2 >= _MOST_TILES:
-        raise ModelError(f"{preprocessor.where}: size {longest} makes more than {_MOST_TILES} tiles of {side} pixels")
+    if most**2 >= MOST_TILES:
+        raise ModelError(f"{preprocessor.where}: size {longest} makes more than {MOST_TILES} tiles of {side} pixels")
     text = Config(config.block("text_config"), where="config.json: text_config")
     around = "<fake_token_around_image>"
     return {
-        "layers": _layers(tower, defaults, last_norm=True),
+        "layers": layers_of(tower, defaults, last_norm=True),
         "patch": patch,
         "reduction": Reduction(kind="shuffle", factor=factor),
         "projection": Projection(out=text.size("hidden_size")),
-        "pixels": _pixels(preprocessor, _HALVES, _HALVES, 1),
+        "pixels": pixels_of(preprocessor, HALVES, HALVES, 1),
         "tiling": Tiling(kind="split", side=side, longest=longest, most=most**2 + 1)
         if split
         else Tiling(kind="one", side=side, longest=longest),
         "tags": Tags(
             placeholder="<image>",
             image="<image>",
-            image_id=_image_id(config, "image_token_id", default=128257),
+            image_id=image_id_of(config, "image_token_id", default=128257),
             after=around,
             tile=f"{around}<row_{{row}}_col_{{column}}>",
             row_end="\n",
@@ -211,28 +101,28 @@ def _read_idefics3(config: Config, preprocessor: Config) -> Fields:
 
 
 def _read_gemma3(config: Config, preprocessor: Config) -> Fields:
-    tower = _tower(config)
-    side, patch = _grid(tower, _SIGLIP)
+    tower = tower_of(config)
+    side, patch = grid_of(tower, SIGLIP)
     tokens = config.size("mm_tokens_per_image", 256)
     short = math.isqrt(tokens)
     if short**2 != tokens or side // patch % short:
         raise ModelError(f"config.json: {side // patch} patches in a row cannot be averaged to {tokens} tokens")
     preprocessor.refuse("do_pan_and_scan", False)
-    _square(preprocessor, side)
+    require_square(preprocessor, side)
     text = Config(config.block("text_config"), where="config.json: text_config")
     return {
-        "layers": _layers(tower, _SIGLIP, last_norm=True),
+        "layers": layers_of(tower, SIGLIP, last_norm=True),
         "patch": patch,
         "reduction": Reduction(kind="average", factor=side // patch // short),
         "projection": Projection(
             out=text.size("hidden_size", 2304), norm="rms", norm_eps=tower.number("layer_norm_eps", 1e-6)
         ),
-        "pixels": _pixels(preprocessor, _HALVES, _HALVES, 2),
+        "pixels": pixels_of(preprocessor, HALVES, HALVES, 2),
         "tiling": Tiling(kind="one", side=side),
         "tags": Tags(
             placeholder="<start_of_image>",
             image="<image_soft_token>",
-            image_id=_image_id(config, "image_token_index", "image_token_id", default=262_144),
+            image_id=image_id_of(config, "image_token_index", "image_token_id", default=262_144),
             before="\n\n<start_of_image>",
             after="<end_of_image>\n\n",
         ),
@@ -240,9 +130,180 @@ def _read_gemma3(config: Config, preprocessor: Config) -> Fields:
     }
 
 
+def _read_llava(config: Config, preprocessor: Config) -> Fields:
+    fields, side = _clip(config, preprocessor)
+    preprocessor.refuse("do_pad", False)
+    preprocessor.refuse("do_center_crop", True)
+    for key, edges in {"size": ("shortest_edge",), "crop_size": ("height", "width")}.items():
+        for edge in edges:
+            _require_edge(preprocessor, key, edge, side)
+    return fields | {"tiling": Tiling(kind="crop", side=side)}
+
+
+def _read_llava_next(config: Config, preprocessor: Config) -> Fields:
+    fields, side = _clip(config, preprocessor)
+    preprocessor.refuse("do_center_crop", True, False)
+    sizes = config.value("image_grid_pinpoints", _PINPOINTS)
+    if preprocessor.value("image_grid_pinpoints", sizes) != sizes:
+        raise ModelError(f"{preprocessor.where}: image_grid_pinpoints differ from those of config.json")
+    canvases = tuple(_canvas(size, side) for size in sizes) if isinstance(sizes, list) else ()
+    if not canvases:
+        raise ModelError(f"config.json: image_grid_pinpoints must list sizes, got {sizes!r}")
+    for key in ("size", "crop_size"):
+        for edge in preprocessor.block(key):
+            _require_edge(preprocessor, key, edge, side)
+    most = max(rows * columns for rows, columns in canvases)
+    return fields | {"tiling": Tiling(kind="fit", side=side, canvases=canvases, most=most + 1)}
+
+
+_PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+
+
+def _canvas(size: object, side: int) -> tuple[int, int]:
+    """Return the rows and columns of tiles of one of ``image_grid_pinpoints``."""
+    edges = size if isinstance(size, list) and len(size) == 2 else [0, 0]
+    if not all(
+        isinstance(edge, int) and not isinstance(edge, bool) and edge > 0 and edge % side == 0 for edge in edges
+    ):
+        raise ModelError(
+            f"config.json: image_grid_pinpoints must be heights and widths of {side}-pixel tiles, got {size}"
+        )
+    rows, columns = edges[0] // side, edges[1] // side
+    if rows * columns >= MOST_TILES:
+        raise ModelError(f"config.json: image_grid_pinpoints {size} have more than {MOST_TILES} tiles")
+    return rows, columns
+
+
+def _require_edge(preprocessor: Config, key: str, edge: str, side: int) -> None:
+    if (found := edge_of(preprocessor, key, edge, side)) != side:
+        raise ModelError(f"{preprocessor.where}: {key} {found} differs from the tower's image_size {side}")
+
+
+def _clip(config: Config, preprocessor: Config) -> tuple[Fields, int]:
+    """Return the fields that LLaVA and LLaVA-NeXT share, and the pixels of a tile's edge."""
+    tower = tower_of(config)
+    kind = tower.choice(
+        "model_type", "clip_vision_model", {"clip_vision_model": "clip", "siglip_vision_model": "siglip"}
+    )
+    defaults = CLIP if kind == "clip" else SIGLIP
+    side, patch = grid_of(tower, defaults)
+    text = Config(config.block("text_config"), where="config.json: text_config")
+    out, bias = text.size("hidden_size", 4096), config.flag("multimodal_projector_bias", True)
+    # The first row is dropped where it is the class token.
+    config.choice("vision_feature_select_strategy", "default", {"default" if kind == "clip" else "full": ""})
+    layers = layers_of(tower, defaults, first_norm=kind == "clip")
+    fields = {
+        "layers": replace(layers, taken=_taken(config, layers.count)),
+        "patch": patch,
+        "patch_bias": kind == "siglip",
+        "class_token": kind == "clip",
+        "reduction": Reduction(),
+        "projection": Projection(
+            out=out,
+            inner=out,
+            activation=config.choice("projector_hidden_act", "gelu", ACTIVATIONS),
+            first_bias=bias,
+            last_bias=bias,
+            factor=text.number("embedding_multiplier", 1.0),
+        ),
+        "pixels": pixels_of(preprocessor, CLIP_MEAN, CLIP_DEVIATION, 3),
+        "tags": Tags(
+            placeholder="<image>",
+            image="<image>",
+            image_id=image_id_of(config, "image_token_index", "image_token_id", default=32000),
+        ),
+    }
+    return fields, side
+
+
+def _taken(config: Config, layers: int) -> tuple[int, ...]:
+    """Return the layers after which the stream is taken: 0 is before the first, negative ones count from the last."""
+    listed = config.value("vision_feature_layer", -2)
+    places = listed if isinstance(listed, list) else [listed]
+    if not places or not all(isinstance(place, int) and not isinstance(place, bool) for place in places):
+        raise ModelError(f"config.json: vision_feature_layer must be a layer or a list of them, got {listed!r}")
+    taken = tuple(place + layers + 1 if place < 0 else place for place in places)
+    if not all(0 < place <= layers for place in taken) or list(taken) != sorted(set(taken)):
+        raise ModelError(f"config.json: vision_feature_layer must be ascending layers of {layers}, got {listed!r}")
+    return taken
+
+
+def _read_internvl(config: Config, preprocessor: Config) -> Fields:
+    tower = tower_of(config)
+    for key in ("image_size", "patch_size"):
+        edges = tower.value(key)
+        if isinstance(edges, list) and len(edges) == 2 and edges[0] == edges[1]:
+            tower = tower.having({key: edges[0]})
+    defaults = {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "image_size": 448,
+        "patch_size": 14,
+    }
+    side, patch = grid_of(tower, defaults)
+    tower.refuse("use_mask_token", False)
+    tower.refuse("use_absolute_position_embeddings", True)
+    config.choice("vision_feature_select_strategy", "default", {"default": ""})
+    ratio = config.number("downsample_ratio", 0.5)
+    factor = round(1 / ratio)
+    if abs(factor * ratio - 1) > 1e-6 or side // patch % factor:
+        raise ModelError(f"config.json: {side // patch} patches in a row cannot be joined by downsample_ratio {ratio}")
+    require_square(preprocessor, side)
+    least, most = preprocessor.size("min_patches", 1), preprocessor.size("max_patches", 12)
+    if not least <= most < MOST_TILES:
+        raise ModelError(f"{preprocessor.where}: max_patches must be {least} to {MOST_TILES - 1}, got {most}")
+    out = Config(config.block("text_config"), where="config.json: text_config").size("hidden_size", 4096)
+    layers = layers_of(
+        tower,
+        defaults,
+        norm=tower.choice("norm_type", "layer_norm", {"layer_norm": "layer", "rms_norm": "rms"}),
+        qkv_bias=tower.flag("attention_bias", False),
+        last_norm=not tower.flag("use_mean_pooling", True),
+        branch_scales=True,
+        joint_head_norm=tower.flag("use_qk_norm", False),
+    )
+    if (place := config.value("vision_feature_layer", -1)) != -1:
+        layers = replace(layers, taken=_taken(config.having({"vision_feature_layer": place}), layers.count))
+        layers = replace(layers, last_norm=False)
+    if layers.joint_head_norm and layers.norm_eps != 1e-6:
+        raise ModelError(f"{tower.where}: layer_norm_eps must be 1e-06 with use_qk_norm, got {layers.norm_eps}")
+    return {
+        "layers": layers,
+        "patch": patch,
+        "class_token": True,
+        "batch_of_one": True,
+        "reduction": Reduction(kind="shuffle", factor=factor),
+        "projection": Projection(
+            out=out,
+            inner=out,
+            activation=config.choice("projector_hidden_act", "gelu", ACTIVATIONS),
+            norm="layer",
+            norm_eps=1e-5,
+            first_bias=True,
+            last_bias=True,
+        ),
+        "pixels": pixels_of(preprocessor, CLIP_MEAN, CLIP_DEVIATION, 3),
+        "tiling": Tiling(kind="closest", side=side, least=least, most=most + 1)
+        if most > 1
+        else Tiling(kind="one", side=side),
+        "tags": Tags(
+            placeholder="<IMG_CONTEXT>",
+            image="<IMG_CONTEXT>",
+            image_id=image_id_of(config, "image_token_id", default=151_667),
+            before="<img>",
+            after="</img>",
+        ),
+    }
+
+
 READERS: dict[str, Callable[[Config, Config], Fields]] = {
     "gemma3": _read_gemma3,
     "idefics3": _read_idefics3,
+    "internvl": _read_internvl,
+    "llava": _read_llava,
+    "llava_next": _read_llava_next,
     "smolvlm": _read_idefics3,
 }
 """By the ``model_type`` of the whole config."""

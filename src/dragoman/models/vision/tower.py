@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 
 from dragoman import kernels
 from dragoman.models.vision.description import VisionDescription
-from dragoman.models.vision.geometry import Grid, rows_of_run
+from dragoman.models.vision.geometry import Grid, kept_patches, rows_of_run
 from dragoman.models.vision.parameters import PREFIX
-from dragoman.models.vision.parts import Norm
+from dragoman.models.vision.parts import Activation, Norm
 from dragoman.models.vision.preprocess import PreparedImage, normalise
 
 Floats = NDArray[np.float32]
+
+_QUICK = 1.702  # of the activation that CLIP was trained with
 
 
 class VisionTower:
@@ -70,7 +72,29 @@ class VisionTower:
                 else:
                     parts.append(self._projection.run(self._reduced(taken, len(tiles))))
             yield None
-        yield np.concatenate(parts)
+        yield self._packed(np.concatenate(parts), len(pixels), grid)
+
+    def _packed(self, embeddings: Floats, tiles: int, grid: Grid) -> Floats:
+        """Return the embeddings ``[tiles · tile_tokens, hidden]`` in the order of the prompt: of a canvas without what
+        is beside the image, and with the ends of its rows."""
+        vision = self.vision
+        if vision.projection.factor != 1.0:
+            embeddings *= np.float32(vision.projection.factor)
+        if vision.tiling.kind != "fit":
+            return embeddings
+        end = self._weights.vector("row_end")[None] * np.float32(vision.projection.factor)
+        whole, rest = embeddings[: vision.tile_tokens], embeddings[vision.tile_tokens :]
+        if not grid.rows:
+            return np.concatenate([whole, end])
+        if tiles != grid.rows * grid.columns + 1:
+            raise ValueError(f"{grid.rows} x {grid.columns} tiles and the whole are not {tiles}")
+        side, hidden = vision.patches_per_side, embeddings.shape[-1]
+        canvas = rest.reshape(grid.rows, grid.columns, side, side, hidden).transpose(0, 2, 1, 3, 4)
+        canvas = canvas.reshape(grid.rows * side, grid.columns * side, hidden)
+        kept = kept_patches(grid, side)
+        rows = canvas[kept.top : kept.top + kept.height, kept.left : kept.left + kept.width]
+        ends = np.broadcast_to(end[None], (kept.height, 1, hidden))
+        return np.concatenate([whole, np.concatenate([rows, ends], axis=1).reshape(-1, hidden)])
 
     def _patches(self, tiles: NDArray[np.uint8]) -> Floats:
         """Return the rows ``[tiles · tile_rows, width]`` before the first layer: of patches, with positions."""
@@ -93,7 +117,7 @@ class VisionTower:
         rows = rows.reshape(tiles, vision.tile_rows, -1)[:, int(vision.class_token) :]
         if reduction.kind == "none":
             return rows.reshape(tiles * side * side, -1)
-        short, width = side // factor, vision.layers.width
+        short, width = side // factor, vision.taken_width
         squares = rows.reshape(tiles, short, factor, short, factor, width)
         if reduction.kind == "average":
             found: Floats = squares.mean(axis=(2, 4), dtype=np.float32)
@@ -175,30 +199,47 @@ def _record_layers(
     p = kernels.Program(max_tokens=rows, max_sequences=tiles, max_logit_rows=rows, kv=kv)
     record = _LayerRecorder(p, weights, layers.norm, layers.norm_eps)
     x, normed, mixed = p.buffer(width), p.buffer(width), p.buffer(width)
+    branch = p.buffer(width) if layers.branch_scales else x
     wide = p.buffer(max(3 * width, layers.feed_forward))
     qkv = p.buffer(3 * width, wide)
     inner = p.buffer(layers.feed_forward, wide)
     p.embed(x, _no_rows(width))
-    ends = []
+    ends, taken = [], None
     if layers.first_norm:
         record.norm(x, x, "first_norm")
     for layer in range(layers.count):
         record.norm(normed, x, "attention_norm", layer)
         record.linear(qkv, normed, "qkv", layer)
+        if layers.joint_head_norm:
+            p.head_norm(qkv, 0, 1, width, weights.vector("query_norm", layer), layers.norm_eps)
+            p.head_norm(qkv, width, 1, width, weights.vector("key_norm", layer), layers.norm_eps)
         p.write_kv(qkv, width, 2 * width, 0)
         p.attend(mixed, qkv, 0, layers.heads, 0, layers.head_dim**-0.5, causal=False)
-        record.linear(x, mixed, "attention_out", layer, accumulate=True)
+        record.join(x, mixed, branch, "attention", layer)
         record.norm(normed, x, "feed_forward_norm", layer)
         record.linear(inner, normed, "feed_forward_in", layer)
-        p.activate(inner, layers.activation)
-        record.linear(x, inner, "feed_forward_out", layer, accumulate=True)
+        record.activate(inner, layers.activation)
+        record.join(x, inner, branch, "feed_forward", layer)
+        if layer + 1 in layers.taken[:-1]:
+            taken = _joined(p, taken, x)
         ends.append(p.operation_count)
     if layers.last_norm:
         record.norm(x, x, "last_norm")
-    taken = p.buffer(width)
-    p.select_rows(taken, x)
-    p.logits(taken)
+    taken = _joined(p, taken, x)
+    result = p.buffer(vision.taken_width)
+    p.select_rows(result, taken)
+    p.logits(result)
     return _RecordedLayers(p, (*ends[:-1], p.operation_count))
+
+
+def _joined(p: kernels.Program, before: int | None, x: int) -> int:
+    """Record a buffer of what was taken before, and of x beside it."""
+    joined = p.buffer(p.width(x) + (0 if before is None else p.width(before)))
+    if before is None:
+        p.copy_columns(joined, x, 0)
+    else:
+        p.join(joined, before, x)
+    return joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +275,7 @@ def _record_projection(vision: VisionDescription, weights: _TowerWeights, rows: 
     if projection.inner:
         inner = p.buffer(projection.inner)
         record.linear(inner, x, "project_in")
-        p.activate(inner, projection.activation)
+        record.activate(inner, projection.activation)
         x = inner
     out, wanted = p.buffer(projection.out), p.buffer(projection.out)
     record.linear(out, x, "project_out")
@@ -266,3 +307,21 @@ class _LayerRecorder:
         """Record out (+)= x·W (+ bias)."""
         matrix, bias = self.weights.matrix(module, layer), self.weights.bias(module, layer)
         self.program.linear(out, x, matrix, bias=bias, accumulate=accumulate)
+
+    def join(self, x: int, value: int, branch: int, module: str, layer: int) -> None:
+        """Record x += scale · (value·W + bias), by way of another buffer where there is a scale."""
+        if branch == x:
+            self.linear(x, value, f"{module}_out", layer, accumulate=True)
+            return
+        self.linear(branch, value, f"{module}_out", layer)
+        self.program.scale_columns(branch, self.weights.vector(f"{module}_scale", layer))
+        self.program.add(x, branch)
+
+    def activate(self, x: int, activation: Activation) -> None:
+        """Record x = act(x)."""
+        if activation != "quick_gelu":
+            self.program.activate(x, activation)
+            return
+        self.program.scale(x, _QUICK)  # x · sigmoid(1.702 x)
+        self.program.activate(x, "silu")
+        self.program.scale(x, 1 / _QUICK)
