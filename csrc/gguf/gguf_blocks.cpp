@@ -132,7 +132,8 @@ void dequantize_gguf(GgufType type, const std::uint8_t* blocks, long count, floa
 bool gguf_has_codes(GgufType type, Precision precision, bool minimum) {
   if (precision == Precision::int8) return !minimum;
   if (precision != Precision::int4) return false;
-  return minimum ? type == GgufType::q4_1 || type == GgufType::q4_k : type == GgufType::q4_0;
+  if (minimum) return type == GgufType::q4_1 || type == GgufType::q4_k;
+  return type == GgufType::q4_0 || type == GgufType::tq1_0 || type == GgufType::tq2_0;
 }
 
 bool gguf_codes(GgufType type, const std::uint8_t* blocks, long rows, long k, Precision precision, bool minimum,

@@ -21,6 +21,8 @@ enum class GgufType : int {
   q6_k = 14,
   iq4_nl = 20,
   iq4_xs = 23,
+  tq1_0 = 34,
+  tq2_0 = 35,
   mxfp4 = 39,
 };
 

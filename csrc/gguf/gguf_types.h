@@ -251,6 +251,48 @@ struct Q6_K {
   }
 };
 
+// Blocks of -1, 0 and 1 with one scale, which is that of all eight groups of 32.
+inline void share_scale(const std::uint8_t* p, Groups& g) {
+  const float scale = half_at(p);
+  for (int i = 0; i < 8; ++i) g.scales[i] = scale;
+}
+
+struct TQ1_0 {  // five numbers in a byte, four in each of the last four; scale
+  static constexpr long values = 256, bytes = 54, width = 32;
+  static constexpr bool minimum = false;
+  // A byte is a fraction of 256: times a power of three, its whole part after the next factor of three is a number.
+  static std::int8_t number(std::uint8_t stored, int digit) {
+    constexpr std::uint8_t kPowers[5] = {1, 3, 9, 27, 81};
+    const auto rest = static_cast<std::uint8_t>(stored * kPowers[digit]);
+    return static_cast<std::int8_t>((rest * 3 >> 8) - 1);
+  }
+  static void read(const std::uint8_t* p, Groups& g) {
+    share_scale(p + 52, g);
+    const int starts[3] = {0, 32, 48}, counts[3] = {32, 16, 4}, digits[3] = {5, 5, 4};
+    std::int8_t* q = g.q;
+    for (int part = 0; part < 3; ++part) {
+      for (int digit = 0; digit < digits[part]; ++digit) {
+        for (int i = 0; i < counts[part]; ++i) *q++ = number(p[starts[part] + i], digit);
+      }
+    }
+  }
+};
+
+struct TQ2_0 {  // four numbers in a byte; scale
+  static constexpr long values = 256, bytes = 66, width = 32;
+  static constexpr bool minimum = false;
+  static void read(const std::uint8_t* p, Groups& g) {
+    share_scale(p + 64, g);
+    for (int half = 0; half < 2; ++half) {
+      for (int part = 0; part < 4; ++part) {
+        for (int i = 0; i < 32; ++i) {
+          g.q[half * 128 + part * 32 + i] = static_cast<std::int8_t>(((p[half * 32 + i] >> (part * 2)) & 3) - 1);
+        }
+      }
+    }
+  }
+};
+
 // Calls `visit` with a value of the type's class.
 template <class Visit>
 auto with_type(GgufType type, Visit&& visit) {
@@ -267,6 +309,8 @@ auto with_type(GgufType type, Visit&& visit) {
     case GgufType::q6_k: return visit(Q6_K{});
     case GgufType::iq4_nl: return visit(IQ4_NL{});
     case GgufType::iq4_xs: return visit(IQ4_XS{});
+    case GgufType::tq1_0: return visit(TQ1_0{});
+    case GgufType::tq2_0: return visit(TQ2_0{});
     case GgufType::mxfp4: return visit(MXFP4{});
   }
   throw std::invalid_argument("unknown GGUF block type " + std::to_string(static_cast<int>(type)));

@@ -16,14 +16,20 @@ ROWS, K = 40, 512
 HALVES = {
     Type.Q4_0: (0,), Type.Q4_1: (0, 2), Type.Q5_0: (0,), Type.Q5_1: (0, 2), Type.Q8_0: (0,), Type.Q2_K: (80, 82),
     Type.Q3_K: (108,), Type.Q4_K: (0, 2), Type.Q5_K: (0, 2), Type.Q6_K: (208,), Type.IQ4_NL: (0,), Type.IQ4_XS: (0,),
-    Type.MXFP4: (),
+    Type.TQ1_0: (52,), Type.TQ2_0: (64,), Type.MXFP4: (),
 }  # fmt: skip
 TYPES = [pytest.param(kind, id=kind.name) for kind in HALVES]
 
 # docs/gguf.md: the most that packing a type loses, relative to its numbers (root of the mean square).
 INT8_LOSS = {Type.Q4_0: 0.0, Type.Q5_0: 0.0, Type.Q8_0: 0.0, Type.Q3_K: 0.0, Type.IQ4_NL: 0.0, Type.IQ4_XS: 3e-4,
-             Type.MXFP4: 0.0}  # fmt: skip
-INT4_LOSS = {(Type.Q4_0, False): 0.0, (Type.Q4_1, True): 0.0, (Type.Q4_K, True): 3e-4}
+             Type.TQ1_0: 0.0, Type.TQ2_0: 0.0, Type.MXFP4: 0.0}  # fmt: skip
+INT4_LOSS = {
+    (Type.Q4_0, False): 0.0,
+    (Type.TQ1_0, False): 0.0,
+    (Type.TQ2_0, False): 0.0,
+    (Type.Q4_1, True): 0.0,
+    (Type.Q4_K, True): 3e-4,
+}
 
 
 def random_blocks(kind: Type, seed: int = 0) -> np.ndarray:

@@ -127,7 +127,7 @@ def test_logits_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1,
                                   Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.IQ4_NL, Type.IQ4_XS,
-                                  Type.MXFP4],
+                                  Type.TQ1_0, Type.TQ2_0, Type.MXFP4],
                          ids=lambda kind: kind.name)  # fmt: skip
 def test_numbers_of_every_type_reach_the_model(kind: Type, tmp_path: Path) -> None:
     file, folder = make_file(LLAMA, tmp_path, lambda name: kind)
@@ -141,7 +141,8 @@ def test_numbers_of_every_type_reach_the_model(kind: Type, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("kind", "form"),
     [(Type.Q8_0, Format("int8")), (Type.Q4_0, Format("int4")), (Type.Q4_1, Format("int4", True)),
-     (Type.Q5_0, Format("int8")), (Type.MXFP4, Format("mxfp4")), (Type.IQ4_NL, Format("iq4_nl")),
+     (Type.Q5_0, Format("int8")), (Type.TQ1_0, Format("int4")), (Type.TQ2_0, Format("int4")),
+     (Type.MXFP4, Format("mxfp4")), (Type.IQ4_NL, Format("iq4_nl")),
      (Type.IQ4_XS, Format("iq4_xs")), (Type.Q3_K, Format("q3_k")), (Type.Q4_K, Format("q4_k")),
      (Type.Q5_K, Format("q5_k")), (Type.Q6_K, Format("q6_k"))],
     ids=lambda value: value.name if isinstance(value, Type) else "",

@@ -31,7 +31,8 @@ class BlockType:
         return count // self.values * self.size
 
 
-# By their numbers in the file. Q5_0 is integers times a float16 scale of 32, as our int8 groups are. docs/gguf.md lists
+# By their numbers in the file. TQ1_0 and TQ2_0 are -1, 0 and 1 times a scale, which is that of all groups of a block.
+# Q5_0 is integers times a float16 scale of 32, as our int8 groups are. docs/gguf.md lists
 # the errors of Q5_1 and Q2_K.
 BLOCK_TYPES: dict[int, BlockType] = {
     0: BlockType("F32", 1, 4),
@@ -49,13 +50,15 @@ BLOCK_TYPES: dict[int, BlockType] = {
     20: BlockType("IQ4_NL", 32, 18, Format("iq4_nl")),
     23: BlockType("IQ4_XS", 256, 136, Format("iq4_xs")),
     30: BlockType("BF16", 1, 2),
+    34: BlockType("TQ1_0", 256, 54, _INT4),
+    35: BlockType("TQ2_0", 256, 66, _INT4),
     39: BlockType("MXFP4", 32, 17, Format("mxfp4")),
 }
 
 # Other known types, which are refused by name.
 _OTHER_NAMES = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
-    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0",
+    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M",
     40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
 
