@@ -78,7 +78,9 @@ def write_gguf(
     originals = load_file(folder / "model.safetensors")
     weights = gather(originals)
     number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    layers = config.get("num_hidden_layers") or config.get("n_layer") or config.get("n_layers")
+    layers = (
+        config.get("num_hidden_layers") or config.get("n_layer") or config.get("n_layers") or config.get("num_layers")
+    )
     names = gguf.get_tensor_name_map(number, layers or len(config["layers_block_type"]))
     writer = gguf.GGUFWriter(path, arch, **options)
     describe(writer, config)

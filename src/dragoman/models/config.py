@@ -15,8 +15,10 @@ from dragoman.core.lfs_pointer import lfs_pointer_problem
 _LARGEST_FILE_BYTES = 8 << 20  # configs are a few kilobytes; a larger file is something else
 
 # Upper limits of counts whose units each get a description: far above any model, and still quick to list.
-MOST = dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers"), 512)
-MOST |= dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_key_value_heads", "kv_n_heads"), 8192)
+MOST = dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers"), 512)
+MOST |= dict.fromkeys(
+    ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_key_value_heads", "kv_n_heads"), 8192
+)
 _MOST_OTHERWISE = 2**31 - 1
 
 

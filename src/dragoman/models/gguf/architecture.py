@@ -39,7 +39,7 @@ SIZES = {
 SIZES_WITHOUT_WIDTH = {theirs: ours for theirs, ours in SIZES.items() if theirs != "feed_forward_length"}
 """Where the width of the feed-forward network differs by layer, or there is none for all tokens."""
 
-_BLOCK = re.compile(r"blk\.(\d{1,5})\.(.+)")
+_BLOCK = re.compile(r"((?:enc\.|dec\.)?blk)\.(\d{1,5})\.(.+)")
 _DRAFTS = "nextn_predict_layers"
 _SCORES = "rope.scaling.yarn_log_multiplier"
 # Keys under the architecture's prefix without effect on the model's results.
@@ -84,9 +84,10 @@ class Architecture:
 
     Attributes:
         name: the class in ``config.json``, unless ``extra`` returns another.
-        names: tensor names, ``blk.N.`` as ``blk.``, to those of the family, with ``{layer}`` for the number. Names with
-            ``{expert}`` or ``{part}`` stand for each matrix of a stack, or each row of a matrix. A key that is a whole
-            name, with its ``.bias`` or without any ending, stands for the family's whole name.
+        names: tensor names, ``blk.N.`` as ``blk.`` (in T5 after ``enc.`` or ``dec.``), to those of the family, with
+            ``{layer}`` for the number. Names with ``{expert}`` or ``{part}`` stand for each matrix of a stack, or each
+            row of a matrix. A key that is a whole name, with its ``.bias`` or without any ending, stands for the
+            family's whole name.
         sizes: metadata keys to config keys.
         extra: the rest of the config.
         row_order: from the config, the stored row of each row of a module (the name after ``blk.N.``).
@@ -160,20 +161,20 @@ def draft_blocks(file: GgufFile) -> tuple[str, ...]:
 def family_name(architecture: Architecture, stored: str) -> str | None:
     """Return a tensor's name in the family's checkpoints; None for a tensor of unknown use."""
     whole = _BLOCK.fullmatch(stored)
-    if whole and (name := architecture.names.get(f"blk.{whole[2]}")):
-        return name.replace("{layer}", whole[1])
+    if whole and (name := architecture.names.get(f"{whole[1]}.{whole[3]}")):
+        return name.replace("{layer}", whole[2])
     module, _, kind = stored.rpartition(".")
     block = _BLOCK.fullmatch(module)
-    key = f"blk.{block[2]}" if block else module
+    key = f"{block[1]}.{block[3]}" if block else module
     if key not in architecture.names:
         return None
-    return f"{architecture.names[key].replace('{layer}', block[1] if block else '')}.{kind}"
+    return f"{architecture.names[key].replace('{layer}', block[2] if block else '')}.{kind}"
 
 
 def row_order(architecture: Architecture, config: Config, stored: str) -> NDArray[np.int64] | None:
     """Return the stored row of each row of a tensor in the family's order; None: the orders are equal."""
     block = _BLOCK.fullmatch(stored.rpartition(".")[0])
-    return architecture.row_order(config, block[2]) if block else None
+    return architecture.row_order(config, block[3]) if block else None
 
 
 def interleaved_rows(config: Config, module: str) -> NDArray[np.int64] | None:

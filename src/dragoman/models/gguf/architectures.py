@@ -36,6 +36,7 @@ from dragoman.models.gguf.metadata import Metadata
 from dragoman.models.gguf.mixtures import MIXTURES
 from dragoman.models.gguf.qwen_hybrids import QWEN_HYBRIDS
 from dragoman.models.gguf.recurrent import RECURRENT
+from dragoman.models.gguf.t5 import T5
 from dragoman.models.pooling import POOLED_LAYERS, RERANKER
 
 
@@ -462,5 +463,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     **LLAMA_VARIANTS,
     **MIXTURES,
     **LATENT,
+    "t5": T5,
     "kimi-linear": KIMI_LINEAR,
 }
