@@ -9,6 +9,8 @@
 
 namespace dragoman {
 
+constexpr long kRotaryAxes = 3;
+
 // One flat batch: the rows of all sequences one after the other.
 struct Batch {
   const std::int32_t* token_ids;  // [tokens]
@@ -37,6 +39,8 @@ struct Batch {
   const std::int32_t* state_rows = nullptr;   // [tokens]
   // Of each row the position before which it sees all, its own included; null: that after its own.
   const std::int32_t* seen_ends = nullptr;  // [tokens]
+  // For rotations by several axes: of each row three positions; null: its own.
+  const std::int32_t* rotary_positions = nullptr;  // [3, tokens]
   // The operations to run, from first_operation to before operations_end; -1: all that follow. Those before must have
   // run on the same rows.
   long first_operation = 0;

@@ -102,6 +102,12 @@ void BatchChecker::check_rows(const Batch& batch) const {
       refuse("a given embedding belongs to row " + number_of(batch.override_rows[i]) + ", which is not in the batch");
     }
   }
+  for (long i = 0; batch.rotary_positions != nullptr && i < kRotaryAxes * batch.tokens; ++i) {
+    if (batch.rotary_positions[i] < 0 || batch.rotary_positions[i] >= limits_.positions) {
+      refuse("rotary position " + number_of(batch.rotary_positions[i]) + " is not in tables of " +
+             number_of(limits_.positions));
+    }
+  }
   if (limits_.cross_attends && batch.cross_tables == nullptr) {
     refuse("the program looks at another text, and the batch has none");
   }

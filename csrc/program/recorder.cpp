@@ -163,15 +163,33 @@ void Recorder::head_norm(int x, long offset, long heads, long head_dim, const fl
 }
 
 void Recorder::rotate(int x, long offset, long heads, long head_dim, const float* cos, const float* sin, long half,
-                      long positions, bool interleaved) {
+                      long positions, bool interleaved, std::vector<std::int32_t> axes) {
   Buffer& buffer = buffers_.read(x);
   const Rows domain = buffer.rows;
   require(half > 0 && 2 * half <= head_dim, "rotate: the rotary dimension is larger than the head");
   require(offset >= 0 && heads > 0 && offset + (heads - 1) * head_dim + 2 * half <= buffer.width,
           "rotate: the heads reach beyond the buffer");
+  require(axes.empty() || static_cast<long>(axes.size()) == half, "rotate: there is an axis for each pair");
+  for (const std::int32_t axis : axes) require(0 <= axis && axis < kRotaryAxes, "rotate: an axis is 0, 1 or 2");
   limits_.positions = std::min(limits_.positions, positions);
-  push(OperationKind::rotate, [=, &buffer](const RowPartition& part, Scratch&) {
+  push(OperationKind::rotate, [=, &buffer, axes = std::move(axes)](const RowPartition& part, Scratch&) {
+    const Batch& batch = part.batch();
     for_rows(part.rows(domain), heads * head_dim, [&](long begin, long end) {
+      if (batch.rotary_positions != nullptr && !axes.empty()) {
+        std::vector<float> row_cos(static_cast<std::size_t>(half)), row_sin(static_cast<std::size_t>(half));
+        const std::int32_t first = 0;
+        for (long r = begin; r < end; ++r) {
+          const long row = domain == Rows::logits ? batch.logit_rows[r] : r;
+          for (long i = 0; i < half; ++i) {
+            const long at = batch.rotary_positions[axes[i] * batch.tokens + row] * half + i;
+            row_cos[i] = cos[at];
+            row_sin[i] = sin[at];
+          }
+          kernels().transform.rotate(buffer.row(r) + offset, buffer.stride, 1, heads, head_dim, row_cos.data(),
+                                     row_sin.data(), half, &first, interleaved);
+        }
+        return;
+      }
       if (domain == Rows::logits) {
         for (long r = begin; r < end; ++r) {
           kernels().transform.rotate(buffer.row(r) + offset, buffer.stride, 1, heads, head_dim, cos, sin, half,

@@ -54,8 +54,9 @@ class Recorder {
   void head_linear(int out, int x, const Matrix& w, long heads);
   void head_norm(int x, long offset, long heads, long head_dim, const float* weight, const float* bias, long ldweight,
                  float eps, Norm kind);
+  // axes: of each pair the one of a row's three rotary positions whose angle it has; empty: its own position.
   void rotate(int x, long offset, long heads, long head_dim, const float* cos, const float* sin, long half,
-              long positions, bool interleaved);
+              long positions, bool interleaved, std::vector<std::int32_t> axes);
   void write_kv(int x, long k_offset, long v_offset, long layer);
   void attend(int out, int x, long q_offset, long heads, long layer, float scale, long window, long chunk,
               const ScoreTerms& terms, bool causal);

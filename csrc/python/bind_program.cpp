@@ -115,6 +115,7 @@ nb::object run(OwningProgram& program, const Ids& token_ids, const Ids& position
                const std::optional<Ids>& adapters, const std::optional<Array<std::int32_t, 2>>& cross_tables,
                const std::optional<Ids>& cross_lengths, const std::optional<Ids>& state_slots,
                const std::optional<Ids>& state_rows, const std::optional<Ids>& seen_ends,
+               const std::optional<Array<std::int32_t, 2>>& rotary_positions,
                const std::optional<nb::callable>& meanwhile, int interrupt, std::pair<long, long> operations) {
   require(positions.shape(0) == token_ids.shape(0), "token_ids and positions differ in length");
   const std::size_t sequences = block_tables.shape(1);
@@ -162,6 +163,11 @@ nb::object run(OwningProgram& program, const Ids& token_ids, const Ids& position
   if (seen_ends) {
     require(seen_ends->shape(0) == token_ids.shape(0), "one entry of seen_ends per token");
     batch.seen_ends = seen_ends->data();
+  }
+  if (rotary_positions) {
+    require(rotary_positions->shape(0) == kRotaryAxes && rotary_positions->shape(1) == token_ids.shape(0),
+            "three entries of rotary_positions per token");
+    batch.rotary_positions = rotary_positions->data();
   }
   Logits logits{};
   Interrupt ends(interrupt);
@@ -304,11 +310,15 @@ void bind_program(nb::module_& m) {
           nb::arg("bias").none(), nb::arg("eps"), nb::arg("kind"))
       .def("rotate",
            [](OwningProgram& p, int x, long offset, long heads, long head_dim, const Table& cos, const Table& sin,
-              bool interleaved) {
+              bool interleaved, const std::optional<Ids>& axes) {
              require(cos.shape(0) == sin.shape(0) && cos.shape(1) == sin.shape(1), "cos and sin differ in shape");
              p.recorder().rotate(x, offset, heads, head_dim, p.keep(cos), p.keep(sin), static_cast<long>(cos.shape(1)),
-                                 static_cast<long>(cos.shape(0)), interleaved);
-           })
+                                 static_cast<long>(cos.shape(0)), interleaved,
+                                 axes ? std::vector<std::int32_t>(axes->data(), axes->data() + axes->shape(0))
+                                      : std::vector<std::int32_t>());
+           },
+           nb::arg("x"), nb::arg("offset"), nb::arg("heads"), nb::arg("head_dim"), nb::arg("cos"), nb::arg("sin"),
+           nb::arg("interleaved"), nb::arg("axes").none())
       .def("write_kv", recording(&Recorder::write_kv))
       .def(
           "attend",
@@ -448,7 +458,7 @@ void bind_program(nb::module_& m) {
       .def("run", &run, nb::arg("token_ids"), nb::arg("positions"), nb::arg("row_starts"), nb::arg("block_tables"),
            nb::arg("logit_rows"), nb::arg("embedding_rows").none(), nb::arg("embedding_values").none(),
            nb::arg("adapters").none(), nb::arg("cross_tables").none(), nb::arg("cross_lengths").none(),
-           nb::arg("state_slots").none(), nb::arg("state_rows").none(), nb::arg("seen_ends").none(), nb::arg("meanwhile").none(), nb::arg("interrupt"),
+           nb::arg("state_slots").none(), nb::arg("state_rows").none(), nb::arg("seen_ends").none(), nb::arg("rotary_positions").none(), nb::arg("meanwhile").none(), nb::arg("interrupt"),
            nb::arg("operations"))
       .def("operations", [](OwningProgram& p) { return p.recorder().operations().size(); })
       .def(

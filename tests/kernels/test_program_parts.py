@@ -9,6 +9,7 @@ import pytest
 
 from dragoman import kernels
 from dragoman.kernels.reference import attention as reference
+from dragoman.kernels.reference import transform
 
 ROWS, WINDOW = 70, 50
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 12
@@ -95,3 +96,47 @@ def test_rows_see_up_to_the_end_they_are_given(window: int, chunks: tuple[int, .
 def test_ends_that_cannot_be_are_refused(ends: list[int]) -> None:
     with pytest.raises(ValueError, match="seen_ends"):
         _attention(0).run(**one(3, embedding_values=random_rows(3)), seen_ends=ends)
+
+
+def _rotation(axes: list[int] | None, interleaved: bool) -> tuple[kernels.Program, Any, Any]:
+    """A program that rotates its rows as two heads, and its tables."""
+    angles = np.arange(40)[:, None] * 10.0 ** -(np.arange(HEAD_DIM // 2) / 3)
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    kv = kernels.KVPool(layers=1, blocks=8, kv_heads=1, head_dim=HEAD_DIM, precision="float32")
+    p = kernels.Program(max_tokens=64, max_sequences=1, max_logit_rows=64, kv=kv)
+    x, wanted = p.buffer(2 * HEAD_DIM), p.buffer(2 * HEAD_DIM)
+    p.embed(x, kernels.pack(np.zeros((1, 2 * HEAD_DIM), np.float32), "float32"))
+    p.rotate(x, 0, 2, HEAD_DIM, cos, sin, interleaved, axes)
+    p.select_rows(wanted, x)
+    p.logits(wanted)
+    return p, cos, sin
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_pairs_are_rotated_by_the_axes_they_have(interleaved: bool) -> None:
+    axes = [0, 2, 1, 1, 2, 0]
+    places = np.random.default_rng(3).integers(0, 40, (3, 30)).astype(np.int32)
+    rows = random_rows(30)[:, : 2 * HEAD_DIM]
+    program, cos, sin = _rotation(axes, interleaved)
+    batch = one(30, embedding_values=rows)
+    found = program.run(**batch, rotary_positions=places).copy()
+    # A table for each row and pair: pair i of row r is at the row that its axis says.
+    chosen_cos = np.stack([cos[places[axis], i] for i, axis in enumerate(axes)], axis=1)
+    chosen_sin = np.stack([sin[places[axis], i] for i, axis in enumerate(axes)], axis=1)
+    expected = transform.rotate(rows, 0, 2, HEAD_DIM, chosen_cos, chosen_sin, np.arange(30), interleaved)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    # Three equal positions are one, and without any the rows have their own.
+    same = program.run(**batch, rotary_positions=np.tile(np.arange(30, dtype=np.int32), (3, 1))).copy()
+    np.testing.assert_array_equal(same, program.run(**batch))
+    np.testing.assert_array_equal(same, _rotation(None, interleaved)[0].run(**batch, rotary_positions=places))
+
+
+def test_axes_and_places_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match="an axis for each pair"):
+        _rotation([0, 1], False)
+    with pytest.raises(ValueError, match="an axis is 0, 1 or 2"):
+        _rotation([0, 1, 2, 3, 0, 0], False)
+    program = _rotation([0] * 6, False)[0]
+    for places, message in (([[0], [0]], "three entries"), ([[0], [40], [0]], "rotary position 40 is not")):
+        with pytest.raises(ValueError, match=message):
+            program.run(**one(1, embedding_values=random_rows(1)[:, : 2 * HEAD_DIM]), rotary_positions=places)

@@ -23,6 +23,7 @@ from dragoman.models.vision.description import VisionDescription
 from dragoman.models.vision.geometry import Grid, image_token_count
 from dragoman.models.vision.preprocess import PreparedImage, normalise, preprocess
 from dragoman.models.vision.prompt import expand, replacement
+from dragoman.models.vision.rotary import position_shift, rotary_positions
 from dragoman.models.vision.tower import VisionTower
 
 torch = pytest.importorskip("torch")
@@ -31,7 +32,8 @@ Image = pytest.importorskip("PIL.Image")
 
 SETTINGS = models.ModelSettings(precision="float32", max_tokens=512, kv_tokens=2048, cache_bytes=0)
 SIZES = ((100, 70), (300, 500), (56, 56), (57, 112), (1, 1), (10, 400), (400, 3), (640, 480), (1, 3000))
-PROCESSORS = {"internvl": "got_ocr2"}
+PROCESSORS = {"internvl": "got_ocr2", "qwen2_5_vl": "qwen2_vl"}
+ANY_SHAPE = ("qwen2_vl", "qwen2_5_vl")
 ALWAYS = {"internvl": {"crop_to_patches": True}, "idefics3": {"return_row_col_info": True}}
 ALWAYS["smolvlm"] = ALWAYS["idefics3"]
 WHOLE = {
@@ -71,8 +73,19 @@ def processor(name: str, **changes: Any) -> Any:
 
 
 def their_pixels(name: str, picture: Any, **changes: Any) -> NDArray[np.float32]:
-    found = np.asarray(processor(name, **changes)(picture, return_tensors="np")["pixel_values"])
-    return found.reshape(-1, *found.shape[-3:])
+    found = processor(name, **changes)(picture, return_tensors="np")
+    pixels = np.asarray(found["pixel_values"])
+    if kind_of(name) in ANY_SHAPE:  # patches of two equal frames, in squares of two by two
+        ((_, rows, columns),) = found["image_grid_thw"]
+        squares = pixels.reshape(rows // 2, columns // 2, 2, 2, 3, 2, 14, 14)
+        np.testing.assert_array_equal(squares[..., 0, :, :], squares[..., 1, :, :])
+        pixels = squares[..., 0, :, :].transpose(4, 0, 2, 5, 1, 3, 6).reshape(1, 3, rows * 14, columns * 14)
+    return pixels.reshape(-1, *pixels.shape[-3:])
+
+
+def sizes_of(name: str) -> list[tuple[int, int]]:
+    """The sizes of images that a model takes."""
+    return [size for size in SIZES if kind_of(name) not in ANY_SHAPE or max(size) <= 200 * min(size)]
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +107,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_pixels_equal_those_of_transformers(name: str, size: tuple[int, int]) -> None:
     vision, picture = description(name), image(*size)
+    if size not in sizes_of(name):
+        with pytest.raises(ValueError, match="at most 200 times as long as wide, got 1 x 3000"):
+            preprocess(picture, vision)
+        return
     least = {"auto": {}, "low": WHOLE.get(kind_of(name), {})}
     for detail, changes in least.items():
         if detail == "low" and vision.tiling.kind == "fit":
@@ -117,7 +134,7 @@ def test_prompts_equal_those_of_transformers(name: str) -> None:
     module = importlib.import_module(f"transformers.models.{kind}.processing_{kind}")
     (made,) = (getattr(module, each) for each in module.__all__ if each.endswith("Processor"))
     vision = description(name)
-    for size in SIZES:
+    for size in sizes_of(name):
         found = preprocess(image(*size), vision)
         theirs = processor(name)(image(*size), return_tensors="np")
         expected = made.replace_image_token(_Tokens(made, vision, processor(name)), theirs, 0)
@@ -164,7 +181,7 @@ class Characters:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_placeholder_becomes_as_many_tokens_as_are_counted(name: str) -> None:
     vision = description(name)
-    for size in SIZES:
+    for size in sizes_of(name):
         found = preprocess(image(*size), vision)
         ids = expand(vision, Characters(), found)
         assert len(ids) == found.tokens
@@ -175,6 +192,9 @@ def their_inputs(name: str, picture: Any) -> dict[str, Any]:
     """What transformers' model takes of an image."""
     pixels = torch.tensor(their_pixels(name, picture))
     inputs = {"pixel_values": pixels[None] if kind_of(name) in (*CUT, "llava_next") else pixels}
+    if kind_of(name) in ANY_SHAPE:
+        prepared = processor(name)(picture, return_tensors="pt")
+        return {key: prepared[key] for key in ("pixel_values", "image_grid_thw")}
     if kind_of(name) == "llava_next":
         inputs["image_sizes"] = torch.tensor([[picture.height, picture.width]])
     return inputs
@@ -209,8 +229,8 @@ def seen_ends(vision: VisionDescription, rows: NDArray[np.intp], count: int) -> 
     return ends
 
 
-def logits_of(ours: Model, ids: NDArray[np.int32], rows: NDArray[np.intp], values: Any) -> NDArray[np.float32]:
-    count = len(ids)
+def logits_of(ours: Model, ids: NDArray[np.int32], rows: NDArray[np.intp], found: PreparedImage) -> NDArray[np.float32]:
+    count, sections = len(ids), ours.tower.vision.rotary_sections
     batch = Batch(
         token_ids=ids,
         positions=np.arange(count, dtype=np.int32),
@@ -218,8 +238,9 @@ def logits_of(ours: Model, ids: NDArray[np.int32], rows: NDArray[np.intp], value
         block_tables=tables_of_one(ours.pools, -(-count // ours.block_size)),
         logit_rows=np.arange(max(0, count - ours.max_logit_rows), count, dtype=np.int32),
         embedding_rows=rows.astype(np.int32),
-        embedding_values=values,
+        embedding_values=ours.tower.encode(found.pixels, found.grid),
         seen_ends=seen_ends(ours.tower.vision, rows, count),
+        rotary_positions=rotary_positions([(int(rows[0]), found.grid)], count) if sections else None,
     )
     return np.array(ours.run(batch))
 
@@ -231,10 +252,13 @@ def test_logits_equal_those_of_transformers(name: str, served: Any) -> None:
     ids, rows = with_image(ours, found)
     with torch.no_grad():
         inputs = their_inputs(name, image(300, 500)) | {"input_ids": torch.tensor(ids)[None].long()}
+        is_image = (inputs["input_ids"] == ours.tower.vision.tags.image_id).long()
         if ours.tower.vision.both_ways != "none":
-            inputs["token_type_ids"] = (inputs["input_ids"] == ours.tower.vision.tags.image_id).long()
+            inputs["token_type_ids"] = is_image
+        if ours.tower.vision.rotary_sections:
+            inputs["mm_token_type_ids"] = is_image
         expected = theirs(**inputs).logits[0].numpy()
-    logits = logits_of(ours, ids, rows, ours.tower.encode(found.pixels, found.grid))
+    logits = logits_of(ours, ids, rows, found)
     np.testing.assert_allclose(logits, expected[-len(logits) :], atol=1e-4 * np.abs(expected).max())
 
 
@@ -360,6 +384,17 @@ OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "no positions": ("internvl", {"vision_config": {"use_absolute_position_embeddings": False}}, {}, "not supported"),
     "tokens that are no square": ("gemma3", {"mm_tokens_per_image": 15}, {}, "cannot be averaged to 15 tokens"),
     "crops besides": ("gemma3", {}, {"do_pan_and_scan": True}, "do_pan_and_scan = true is not supported"),
+    "pixels that cannot be": ("qwen2_vl", {}, {"min_pixels": 10**8}, "images of 100,000,000 to"),
+    "other patches": ("qwen2_vl", {}, {"patch_size": 16}, "patch_size differs from the tower's 14"),
+    "windows of half a token": ("qwen2_5_vl", {"vision_config": {"window_size": 100}}, {}, "not a multiple of 28"),
+    "full layer beyond": ("qwen2_5_vl", {"vision_config": {"fullatt_block_indexes": [3]}}, {}, "some of 3 layers"),
+    "another decoder": ("qwen2_5_vl", {"vision_config": {"out_hidden_size": 65}}, {}, "out_hidden_size differs"),
+    "sections that do not add up": (
+        "qwen2_vl",
+        {"text_config": CONFIGS["qwen2_vl"]["text_config"] | {"rope_scaling": {"mrope_section": [1, 2, 3]}}},
+        {},
+        "mrope_section must divide 8 pairs",
+    ),
     "no square": ("gemma3", {}, {"size": {"height": 112, "width": 56}}, r"size \(112, 56\) differs"),
 }
 
@@ -374,6 +409,20 @@ def test_configs_of_other_families_that_cannot_be_honoured_are_refused(
         known = known | {"image_grid_pinpoints": changes["image_grid_pinpoints"]}
     with pytest.raises(ModelError, match=message):
         VisionDescription.from_config(CONFIGS[name] | changes | {"vision_config": block}, known | prepared)
+
+
+def test_text_goes_on_after_the_largest_place_of_an_image() -> None:
+    size = preprocess(image(5, 5), description("llava")).grid.size
+    images = [(2, Grid(2, 3, size)), (9, Grid(4, 1, size))]
+    found = rotary_positions(images, 15)
+    expected = [
+        [0, 1, 2, 2, 2, 2, 2, 2, 5, 6, 6, 6, 6, 10, 11],
+        [0, 1, 2, 2, 2, 3, 3, 3, 5, 6, 7, 8, 9, 10, 11],
+        [0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 6, 6, 6, 10, 11],
+    ]
+    assert found.tolist() == expected
+    assert position_shift(images) == found[0, -1] - 14
+    assert rotary_positions([], 3).tolist() == [[0, 1, 2]] * 3
 
 
 def test_a_config_without_images_has_no_description() -> None:
@@ -399,7 +448,7 @@ def test_tiles_of_another_shape_are_refused(served: Any) -> None:
 def test_text_configs_are_read_by_their_own_family(name: str) -> None:
     spec = read_spec(CONFIGS[name])
     assert (spec.architecture, spec.tied) == (CONFIGS[name]["architectures"][0], CONFIGS[name]["tie_word_embeddings"])
-    if kind_of(name) == "gemma3":
+    if kind_of(name) in ("gemma3", *ANY_SHAPE):  # whose decoder is the same in all
         return
     with pytest.raises(ModelError, match="model_type 'rwkv' is not supported; known: llama"):
         read_spec(CONFIGS[name] | {"text_config": {"model_type": "rwkv"}})

@@ -51,6 +51,16 @@ _INTERNVL = {
     "image_token_id": 129,
     "tie_word_embeddings": False,
 }
+_QWEN = {
+    "text_config": _TEXT
+    | {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}, "bos_token_id": 1, "eos_token_id": 2},
+    "image_token_id": 129,
+    "video_token_id": 130,
+    "vision_start_token_id": 127,
+    "vision_end_token_id": 128,
+    "tie_word_embeddings": False,
+}
+_QWEN_TOWER = {"depth": 3, "num_heads": 3, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
 CONFIGS: dict[str, dict[str, Any]] = {
     "idefics3": _IDEFICS3
     | {"architectures": ["Idefics3ForConditionalGeneration"], "model_type": "idefics3"}
@@ -95,6 +105,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"vision_config": _TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False}}
     | {"image_grid_pinpoints": [*_PINPOINTS, [56, 224]], "vision_feature_select_strategy": "full"}
     | {"vision_feature_layer": [-3, -2, -1]},
+    "qwen2_vl": _QWEN
+    | {"architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl"}
+    | {"text_config": _QWEN["text_config"] | {"model_type": "qwen2_vl_text"}}
+    | {"vision_config": _QWEN_TOWER | {"model_type": "qwen2_vl_vision", "embed_dim": 48, "hidden_size": 64}},
+    "qwen2_5_vl": _QWEN
+    | {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl"}
+    | {"text_config": _QWEN["text_config"] | {"model_type": "qwen2_5_vl_text"}}
+    | {
+        "vision_config": _QWEN_TOWER
+        | {"model_type": "qwen2_5_vl_vision", "hidden_size": 48, "out_hidden_size": 64, "intermediate_size": 90}
+        | {"window_size": 112, "fullatt_block_indexes": [1]}
+    },
     "internvl": _INTERNVL,
     "internvl-rms": _INTERNVL
     | {"vision_config": _INTERNVL["vision_config"] | {"norm_type": "rms_norm", "use_qk_norm": True}}
@@ -113,6 +135,8 @@ PREPROCESSORS: dict[str, dict[str, Any]] = {
     | {"image_grid_pinpoints": _PINPOINTS},
     "granite-vision": {"size": {"height": 56, "width": 56}, "crop_size": {"height": 56, "width": 56}}
     | {"image_grid_pinpoints": [*_PINPOINTS, [56, 224]], "image_mean": [0.5, 0.5, 0.5]},
+    "qwen2_vl": {"min_pixels": 56 * 56, "max_pixels": 300 * 300},
+    "qwen2_5_vl": {"size": {"shortest_edge": 112 * 112, "longest_edge": 500 * 500}},
     "internvl": {"size": {"height": 56, "width": 56}, "image_mean": [0.485, 0.456, 0.406]},
     "internvl-rms": {"size": {"height": 56, "width": 56}, "min_patches": 2, "max_patches": 6},
     "gemma3": {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 112, "width": 112}},

@@ -172,7 +172,7 @@ class Program:
         cos: NDArray[np.float32],
         sin: NDArray[np.float32],
         interleaved: bool,
-        /,
+        axes: NDArray[np.int32] | None,
     ) -> None: ...
     def write_kv(self, x: int, k_offset: int, v_offset: int, layer: int, /) -> None: ...
     def attend(
@@ -330,6 +330,7 @@ class Program:
         state_slots: NDArray[np.int32] | None,
         state_rows: NDArray[np.int32] | None,
         seen_ends: NDArray[np.int32] | None,
+        rotary_positions: NDArray[np.int32] | None,
         meanwhile: Callable[[], None] | None,
         interrupt: int,
         operations: tuple[int, int],

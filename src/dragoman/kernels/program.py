@@ -120,11 +120,25 @@ class Program(StreamOperations, RecurrenceOperations):
         cos: ArrayLike,
         sin: ArrayLike,
         interleaved: bool = False,
+        axes: ArrayLike | None = None,
     ) -> None:
         """Record the rotary embedding of each head, in place: elements i and i + r/2 are a pair (r the rotary
         dimension, at most ``head_dim``), or, where ``interleaved``, 2i and 2i + 1; cos and sin float32 ``[positions,
-        r/2]``."""
-        self._native.rotate(x, offset, heads, head_dim, _float32(cos), _float32(sin), interleaved)
+        r/2]``.
+
+        ``axes``: int32 ``[r/2]``, 0, 1 or 2: of each pair the row of a run's ``rotary_positions`` that it is rotated
+        by, where the run has any.
+        """
+        self._native.rotate(
+            x,
+            offset,
+            heads,
+            head_dim,
+            _float32(cos),
+            _float32(sin),
+            interleaved,
+            None if axes is None else _int32(axes),
+        )
 
     def before_positions(self, reach: Callable[[int], None]) -> None:
         """Register ``reach(n)`` to be called before the first run that may use positions up to n - 1 in a table."""
@@ -342,6 +356,7 @@ class Program(StreamOperations, RecurrenceOperations):
         state_slots: ArrayLike | None = None,
         state_rows: ArrayLike | None = None,
         seen_ends: ArrayLike | None = None,
+        rotary_positions: ArrayLike | None = None,
         meanwhile: Callable[[], None] | None = None,
         interrupt: int | None = None,
         operations: tuple[int, int] | None = None,
@@ -368,6 +383,8 @@ class Program(StreamOperations, RecurrenceOperations):
             seen_ends: int32 ``[T]``: of each row the position before which it sees all of its sequence, from the one
                 after its own up to the sequence's end in this step, ascending; None: a row sees nothing after it. A
                 window still ends what it sees before it.
+            rotary_positions: int32 ``[3, T]``: of each row the positions that pairs with axes are rotated by; None: its
+                own.
             meanwhile: called once, at the beginning of the computation, by another thread of the pool if there are
                 several. Its exception is raised after the computation.
             interrupt: a file descriptor. When it is readable between two operations, the rest is not computed:
@@ -398,6 +415,7 @@ class Program(StreamOperations, RecurrenceOperations):
             None if state_slots is None else _int32(state_slots),
             None if state_rows is None else _int32(state_rows),
             None if seen_ends is None else _int32(seen_ends),
+            None if rotary_positions is None else _int32(rotary_positions),
             meanwhile,
             -1 if interrupt is None else interrupt,
             (0, -1) if operations is None else operations,

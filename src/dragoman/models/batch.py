@@ -42,6 +42,8 @@ class Batch(NamedTuple):
         state_slots: int32 [S]: the slot with each sequence's state of recurrent layers; state_rows: int32 [T]: the slot
             that gets the state after each row, -1 for none; None where the model has no such layers.
         seen_ends: int32 [T]: of each row the position before which it sees all, ascending; None: that after its own.
+        rotary_positions: int32 [3, T]: of each row the positions of time, row and column that it is rotated by; None:
+            its own, or the decoder has no such axes.
     """
 
     token_ids: Int32s
@@ -57,6 +59,7 @@ class Batch(NamedTuple):
     state_slots: Int32s | None = None
     state_rows: Int32s | None = None
     seen_ends: Int32s | None = None
+    rotary_positions: Int32s | None = None
 
 
 def rows_of_slot(count: int, slot: int) -> Int32s:

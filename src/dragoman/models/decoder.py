@@ -87,6 +87,8 @@ class Recorder:
         self.mixer_memory: dict[Mixer, tuple[int, ...]] = {}  # buffers of each kind of layer with a state
         self.tables = {rope: RotaryTables(rope, context) for rope in set(spec.ropes) if rope is not None}
         self.query_factors = spec.query_scale.table(context) if spec.query_scale else None
+        sections = spec.vision.rotary_sections if spec.vision else ()
+        self.rotary_axes = np.repeat(np.arange(len(sections)), sections) if sections else None
         self.token_inputs: TokenInputs | None = None
         self.parts: Parts | None = None
         self.buffers = LayerBuffers(spec, program)
@@ -238,9 +240,9 @@ class Recorder:
             p.head_norm(qkv, values, spec.kv_heads, spec.head_dim, unweighted, spec.norm_eps)
         if rope := spec.rope(layer):
             cos, sin = self.tables[rope].cos, self.tables[rope].sin
-            p.rotate(qkv, 0, spec.heads, spec.head_dim, cos, sin, rope.interleaved)
+            p.rotate(qkv, 0, spec.heads, spec.head_dim, cos, sin, rope.interleaved, self.rotary_axes)
             if module != "query":
-                p.rotate(qkv, keys, spec.kv_heads, spec.head_dim, cos, sin, rope.interleaved)
+                p.rotate(qkv, keys, spec.kv_heads, spec.head_dim, cos, sin, rope.interleaved, self.rotary_axes)
         if norm and norm.rotated:
             self._norm_queries_and_keys(qkv, keys, norm, layer)
         if self.query_factors is not None and spec.query_scale and layer in spec.query_scale.layers:

@@ -1,10 +1,12 @@
-"""Decoders of other families behind a vision tower: Idefics 3 and SmolVLM, LLaVA and LLaVA-NeXT, InternVL.
+"""Decoders of other families behind a vision tower: Idefics 3 and SmolVLM, LLaVA and LLaVA-NeXT, InternVL,
+Qwen2-VL and Qwen2.5-VL.
 
 The tower is described by ``models/vision``; here is the decoder that its embeddings go to, and all names of weights.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,7 +20,7 @@ from dragoman.models.families.llama import HEAD_NORM_NAMES, LLAMA_NAMES, ROTARY_
 from dragoman.models.families.mistral import FAMILIES as MISTRAL
 from dragoman.models.families.qwen import FAMILIES as QWEN
 from dragoman.models.spec import DecoderSpec
-from dragoman.models.vision.parameters import internvl_names, siglip_names
+from dragoman.models.vision.parameters import internvl_names, qwen_names, siglip_names
 
 _SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}
 _TEXT: dict[str, tuple[Family, Mapping[str, Any]]] = {
@@ -66,6 +68,28 @@ def _read_internvl(config: Config) -> DecoderSpec:
     return _read_text(config.over({"tie_word_embeddings": True}), "InternVLForConditionalGeneration")
 
 
+def _read_qwen2_vl(config: Config) -> DecoderSpec:
+    return _read_qwen(config, "Qwen2VLForConditionalGeneration")
+
+
+def _read_qwen25_vl(config: Config) -> DecoderSpec:
+    return _read_qwen(config, "Qwen2_5_VLForConditionalGeneration")
+
+
+def _read_qwen(config: Config, architecture: str) -> DecoderSpec:
+    """Return Qwen 2 with the rotation of text: where the three positions of a token are equal, it is the usual one."""
+    text = config.within("text_config")
+    plain = {}
+    for key in ("rope_scaling", "rope_parameters"):
+        block = {name: value for name, value in text.block(key).items() if name != "mrope_section"}
+        if block.get("rope_type", block.get("type")) in ("mrope", "default"):
+            block = {name: value for name, value in block.items() if name not in ("type", "rope_type")}
+        plain[key] = ({"rope_type": "default"} | block if key == "rope_parameters" else block) if block else None
+    tied = config.block("text_config").get("tie_word_embeddings") is True or config.flag("tie_word_embeddings", False)
+    text = text.having({**plain, "tie_word_embeddings": tied}).over({"rms_norm_eps": 1e-5})
+    return replace(QWEN["Qwen2ForCausalLM"].read(text), architecture=architecture)
+
+
 _NAMES = LLAMA_NAMES | HEAD_NORM_NAMES
 _IDEFICS3_NAMES = (
     _NAMES | siglip_names("model.vision_model.") | {"vision_project_out": ("model.connector.modality_projection.proj",)}
@@ -84,6 +108,11 @@ _INTERNVL_NAMES = (
     | {"vision_project_norm": (f"{_PROJECTOR}layer_norm",)}
 )
 _LLAVA_ALIASES = ((r"^(model\.)?image_newline$", "model.image_newline"), *WITH_IMAGES)
+_QWEN_ALIASES = (
+    (r"^(model\.)?visual\.", "model.visual."),
+    (r"^model\.language_model\.", "model."),
+)
+_QWEN_TOWER = re.compile(r"visual\..*")
 
 FAMILIES: dict[str, Family] = {
     "Idefics3ForConditionalGeneration": Family(
@@ -140,5 +169,27 @@ FAMILIES: dict[str, Family] = {
         title="InternVL 2.5, 3 and 3.5",
         examples=("OpenGVLab/InternVL3-1B-hf", "OpenGVLab/InternVL3-2B-hf"),
         note="It [sees images](vision.md). Video is not read; of the older checkpoints without `-hf` nothing is.",
+    ),
+    "Qwen2VLForConditionalGeneration": Family(
+        _read_qwen2_vl,
+        LLAMA_NAMES | qwen_names("model.visual.", gated=False),
+        "qwen2_vl",
+        base="model.",
+        ignored=_QWEN_TOWER,
+        aliases=_QWEN_ALIASES,
+        title="Qwen2-VL",
+        examples=("Qwen/Qwen2-VL-2B-Instruct", "Qwen/Qwen2-VL-7B-Instruct"),
+        note="It [sees images](vision.md). Video is not read.",
+    ),
+    "Qwen2_5_VLForConditionalGeneration": Family(
+        _read_qwen25_vl,
+        LLAMA_NAMES | qwen_names("model.visual.", gated=True),
+        "qwen2_5_vl",
+        base="model.",
+        ignored=_QWEN_TOWER,
+        aliases=_QWEN_ALIASES,
+        title="Qwen2.5-VL",
+        examples=("Qwen/Qwen2.5-VL-3B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct"),
+        note="It [sees images](vision.md). Video is not read.",
     ),
 }

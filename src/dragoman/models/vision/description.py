@@ -19,17 +19,21 @@ class VisionDescription:
     Attributes:
         patch: pixels of a patch's edge; patches are flat vectors of 3 · patch · patch numbers.
         class_token: one more row before a tile's patches (CLIP), which is dropped after the layers.
-        positions: a table with a learned row for each patch of a tile.
+        frames: equal pictures in a patch, one after the other (Qwen2-VL: 2, since it sees video).
+        positions: a table with a learned row for each patch of a tile; or none.
         batch_of_one: that table and the class token are stored as a batch of one.
         both_ways: which tokens of the prompt see those after them: none; an image's tokens see all of theirs
             (``image``: Gemma 3); all of a prompt's (``prompt``: PaliGemma).
+        rotary_sections: numbers of a head's pairs in the decoder that are rotated by positions in time, by rows and by
+            columns; empty: by the position in the text alone.
     """
 
     layers: Layers
     patch: int
     patch_bias: bool = True
+    frames: int = 1
     class_token: bool = False
-    positions: Literal["learned"] = "learned"
+    positions: Literal["learned", "none"] = "learned"
     batch_of_one: bool = False
     reduction: Reduction
     projection: Projection
@@ -37,6 +41,7 @@ class VisionDescription:
     tiling: Tiling
     tags: Tags
     both_ways: Literal["none", "image", "prompt"] = "none"
+    rotary_sections: tuple[int, ...] = ()
 
     @classmethod
     def from_config(
@@ -53,7 +58,7 @@ class VisionDescription:
     @property
     def patch_floats(self) -> int:
         """Numbers of a flat patch."""
-        return 3 * self.patch**2
+        return 3 * self.frames * self.patch**2
 
     @property
     def patches_per_side(self) -> int:
@@ -62,17 +67,23 @@ class VisionDescription:
 
     @property
     def tile_rows(self) -> int:
-        """Rows of the tower for one tile: its patches, and the class token."""
+        """Rows of the tower for one tile, at the most: its patches, and the class token."""
+        if self.tiling.kind == "any":
+            return self.tiling.most // self.patch**2
         return self.patches_per_side**2 + self.class_token
 
     @property
     def tile_tokens(self) -> int:
-        """Embeddings that one tile becomes."""
+        """Embeddings that one tile becomes, at the most."""
+        if self.tiling.kind == "any":
+            return self.tile_rows // self.reduction.factor**2
         return (self.patches_per_side // self.reduction.factor) ** 2
 
     @property
     def most_tokens(self) -> int:
         """Embeddings of an image, at the most."""
+        if self.tiling.kind == "any":
+            return self.tile_tokens
         ends = self.tiling.most * self.patches_per_side if self.tiling.kind == "fit" else 0
         return self.tile_tokens * self.tiling.most + ends
 

@@ -14,6 +14,7 @@ Detail = Literal["auto", "low", "high"]
 """How closely a client wants an image looked at: ``low`` is one tile, where a model cuts images into several."""
 
 _LONGEST_EDGE = 4096  # of an image before it is cut, whatever a preprocessor's config asks for
+_LONGEST_RATIO = 200  # of an image's edges, where its shape is kept
 _RUN_ROWS = 1024  # of the tower: as many tiles together as have no more, and one at least
 
 
@@ -28,7 +29,8 @@ class Grid(NamedTuple):
     """Place of tiles within an image.
 
     Attributes:
-        rows, columns: of tiles that the image was cut into; 0 where it is one tile. size: of the image as it was sent.
+        rows, columns: of tiles that the image was cut into; 0 where it is one tile. Of a tile of any shape, those of
+            its embeddings. size: of the image as it was sent.
     """
 
     rows: int
@@ -44,17 +46,19 @@ class Cut:
         scaled: sizes that the image is resized to, one after the other, before it is cut.
         whole: the tile with the whole image is the first or the last; None: there is none.
         whole_scaled: it is made of the image as scaled; else as it was sent.
+        any_shape: there is one tile, of the size that the image is scaled to.
     """
 
     scaled: tuple[Size, ...]
     grid: Grid
     whole: Literal["first", "last"] | None = "last"
     whole_scaled: bool = False
+    any_shape: bool = False
 
     @property
     def parts(self) -> int:
         """Number of tiles without the one of the whole image."""
-        return self.grid.rows * self.grid.columns
+        return 0 if self.any_shape else self.grid.rows * self.grid.columns
 
     @property
     def tiles(self) -> int:
@@ -63,10 +67,13 @@ class Cut:
 
 
 def cut_of(width: int, height: int, vision: VisionDescription, detail: Detail) -> Cut:
-    """Return how an image of so many pixels is scaled and cut. Raises ValueError for an image without pixels."""
+    """Return how an image of so many pixels is scaled and cut. Raises ValueError for an image without pixels, or one
+    that is too long for a model."""
     if width < 1 or height < 1:
         raise ValueError(f"an image has at least one pixel, got {width} x {height}")
     size, tiling = Size(height, width), vision.tiling
+    if tiling.kind == "any":
+        return _any_shape(size, tiling)
     cutters = {"split": _split, "fit": _fit, "closest": _closest}
     if tiling.kind in cutters and detail != "low":
         return cutters[tiling.kind](size, tiling)
@@ -85,6 +92,8 @@ def image_token_count(width: int, height: int, vision: VisionDescription, detail
 
 def embedding_count(grid: Grid, tiles: int, vision: VisionDescription) -> int:
     """Return how many embeddings so many tiles become."""
+    if vision.tiling.kind == "any":
+        return grid.rows * grid.columns
     if vision.tiling.kind != "fit":
         return tiles * vision.tile_tokens
     if not grid.rows:
@@ -135,6 +144,23 @@ def _split(size: Size, tiling: Tiling) -> Cut:
     if rows * columns == 1:
         rows = columns = 0
     return Cut((first, second), Grid(rows, columns, size), whole_scaled=True)
+
+
+def _any_shape(size: Size, tiling: Tiling) -> Cut:
+    """Return a cut of one tile whose edges are the nearest multiples, within the limits of its pixels."""
+    height, width = size
+    if max(size) > _LONGEST_RATIO * min(size):
+        raise ValueError(f"an image is at most {_LONGEST_RATIO} times as long as wide, got {width} x {height}")
+    side = tiling.side
+    rows, columns = round(height / side), round(width / side)  # halves to even
+    pixels = rows * columns * side**2
+    if pixels > tiling.most:
+        factor = math.sqrt(height * width / tiling.most)
+        rows, columns = (max(1, math.floor(edge / factor / side)) for edge in size)
+    elif pixels < tiling.least:
+        factor = math.sqrt(tiling.least / (height * width))
+        rows, columns = (math.ceil(edge * factor / side) for edge in size)
+    return Cut((Size(rows * side, columns * side),), Grid(rows, columns, size), any_shape=True)
 
 
 def _fit(size: Size, tiling: Tiling) -> Cut:

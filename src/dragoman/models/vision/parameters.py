@@ -24,14 +24,16 @@ def vision_parameters(vision: VisionDescription) -> list[Parameter]:
     """Return every parameter of the tower and of the projection, in the order in which they are used."""
     layers, projection, patch = vision.layers, vision.projection, vision.patch
     width, whole = layers.width, vision.batch_of_one
-    found = [_matrix("patch", None, (width,), vision.patch_floats, stored=(width, 3, patch, patch))]
+    pictures = (vision.frames,) if vision.frames > 1 else ()
+    found = [_matrix("patch", None, (width,), vision.patch_floats, stored=(width, 3, *pictures, patch, patch))]
     if vision.patch_bias:
         found.append(_vector("patch", "bias", None, width))
     if vision.class_token:
         found.append(replace(_vector("class", "weight", None, width), stored=(1, 1, width) if whole else None))
-    rows = vision.tile_rows
-    table = Parameter(f"{PREFIX}positions", "weight", None, (rows, width), (rows,), False)
-    found.append(replace(table, stored=(1, rows, width) if whole else None))
+    if vision.positions == "learned":
+        rows = vision.tile_rows
+        table = Parameter(f"{PREFIX}positions", "weight", None, (rows, width), (rows,), False)
+        found.append(replace(table, stored=(1, rows, width) if whole else None))
     if layers.first_norm:
         found += _norm("first_norm", None, width, layers.norm)
     for layer in range(layers.count):
@@ -41,7 +43,7 @@ def vision_parameters(vision: VisionDescription) -> list[Parameter]:
             found += [_vector(module, "weight", layer, width) for module in ("query_norm", "key_norm")]
         found += _linear("attention_out", layer, (width,), width, True)
         found += _norm("feed_forward_norm", layer, width, layers.norm)
-        found += _linear("feed_forward_in", layer, (layers.feed_forward,), width, True)
+        found += _linear("feed_forward_in", layer, (layers.feed_forward,) * (1 + layers.gated), width, True)
         found += _linear("feed_forward_out", layer, (width,), layers.feed_forward, True)
         if layers.branch_scales:
             found += [_vector(f"{branch}_scale", "weight", layer, width) for branch in ("attention", "feed_forward")]
@@ -94,6 +96,24 @@ def internvl_names(tower: str) -> dict[str, tuple[str, ...]]:
         "feed_forward_out": (f"{layer}mlp.fc2",),
         "feed_forward_scale": (f"{layer}lambda_2",),
         "last_norm": (f"{tower}layernorm",),
+    }
+    return {f"{PREFIX}{module}": found for module, found in names.items()}
+
+
+def qwen_names(tower: str, *, gated: bool) -> dict[str, tuple[str, ...]]:
+    """Return the stored names of the modules of Qwen2-VL's tower, or of Qwen2.5-VL's, which is ``gated``."""
+    layer = f"{tower}blocks.{{layer}}."
+    names = {
+        "patch": (f"{tower}patch_embed.proj",),
+        "attention_norm": (f"{layer}norm1",),
+        "qkv": (f"{layer}attn.qkv",),
+        "attention_out": (f"{layer}attn.proj",),
+        "feed_forward_norm": (f"{layer}norm2",),
+        "feed_forward_in": (f"{layer}mlp.gate_proj", f"{layer}mlp.up_proj") if gated else (f"{layer}mlp.fc1",),
+        "feed_forward_out": (f"{layer}mlp.down_proj" if gated else f"{layer}mlp.fc2",),
+        "last_norm": (f"{tower}merger.ln_q",),
+        "project_in": (f"{tower}merger.mlp.0",),
+        "project_out": (f"{tower}merger.mlp.2",),
     }
     return {f"{PREFIX}{module}": found for module, found in names.items()}
 

@@ -35,6 +35,10 @@ class Layers:
         first_norm: a norm before the first layer (CLIP). last_norm: a norm after the last (SigLIP).
         branch_scales: what a branch adds to the stream has learned factors (InternVL).
         joint_head_norm: RMS norms of all queries, and of all keys, as one vector (InternVL 6B).
+        gated: the feed-forward network is ``down(act(gate(x)) · up(x))`` (Qwen2.5-VL).
+        rotary_theta: base of a rotation by a patch's row and column, half of the pairs each; 0: there is none.
+        window: squares of so many by so many pixels see themselves alone; 0: there are none. full_layers: layers
+            without such windows.
     """
 
     width: int
@@ -49,6 +53,10 @@ class Layers:
     last_norm: bool = False
     branch_scales: bool = False
     joint_head_norm: bool = False
+    gated: bool = False
+    rotary_theta: float = 0.0
+    window: int = 0
+    full_layers: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:
@@ -122,13 +130,15 @@ class Tiling:
             ends with a learned one (LLaVA-NeXT).
             ``closest``: resized to the grid of ``least`` to ``most`` tiles whose shape is closest, and cut; of several
             tiles the whole image is one more, the last (InternVL).
+            ``any``: one tile of any shape, of ``least`` to ``most`` pixels, its edges multiples of ``side``
+            (Qwen2-VL).
         side: pixels of a tile's edge.
         longest: pixels of the longer edge.
         canvases: rows and columns of tiles.
         least: tiles of an image without the whole. most: with it.
     """
 
-    kind: Literal["one", "crop", "split", "fit", "closest"]
+    kind: Literal["one", "crop", "split", "fit", "closest", "any"]
     side: int
     longest: int = 0
     canvases: tuple[tuple[int, int], ...] = ()

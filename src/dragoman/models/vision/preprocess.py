@@ -69,6 +69,8 @@ def normalise(pixels: NDArray[np.uint8], spec: Pixels) -> NDArray[np.float32]:
 def _tiles(image: Image.Image, cut: Cut, vision: VisionDescription) -> NDArray[np.uint8]:
     tiling, resampling = vision.tiling, vision.pixels.resampling
     side, sent = tiling.side, image
+    if cut.any_shape:
+        return np.asarray(_resized(image, cut.scaled[-1], resampling)).transpose(2, 0, 1)[None].copy()
     found = np.empty((cut.tiles, 3, side, side), np.uint8)
     if tiling.kind == "crop":
         found[0] = _middle(image, side, resampling)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman import kernels
+from dragoman.models.vision.arrangement import Arrangement, arrange, most_blocks, most_sequences
 from dragoman.models.vision.description import VisionDescription
 from dragoman.models.vision.geometry import Grid, kept_patches, rows_of_run
 from dragoman.models.vision.parameters import PREFIX
@@ -39,8 +40,7 @@ class VisionTower:
         self._weights = _TowerWeights(weights)
         rows = rows_of_run(vision)
         self.max_tiles = rows // vision.tile_rows
-        self._tile_blocks = -(-vision.tile_rows // kernels.BLOCK_TOKENS)
-        self._layers = _record_layers(vision, self._weights, precision, self.max_tiles, self._tile_blocks)
+        self._layers = _record_layers(vision, self._weights, precision, self.max_tiles)
         self._projection = _record_projection(vision, self._weights, self.max_tiles * vision.tile_tokens)
 
     def encode(self, pixels: NDArray[np.uint8], grid: Grid) -> Floats:
@@ -59,20 +59,31 @@ class VisionTower:
 
     def _steps(self, pixels: NDArray[np.uint8], grid: Grid) -> Iterator[Floats | None]:
         vision, parts = self.vision, []
-        if pixels.shape[1:] != (3, vision.tiling.side, vision.tiling.side):
-            raise ValueError(f"tiles must be 3 x {vision.tiling.side} x {vision.tiling.side}, got {pixels.shape[1:]}")
+        self._check(pixels)
         for first in range(0, len(pixels), self.max_tiles):
             tiles = pixels[first : first + self.max_tiles]
-            stream = self._patches(tiles)
+            arranged = arrange(vision, len(tiles), pixels.shape[2], pixels.shape[3])
+            stream = self._patches(tiles, arranged)
             yield None
-            run = self._layers.run(stream, len(tiles), self._tile_blocks)
-            for taken in run:
+            for taken in self._layers.run(stream, arranged):
                 if taken is None:
                     yield None
                 else:
-                    parts.append(self._projection.run(self._reduced(taken, len(tiles))))
+                    parts.append(self._projection.run(self._reduced(taken, len(tiles), arranged)))
             yield None
         yield self._packed(np.concatenate(parts), len(pixels), grid)
+
+    def _check(self, pixels: NDArray[np.uint8]) -> None:
+        """Raise ValueError for tiles of another shape than the tower's."""
+        tiling = self.vision.tiling
+        height, width = pixels.shape[2:] if pixels.ndim == 4 else (0, 0)
+        if tiling.kind == "any":
+            fits = len(pixels) == 1 and 0 < height * width <= tiling.most
+            fits = fits and height % tiling.side == 0 and width % tiling.side == 0
+        else:
+            fits = (height, width) == (tiling.side, tiling.side)
+        if not fits or pixels.shape[1] != 3:
+            raise ValueError(f"tiles must be 3 x {tiling.side} x {tiling.side}, got {pixels.shape[1:]}")
 
     def _packed(self, embeddings: Floats, tiles: int, grid: Grid) -> Floats:
         """Return the embeddings ``[tiles · tile_tokens, hidden]`` in the order of the prompt: of a canvas without what
@@ -96,23 +107,31 @@ class VisionTower:
         ends = np.broadcast_to(end[None], (kept.height, 1, hidden))
         return np.concatenate([whole, np.concatenate([rows, ends], axis=1).reshape(-1, hidden)])
 
-    def _patches(self, tiles: NDArray[np.uint8]) -> Floats:
-        """Return the rows ``[tiles · tile_rows, width]`` before the first layer: of patches, with positions."""
+    def _patches(self, tiles: NDArray[np.uint8], arranged: Arrangement) -> Floats:
+        """Return the rows before the first layer, ``[tiles · rows, width]``: of patches, with positions."""
         vision, count = self.vision, len(tiles)
-        side, patch = vision.patches_per_side, vision.patch
-        levels = normalise(tiles, vision.pixels).reshape(count, 3, side, patch, side, patch)
-        flat = levels.transpose(0, 2, 4, 1, 3, 5).reshape(count * side * side, vision.patch_floats)
-        rows = kernels.linear(flat, self._weights.matrix("patch"), self._weights.bias("patch"))
-        rows = rows.reshape(count, side * side, -1)
+        patch, (height, width) = vision.patch, tiles.shape[2:]
+        rows, columns = height // patch, width // patch
+        levels = normalise(tiles, vision.pixels).reshape(count, 3, 1, rows, patch, columns, patch)
+        levels = np.broadcast_to(levels, (count, 3, vision.frames, rows, patch, columns, patch))
+        flat = levels.transpose(0, 3, 5, 1, 2, 4, 6).reshape(count * rows * columns, vision.patch_floats)
+        if arranged.order is not None:
+            flat = flat[arranged.order]
+        stream = kernels.linear(flat, self._weights.matrix("patch"), self._weights.bias("patch"))
+        stream = stream.reshape(count, rows * columns, -1)
         if vision.class_token:
             first = np.broadcast_to(self._weights.vector("class"), (count, 1, vision.layers.width))
-            rows = np.concatenate([first, rows], axis=1)
-        rows = rows + self._weights.vector("positions")
-        return rows.reshape(count * vision.tile_rows, -1)
+            stream = np.concatenate([first, stream], axis=1)
+        if vision.positions == "learned":
+            stream = stream + self._weights.vector("positions")
+        return stream.reshape(-1, vision.layers.width)
 
-    def _reduced(self, rows: Floats, tiles: int) -> Floats:
-        """Return the rows that the projection takes, ``[tiles · tile_tokens, reduced_width]``."""
+    def _reduced(self, rows: Floats, tiles: int, arranged: Arrangement) -> Floats:
+        """Return the rows that the projection takes, ``[tokens, reduced_width]``."""
         vision, reduction = self.vision, self.vision.reduction
+        if arranged.order is not None:  # the patches of a token follow one another
+            found: Floats = rows.reshape(-1, vision.reduced_width)[arranged.tokens]
+            return found
         side, factor = vision.patches_per_side, reduction.factor
         rows = rows.reshape(tiles, vision.tile_rows, -1)[:, int(vision.class_token) :]
         if reduction.kind == "none":
@@ -120,7 +139,7 @@ class VisionTower:
         short, width = side // factor, vision.taken_width
         squares = rows.reshape(tiles, short, factor, short, factor, width)
         if reduction.kind == "average":
-            found: Floats = squares.mean(axis=(2, 4), dtype=np.float32)
+            found = squares.mean(axis=(2, 4), dtype=np.float32)
         else:
             found = squares.transpose(0, 1, 3, 2, 4, 5)
         return found.reshape(tiles * short * short, vision.reduced_width)
@@ -152,57 +171,52 @@ def _name(module: str, kind: str, layer: int | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _RecordedLayers:
-    """The layers as one program. ``ends``: its operations so far at the end of each part."""
+    """The layers as one program. ``ends``: its operations so far at the end of each layer."""
 
     program: kernels.Program
     ends: tuple[int, ...]
+    vision: VisionDescription
 
-    def run(self, stream: Floats, tiles: int, tile_blocks: int) -> Iterator[Floats | None]:
-        """Run part after part over the rows of so many tiles: yield None after each but the last, and then the rows
-        after the last layer."""
-        count = len(stream)
-        rows = np.arange(count, dtype=np.int32)
-        per_tile = count // tiles
-        starts = np.arange(tiles + 1, dtype=np.int32) * np.int32(per_tile)
-        tables = np.arange(tiles * tile_blocks, dtype=np.int32).reshape(tiles, tile_blocks)
-        first = 0
-        for end in self.ends:
+    def run(self, stream: Floats, arranged: Arrangement) -> Iterator[Floats | None]:
+        """Run layer after layer: yield None after each but the last, and then the rows after that."""
+        count, first = len(stream), 0
+        each = np.arange(count, dtype=np.int32)
+        for layer, end in enumerate(self.ends):
+            sequences = arranged.of_layer(self.vision.layers, layer)
             found = self.program.run(
                 np.zeros(count, np.int32),
-                rows % np.int32(per_tile),
-                starts,
-                tables,
-                rows,
-                embedding_rows=rows if first == 0 else None,
-                embedding_values=stream if first == 0 else None,
+                sequences.positions,
+                sequences.starts,
+                sequences.tables,
+                each,
+                embedding_rows=each if layer == 0 else None,
+                embedding_values=stream if layer == 0 else None,
+                rotary_positions=arranged.places,
                 operations=(first, end),
             )
             first = end
-            if end != self.ends[-1]:
-                yield None
-            else:
-                yield found.copy()
+            yield None if layer + 1 < len(self.ends) else found.copy()
 
 
-def _record_layers(
-    vision: VisionDescription, weights: _TowerWeights, precision: str, tiles: int, tile_blocks: int
-) -> _RecordedLayers:
+def _record_layers(vision: VisionDescription, weights: _TowerWeights, precision: str, tiles: int) -> _RecordedLayers:
     layers, rows = vision.layers, tiles * vision.tile_rows
-    width = layers.width
+    width, sequences = layers.width, most_sequences(vision, tiles)
     kv = kernels.KVPool(
         layers=1,
-        blocks=tiles * tile_blocks,
+        blocks=most_blocks(vision, tiles),
         kv_heads=layers.heads,
         head_dim=layers.head_dim,
         precision="float32" if precision == "float32" else "bfloat16",
     )
-    p = kernels.Program(max_tokens=rows, max_sequences=tiles, max_logit_rows=rows, kv=kv)
+    p = kernels.Program(max_tokens=rows, max_sequences=sequences, max_logit_rows=rows, kv=kv)
     record = _LayerRecorder(p, weights, layers.norm, layers.norm_eps)
     x, normed, mixed = p.buffer(width), p.buffer(width), p.buffer(width)
     branch = p.buffer(width) if layers.branch_scales else x
-    wide = p.buffer(max(3 * width, layers.feed_forward))
+    wide = p.buffer(max(3 * width, layers.feed_forward * (1 + layers.gated)))
     qkv = p.buffer(3 * width, wide)
-    inner = p.buffer(layers.feed_forward, wide)
+    inner = p.buffer(layers.feed_forward * (1 + layers.gated), wide)
+    narrow = p.buffer(layers.feed_forward) if layers.gated else inner
+    rotation = _rotation(vision, rows) if layers.rotary_theta else None
     p.embed(x, _no_rows(width))
     ends, taken = [], None
     if layers.first_norm:
@@ -213,13 +227,21 @@ def _record_layers(
         if layers.joint_head_norm:
             p.head_norm(qkv, 0, 1, width, weights.vector("query_norm", layer), layers.norm_eps)
             p.head_norm(qkv, width, 1, width, weights.vector("key_norm", layer), layers.norm_eps)
+        if rotation is not None:
+            cos, sin, axes = rotation
+            p.rotate(qkv, 0, layers.heads, layers.head_dim, cos, sin, axes=axes)
+            p.rotate(qkv, width, layers.heads, layers.head_dim, cos, sin, axes=axes)
         p.write_kv(qkv, width, 2 * width, 0)
         p.attend(mixed, qkv, 0, layers.heads, 0, layers.head_dim**-0.5, causal=False)
         record.join(x, mixed, branch, "attention", layer)
         record.norm(normed, x, "feed_forward_norm", layer)
         record.linear(inner, normed, "feed_forward_in", layer)
-        record.activate(inner, layers.activation)
-        record.join(x, inner, branch, "feed_forward", layer)
+        if layers.gated:
+            assert layers.activation != "quick_gelu"
+            p.gate(narrow, inner, layers.activation)
+        else:
+            record.activate(inner, layers.activation)
+        record.join(x, narrow, branch, "feed_forward", layer)
         if layer + 1 in layers.taken[:-1]:
             taken = _joined(p, taken, x)
         ends.append(p.operation_count)
@@ -229,7 +251,17 @@ def _record_layers(
     result = p.buffer(vision.taken_width)
     p.select_rows(result, taken)
     p.logits(result)
-    return _RecordedLayers(p, (*ends[:-1], p.operation_count))
+    return _RecordedLayers(p, (*ends[:-1], p.operation_count), vision)
+
+
+def _rotation(vision: VisionDescription, rows: int) -> tuple[Floats, Floats, NDArray[np.int32]]:
+    """Return cosines and sines ``[rows, pairs]``, and of each pair the place that it is rotated by: the first half by
+    rows, the other by columns."""
+    pairs = vision.layers.head_dim // 2
+    rates = vision.layers.rotary_theta ** -(np.arange(pairs // 2) * 2 / pairs)
+    angles = np.arange(rows)[:, None] * np.tile(rates, 2).astype(np.float32)
+    axes = np.repeat(np.array([1, 2], np.int32), pairs // 2)
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32), axes
 
 
 def _joined(p: kernels.Program, before: int | None, x: int) -> int:

@@ -1,0 +1,41 @@
+"""Positions of a prompt's tokens in time, rows and columns, by which a decoder rotates them (M-RoPE)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dragoman.core.lazy_imports import np
+from dragoman.models.vision.geometry import Grid
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def rotary_positions(images: Sequence[tuple[int, Grid]], count: int) -> NDArray[np.int32]:
+    """Return the positions ``[3, count]`` of a prompt's tokens, as Qwen2-VL has them (https://arxiv.org/abs/2409.12191,
+    section 2.1).
+
+    A token of text has the same position three times. Those of an image have one in time, and their rows and columns
+    counted from there; what follows begins after the largest of these.
+
+    Args:
+        images: the place of each image's first token, and its grid, whose rows and columns are tokens; in their order.
+        count: tokens of the prompt. That of a later one is its place and ``position_shift``.
+    """
+    found, place, position = [], 0, 0
+    for first, grid in images:
+        text = np.arange(position, position + first - place)
+        found.append(np.tile(text, (3, 1)))
+        position += first - place
+        rows, columns = np.divmod(np.arange(grid.rows * grid.columns), grid.columns)
+        found.append(position + np.stack([np.zeros_like(rows), rows, columns]))
+        position += max(grid.rows, grid.columns)
+        place = first + grid.rows * grid.columns
+    found.append(np.tile(np.arange(position, position + count - place), (3, 1)))
+    return np.concatenate(found, axis=1).astype(np.int32)
+
+
+def position_shift(images: Sequence[tuple[int, Grid]]) -> int:
+    """Return by how much the positions of text after the images differ from its places: they are never greater."""
+    return sum(max(grid.rows, grid.columns) - grid.rows * grid.columns for _, grid in images)
