@@ -21,6 +21,9 @@ MOST |= dict.fromkeys(
 )
 _MOST_OTHERWISE = 2**31 - 1
 
+LARGEST_HEAD = 1024
+"""Numbers in a head: the limit of the kernels."""
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a small file. Raises ModelError naming the file when it is not one."""

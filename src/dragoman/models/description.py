@@ -17,7 +17,7 @@ from dragoman.core.errors import ModelError
 from dragoman.core.pooling import PoolingInfo
 from dragoman.models import gguf
 from dragoman.models.checkpoint import Checkpoint, widest
-from dragoman.models.config import read_json, token_ids
+from dragoman.models.config import LARGEST_HEAD, read_json, token_ids
 from dragoman.models.families import FAMILIES, read_spec
 from dragoman.models.hub import DownloadWatcher
 from dragoman.models.parameters import parameters
@@ -195,6 +195,9 @@ def _describe(source: Source, rope: Mapping[str, object] | None) -> ModelDescrip
     if rope is not None:
         config = with_scaling(config, rope)
     spec = with_vision(read_spec(config), config, folder)
+    widest = max((spec.of_layer(layer).head_dim for layer in spec.kept_layers), default=0)
+    if widest > LARGEST_HEAD:
+        raise ModelError(f"{folder}: heads of {widest} numbers are not supported: they have up to {LARGEST_HEAD:,}")
     if rope is not None and not any(spec.ropes):
         raise ModelError(f"{folder}: the model has no rotary positions that could be scaled")
     generation = read_json(folder / "generation_config.json") if (folder / "generation_config.json").exists() else {}

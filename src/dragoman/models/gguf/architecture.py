@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.core.errors import ModelError
-from dragoman.models.config import MOST
+from dragoman.models.config import LARGEST_HEAD, MOST
 from dragoman.models.gguf.file import GgufFile
 from dragoman.models.gguf.metadata import Metadata
 from dragoman.models.gguf.pooling import KEY as POOLING
@@ -254,9 +254,16 @@ def heads(keys: Metadata, config: Config) -> Config:
 
 
 def head_size(keys: Metadata, config: Config) -> int:
-    head_dim = keys.size("attention.key_length", config["hidden_size"] // config["num_attention_heads"])
-    if keys.size("attention.value_length", head_dim) != head_dim:
-        raise keys.file.fail("attention.value_length", f"differs from the keys' {head_dim}")
+    """Return the size of a head. Raises ModelError where values have another, and where heads are wider than any
+    attention."""
+    width, count = config["hidden_size"], config["num_attention_heads"]
+    head_dim = keys.size("attention.key_length", width // count)
+    if not 0 < head_dim <= LARGEST_HEAD:
+        raise keys.file.fail(
+            "attention.key_length", f"heads of {head_dim} numbers are not supported: they have 1 to {LARGEST_HEAD:,}"
+        )
+    if (value := keys.size("attention.value_length", head_dim)) != head_dim:
+        raise keys.file.fail("attention.value_length", f"{value} is not supported: keys have {head_dim} dimensions")
     return head_dim
 
 

@@ -47,7 +47,7 @@ def find_architecture(file: GgufFile, tensors: Tensors) -> Architecture:
     if kind != "model":
         raise file.fail("general.type", f"is {kind!r}: it is not a model that can be served")
     name = metadata.text("general.architecture")
-    if name == "llama" and metadata.value("llama.expert_count"):
+    if name == "llama" and metadata.is_on("llama.expert_count"):
         return _MIXTRAL
     if name == "falcon" and "blk.0.attn_norm_2.weight" in tensors:
         return _FALCON_40B
@@ -132,10 +132,10 @@ def _phi2(keys: Metadata, tensors: Tensors, config: Config) -> Config:
 
 
 def _phi3(keys: Metadata, tensors: Tensors, config: Config) -> Config:
-    window = keys.value("attention.sliding_window")
+    slides = keys.is_on("attention.sliding_window")
     original = keys.size("rope.scaling.original_context_length", config["max_position_embeddings"])
     return partly_rotated(keys, config) | rms(keys) | longrope(keys, tensors) | {
-        "sliding_window": keys.size("attention.sliding_window") if window else None,
+        "sliding_window": keys.size("attention.sliding_window") if slides else None,
         "original_max_position_embeddings": original,
     }  # fmt: skip
 
