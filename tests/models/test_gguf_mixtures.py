@@ -158,6 +158,7 @@ def describe_exaone(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_sliding_window(config.sliding_window)
     writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+    writer.add_nextn_predict_layers(0)
 
 
 def describe_afmoe(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -238,6 +239,23 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_logits_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
     check_logits(case, tmp_path)
+
+
+def test_blocks_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    """As of GLM-4.5, whose last block does."""
+    case = CASES["glm4moe"]
+
+    def describe(writer: gguf.GGUFWriter, config: Any) -> None:
+        case.describe(writer, config)
+        writer.add_block_count(config.num_hidden_layers + 1)
+        writer.add_nextn_predict_layers(1)
+
+    def gather(weights: Weights) -> Weights:
+        found = rename_choice(weights)
+        last = {name.replace("layers.2.", "blk.3."): v for name, v in weights.items() if "layers.2.input" in name}
+        return found | {"blk.3.attn_norm.weight": next(iter(last.values())), "blk.3.nextn.eh_proj.weight": np.eye(64)}
+
+    check_logits(dataclasses.replace(case, describe=describe, gather=gather), tmp_path)
 
 
 def test_every_architecture_has_a_case() -> None:

@@ -133,8 +133,8 @@ def read_config(architecture: Architecture, file: GgufFile, tensors: Tensors) ->
         config[ours] = keys.size(theirs)
         if config[ours] > (most := MOST.get(ours, config[ours])):
             raise file.fail(theirs, f"{config[ours]} is more than {most:,}")
+    keys.has(_DRAFTS)
     if drafts := len(draft_blocks(file)):
-        keys.has(_DRAFTS)
         config[architecture.sizes["block_count"]] -= drafts
     if architecture.rotary:
         config["rope_theta"] = keys.number("rope.freq_base", 10_000.0)

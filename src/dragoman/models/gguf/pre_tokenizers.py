@@ -16,9 +16,9 @@ _BEFORE_WORD = r"[^\r\n\p{L}\p{N}]?"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 
 
-def _words(digits: str, letters: str = r"\p{L}", line_ends: str = r"[\r\n]*") -> str:
+def _words(digits: str, letters: str = r"\p{L}", line_ends: str = r"[\r\n]*", spaces: str = _SPACES) -> str:
     """Return the pattern for words with a preceding sign, digits in groups, and signs with following line ends."""
-    return rf"{_ENDINGS}|{_BEFORE_WORD}[{letters}]+|{digits}| ?[^\s{letters}\p{{N}}]+{line_ends}|{_SPACES}"
+    return rf"{_ENDINGS}|{_BEFORE_WORD}[{letters}]+|{digits}| ?[^\s{letters}\p{{N}}]+{line_ends}|{spaces}"
 
 
 def _cased_words(digits: str, endings: str) -> str:
@@ -73,14 +73,30 @@ _DEEPSEEK = PreTokenizer(
     (r"[\r\n]", rf"\s?[{_CASED_LETTERS}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", _IDEOGRAPHS, r"\p{N}+")
 )
 _DEEPSEEK_CODER = PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _IDEOGRAPHS, r"\p{N}"))
-_DEEPSEEK_V3 = PreTokenizer(
+_DEEPSEEK_WORDS = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
+)
+_DEEPSEEK_V3 = PreTokenizer((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK_WORDS))
+# Trinity's: digits in groups of three from the right, and scripts of Asia without spaces between words.
+_AFMOE = PreTokenizer(
     (
-        r"\p{N}{1,3}",
-        "[一-龥぀-ゟ゠-ヿ]+",
-        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
-        rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
+        r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
+        "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0eff\u1780-\u17ff"
+        "\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+",
+        _DEEPSEEK_WORDS,
     )
 )
+_YOUTU = PreTokenizer(
+    (
+        "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+",
+        _cased_words(r"\p{N}", f"{_ENDINGS}?"),
+    ),
+    whole_words=True,
+)
+# Jais 2's: spaces fall into pieces of powers of two.
+_POWERS_OF_SPACES = "|".join(rf"\s{{{count}}}(?!\S)" for count in (512, 256, 128, 64, 32, 16, 8, 4, "1,2"))
+_JAIS2 = PreTokenizer((_words(r"\p{N}{1,3}", spaces=rf"\s*[\r\n]+|{_POWERS_OF_SPACES}|\s"),))
 _EXAONE_MOE = PreTokenizer(
     (
         rf"{_ENDINGS}|{_BEFORE_WORD}(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?"
@@ -137,6 +153,9 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "deepseek-coder": _DEEPSEEK_CODER,
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _DEEPSEEK_V3),
     "exaone-moe": _EXAONE_MOE,
+    "afmoe": _AFMOE,
+    "youtu": _YOUTU,
+    "jais-2": _JAIS2,
     **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), _BAILING),
     **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), PreTokenizer((_BLOOM_WORDS,))),
     "viking": PreTokenizer((_BLOOM_WORDS, r"\p{N}")),
