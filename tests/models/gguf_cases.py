@@ -69,6 +69,7 @@ class Case:
     describe: Describe = say_nothing
     change: Callable[[str, np.ndarray, Config], np.ndarray] = as_stored
     gather: Callable[[Weights], Weights] = lambda weights: weights
+    names_of: str = ""
 
 
 def describe_all(case: Case, config: Any) -> Callable[[gguf.GGUFWriter, Config], None]:
@@ -108,9 +109,9 @@ def write_case(case: Case, root: Path, kind: Callable[[str], Type] = lambda name
     folder = make_folder(root, case.config)
     config = transformers.AutoConfig.from_pretrained(folder)
     config.allow_global_per_layer_attribute_access = True  # Gemma 4's sizes of layers without one of their own
-    file = write_gguf(
-        root / "model.gguf", folder, case.arch, kind, describe_all(case, config), case.change, gather=case.gather
-    )
+    describe = describe_all(case, config)
+    path, options = root / "model.gguf", {"gather": case.gather, "names_of": case.names_of}
+    file = write_gguf(path, folder, case.arch, kind, describe, case.change, **options)
     return folder, file
 
 

@@ -66,18 +66,20 @@ def write_gguf(
     change: Callable[[str, np.ndarray, dict[str, Any]], np.ndarray] = lambda name, value, config: value,
     back: Callable[[str, np.ndarray, dict[str, Any]], np.ndarray] = lambda name, value, config: value,
     gather: Callable[[Weights], Weights] = lambda weights: weights,
+    names_of: str = "",
     **options: Any,
 ) -> Path:
     """Write a folder's model as GGUF, and its weights, dequantized again, back into the folder.
 
     ``kind``: the type of a matrix by its name in the folder. ``change``: what llama.cpp's converter does to a tensor,
     and ``back`` its inverse; ``gather`` joins or renames tensors before that, and then the folder stays as it is.
-    ``describe`` adds the metadata of the architecture. Names are those of the package's map.
+    ``describe`` adds the metadata of the architecture. Names are those of the package's map, or, of an architecture
+    that it does not have yet, of the map of another one, ``names_of``.
     """
     config = json.loads((folder / "config.json").read_text())
     originals = load_file(folder / "model.safetensors")
     weights = gather(originals)
-    number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == (names_of or arch))
     layers = (
         config.get("num_hidden_layers") or config.get("n_layer") or config.get("n_layers") or config.get("num_layers")
     )

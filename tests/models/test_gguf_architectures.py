@@ -261,6 +261,15 @@ def describe_ministral3(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
 
 
+def describe_sections(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Heads divided between positions in images, and what else their text parts have."""
+    writer.add_rope_dimension_sections([4, 4, 4, 0])
+    if config.model_type != "qwen2":
+        writer.add_num_deepstack_layers(3)
+    if config.model_type == "qwen3_moe":
+        describe_experts(writer, config)
+
+
 def describe_mpt(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_clamp_kqv(config.attn_config.clip_qkv)
     writer.add_max_alibi_bias(config.attn_config.alibi_bias_max)
@@ -305,6 +314,9 @@ CASES = {
     "mistral3-plain": Case("mistral3", VARIANTS["mistral"], change=interleave),
     "mpt": Case("mpt", VARIANTS["mpt"], describe_mpt),
     "mixtral": Case("llama", VARIANTS["mixtral"], describe_experts, interleave, stack_experts),
+    "qwen2vl": Case("qwen2vl", VARIANTS["qwen2"], describe_sections),
+    "qwen3vl": Case("qwen3vl", VARIANTS["qwen3"], describe_sections),
+    "qwen3vlmoe": Case("qwen3vlmoe", VARIANTS["qwen3-moe"], describe_sections, gather=stack_experts),
     "qwen2moe": Case("qwen2moe", VARIANTS["qwen2-moe"], describe_experts, gather=stack_experts),
     "qwen3moe": Case("qwen3moe", VARIANTS["qwen3-moe"], describe_experts, gather=stack_experts),
     "olmoe": Case("olmoe", VARIANTS["olmoe"], describe_experts, gather=stack_experts),

@@ -190,6 +190,9 @@ CASES = {
     ),
     "mistral4": Case("mistral4", _OWN_GROWTH, describe_mistral4, gather=divide_stacks),
     "glm-dsa": Case("glm-dsa", VARIANTS["glm-5"], describe_glm_dsa, gather=divide_latents),
+    "deepseek32": Case(
+        "deepseek32", VARIANTS["deepseek-v3.2"], describe_glm_dsa, gather=divide_latents, names_of="glm-dsa"
+    ),
     "minicpm3": Case("minicpm3", _MINICPM3, describe_minicpm3),
 }
 

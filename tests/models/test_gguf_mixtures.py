@@ -74,6 +74,21 @@ def describe_glm(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_rope_dimension_count(config.head_dim // 2)
 
 
+def describe_solar(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Solar Open, a GLM-4.5 that rotates whole heads and has experts in all layers."""
+    writer.add_expert_count(config.n_routed_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_gating_func(_SIGMOID)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_weights_norm(config.norm_topk_prob)
+    writer.add_expert_group_count(config.n_group)
+    writer.add_expert_group_used_count(config.topk_group)
+    writer.add_leading_dense_block_count(0)
+    writer.add_rope_dimension_count(config.head_dim)
+
+
 def describe_ernie(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_expert_count(config.moe_num_experts)
     writer.add_expert_used_count(config.moe_k)
@@ -223,6 +238,7 @@ _LONG = {
 CASES = {
     "gpt-oss": Case("gpt-oss", VARIANTS["gpt-oss"], describe_gpt_oss, gather=divide_gates),
     "glm4moe": Case("glm4moe", VARIANTS["glm4-moe"], describe_glm, gather=rename_choice),
+    "glm4moe-solar": Case("glm4moe", VARIANTS["solar-open"], describe_solar, gather=rename_choice),
     "dots1": Case("dots1", _DOTS, describe_scored, gather=rename_choice),
     "ernie4_5-moe": Case("ernie4_5-moe", VARIANTS["ernie4.5-moe"], describe_ernie, squeeze, rename_choice),
     "hunyuan-moe": Case("hunyuan-moe", VARIANTS["hunyuan-moe"], describe_hunyuan, gather=stack_experts),

@@ -68,6 +68,8 @@ def _biases(tensors: Tensors) -> Config:
 
 
 def _qwen2(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    keys.has("rope.dimension_sections")  # of those with images: in texts all positions are equal
+    keys.has("n_deepstack_layers")  # layers that images are added to
     return heads(keys, config) | rms(keys) | {"use_sliding_window": False}
 
 
@@ -407,6 +409,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen2": _architecture("Qwen2ForCausalLM", "qwen2", names.LLAMA, _qwen2),
     # A reranker's last layer is two rows of its output table: those of yes and no.
     "qwen3": _architecture("Qwen3ForCausalLM", "qwen3", names.LLAMA, _qwen3, repeated=frozenset({"cls.output.weight"})),
+    # The text parts of models with images, whose towers are other files.
+    "qwen2vl": _architecture("Qwen2ForCausalLM", "qwen2", names.LLAMA, _qwen2),
+    "qwen3vl": _architecture("Qwen3ForCausalLM", "qwen3", names.LLAMA, _qwen3),
+    "qwen3vlmoe": _architecture("Qwen3MoeForCausalLM", "qwen3_moe", names.QWEN_MOE, _qwen3_moe),
     "qwen2moe": _architecture("Qwen2MoeForCausalLM", "qwen2_moe", names.QWEN_MOE, _qwen2_moe),
     "qwen3moe": _architecture("Qwen3MoeForCausalLM", "qwen3_moe", names.QWEN_MOE, _qwen3_moe),
     "olmoe": _architecture("OlmoeForCausalLM", "olmoe", names.QWEN_MOE, _olmoe),

@@ -1,5 +1,5 @@
 """Architectures of GGUF files with latent attention: DeepSeek V2 and V3, and what has their layers (GLM-4.7-Flash,
-Youtu-LLM, Mistral Large 3); Mistral Small 4, GLM-5 and MiniCPM3."""
+Youtu-LLM, Mistral Large 3); DeepSeek V3.2, Mistral Small 4, GLM-5 and MiniCPM3."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dragoman.models.gguf.metadata import Metadata
 from dragoman.models.gguf.mixtures import SIGMOID, SOFTMAX
 
 _INDEXER = "model.layers.{layer}.self_attn.indexer."
-_GLM_DSA_NAMES = names.DEEPSEEK2 | {
+_NAMES_WITH_INDEXER = names.DEEPSEEK2 | {
     "blk.indexer.k_norm": f"{_INDEXER}k_norm",
     "blk.indexer.proj": f"{_INDEXER}weights_proj",
     "blk.indexer.attn_k": f"{_INDEXER}wk",
@@ -94,7 +94,7 @@ def _mistral4_rotation(config: Config, grown: Config) -> Config:
     }
 
 
-def _glm_dsa(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+def _with_indexer(keys: Metadata, tensors: Tensors, config: Config) -> Config:
     keys.refuse("expert_gating_func", SIGMOID)
     for unused in ("head_count", "key_length", "types"):  # of the indexer, which is not needed
         keys.has(f"attention.indexer.{unused}")
@@ -129,11 +129,18 @@ LATENT: dict[str, Architecture] = {
         extra=_mistral4,
         score_scaling=tenth_score_scaling,
     ),
+    "deepseek32": Architecture(
+        name="DeepseekV32ForCausalLM",
+        model_type="deepseek_v32",
+        names=_NAMES_WITH_INDEXER,
+        extra=_with_indexer,
+        score_scaling=tenth_score_scaling,
+    ),
     "glm-dsa": Architecture(
         name="GlmMoeDsaForCausalLM",
         model_type="glm_moe_dsa",
-        names=_GLM_DSA_NAMES,
-        extra=_glm_dsa,
+        names=_NAMES_WITH_INDEXER,
+        extra=_with_indexer,
         score_scaling=tenth_score_scaling,
     ),
     "minicpm3": Architecture(
