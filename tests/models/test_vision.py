@@ -20,7 +20,7 @@ from dragoman.models.batch import Batch, tables_of_one
 from dragoman.models.families import read_spec
 from dragoman.models.model import Model
 from dragoman.models.vision.description import VisionDescription
-from dragoman.models.vision.geometry import Grid, image_token_count
+from dragoman.models.vision.geometry import Grid, cut_of, image_token_count
 from dragoman.models.vision.preprocess import PreparedImage, normalise, preprocess
 from dragoman.models.vision.prompt import expand, replacement
 from dragoman.models.vision.rotary import position_shift, rotary_positions
@@ -32,8 +32,8 @@ Image = pytest.importorskip("PIL.Image")
 
 SETTINGS = models.ModelSettings(precision="float32", max_tokens=512, kv_tokens=2048, cache_bytes=0)
 SIZES = ((100, 70), (300, 500), (56, 56), (57, 112), (1, 1), (10, 400), (400, 3), (640, 480), (1, 3000))
-PROCESSORS = {"internvl": "got_ocr2", "qwen2_5_vl": "qwen2_vl"}
-ANY_SHAPE = ("qwen2_vl", "qwen2_5_vl")
+PROCESSORS = {"internvl": "got_ocr2", "qwen2_5_vl": "qwen2_vl", "mistral3": "pixtral"}
+QWEN = ("qwen2_vl", "qwen2_5_vl")
 ALWAYS = {"internvl": {"crop_to_patches": True}, "idefics3": {"return_row_col_info": True}}
 ALWAYS["smolvlm"] = ALWAYS["idefics3"]
 WHOLE = {
@@ -75,7 +75,7 @@ def processor(name: str, **changes: Any) -> Any:
 def their_pixels(name: str, picture: Any, **changes: Any) -> NDArray[np.float32]:
     found = processor(name, **changes)(picture, return_tensors="np")
     pixels = np.asarray(found["pixel_values"])
-    if kind_of(name) in ANY_SHAPE:  # patches of two equal frames, in squares of two by two
+    if kind_of(name) in QWEN:  # patches of two equal frames, in squares of two by two
         ((_, rows, columns),) = found["image_grid_thw"]
         squares = pixels.reshape(rows // 2, columns // 2, 2, 2, 3, 2, 14, 14)
         np.testing.assert_array_equal(squares[..., 0, :, :], squares[..., 1, :, :])
@@ -85,7 +85,9 @@ def their_pixels(name: str, picture: Any, **changes: Any) -> NDArray[np.float32]
 
 def sizes_of(name: str) -> list[tuple[int, int]]:
     """The sizes of images that a model takes."""
-    return [size for size in SIZES if kind_of(name) not in ANY_SHAPE or max(size) <= 200 * min(size)]
+    if kind_of(name) == "mistral3":  # transformers makes images of no height
+        return [size for size in SIZES if max(size) <= 300 * min(size)]
+    return [size for size in SIZES if kind_of(name) not in QWEN or max(size) <= 200 * min(size)]
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +110,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_pixels_equal_those_of_transformers(name: str, size: tuple[int, int]) -> None:
     vision, picture = description(name), image(*size)
     if size not in sizes_of(name):
+        if kind_of(name) == "mistral3":
+            assert preprocess(picture, vision).grid[:2] == (11, 1)
+            return
         with pytest.raises(ValueError, match="at most 200 times as long as wide, got 1 x 3000"):
             preprocess(picture, vision)
         return
@@ -130,19 +135,27 @@ def test_of_an_endless_image_only_the_middle_is_scaled() -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_prompts_equal_those_of_transformers(name: str) -> None:
-    kind = kind_of(name)
-    module = importlib.import_module(f"transformers.models.{kind}.processing_{kind}")
-    (made,) = (getattr(module, each) for each in module.__all__ if each.endswith("Processor"))
     vision = description(name)
     for size in sizes_of(name):
         found = preprocess(image(*size), vision)
         theirs = processor(name)(image(*size), return_tensors="np")
-        expected = made.replace_image_token(_Tokens(made, vision, processor(name)), theirs, 0)
+        expected = their_prompt(name, vision, theirs)
         assert replacement(vision, found) == expected
         assert expected.count(vision.tags.image) == found.embeddings
         tags = expected.replace(vision.tags.image, "")
-        assert found.tokens - found.embeddings == len(re.findall(r"<|\n+", tags))
+        assert found.tokens - found.embeddings == len(re.findall(r"<|\[|\n+", tags))
         assert found.tokens == image_token_count(*size, vision)
+
+
+def their_prompt(name: str, vision: VisionDescription, prepared: Any) -> str:
+    """What transformers' processor has for an image that its image processor prepared."""
+    kind = kind_of(name)
+    if kind == "mistral3":  # its module asks for torchvision
+        (height, width), side = prepared["image_sizes"][0], vision.tiling.side
+        return "[IMG_BREAK]".join(["[IMG]" * (width // side)] * (height // side)) + "[IMG_END]"
+    module = importlib.import_module(f"transformers.models.{kind}.processing_{kind}")
+    (made,) = (getattr(module, each) for each in module.__all__ if each.endswith("Processor"))
+    return str(made.replace_image_token(_Tokens(made, vision, processor(name)), prepared, 0))
 
 
 class _Tokens:
@@ -172,7 +185,9 @@ class Characters:
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         found = [1] if add_special_tokens else []
         while text:
-            end = text.index(">") + 1 if text.startswith("<") else len(text) - len(text.lstrip("\n"))
+            name = re.match(r"<[^>]*>|\[[^]]*]|\n+", text)
+            assert name is not None
+            end = name.end()
             found.append(1000 + sum(map(ord, text[:end])))
             text = text[end:]
         return found
@@ -192,9 +207,11 @@ def their_inputs(name: str, picture: Any) -> dict[str, Any]:
     """What transformers' model takes of an image."""
     pixels = torch.tensor(their_pixels(name, picture))
     inputs = {"pixel_values": pixels[None] if kind_of(name) in (*CUT, "llava_next") else pixels}
-    if kind_of(name) in ANY_SHAPE:
+    if kind_of(name) in QWEN:
         prepared = processor(name)(picture, return_tensors="pt")
         return {key: prepared[key] for key in ("pixel_values", "image_grid_thw")}
+    if kind_of(name) == "mistral3":
+        inputs["image_sizes"] = torch.tensor([pixels.shape[2:]])
     if kind_of(name) == "llava_next":
         inputs["image_sizes"] = torch.tensor([[picture.height, picture.width]])
     return inputs
@@ -395,6 +412,8 @@ OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         {},
         "mrope_section must divide 8 pairs",
     ),
+    "several layers": ("mistral3", {"vision_feature_layer": [-2, -1]}, {}, "must be one layer, got"),
+    "heads of another size": ("mistral3", {"vision_config": {"head_dim": 24}}, {}, "heads of 24 numbers"),
     "no square": ("gemma3", {}, {"size": {"height": 112, "width": 56}}, r"size \(112, 56\) differs"),
 }
 
@@ -409,6 +428,17 @@ def test_configs_of_other_families_that_cannot_be_honoured_are_refused(
         known = known | {"image_grid_pinpoints": changes["image_grid_pinpoints"]}
     with pytest.raises(ModelError, match=message):
         VisionDescription.from_config(CONFIGS[name] | changes | {"vision_config": block}, known | prepared)
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "mistral3"])
+def test_images_of_any_shape_have_at_most_2048_tokens(name: str) -> None:
+    size = {"max_pixels": 10**8} if name == "qwen2_vl" else {"size": {"longest_edge": 8000}}
+    vision = VisionDescription.from_config(CONFIGS[name], PREPROCESSORS[name] | size)
+    assert vision is not None
+    for width, height in ((4000, 4000), (8000, 900), (300, 7000)):
+        grid = cut_of(width, height, vision, "auto").grid
+        assert 1900 < grid.rows * grid.columns <= 2048 == vision.tile_tokens
+        assert abs(grid.columns / grid.rows / (width / height) - 1) < 0.1
 
 
 def test_text_goes_on_after_the_largest_place_of_an_image() -> None:
@@ -448,7 +478,7 @@ def test_tiles_of_another_shape_are_refused(served: Any) -> None:
 def test_text_configs_are_read_by_their_own_family(name: str) -> None:
     spec = read_spec(CONFIGS[name])
     assert (spec.architecture, spec.tied) == (CONFIGS[name]["architectures"][0], CONFIGS[name]["tie_word_embeddings"])
-    if kind_of(name) in ("gemma3", *ANY_SHAPE):  # whose decoder is the same in all
+    if kind_of(name) in ("gemma3", "mistral3", *QWEN):  # whose decoder is the same in all
         return
     with pytest.raises(ModelError, match="model_type 'rwkv' is not supported; known: llama"):
         read_spec(CONFIGS[name] | {"text_config": {"model_type": "rwkv"}})

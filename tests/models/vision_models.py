@@ -117,6 +117,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         | {"model_type": "qwen2_5_vl_vision", "hidden_size": 48, "out_hidden_size": 64, "intermediate_size": 90}
         | {"window_size": 112, "fullatt_block_indexes": [1]}
     },
+    "mistral3": {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "model_type": "mistral3",
+        "text_config": _TEXT | {"model_type": "mistral", "sliding_window": None, "head_dim": 16},
+        "vision_config": _TOWER | {"model_type": "pixtral", "hidden_act": "silu", "head_dim": 16},
+        "image_token_index": 129,
+        "spatial_merge_size": 2,
+        "tie_word_embeddings": False,
+    },
     "internvl": _INTERNVL,
     "internvl-rms": _INTERNVL
     | {"vision_config": _INTERNVL["vision_config"] | {"norm_type": "rms_norm", "use_qk_norm": True}}
@@ -137,6 +146,7 @@ PREPROCESSORS: dict[str, dict[str, Any]] = {
     | {"image_grid_pinpoints": [*_PINPOINTS, [56, 224]], "image_mean": [0.5, 0.5, 0.5]},
     "qwen2_vl": {"min_pixels": 56 * 56, "max_pixels": 300 * 300},
     "qwen2_5_vl": {"size": {"shortest_edge": 112 * 112, "longest_edge": 500 * 500}},
+    "mistral3": {"size": {"longest_edge": 300}, "patch_size": 28},
     "internvl": {"size": {"height": 56, "width": 56}, "image_mean": [0.485, 0.456, 0.406]},
     "internvl-rms": {"size": {"height": 56, "width": 56}, "min_patches": 2, "max_patches": 6},
     "gemma3": {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 112, "width": 112}},

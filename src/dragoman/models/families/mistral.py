@@ -15,6 +15,7 @@ from dragoman.models.latent import divide_keys_and_values
 from dragoman.models.positions import QueryScale
 from dragoman.models.rope_config import read_rope_block
 from dragoman.models.spec import DecoderSpec
+from dragoman.models.vision.parameters import pixtral_names
 
 # Of Ministral 3, where a config has no rotation at all.
 _YARN = {
@@ -68,7 +69,7 @@ def _read_ministral3(config: Config) -> DecoderSpec:
 
 
 def _read_with_images(config: Config) -> DecoderSpec:
-    """Return the text decoder of the models with images: only prompts without them are served."""
+    """Return the text decoder of the models with images."""
     text = config.within("text_config")
     readers = {"mistral": _read_mistral, "ministral3": _read_ministral3, "mistral4": read_mistral4}
     kind = config.block("text_config").get("model_type", "mistral")
@@ -83,6 +84,14 @@ def _window(config: Config) -> int:
     """Return the window; 0 for ``null``, and that of the first Mistral for an absent field."""
     return 0 if config.values.get("sliding_window", 4096) is None else config.size("sliding_window", 4096)
 
+
+_PROJECTOR = "model.multi_modal_projector."
+_PIXTRAL_NAMES = pixtral_names("model.vision_tower.") | {
+    "vision_last_norm": (f"{_PROJECTOR}norm",),
+    "vision_project_merge": (f"{_PROJECTOR}patch_merger.merging_layer",),
+    "vision_project_in": (f"{_PROJECTOR}linear_1",),
+    "vision_project_out": (f"{_PROJECTOR}linear_2",),
+}
 
 FAMILIES: dict[str, Family] = {
     "MistralForCausalLM": Family(
@@ -113,7 +122,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "Mistral3ForConditionalGeneration": Family(
         _read_with_images,
-        LLAMA_NAMES | DEEPSEEK_NAMES | LATENT_NAMES,
+        LLAMA_NAMES | DEEPSEEK_NAMES | LATENT_NAMES | _PIXTRAL_NAMES,
         "mistral3",
         base="model.",
         ignored=IMAGE_PARTS,
@@ -122,6 +131,6 @@ FAMILIES: dict[str, Family] = {
         divide=divide_keys_and_values,
         title="Mistral Small 3 and 4 and Ministral 3 with images",
         examples=("mistralai/Mistral-Small-3.2-24B-Instruct-2506", "mistralai/Ministral-3-8B-Instruct-2512"),
-        note="Text only: the vision tower is not loaded.",
+        note="It [sees images](vision.md).",
     ),
 }

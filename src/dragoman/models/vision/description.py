@@ -95,5 +95,5 @@ class VisionDescription:
     @property
     def reduced_width(self) -> int:
         """Width of what the projection takes."""
-        shuffled = self.reduction.kind == "shuffle"
+        shuffled = self.reduction.kind in ("shuffle", "unfold")
         return self.taken_width * (self.reduction.factor**2 if shuffled else 1)

@@ -126,6 +126,8 @@ def kept_patches(grid: Grid, side: int) -> Box:
 def _tag_count(cut: Cut, vision: VisionDescription) -> int:
     tags, tiles = vision.tags, cut.parts
     found = _tokens_in(tags.before) + _tokens_in(tags.after) + (cut.whole is not None) * _tokens_in(tags.whole)
+    if cut.any_shape:
+        found += (cut.grid.rows - 1) * _tokens_in(tags.row_end)
     if tiles:
         found += tiles * _tokens_in(tags.tile) + (cut.grid.rows - 1) * _tokens_in(tags.row_end)
         found += _tokens_in(tags.row_end + tags.rows_end)
@@ -133,8 +135,8 @@ def _tag_count(cut: Cut, vision: VisionDescription) -> int:
 
 
 def _tokens_in(tag: str) -> int:
-    """Return how many tokens a tag has: one for each name in angle brackets, and for line breaks in a row."""
-    return len(re.findall(r"<|\n+", tag))
+    """Return how many tokens a tag has: one for each name in brackets, and for line breaks in a row."""
+    return len(re.findall(r"<|\[|\n+", tag))
 
 
 def _split(size: Size, tiling: Tiling) -> Cut:
@@ -149,6 +151,8 @@ def _split(size: Size, tiling: Tiling) -> Cut:
 def _any_shape(size: Size, tiling: Tiling) -> Cut:
     """Return a cut of one tile whose edges are the nearest multiples, within the limits of its pixels."""
     height, width = size
+    if tiling.longest:
+        return _within(size, tiling)
     if max(size) > _LONGEST_RATIO * min(size):
         raise ValueError(f"an image is at most {_LONGEST_RATIO} times as long as wide, got {width} x {height}")
     side = tiling.side
@@ -160,6 +164,18 @@ def _any_shape(size: Size, tiling: Tiling) -> Cut:
     elif pixels < tiling.least:
         factor = math.sqrt(tiling.least / (height * width))
         rows, columns = (math.ceil(edge * factor / side) for edge in size)
+    return Cut((Size(rows * side, columns * side),), Grid(rows, columns, size), any_shape=True)
+
+
+def _within(size: Size, tiling: Tiling) -> Cut:
+    """Return a cut of one tile that is no larger than the image, but for the rest of whole tokens."""
+    side, most = tiling.side, tiling.most // tiling.side**2
+    ratio = max(max(size) / tiling.longest, 1.0)
+    height, width = (max(1, math.floor(edge / ratio)) if ratio > 1 else edge for edge in size)
+    rows, columns = ((edge - 1) // side + 1 for edge in (height, width))
+    if rows * columns > most:
+        factor = math.sqrt(rows * columns / most)
+        rows, columns = (max(1, math.floor(count / factor)) for count in (rows, columns))
     return Cut((Size(rows * side, columns * side),), Grid(rows, columns, size), any_shape=True)
 
 

@@ -41,10 +41,10 @@ def vision_parameters(vision: VisionDescription) -> list[Parameter]:
         found += _linear("qkv", layer, (width,) * 3, width, layers.qkv_bias)
         if layers.joint_head_norm:
             found += [_vector(module, "weight", layer, width) for module in ("query_norm", "key_norm")]
-        found += _linear("attention_out", layer, (width,), width, True)
+        found += _linear("attention_out", layer, (width,), width, layers.bias)
         found += _norm("feed_forward_norm", layer, width, layers.norm)
-        found += _linear("feed_forward_in", layer, (layers.feed_forward,) * (1 + layers.gated), width, True)
-        found += _linear("feed_forward_out", layer, (width,), layers.feed_forward, True)
+        found += _linear("feed_forward_in", layer, (layers.feed_forward,) * (1 + layers.gated), width, layers.bias)
+        found += _linear("feed_forward_out", layer, (width,), layers.feed_forward, layers.bias)
         if layers.branch_scales:
             found += [_vector(f"{branch}_scale", "weight", layer, width) for branch in ("attention", "feed_forward")]
     if layers.last_norm:
@@ -52,6 +52,9 @@ def vision_parameters(vision: VisionDescription) -> list[Parameter]:
     reduced, inner = vision.reduced_width, projection.inner
     if projection.norm is not None:
         found += _norm("project_norm", None, reduced, projection.norm)
+    if projection.merged:
+        found.append(_matrix("project_merge", None, (vision.taken_width,), reduced))
+        reduced = vision.taken_width
     if inner:
         found += _linear("project_in", None, (inner,), reduced, projection.first_bias)
     if vision.tiling.kind == "fit":
@@ -96,6 +99,22 @@ def internvl_names(tower: str) -> dict[str, tuple[str, ...]]:
         "feed_forward_out": (f"{layer}mlp.fc2",),
         "feed_forward_scale": (f"{layer}lambda_2",),
         "last_norm": (f"{tower}layernorm",),
+    }
+    return {f"{PREFIX}{module}": found for module, found in names.items()}
+
+
+def pixtral_names(tower: str) -> dict[str, tuple[str, ...]]:
+    """Return the stored names of the modules of Pixtral's tower under the prefix ``tower``."""
+    layer = f"{tower}transformer.layers.{{layer}}."
+    names = {
+        "patch": (f"{tower}patch_conv",),
+        "first_norm": (f"{tower}ln_pre",),
+        "attention_norm": (f"{layer}attention_norm",),
+        "qkv": tuple(f"{layer}attention.{part}_proj" for part in "qkv"),
+        "attention_out": (f"{layer}attention.o_proj",),
+        "feed_forward_norm": (f"{layer}ffn_norm",),
+        "feed_forward_in": (f"{layer}feed_forward.gate_proj", f"{layer}feed_forward.up_proj"),
+        "feed_forward_out": (f"{layer}feed_forward.down_proj",),
     }
     return {f"{PREFIX}{module}": found for module, found in names.items()}
 

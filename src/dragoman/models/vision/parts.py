@@ -31,12 +31,15 @@ class Layers:
         taken: numbers of layers after which the stream is taken, ascending; the taken ones are joined side by side.
             Layers after the last of them are not loaded.
         feed_forward: width between the two products of the feed-forward network.
-        norm, norm_eps: of all norms; ``layer`` has biases. qkv_bias: of queries, keys and values.
-        first_norm: a norm before the first layer (CLIP). last_norm: a norm after the last (SigLIP).
+        norm, norm_eps: of all norms; ``layer`` has biases. qkv_bias, bias: of queries, keys and values, and of all
+            other products.
+        first_norm: a norm before the first layer (CLIP). last_norm: a norm after the last (SigLIP). last_eps: of that,
+            where it differs.
         branch_scales: what a branch adds to the stream has learned factors (InternVL).
         joint_head_norm: RMS norms of all queries, and of all keys, as one vector (InternVL 6B).
         gated: the feed-forward network is ``down(act(gate(x)) · up(x))`` (Qwen2.5-VL).
         rotary_theta: base of a rotation by a patch's row and column, half of the pairs each; 0: there is none.
+            rotary_shared: columns have the rates of rows; else those between them (Pixtral).
         window: squares of so many by so many pixels see themselves alone; 0: there are none. full_layers: layers
             without such windows.
     """
@@ -49,12 +52,15 @@ class Layers:
     norm: Norm = "layer"
     norm_eps: float
     qkv_bias: bool = True
+    bias: bool = True
     first_norm: bool = False
     last_norm: bool = False
+    last_eps: float | None = None
     branch_scales: bool = False
     joint_head_norm: bool = False
     gated: bool = False
     rotary_theta: float = 0.0
+    rotary_shared: bool = True
     window: int = 0
     full_layers: tuple[int, ...] = ()
 
@@ -75,10 +81,10 @@ class Reduction:
 
     Attributes:
         kind: ``none``; ``shuffle``: squares of ``factor`` by ``factor`` patches side by side in one wide row (pixel
-            shuffle); ``average``: their mean.
+            shuffle); ``unfold``: the same, channel by channel (Mistral 3); ``average``: their mean.
     """
 
-    kind: Literal["none", "shuffle", "average"] = "none"
+    kind: Literal["none", "shuffle", "unfold", "average"] = "none"
     factor: int = 1
 
 
@@ -88,7 +94,8 @@ class Projection:
 
     Attributes:
         out: width of the decoder's embeddings. inner: between the two products; 0: there is one product.
-        norm: before the first product; None: there is none.
+        norm: before the first product; None: there is none. merged: there is one product before the others, which
+            makes one patch's width of a token's patches (Mistral 3).
         first_bias, last_bias: of the products. factor: of the embeddings, where text's have one too (Granite).
     """
 
@@ -97,6 +104,7 @@ class Projection:
     activation: Activation = "gelu"
     norm: Norm | None = None
     norm_eps: float = 1e-6
+    merged: bool = False
     first_bias: bool = False
     last_bias: bool = False
     factor: float = 1.0
@@ -130,8 +138,8 @@ class Tiling:
             ends with a learned one (LLaVA-NeXT).
             ``closest``: resized to the grid of ``least`` to ``most`` tiles whose shape is closest, and cut; of several
             tiles the whole image is one more, the last (InternVL).
-            ``any``: one tile of any shape, of ``least`` to ``most`` pixels, its edges multiples of ``side``
-            (Qwen2-VL).
+            ``any``: one tile of any shape, of ``least`` to ``most`` pixels, its edges multiples of ``side``: the
+            nearest (Qwen2-VL), or with ``longest`` the next of an image that is made no larger (Pixtral).
         side: pixels of a tile's edge.
         longest: pixels of the longer edge.
         canvases: rows and columns of tiles.
@@ -154,7 +162,8 @@ class Tags:
         placeholder: what chat templates write for an image; it is replaced.
         image: the token that stands once for each embedding of the image. image_id: its id.
         before, after: of the whole image. tile: before each tile of several, with ``{row}`` and ``{column}`` from 1.
-        row_end: after each row of tiles. rows_end: after the last of them. whole: before the tile with the whole image.
+        row_end: after each row of tiles, or, but for the last, of the embeddings of a tile of any shape.
+        rows_end: after the last row. whole: before the tile with the whole image.
     """
 
     placeholder: str

@@ -36,6 +36,9 @@ def replacement(vision: VisionDescription, prepared: PreparedImage) -> str:
 def _runs(vision: VisionDescription, prepared: PreparedImage) -> list[tuple[str, int]]:
     """Return text, and how many image tokens follow it, one after the other."""
     tags, grid = vision.tags, prepared.grid
+    if vision.tiling.kind == "any" and tags.row_end:
+        rows = [(tags.row_end, grid.columns)] * (grid.rows - 1)
+        return _joined([(tags.before, grid.columns), *rows, (tags.after, 0)])
     if not tags.tile:
         return _joined([(tags.before, prepared.embeddings), (tags.after, 0)])
     found = [(tags.before, 0)]

@@ -360,6 +360,74 @@ def _read_qwen(config: Config, preprocessor: Config) -> Fields:
     }
 
 
+def _read_mistral3(config: Config, preprocessor: Config) -> Fields | None:
+    if config.block("vision_config").get("model_type", "pixtral") != "pixtral":
+        return None
+    defaults = {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "patch_size": 14,
+        "layer_norm_eps": 1e-5,
+    }
+    tower = tower_of(config).over(defaults)
+    patch, factor = tower.size("patch_size"), config.size("spatial_merge_size", 2)
+    side = patch * factor
+    if not 0 < side <= 256:
+        raise ModelError(f"{tower.where}: patches of {patch} pixels, {factor} by {factor}, are too large")
+    text = config.within("text_config")
+    out, bias = text.size("hidden_size", 5120), config.flag("multimodal_projector_bias", False)
+    layers = layers_of(
+        tower,
+        defaults,
+        norm="rms",
+        qkv_bias=False,
+        bias=False,
+        gated=True,
+        rotary_theta=_axial_theta(tower),
+        rotary_shared=False,
+        first_norm=True,
+        last_norm=True,
+        last_eps=text.number("rms_norm_eps", 1e-5),
+    )
+    if layers.head_dim % 4 or tower.size("head_dim", layers.head_dim) != layers.head_dim:
+        raise ModelError(f"{tower.where}: heads of {tower.value('head_dim')} numbers are not supported")
+    taken = _taken(config.over({"vision_feature_layer": -1}), layers.count)
+    if len(taken) > 1:
+        raise ModelError(f"config.json: vision_feature_layer must be one layer, got {list(taken)}")
+    longest = edge_of(preprocessor, "size", "longest_edge", 1540)
+    return {
+        "layers": replace(layers, taken=taken),
+        "patch": patch,
+        "patch_bias": False,
+        "positions": "none",
+        "reduction": Reduction(kind="unfold", factor=factor),
+        "projection": Projection(
+            out=out,
+            inner=out,
+            activation=config.choice("projector_hidden_act", "gelu", ACTIVATIONS),
+            merged=True,
+            first_bias=bias,
+            last_bias=bias,
+        ),
+        "pixels": pixels_of(preprocessor, CLIP_MEAN, CLIP_DEVIATION, 3),
+        "tiling": Tiling(kind="any", side=side, longest=longest, most=_MOST_TOKENS * side**2),
+        "tags": Tags(
+            placeholder="[IMG]",
+            image="[IMG]",
+            image_id=image_id_of(config, "image_token_index", "image_token_id", default=10),
+            row_end="[IMG_BREAK]",
+            after="[IMG_END]",
+        ),
+    }
+
+
+def _axial_theta(tower: Config) -> float:
+    block = Config(tower.block("rope_parameters"), where=f"{tower.where}: rope_parameters")
+    return block.number("rope_theta", tower.number("rope_theta", 10_000.0))
+
+
 def _without_channels(config: Config) -> dict[str, Any]:
     """Return the tower's block with the usual name for the number of channels."""
     block = dict(config.block("vision_config"))
@@ -388,12 +456,13 @@ def _sections(text: Config) -> tuple[int, ...]:
     return tuple(sections)
 
 
-READERS: dict[str, Callable[[Config, Config], Fields]] = {
+READERS: dict[str, Callable[[Config, Config], Fields | None]] = {
     "gemma3": _read_gemma3,
     "idefics3": _read_idefics3,
     "internvl": _read_internvl,
     "llava": _read_llava,
     "llava_next": _read_llava_next,
+    "mistral3": _read_mistral3,
     "qwen2_5_vl": _read_qwen,
     "qwen2_vl": _read_qwen,
     "smolvlm": _read_idefics3,

@@ -8,7 +8,7 @@ between them. Its keys and values are in memory of its own, one layer's after th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,8 +138,10 @@ class VisionTower:
         """Return the rows that the projection takes, ``[tokens, reduced_width]``."""
         vision, reduction = self.vision, self.vision.reduction
         if arranged.order is not None:  # the patches of a token follow one another
-            found: Floats = rows.reshape(-1, vision.reduced_width)[arranged.tokens]
-            return found
+            found: Floats = rows.reshape(-1, reduction.factor**2, vision.taken_width)[arranged.tokens]
+            if reduction.kind == "unfold":
+                found = found.swapaxes(1, 2)
+            return found.reshape(-1, vision.reduced_width)
         side, factor = vision.patches_per_side, reduction.factor
         rows = rows.reshape(tiles, vision.tile_rows, -1)[:, int(vision.class_token) :]
         if reduction.kind == "none":
@@ -256,7 +258,7 @@ def _record_layers(
             taken = _joined(p, taken, x)
         ends.append(p.operation_count)
     if layers.last_norm:
-        record.norm(x, x, "last_norm")
+        replace(record, eps=layers.last_eps or layers.norm_eps).norm(x, x, "last_norm")
     taken = _joined(p, taken, x)
     result = p.buffer(vision.taken_width)
     p.select_rows(result, taken)
@@ -268,8 +270,10 @@ def _rotation(vision: VisionDescription, rows: int) -> tuple[Floats, Floats, NDA
     """Return cosines and sines ``[rows, pairs]``, and of each pair the place that it is rotated by: the first half by
     rows, the other by columns."""
     pairs = vision.layers.head_dim // 2
-    rates = vision.layers.rotary_theta ** -(np.arange(pairs // 2) * 2 / pairs)
-    angles = np.arange(rows)[:, None] * np.tile(rates, 2).astype(np.float32)
+    exponents = np.arange(pairs // 2) * 2 / pairs
+    between = 0.0 if vision.layers.rotary_shared else 1 / pairs
+    rates = vision.layers.rotary_theta ** -np.concatenate([exponents, exponents + between])
+    angles = np.arange(rows)[:, None] * rates.astype(np.float32)
     axes = np.repeat(np.array([1, 2], np.int32), pairs // 2)
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32), axes
 
@@ -314,6 +318,10 @@ def _record_projection(vision: VisionDescription, weights: _TowerWeights, rows: 
     p.embed(x, _no_rows(vision.reduced_width))
     if projection.norm is not None:
         record.norm(x, x, "project_norm")
+    if projection.merged:
+        merged = p.buffer(vision.taken_width)
+        record.linear(merged, x, "project_merge")
+        x = merged
     if projection.inner:
         inner = p.buffer(projection.inner)
         record.linear(inner, x, "project_in")
