@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +280,48 @@ def test_logits_equal_those_of_transformers(name: str, served: Any) -> None:
     np.testing.assert_allclose(logits, expected[-len(logits) :], atol=1e-4 * np.abs(expected).max())
 
 
+GREEDY = 64
+
+
+@pytest.mark.parametrize("name", ["smolvlm", "gemma3", "llava_next", "qwen2_5_vl"])
+def test_greedy_tokens_equal_those_of_transformers(name: str, served: Any) -> None:
+    theirs, ours = served(name)
+    vision, picture = ours.tower.vision, image(120, 90)
+    found = preprocess(picture, vision)
+    ids, rows = with_image(ours, found)
+    inputs = their_inputs(name, picture) | {"input_ids": torch.tensor(ids)[None].long()}
+    is_image = (inputs["input_ids"] == vision.tags.image_id).long()
+    if vision.both_ways != "none":
+        inputs["token_type_ids"] = is_image
+    if vision.rotary_sections:
+        inputs["mm_token_type_ids"] = is_image
+    limits = {"max_new_tokens": GREEDY, "min_new_tokens": GREEDY, "do_sample": False, "pad_token_id": 0}
+    expected = theirs.generate(**inputs, **limits)[0, len(ids) :].tolist()
+    # min_new_tokens forbids the end, which these models have no reason to choose.
+    ends = theirs.generation_config.eos_token_id or 0
+    made = [_likeliest(logits_of(ours, ids, rows, found)[-1], ends)]
+    shift = position_shift([(int(rows[0]), found.grid)]) if vision.rotary_sections else 0
+    blocks = -(-(len(ids) + GREEDY) // ours.block_size)
+    while len(made) < GREEDY:
+        place = len(ids) + len(made) - 1
+        batch = Batch(
+            token_ids=np.array(made[-1:], np.int32),
+            positions=np.array([place], np.int32),
+            row_starts=np.array([0, 1], np.int32),
+            block_tables=tables_of_one(ours.pools, blocks),
+            logit_rows=np.zeros(1, np.int32),
+            rotary_positions=np.full((3, 1), place + shift, np.int32) if vision.rotary_sections else None,
+        )
+        made.append(_likeliest(ours.run(batch)[0], ends))
+    assert made == expected
+
+
+def _likeliest(logits: NDArray[np.float32], ends: int | list[int]) -> int:
+    logits = np.array(logits)
+    logits[ends] = -np.inf
+    return int(logits.argmax())
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_text_is_served_as_before_between_the_parts_of_an_image(name: str, served: Any) -> None:
     theirs, ours = served(name)
@@ -322,6 +365,18 @@ def test_a_packed_tower_is_close_to_the_whole_one(precision: Any, tmp_path: Path
     exact, close = (tower.encode(found.pixels, found.grid) for tower in towers)
     assert np.abs(exact - close).max() < 0.02 * np.abs(exact).max()
     assert np.abs(exact - close).max() > 0
+
+
+def test_plans_count_the_tower(tmp_path: Path) -> None:
+    vision_models.save(tmp_path, "smolvlm")
+    described = models.describe(tmp_path)
+    seeing = models.plan(described, SETTINGS)
+    blind = models.plan(replace(described, spec=replace(described.spec, vision=None)), SETTINGS)
+    assert blind.vision_bytes == 0
+    padding = seeing.weight_bytes - blind.weight_bytes - seeing.vision_bytes
+    assert 0 <= padding < 1000  # each matrix begins with a cache line
+    assert seeing.activation_bytes > blind.activation_bytes
+    assert seeing.bytes_per_decoded_token == blind.bytes_per_decoded_token
 
 
 def test_files_without_a_tower_are_text_alone(tmp_path: Path) -> None:

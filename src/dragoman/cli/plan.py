@@ -128,6 +128,7 @@ def print_plans(
     rows = {
         "weights": [console.size(found.resident_bytes) for found in plans],
         **mapped,
+        **({"  of the vision tower": [console.size(found.vision_bytes) for found in plans]} if spec.vision else {}),
         "keys and values": [console.size(found.kv_bytes) for found in plans],
         "  of one token": [console.size(found.kv_bytes_per_token) for found in plans],
         "  of the largest context": [console.size(found.sequence_kv_bytes) for found in plans],
@@ -141,6 +142,7 @@ def print_plans(
         "fits": ["no" if found.refusal else "yes" for found in plans],
         "largest context": [f"{found.context_tokens:,} tokens" for found in plans],
         "  how many at once": [f"{found.concurrency:.3g}" for found in plans],
+        **({"tokens of an image, at most": [f"{spec.vision.most_tokens:,}"] * len(plans)} if spec.vision else {}),
         "one stream, at most": [f"{console.rate(found.tokens_per_second(bandwidth))} tokens/s" for found in plans],
     }
     for name, cells in rows.items():
