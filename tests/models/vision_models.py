@@ -6,6 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from dragoman.models.vision.description import VisionDescription
+
 _TEXT = {
     "model_type": "llama",
     "hidden_size": 64,
@@ -157,6 +161,26 @@ PREPROCESSORS: dict[str, dict[str, Any]] = {
         "do_image_splitting": True,
     },
 }
+
+
+def description(name: str) -> VisionDescription:
+    found = VisionDescription.from_config(CONFIGS[name], PREPROCESSORS[name])
+    assert found is not None
+    return found
+
+
+def image(width: int, height: int, seed: int = 0) -> Any:
+    """Noise over a slope: resampling it wrongly shows."""
+    from PIL import Image
+
+    levels = np.random.default_rng(seed).integers(0, 256, (height, width, 3)) // 2
+    levels += (np.arange(width) * 127 // width)[:, None]
+    return Image.fromarray(levels.astype(np.uint8))
+
+
+def kind_of(name: str) -> str:
+    """transformers' module of a model."""
+    return str(CONFIGS[name]["model_type"])
 
 
 def save(folder: Path, name: str) -> Any:

@@ -1,0 +1,147 @@
+"""What configs of models with images may say: what cannot be honoured is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from vision_models import CONFIGS, PREPROCESSORS, description, image, kind_of
+
+from dragoman.core.errors import ModelError
+from dragoman.models.families import read_spec
+from dragoman.models.vision.description import VisionDescription
+from dragoman.models.vision.geometry import Grid, cut_of, image_token_count
+from dragoman.models.vision.preprocess import preprocess
+from dragoman.models.vision.rotary import position_shift, rotary_positions
+
+Image = pytest.importorskip("PIL.Image")
+QWEN = ("qwen2_vl", "qwen2_5_vl")
+
+
+HOSTILE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "tower that is no object": ({"vision_config": "siglip"}, {}, "vision_config must be an object"),
+    "four channels": ({"vision_config": {"num_channels": 4}}, {}, "num_channels must be 3, got 4"),
+    "heads that do not divide": ({"vision_config": {"num_attention_heads": 7}}, {}, "not a multiple of num_attention"),
+    "patches that do not divide": ({"vision_config": {"patch_size": 15}}, {}, "multiple of patch_size 15"),
+    "tile of a gigapixel": ({"vision_config": {"image_size": 14 << 20}}, {}, "up to 4096, got"),
+    "layers without end": ({"vision_config": {"num_hidden_layers": 500}}, {}, "num_hidden_layers must be at most 256"),
+    "unknown activation": ({"vision_config": {"hidden_act": "mish"}}, {}, "hidden_act 'mish' is not supported"),
+    "squares that do not divide": ({"scale_factor": 3}, {}, "cannot be joined 3 by 3"),
+    "image token that is a word": ({"image_token_id": "<image>"}, {}, "image_token_id must be a token id"),
+    "tiles of another size": ({}, {"max_image_size": {"longest_edge": 64}}, "max_image_size 64 differs"),
+    "tiles without end": ({}, {"size": {"longest_edge": 4000}}, "more than 256 tiles"),
+    "size without sense": ({}, {"size": 448}, "size must be an object"),
+    "no resizing": ({}, {"do_resize": False}, "do_resize = false is not supported"),
+    "unknown resampling": ({}, {"resample": 9}, "resample 9 is not supported"),
+    "resampling that is a flag": ({}, {"resample": True}, "resample True is not supported"),
+    "two channels": ({}, {"image_mean": [0.5, 0.5]}, "image_mean must be three numbers"),
+    "deviation of nothing": ({}, {"image_std": [0.0, 0.5, 0.5]}, "image_std must be three numbers"),
+    "levels that are no number": ({}, {"rescale_factor": "1/255"}, "rescale_factor must be a positive number"),
+}
+
+
+@pytest.mark.parametrize(("changes", "prepared", "message"), HOSTILE.values(), ids=HOSTILE)
+def test_configs_that_cannot_be_honoured_are_refused(
+    changes: dict[str, Any], prepared: dict[str, Any], message: str
+) -> None:
+    config = CONFIGS["smolvlm"] | {key: value for key, value in changes.items() if key != "vision_config"}
+    if isinstance(block := changes.get("vision_config", {}), dict):
+        config = config | {"vision_config": config["vision_config"] | block}
+    else:
+        config = config | {"vision_config": block}
+    with pytest.raises(ModelError, match=message):
+        VisionDescription.from_config(config, PREPROCESSORS["smolvlm"] | prepared)
+
+
+OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
+    "layer beyond the last": ("llava", {"vision_feature_layer": 9}, {}, "must be ascending layers of 3, got 9"),
+    "layers the wrong way": ("granite-vision", {"vision_feature_layer": [-1, -2]}, {}, "must be ascending layers"),
+    "layer that is a word": ("llava", {"vision_feature_layer": "last"}, {}, "must be a layer or a list of them"),
+    "class token kept": ("llava", {"vision_feature_select_strategy": "full"}, {}, "'full' is not supported"),
+    "another tower": ("llava", {"vision_config": {"model_type": "dinov2"}}, {}, "model_type 'dinov2' is not supported"),
+    "padding": ("llava", {}, {"do_pad": True}, "do_pad = true is not supported"),
+    "crop of another size": ("llava", {}, {"crop_size": {"height": 64, "width": 64}}, "crop_size 64 differs"),
+    "canvases that are no tiles": ("llava_next", {"image_grid_pinpoints": [[50, 56]]}, {}, "56-pixel tiles, got"),
+    "no canvases": ("llava_next", {"image_grid_pinpoints": []}, {"image_grid_pinpoints": []}, "must list sizes"),
+    "canvases without end": ("llava_next", {"image_grid_pinpoints": [[5600, 5600]]}, {}, "more than 256 tiles"),
+    "other canvases": ("llava_next", {}, {"image_grid_pinpoints": [[56, 56]]}, "differ from those of config.json"),
+    "third of a patch": ("internvl", {"downsample_ratio": 0.3}, {}, "cannot be joined by downsample_ratio 0.3"),
+    "tiles backwards": ("internvl", {}, {"min_patches": 5, "max_patches": 2}, "max_patches must be 5 to 255, got 2"),
+    "no positions": ("internvl", {"vision_config": {"use_absolute_position_embeddings": False}}, {}, "not supported"),
+    "tokens that are no square": ("gemma3", {"mm_tokens_per_image": 15}, {}, "cannot be averaged to 15 tokens"),
+    "crops besides": ("gemma3", {}, {"do_pan_and_scan": True}, "do_pan_and_scan = true is not supported"),
+    "pixels that cannot be": ("qwen2_vl", {}, {"min_pixels": 10**8}, "images of 100,000,000 to"),
+    "other patches": ("qwen2_vl", {}, {"patch_size": 16}, "patch_size differs from the tower's 14"),
+    "windows of half a token": ("qwen2_5_vl", {"vision_config": {"window_size": 100}}, {}, "not a multiple of 28"),
+    "full layer beyond": ("qwen2_5_vl", {"vision_config": {"fullatt_block_indexes": [3]}}, {}, "some of 3 layers"),
+    "another decoder": ("qwen2_5_vl", {"vision_config": {"out_hidden_size": 65}}, {}, "out_hidden_size differs"),
+    "sections that do not add up": (
+        "qwen2_vl",
+        {"text_config": CONFIGS["qwen2_vl"]["text_config"] | {"rope_scaling": {"mrope_section": [1, 2, 3]}}},
+        {},
+        "mrope_section must divide 8 pairs",
+    ),
+    "several layers": ("mistral3", {"vision_feature_layer": [-2, -1]}, {}, "must be one layer, got"),
+    "heads of another size": ("mistral3", {"vision_config": {"head_dim": 24}}, {}, "heads of 24 numbers"),
+    "no square": ("gemma3", {}, {"size": {"height": 112, "width": 56}}, r"size \(112, 56\) differs"),
+}
+
+
+@pytest.mark.parametrize(("name", "changes", "prepared", "message"), OTHERS.values(), ids=OTHERS)
+def test_configs_of_other_families_that_cannot_be_honoured_are_refused(
+    name: str, changes: dict[str, Any], prepared: dict[str, Any], message: str
+) -> None:
+    block = CONFIGS[name]["vision_config"] | changes.get("vision_config", {})
+    known = PREPROCESSORS[name]
+    if "image_grid_pinpoints" in changes and "image_grid_pinpoints" not in prepared:
+        known = known | {"image_grid_pinpoints": changes["image_grid_pinpoints"]}
+    with pytest.raises(ModelError, match=message):
+        VisionDescription.from_config(CONFIGS[name] | changes | {"vision_config": block}, known | prepared)
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "mistral3"])
+def test_images_of_any_shape_have_at_most_2048_tokens(name: str) -> None:
+    size = {"max_pixels": 10**8} if name == "qwen2_vl" else {"size": {"longest_edge": 8000}}
+    vision = VisionDescription.from_config(CONFIGS[name], PREPROCESSORS[name] | size)
+    assert vision is not None
+    for width, height in ((4000, 4000), (8000, 900), (300, 7000)):
+        grid = cut_of(width, height, vision, "auto").grid
+        assert 1900 < grid.rows * grid.columns <= 2048 == vision.tile_tokens
+        assert abs(grid.columns / grid.rows / (width / height) - 1) < 0.1
+
+
+def test_text_goes_on_after_the_largest_place_of_an_image() -> None:
+    size = preprocess(image(5, 5), description("llava")).grid.size
+    images = [(2, Grid(2, 3, size)), (9, Grid(4, 1, size))]
+    found = rotary_positions(images, 15)
+    expected = [
+        [0, 1, 2, 2, 2, 2, 2, 2, 5, 6, 6, 6, 6, 10, 11],
+        [0, 1, 2, 2, 2, 3, 3, 3, 5, 6, 7, 8, 9, 10, 11],
+        [0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 6, 6, 6, 10, 11],
+    ]
+    assert found.tolist() == expected
+    assert position_shift(images) == found[0, -1] - 14
+    assert rotary_positions([], 3).tolist() == [[0, 1, 2]] * 3
+
+
+def test_a_config_without_images_has_no_description() -> None:
+    assert VisionDescription.from_config({"model_type": "llama"}) is None
+    assert VisionDescription.from_config({"model_type": "smolvlm", "text_config": {}}) is None
+
+
+def test_images_that_are_none_are_refused() -> None:
+    vision = description("smolvlm")
+    with pytest.raises(ValueError, match="RGB"):
+        preprocess(Image.new("L", (5, 5)), vision)
+    with pytest.raises(ValueError, match="at least one pixel"):
+        image_token_count(0, 5, vision)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_text_configs_are_read_by_their_own_family(name: str) -> None:
+    spec = read_spec(CONFIGS[name])
+    assert (spec.architecture, spec.tied) == (CONFIGS[name]["architectures"][0], CONFIGS[name]["tie_word_embeddings"])
+    if kind_of(name) in ("gemma3", "mistral3", *QWEN):  # whose decoder is the same in all
+        return
+    with pytest.raises(ModelError, match="model_type 'rwkv' is not supported; known: llama"):
+        read_spec(CONFIGS[name] | {"text_config": {"model_type": "rwkv"}})
