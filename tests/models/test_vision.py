@@ -21,9 +21,9 @@ from dragoman.models.batch import Batch, tables_of_one
 from dragoman.models.model import Model
 from dragoman.models.vision.description import VisionDescription
 from dragoman.models.vision.geometry import Grid, image_token_count
+from dragoman.models.vision.places import position_shift, rotary_positions, seen_ends
 from dragoman.models.vision.preprocess import PreparedImage, normalise, preprocess
 from dragoman.models.vision.prompt import expand, replacement
-from dragoman.models.vision.rotary import position_shift, rotary_positions
 from dragoman.models.vision.tower import VisionTower
 
 torch = pytest.importorskip("torch")
@@ -219,17 +219,9 @@ def with_image(ours: Model, found: PreparedImage) -> tuple[NDArray[np.int32], ND
     return ids, np.flatnonzero(ids == token)
 
 
-def seen_ends(vision: VisionDescription, rows: NDArray[np.intp], count: int) -> NDArray[np.int32] | None:
-    """The end of what each row sees, where an image's tokens see each other both ways."""
-    if vision.both_ways == "none":
-        return None
-    ends = np.arange(1, count + 1, dtype=np.int32)
-    ends[rows] = rows[-1] + 1
-    return ends
-
-
 def logits_of(ours: Model, ids: NDArray[np.int32], rows: NDArray[np.intp], found: PreparedImage) -> NDArray[np.float32]:
     count, sections = len(ids), ours.tower.vision.rotary_sections
+    both_ways = ours.tower.vision.both_ways == "image"
     batch = Batch(
         token_ids=ids,
         positions=np.arange(count, dtype=np.int32),
@@ -238,7 +230,7 @@ def logits_of(ours: Model, ids: NDArray[np.int32], rows: NDArray[np.intp], found
         logit_rows=np.arange(max(0, count - ours.max_logit_rows), count, dtype=np.int32),
         embedding_rows=rows.astype(np.int32),
         embedding_values=ours.tower.encode(found.pixels, found.grid),
-        seen_ends=seen_ends(ours.tower.vision, rows, count),
+        seen_ends=seen_ends([(int(rows[0]), int(rows[-1]) + 1)], 0, count) if both_ways else None,
         rotary_positions=rotary_positions([(int(rows[0]), found.grid)], count) if sections else None,
     )
     return np.array(ours.run(batch))

@@ -11,8 +11,8 @@ from dragoman.core.errors import ModelError
 from dragoman.models.families import read_spec
 from dragoman.models.vision.description import VisionDescription
 from dragoman.models.vision.geometry import Grid, cut_of, image_token_count
+from dragoman.models.vision.places import position_shift, rotary_positions, seen_ends
 from dragoman.models.vision.preprocess import preprocess
-from dragoman.models.vision.rotary import position_shift, rotary_positions
 
 Image = pytest.importorskip("PIL.Image")
 QWEN = ("qwen2_vl", "qwen2_5_vl")
@@ -122,6 +122,15 @@ def test_text_goes_on_after_the_largest_place_of_an_image() -> None:
     assert found.tolist() == expected
     assert position_shift(images) == found[0, -1] - 14
     assert rotary_positions([], 3).tolist() == [[0, 1, 2]] * 3
+
+
+def test_an_image_sees_itself_and_what_is_before_it() -> None:
+    images = [(2, 5), (8, 10)]
+    assert seen_ends(images, 0, 11).tolist() == [1, 2, 5, 5, 5, 6, 7, 8, 10, 10, 11]
+    assert seen_ends(images, 5, 3).tolist() == [6, 7, 8]
+    for first, count in ((0, 4), (3, 6), (9, 2)):
+        with pytest.raises(ValueError, match="of an image are not all in"):
+            seen_ends(images, first, count)
 
 
 def test_a_config_without_images_has_no_description() -> None:

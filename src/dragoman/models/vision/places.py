@@ -1,4 +1,4 @@
-"""Positions of a prompt's tokens in time, rows and columns, by which a decoder rotates them (M-RoPE)."""
+"""What a decoder has to be told of an image's tokens: by which positions they are rotated, and what they see."""
 
 from __future__ import annotations
 
@@ -39,3 +39,20 @@ def rotary_positions(images: Sequence[tuple[int, Grid]], count: int) -> NDArray[
 def position_shift(images: Sequence[tuple[int, Grid]]) -> int:
     """Return by how much the positions of text after the images differ from its places: they are never greater."""
     return sum(max(grid.rows, grid.columns) - grid.rows * grid.columns for _, grid in images)
+
+
+def seen_ends(images: Sequence[tuple[int, int]], first: int, count: int) -> NDArray[np.int32]:
+    """Return the position before which each of ``count`` tokens from ``first`` on sees all, ``[count]``, where an
+    image's tokens see each other both ways (Gemma 3): a step has all tokens of an image, or none.
+
+    ``images``: the places of each image's first token and of the one after its last. Raises ValueError for an image
+    that the step has in part.
+    """
+    found = np.arange(first + 1, first + count + 1, dtype=np.int32)
+    for begin, end in images:
+        if end <= first or begin >= first + count:
+            continue
+        if begin < first or end > first + count:
+            raise ValueError(f"tokens {begin} to {end - 1} of an image are not all in {first} to {first + count - 1}")
+        found[begin - first : end - first] = end
+    return found
