@@ -34,6 +34,7 @@ SETTINGS = models.ModelSettings(precision="float32", max_tokens=512, kv_tokens=2
 SIZES = ((100, 70), (300, 500), (56, 56), (57, 112), (1, 1), (10, 400), (400, 3), (640, 480), (1, 3000))
 PROCESSORS = {"internvl": "got_ocr2", "qwen2_5_vl": "qwen2_vl", "mistral3": "pixtral"}
 QWEN = ("qwen2_vl", "qwen2_5_vl")
+PIXTRAL = ("mistral3", "pixtral")
 ALWAYS = {"internvl": {"crop_to_patches": True}, "idefics3": {"return_row_col_info": True}}
 ALWAYS["smolvlm"] = ALWAYS["idefics3"]
 WHOLE = {
@@ -67,7 +68,7 @@ def their_pixels(name: str, picture: Any, **changes: Any) -> NDArray[np.float32]
 
 def sizes_of(name: str) -> list[tuple[int, int]]:
     """The sizes of images that a model takes."""
-    if kind_of(name) == "mistral3":  # transformers makes images of no height
+    if kind_of(name) in PIXTRAL:  # transformers makes images of no height
         return [size for size in SIZES if max(size) <= 300 * min(size)]
     return [size for size in SIZES if kind_of(name) not in QWEN or max(size) <= 200 * min(size)]
 
@@ -92,7 +93,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_pixels_equal_those_of_transformers(name: str, size: tuple[int, int]) -> None:
     vision, picture = description(name), image(*size)
     if size not in sizes_of(name):
-        if kind_of(name) == "mistral3":
+        if kind_of(name) in PIXTRAL:
             assert preprocess(picture, vision).grid[:2] == (11, 1)
             return
         with pytest.raises(ValueError, match="at most 200 times as long as wide, got 1 x 3000"):
@@ -132,7 +133,7 @@ def test_prompts_equal_those_of_transformers(name: str) -> None:
 def their_prompt(name: str, vision: VisionDescription, prepared: Any) -> str:
     """What transformers' processor has for an image that its image processor prepared."""
     kind = kind_of(name)
-    if kind == "mistral3":  # its module asks for torchvision
+    if kind in PIXTRAL:  # their module asks for torchvision
         (height, width), side = prepared["image_sizes"][0], vision.tiling.side
         return "[IMG_BREAK]".join(["[IMG]" * (width // side)] * (height // side)) + "[IMG_END]"
     module = importlib.import_module(f"transformers.models.{kind}.processing_{kind}")
@@ -192,7 +193,7 @@ def their_inputs(name: str, picture: Any) -> dict[str, Any]:
     if kind_of(name) in QWEN:
         prepared = processor(name)(picture, return_tensors="pt")
         return {key: prepared[key] for key in ("pixel_values", "image_grid_thw")}
-    if kind_of(name) == "mistral3":
+    if kind_of(name) in PIXTRAL:
         inputs["image_sizes"] = torch.tensor([pixels.shape[2:]])
     if kind_of(name) == "llava_next":
         inputs["image_sizes"] = torch.tensor([[picture.height, picture.width]])

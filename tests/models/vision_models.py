@@ -99,6 +99,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"}
     | {"vision_config": _TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False}}
     | {"vision_feature_layer": -1, "vision_feature_select_strategy": "full", "multimodal_projector_bias": False},
+    "pixtral": _LLAVA
+    | {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"}
+    | {"text_config": _TEXT | {"model_type": "mistral", "sliding_window": None}}
+    | {"vision_config": _TOWER | {"model_type": "pixtral", "hidden_act": "gelu", "head_dim": 16}}
+    | {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
     "llava_next": _LLAVA
     | {"architectures": ["LlavaNextForConditionalGeneration"], "model_type": "llava_next"}
     | {"text_config": _TEXT | {"model_type": "mistral", "sliding_window": None}}
@@ -144,6 +149,7 @@ PREPROCESSORS: dict[str, dict[str, Any]] = {
     },
     "llava": {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}},
     "llava-siglip": {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}, "resample": 2},
+    "pixtral": {"size": {"longest_edge": 150}, "patch_size": 14},
     "llava_next": {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
     | {"image_grid_pinpoints": _PINPOINTS},
     "granite-vision": {"size": {"height": 56, "width": 56}, "crop_size": {"height": 56, "width": 56}}
@@ -179,7 +185,9 @@ def image(width: int, height: int, seed: int = 0) -> Any:
 
 
 def kind_of(name: str) -> str:
-    """transformers' module of a model."""
+    """transformers' module of a model and its processor."""
+    if name == "pixtral":
+        return name
     return str(CONFIGS[name]["model_type"])
 
 

@@ -20,7 +20,7 @@ from dragoman.models.families.llama import HEAD_NORM_NAMES, LLAMA_NAMES, ROTARY_
 from dragoman.models.families.mistral import FAMILIES as MISTRAL
 from dragoman.models.families.qwen import FAMILIES as QWEN
 from dragoman.models.spec import DecoderSpec
-from dragoman.models.vision.parameters import internvl_names, qwen_names, siglip_names
+from dragoman.models.vision.parameters import internvl_names, pixtral_names, qwen_names, siglip_names
 
 _SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}
 _TEXT: dict[str, tuple[Family, Mapping[str, Any]]] = {
@@ -144,8 +144,9 @@ FAMILIES: dict[str, Family] = {
         base="model.",
         ignored=IMAGE_PARTS,
         aliases=_LLAVA_ALIASES,
-        title="LLaVA 1.5",
-        examples=("llava-hf/llava-1.5-7b-hf", "llava-hf/llava-interleave-qwen-0.5b-hf"),
+        other_names=pixtral_names("model.vision_tower."),
+        title="LLaVA 1.5 and Pixtral",
+        examples=("llava-hf/llava-1.5-7b-hf", "mistral-community/pixtral-12b"),
         note="It [sees images](vision.md).",
     ),
     "LlavaNextForConditionalGeneration": Family(

@@ -132,6 +132,9 @@ def _read_gemma3(config: Config, preprocessor: Config) -> Fields:
 
 
 def _read_llava(config: Config, preprocessor: Config) -> Fields:
+    if config.block("vision_config").get("model_type") == "pixtral":
+        config.choice("vision_feature_select_strategy", "default", {"full": ""})
+        return _pixtral(config, preprocessor, 1, merged=False)
     fields, side = _clip(config, preprocessor)
     preprocessor.refuse("do_pad", False)
     preprocessor.refuse("do_center_crop", True)
@@ -299,7 +302,7 @@ def _read_internvl(config: Config, preprocessor: Config) -> Fields:
     }
 
 
-_MOST_TOKENS = 2048  # of an image whose shape is kept: a tower's attention grows with their square
+_MOST_PATCHES = 8192  # of an image whose shape is kept: a tower's attention grows with their square
 
 
 def _read_qwen(config: Config, preprocessor: Config) -> Fields:
@@ -315,7 +318,7 @@ def _read_qwen(config: Config, preprocessor: Config) -> Fields:
     side = patch * factor
     if not 0 < side <= 256:
         raise ModelError(f"{tower.where}: patches of {patch} pixels, {factor} by {factor}, are too large")
-    least, most = pixel_limits(preprocessor, 56 * 56, 28 * 28 * 1280, _MOST_TOKENS * side**2)
+    least, most = pixel_limits(preprocessor, 56 * 56, 28 * 28 * 1280, _MOST_PATCHES * patch**2)
     width = tower.size("hidden_size", 3584) if newer else tower.size("embed_dim", 1280)
     tower = tower.having(
         {
@@ -363,6 +366,12 @@ def _read_qwen(config: Config, preprocessor: Config) -> Fields:
 def _read_mistral3(config: Config, preprocessor: Config) -> Fields | None:
     if config.block("vision_config").get("model_type", "pixtral") != "pixtral":
         return None
+    return _pixtral(config, preprocessor, config.size("spatial_merge_size", 2), merged=True)
+
+
+def _pixtral(config: Config, preprocessor: Config, factor: int, *, merged: bool) -> Fields:
+    """Return the fields of a model with Pixtral's tower. ``merged``: as in Mistral 3, there is a norm after the tower,
+    and a product that joins the patches of a token."""
     defaults = {
         "hidden_size": 1024,
         "intermediate_size": 4096,
@@ -372,12 +381,12 @@ def _read_mistral3(config: Config, preprocessor: Config) -> Fields | None:
         "layer_norm_eps": 1e-5,
     }
     tower = tower_of(config).over(defaults)
-    patch, factor = tower.size("patch_size"), config.size("spatial_merge_size", 2)
+    patch = tower.size("patch_size")
     side = patch * factor
     if not 0 < side <= 256:
         raise ModelError(f"{tower.where}: patches of {patch} pixels, {factor} by {factor}, are too large")
     text = config.within("text_config")
-    out, bias = text.size("hidden_size", 5120), config.flag("multimodal_projector_bias", False)
+    out, bias = text.size("hidden_size", 5120), config.flag("multimodal_projector_bias", not merged)
     layers = layers_of(
         tower,
         defaults,
@@ -388,31 +397,31 @@ def _read_mistral3(config: Config, preprocessor: Config) -> Fields | None:
         rotary_theta=_axial_theta(tower),
         rotary_shared=False,
         first_norm=True,
-        last_norm=True,
+        last_norm=merged,
         last_eps=text.number("rms_norm_eps", 1e-5),
     )
     if layers.head_dim % 4 or tower.size("head_dim", layers.head_dim) != layers.head_dim:
         raise ModelError(f"{tower.where}: heads of {tower.value('head_dim')} numbers are not supported")
-    taken = _taken(config.over({"vision_feature_layer": -1}), layers.count)
+    taken = _taken(config.over({"vision_feature_layer": -1 if merged else -2}), layers.count)
     if len(taken) > 1:
         raise ModelError(f"config.json: vision_feature_layer must be one layer, got {list(taken)}")
-    longest = edge_of(preprocessor, "size", "longest_edge", 1540)
+    longest = edge_of(preprocessor, "size", "longest_edge", 1540 if merged else 1024)
     return {
         "layers": replace(layers, taken=taken),
         "patch": patch,
         "patch_bias": False,
         "positions": "none",
-        "reduction": Reduction(kind="unfold", factor=factor),
+        "reduction": Reduction(kind="unfold" if factor > 1 else "none", factor=factor),
         "projection": Projection(
             out=out,
             inner=out,
             activation=config.choice("projector_hidden_act", "gelu", ACTIVATIONS),
-            merged=True,
+            merged=merged,
             first_bias=bias,
             last_bias=bias,
         ),
         "pixels": pixels_of(preprocessor, CLIP_MEAN, CLIP_DEVIATION, 3),
-        "tiling": Tiling(kind="any", side=side, longest=longest, most=_MOST_TOKENS * side**2),
+        "tiling": Tiling(kind="any", side=side, longest=longest, most=_MOST_PATCHES * patch**2),
         "tags": Tags(
             placeholder="[IMG]",
             image="[IMG]",
