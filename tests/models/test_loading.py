@@ -82,11 +82,12 @@ def test_loading_tells_how_far_it_is(folder: Path) -> None:
 def test_a_model_with_images_says_what_is_not_loaded(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = "text only: multi_modal_projector, vision_tower of the files are not loaded"
+    said = "text only: multi_modal_projector, vision_model of the files are not loaded"
     with caplog.at_level("INFO", logger="dragoman.models"):
         models.load(folder)
+        models.load(make_folder(tmp_path, VARIANTS["mistral3-images"]))  # with its tower
         assert "text only" not in caplog.text
-        models.load(make_folder(tmp_path, VARIANTS["mistral3-images"]))
+        models.load(make_folder(tmp_path, VARIANTS["llama4-images"]))
     assert said in caplog.messages
 
 

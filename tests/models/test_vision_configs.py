@@ -154,3 +154,44 @@ def test_text_configs_are_read_by_their_own_family(name: str) -> None:
         return
     with pytest.raises(ModelError, match="model_type 'rwkv' is not supported; known: llama"):
         read_spec(CONFIGS[name] | {"text_config": {"model_type": "rwkv"}})
+
+
+JUNK: tuple[Any, ...] = (None, -1, 0, 1, 3, 2**40, 0.5, 1e300, "", "junk", True, [], [1], [[1]], {}, {"a": 1}, [None])
+
+
+def _with(config: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    key, *rest = path
+    return config | {key: _with(config[key], tuple(rest), value) if rest else value}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_junk_in_any_field_is_refused_or_has_no_effect(name: str) -> None:
+    """No field of a tower or of a preprocessor makes anything but a description or a ModelError."""
+    config, prepared = CONFIGS[name], PREPROCESSORS[name]
+    paths = [
+        ("vision_config", key)
+        for key in (*config["vision_config"], "image_size", "hidden_act", "layer_norm_eps", "in_channels")
+    ]
+    paths += [(key,) for key in config] + [("text_config", key) for key in config["text_config"]]
+    texts = [("size",), ("crop_size",), *((key,) for key in prepared), ("image_mean",), ("resample",), ("max_pixels",)]
+    for value in JUNK:
+        for path in paths:
+            _read(_with(config, path, value), prepared)
+        _read(_with(config, ("text_config", "rope_scaling"), {"mrope_section": value}), prepared)
+        _read(_with(config, ("vision_config", "rope_parameters"), {"rope_theta": value}), prepared)
+        for path in texts:
+            _read(config, _with(prepared, path, value))
+            for edges in (("height", "width"), ("longest_edge", "shortest_edge")):
+                _read(config, prepared | {path[0]: dict.fromkeys(edges, value)})
+                _read(config, prepared | {path[0]: {edges[0]: value}})
+
+
+def _read(config: dict[str, Any], prepared: dict[str, Any]) -> None:
+    try:
+        found = VisionDescription.from_config(config, prepared)
+    except ModelError:
+        return
+    if found is None:
+        return
+    assert 0 < found.most_tokens < 1 << 20
+    assert image_token_count(640, 480, found) > 0

@@ -120,13 +120,13 @@ def edge_of(preprocessor: Config, key: str, name: str, default: int) -> int:
     return value
 
 
-def pixel_limits(preprocessor: Config, least: int, most: int, limit: int) -> tuple[int, int]:
+def pixel_limits(preprocessor: Config, least: int, most: int, limit: int, token: int) -> tuple[int, int]:
     """Return the least and the most pixels of an image whose shape is kept. ``limit``: of the most, whatever the config
-    allows."""
+    allows. ``token``: pixels of one token."""
     block = Config(preprocessor.block("size"), where=f"{preprocessor.where}: size")
     least = preprocessor.size("min_pixels", block.size("shortest_edge", block.size("min_pixels", least)))
     most = preprocessor.size("max_pixels", block.size("longest_edge", block.size("max_pixels", most)))
-    if not least <= min(most, limit):
+    if not max(least, token) <= min(most, limit):
         raise ModelError(f"{preprocessor.where}: images of {least:,} to {min(most, limit):,} pixels cannot be made")
     return least, min(most, limit)
 

@@ -318,7 +318,7 @@ def _read_qwen(config: Config, preprocessor: Config) -> Fields:
     side = patch * factor
     if not 0 < side <= 256:
         raise ModelError(f"{tower.where}: patches of {patch} pixels, {factor} by {factor}, are too large")
-    least, most = pixel_limits(preprocessor, 56 * 56, 28 * 28 * 1280, _MOST_PATCHES * patch**2)
+    least, most = pixel_limits(preprocessor, 56 * 56, 28 * 28 * 1280, _MOST_PATCHES * patch**2, side**2)
     width = tower.size("hidden_size", 3584) if newer else tower.size("embed_dim", 1280)
     tower = tower.having(
         {
