@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -339,6 +340,38 @@ def test_a_packed_tower_is_close_to_the_whole_one(precision: Any, tmp_path: Path
     exact, close = (tower.encode(found.pixels, found.grid) for tower in towers)
     assert np.abs(exact - close).max() < 0.02 * np.abs(exact).max()
     assert np.abs(exact - close).max() > 0
+
+
+def settings_of(precision: Any) -> models.ModelSettings:
+    return models.ModelSettings(precision=precision, kv_tokens=2048, cache_bytes=0)
+
+
+def test_the_tower_of_a_quantized_model_is_int8(tmp_path: Path) -> None:
+    """Its file has it as it was."""
+    from safetensors.torch import load_file, save_file
+
+    vision_models.save(tmp_path, "smolvlm")
+    path, tensors = tmp_path / "model.safetensors", {}
+    for name, each in load_file(tmp_path / "model.safetensors").items():
+        if "text_model.layers" in name and each.ndim == 2:
+            tensors[f"{name}_scale_inv"] = torch.ones(-(-each.shape[0] // 128), -(-each.shape[1] // 128))
+            each = each.to(torch.float8_e4m3fn)
+        tensors[name] = each
+    save_file(tensors, path, metadata={"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    left = ["model.vision_model", "model.connector", "lm_head"]
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    config["quantization_config"] |= {"activation_scheme": "dynamic", "modules_to_not_convert": left}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    expected = models.describe(tmp_path).formats
+    model = models.load(tmp_path, settings_of("auto"))
+    exact = models.load(tmp_path, settings_of("float32"))
+    for name in ("vision_patch", "layers.0.vision_qkv", "layers.2.vision_feed_forward_out", "vision_project_out"):
+        assert model.weights[f"{name}.weight"].precision == expected[f"{name}.weight"].precision == "int8"
+        assert exact.weights[f"{name}.weight"].precision == "float32"
+    found = preprocess(image(200, 100), model.tower.vision)
+    close, true = (each.tower.encode(found.pixels, found.grid) for each in (model, exact))
+    assert 0 < np.abs(close - true).max() < 0.02 * np.abs(true).max()
 
 
 def test_plans_count_the_tower(tmp_path: Path) -> None:

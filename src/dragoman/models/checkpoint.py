@@ -59,6 +59,9 @@ class Checkpoint:
         for parameter in parameters(self.spec):
             if parameter.matrix and not _may_be_packed(parameter, formats[parameter.name]):
                 formats[parameter.name] = Format("int8")
+            # Quantized models leave their towers as they were.
+            if parameter.matrix and is_vision(parameter) and not any(part.form for part in self.parts[parameter.name]):
+                formats[parameter.name] = Format("int8", wide=True)
         return formats
 
     @property

@@ -32,6 +32,7 @@ from dragoman.models.spec import DecoderSpec, EncoderSpec
 from dragoman.models.tensors import Format
 from dragoman.models.vision.description import VisionDescription
 from dragoman.models.vision.parameters import PREFIX as VISION_PREFIX
+from dragoman.models.vision.parameters import is_vision
 from dragoman.models.vision.readers import PREPROCESSOR_FILES, preprocessor_of
 
 
@@ -290,6 +291,8 @@ def _expected_formats(scheme: Scheme, spec: DecoderSpec, stored_dtype: str) -> d
             modules = [_PLACE.sub(str(parameter.layer), name, count=1) for name in family.names[parameter.module]]
             forms = [scheme.form(_PLACE.sub("0", name)) or plain for name in modules]
             found[parameter.name] = plain if parameter.module == "embedding" else widest(forms)
+            if is_vision(parameter) and found[parameter.name] == plain:
+                found[parameter.name] = Format("int8", wide=True)
     return found
 
 
