@@ -82,12 +82,17 @@ LOCAL_CASES: dict[str, Any] = {
         "content": Case("Say", {"prompt.text": "Say"}),
         "add_special": Case(True, {"prompt.add_special_tokens": True}),
         "parse_special": Case(False, {"prompt.parse_special_tokens": False}),
+        "model": Case("another", {"model": "another"}),
     },
-    "llamacpp /detokenize": {"tokens": Case([6], {"prompt.token_ids": [6]})},
+    "llamacpp /detokenize": {
+        "tokens": Case([6], {"prompt.token_ids": [6]}),
+        "model": Case("another", {"model": "another"}),
+    },
     "llamacpp /apply-template": {
         "messages": Case(YES, {"prompt.messages": YES}),
         "tools": Case(TOOLS, {"prompt.tools": has_weather}),
         "add_generation_prompt": Case(False, {"prompt.add_generation_prompt": False}),
         "chat_template_kwargs": Case({"mood": "calm"}, {"prompt.template_kwargs": {"mood": "calm"}}),
+        "model": Case("another", {"model": "another"}),
     },
 }

@@ -79,6 +79,8 @@ class ModelDetails(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         architecture: the class of its config, or GGUF's name. format: of its files, ``gguf`` or ``safetensors``.
         stored_as: type of its weights. license: its text, or its name; empty where the files name none.
+        tokenizer: how it makes tokens, by GGUF's names: ``gpt2`` (merges of bytes), ``llama`` (SentencePiece), ``bert``
+            (WordPiece), ``t5`` (Unigram); empty for others.
         tools, reasoning, fill: its template mentions tools, or reasoning; its tokens include the marks of gaps.
     """
 
@@ -96,6 +98,7 @@ class ModelDetails(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     license: str = ""
     chat_template: str = ""
+    tokenizer: str = ""
     tools: bool = False
     reasoning: bool = False
     fill: bool = False

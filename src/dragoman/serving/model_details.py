@@ -23,6 +23,7 @@ def details_of(description: ModelDescription) -> ModelDetails:
     templates = read_templates(folder)
     source = templates.get("tool_use") or templates.get("default", "")
     metadata: Any = gguf.open_gguf(description.source.gguf).first.metadata if is_gguf else {}
+    tokens = _tokenizer_file(folder)
     return ModelDetails(
         architecture=str(metadata["general.architecture"]) if is_gguf else spec.architecture,
         format="gguf" if is_gguf else "safetensors",
@@ -38,9 +39,10 @@ def details_of(description: ModelDescription) -> ModelDetails:
         eos_token_ids=description.eos_token_ids,
         license=str(metadata.get("general.license", "")) or _license(folder),
         chat_template=source,
+        tokenizer=str(metadata.get("tokenizer.ggml.model", "")) or _tokenizer(tokens.get("model")),
         tools="tools" in source,
         reasoning=any(mark in source for mark in _REASONING),
-        fill=_has_marks(folder),
+        fill=_has_marks(tokens.get("added_tokens")),
     )
 
 
@@ -54,12 +56,25 @@ def _license(folder: Path) -> str:
     return ""
 
 
-def _has_marks(folder: Path) -> bool:
-    """Return whether the tokenizer has the marks of gaps: those are added tokens, so that no pipeline is made."""
+def _tokenizer_file(folder: Path) -> dict[str, Any]:
+    """Return what ``tokenizer.json`` says; nothing where it cannot be read."""
     try:
-        added = json.loads((folder / "tokenizer.json").read_bytes()).get("added_tokens")
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return False
+        found = json.loads((folder / "tokenizer.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _tokenizer(model: Any) -> str:
+    """Return the kind of a tokenizer by GGUF's names: merges with a token for each byte are SentencePiece's."""
+    if not isinstance(model, dict):
+        return ""
+    merges = "llama" if model.get("byte_fallback") else "gpt2"
+    return {"BPE": merges, "WordPiece": "bert", "Unigram": "t5"}.get(str(model.get("type")), "")
+
+
+def _has_marks(added: Any) -> bool:
+    """Return whether the added tokens of a tokenizer include the marks of gaps."""
     found: Iterable[Any] = added if isinstance(added, list) else ()
     ids = {str(each.get("content")): each.get("id") for each in found if isinstance(each, dict)}
     return find_fill_tokens(ids.get) is not None

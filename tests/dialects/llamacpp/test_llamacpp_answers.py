@@ -176,6 +176,25 @@ def test_tokens_and_templates(server: ScriptedServer) -> None:
     assert post(server, "/tokenize", {"inputs": "Hello"}).json()[0]["id"] == tokens[0]
 
 
+def test_tokens_and_templates_of_a_named_model(server: ScriptedServer) -> None:
+    bodies: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("/tokenize", {"content": "Hello"}),
+        ("/llamacpp/detokenize", {"tokens": [6]}),
+        ("/apply-template", {"messages": [{"role": "user", "content": "Hi"}]}),
+    )
+    for path, body in bodies:
+        named = post(server, path, body | {"model": "stub"})
+        assert named.json() == post(server, path, body).json()
+        assert "x-dragoman-warnings" not in named.headers
+        assert post(server, path, body | {"model": "nobody"}).status_code == 404
+
+
+def test_the_loaded_model_is_described(server: ScriptedServer) -> None:
+    meta = httpx.get(f"{server.url}/llamacpp/models").json()["data"][0]["meta"]
+    assert set(meta) == {"vocab_type", "n_vocab", "n_ctx", "n_ctx_train", "n_embd", "n_params", "size", "ftype"}
+    assert (meta["n_ctx"], meta["n_ctx_train"]) == (4096, 4096)
+
+
 def test_properties(server: ScriptedServer) -> None:
     found = httpx.get(f"{server.url}/props").json()
     assert isinstance(found["chat_template"], str)

@@ -288,12 +288,13 @@ TOKENIZE = Table(
             "parse_special", Boolean(), True, "prompt.parse_special_tokens", "Special tokens spelled in it are these."
         ),
         Field(name="with_pieces", kind=Boolean(), default=False, note="Each token with its text."),
+        _MODEL,
     ),
 )
 
 DETOKENIZE = Table(
     name="detokenize",
-    fields=(Field(name="tokens", kind=TOKENS, becomes="prompt.token_ids", note="Ids of tokens."),),
+    fields=(Field(name="tokens", kind=TOKENS, becomes="prompt.token_ids", note="Ids of tokens."), _MODEL),
 )
 
 APPLY_TEMPLATE = Table(
@@ -319,5 +320,6 @@ APPLY_TEMPLATE = Table(
             becomes="prompt.template_kwargs",
             note="Variables for the chat template.",
         ),
+        _MODEL,
     ),
 )

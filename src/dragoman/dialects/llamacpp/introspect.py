@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dragoman.core.catalog import CatalogEntry, ModelState
-from dragoman.core.errors import EngineUnavailable
+from dragoman.core.catalog import CatalogEntry, ModelDetails, ModelState
+from dragoman.core.errors import EngineUnavailable, ModelError, ModelNotFound
 from dragoman.core.request import ChatPrompt, TextPrompt
 from dragoman.core.serving import ModelCard, Serving
 from dragoman.dialects.api import RequestContext
@@ -18,6 +18,8 @@ from dragoman.dialects.llamacpp.translate import sampling_of
 BUILD = "b10000-dragoman"
 SLOTS = "This server does not support slots endpoint. Start it with `--slots`"
 PROPS = "This server does not support changing global properties. Start it with `--props`"
+VOCAB_TYPES = {"llama": 1, "gpt2": 2, "bert": 3, "t5": 4}
+"""llama.cpp's numbers of the kinds of vocabularies."""
 LORA = "This server changes adapters for one request only: see `lora`"
 
 
@@ -34,7 +36,7 @@ async def tokenize(serving: Serving, context: RequestContext) -> None:
         add_special_tokens=core.get("prompt.add_special_tokens"),
         parse_special_tokens=core.get("prompt.parse_special_tokens"),
     )
-    ids = await context.unless_gone(serving.tokenize(prompt, bounded=False))
+    ids = await context.unless_gone(serving.tokenize(prompt, core.get("model"), bounded=False))
     tokens: list[Any] = list(ids)
     if reading.values["with_pieces"]:
         pieces = await context.unless_gone(serving.token_bytes(ids))
@@ -52,16 +54,16 @@ def _piece(raw: bytes) -> str | list[int]:
 
 async def detokenize(serving: Serving, context: RequestContext) -> None:
     """Handle ``POST /detokenize``. Special tokens are shown."""
-    reading = await context.read(DETOKENIZE, any_content_type=True)
-    ids = reading.core.get("prompt.token_ids")
-    await context.reply({"content": await context.unless_gone(serving.detokenize(ids)) if ids else ""})
+    core = (await context.read(DETOKENIZE, any_content_type=True)).core
+    ids, model = core.get("prompt.token_ids"), core.get("model")
+    await context.reply({"content": await context.unless_gone(serving.detokenize(ids, model)) if ids else ""})
 
 
 async def apply_template(serving: Serving, context: RequestContext) -> None:
     """Handle ``POST /apply-template``."""
     core = (await context.read(APPLY_TEMPLATE, any_content_type=True)).core
     prompt = ChatPrompt(**core.group("prompt"))
-    await context.reply({"prompt": await context.unless_gone(serving.render(prompt))})
+    await context.reply({"prompt": await context.unless_gone(serving.render(prompt, core.get("model")))})
 
 
 async def props(serving: Serving, context: RequestContext) -> None:
@@ -113,12 +115,12 @@ async def health(serving: Serving, context: RequestContext) -> None:
 
 async def models(serving: Serving, context: RequestContext) -> None:
     """Handle ``GET /models``."""
-    cards = serving.models()
-    listed = [_model(entry, cards) for entry in serving.catalog.entries()]
+    cards = {card.name: card for card in serving.models()}
+    listed = [await _model(serving, entry, cards.get(entry.id)) for entry in serving.catalog.entries()]
     await context.reply({"models": listed, "object": "list", "data": listed})
 
 
-def _model(entry: CatalogEntry, cards: tuple[ModelCard, ...]) -> dict[str, Any]:
+async def _model(serving: Serving, entry: CatalogEntry, card: ModelCard | None) -> dict[str, Any]:
     described: dict[str, Any] = {
         "id": entry.id,
         "aliases": list(entry.aliases),
@@ -128,18 +130,28 @@ def _model(entry: CatalogEntry, cards: tuple[ModelCard, ...]) -> dict[str, Any]:
         "owned_by": "llamacpp",
         "meta": None,
     }
-    if entry.state is not ModelState.LOADED or not cards:
+    if entry.state is not ModelState.LOADED or card is None:
         return described | {"status": {"value": "unloaded"}}
-    card = cards[0]
+    details = await _details(serving, entry)
     described["meta"] = {
+        "vocab_type": VOCAB_TYPES.get(details.tokenizer if details else "", 0),
         "n_vocab": card.vocab_size,
         "n_ctx": card.context_tokens,
+        "n_ctx_train": details.context_tokens if details else card.context_tokens,
         "n_embd": card.hidden_size,
-        "n_params": entry.parameters,
+        "n_params": entry.parameters or (details.parameters if details else 0),
         "size": entry.size_bytes,
         "ftype": entry.precision,
     }
     return described
+
+
+async def _details(serving: Serving, entry: CatalogEntry) -> ModelDetails | None:
+    """Return the details of a model; None where its files are gone, or changed since it was loaded."""
+    try:
+        return await serving.catalog.details(entry.id)
+    except (ModelError, ModelNotFound):
+        return None
 
 
 async def adapters(serving: Serving, context: RequestContext) -> None:

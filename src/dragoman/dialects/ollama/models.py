@@ -325,6 +325,8 @@ def _model_info(
             f"{family}.attention.head_count_kv": details.kv_heads,
             f"{family}.vocab_size": details.vocab_size,
         }
+        if details.tokenizer:
+            info["tokenizer.ggml.model"] = details.tokenizer
         ids = {"bos": details.bos_token_id, "eos": details.eos_token_ids[0] if details.eos_token_ids else None}
         info |= {f"tokenizer.ggml.{name}_token_id": each for name, each in ids.items() if each is not None}
     elif card is not None:
