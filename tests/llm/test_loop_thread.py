@@ -49,6 +49,26 @@ def test_interrupt_cancels_the_work_and_waits_for_its_end() -> None:
         assert loop.run(asyncio.sleep(0, "still alive")) == "still alive"
 
 
+def test_interrupt_that_another_thread_receives_ends_the_wait() -> None:
+    def interrupt_here() -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(20)
+            ended.append("waited")
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    ended: list[str] = []
+    with loop_thread() as loop:
+        threading.Timer(0.05, interrupt_here).start()
+        with pytest.raises(KeyboardInterrupt):
+            loop.run(work())
+    assert ended == ["cancelled"]
+
+
 @pytest.mark.parametrize("pause_s", [0.0, 0.0001, 0.001, 0.003, 0.01])
 def test_interrupt_at_any_moment_closes_what_runs(pause_s: float) -> None:
     closed: list[int] = []

@@ -16,6 +16,11 @@ from dragoman.core.errors import EngineUnavailable
 
 T = TypeVar("T")
 
+SIGNAL_CHECK_S = 0.2
+"""How long a thread waits before Python may run signal handlers. Python runs them in the main thread, and a wait ends
+for a signal only when it arrives in that thread and during the wait: one that arrives a moment before, or in another
+thread, would be seen when the wait ends."""
+
 
 class LoopThread:
     """A running event loop. Any thread may call the methods; only ``start`` and ``close`` may be called in the loop's.
@@ -90,6 +95,7 @@ class LoopThread:
         running = _Running(self._loop, live())
         self._schedule(running)
         try:
+            _wait(entered)
             yield entered.result()
         except BaseException:
             if not entered.done():
@@ -153,7 +159,7 @@ class _Running(Generic[T]):
     def cancel_and_wait(self) -> None:
         if not self.ended.done():
             self.cancel()
-            concurrent.futures.wait([self.ended])
+            _wait(self.ended)
 
     def drop(self) -> None:
         """Close the coroutine without running it, in place of ``begin``."""
@@ -161,6 +167,7 @@ class _Running(Generic[T]):
 
     def result(self) -> T:
         """Wait for the end and return the result. Raises the exception of the coroutine."""
+        _wait(self.ended)
         return self.ended.result()
 
     def _end(self, task: asyncio.Task[T]) -> None:
@@ -170,6 +177,12 @@ class _Running(Generic[T]):
             self.ended.set_exception(error)
         else:
             self.ended.set_result(task.result())
+
+
+def _wait(future: concurrent.futures.Future[Any]) -> None:
+    """Wait until the future has ended. Signals are handled meanwhile."""
+    while not future.done():
+        concurrent.futures.wait([future], timeout=SIGNAL_CHECK_S)
 
 
 async def _end_tasks() -> None:
