@@ -61,7 +61,7 @@ COMPILE := --quiet --upgrade --rebuild --generate-hashes --strip-extras --no-hea
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help build serve test test-fast test-thorough test-room browser playground pages siege simulate soak fuzz crowds lint tidy hooks bench docs site \
+.PHONY: help build serve test test-fast test-thorough test-room browser playground pages siege simulate soak fuzz sanitize compilers crowds lint tidy hooks bench docs site \
 	witness witness-vllm test-cluster locked constraints first-run deploy-check dist sbom clean
 
 help: ## Say what each target does.
@@ -95,6 +95,12 @@ soak: $(TEST) ## Kill engines, overload the server and send it nonsense, for hou
 
 fuzz: $(TEST) $(FUZZ) ## Fuzz the readers of model files, run the kernels under sanitizers (ARGS=--short: a few minutes).
 	$(BIN)/python -m tests.fuzz $(ARGS)
+
+sanitize: $(TEST) ## Run the kernels under the address, undefined behaviour and thread sanitizers (ARGS=--short: a few tests).
+	$(BIN)/python -m tests.fuzz.native $(ARGS)
+
+compilers: $(TEST) ## Build with every g++ and clang++ there is, each warning an error, and test what comes out (ARGS=--short: a few tests).
+	$(BIN)/python scripts/compilers.py $(ARGS)
 
 crowds: $(TEST) ## Send crowds of clients round after round (ROUNDS=100) and look for what is left of them.
 	$(BIN)/python tests/dialects/tgi/crowd.py $(ROUNDS)

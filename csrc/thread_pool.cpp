@@ -4,7 +4,7 @@
 #include <chrono>
 #include <stdexcept>
 
-#ifdef __linux__
+#if defined(__linux__) && !defined(DRAGOMAN_NO_LINUX)
 #include <sched.h>
 #endif
 
@@ -38,7 +38,7 @@ bool spin_until(Condition condition) {
 std::int64_t now_ns() { return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 int available_processors() {
-#ifdef __linux__
+#if defined(__linux__) && !defined(DRAGOMAN_NO_LINUX)
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
 #endif
@@ -52,7 +52,7 @@ ThreadPool::ThreadPool(int threads) { start(threads); }
 ThreadPool::~ThreadPool() { stop(); }
 
 void ThreadPool::start(int threads) {
-  threads_ = threads;
+  threads_.store(threads, std::memory_order_relaxed);
   stopping_ = false;
   // Read here, not in the worker: a worker that is slow to start must still notice a loop, or stop(), that started
   // meanwhile.
@@ -71,7 +71,7 @@ void ThreadPool::stop() {
 void ThreadPool::resize(int threads) {
   if (threads < 1 || threads > 1024) throw std::invalid_argument("the number of threads must be between 1 and 1024");
   std::lock_guard lock(busy_);
-  if (threads == threads_) return;
+  if (threads == this->threads()) return;
   stop();
   start(threads);
 }
@@ -81,7 +81,7 @@ void ThreadPool::run(long count, long grain, bool guided, Function function, voi
   grain = std::max({1L, grain, (count >> 30) + 1});  // the chunk number must fit its half of the cursor
   const long chunks = (count + grain - 1) / grain;
   std::unique_lock lock(busy_, std::defer_lock);
-  if (chunks == 1 || threads_ == 1 || inside_loop || !lock.try_lock()) {
+  if (chunks == 1 || threads() == 1 || inside_loop || !lock.try_lock()) {
     const long piece = guided ? count : grain;
     for (long begin = 0; begin < count; begin += piece) function(context, begin, std::min(count, begin + piece));
     return;
@@ -96,7 +96,7 @@ void ThreadPool::run(long count, long grain, bool guided, Function function, voi
   count_.store(count, std::memory_order_release);
   grain_.store(grain, std::memory_order_release);
   chunks_.store(static_cast<std::uint32_t>(chunks), std::memory_order_release);
-  share_.store(guided ? 2 * static_cast<std::uint32_t>(threads_) : 0, std::memory_order_release);
+  share_.store(guided ? 2 * static_cast<std::uint32_t>(threads()) : 0, std::memory_order_release);
   done_.store(0, std::memory_order_relaxed);
   cursor_.store(static_cast<std::uint64_t>(epoch) << 32, std::memory_order_release);
   epoch_.store(epoch, std::memory_order_seq_cst);
@@ -187,8 +187,8 @@ void ThreadPool::run_task(BackgroundTask& task) {
 void ThreadPool::begin_active(BackgroundTask* task) {
   active_scopes_.fetch_add(1, std::memory_order_relaxed);
   BackgroundTask* none = nullptr;
-  if (task != nullptr && (threads_ == 1 || !task_.compare_exchange_strong(none, task))) run_task(*task);
-  if (threads_ == 1) return;
+  if (task != nullptr && (threads() == 1 || !task_.compare_exchange_strong(none, task))) run_task(*task);
+  if (threads() == 1) return;
   const std::unique_lock lock(busy_, std::try_to_lock);
   if (!lock) return;  // another thread's loop is running, and no worker is asleep
   // A loop without chunks: all workers wake up, and check for the task.

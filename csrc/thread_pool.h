@@ -58,7 +58,7 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   // Number of threads that work on a loop, the caller included.
-  int threads() const { return threads_; }
+  int threads() const { return threads_.load(std::memory_order_relaxed); }
   // Waits for a running loop to end. Throws std::invalid_argument when threads < 1 or > 1024.
   void resize(int threads);
 
@@ -117,7 +117,7 @@ class ThreadPool {
   std::atomic<BackgroundTask*> task_{nullptr};               // not yet taken by a worker
 
   std::mutex busy_;
-  int threads_ = 1;
+  std::atomic<int> threads_{1};  // written with busy_ held, read at any time
   std::vector<std::thread> workers_;
 };
 

@@ -83,7 +83,7 @@ bool FileMemory::in_huge_pages(const std::string& described) const {
 }
 
 void FileMemory::move() {
-#ifdef __linux__
+#if defined(__linux__) && !defined(DRAGOMAN_NO_LINUX)
   const std::size_t whole = size_ / kHugePage * kHugePage, bytes = whole + kHugePage;
   void* const region = reserve(bytes, PROT_READ | PROT_WRITE);
   if (region == MAP_FAILED) return;
