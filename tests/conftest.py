@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import signal
 import ssl
 from pathlib import Path
 
@@ -20,6 +21,11 @@ httpx._config.DEFAULT_TIMEOUT_CONFIG.connect = 60.0
 httpx._config.DEFAULT_TIMEOUT_CONFIG.read = 60.0
 httpx._config.DEFAULT_TIMEOUT_CONFIG.write = 60.0
 httpx._config.DEFAULT_TIMEOUT_CONFIG.pool = 60.0
+
+# A shell without job control starts what it runs in the background with Ctrl-C ignored, and so would every process that
+# tests start be, whose ends by Ctrl-C they look at.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Servers of tests keep no prompts in the user's cache folder.
 os.environ["DRAGOMAN_PREFIX_CACHE_BYTES"] = "0"
