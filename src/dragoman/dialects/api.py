@@ -410,6 +410,10 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         document_paths: where the dialect's clients look for its OpenAPI document, in addition to ``/openapi.json``.
         page_paths: where its users look for a page of it, in addition to ``/docs``.
         playground_paths: where its users look for a page to try it; at ``/`` browsers alone get it.
+        is_client: whether the headers of a call are surely those of one of the dialect's clients, whatever the path;
+            unknown paths are then answered in its words.
+        absent_paths: beginnings of other dialects' bare paths that its contract does not have: for its clients they
+            are unknown.
         model_choice: which model answers: the current one, that which the member ``model`` of the body names, or the
             one that the handler asks the catalog for.
     """
@@ -435,6 +439,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     document_paths: tuple[str, ...] = ()
     page_paths: tuple[str, ...] = ()
     playground_paths: tuple[str, ...] = ()
+    is_client: Callable[[Mapping[str, str]], bool] | None = None
+    absent_paths: tuple[str, ...] = ()
     model_choice: Literal["current", "body", "handler"] = "current"
 
 

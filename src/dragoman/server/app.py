@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 from starlette.applications import Starlette
@@ -198,14 +198,16 @@ V1 = "/v1"
 
 
 class _Errors:
-    """Errors outside of any operation, worded by the dialect that the first parts of the path name: the two that it has
-    alone, or else the first."""
+    """Errors outside of any operation, worded by the dialect that the path begins with, or whose client surely asks, or
+    that the first parts of the path name: the two that it has alone, or else the first."""
 
     def __init__(
         self, prefixed: Sequence[Dialect], bare: Sequence[Dialect], first: Dialect, context: AppContext
     ) -> None:
         self._context = context
-        self._by_part = {dialect.name: dialect for dialect in prefixed}
+        self._prefixed = {dialect.name: dialect for dialect in prefixed}
+        self._by_part = dict(self._prefixed)
+        self._of_clients = [dialect for dialect in bare if dialect.is_client is not None]
         self._first = first
         self._meant = _mistaken_paths(prefixed, bare)
         owners = dict[str, list[Dialect]]()
@@ -221,23 +223,30 @@ class _Errors:
     async def unrouted(self, request: Request, error: Exception) -> Response:
         path = request.url.path[:256]
         meant, base = self._meant.get(path, ("", ""))
-        dialect, page = self._dialect_of(meant or path), page_headers(request.scope["headers"])
+        dialect, page = self._dialect_of(meant or path, request.headers), page_headers(request.scope["headers"])
         try:
             self._context.check_page(page, dialect.cors, request.method)
         except Forbidden as refusal:
-            return self._answer(path, refusal)
+            return self._answered(dialect, refusal)
         hint = f". {meant} is meant: the base address of OpenAI's clients ends in {base}, once" if meant else ""
-        return self._answer(meant or path, NotFound(f"Unknown URL: {request.method} {path}{hint}"))
+        return self._answered(dialect, NotFound(f"Unknown URL: {request.method} {path}{hint}"))
 
     async def failed(self, request: Request, error: Exception) -> Response:
         return self._answer(request.url.path, GenerationFailed("The server had an internal error."))
 
     def _answer(self, path: str, error: DragomanError) -> _ErrorResponse:
-        dialect = self._dialect_of(path)
+        return self._answered(self._dialect_of(path, {}), error)
+
+    def _answered(self, dialect: Dialect, error: DragomanError) -> _ErrorResponse:
         return _ErrorResponse(dialect, error_answer(dialect, error), self._context)
 
-    def _dialect_of(self, path: str) -> Dialect:
+    def _dialect_of(self, path: str, headers: Mapping[str, str]) -> Dialect:
         part = _first_part(path)
+        if part in self._prefixed:
+            return self._prefixed[part]
+        for dialect in self._of_clients:
+            if dialect.is_client is not None and dialect.is_client(headers):
+                return dialect
         if not part:
             return self._first
         return self._by_two_parts.get(_first_two_parts(path)) or self._by_part.get(part, self._first)

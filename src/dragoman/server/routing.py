@@ -23,6 +23,7 @@ from dragoman.core.errors import (
     Forbidden,
     GenerationFailed,
     MethodNotAllowed,
+    NotFound,
     RateLimited,
     ShuttingDown,
     Unauthorized,
@@ -66,11 +67,20 @@ def routes_of(prefixed: Sequence[Dialect], bare: Sequence[Dialect], context: App
             sockets.setdefault(prefix + opening.path, []).append(SocketPlace(dialect, opening))
     for path, places in sockets.items():
         yield WebSocketRoute(path, SocketEndpoint(places, context))
+
+    def endpoint(path: str) -> PathEndpoint:
+        return PathEndpoint(paths[path], context, [dialect for dialect in bare if _is_absent(path, dialect)])
+
     # A literal path precedes a pattern that would match it too.
-    yield LiteralPaths({path: PathEndpoint(paths[path], context) for path in paths if "{" not in path})
+    yield LiteralPaths({path: endpoint(path) for path in paths if "{" not in path})
     for path in paths:
         if "{" in path:
-            yield Route(path, PathEndpoint(paths[path], context))
+            yield Route(path, endpoint(path))
+
+
+def _is_absent(path: str, dialect: Dialect) -> bool:
+    """Return whether a bare path is unknown to the clients of a dialect, though another one has it."""
+    return any(path == absent or path.startswith(f"{absent}/") for absent in dialect.absent_paths)
 
 
 def endpoints_by_path(prefixed: Sequence[Dialect], bare: Sequence[Dialect]) -> dict[str, list[Endpoint]]:
@@ -105,8 +115,10 @@ class LiteralPaths(BaseRoute):
 class PathEndpoint:
     """All operations of one path as an ASGI application."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], context: AppContext) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint], context: AppContext, absent: Sequence[Dialect] = ()) -> None:
+        """``absent``: dialects for whose clients there is no such path."""
         self._context = context
+        self._absent = absent
         self._first = endpoints[0]
         self._by_method: dict[str, list[Endpoint]] = {}
         for endpoint in endpoints:
@@ -161,6 +173,11 @@ class PathEndpoint:
                 if asked := self._by_method.get("GET" if method == "HEAD" else method):
                     await self._answer_preflight(exchange, asked)
                     return
+            for absent in self._absent:
+                if absent.is_client is not None and absent.is_client(exchange.headers):
+                    exchange.dialect = dialect = absent
+                    self._context.check_page(exchange.page, dialect.cors, exchange.method)
+                    raise NotFound(f"Unknown URL: {exchange.method} {exchange.path[:256]}")
             if candidates is None:
                 self._context.check_page(exchange.page, dialect.cors, exchange.method)
                 where = f"{exchange.method} is not allowed on {exchange.path[:256]}"

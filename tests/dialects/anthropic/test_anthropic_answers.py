@@ -380,6 +380,21 @@ def test_models_are_anthropics_for_its_clients(calling: ScriptedServer) -> None:
     assert (bad.status_code, bad.json()["type"]) == (400, "error")
 
 
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+@pytest.mark.parametrize(
+    "path", ["/v1/files", "/v1/files/file-1", "/v1/files/file-1/content", "/v1/skills", "/v1/complete"]
+)
+def test_what_is_not_there_is_unknown_in_anthropics_words(calling: ScriptedServer, method: str, path: str) -> None:
+    version = {"anthropic-version": "2023-06-01"}
+    answer = httpx.request(method, calling.url + path + "?beta=true", headers=version, data={"a": "b"})
+    error = {"type": "not_found_error", "message": f"Unknown URL: {method} {path}"}
+    id = answer.headers["request-id"]
+    assert (answer.status_code, answer.json()) == (404, {"type": "error", "error": error, "request_id": id})
+    of_openai = httpx.request(method, f"{calling.url}/openai{path}", headers=version)
+    assert "type" not in of_openai.json(), "the path names the dialect"
+    assert "type" not in httpx.request(method, calling.url + path).json()
+
+
 # Conversations -------------------------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ from dragoman.dialects.anthropic.batch_lines import AnthropicBatchFormat
 from dragoman.dialects.anthropic.batches import BatchesApi
 from dragoman.dialects.anthropic.errors import render_error
 from dragoman.dialects.anthropic.render import PING, fault
-from dragoman.dialects.anthropic.routes import Api
+from dragoman.dialects.anthropic.routes import Api, is_client
 from dragoman.dialects.anthropic.settings import AnthropicSettings
 from dragoman.dialects.api import Dialect
 
@@ -30,4 +30,6 @@ def make(settings: AnthropicSettings) -> Dialect:
         keep_alive_s=SILENCE_S,
         stream_error=lambda error: b"".join(fault(error, "")),
         batches=AnthropicBatchFormat(),
+        is_client=is_client,
+        absent_paths=("/v1/files",),
     )

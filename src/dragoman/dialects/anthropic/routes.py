@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dragoman.core.entropy import random_bits, token_hex
 from dragoman.core.errors import ModelNotFound
 from dragoman.core.serving import ModelCard, Serving
@@ -19,9 +21,13 @@ CLAUDE = "claude-"
 VERSION = "anthropic-version"
 
 
-def has_version(call: RouteHint) -> bool:
-    """Return whether a call is surely one of Anthropic's clients."""
-    return VERSION in call.headers
+def is_client(headers: Mapping[str, str]) -> bool:
+    """Return whether the headers of a call are surely those of one of Anthropic's clients."""
+    return VERSION in headers
+
+
+def _has_version(call: RouteHint) -> bool:
+    return is_client(call.headers)
 
 
 class Api:
@@ -52,14 +58,14 @@ class Api:
                 path="/v1/models",
                 summary="List the served models.",
                 handler=self.models,
-                claims=has_version,
+                claims=_has_version,
             ),
             Operation(
                 method="GET",
                 path="/v1/models/{id:path}",
                 summary="Describe a served model.",
                 handler=self.model,
-                claims=has_version,
+                claims=_has_version,
             ),
         )
 
