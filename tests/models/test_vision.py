@@ -24,7 +24,7 @@ from dragoman.models.vision.description import VisionDescription
 from dragoman.models.vision.geometry import Grid, image_token_count
 from dragoman.models.vision.places import position_shift, rotary_positions, seen_ends
 from dragoman.models.vision.preprocess import PreparedImage, normalise, preprocess
-from dragoman.models.vision.prompt import expand, replacement
+from dragoman.models.vision.prompt import expand, replacement, with_text_tags
 from dragoman.models.vision.tower import VisionTower
 
 torch = pytest.importorskip("torch")
@@ -33,7 +33,7 @@ Image = pytest.importorskip("PIL.Image")
 
 SETTINGS = models.ModelSettings(precision="float32", max_tokens=512, kv_tokens=2048, cache_bytes=0)
 SIZES = ((100, 70), (300, 500), (56, 56), (57, 112), (1, 1), (10, 400), (400, 3), (640, 480), (1, 3000))
-PROCESSORS = {"internvl": "got_ocr2", "qwen2_5_vl": "qwen2_vl", "mistral3": "pixtral"}
+PROCESSORS = {"internvl": "got_ocr2", "qwen2_5_vl": "qwen2_vl", "mistral3": "pixtral", "paligemma": "siglip"}
 QWEN = ("qwen2_vl", "qwen2_5_vl")
 PIXTRAL = ("mistral3", "pixtral")
 ALWAYS = {"internvl": {"crop_to_patches": True}, "idefics3": {"return_row_col_info": True}}
@@ -163,6 +163,14 @@ class _Tokens:
         return getattr(self._kind, name).__get__(self)
 
 
+def test_the_text_of_a_prompt_begins_after_its_last_image() -> None:
+    vision = description("paligemma")
+    assert with_text_tags(vision, "<image><image>what is it") == "<image><image><bos>what is it\n"
+    for text in ("what is it", "<image><bos>what is it\n"):
+        assert with_text_tags(vision, text) == text
+    assert with_text_tags(description("llava"), "a <image> b") == "a <image> b"
+
+
 class Characters:
     """A tokenizer with a token for each name in brackets, and for line breaks in a row."""
 
@@ -223,7 +231,8 @@ def with_image(ours: Model, found: PreparedImage) -> tuple[NDArray[np.int32], ND
 
 def logits_of(ours: Model, ids: NDArray[np.int32], rows: NDArray[np.intp], found: PreparedImage) -> NDArray[np.float32]:
     count, sections = len(ids), ours.tower.vision.rotary_sections
-    both_ways = ours.tower.vision.both_ways == "image"
+    both_ways = ours.tower.vision.both_ways
+    spans = [(0, count) if both_ways == "prompt" else (int(rows[0]), int(rows[-1]) + 1)]
     batch = Batch(
         token_ids=ids,
         positions=np.arange(count, dtype=np.int32),
@@ -232,7 +241,7 @@ def logits_of(ours: Model, ids: NDArray[np.int32], rows: NDArray[np.intp], found
         logit_rows=np.arange(max(0, count - ours.max_logit_rows), count, dtype=np.int32),
         embedding_rows=rows.astype(np.int32),
         embedding_values=ours.tower.encode(found.pixels, found.grid),
-        seen_ends=seen_ends([(int(rows[0]), int(rows[-1]) + 1)], 0, count) if both_ways else None,
+        seen_ends=seen_ends(spans, 0, count) if both_ways != "none" else None,
         rotary_positions=rotary_positions([(int(rows[0]), found.grid)], count) if sections else None,
     )
     return np.array(ours.run(batch))
@@ -246,8 +255,8 @@ def test_logits_equal_those_of_transformers(name: str, served: Any) -> None:
     with torch.no_grad():
         inputs = their_inputs(name, image(300, 500)) | {"input_ids": torch.tensor(ids)[None].long()}
         is_image = (inputs["input_ids"] == ours.tower.vision.tags.image_id).long()
-        if ours.tower.vision.both_ways != "none":
-            inputs["token_type_ids"] = is_image
+        if ours.tower.vision.both_ways != "none":  # 0: in PaliGemma, of the prompt
+            inputs["token_type_ids"] = is_image if ours.tower.vision.both_ways == "image" else 0 * is_image
         if ours.tower.vision.rotary_sections:
             inputs["mm_token_type_ids"] = is_image
         expected = theirs(**inputs).logits[0].numpy()
@@ -258,7 +267,7 @@ def test_logits_equal_those_of_transformers(name: str, served: Any) -> None:
 GREEDY = 64
 
 
-@pytest.mark.parametrize("name", ["smolvlm", "gemma3", "llava_next", "qwen2_5_vl"])
+@pytest.mark.parametrize("name", ["smolvlm", "gemma3", "paligemma2", "llava_next", "qwen2_5_vl"])
 def test_greedy_tokens_equal_those_of_transformers(name: str, served: Any) -> None:
     theirs, ours = served(name)
     vision, picture = ours.tower.vision, image(120, 90)
@@ -267,7 +276,7 @@ def test_greedy_tokens_equal_those_of_transformers(name: str, served: Any) -> No
     inputs = their_inputs(name, picture) | {"input_ids": torch.tensor(ids)[None].long()}
     is_image = (inputs["input_ids"] == vision.tags.image_id).long()
     if vision.both_ways != "none":
-        inputs["token_type_ids"] = is_image
+        inputs["token_type_ids"] = is_image if vision.both_ways == "image" else 0 * is_image
     if vision.rotary_sections:
         inputs["mm_token_type_ids"] = is_image
     limits = {"max_new_tokens": GREEDY, "min_new_tokens": GREEDY, "do_sample": False, "pad_token_id": 0}
@@ -301,8 +310,11 @@ def _likeliest(logits: NDArray[np.float32], ends: int | list[int]) -> int:
 def test_text_is_served_as_before_between_the_parts_of_an_image(name: str, served: Any) -> None:
     theirs, ours = served(name)
     ids = prompt(120)
+    inputs = {"input_ids": torch.tensor(ids)[None].long()}
+    if ours.tower.vision.both_ways == "prompt":  # without images there is no prompt that is seen both ways
+        inputs["token_type_ids"] = torch.ones_like(inputs["input_ids"])
     with torch.no_grad():
-        expected = theirs(input_ids=torch.tensor(ids)[None].long()).logits[0].numpy()
+        expected = theirs(**inputs).logits[0].numpy()
     before = run_rows(ours, ids)
     np.testing.assert_allclose(before, expected, atol=1e-4 * np.abs(expected).max())
     found = preprocess(image(300, 500), ours.tower.vision)

@@ -81,6 +81,8 @@ OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         {},
         "mrope_section must divide 8 pairs",
     ),
+    "fewer tokens": ("paligemma", {}, {"image_seq_length": 16}, "image_seq_length 16 differs from the tower's 64"),
+    "another width": ("paligemma", {"projection_dim": 48}, {}, "projection_dim 48 differs"),
     "several layers": ("mistral3", {"vision_feature_layer": [-2, -1]}, {}, "must be one layer, got"),
     "heads of another size": ("mistral3", {"vision_config": {"head_dim": 24}}, {}, "heads of 24 numbers"),
     "no square": ("gemma3", {}, {"size": {"height": 112, "width": 56}}, r"size \(112, 56\) differs"),
@@ -133,6 +135,11 @@ def test_an_image_sees_itself_and_what_is_before_it() -> None:
             seen_ends(images, first, count)
 
 
+def test_contexts_are_no_longer_than_the_windows_of_prompts_seen_both_ways() -> None:
+    assert read_spec(CONFIGS["paligemma"]).context == 2048
+    assert read_spec(CONFIGS["paligemma2"]).context == 1024
+
+
 def test_a_config_without_images_has_no_description() -> None:
     assert VisionDescription.from_config({"model_type": "llama"}) is None
     assert VisionDescription.from_config({"model_type": "smolvlm", "text_config": {}}) is None
@@ -152,7 +159,7 @@ def test_text_configs_are_read_by_their_own_family(name: str) -> None:
     assert (spec.architecture, spec.tied) == (CONFIGS[name]["architectures"][0], CONFIGS[name]["tie_word_embeddings"])
     if kind_of(name) in ("gemma3", "mistral3", *QWEN):  # whose decoder is the same in all
         return
-    with pytest.raises(ModelError, match="model_type 'rwkv' is not supported; known: llama"):
+    with pytest.raises(ModelError, match=r"model_type 'rwkv' is not supported; known: (llama|paligemma)"):
         read_spec(CONFIGS[name] | {"text_config": {"model_type": "rwkv"}})
 
 

@@ -65,6 +65,15 @@ _QWEN = {
     "tie_word_embeddings": False,
 }
 _QWEN_TOWER = {"depth": 3, "num_heads": 3, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
+_PALIGEMMA = {
+    "architectures": ["PaliGemmaForConditionalGeneration"],
+    "model_type": "paligemma",
+    "vision_config": _TOWER | {"model_type": "siglip_vision_model", "image_size": 112, "vision_use_head": False},
+    "image_token_index": 129,
+    "projection_dim": 64,
+    "pad_token_id": 0,
+    "tie_word_embeddings": True,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "idefics3": _IDEFICS3
     | {"architectures": ["Idefics3ForConditionalGeneration"], "model_type": "idefics3"}
@@ -91,6 +100,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "eoi_token_index": 128,
         "pad_token_id": 0,
         "tie_word_embeddings": True,
+    },
+    "paligemma": _PALIGEMMA
+    | {"text_config": _TEXT | {"model_type": "gemma", "head_dim": 24, "num_key_value_heads": 1}},
+    "paligemma2": _PALIGEMMA
+    | {
+        "text_config": _TEXT
+        | {"model_type": "gemma2", "head_dim": 24, "sliding_window": 1024, "query_pre_attn_scalar": 30}
+        | {"attn_logit_softcapping": 5.0, "num_hidden_layers": 3}
     },
     "llava": _LLAVA
     | {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"}
@@ -160,6 +177,8 @@ PREPROCESSORS: dict[str, dict[str, Any]] = {
     "internvl": {"size": {"height": 56, "width": 56}, "image_mean": [0.485, 0.456, 0.406]},
     "internvl-rms": {"size": {"height": 56, "width": 56}, "min_patches": 2, "max_patches": 6},
     "gemma3": {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 112, "width": 112}},
+    "paligemma": {"size": {"height": 112, "width": 112}, "image_seq_length": 64},
+    "paligemma2": {"size": {"height": 112, "width": 112}, "resample": 2},
     "smolvlm": {
         "image_processor_type": "SmolVLMImageProcessor",
         "size": {"longest_edge": 168},

@@ -1,4 +1,4 @@
-"""Gemma 1, 2 and 3: embeddings scaled by the root of the width, norms stored minus 1, GELU gates.
+"""Gemma 1, 2 and 3, and PaliGemma: embeddings scaled by the root of the width, norms stored minus 1, GELU gates.
 
 Gemma 2 adds norms after the branches, soft caps, and windows in every other layer; Gemma 3 norms of heads and a
 separate rotation for layers with windows, but has no caps on attention.
@@ -28,6 +28,11 @@ _GEMMA3_VISION_NAMES = siglip_names("model.vision_tower.") | {
     "vision_project_norm": (f"{_PROJECTOR}mm_soft_emb_norm",),
     "vision_project_out": (f"{_PROJECTOR}mm_input_projection_weight",),
 }
+_PALIGEMMA_NAMES = (
+    _GEMMA2_NAMES
+    | siglip_names("model.vision_tower.")
+    | {"feed_forward_norm": LLAMA_NAMES["feed_forward_norm"], "vision_project_out": (f"{_PROJECTOR}linear",)}
+)
 _VAULT_NAMES = LLAMA_NAMES | {"feed_forward_norm": _GEMMA2_NAMES["feed_forward_norm"]}
 
 # Defaults of fields that configs may omit, from transformers' classes.
@@ -48,6 +53,14 @@ _GEMMA3_DEFAULTS = _DEFAULTS | {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "max_position_embeddings": 131_072,
+}
+_PALIGEMMA_DEFAULTS = {
+    "vocab_size": 257_152,
+    "hidden_size": 2048,
+    "intermediate_size": 16384,
+    "num_hidden_layers": 18,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
 }
 
 
@@ -91,6 +104,22 @@ def _read_gemma3(config: Config) -> DecoderSpec:
 def _read_gemma3_with_images(config: Config) -> DecoderSpec:
     """Return the text decoder of the models with a vision tower."""
     return replace(_read_gemma3(config.within("text_config")), architecture="Gemma3ForConditionalGeneration")
+
+
+def _read_paligemma(config: Config) -> DecoderSpec:
+    """Return the text decoder of PaliGemma 1 or 2.
+
+    A prompt with an image is seen whole by each of its tokens, those of layers with windows too. So contexts are as
+    long as the window, which has then no effect.
+    """
+    text = config.within("text_config").over(_DEFAULTS | _PALIGEMMA_DEFAULTS)
+    text.flag("use_bidirectional_attention", True)  # it says what its prompts always are
+    text = text.having({"use_bidirectional_attention": False})
+    read = text.choice("model_type", "gemma", {"paligemma": _read_gemma, "gemma": _read_gemma, "gemma2": _read_gemma2})
+    spec: DecoderSpec = read(text)
+    window = min((each for each in spec.windows if each), default=spec.context)
+    spec = replace(spec, context=min(spec.context, window))
+    return replace(spec, architecture="PaliGemmaForConditionalGeneration")
 
 
 def _read_embedding(config: Config) -> DecoderSpec:
@@ -200,5 +229,18 @@ FAMILIES: dict[str, Family] = {
         title="Gemma 3 with images",
         examples=("google/gemma-3-4b-it", "google/gemma-3-12b-it"),
         note="It [sees images](vision.md).",
+    ),
+    "PaliGemmaForConditionalGeneration": Family(
+        _read_paligemma,
+        _PALIGEMMA_NAMES,
+        "paligemma",
+        base="model.",
+        ignored=IMAGE_PARTS,
+        aliases=WITH_IMAGES,
+        other_names={"feed_forward_norm": _GEMMA2_NAMES["feed_forward_norm"]},
+        norm_offset=1.0,
+        title="PaliGemma 1 and 2",
+        examples=("google/paligemma-3b-mix-224", "google/paligemma2-3b-mix-448"),
+        note="It [sees images](vision.md), and prompts with them both ways. Contexts are as long as Gemma 2's window.",
     ),
 }

@@ -14,6 +14,9 @@ Fields = dict[str, Any]
 MOST_TILES = 256
 """Tiles of an image, whatever its preprocessor's config asks for."""
 
+MOST_PATCHES = 8192
+"""Of an image whose shape is kept: a tower's attention grows with their square."""
+
 _MOST_LAYERS = 256
 _LARGEST_SIDE = 4096
 

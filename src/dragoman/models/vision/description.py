@@ -23,7 +23,7 @@ class VisionDescription:
         positions: a table with a learned row for each patch of a tile; or none.
         batch_of_one: that table and the class token are stored as a batch of one.
         both_ways: which tokens of the prompt see those after them: none; an image's tokens see all of theirs
-            (``image``: Gemma 3); all of a prompt's (``prompt``: PaliGemma).
+            (``image``: Gemma 3); all of a prompt with images do (``prompt``: PaliGemma).
         rotary_sections: numbers of a head's pairs in the decoder that are rotated by positions in time, by rows and by
             columns; empty: by the position in the text alone.
     """

@@ -164,6 +164,8 @@ class Tags:
         before, after: of the whole image. tile: before each tile of several, with ``{row}`` and ``{column}`` from 1.
         row_end: after each row of tiles, or, but for the last, of the embeddings of a tile of any shape.
         rows_end: after the last row. whole: before the tile with the whole image.
+        text_start, text_end: what the text after the prompt's last image begins with, and the prompt ends with
+            (PaliGemma, whose images come first).
     """
 
     placeholder: str
@@ -175,3 +177,5 @@ class Tags:
     row_end: str = ""
     rows_end: str = ""
     whole: str = ""
+    text_start: str = ""
+    text_end: str = ""

@@ -45,8 +45,9 @@ def seen_ends(images: Sequence[tuple[int, int]], first: int, count: int) -> NDAr
     """Return the position before which each of ``count`` tokens from ``first`` on sees all, ``[count]``, where an
     image's tokens see each other both ways (Gemma 3): a step has all tokens of an image, or none.
 
-    ``images``: the places of each image's first token and of the one after its last. Raises ValueError for an image
-    that the step has in part.
+    ``images``: the places of each image's first token and of the one after its last; where all tokens of a prompt with
+    images see each other (PaliGemma), that prompt alone, from 0 to its end. Raises ValueError for an image that the
+    step has in part.
     """
     found = np.arange(first + 1, first + count + 1, dtype=np.int32)
     for begin, end in images:

@@ -28,6 +28,16 @@ def expand(vision: VisionDescription, tokenizer: Tokenizer, prepared: PreparedIm
     return found
 
 
+def with_text_tags(vision: VisionDescription, prompt: str) -> str:
+    """Return a prompt with placeholders for images, with the tags that its text begins and ends with: PaliGemma's
+    begins after the last image. A prompt without images is not changed, as one that has a text's first tag."""
+    tags = vision.tags
+    images, placeholder, text = prompt.rpartition(tags.placeholder)
+    if not placeholder or (tags.text_start and text.startswith(tags.text_start)):
+        return prompt
+    return images + placeholder + tags.text_start + text + tags.text_end
+
+
 def replacement(vision: VisionDescription, prepared: PreparedImage) -> str:
     """Return the text that replaces one placeholder in the text of a prompt, before that is encoded."""
     return "".join(tag + vision.tags.image * tokens for tag, tokens in _runs(vision, prepared))

@@ -3,7 +3,6 @@ to the fields of a ``VisionDescription``."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ from dragoman.models.vision.config_fields import (
     CLIP_DEVIATION,
     CLIP_MEAN,
     HALVES,
+    MOST_PATCHES,
     MOST_TILES,
     SIGLIP,
     Fields,
@@ -22,12 +22,13 @@ from dragoman.models.vision.config_fields import (
     grid_of,
     image_id_of,
     layers_of,
-    pixel_limits,
     pixels_of,
     require_square,
     tower_of,
 )
-from dragoman.models.vision.parts import ACTIVATIONS, Layers, Projection, Reduction, Tags, Tiling
+from dragoman.models.vision.parts import ACTIVATIONS, Projection, Reduction, Tags, Tiling
+from dragoman.models.vision.readers_gemma import read_gemma3, read_paligemma
+from dragoman.models.vision.readers_qwen import read_qwen2
 
 PREPROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 """Files of a repository that say how images are prepared."""
@@ -98,36 +99,6 @@ def _read_idefics3(config: Config, preprocessor: Config) -> Fields:
             rows_end="\n",
             whole=f"{around}<global-img>",
         ),
-    }
-
-
-def _read_gemma3(config: Config, preprocessor: Config) -> Fields:
-    tower = tower_of(config)
-    side, patch = grid_of(tower, SIGLIP)
-    tokens = config.size("mm_tokens_per_image", 256)
-    short = math.isqrt(tokens)
-    if short**2 != tokens or side // patch % short:
-        raise ModelError(f"config.json: {side // patch} patches in a row cannot be averaged to {tokens} tokens")
-    preprocessor.refuse("do_pan_and_scan", False)
-    require_square(preprocessor, side)
-    text = Config(config.block("text_config"), where="config.json: text_config")
-    return {
-        "layers": layers_of(tower, SIGLIP, last_norm=True),
-        "patch": patch,
-        "reduction": Reduction(kind="average", factor=side // patch // short),
-        "projection": Projection(
-            out=text.size("hidden_size", 2304), norm="rms", norm_eps=tower.number("layer_norm_eps", 1e-6)
-        ),
-        "pixels": pixels_of(preprocessor, HALVES, HALVES, 2),
-        "tiling": Tiling(kind="one", side=side),
-        "tags": Tags(
-            placeholder="<start_of_image>",
-            image="<image_soft_token>",
-            image_id=image_id_of(config, "image_token_index", "image_token_id", default=262_144),
-            before="\n\n<start_of_image>",
-            after="<end_of_image>\n\n",
-        ),
-        "both_ways": "image",
     }
 
 
@@ -302,67 +273,6 @@ def _read_internvl(config: Config, preprocessor: Config) -> Fields:
     }
 
 
-_MOST_PATCHES = 8192  # of an image whose shape is kept: a tower's attention grows with their square
-
-
-def _read_qwen(config: Config, preprocessor: Config) -> Fields:
-    tower = tower_of(config.having({"vision_config": _without_channels(config)}))
-    newer = config.value("model_type") == "qwen2_5_vl"
-    text = config.within("text_config")
-    out = text.size("hidden_size", 8192)
-    patch, factor = tower.size("patch_size", 14), tower.size("spatial_merge_size", 2)
-    frames = tower.size("temporal_patch_size", 2)
-    for key, value in {"patch_size": patch, "merge_size": factor, "temporal_patch_size": frames}.items():
-        if preprocessor.size(key, value) != value:
-            raise ModelError(f"{preprocessor.where}: {key} differs from the tower's {value}")
-    side = patch * factor
-    if not 0 < side <= 256:
-        raise ModelError(f"{tower.where}: patches of {patch} pixels, {factor} by {factor}, are too large")
-    least, most = pixel_limits(preprocessor, 56 * 56, 28 * 28 * 1280, _MOST_PATCHES * patch**2, side**2)
-    width = tower.size("hidden_size", 3584) if newer else tower.size("embed_dim", 1280)
-    tower = tower.having(
-        {
-            "hidden_size": width,
-            "num_hidden_layers": tower.size("depth", 32),
-            "num_attention_heads": tower.size("num_heads", 16),
-            "intermediate_size": tower.size("intermediate_size", 3420) if newer else 4 * width,
-            "layer_norm_eps": 1e-6,
-        }
-    )
-    tower.refuse("mlp_ratio", 4)
-    layers = layers_of(
-        tower,
-        {"hidden_act": "silu" if newer else "quick_gelu"},
-        norm="rms" if newer else "layer",
-        gated=newer,
-        rotary_theta=10_000.0,
-        last_norm=True,
-    )
-    if layers.head_dim % 4:
-        raise ModelError(f"{tower.where}: heads of {layers.head_dim} numbers cannot be rotated in two dimensions")
-    if newer:
-        if tower.size("out_hidden_size", 3584) != out:
-            raise ModelError(f"{tower.where}: out_hidden_size differs from the decoder's hidden_size {out}")
-        layers = _windows(layers, tower, side)
-    return {
-        "layers": layers,
-        "patch": patch,
-        "patch_bias": False,
-        "frames": frames,
-        "positions": "none",
-        "reduction": Reduction(kind="shuffle", factor=factor),
-        "projection": Projection(out=out, inner=width * factor**2, activation="gelu", first_bias=True, last_bias=True),
-        "pixels": pixels_of(preprocessor, CLIP_MEAN, CLIP_DEVIATION, 3),
-        "tiling": Tiling(kind="any", side=side, least=least, most=most),
-        "tags": Tags(
-            placeholder="<|image_pad|>",
-            image="<|image_pad|>",
-            image_id=image_id_of(config, "image_token_id", default=151_655),
-        ),
-        "rotary_sections": _sections(text),
-    }
-
-
 def _read_mistral3(config: Config, preprocessor: Config) -> Fields | None:
     if config.block("vision_config").get("model_type", "pixtral") != "pixtral":
         return None
@@ -421,7 +331,7 @@ def _pixtral(config: Config, preprocessor: Config, factor: int, *, merged: bool)
             last_bias=bias,
         ),
         "pixels": pixels_of(preprocessor, CLIP_MEAN, CLIP_DEVIATION, 3),
-        "tiling": Tiling(kind="any", side=side, longest=longest, most=_MOST_PATCHES * patch**2),
+        "tiling": Tiling(kind="any", side=side, longest=longest, most=MOST_PATCHES * patch**2),
         "tags": Tags(
             placeholder="[IMG]",
             image="[IMG]",
@@ -437,43 +347,16 @@ def _axial_theta(tower: Config) -> float:
     return block.number("rope_theta", tower.number("rope_theta", 10_000.0))
 
 
-def _without_channels(config: Config) -> dict[str, Any]:
-    """Return the tower's block with the usual name for the number of channels."""
-    block = dict(config.block("vision_config"))
-    channels = block.pop("in_channels", block.pop("in_chans", None))
-    return block if channels is None else block | {"num_channels": channels}
-
-
-def _windows(layers: Layers, tower: Config, side: int) -> Layers:
-    window = tower.size("window_size", 112)
-    full = tower.value("fullatt_block_indexes", [7, 15, 23, 31])
-    if window % side:
-        raise ModelError(f"{tower.where}: window_size {window} is not a multiple of {side} pixels")
-    if not isinstance(full, list) or not all(isinstance(layer, int) and 0 <= layer < layers.count for layer in full):
-        raise ModelError(f"{tower.where}: fullatt_block_indexes must list some of {layers.count} layers, got {full!r}")
-    return replace(layers, window=window, full_layers=tuple(full))
-
-
-def _sections(text: Config) -> tuple[int, ...]:
-    """Return the pairs of the decoder's heads that are rotated by time, rows and columns."""
-    scaling = text.block("rope_scaling") or text.block("rope_parameters")
-    head_dim = text.size("hidden_size") // text.size("num_attention_heads")
-    sections = scaling.get("mrope_section", [16, 24, 24])
-    whole = isinstance(sections, list) and len(sections) == 3 and all(isinstance(n, int) and n > 0 for n in sections)
-    if not whole or sum(sections) != head_dim // 2:
-        raise ModelError(f"config.json: mrope_section must divide {head_dim // 2} pairs in three, got {sections!r}")
-    return tuple(sections)
-
-
 READERS: dict[str, Callable[[Config, Config], Fields | None]] = {
-    "gemma3": _read_gemma3,
+    "gemma3": read_gemma3,
     "idefics3": _read_idefics3,
     "internvl": _read_internvl,
     "llava": _read_llava,
     "llava_next": _read_llava_next,
     "mistral3": _read_mistral3,
-    "qwen2_5_vl": _read_qwen,
-    "qwen2_vl": _read_qwen,
+    "paligemma": read_paligemma,
+    "qwen2_5_vl": read_qwen2,
+    "qwen2_vl": read_qwen2,
     "smolvlm": _read_idefics3,
 }
 """By the ``model_type`` of the whole config."""
