@@ -48,8 +48,8 @@ export function setValue(name: string, value: unknown): void {
 
 export async function loadModels(): Promise<void> {
     const { data } = await getJson<{ data: Model[] }>("openai/v1/models");
-    models.value = data;
-    if (!data.some((each) => each.id === model.value)) model.value = data[0]?.id ?? "";
+    models.value = data.filter((each) => each.max_model_len !== undefined); // others are not in memory
+    if (!models.value.some((each) => each.id === model.value)) model.value = models.value[0]?.id ?? "";
     try {
         const listed = await getJson<{ data: { id: string; reasoning?: boolean; mode?: string }[] }>(
             "friendli/serverless/v1/models",

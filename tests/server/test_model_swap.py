@@ -60,6 +60,12 @@ def answered(server: RunningServer, **fields: Any) -> dict[str, Any]:
     return made
 
 
+def shown(server: RunningServer) -> dict[str, str]:
+    """Return the models that are listed, and their states."""
+    listed = httpx.get(server.url + "/v1/models").json()["data"]
+    return {each["id"]: each["status"]["value"] for each in listed}
+
+
 def streamed(server: RunningServer, number: int, begun: Callable[[], None]) -> tuple[str, str]:
     """Model and text of one stream, read to its end."""
     text, model = "", ""
@@ -138,10 +144,10 @@ def test_models_come_and_go(server: RunningServer) -> None:
     assert post(server, "/chat", {"messages": [{"role": "user", "content": "x"}]}).json()["detail"] == NO_MODEL
     assert post(server, "/generate/batch", {"prompts": ["x"]}).json()["detail"] == NO_MODEL
     assert post(server, "/v1/completions", BODY).status_code == 503
-    assert [each["id"] for each in httpx.get(server.url + "/v1/models").json()["data"]] == ["first"], "memory has it"
+    assert shown(server)["first"] == "loaded", "memory has it"
     assert answered(server, model="first", max_tokens=2)["model"] == "first"
     assert post(server, "/resident-models/unload", {"model": "first"}).json()["models"] == []
-    assert httpx.get(server.url + "/v1/models").json()["data"] == []
+    assert set(shown(server).values()) == {"unloaded"}
     assert post(server, "/models/unload").json()["message"] == "No model is currently loaded"
     asked = post(server, "/generate", {"prompt": "x", "model_id": "first", "max_tokens": 2})
     assert (asked.status_code, asked.json()["model"]) == (200, "first")

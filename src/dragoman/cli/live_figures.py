@@ -121,13 +121,18 @@ def around_of(models: Any, current: Any, resources: Any) -> Around:
     """Return what the answers tell; one that is None, or of another shape, tells nothing."""
     memory = _member(resources, "memory")
     listed = _member(models, "data")
-    names = [str(_member(each, "id")) for each in listed] if isinstance(listed, list) else None
+    names = [str(_member(each, "id")) for each in listed if _is_loaded(each)] if isinstance(listed, list) else None
     sizes = {_member(current, "id"): _whole(_member(current, "memory_used"))}
     return Around(
         memory_used_bytes=_whole(_member(memory, "used")),
         memory_bytes=_whole(_member(memory, "total")),
         models=None if names is None else [Model(name=name, memory_bytes=sizes.get(name)) for name in names],
     )
+
+
+def _is_loaded(entry: Any) -> bool:
+    """Return whether a list's model is in memory: where the list does not say that, it has no others."""
+    return _member(_member(entry, "status"), "value") in (None, "loaded")
 
 
 def _member(answer: Any, name: str) -> Any:

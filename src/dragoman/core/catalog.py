@@ -199,6 +199,11 @@ class Catalog(Protocol):
         """Yield each change of state of any model, from now on."""
 
 
+def may_have_loaded(catalog: Catalog, scopes: Iterable[str]) -> bool:
+    """Return whether a request with these scopes may have an offered model loaded by naming it."""
+    return catalog.request_loads == "any" or (catalog.request_loads == "admin" and "admin" in scopes)
+
+
 LISTED = 8
 
 

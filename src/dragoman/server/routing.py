@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute, Match, NoMatchFound, Route, WebSocketRo
 from starlette.types import Receive, Scope, Send
 
 from dragoman.core.caller import Caller, current_caller
+from dragoman.core.catalog import may_have_loaded
 from dragoman.core.errors import (
     Cancelled,
     DragomanError,
@@ -256,7 +257,7 @@ class PathEndpoint:
         if not catalog.is_resident(found):
             if catalog.request_loads == "never":
                 return None
-            if catalog.request_loads == "admin" and "admin" not in exchange.scopes:
+            if not may_have_loaded(catalog, exchange.scopes):
                 raise Forbidden(f"The model '{name[:256]}' is not loaded, and this API key may not have it loaded.")
         return found
 

@@ -15,6 +15,7 @@ from dragoman.dialects.anthropic.settings import AnthropicSettings
 from dragoman.dialects.anthropic.translate import messages_request
 from dragoman.dialects.api import Operation, RequestContext, RouteHint
 from dragoman.dialects.chat_stream import ChatStream
+from dragoman.dialects.model_list import listed_model, listed_models
 from dragoman.dialects.openai_stream import encoded, stream_answer
 
 CLAUDE = "claude-"
@@ -125,7 +126,7 @@ class Api:
         """Handle ``GET /v1/models``."""
         limit, after_id, before_id = page_of(context.query)
         shown = models.page(
-            serving.models(),
+            listed_models(serving, context.scopes),
             has_batches=serving.batches.is_on,
             limit=limit,
             after_id=after_id,
@@ -135,8 +136,12 @@ class Api:
 
     async def model(self, serving: Serving, context: RequestContext) -> None:
         """Handle ``GET /v1/models/{id}``; ids may hold slashes."""
-        card = self._card(serving, context.path_params["id"])
-        await context.reply(models.model(card, has_batches=serving.batches.is_on))
+        name = context.path_params["id"]
+        try:
+            listed = listed_model(serving, context.scopes, name)
+        except ModelNotFound:
+            listed = listed_model(serving, context.scopes, self._card(serving, name).name)
+        await context.reply(models.model(listed, has_batches=serving.batches.is_on))
 
     def _card(self, serving: Serving, name: str) -> ModelCard:
         """Return the model that answers to a name. Raises ModelNotFound."""

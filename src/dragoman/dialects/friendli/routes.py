@@ -28,6 +28,7 @@ from dragoman.dialects.friendli.translate import (
     completion_requests,
     without_effect,
 )
+from dragoman.dialects.model_list import listed_models
 from dragoman.dialects.multi_prompt import generate_all
 from dragoman.dialects.openai_stream import encoded, sse, stream_answer
 from dragoman.dialects.shared_fields import show_asked_progress
@@ -253,7 +254,7 @@ class SurfaceApi:
     async def models(self, serving: Serving, context: RequestContext) -> None:
         """Handle ``GET {surface}/models``."""
         self._check_team(context)
-        await context.reply({"object": "list", "data": [render.model(card) for card in serving.models()]})
+        await context.reply({"object": "list", "data": _models(serving, context.scopes)})
 
     async def _asked(self, table: Table, serving: Serving, context: RequestContext) -> Asked:
         """Return the checked body and its model. The team is checked first: callers without access get no errors of the
@@ -265,6 +266,12 @@ class SurfaceApi:
 
     def _check_team(self, context: RequestContext) -> None:
         check_team(self._surface, context.headers.get("x-friendli-team"), self._settings.friendli_team)
+
+
+def _models(serving: Serving, scopes: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return the list of models: those in memory, since clients insist on properties that only these have."""
+    listed = listed_models(serving, scopes)
+    return [render.model(each.card) | {"status": each.status} for each in listed if each.card is not None]
 
 
 class Asked(NamedTuple):

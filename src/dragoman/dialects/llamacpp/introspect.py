@@ -14,6 +14,7 @@ from dragoman.dialects.llamacpp.errors import NotServed
 from dragoman.dialects.llamacpp.fields import APPLY_TEMPLATE, COMPLETION, DETOKENIZE, TOKENIZE
 from dragoman.dialects.llamacpp.routes import sampling_settings
 from dragoman.dialects.llamacpp.translate import sampling_of
+from dragoman.dialects.model_list import ListedModel
 
 BUILD = "b10000-dragoman"
 SLOTS = "This server does not support slots endpoint. Start it with `--slots`"
@@ -116,11 +117,14 @@ async def health(serving: Serving, context: RequestContext) -> None:
 async def models(serving: Serving, context: RequestContext) -> None:
     """Handle ``GET /models``."""
     cards = {card.name: card for card in serving.models()}
-    listed = [await _model(serving, entry, cards.get(entry.id)) for entry in serving.catalog.entries()]
+    listed = [
+        await _model(serving, ListedModel(entry.id, cards.get(entry.id), entry)) for entry in serving.catalog.entries()
+    ]
     await context.reply({"models": listed, "object": "list", "data": listed})
 
 
-async def _model(serving: Serving, entry: CatalogEntry, card: ModelCard | None) -> dict[str, Any]:
+async def _model(serving: Serving, listed: ListedModel) -> dict[str, Any]:
+    entry, card = listed.entry, listed.card
     described: dict[str, Any] = {
         "id": entry.id,
         "aliases": list(entry.aliases),
@@ -129,9 +133,10 @@ async def _model(serving: Serving, entry: CatalogEntry, card: ModelCard | None) 
         "created": int(entry.modified or 0),
         "owned_by": "llamacpp",
         "meta": None,
+        "status": listed.status,
     }
     if entry.state is not ModelState.LOADED or card is None:
-        return described | {"status": {"value": "unloaded"}}
+        return described
     details = await _details(serving, entry)
     described["meta"] = {
         "vocab_type": VOCAB_TYPES.get(details.tokenizer if details else "", 0),

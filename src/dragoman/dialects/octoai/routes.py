@@ -19,6 +19,7 @@ from dragoman.dialects.api import Abort, Operation, RequestContext, RouteHint
 from dragoman.dialects.chat_stream import ChatStream
 from dragoman.dialects.completion_stream import CompletionStream
 from dragoman.dialects.field import CoreParams
+from dragoman.dialects.model_list import listed_models
 from dragoman.dialects.multi_prompt import generate_all
 from dragoman.dialects.octoai import render
 from dragoman.dialects.octoai.errors import error_event
@@ -130,8 +131,14 @@ class Api:
     async def models(self, serving: Serving, context: RequestContext) -> None:
         """Handle ``GET /v1/models``."""
         listed = [
-            {"id": card.name, "object": "model", "created": card.created, "owned_by": "dragoman"}
-            for card in serving.models()
+            {
+                "id": each.name,
+                "object": "model",
+                "created": each.created,
+                "owned_by": "dragoman",
+                "status": each.status,
+            }
+            for each in listed_models(serving, context.scopes)
         ]
         await context.reply({"object": "list", "data": listed})
 

@@ -10,10 +10,10 @@ import msgspec
 
 from dragoman.core.errors import DragomanError
 from dragoman.core.events import FinishReason, GenerationResult, PromptReady, TextDelta, Token, Usage
-from dragoman.core.serving import ModelCard
 from dragoman.dialects.chat_stream import ChatChunk, ChatShaper, gathered
 from dragoman.dialects.completion_stream import CompletionChunk, CompletionShaper
 from dragoman.dialects.logprobs import chat_logprobs, completion_logprobs, shown_tokens
+from dragoman.dialects.model_list import ListedModel
 from dragoman.dialects.openai.custom_tools import CustomInput
 from dragoman.dialects.openai.errors import render_error
 from dragoman.dialects.openai_stream import DONE, finish_reason, sse, usage
@@ -379,13 +379,17 @@ def delta_of(part: Part | None) -> ChatDelta:
     return ChatDelta()
 
 
-def model(card: ModelCard) -> dict[str, Any]:
-    """Return an entry of the model list; ``max_model_len``, and ``parent`` of an adapter, are other engines' names."""
-    entry = {
-        "id": card.name,
+def model(listed: ListedModel) -> dict[str, Any]:
+    """Return an entry of the model list; ``max_model_len``, ``parent`` of an adapter and ``status`` are other engines'
+    names. A model that is not in memory has no ``max_model_len``."""
+    entry: dict[str, Any] = {
+        "id": listed.name,
         "object": "model",
-        "created": card.created,
+        "created": listed.created,
         "owned_by": "dragoman",
-        "max_model_len": card.context_tokens,
+        "status": listed.status,
     }
-    return entry if card.base is None else entry | {"parent": card.base}
+    if listed.card is None:
+        return entry
+    entry["max_model_len"] = listed.card.context_tokens
+    return entry if listed.card.base is None else entry | {"parent": listed.card.base}

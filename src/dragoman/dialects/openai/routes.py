@@ -14,6 +14,7 @@ from dragoman.dialects.api import Operation, RequestContext
 from dragoman.dialects.chat_stream import ChatStream
 from dragoman.dialects.completion_stream import CompletionStream
 from dragoman.dialects.field import Reading
+from dragoman.dialects.model_list import listed_model, listed_models
 from dragoman.dialects.multi_prompt import generate_all
 from dragoman.dialects.openai import render
 from dragoman.dialects.openai.continuing import NOT_CONTINUABLE, READS, READS_FROM, Continuation, continuation
@@ -187,12 +188,14 @@ async def render_completions(serving: Serving, context: RequestContext) -> None:
 
 async def models(serving: Serving, context: RequestContext) -> None:
     """Handle ``GET /v1/models``."""
-    await context.reply({"object": "list", "data": [render.model(card) for card in serving.models()]})
+    await context.reply(
+        {"object": "list", "data": [render.model(each) for each in listed_models(serving, context.scopes)]}
+    )
 
 
 async def model(serving: Serving, context: RequestContext) -> None:
     """Handle ``GET /v1/models/{id}``; ids may hold slashes."""
-    await context.reply(render.model(serving.model(context.path_params["id"])))
+    await context.reply(render.model(listed_model(serving, context.scopes, context.path_params["id"])))
 
 
 def _head(
