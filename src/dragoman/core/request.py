@@ -8,6 +8,7 @@ import msgspec
 
 from dragoman.core.constraint import Constraint
 from dragoman.core.events import BeamStep
+from dragoman.core.images import ImageTiles
 from dragoman.core.pooling import PoolingParams
 from dragoman.core.resume import SavedSequence
 from dragoman.core.sampling import BeamParams, EndingParams, LogprobParams, SamplingParams
@@ -17,11 +18,13 @@ class TextPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="text"):
     """Plain text. ``add_special_tokens``: as the tokenizer's own post-processing does (BOS where the model has it).
 
     ``parse_special_tokens``: special tokens spelled in it are these tokens; otherwise they are text like other text.
+    ``image_places``: how many characters precede each of the request's images, ascending.
     """
 
     text: str
     add_special_tokens: bool = True
     parse_special_tokens: bool = True
+    image_places: tuple[int, ...] = ()
 
 
 class TokenPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
@@ -34,8 +37,9 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="chat"):
     """Messages in the OpenAI shape, rendered by the model's chat template.
 
     ``messages`` are plain JSON values (role, content, tool_calls, …), already validated by the dialect, contents
-    flattened to strings. ``token_ids``: what they were rendered to before, which holds whatever a template would give
-    now; empty: nothing yet.
+    flattened to strings. The content of a message with images is a list of its parts, text as ``{"type": "text",
+    "text": …}`` and each image, in the order of the request's, as ``{"type": "image"}``. ``token_ids``: what they were
+    rendered to before, which holds whatever a template would give now; empty: nothing yet.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -125,6 +129,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         reasoning_budget: maximum tokens of a reasoning block at the beginning of a text; None: no limit. Ignored
             where the model is not known to write such blocks.
         embeddings: vectors in place of the embeddings of some prompt tokens.
+        images: those of the prompt, in its order, as ``Serving.image_tiles`` made them for the model. images_param:
+            the wire field that has them, for errors.
         pooling: nothing is generated: the answer is a vector of the prompt.
         truncate: only the last so many tokens of the prompt are kept, and with ``pooling`` the first; None: all.
         echo: the prompt's text precedes the generated text.
@@ -158,6 +164,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     shown_tokens: tuple[str, ...] = ()
     reasoning_budget: int | None = None
     embeddings: PromptEmbeddings | None = None
+    images: tuple[ImageTiles, ...] = ()
+    images_param: str = "messages"
     pooling: PoolingParams | None = None
     truncate: int | None = None
     echo: bool = False

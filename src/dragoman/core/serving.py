@@ -14,6 +14,7 @@ from dragoman.core.batches import BatchStore
 from dragoman.core.catalog import Catalog
 from dragoman.core.events import GenerationEvent, GenerationResult, PromptToken
 from dragoman.core.explanation import Explanation
+from dragoman.core.images import ImageInfo, ImageInput, ImageTiles
 from dragoman.core.pooling import PoolingInfo
 from dragoman.core.request import ChatPrompt, EngineRequest, GenerationRequest, Prompt
 from dragoman.core.responses import ResponseStore
@@ -78,6 +79,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     ``base``: of an adapter, the model that it changes; None for a model.
     ``sampling``: values for the sampling parameters that requests leave open.
     ``pooling``: how it makes vectors of texts; None: it makes none. ``generates``: it generates text.
+    ``images``: None: it sees none.
 
     ``encoder_context_tokens``: None for decoder-only models, where ``context_tokens`` limits prompt and output
     together; of an encoder-decoder model the maximum of a prompt, where ``context_tokens`` limits the output.
@@ -106,6 +108,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingDefaults = SamplingDefaults()
     pooling: PoolingInfo | None = None
     generates: bool = True
+    images: ImageInfo | None = None
 
     @property
     def max_text_tokens(self) -> int:
@@ -187,6 +190,13 @@ class Serving(Protocol):
 
     async def render(self, prompt: ChatPrompt, model: str | None = None) -> str:
         """Return the text that the model's chat template renders from the messages."""
+
+    async def image_tiles(self, image: ImageInput, model: str | None = None, *, param: str = "messages") -> ImageTiles:
+        """Return a decoded image as the model's tower takes it, which is much smaller than a large image.
+
+        ``param``: the wire field that has it, for errors. Raises UnsupportedFeature for a model that sees no images,
+        BadRequest for an image that it cannot take, Overloaded where requests hold too many already.
+        """
 
     async def explain(self, request: GenerationRequest, *, streamed: bool = False) -> Explanation:
         """Return what the request would be run as. Raises as ``stream`` (where ``streamed``) or ``generate`` would

@@ -30,6 +30,7 @@ from dragoman.core.events import (
     Usage,
 )
 from dragoman.core.explanation import Explanation
+from dragoman.core.images import ImageInput, ImageTiles
 from dragoman.core.request import ChatPrompt, EngineRequest, GenerationRequest, Prompt
 from dragoman.core.responses import ResponseStore
 from dragoman.core.resume import ResumeKey, ResumeLock, ResumeStore, SavedGeneration
@@ -319,6 +320,9 @@ class DryServing:
 
     async def render(self, prompt: ChatPrompt, model: str | None = None) -> str:
         return await self._serving.render(prompt, model)
+
+    async def image_tiles(self, image: ImageInput, model: str | None = None, *, param: str = "messages") -> ImageTiles:
+        return await self._serving.image_tiles(image, model, param=param)
 
     async def explain(self, request: GenerationRequest, *, streamed: bool = False) -> Explanation:
         return await self._serving.explain(request, streamed=streamed)

@@ -20,7 +20,8 @@ from dragoman.dialects.explain_fields import inner_table, shown
 from dragoman.dialects.field import Field, Row, Table, Treatment
 from dragoman.dialects.field_types import Boolean, OneOf, String, Wrapped
 
-OWN = frozenset({"request_id", "constraint_param", "unset_sampling", "resumable", "resumed", "sampling", "ending"})
+OWN = frozenset({"request_id", "constraint_param", "images_param", "unset_sampling", "resumable", "resumed"})
+OWN |= {"sampling", "ending"}
 """Fields of ``GenerationRequest`` that a dialect decides by itself, or that are compared by their members."""
 
 _GROUPS = ("sampling", "ending", "logprobs", "beams", "embeddings")
@@ -72,6 +73,7 @@ def counterpart(dialect: Dialect, like: Sequence[str]) -> Operation | None:
 def flattened(request: GenerationRequest) -> dict[str, Any]:
     """Return the parameters of a request by their names in ``field.PARAMETERS``."""
     values = {name: getattr(request, name) for name in request.__struct_fields__ if name not in OWN}
+    values["images"] = tuple(image.digest.hex() for image in request.images)
     for group in _GROUPS:
         struct = getattr(request, group)
         if struct is not None:

@@ -13,6 +13,7 @@ from dragoman.core.adapters import Adapters
 from dragoman.core.errors import EngineUnavailable
 from dragoman.core.events import GenerationEvent, GenerationResult, PromptToken
 from dragoman.core.explanation import Explanation
+from dragoman.core.images import ImageInput, ImageTiles
 from dragoman.core.observer import ObservedStep, Observers
 from dragoman.core.request import ChatPrompt, EngineRequest, GenerationRequest, Prompt
 from dragoman.core.serving import ModelCard
@@ -127,6 +128,9 @@ class ActiveModel:
 
     async def render(self, prompt: ChatPrompt, model: str | None = None) -> str:
         return await self._serving.render(prompt, model)
+
+    async def image_tiles(self, image: ImageInput, model: str | None = None, *, param: str = "messages") -> ImageTiles:
+        return await self._serving.image_tiles(image, model, param=param)
 
     async def explain(self, request: GenerationRequest, *, streamed: bool = False) -> Explanation:
         return await self._serving.explain(request, streamed=streamed)

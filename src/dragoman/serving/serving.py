@@ -20,8 +20,6 @@ from dragoman.core.errors import (
     BadRequest,
     Conflict,
     GenerationCancelled,
-    GenerationFailed,
-    GenerationTimeout,
     ModelNotFound,
     Overloaded,
     ShuttingDown,
@@ -39,6 +37,7 @@ from dragoman.core.events import (
     TokenEvent,
 )
 from dragoman.core.explanation import EngineExplanation, Explanation
+from dragoman.core.images import ImageInput, ImageTiles, images_refused
 from dragoman.core.observer import Observers, current_request
 from dragoman.core.progress import ProgressReport, current_progress
 from dragoman.core.request import ChatPrompt, EngineRequest, GenerationRequest, Prompt
@@ -52,6 +51,7 @@ from dragoman.serving.catalog import FixedCatalog
 from dragoman.serving.checks import check_beams, check_streamed
 from dragoman.serving.collect import best, collect
 from dragoman.serving.constraints import ConstraintReader
+from dragoman.serving.deadline import Deadline
 from dragoman.serving.engine_request import (
     engine_request,
     for_encoder,
@@ -111,39 +111,6 @@ class _Prepared(NamedTuple):
     request: GenerationRequest
     prompt: tuple[int, ...]
     submitted: EngineRequest
-
-
-class Deadline:
-    """Calls ``cancel`` ``limit_s`` seconds after arrival, and turns the errors that follow into those of a timeout."""
-
-    def __init__(self, arrived: float, limit_s: float | None, cancel: Callable[[], None]) -> None:
-        self._limit_s = limit_s
-        self._cancel = cancel
-        self._passed = False
-        self._timer: asyncio.TimerHandle | None = None
-        if limit_s is not None:
-            self._timer = asyncio.get_running_loop().call_at(arrived + limit_s, self._pass)
-
-    def lift(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    @property
-    def has_passed(self) -> bool:
-        return self._passed
-
-    def reason(self, finish: FinishReason) -> FinishReason:
-        return FinishReason.TIMEOUT if self._passed and finish is FinishReason.CANCELLED else finish
-
-    def failure(self, message: str) -> GenerationFailed:
-        return GenerationTimeout(self.words(message)) if self._passed else GenerationFailed(message)
-
-    def words(self, message: str) -> str:
-        return f"The generation did not finish within {self._limit_s:g} seconds." if self._passed else message
-
-    def _pass(self) -> None:
-        self._passed = True
-        self._cancel()
 
 
 class EngineServing:
@@ -249,6 +216,9 @@ class EngineServing:
     async def render(self, prompt: ChatPrompt, model: str | None = None) -> str:
         self.model(model)
         return await self._prompts.rendered(prompt)
+
+    async def image_tiles(self, image: ImageInput, model: str | None = None, *, param: str = "messages") -> ImageTiles:
+        raise images_refused(self.model(model).name, param)
 
     async def prepare(self, request: GenerationRequest) -> EngineRequest:
         count, logprobs = sequences_of(request)
@@ -427,6 +397,8 @@ class EngineServing:
         """Return the request as it goes to the engine: everything that can be refused before that is."""
         if request.pooling is None and not self._model.card.generates:
             raise UnsupportedOperation(f"The model '{self._model.card.name}' generates no text.", param="model")
+        if request.images:
+            raise images_refused(self._model.card.name, request.images_param)
         if request.pooling is None:
             prompt = await self._prompt(request)
         else:
