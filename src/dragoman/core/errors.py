@@ -35,6 +35,17 @@ class UnsupportedOperation(UnsupportedFeature):
     """The model does not do what the path is for: it makes no vectors of texts, or it generates none."""
 
 
+class BadImage(BadRequest):
+    """An image cannot be read. ``code``: what is wrong with it, in OpenAI's word. ``reason``: the same as a part of a
+    sentence."""
+
+    def __init__(self, code: str, reason: str, *, param: str | None = None) -> None:
+        place = f"'{param}': " if param else ""
+        super().__init__(f"{place}the image cannot be used: {reason}.", param=param)
+        self.code = code
+        self.reason = reason
+
+
 class BadConstraint(BadRequest):
     """The constraint cannot be read, or allows no text. ``reason``: why, without the field's name."""
 

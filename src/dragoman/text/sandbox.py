@@ -2,6 +2,7 @@
 
 Each is a Python program that exchanges frames on file descriptor 0, a stream socket: 4 bytes of length, big-endian,
 then JSON. It greets with ``{}``; the first frame it gets is its setup, answered like every later one by an object.
+A request or an answer with ``payload_bytes`` is followed by so many bytes as they are.
 ``{"error": …, "kind": …}`` is a failure; of the kind ``lost``, one that the request did not cause. A frame
 ``{"cancel": true}`` has no answer: it ends the current work, where the program supports that. ``sandbox_child`` has
 the code that these programs share.
@@ -71,17 +72,25 @@ class ProcessLost(Exception):
 class SandboxedProcess:
     """A program that is set up once, answers one request at a time, and is replaced when it had to be killed.
 
-    ``setup`` returns its first frame. An answer takes at most ``time_s`` of processor time and ``answer_bytes``.
+    ``setup`` returns its first frame. An answer takes at most ``time_s`` of processor time and ``answer_bytes``, and
+    its payload ``payload_bytes``.
     Methods block and may be called from any thread. ``close``, or losing the last reference, ends the process.
     """
 
     def __init__(
-        self, program: Path, setup: Callable[[], Mapping[str, Any]], *, time_s: float, answer_bytes: int
+        self,
+        program: Path,
+        setup: Callable[[], Mapping[str, Any]],
+        *,
+        time_s: float,
+        answer_bytes: int,
+        payload_bytes: int = 0,
     ) -> None:
         self._program = program
         self._setup = setup
         self._time_s = time_s
         self._answer_bytes = answer_bytes
+        self._payload_bytes = payload_bytes
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
@@ -103,13 +112,16 @@ class SandboxedProcess:
             self._with_retry(self._started)
             return self._setup_answer or {}
 
-    def ask(self, request: Mapping[str, Any], cancelled: Cancelled | None = None) -> dict[str, Any]:
+    def ask(
+        self, request: Mapping[str, Any], cancelled: Cancelled | None = None, payload: bytes = b""
+    ) -> dict[str, Any]:
         """Return the answer to one request, both plain JSON values. Raises ProcessFailure, ProcessLost.
 
-        ``cancelled``: checked at intervals; once it is true the answer is not needed.
+        ``cancelled``: checked at intervals; once it is true the answer is not needed. ``payload``: bytes that follow
+        the request; those that follow the answer are its ``payload``.
         """
         with self._lock:
-            return self._with_retry(lambda: self._ask(self._started(), request, cancelled))
+            return self._with_retry(lambda: self._ask(self._started(), request, cancelled, payload))
 
     def close(self) -> None:
         """End the process."""
@@ -176,27 +188,41 @@ class SandboxedProcess:
         self._end()
 
     def _ask(
-        self, connection: socket.socket, request: Mapping[str, Any], cancelled: Cancelled | None = None
+        self,
+        connection: socket.socket,
+        request: Mapping[str, Any],
+        cancelled: Cancelled | None = None,
+        payload: bytes = b"",
     ) -> dict[str, Any]:
         try:
-            frame = framed(request)
+            frame = framed({**request, "payload_bytes": len(payload)} if payload else request)
         except RecursionError:
             raise ProcessFailure("failed", "the messages are nested too deeply") from None
-        return self._exchange(connection, frame, self._time_s, cancelled)
+        return self._exchange(connection, frame, self._time_s, cancelled, payload)
 
     def _exchange(
-        self, connection: socket.socket, frame: bytes, time_s: float, cancelled: Cancelled | None = None
+        self,
+        connection: socket.socket,
+        frame: bytes,
+        time_s: float,
+        cancelled: Cancelled | None = None,
+        payload: bytes = b"",
     ) -> dict[str, Any]:
         """Send a frame and return its answer. After any error the process is ended, as it may be out of step."""
         try:
             deadline = time.monotonic() + _CLOCK_FACTOR * time_s
             used_before_s = self._used_s()
-            _send(connection, frame, self._time_is_up(deadline, time_s, used_before_s, None))
+            for part in (frame, payload):
+                _send(connection, part, self._time_is_up(deadline, time_s, used_before_s, None))
             _await_answer(connection, self._time_is_up(deadline, time_s, used_before_s, cancelled))
             size = receive_size(connection, deadline)
             if size > self._answer_bytes:
                 raise EOFError
             answer = json.loads(receive_exactly(connection, size, deadline))
+            if more := answer.get("payload_bytes", 0):
+                if not 0 < more <= self._payload_bytes:
+                    raise EOFError
+                answer["payload"] = receive_exactly(connection, more, deadline)
         except TimeoutError:
             used_s = self._used_s() - used_before_s
             self._stop()
@@ -261,9 +287,11 @@ class SandboxedProcesses:
         *,
         time_s: float,
         answer_bytes: int,
+        payload_bytes: int = 0,
         count: int = 1,
     ) -> None:
-        self._all = [SandboxedProcess(program, setup, time_s=time_s, answer_bytes=answer_bytes) for _ in range(count)]
+        limits = {"answer_bytes": answer_bytes, "payload_bytes": payload_bytes}
+        self._all = [SandboxedProcess(program, setup, time_s=time_s, **limits) for _ in range(count)]
         self._idle = self._all[::-1]
         self._one_is_idle = threading.Condition()
 
@@ -275,14 +303,16 @@ class SandboxedProcesses:
         """Start the first one; return its answer to the setup. Raises ProcessFailure, ProcessLost."""
         return self._all[0].start()
 
-    def ask(self, request: Mapping[str, Any], cancelled: Cancelled | None = None) -> dict[str, Any]:
+    def ask(
+        self, request: Mapping[str, Any], cancelled: Cancelled | None = None, payload: bytes = b""
+    ) -> dict[str, Any]:
         """Return the answer of one of them. Raises ProcessFailure, ProcessLost."""
         with self._one_is_idle:
             while not self._idle:
                 self._one_is_idle.wait()
             process = self._idle.pop()
         try:
-            return process.ask(request, cancelled)
+            return process.ask(request, cancelled, payload)
         finally:
             with self._one_is_idle:
                 self._idle.append(process)
