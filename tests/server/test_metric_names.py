@@ -148,6 +148,6 @@ def test_every_pool_is_shown() -> None:
     registry = CollectorRegistry()
     registry.register(PoolsCollector(WorkerPools(WorkSettings())))
     text = generate_latest(registry).decode()
-    for name in ("text", "templates", "grammars", "disk", "hub", "downloads"):
+    for name in ("text", "templates", "grammars", "disk", "models", "hub", "downloads"):
         assert f'dragoman_pool_queued{{pool="{name}"}} 0.0' in text
         assert f'dragoman_pool_wait_seconds_count{{pool="{name}"}} 0.0' in text

@@ -79,6 +79,9 @@ class Opened:
         size = self.sizes.get(source.name, 100) << 20
         return ModelMemory(size, size)
 
+    async def measure(self, work: Callable[[], None]) -> None:
+        work()
+
     async def open(self, source: ModelSource, progress: Progress) -> Model:
         progress("packing", 0.5)
         await self.go.wait()

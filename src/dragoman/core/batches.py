@@ -241,4 +241,5 @@ class BatchFormat(Protocol):
         """Return the result of a line that was answered."""
 
     def unanswered(self, batch: StoredBatch, line: BatchLine, code: str) -> LineResult:
-        """Return the result of a line that was given up: ``batch_expired``, ``batch_cancelled``, ``storage_full``."""
+        """Return the result of a line that was given up: ``batch_expired``, ``batch_cancelled``, ``storage_full``,
+        ``model_not_loaded``."""

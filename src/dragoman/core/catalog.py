@@ -131,6 +131,10 @@ class Catalog(Protocol):
     def is_resident(self, id: str) -> bool:
         """Return whether a model is in memory and takes requests."""
 
+    async def fits_in(self, id: str, unused_s: float) -> bool:
+        """Return whether a model is in memory, or would fit in while none is unloaded that was used within the last
+        ``unused_s`` seconds. Raises ModelNotFound, ModelError where it can never fit."""
+
     def residences(self) -> tuple[ModelResidence, ...]:
         """Return the models in memory and those that are waited for, the current one first."""
 

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from starlette.types import ASGIApp
@@ -30,7 +31,8 @@ from dragoman.core.batches import (
     UnknownBatch,
     UnknownFile,
 )
-from dragoman.core.errors import DragomanError, ModelNotFound
+from dragoman.core.catalog import may_have_loaded
+from dragoman.core.errors import DragomanError, LoadFailed, ModelError, ModelNotFound
 from dragoman.core.serving import Serving
 from dragoman.dialects.api import Dialect
 from dragoman.server.batch_lines import LineExchange
@@ -54,6 +56,8 @@ MOST_RUNS = 3
 """How often a line is run whose generation fails."""
 MOST_FAULTS = 100
 LINES_AT_ONCE = 256
+UNUSED_S = 300.0
+"""A batch has its model loaded in place of others that nobody has used for so long, and of no others."""
 
 WAITS = frozenset({429, 499, 503})
 """Statuses after which a line is run again, however often: the request was not run."""
@@ -144,7 +148,12 @@ class _RunningBatch:
         self._ends_with: BatchStatus | None = None
         """Why no more lines are begun; None: they are."""
         self._ended = asyncio.Event()
+        self._fault: BatchFault | None = None
+        """Why it fails, where it does."""
+        self._loading = asyncio.Lock()
         self._lines: set[asyncio.Task[None]] = set()
+        self._placed: set[asyncio.Task[Any]] = set()
+        """Those of the lines that have a place."""
 
     def tell(self, batch: StoredBatch) -> None:
         """Take note of the batch as it is stored now."""
@@ -183,7 +192,8 @@ class _RunningBatch:
                     break
                 await asyncio.sleep(RETRY_S)  # lines that failed are run again
             self._batch = await self._store.change(self._batch, self._finalizing)
-        code = "storage_full" if self._batch.outcome is BatchStatus.FAILED else f"batch_{self._batch.outcome}"
+        is_failed = self._batch.outcome is BatchStatus.FAILED
+        code = self._batch.faults[-1].code if is_failed else f"batch_{self._batch.outcome}"
         self._batch = await self._store.finish(self._batch, lambda line: self._form.unanswered(self._batch, line, code))
         log.info("batch %s is %s: %d lines", self._batch.id, self._batch.status, self._batch.total)
 
@@ -192,13 +202,18 @@ class _RunningBatch:
         self._ends_with = self._ends_with or outcome
         self._ended.set()
 
+    def _fail(self, code: str, message: str) -> None:
+        """Begin no more lines, as none can have a result."""
+        self._fault = self._fault or BatchFault(code=code, message=message)
+        self._end(BatchStatus.FAILED)
+
     def _finalizing(self, batch: StoredBatch) -> StoredBatch:
         outcome, faults = self._ends_with or BatchStatus.COMPLETED, batch.faults
         is_done = batch.total > 0 and batch.completed + batch.failed == batch.total
         if is_done and outcome is not BatchStatus.CANCELLED:
             outcome = BatchStatus.COMPLETED
-        elif outcome is BatchStatus.FAILED:
-            faults = (BatchFault(code="storage_full", message="There is no room for more results."),)
+        elif outcome is BatchStatus.FAILED and self._fault is not None:
+            faults = (self._fault,)
         return msgspec.structs.replace(
             batch, status=BatchStatus.FINALIZING, outcome=outcome, faults=faults, finalizing_s=self._store.now
         )
@@ -227,7 +242,7 @@ class _RunningBatch:
         return await self._store.begin(self._batch, lines, begun)
 
     def _is_known(self, model: str) -> bool:
-        return self._is_served(model) or self._serving.catalog.find(model) is not None
+        return self._is_served(model) or self._serving.catalog.named(model) is not None
 
     def _is_served(self, model: str) -> bool:
         try:
@@ -268,17 +283,25 @@ class _RunningBatch:
         position = -1
         while lines := await self._store.waiting_lines(self._batch, position, LINES_AT_ONCE):
             for line in lines:
+                if await self._await_model():
+                    return
                 await self._places.acquire()
                 task = asyncio.create_task(self._run_line(line))
                 self._lines.add(task)
+                self._placed.add(task)
                 task.add_done_callback(self._line_over)
             position = lines[-1].position
 
     def _line_over(self, task: asyncio.Task[None]) -> None:
         self._lines.discard(task)
-        self._places.release()
+        self._give_place_back(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("a line of batch %s failed", self._batch.id, exc_info=task.exception())
+
+    def _give_place_back(self, line: asyncio.Task[Any]) -> None:
+        if line in self._placed:
+            self._placed.discard(line)
+            self._places.release()
 
     async def _wind_up(self) -> None:
         """Let the lines that run finish, for as long as they may."""
@@ -298,7 +321,7 @@ class _RunningBatch:
                 await self._store.save_result(self._batch, line, result)
                 return
             except StorageFull:
-                self._end(BatchStatus.FAILED)
+                self._fail("storage_full", "There is no room for more results.")
                 return
             except DragomanError:
                 await asyncio.sleep(RETRY_S)
@@ -307,10 +330,15 @@ class _RunningBatch:
         """Return the result of a line that is run, again where it was not the request's fault. None: no more lines are
         begun, and this one has none."""
         runs, wait_s = 0, RETRY_S
+        line_task = asyncio.current_task()
+        assert line_task is not None
         while True:
-            while not self._is_served(self._batch.model):
-                if await self._has_ended(RETRY_S):  # its model makes room for others now
+            if not self._has_model():  # it has made room for another: this line takes no other batch's place meanwhile
+                self._give_place_back(line_task)
+                if await self._await_model():
                     return None
+                await self._places.acquire()
+                self._placed.add(line_task)
             exchange = LineExchange(self._batch, line, request.path, request.body)
             asking = asyncio.create_task(exchange.run(self._app))
             try:
@@ -330,6 +358,57 @@ class _RunningBatch:
             if await self._has_ended(max(wait_s, min(exchange.retry_after_s, LONGEST_RETRY_S))):
                 return None
             wait_s = min(2 * wait_s, LONGEST_RETRY_S)
+
+    # The model --------------------------------------------------------------------------------------------------------
+
+    def _has_model(self) -> bool:
+        """Return whether the model is in memory, and takes requests."""
+        id = self._serving.catalog.named(self._batch.model)
+        return self._is_served(self._batch.model) if id is None else self._serving.catalog.is_resident(id)
+
+    async def _await_model(self) -> bool:
+        """Wait until the model is in memory, and return whether no more lines are begun meanwhile.
+
+        It is loaded where the sender may have that done, and only models leave that nobody has used for a while. Where
+        that fails, the batch fails, after some attempts.
+        """
+        failures, wait_s = 0, RETRY_S
+        async with self._loading:
+            while not self._has_model() and not self._ended.is_set():
+                try:
+                    await self._load()
+                except (LoadFailed, ModelError, ModelNotFound) as error:
+                    failures += 1
+                    if failures >= MOST_RUNS:
+                        self._fail("model_not_loaded", error.message)
+                except DragomanError as error:
+                    log.info("batch %s waits for the model %s: %s", self._batch.id, self._batch.model, error.message)
+                if not self._has_model() and await self._has_ended(wait_s):
+                    break
+                wait_s = min(2 * wait_s, LOOK_S)
+        return self._ended.is_set()
+
+    async def _load(self) -> None:
+        """Have the model loaded where it may be now. Raises DragomanError."""
+        catalog = self._serving.catalog
+        id, current = catalog.named(self._batch.model), catalog.asleep
+        is_allowed = may_have_loaded(catalog, self._batch.caller.scopes) or (current is not None and current.id == id)
+        if id is None or not is_allowed or not await catalog.fits_in(id, UNUSED_S):
+            return
+        loading, ending = asyncio.create_task(self._hold(id)), asyncio.create_task(self._ended.wait())
+        try:
+            await asyncio.wait((loading, ending), return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                loading.result()
+        finally:
+            loading.cancel()
+            ending.cancel()
+            await asyncio.gather(loading, ending, return_exceptions=True)
+
+    async def _hold(self, id: str) -> None:
+        """Hold the model for a moment: its lines come at once."""
+        async with self._serving.lease(id):
+            pass
 
     async def _has_ended(self, wait_s: float) -> bool:
         """Wait for so long, and return whether no more lines are begun meanwhile."""

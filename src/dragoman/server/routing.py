@@ -232,7 +232,9 @@ class PathEndpoint:
         """Run the handler of an operation that generates."""
         serving, dialect = self._context.serving, exchange.dialect
         choice = "current" if dialect is None else dialect.model_choice
+        # Read first: a client that sends its body slowly keeps no model in memory.
         model = await self._named_model(exchange) if choice == "body" else None
+        await exchange.read_body()
         async with AsyncExitStack() as stack:
             async with exchange.progress_before(operation.table), exchange.until_left():
                 if model is not None:

@@ -67,6 +67,9 @@ class FixedCatalog:
     def is_resident(self, id: str) -> bool:
         return id == self._entry.id
 
+    async def fits_in(self, id: str, unused_s: float) -> bool:
+        return self.is_resident(id)
+
     def residences(self) -> tuple[ModelResidence, ...]:
         return (ModelResidence(id=self._entry.id, is_default=True, state="loaded", is_pinned=True),)
 

@@ -227,11 +227,15 @@ class ModelLoader:
         """Return the counts of engines that were closed, by the names of the metrics."""
         return self._past
 
+    async def measure(self, work: Callable[[], None]) -> None:
+        """Run ``work``, which measures the memory of processes, in a thread."""
+        await self._pools.models.run(work)
+
     async def memory_of(self, source: ModelSource) -> ModelMemory:
         """Return the memory of a model as it is planned: with a budget of the operator's, within that; otherwise each
         as if it were alone, with as many keys and values."""
         if source.name not in self._planned:
-            self._planned[source.name] = await self._pools.ask_hub(lambda: self._plan(source))
+            self._planned[source.name] = await self._pools.ask_hub(lambda: self._plan(source), loads=True)
         return self._planned[source.name]
 
     def _plan(self, source: ModelSource) -> ModelMemory:
@@ -310,11 +314,13 @@ class ModelLoader:
         if isinstance(model, LoadModel):
             settings = self._settings_for(source, model)
             if self._remote is None and (self._has_begun or self._memory_bytes is not None):
-                settings = await self._pools.ask_hub(functools.partial(self._settings_of_plan, source, settings))
+                settings = await self._pools.ask_hub(
+                    functools.partial(self._settings_of_plan, source, settings), loads=True
+                )
             worker = msgspec.structs.replace(worker, model=LoadModel(source=source.source, settings=settings))
             if not is_first:
                 described = await self._pools.ask_hub(
-                    lambda: describe(source.source, token=settings.token, rope=settings.rope)
+                    lambda: describe(source.source, token=settings.token, rope=settings.rope), loads=True
                 )
                 folder = described.tokenizer_folder
         self._has_begun = True
@@ -329,15 +335,15 @@ class ModelLoader:
         try:
             chosen = self._settings.chat_template if is_first else None
             own = None if chosen is None else Path(chosen)
-            template = await self._pools.disk.run(
+            template = await self._pools.models.run(
                 lambda: ChatTemplate.begin(folder, file=own, processes=self._pools.templates.threads)
             )
             order = self._settings.fill_order
-            tokenizer = await self._pools.disk.run(lambda: Tokenizer.load(folder, order))
-            await self._pools.disk.run(functools.partial(template.compile, tokenizer.special_tokens))
+            tokenizer = await self._pools.models.run(lambda: Tokenizer.load(folder, order))
+            await self._pools.models.run(functools.partial(template.compile, tokenizer.special_tokens))
             info = await starting
             # Engines elsewhere know what they can honour when they have started.
-            sampling = await self._pools.disk.run(lambda: self._sampling_for(settings, folder, is_first=is_first))
+            sampling = await self._pools.models.run(lambda: self._sampling_for(settings, folder, is_first=is_first))
         except BaseException:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)

@@ -166,6 +166,9 @@ class ModelPool(Generic[ModelT]):
     def is_resident(self, id: str) -> bool:
         return id in self._models.residents
 
+    async def fits_in(self, id: str, unused_s: float) -> bool:
+        return await self._models.fits_in(self._source_of(id), unused_s)
+
     def residences(self) -> tuple[ModelResidence, ...]:
         now_s = asyncio.get_running_loop().time()
         found = [

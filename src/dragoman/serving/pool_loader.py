@@ -49,6 +49,9 @@ class PoolLoader(Protocol[ModelT_co]):
     async def memory_of(self, source: ModelSource) -> ModelMemory:
         """Return the memory that a model needs. Reads small files, downloads them where needed. Raises ModelError."""
 
+    async def measure(self, work: Callable[[], None]) -> None:
+        """Run ``work``, which takes some milliseconds, without holding up the loop."""
+
     async def open(self, source: ModelSource, progress: Progress) -> ModelT_co:
         """Load a model; return when it can generate. Raises ModelError, EngineUnavailable."""
 

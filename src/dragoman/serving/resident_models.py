@@ -260,9 +260,24 @@ class ResidentModels(Generic[ModelT]):
         except DragomanError as error:
             log.error("the model %s cannot be loaded again: %s", previous.source.name, error.message)
 
+    async def fits_in(self, source: ModelSource, unused_s: float) -> bool:
+        """Return whether a model is in memory, or would fit in while none is unloaded that was used within the last
+        ``unused_s`` seconds, and no other is being loaded. Raises ModelError where it can never fit."""
+        if source.name in self.residents:
+            return True
+        wanted = await self._loader.memory_of(source)
+        await self._measure()
+        if len(self.queue):
+            return False
+        staying, before_s = tuple(self.residents.values()), asyncio.get_running_loop().time() - unused_s
+        self._budget.require_possible(source.name, wanted, [each.memory for each in staying if each.is_pinned])
+        short = self._budget.short_bytes(wanted, [each.memory for each in (*staying, *self.leaving)])
+        unused = [each for each in staying if not each.users and not each.is_pinned and each.used_s <= before_s]
+        return short <= sum(each.memory.serving_bytes for each in unused)
+
     async def _measure(self) -> None:
         engines = [pid for each in (*self.residents.values(), *self.leaving) if (pid := each.loaded.pid) is not None]
-        await asyncio.to_thread(self._budget.measure_server, engines)
+        await self._loader.measure(lambda: self._budget.measure_server(engines))
 
     def retire(self, resident: Resident[ModelT]) -> asyncio.Task[None]:
         """Let a model finish its running requests, and free it."""

@@ -226,7 +226,8 @@ class WorkerPools:
         text: decoding and checking large bodies, tokenizing, encoding large answers.
         templates: rendering chats, each in a separate process that this waits for.
         grammars: trying out grammars, likewise.
-        disk: small local files, and reading tokenizers.
+        disk: small local files.
+        models: planning and loading models, and reading their tokenizers.
         hub: asking the Hugging Face hub and downloading from it.
         downloads: bringing models that clients ask for from the hub, for as long as that takes.
     """
@@ -242,22 +243,25 @@ class WorkerPools:
             "grammars", settings.grammar_workers, max_queued_per_caller=trials, max_queued=4 * trials
         )
         self.disk = WorkerPool("disk", 2, max_queued_per_caller=most, max_queued=4 * most)
+        # One model is loaded at a time. The hub may hold up a thread for longer than its load waits.
+        self.models = WorkerPool("models", 4, max_queued_per_caller=most, max_queued=4 * most)
         self.hub = WorkerPool("hub", settings.hub_threads, max_queued_per_caller=8, max_queued=32)
         self.downloads = WorkerPool("downloads", 2, max_queued_per_caller=4, max_queued=16)
         self._hub_timeout_s = settings.hub_timeout_s
 
     @property
     def all(self) -> tuple[WorkerPool, ...]:
-        return self.text, self.templates, self.grammars, self.disk, self.hub, self.downloads
+        return self.text, self.templates, self.grammars, self.disk, self.models, self.hub, self.downloads
 
-    async def ask_hub(self, work: Callable[[], Result]) -> Result:
-        """Run work that may ask the Hugging Face hub. Raises ModelError when that takes too long, and Overloaded.
+    async def ask_hub(self, work: Callable[[], Result], *, loads: bool = False) -> Result:
+        """Run work that may ask the Hugging Face hub; ``loads``: for the load of a model, which does not wait for what
+        clients ask. Raises ModelError when that takes too long, and Overloaded.
 
         A thread that waits for the hub is not interrupted; it ends when the hub's library gives up.
         """
         try:
             async with asyncio.timeout(self._hub_timeout_s):
-                return await self.hub.run(work)
+                return await (self.models if loads else self.hub).run(work)
         except TimeoutError:
             message = f"the hub did not answer within {self._hub_timeout_s:g} s (--hub-timeout-s sets another limit)"
             raise ModelError(message) from None

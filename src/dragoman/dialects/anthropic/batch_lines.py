@@ -77,14 +77,17 @@ class AnthropicBatchFormat:
 
     def unanswered(self, batch: StoredBatch, line: BatchLine, code: str) -> LineResult:
         kind = _GIVEN_UP.get(code)
-        return self._errored(line, _NO_ROOM) if kind is None else _result(line, kind)
+        return self._errored(line, _NOT_RUN[code]) if kind is None else _result(line, kind)
 
     def _errored(self, line: BatchLine, error: DragomanError) -> LineResult:
         return _result(line, "errored", error=render_error(error).body)
 
 
 _FAILED = GenerationFailed("The request ended without an answer.")
-_NO_ROOM = GenerationFailed("This request was not executed because there is no room for more results.")
+_NOT_RUN = {
+    "storage_full": GenerationFailed("This request was not executed because there is no room for more results."),
+    "model_not_loaded": GenerationFailed("This request was not executed because its model cannot be loaded."),
+}
 
 
 def _refusal(params: _Params) -> DragomanError | None:

@@ -18,6 +18,7 @@ WORDS = {
     "batch_expired": "This request could not be executed before the completion window expired.",
     "batch_cancelled": "This request was not executed because its batch was cancelled.",
     "storage_full": "This request was not executed because there is no room for more results.",
+    "model_not_loaded": "This request was not executed because its model cannot be loaded.",
 }
 
 
