@@ -34,7 +34,7 @@ NOTHING_HERE = {
     "trust_remote_code": "no code that comes with a model is ever run",
     "waiting_served_ratio": "prompts are computed beside running sequences in every step",
     "max_waiting_tokens": "prompts are computed beside running sequences in every step",
-    "max_image_fetch_size": "images are not fetched",
+    "max_image_fetch_size": "the file of an image has 20 MiB at most",
     "usage_stats": "nothing is ever sent anywhere",
     "sharded": "one process computes everything",
     "num_shard": "one process computes everything",

@@ -8,6 +8,7 @@ import msgspec
 
 from dragoman.core.constraint import Constraint
 from dragoman.core.events import BeamStep
+from dragoman.core.image_sources import ImageSource
 from dragoman.core.images import ImageTiles
 from dragoman.core.pooling import PoolingParams
 from dragoman.core.resume import SavedSequence
@@ -19,12 +20,14 @@ class TextPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="text"):
 
     ``parse_special_tokens``: special tokens spelled in it are these tokens; otherwise they are text like other text.
     ``image_places``: how many characters precede each of the request's images, ascending.
+    ``images``: those that stand there, until serving has made the request's ``images`` of them.
     """
 
     text: str
     add_special_tokens: bool = True
     parse_special_tokens: bool = True
     image_places: tuple[int, ...] = ()
+    images: tuple[ImageSource, ...] = ()
 
 
 class TokenPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
@@ -38,8 +41,9 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="chat"):
 
     ``messages`` are plain JSON values (role, content, tool_calls, …), already validated by the dialect, contents
     flattened to strings. The content of a message with images is a list of its parts, text as ``{"type": "text",
-    "text": …}`` and each image, in the order of the request's, as ``{"type": "image"}``. ``token_ids``: what they were
-    rendered to before, which holds whatever a template would give now; empty: nothing yet.
+    "text": …}`` and each image, in the order of the request's, as ``{"type": "image"}``, with its ``source`` until
+    serving has made the request's ``images`` of these. ``token_ids``: what they were rendered to before, which holds
+    whatever a template would give now; empty: nothing yet.
     """
 
     messages: tuple[dict[str, Any], ...]

@@ -1,5 +1,5 @@
-"""Chat messages as input, for every chat dialect: contents flattened to the strings that a chat template takes, and
-earlier tool calls in the form that it takes."""
+"""Chat messages as input, for every chat dialect: contents as the strings, or parts with images, that a chat template
+takes, and earlier tool calls in the form that it takes."""
 
 from __future__ import annotations
 
@@ -7,37 +7,45 @@ import json
 from typing import Any
 
 from dragoman.core.errors import UnsupportedFeature
+from dragoman.core.image_sources import content_of, text_part
+from dragoman.core.serving import ModelCard
 from dragoman.dialects.field_types import Anything, FieldError, FieldRule, Path, String
+from dragoman.dialects.images import url_part
 
 TEXT = String()
 CALL = Anything(object_only=True, depth=32)
 
 
-def flattened(content: str | tuple[dict[str, Any], ...] | None, i: int) -> str | None:
-    """Return the content of message ``i`` as one text. Parts are joined as they are: the client decides about blanks
-    and lines between them. Raises BadRequest with the location of the error."""
+def flattened(
+    content: str | tuple[dict[str, Any], ...] | None, i: int, card: ModelCard
+) -> str | list[dict[str, Any]] | None:
+    """Return the content of message ``i`` as one text, or with images as parts. Texts are joined as they are: the
+    client decides about blanks and lines between them. Raises BadRequest with the location of the error."""
     if content is None or isinstance(content, str):
         return content
-    texts = []
+    parts = []
     for j, part in enumerate(content):
         path = ("messages", i, "content", j)
         kind = part.get("type")
         if kind is None:
             raise FieldError(FieldRule.MISSING, (*path, "type"))
         if kind == "refusal":
-            texts.append(TEXT.check(part.get("refusal"), (*path, "refusal")))
+            parts.append(text_part(TEXT.check(part.get("refusal"), (*path, "refusal"))))
+            continue
+        if kind == "image_url":
+            parts.append(url_part(part, path, card))
             continue
         if kind != "text":
-            if kind in ("image_url", "audio_url", "video_url", "input_audio", "file"):
+            if kind in ("audio_url", "video_url", "input_audio", "file"):
                 place = f"messages[{i}].content[{j}]"
                 raise UnsupportedFeature(
                     f"'{place}': parts of type '{kind}' are not supported: text only.", param=place
                 )
-            raise FieldError(FieldRule.CHOICE, (*path, "type"), kind, bound=("text",))
+            raise FieldError(FieldRule.CHOICE, (*path, "type"), kind, bound=("text", "image_url"))
         if "text" not in part:
             raise FieldError(FieldRule.MISSING, (*path, "text"))
-        texts.append(TEXT.check(part["text"], (*path, "text")))
-    return "".join(texts)
+        parts.append(text_part(TEXT.check(part["text"], (*path, "text"))))
+    return content_of(parts)
 
 
 def template_call(call: dict[str, Any], i: int, j: int) -> dict[str, Any]:

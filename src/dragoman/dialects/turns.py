@@ -7,13 +7,21 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from dragoman.core.image_sources import content_of, text_part
 from dragoman.core.serving import ModelCard
+from dragoman.dialects.images import joined_parts
+
+Content = str | Sequence[str | dict[str, Any]]
+"""A text, or texts and parts of images."""
+
+IMAGE_BELOW = "[image: in the next message]"
+"""What stands for an image in a tool's result: templates write text there, and the image is in the user's turn."""
 
 
 class Turns:
     """The turns so far, as messages for the template of a model.
 
-    Until ``finish`` contents are lists of texts: many messages of one role are one turn.
+    Until ``finish`` contents are lists of texts and parts of images: many messages of one role are one turn.
     """
 
     def __init__(self, card: ModelCard) -> None:
@@ -37,16 +45,17 @@ class Turns:
         else:
             self.begin_user(reminder(text))
 
-    def begin_user(self, text: str) -> None:
+    def begin_user(self, content: Content) -> None:
         """Add a turn of the user."""
-        self.messages.append({"role": "user", "content": [text]})
+        self.messages.append({"role": "user", "content": [content] if isinstance(content, str) else list(content)})
 
-    def add_user(self, text: str) -> None:
+    def add_user(self, content: Content) -> None:
         """Add to the last turn where that is the user's, or else a turn."""
-        if self.last_role == "user":
-            _add(self.messages[-1]["content"], text)
-        else:
-            self.begin_user(text)
+        if self.last_role != "user":
+            self.begin_user(content)
+            return
+        for piece in (content,) if isinstance(content, str) else content:
+            _add(self.messages[-1]["content"], piece)
 
     def add_assistant(self, text: str, reasoning: str = "", calls: Sequence[dict[str, Any]] = ()) -> None:
         """Add to the last turn where that is the assistant's, or else a turn. ``calls``: as ``call`` returns them."""
@@ -80,7 +89,7 @@ class Turns:
         for turn in self.messages:
             for name in ("content", "reasoning_content"):
                 if name in turn:
-                    turn[name] = "".join(turn[name])
+                    turn[name] = content_of([_part(piece) for piece in turn[name]])
 
     def add_head(self, text: str) -> None:
         """Add the system prompt to finished turns: in the first user's turn where the template has no system role."""
@@ -89,7 +98,7 @@ class Turns:
         if self._roles.system:
             self.messages.insert(0, {"role": "system", "content": text})
         elif self.messages and self.messages[0]["role"] == "user":
-            self.messages[0]["content"] = f"{text}\n\n{self.messages[0]['content']}"
+            self.messages[0]["content"] = joined_parts(text, "\n\n", self.messages[0]["content"])
         else:
             self.messages.insert(0, {"role": "user", "content": text})
 
@@ -106,6 +115,14 @@ def reminder(text: str) -> str:
     return f"<system-reminder>\n{text}\n</system-reminder>"
 
 
+def pieces_of(pieces: Iterable[str | dict[str, Any]]) -> list[str | dict[str, Any]]:
+    """Return separate texts and images as the content of one turn; texts side by side as ``joined`` has them."""
+    found: list[str | dict[str, Any]] = []
+    for piece in pieces:
+        _add(found, piece)
+    return found
+
+
 def joined(texts: Iterable[str]) -> str:
     """Return separate texts as one: with an empty line between two, unless there is a line end already."""
     pieces: list[str] = []
@@ -114,13 +131,21 @@ def joined(texts: Iterable[str]) -> str:
     return "".join(pieces)
 
 
-def _add(pieces: list[str], text: str) -> None:
-    """Add a separate text to those of a content."""
+def _add(pieces: list[Any], piece: str | dict[str, Any]) -> None:
+    """Add a separate text, or an image, to those of a content."""
     last = pieces[-1] if pieces else ""
-    if last and text and not (last.endswith("\n") or text.startswith("\n")):
+    if (
+        (isinstance(piece, str) and isinstance(last, str) and last and piece)
+        and not last.endswith("\n")
+        and not piece.startswith("\n")
+    ):
         pieces.append("\n\n")
-    if text:
-        pieces.append(text)
+    if piece:
+        pieces.append(piece)
+
+
+def _part(piece: str | dict[str, Any]) -> dict[str, Any]:
+    return text_part(piece) if isinstance(piece, str) else piece
 
 
 def document(title: str | None, context: str | None, text: str) -> str:

@@ -132,7 +132,10 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or a batch of them, rendered by the model's chat template.
 
-        ``messages``: in OpenAI's form. ``options``: ``tools``, ``tool_choice``, ``parallel_tool_calls``,
+        ``messages``: in OpenAI's form; for models that see also with parts ``{"type": "image", "image": …}``: a
+        ``pathlib.Path``, bytes, or an image of Pillow.
+
+        ``options``: ``tools``, ``tool_choice``, ``parallel_tool_calls``,
         ``separate_reasoning``, ``add_generation_prompt``, ``continue_final_message`` and ``chat_template_kwargs``, as
         in a request to the server.
         """

@@ -16,6 +16,7 @@ from dragoman.dialects.field import Table
 from dragoman.dialects.openai.fields import CHAT
 from dragoman.dialects.openai.messages import template_messages
 from dragoman.dialects.tools import ToolPlan, tool_choice, tool_plan
+from dragoman.llm.images import with_urls
 from dragoman.llm.sampling_params import InvalidParams, SamplingParams
 
 Prompt = str | Sequence[int] | TextPrompt | TokenPrompt | FillPrompt
@@ -103,7 +104,7 @@ def checked_chat(messages: Sequence[Message], options: ChatOptions, params: Samp
     for name in options.keys() - ChatOptions.__annotations__.keys():
         raise TypeError(f"{name!r} is no option of a chat; there are {', '.join(ChatOptions.__annotations__)}")
     try:
-        body = msgspec.json.decode(msgspec.json.encode({"messages": messages, **options}))
+        body = msgspec.json.decode(msgspec.json.encode({"messages": with_urls(messages), **options}))
     except TypeError as error:
         raise InvalidParams(f"Messages and tools are made of what JSON knows: {error}.", param="messages") from None
     reading = _chat_table().read(body, strict=True)
@@ -121,7 +122,7 @@ def checked_chat(messages: Sequence[Message], options: ChatOptions, params: Samp
         message = "'continue_final_message' and 'add_generation_prompt' exclude each other."
         raise InvalidParams(message, param="continue_final_message")
     prompt = ChatPrompt(
-        messages=template_messages(values["messages"]),
+        messages=template_messages(values["messages"], card),
         tools=plan.tools,
         add_generation_prompt=not continuing if opening is None else opening,
         continue_final_message=continuing,

@@ -32,6 +32,7 @@ from dragoman.serving.adapter_registry import AdapterRegistry
 from dragoman.serving.admission import Admission
 from dragoman.serving.downloads import download
 from dragoman.serving.engine_request import output_tokens
+from dragoman.serving.image_reader import ImageReader
 from dragoman.serving.model import ServedModel
 from dragoman.serving.model_details import details_of
 from dragoman.serving.model_registry import ModelSource
@@ -199,7 +200,9 @@ class ModelLoader:
         operator's values for requests that leave it open. ``prespawned``: the first model's process; ``spawn``
         starts all others. ``on_failed`` is called with an engine that has failed for good, and why. ``remote``: the
         engine of the first model, where that runs elsewhere. ``memory_bytes``: the operator's budget for the server and
-        all models."""
+        all models.
+
+        Raises DragomanError for settings that cannot be."""
         self._on_failed, self._on_blocks = on_failed, on_blocks
         self._recorder = recorder
         self._remote = remote
@@ -210,6 +213,7 @@ class ModelLoader:
         self._observers, self._admission, self._continuing = observers, admission, continuing
         self._on_step = on_step
         self._pools = pools
+        self._images = ImageReader(pools, settings.image_hosts)
         self._check_prompt = check_prompt
         self._sampling = sampling
         self._past: dict[str, float] = {}
@@ -221,6 +225,10 @@ class ModelLoader:
         """Whether the first model was loaded: that gets what the machine has, unless the operator sets a budget."""
         self._planned: dict[str, ModelMemory] = {}
         self._details: dict[str, ModelDetails] = {}
+
+    def close(self) -> None:
+        """End the processes that all models share."""
+        self._images.close()
 
     @property
     def past(self) -> Mapping[str, float]:
@@ -362,6 +370,7 @@ class ModelLoader:
             continuing=self._continuing,
             adapters=self._adapters,
             pools=self._pools,
+            images=self._images,
             check_prompt=self._check_prompt,
             share_prefix_cache=self._worker.scheduler.share_prefix_cache,
             recorder=self._recorder,

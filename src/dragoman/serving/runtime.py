@@ -334,6 +334,7 @@ async def start_runtime(
             yield runtime
         finally:
             await model_pool.close()
+            loader.close()
             await batch_store.close()
             await kept.close()
             await stored.close()

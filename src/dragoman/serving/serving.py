@@ -61,6 +61,7 @@ from dragoman.serving.engine_request import (
     with_priority,
 )
 from dragoman.serving.generation_stats import GenerationStats
+from dragoman.serving.image_reader import ImageReader, request_of_images, without_sources
 from dragoman.serving.journaled import Events, JournaledEngine
 from dragoman.serving.model import ServedModel
 from dragoman.serving.output_processor import make_output_processors, prompt_ready, usage_of
@@ -139,6 +140,7 @@ class EngineServing:
         responses: SqliteResponseStore | None = None,
         adapters: AdapterRegistry = NO_ADAPTERS,
         pools: WorkerPools | None = None,
+        images: ImageReader | None = None,
         share_prefix_cache: bool = False,
         check_prompt: CheckPrompt = let_pass,
         recorder: Recorder = NOT_RECORDED,
@@ -162,6 +164,7 @@ class EngineServing:
         self._engine = engine
         self._model = model
         self._observers = observers
+        self._images = images or ImageReader(self._pools)
         self._prompts = PromptReader(model, self._pools)
         self._phrases = BadWordsReader(model, self._pools)
         self._constraints = ConstraintReader(model, self._pools)
@@ -196,6 +199,8 @@ class EngineServing:
 
     async def tokenize(self, prompt: Prompt, model: str | None = None, *, bounded: bool = True) -> tuple[int, ...]:
         self.model(model)
+        if (counted := request_of_images(prompt)) is not None:
+            return (await self.prepare(counted)).prompt
         return await self._prompts.read(prompt, bounded=bounded)
 
     async def tokenize_text(
@@ -215,7 +220,7 @@ class EngineServing:
 
     async def render(self, prompt: ChatPrompt, model: str | None = None) -> str:
         self.model(model)
-        return await self._prompts.rendered(prompt)
+        return await self._prompts.rendered(without_sources(prompt))
 
     async def image_tiles(self, image: ImageInput, model: str | None = None, *, param: str = "messages") -> ImageTiles:
         raise images_refused(self.model(model).name, param)
@@ -262,6 +267,7 @@ class EngineServing:
         count = submitted.num_sequences
         caller, each = current_caller.get(), submitted.max_tokens
         estimate = self.admission.estimate(caller, submitted.prompt_tokens, found.cached_tokens, count, each)
+        request = msgspec.structs.replace(request, prompt=prepared.request.prompt, images=prepared.request.images)
         text, pieces = await self._prompts.shown(request, prepared.prompt)
         return Explanation(
             request=request,
@@ -395,6 +401,7 @@ class EngineServing:
 
     async def _prepare(self, request: GenerationRequest, count: int, logprobs: LogprobParams | None) -> _Prepared:
         """Return the request as it goes to the engine: everything that can be refused before that is."""
+        request = await self._images.loaded(request, self._model.card, self.image_tiles)
         if request.pooling is None and not self._model.card.generates:
             raise UnsupportedOperation(f"The model '{self._model.card.name}' generates no text.", param="model")
         if request.images:

@@ -33,6 +33,8 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
             otherwise. Without this they have none: a model could invent properties until the length ends.
         fill_order: what comes first in the prompt of a gap that is filled, the text before it (prefix) or the text
             after it (suffix); family: as the models have it that use these marks.
+        image_hosts: host that images of requests may be fetched from, over https: images.example.com, or *.example.com
+            for all below it; may be given several times. Without any, images come in the request itself.
         dedup: compute equal requests of one caller, with the same seed, once where they wait at the same time.
     """
 
@@ -48,6 +50,7 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     open_schemas: bool = False
     fill_order: Literal["family", "prefix", "suffix"] = "family"
     dedup: bool = False
+    image_hosts: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
 
 
 class CatalogSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,6 +137,7 @@ class WorkSettings(msgspec.Struct, frozen=True, kw_only=True):
         text_threads: threads for checking long requests, tokenizing long prompts and encoding long answers.
         template_workers: processes that render chats; each starts when it is needed.
         grammar_workers: processes that try out grammars; each starts when it is needed.
+        image_workers: processes that decode images; each starts when it is needed.
         hub_threads: threads that ask the Hugging Face hub and download from it.
         hub_timeout_s: seconds that a client's request waits for the hub to describe a model or to deliver an adapter.
         max_queued_work: pieces of work of one caller that may wait in a pool; more are answered with status 429.
@@ -145,6 +149,7 @@ class WorkSettings(msgspec.Struct, frozen=True, kw_only=True):
     text_threads: Count = 3
     template_workers: Count = 2
     grammar_workers: Count = 2
+    image_workers: Count = 2
     hub_threads: Count = 4
     hub_timeout_s: Seconds = 300.0
     max_queued_work: Count = 512

@@ -226,6 +226,8 @@ class WorkerPools:
         text: decoding and checking large bodies, tokenizing, encoding large answers.
         templates: rendering chats, each in a separate process that this waits for.
         grammars: trying out grammars, likewise.
+        images: decoding images, likewise.
+        lookups: asking for the addresses of hosts that images are fetched from.
         disk: small local files.
         models: planning and loading models, and reading their tokenizers.
         hub: asking the Hugging Face hub and downloading from it.
@@ -242,6 +244,8 @@ class WorkerPools:
         self.grammars = WorkerPool(
             "grammars", settings.grammar_workers, max_queued_per_caller=trials, max_queued=4 * trials
         )
+        self.images = WorkerPool("images", settings.image_workers, max_queued_per_caller=most, max_queued=4 * most)
+        self.lookups = WorkerPool("lookups", 2, max_queued_per_caller=most, max_queued=4 * most)
         self.disk = WorkerPool("disk", 2, max_queued_per_caller=most, max_queued=4 * most)
         # One model is loaded at a time. The hub may hold up a thread for longer than its load waits.
         self.models = WorkerPool("models", 4, max_queued_per_caller=most, max_queued=4 * most)
@@ -251,7 +255,8 @@ class WorkerPools:
 
     @property
     def all(self) -> tuple[WorkerPool, ...]:
-        return self.text, self.templates, self.grammars, self.disk, self.models, self.hub, self.downloads
+        first = self.text, self.templates, self.grammars, self.images, self.lookups
+        return *first, self.disk, self.models, self.hub, self.downloads
 
     async def ask_hub(self, work: Callable[[], Result], *, loads: bool = False) -> Result:
         """Run work that may ask the Hugging Face hub; ``loads``: for the load of a model, which does not wait for what

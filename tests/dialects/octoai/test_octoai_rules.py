@@ -16,6 +16,7 @@ from scripted import ScriptedServer, scripted_server
 from stub_runtime import QUICK, TOKENIZER, LocalServer, local_server
 
 from dragoman.core.errors import BadRequest, UnsupportedFeature
+from dragoman.core.serving import ModelCard
 from dragoman.dialects import made_dialects
 from dragoman.dialects.api import RouteHint
 from dragoman.dialects.octoai.fields import COMPLETIONS
@@ -248,6 +249,19 @@ def message(**fields: Any) -> dict[str, Any]:
     return {"name": None, "tool_calls": None, "tool_call_id": None, "content": ""} | fields
 
 
+CARD = ModelCard(
+    name="m",
+    created=0,
+    context_tokens=64,
+    vocab_size=8,
+    hidden_size=8,
+    precision="float32",
+    fingerprint="",
+    has_chat_template=True,
+    has_fill_tokens=False,
+)
+
+
 def test_results_without_an_id_answer_calls_in_order() -> None:
     call = {"function": {"name": "f", "arguments": '{"x": 1}'}}
     flat = template_messages(
@@ -258,7 +272,8 @@ def test_results_without_an_id_answer_calls_in_order() -> None:
             message(role="tool", content="a"),
             message(role="tool", content="c"),
             message(role="tool", content="left over"),
-        )
+        ),
+        CARD,
     )
     first, own, last = (made["id"] for made in flat[1]["tool_calls"])
     assert own == "own"

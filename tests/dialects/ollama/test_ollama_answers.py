@@ -12,6 +12,7 @@ import httpx
 import pytest
 from scripted import ScriptedServer, can_follow, scripted_server
 
+from dragoman.core.serving import ModelCard
 from dragoman.dialects.ollama.durations import parsed
 from dragoman.dialects.ollama.models import parameter_size
 from dragoman.dialects.ollama.names import close_name, shown_name, spellings
@@ -286,12 +287,27 @@ def test_a_long_duration_is_refused_at_once() -> None:
     assert time.thread_time() - began < 1
 
 
+CARD = ModelCard(
+    name="m",
+    created=0,
+    context_tokens=64,
+    vocab_size=8,
+    hidden_size=8,
+    precision="float32",
+    fingerprint="",
+    has_chat_template=True,
+    has_fill_tokens=False,
+)
+
+
 def test_many_results_take_no_longer_each_than_few() -> None:
     nothing = {"content": "", "thinking": None, "tool_calls": None, "tool_name": None, "name": None}
     calls = [{"id": f"c{i}", "function": {"name": f"f{i % 7}", "arguments": None}} for i in range(15_000)]
     results = [nothing | {"role": "tool", "tool_call_id": f"x{i}"} for i in range(15_000)]
     turns = [nothing | {"role": "assistant", "tool_calls": [call]} for call in calls]
     began = time.thread_time()
-    *_, last = template_messages([*turns, *results, nothing | {"role": "tool", "tool_call_id": None, "name": "f3"}])
+    *_, last = template_messages(
+        [*turns, *results, nothing | {"role": "tool", "tool_call_id": None, "name": "f3"}], CARD
+    )
     assert time.thread_time() - began < 2
     assert (last["name"], last["tool_call_id"]) == ("f3", "c3")

@@ -7,16 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dragoman.core.errors import BadRequest, UnsupportedFeature
+from dragoman.core.image_sources import ImageSource, image_part
 from dragoman.core.serving import ModelCard
 from dragoman.dialects.anthropic.errors import UnresolvedReference, numbered
 from dragoman.dialects.anthropic.thinking import reasoning_of
 from dragoman.dialects.field_types import Anything, Boolean, FieldError, FieldRule, FieldType, ListOf, Path, String
 from dragoman.dialects.reasoning import MAX_HIDDEN_CHARS
-from dragoman.dialects.turns import Turns, document, joined
+from dragoman.dialects.turns import IMAGE_BELOW, Turns, document, joined, pieces_of
 
 BILLING = "x-anthropic-billing-header:"
 """How the first system block of Claude Code begins. It differs between requests, so no prefix would ever be equal."""
 
+FILLED = String(minimum=1)
 TEXT, FLAG, OBJECT, ANY_LIST = String(), Boolean(), Anything(object_only=True, depth=32), ListOf(Anything())
 
 HOSTED = (
@@ -157,21 +159,25 @@ class _Reader:
     # A user's turn ---------------------------------------------------------------------------------------------------
 
     def _user(self, blocks: Sequence[dict[str, Any]], place: Path) -> None:
-        texts: list[str] = []
+        pieces: list[str | dict[str, Any]] = []
         for j, block in enumerate(blocks):
             kind = self._kind(block, (*place, j), IN_TURN["user"])
             if kind == "tool_result":
-                self._result(block, (*place, j))
+                pieces += self._result(block, (*place, j))
+            elif kind == "image":
+                pieces.append(self._image(block, (*place, j)))
             else:
-                texts.append(self._text(block, kind, (*place, j)))
+                pieces.append(self._text(block, kind, (*place, j)))
         self._open.clear()
         self._settle()
-        if text := joined(texts):
-            self._turns.add_user(text)
+        if content := pieces_of(pieces):
+            self._turns.add_user(content)
         elif self._turns.last_role not in ("user", "tool"):
             self._turns.add_user("")
 
-    def _result(self, block: dict[str, Any], place: Path) -> None:
+    def _result(self, block: dict[str, Any], place: Path) -> list[dict[str, Any]]:
+        """Add a result, and return its images."""
+        images: list[dict[str, Any]] = []
         call = _checked(block, "tool_use_id", TEXT, place, required=True)
         name = self._calls.get(call)
         if name is None:
@@ -181,10 +187,12 @@ class _Reader:
         if content is None or isinstance(content, str):
             text = content or ""
         else:
-            text = joined(self._texts(ANY_LIST.check(content, (*place, "content")), (*place, "content"), IN_RESULT))
+            parts = ANY_LIST.check(content, (*place, "content"))
+            text = joined(self._texts(parts, (*place, "content"), IN_RESULT, images))
         if _checked(block, "is_error", FLAG, place) and "error" not in text[:64].lower():
             text = f"Error: {text}"
         self._turns.add_result(call, name, text)
+        return images
 
     # An assistant's turn ---------------------------------------------------------------------------------------------
 
@@ -230,7 +238,10 @@ class _Reader:
             raise UnsupportedFeature(f"{where}: `{kind}` blocks are written by Anthropic's servers only", param=where)
         raise FieldError(FieldRule.CHOICE, (*place, "type"), kind, bound=tuple(allowed))
 
-    def _texts(self, blocks: Sequence[Any], place: Path, allowed: Sequence[str]) -> Iterator[str]:
+    def _texts(
+        self, blocks: Sequence[Any], place: Path, allowed: Sequence[str], images: list[dict[str, Any]] | None = None
+    ) -> Iterator[str]:
+        """Yield the texts of blocks. ``images``: gets their images; None: they are refused."""
         found: list[str] = []
         for j, block in enumerate(blocks):
             kind = self._kind(block, (*place, j), allowed)
@@ -240,7 +251,11 @@ class _Reader:
             if found:
                 yield _functions(found)
                 found = []
-            yield self._text(block, kind, (*place, j))
+            if kind == "image" and images is not None:
+                images.append(self._image(block, (*place, j)))
+                yield IMAGE_BELOW
+            else:
+                yield self._text(block, kind, (*place, j))
         if found:
             yield _functions(found)
 
@@ -249,8 +264,10 @@ class _Reader:
             case "text":
                 return str(_checked(block, "text", TEXT, place, required=True))
             case "image":
-                message = f"Could not process image: the model '{self._card.name}' reads text only"
-                raise UnsupportedFeature(f"{numbered(place)}.image: {message}", param=numbered(place))
+                if self._card.images is None:
+                    self._image(block, place)
+                message = f"{numbered(place)}.image: images are not read in documents"
+                raise UnsupportedFeature(message, param=numbered(place))
             case "search_result":
                 source = _checked(block, "source", TEXT, place, required=True)
                 parts = ANY_LIST.check(_present(block, "content", place), (*place, "content"))
@@ -260,6 +277,24 @@ class _Reader:
         self._note_citations(block)
         title, context = (_checked(block, name, TEXT, place) for name in ("title", "context"))
         return document(title, context, self._source(block, place))
+
+    def _image(self, block: dict[str, Any], place: Path) -> dict[str, Any]:
+        where = f"{numbered(place)}.image"
+        if self._card.images is None:
+            message = f"Could not process image: the model '{self._card.name}' reads text only"
+            raise UnsupportedFeature(f"{where}: {message}", param=numbered(place))
+        at = (*place, "source")
+        source = OBJECT.check(_present(block, "source", place), at)
+        kind = _checked(source, "type", TEXT, at, required=True)
+        if kind == "base64":
+            _checked(source, "media_type", TEXT, at, required=True)
+            return image_part(ImageSource(data=_checked(source, "data", TEXT, at, required=True), param=where))
+        if kind == "url":
+            return image_part(ImageSource(url=_checked(source, "url", FILLED, at, required=True), param=where))
+        if kind == "file":
+            message = f"{where}: images of type `file` are not read; send them as `base64`"
+            raise UnsupportedFeature(message, param=numbered(at))
+        raise FieldError(FieldRule.CHOICE, (*at, "type"), kind, bound=("base64", "url"))
 
     def _source(self, block: dict[str, Any], place: Path) -> str:
         at = (*place, "source")

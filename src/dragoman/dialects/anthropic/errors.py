@@ -6,6 +6,7 @@ from typing import Any
 
 from dragoman.core.errors import (
     BadConstraint,
+    BadImage,
     BadRequest,
     Cancelled,
     Conflict,
@@ -105,6 +106,8 @@ def _message(error: DragomanError) -> str:
             return "x-api-key header is required"
         case Unauthorized():
             return "invalid x-api-key"
+        case BadImage():
+            return f"{error.param}: Could not process image: {error.reason}" if error.param else error.message
         case TemplateFailed():
             return f"messages: {error.reason or error.message}"
         case Overloaded() if not isinstance(error, RateLimited):

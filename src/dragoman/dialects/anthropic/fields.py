@@ -56,7 +56,10 @@ BLOCK = Table(
             ),
             ("text", "Of a text."),
             ("citations", "Dropped."),
-            ("source", "Of a document: text, or blocks; of an image: refused, as the model reads text only."),
+            (
+                "source",
+                "Of a document: text, or blocks; of an image: `base64`, or a `url` (https: `--image-hosts`).",
+            ),
             ("transformations", "Of an image."),
             ("title", "Of a document or a search result."),
             ("context", "Of a document."),

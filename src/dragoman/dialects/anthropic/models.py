@@ -46,7 +46,7 @@ def _capabilities(card: ModelCard, *, has_batches: bool) -> dict[str, Any]:
             "compact_20260112": _NO,
         },
         "effort": effort | dict.fromkeys(("low", "medium", "high", "max"), effort),
-        "image_input": _NO,
+        "image_input": _NO if card.images is None else _YES,
         "pdf_input": _NO,
         "server_tools": _NO | {"web_search": _NO, "code_execution": _NO},
         "structured_outputs": _YES,

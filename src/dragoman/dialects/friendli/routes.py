@@ -248,7 +248,7 @@ class SurfaceApi:
         functions = core.get("tools.functions") or ()
         plan = tool_plan(functions, tool_choice(None, [function["name"] for function in functions]), found.card)
         _report_unread(asked, context)
-        text = await context.unless_gone(serving.render(chat_prompt(core, plan.tools), found.card.name))
+        text = await context.unless_gone(serving.render(chat_prompt(core, plan.tools, found.card), found.card.name))
         await context.reply({"text": text})
 
     async def models(self, serving: Serving, context: RequestContext) -> None:

@@ -91,7 +91,7 @@ def chat_request(
     sampling, ending = _choosing_and_ending(core, card)
     return core.request(
         request_id,
-        chat_prompt(core, plan.tools),
+        chat_prompt(core, plan.tools, card),
         model=card.name,
         seeds=_seeds(core),
         sampling=sampling,
@@ -106,10 +106,10 @@ def chat_request(
     )
 
 
-def chat_prompt(core: CoreParams, tools: Sequence[dict[str, Any]]) -> ChatPrompt:
+def chat_prompt(core: CoreParams, tools: Sequence[dict[str, Any]], card: ModelCard) -> ChatPrompt:
     """Return the conversation, with the further variables of the template."""
     variables = dict(ChainMap(*(variables for _, variables in core.given("prompt.template_kwargs"))))
-    messages = template_messages(core.get("prompt.messages"))
+    messages = template_messages(core.get("prompt.messages"), card)
     return ChatPrompt(messages=messages, tools=tuple(tools), template_kwargs=variables)
 
 
@@ -244,12 +244,12 @@ def _excluded_truncations(beams: BeamParams, sampling: SamplingParams) -> tuple[
     return ("temperature",) if beams.kind == "deterministic" and sampling.temperature != 1 else ()
 
 
-def template_messages(messages: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+def template_messages(messages: tuple[dict[str, Any], ...], card: ModelCard) -> tuple[dict[str, Any], ...]:
     """Return the checked messages as the core takes them. Raises BadRequest with the location of the error."""
-    return tuple(_message(message, i) for i, message in enumerate(messages))
+    return tuple(_message(message, i, card) for i, message in enumerate(messages))
 
 
-def _message(message: dict[str, Any], i: int) -> dict[str, Any]:
+def _message(message: dict[str, Any], i: int, card: ModelCard) -> dict[str, Any]:
     role, content, calls = message["role"], message["content"], message["tool_calls"]
     if calls and role != "assistant":
         place = f"messages[{i}].tool_calls"
@@ -258,7 +258,8 @@ def _message(message: dict[str, Any], i: int) -> dict[str, Any]:
         raise FieldError(FieldRule.MISSING, ("messages", i, "content"), bound="content")
     if role == "tool" and message["tool_call_id"] is None:
         raise FieldError(FieldRule.MISSING, ("messages", i, "tool_call_id"), bound="tool_call_id")
-    flat: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": flattened(content, i)}
+    flat: dict[str, Any] = {"role": "system" if role == "developer" else role}
+    flat["content"] = flattened(content, i, card)
     for name in ("name", "tool_call_id"):
         if message[name] is not None:
             flat[name] = message[name]

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from dragoman.core.constraint import JsonSchema, Lark
+from dragoman.core.image_sources import MAX_IMAGES
 from dragoman.core.sampling import MAX_COUNT, MAX_SEED, LogprobParams
 from dragoman.dialects.field import Field, Table, Treatment
 from dragoman.dialects.field_types import Anything, Boolean, Integer, ListOf, Number, OneOf, String
@@ -26,7 +27,11 @@ _PROMPT_OBJECT = Table(
     name="prompt",
     fields=(
         Field(name="prompt_string", kind=TEXT, required=True, note="A text."),
-        Field(name="multimodal_data", kind=Anything(), treatment=REFUSED, neutral=([],), note="Text only."),
+        Field(
+            name="multimodal_data",
+            kind=ListOf(String(minimum=1), maximum=MAX_IMAGES),
+            note="Images in base64, one for each `<__media__>` in the text; for models that see.",
+        ),
     ),
 )
 _MIXED = ListOf(OneOf((_ID, TEXT)), minimum=1, maximum=2**20)

@@ -79,7 +79,7 @@ async def props(serving: Serving, context: RequestContext) -> None:
             "total_slots": 1,
             "model_alias": card.name,
             "model_path": card.name,
-            "modalities": {"vision": False, "audio": False},
+            "modalities": {"vision": card.images is not None, "audio": False},
             "endpoint_slots": False,
             "endpoint_props": False,
             "endpoint_metrics": True,

@@ -15,8 +15,10 @@ from dragoman.core.request import GenerationRequest, Prompt, TextPrompt, TokenPr
 from dragoman.core.sampling import MAX_SEED, SamplingParams
 from dragoman.core.serving import ModelCard, Serving
 from dragoman.dialects.field import CoreParams, Reading
+from dragoman.dialects.images import base64_parts
 from dragoman.dialects.llamacpp.fields import MOST_PROMPTS
 
+MULTIMODAL, MARK = "prompt.multimodal_data", "<__media__>"
 SAMPLERS = ("penalties", "dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 """The steps that llama-server names and this one has, in their order here."""
 _LETTERS = {
@@ -54,10 +56,11 @@ PIECES_AT_ONCE = 16
 
 
 class Piece(NamedTuple):
-    """A part of a prompt: text, or token ids."""
+    """A part of a prompt: text, or token ids. ``images``: in base64, one for each mark in the text."""
 
     text: str | None
     token_ids: tuple[int, ...] = ()
+    images: tuple[str, ...] = ()
 
 
 def prompts_of(value: Any) -> list[list[Piece]]:
@@ -77,7 +80,7 @@ def _pieces(value: Any) -> list[Piece]:
         case str():
             return [Piece(value)]
         case {"prompt_string": str(text)}:
-            return [Piece(text)]
+            return [Piece(text, images=tuple(value.get("multimodal_data") or ()))]
         case [_, *_] if all(isinstance(each, str) or (type(each) is int and each >= 0) for each in value):
             found: list[Piece] = []
             for kind, run in itertools.groupby(value, key=type):
@@ -101,7 +104,7 @@ async def let_others_run(place: int) -> None:
 async def prompt_of(serving: Serving, pieces: Sequence[Piece], model: str) -> Prompt:
     """Return the prompt of pieces. BOS comes before a text that begins it."""
     if len(pieces) == 1 and pieces[0].text is not None:
-        return TextPrompt(text=pieces[0].text)
+        return _text_prompt(pieces[0].text, pieces[0].images, serving.model(model))
     ids: list[int] = []
     most = serving.model(model).prompt_tokens
     for place, piece in enumerate(pieces):
@@ -113,6 +116,22 @@ async def prompt_of(serving: Serving, pieces: Sequence[Piece], model: str) -> Pr
             break  # it is refused; there may be hundreds of thousands more
         await let_others_run(place)
     return TokenPrompt(token_ids=tuple(ids))
+
+
+def _text_prompt(text: str, images: Sequence[str], card: ModelCard) -> TextPrompt:
+    """Return a text with its images in place of their marks. Raises BadRequest, UnsupportedFeature."""
+    if not images:
+        return TextPrompt(text=text)
+    if card.images is None:
+        message = "This server does not support multimodal. Start it with a model that sees images."
+        raise UnsupportedFeature(message, param=MULTIMODAL)
+    parts = text.split(MARK)
+    if len(parts) != len(images) + 1:
+        message = f"number of media markers in text ({len(parts) - 1}) does not match number of bitmaps ({len(images)})"
+        raise BadRequest(message, param=MULTIMODAL)
+    sources = tuple(part["source"] for part in base64_parts(images, ("prompt", "multimodal_data")))
+    places = tuple(itertools.accumulate(map(len, parts[:-1])))
+    return TextPrompt(text="".join(parts), image_places=places, images=sources)
 
 
 async def biases_of(serving: Serving, value: Any, model: str, *, vocab_size: int) -> dict[int, float]:

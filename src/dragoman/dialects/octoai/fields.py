@@ -277,7 +277,8 @@ MESSAGE = Table(
             name="content",
             kind=OneOf((TEXT, ListOf(Anything(object_only=True), maximum=4096))),
             default="",
-            note="Text, or parts of type `text` (joined as they are); images are refused. Null is empty text.",
+            note="Text, or parts of type `text` (joined as they are) and, for models that see, `image_url`. "
+            "Null is empty text.",
         ),
         Field(name="name", kind=String(maximum=256), note="Given to the chat template."),
         Field(

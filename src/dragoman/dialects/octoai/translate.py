@@ -15,6 +15,7 @@ from dragoman.core.sampling import LogprobParams
 from dragoman.core.serving import ModelCard
 from dragoman.dialects.chat_input import flattened, template_call
 from dragoman.dialects.field import CoreParams, Reading
+from dragoman.dialects.images import joined_parts
 from dragoman.dialects.tools import ToolChoice, ToolPlan, calls_or, tool_choice, tool_plan
 
 MAX_SEQUENCES = 2048
@@ -59,7 +60,7 @@ def chat_request(reading: Reading, request_id: str, card: ModelCard, plan: ToolP
     _check_ids(card, "octoai.vllm.stop_token_ids", core.get("ending.stop_token_ids") or ())
     return core.request(
         request_id,
-        ChatPrompt(messages=template_messages(core.get("prompt.messages")), tools=plan.tools),
+        ChatPrompt(messages=template_messages(core.get("prompt.messages"), card), tools=plan.tools),
         model=card.name,
         adapter=None,
         constraint=plan.constraint,
@@ -115,7 +116,7 @@ def _check_ids(card: ModelCard, param: str, ids: Iterable[int]) -> None:
         raise BadRequest(message, param=param)
 
 
-def template_messages(messages: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+def template_messages(messages: tuple[dict[str, Any], ...], card: ModelCard) -> tuple[dict[str, Any], ...]:
     """Return the checked messages as the core takes them, with an id for every call and every result.
 
     A result without the id of a call belongs to the first earlier call that has no result yet. Raises
@@ -129,7 +130,7 @@ def template_messages(messages: tuple[dict[str, Any], ...]) -> tuple[dict[str, A
         if calls and role != "assistant":
             place = f"messages[{i}].tool_calls"
             raise BadRequest(f"Invalid '{place}': only an assistant calls tools.", param=place)
-        one: dict[str, Any] = {"role": role, "content": flattened(message["content"], i)}
+        one: dict[str, Any] = {"role": role, "content": flattened(message["content"], i, card)}
         if message["name"] is not None:
             one["name"] = message["name"]
         if calls:
@@ -164,7 +165,11 @@ def in_turns(messages: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
     turns: list[dict[str, Any]] = []
     for message in messages:
         if turns and _goes_on(turns[-1], message):
-            turns[-1] = turns[-1] | {"content": f"{turns[-1]['content']}\n\n{message['content']}"}
+            both = (turns[-1]["content"], message["content"])
+            if all(isinstance(each, str) for each in both):
+                turns[-1] = turns[-1] | {"content": "\n\n".join(both)}
+            else:
+                turns[-1] = turns[-1] | {"content": joined_parts(both[0], "\n\n", both[1])}
         else:
             turns.append(message)
     return tuple(turns)

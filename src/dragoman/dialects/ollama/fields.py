@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from dragoman.core.constraint import Constraint, JsonObject, JsonSchema
+from dragoman.core.image_sources import MAX_IMAGES
 from dragoman.core.sampling import LogprobParams
 from dragoman.dialects.field import Field, Table, Treatment
 from dragoman.dialects.field_types import (
@@ -85,7 +86,9 @@ _KEEP_ALIVE = Field(
     note="How long the model stays in memory when it is idle: seconds, or `5m`; 0: not at all, below 0: for ever.",
 )
 _IMAGES = Field(
-    name="images", kind=Anything(), treatment=REFUSED, neutral=([],), note="The models of this server read text only."
+    name="images",
+    kind=ListOf(String(minimum=1), maximum=MAX_IMAGES),
+    note="Images in base64, which come before the text; for models that see.",
 )
 _OPTIONS = Field(name="options", kind=OPTIONS, note="Parameters of sampling, lengths and the runner.")
 

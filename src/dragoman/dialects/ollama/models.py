@@ -268,6 +268,7 @@ def _capabilities(card: ModelCard | None, details: ModelDetails | None) -> list[
     if card is not None:
         has = {
             "completion": card.generates,
+            "vision": card.images is not None,
             "tools": card.tool_calls is not None,
             "thinking": card.reasoning is not None,
             "insert": card.has_fill_tokens,

@@ -11,10 +11,13 @@ import msgspec
 from dragoman.core.constraint import Constraint, JsonObject, JsonSchema
 from dragoman.core.entropy import random_bits
 from dragoman.core.errors import BadRequest, TemplateMissing, UnsupportedFeature
+from dragoman.core.image_sources import content_of, text_part
 from dragoman.core.request import ChatPrompt, FillPrompt, GenerationRequest, Prompt, TextPrompt
 from dragoman.core.serving import ModelCard
 from dragoman.dialects import reasoning
 from dragoman.dialects.field import CoreParams, Reading
+from dragoman.dialects.field_types import Path, dotted
+from dragoman.dialects.images import base64_parts
 from dragoman.dialects.ollama.calls import OpenCalls, new_call_id
 from dragoman.dialects.tools import PLAIN, WITHOUT_TOOLS, MessageShape, ToolPlan, calls_or, tool_choice, tool_plan
 
@@ -45,6 +48,10 @@ def generate_request(reading: Reading, request_id: str, card: ModelCard) -> Tran
     system, suffix, raw = core.get("prompt.system"), core.get("prompt.suffix"), values["raw"]
     if raw and (system or values["context"]):
         raise BadRequest(RAW_CONFLICT, param="raw")
+    images = _images(values, card, ())
+    if images and (suffix or values["context"]):
+        other = "suffix" if suffix else "context"
+        raise BadRequest(f"images do not go with {other}", param=other)
     if suffix:
         _check_fill(values, card, raw=raw)
         prompt: Prompt = FillPrompt(prefix=core.get("prompt"), suffix=suffix)
@@ -54,10 +61,12 @@ def generate_request(reading: Reading, request_id: str, card: ModelCard) -> Tran
         if system:
             raise TemplateMissing(f'system: "{card.name}" has no chat template', param="system")
         thinking = Thinking({}, shows=False, unused=raw and bool(values["think"]))
-        return _translated(reading, request_id, card, TextPrompt(text=core.get("prompt")), WITHOUT_TOOLS, thinking)
+        sources = tuple(part["source"] for part in images)
+        text = TextPrompt(text=core.get("prompt"), image_places=(0,) * len(sources), images=sources)
+        return _translated(reading, request_id, card, text, WITHOUT_TOOLS, thinking)
     plan = _plan((), card)
     messages = [{"role": "system", "content": system}] if system else []
-    messages.append({"role": "user", "content": core.get("prompt")})
+    messages.append({"role": "user", "content": _seen(core.get("prompt"), images)})
     prompt = ChatPrompt(messages=tuple(messages), template_kwargs=thinking.variables)
     return _translated(reading, request_id, card, prompt, plan, thinking)
 
@@ -74,7 +83,7 @@ def chat_request(
         raise UnsupportedFeature(f"{card.name} does not support tools", param="tools")
     thinking = thinking_of(values["think"], card)
     plan = _plan(tools, card, enforced=core.get("constraint") is not None)
-    shown = template_messages(messages)
+    shown = template_messages(messages, card)
     continues = shown[-1]["role"] == "assistant" and not shown[-1].get("tool_calls")
     prompt = ChatPrompt(
         messages=shown,
@@ -101,13 +110,30 @@ def thinking_of(think: bool | str | None, card: ModelCard) -> Thinking:
     return Thinking(variables, is_on, unused)
 
 
-def template_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """Return checked messages in the form for chat templates. Raises BadRequest."""
+def _images(values: Mapping[str, Any], card: ModelCard, path: Path) -> list[dict[str, Any]]:
+    """Return the images of a request or a message as parts of a content. Raises UnsupportedFeature."""
+    images = values.get("images") or ()
+    if images and card.images is None:
+        raise UnsupportedFeature(f"{card.name} does not support vision", param=dotted((*path, "images")))
+    return base64_parts(images, (*path, "images"))
+
+
+def _seen(text: str, images: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Return the content of a message: its images come first."""
+    return content_of([*images, text_part(text)]) if images else text
+
+
+def template_messages(messages: Sequence[Mapping[str, Any]], card: ModelCard) -> tuple[dict[str, Any], ...]:
+    """Return checked messages in the form for chat templates. Raises BadRequest, UnsupportedFeature."""
     found: list[dict[str, Any]] = []
     unanswered = OpenCalls()
     for i, message in enumerate(messages):
         role = message["role"]
-        shown: dict[str, Any] = {"role": role, "content": message["content"]}
+        images = _images(message, card, ("messages", i))
+        if images and role not in ("user", "tool"):
+            place = f"messages[{i}].images"
+            raise BadRequest(f"'{place}': images are read in messages of the user and of tools only", param=place)
+        shown: dict[str, Any] = {"role": role, "content": _seen(message["content"], images)}
         if role == "assistant":
             if message["thinking"]:
                 shown["reasoning_content"] = message["thinking"]

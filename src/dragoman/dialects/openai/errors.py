@@ -6,6 +6,7 @@ from typing import Any
 
 from dragoman.core.batches import StorageFull, UnknownBatch, UnknownFile
 from dragoman.core.errors import (
+    BadImage,
     BadRequest,
     Cancelled,
     Conflict,
@@ -99,6 +100,8 @@ def render_error(error: DragomanError) -> ErrorResponse:
         message, code = _worded(error)
     elif isinstance(error, InvalidRequest):
         code = error.code
+    elif isinstance(error, BadImage):
+        message, code = _of_image(error), error.code
     elif isinstance(error, NotAgain):
         headers["x-should-retry"] = "false"
     elif isinstance(error, Overloaded):
@@ -108,6 +111,17 @@ def render_error(error: DragomanError) -> ErrorResponse:
             headers["x-should-retry"] = "false"
     body = {"error": {"message": message, "type": kind, "param": error.param, "code": code}}
     return ErrorResponse(status=status, body=body, headers=headers)
+
+
+_UNREAD = ("image_too_large", "image_too_small", "invalid_image_url", "failed_to_download_image")
+
+
+def _of_image(error: BadImage) -> str:
+    """Return the message for an image; of one that cannot be read in the words by which clients know it."""
+    if error.code in _UNREAD:
+        return error.message
+    place = f"'{error.param}': " if error.param else ""
+    return f"{place}The image data you provided does not represent a valid image: {error.reason}."
 
 
 def _worded(error: FieldError) -> tuple[str, str | None]:

@@ -313,10 +313,17 @@ COMPLETIONS = Table(
 PART = Table(
     name="part",
     fields=(
-        Field(name="type", kind=String(choices=("text", "refusal")), required=True, note="What the part is."),
+        Field(
+            name="type", kind=String(choices=("text", "refusal", "image_url")), required=True, note="What the part is."
+        ),
         Field(name="text", kind=TEXT, note="With type `text`."),
         Field(name="refusal", kind=TEXT, note="With type `refusal`: what the assistant said instead."),
-        Field(name="image_url", kind=Anything(), treatment=REFUSED, note="The model sees nothing."),
+        Field(
+            name="image_url",
+            kind=Anything(),
+            note="With type `image_url`, for models that see: an object of a `url` (a data URL; with `--image-hosts` "
+            "also https) and a `detail` (`auto`, `low`, `high`, `original`).",
+        ),
         Field(name="input_audio", kind=Anything(), treatment=REFUSED, note="The model hears nothing."),
         Field(name="file", kind=Anything(), treatment=REFUSED, note="Files are not read."),
         Field(
@@ -341,7 +348,7 @@ MESSAGE = Table(
         Field(
             name="content",
             kind=OneOf((TEXT, ListOf(Outline(PART), minimum=1, maximum=4096))),
-            note="Text, or parts of type `text` (joined as they are); images, audio and files are refused. "
+            note="Text, or parts of type `text` (joined as they are) and `image_url`; audio and files are refused. "
             "Only an assistant may leave it out.",
         ),
         Field(name="name", kind=String(maximum=256), note="Given to the chat template."),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dragoman.core.errors import BadRequest
+from dragoman.core.errors import BadRequest, UnsupportedFeature
+from dragoman.core.image_sources import text_part
+from dragoman.core.serving import ModelCard
 from dragoman.dialects.chat_input import CALL, TEXT, flattened, template_call
 from dragoman.dialects.field_types import FieldError, FieldRule, member_of
 from dragoman.dialects.openai.custom_tools import INPUT
@@ -12,14 +14,15 @@ from dragoman.dialects.turns import joined, reminder
 
 
 def template_messages(
-    messages: tuple[dict[str, Any], ...], *, takes_later_system: bool = True
+    messages: tuple[dict[str, Any], ...], card: ModelCard, *, takes_later_system: bool = True
 ) -> tuple[dict[str, Any], ...]:
     """Return the checked messages as the core takes them. Raises BadRequest with the location of the error.
 
-    ``takes_later_system``: the template shows a system message that is not at the head where it stands; otherwise it
-    becomes a reminder in the user's turn or result before it, or a turn of the user.
+    ``card``: of the model, which may see images. ``takes_later_system``: the template shows a system message that is
+    not at the head where it stands; otherwise it becomes a reminder in the user's turn or result before it, or a turn
+    of the user.
     """
-    made = [_message(message, i) for i, message in enumerate(messages)]
+    made = [_message(message, i, card) for i, message in enumerate(messages)]
     return tuple(made if takes_later_system else _with_reminders(made))
 
 
@@ -33,7 +36,7 @@ def _with_reminders(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     def remind() -> None:
         for text in waiting:
             if made[-1]["role"] in ("user", "tool"):
-                made[-1] = {**made[-1], "content": joined((made[-1]["content"], reminder(text)))}
+                made[-1] = {**made[-1], "content": _reminded(made[-1]["content"], text)}
             else:
                 made.append({"role": "user", "content": reminder(text)})
         waiting.clear()
@@ -52,7 +55,13 @@ def _with_reminders(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return made
 
 
-def _message(message: dict[str, Any], i: int) -> dict[str, Any]:
+def _reminded(content: str | list[dict[str, Any]], text: str) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return joined((content, reminder(text)))
+    return [*content, text_part(f"\n\n{reminder(text)}")]
+
+
+def _message(message: dict[str, Any], i: int, card: ModelCard) -> dict[str, Any]:
     role, place = message["role"], f"messages[{i}]"
     calls = message["tool_calls"]
     if calls is not None and role != "assistant":
@@ -67,8 +76,11 @@ def _message(message: dict[str, Any], i: int) -> dict[str, Any]:
     flat: dict[str, Any] = {
         "role": "system" if role == "developer" else role,
         # Clients send empty answers back as they got them.
-        "content": flattened("" if content is None and not calls else content, i),
+        "content": flattened("" if content is None and not calls else content, i, card),
     }
+    if isinstance(flat["content"], list) and role not in ("user", "tool"):
+        place = f"messages[{i}].content"
+        raise UnsupportedFeature(f"'{place}': images are read in messages of the user and results only.", param=place)
     for name in ("name", "tool_call_id", "reasoning_content"):
         if message[name] is not None:
             flat[name] = message[name]

@@ -93,7 +93,7 @@ def _prompt(reading: Reading, card: ModelCard) -> Prompt:
         raise BadRequest(message, param="add_special_tokens")
     continues, opens = core.get("prompt.continue_final_message"), core.get("prompt.add_generation_prompt")
     return ChatPrompt(
-        messages=template_messages(messages, takes_later_system=card.template_roles.later_system),
+        messages=template_messages(messages, card, takes_later_system=card.template_roles.later_system),
         tools=shown_tools(reading, card),
         add_generation_prompt=not continues if opens is None else opens,
         continue_final_message=bool(continues),

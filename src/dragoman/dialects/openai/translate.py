@@ -99,7 +99,7 @@ def chat_request(
         request_id,
         ChatPrompt(
             messages=template_messages(
-                core.get("prompt.messages"), takes_later_system=card.template_roles.later_system
+                core.get("prompt.messages"), card, takes_later_system=card.template_roles.later_system
             ),
             tools=plan.tools,
             add_generation_prompt=not continuing if opening is None else opening,

@@ -198,7 +198,8 @@ class Conversation:
         state = self._state
         card = self._serving.model(None)
         max_input_tokens, _ = state.settings.limits(card.context_tokens, card.encoder_context_tokens)
-        check_parameters(self._asked, self.run.text, state.settings, state.quirks, max_input_tokens)
+        is_empty = not self.run.text
+        check_parameters(self._asked, state.settings, state.quirks, max_input_tokens, is_empty=is_empty)
         check_grammar(self._asked, state.settings)
 
     async def whole(self) -> ChatCompletion:
@@ -235,11 +236,11 @@ class Conversation:
             yield render.usage_chunk(self._head, self.usage)
 
     async def _begin(self) -> None:
-        text = await chat_text(self._serving, self._values, self._setup)
+        text, pictured = await chat_text(self._serving, self._values, self._setup)
         prompt = TextPrompt(text=text, add_special_tokens=False)
         # A stop string would leave half a call, which ends by itself.
         asked = self._asked if self._setup is None else self._asked.deciding({"ending.stop": ()})
-        self.run = Generation(self._state, self._serving, self._context, asked, prompt)
+        self.run = Generation(self._state, self._serving, self._context, asked, prompt, pictured)
 
     async def _decline(self) -> None:
         """Begin again without tools: the model has chosen to answer freely."""

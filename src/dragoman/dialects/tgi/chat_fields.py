@@ -26,7 +26,17 @@ from dragoman.dialects.tgi.tools import TOOLS
 _TEXT = String()
 _CALL_ID = OneOf((Integer(), String()))
 
-_URL = Table(name="Url", fields=(Field(name="url", kind=_TEXT, required=True, note="Of an image."),))
+_URL = Table(
+    name="Url",
+    fields=(
+        Field(
+            name="url",
+            kind=_TEXT,
+            required=True,
+            note="Of an image: a `data:` URL, and with `--image-hosts` an https URL.",
+        ),
+    ),
+)
 
 
 class _Chunk(Table, frozen=True, kw_only=True):
@@ -44,7 +54,7 @@ MESSAGE_CHUNK = _Chunk(
     fields=(
         Field(name="type", kind=String(choices=("text", "image_url")), required=True, note="Which of the two follows."),
         Field(name="text", kind=_TEXT, note="Joined with its neighbours as it is."),
-        Field(name="image_url", kind=_URL, note="Refused: the model sees nothing."),
+        Field(name="image_url", kind=_URL, note="For models that see, as `![](URL)` in a text."),
     ),
 )
 

@@ -8,13 +8,16 @@ from typing import Any
 
 import msgspec
 
+from dragoman.core.image_sources import content_of, has_images, text_part
 from dragoman.core.request import ChatPrompt
 from dragoman.core.serving import ModelCard, Serving
 from dragoman.dialects.api import RequestContext
 from dragoman.dialects.field import CoreParams, Reading
+from dragoman.dialects.images import joined_parts
 from dragoman.dialects.tgi.body import Custom
 from dragoman.dialects.tgi.chat_fields import CHAT, COMPLETIONS
 from dragoman.dialects.tgi.errors import InvalidInput, MissingVariable
+from dragoman.dialects.tgi.images import text_parts, url_part
 from dragoman.dialects.tgi.settings import Quirks
 from dragoman.dialects.tgi.tools import ToolSetup, with_tools
 from dragoman.dialects.tgi.translate import Parameters, with_constraint
@@ -41,8 +44,11 @@ def report_idle(context: RequestContext, reading: Reading, card: ModelCard) -> N
     context.report(msgspec.structs.replace(reading, reported=(*reading.reported, *idle)))
 
 
-async def chat_text(serving: Serving, values: Mapping[str, Any], setup: ToolSetup | None) -> str:
-    """Return the prompt of a checked chat request. Raises InvalidInput, MissingVariable and the template's errors."""
+async def chat_text(
+    serving: Serving, values: Mapping[str, Any], setup: ToolSetup | None
+) -> tuple[str, ChatPrompt | None]:
+    """Return the prompt of a checked chat request; with images also as what serving reads. Raises InvalidInput,
+    MissingVariable and the template's errors."""
     card, core = serving.model(None), CoreParams(CHAT, values)
     variables = core.get("prompt.template_kwargs") or {}
     if not variables and "guideline" in card.template_variables:
@@ -59,8 +65,10 @@ async def chat_text(serving: Serving, values: Mapping[str, Any], setup: ToolSetu
     text = await serving.render(prompt)
     continues = core.get("prompt.continue_final_message")
     if continues or (continues is None and messages[-1]["role"] == "assistant"):
-        return _cut_behind(text, messages[-1]["content"])
-    return text
+        if has_images(messages):
+            return text, msgspec.structs.replace(prompt, add_generation_prompt=False, continue_final_message=True)
+        return _cut_behind(text, messages[-1]["content"]), None
+    return text, prompt if has_images(messages) else None
 
 
 def _parameters(values: Mapping[str, Any], core: CoreParams, quirks: Quirks, grammar_fault: str = "") -> Parameters:
@@ -109,25 +117,39 @@ def _idle_fields(values: Mapping[str, Any], card: ModelCard) -> tuple[str, ...]:
 
 def template_messages(messages: Iterable[Mapping[str, Any]], card: ModelCard) -> tuple[dict[str, Any], ...]:
     """Return the checked messages in the form that this model's template takes. Raises InvalidInput for images."""
-    return tuple(_message(message, "tool_calls" in card.template_members) for message in messages)
+    return tuple(_message(message, i, card) for i, message in enumerate(messages))
 
 
-def _message(message: Mapping[str, Any], template_calls: bool) -> dict[str, Any]:
-    content, calls = _text(message["content"]), message["tool_calls"]
+def _message(message: Mapping[str, Any], i: int, card: ModelCard) -> dict[str, Any]:
+    template_calls = "tool_calls" in card.template_members
+    sees = card.images is not None and message["role"] in ("user", "tool")
+    content, calls = _content(message["content"], i, sees=sees), message["tool_calls"]
     made: dict[str, Any] = {"role": message["role"], "content": content}
     if calls and template_calls:
         made["tool_calls"] = [_call(call) for call in calls]
     elif calls:
-        made["content"] = (content or "") + msgspec.json.encode([_call(call) for call in calls]).decode()
+        made["content"] = joined_parts(content or "", "", _json(calls))
     return made | {name: message[name] for name in ("name", "tool_call_id") if message[name] is not None}
 
 
-def _text(content: str | tuple[dict[str, Any], ...] | None) -> str | None:
-    if content is None or isinstance(content, str):
+def _json(calls: Iterable[Mapping[str, Any]]) -> str:
+    return msgspec.json.encode([_call(call) for call in calls]).decode()
+
+
+def _content(
+    content: str | tuple[dict[str, Any], ...] | None, i: int, *, sees: bool
+) -> str | list[dict[str, Any]] | None:
+    if content is None or (isinstance(content, str) and not sees):
         return content
-    if any(part["type"] == "image_url" for part in content):
-        raise InvalidInput("image modality is not supported")
-    return "".join(part["text"] for part in content)
+    parts: list[dict[str, Any]] = []
+    for part in (text_part(content),) if isinstance(content, str) else content:
+        if part["type"] == "text":
+            parts += text_parts(part["text"], f"messages[{i}].content") if sees else [part]
+        elif sees:
+            parts.append(url_part(part["image_url"]["url"], f"messages[{i}].content"))
+        else:
+            raise InvalidInput("image modality is not supported")
+    return content_of(parts)
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:

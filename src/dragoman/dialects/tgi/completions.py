@@ -10,7 +10,6 @@ from itertools import accumulate
 from typing import Any
 
 from dragoman.core.errors import DragomanError
-from dragoman.core.request import TextPrompt
 from dragoman.core.serving import Serving
 from dragoman.dialects.api import Operation, RequestContext
 from dragoman.dialects.completion_stream import CompletionStream
@@ -24,6 +23,7 @@ from dragoman.dialects.tgi.chat_render import CompletionComplete, CompletionFina
 from dragoman.dialects.tgi.chat_translate import completion_parameters, report_idle
 from dragoman.dialects.tgi.errors import BatchFault, Incomplete, SuffixFault
 from dragoman.dialects.tgi.generation import Generation, Step, TgiState
+from dragoman.dialects.tgi.images import inputs_prompt
 from dragoman.dialects.tgi.render import batch_headers, stream_headers
 
 AHEAD = 16
@@ -53,8 +53,9 @@ class Completions:
         if len(prompts) > state.settings.max_client_batch_size:
             raise BatchFault(state.settings.max_client_batch_size)
         asked = completion_parameters(values, state.quirks)
-        runs = [Generation(state, serving, context, asked, TextPrompt(text=text)) for text in prompts]
-        batch = CompletionBatch(state, context, runs, serving.model(None).name, logprobs=values["logprobs"] is not None)
+        card = serving.model(None)
+        runs = [Generation(state, serving, context, asked, inputs_prompt(text, card)) for text in prompts]
+        batch = CompletionBatch(state, context, runs, card.name, logprobs=values["logprobs"] is not None)
         if values["stream"]:
             show_asked_progress(context, values["stream_options"])
             characters = sum(len(text) for text in prompts)

@@ -6,6 +6,7 @@ import msgspec
 
 from dragoman.core.errors import (
     BadConstraint,
+    BadImage,
     BadRequest,
     Cancelled,
     ContextOverflow,
@@ -174,9 +175,18 @@ def fault_of(error: DragomanError) -> Fault:
             return TemplateFault("template not found")
         case TemplateFailed():
             return TemplateFault(f"syntax error: {error.reason} (in <string>:1)" if error.raised else error.reason)
+        case BadImage():
+            return InvalidInput(f"{_OF_IMAGES.get(error.code, 'invalid image')}: {error.reason}")
         case BadRequest():
             return InvalidInput(error.message)
     return _fault(f"Request failed during generation: Server error: {error.message}", "generation", 424)
+
+
+_OF_IMAGES = {
+    "invalid_image_url": "invalid image content",
+    "invalid_base64_image": "base64 encoding is invalid",
+    "failed_to_download_image": "Could not fetch image",
+}
 
 
 def error_body(error: DragomanError) -> ErrorBody:

@@ -212,7 +212,13 @@ PARAMETERS = Table(
     ),
 )
 
-INPUTS = Field(name="inputs", kind=String(), required=True, becomes="prompt", note="The text to continue.")
+INPUTS = Field(
+    name="inputs",
+    kind=String(),
+    required=True,
+    becomes="prompt",
+    note="The text to continue. `![](URL)` is an image, for models that see.",
+)
 
 GENERATE = Table(
     name="GenerateRequest",

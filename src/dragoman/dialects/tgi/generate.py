@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from dragoman.core.errors import Cancelled, DragomanError
-from dragoman.core.request import TextPrompt
 from dragoman.core.serving import Serving
 from dragoman.dialects.api import Operation, RequestContext, RouteHint
 from dragoman.dialects.field_types import FieldError
@@ -22,6 +21,7 @@ from dragoman.dialects.tgi.body import checked, read_json, shape_fault
 from dragoman.dialects.tgi.errors import BatchIncomplete, Incomplete, IncompleteStream
 from dragoman.dialects.tgi.fields import COMPAT_GENERATE, GENERATE
 from dragoman.dialects.tgi.generation import Generation, TgiState
+from dragoman.dialects.tgi.images import inputs_prompt
 from dragoman.dialects.tgi.render import EVENT_STREAM, stream_headers, whole_headers
 from dragoman.dialects.tgi.translate import Parameters, check_choice, check_streamable, parameters_of, report_adapter
 
@@ -75,7 +75,7 @@ class Generate:
         asked = msgspec.structs.replace(asked, logprobs=asked.details)
         check_choice(asked, state.settings)
         with state.permit(context, asked.sequences):
-            run = Generation(state, serving, context, asked, TextPrompt(text=inputs))
+            run = Generation(state, serving, context, asked, inputs_prompt(inputs, serving.model(None)))
             await context.unless_gone(run.whole())
             answer = render.whole(run.sequences, run.best, run.prefill, asked, inputs)
         # The permits are free before the client can know that it has its answer, and ask again.
@@ -96,7 +96,8 @@ class Generate:
         try:
             check_streamable(asked)
             with state.permit(context):
-                run = Generation(state, serving, context, asked, TextPrompt(text=inputs))
+                prompt = inputs_prompt(inputs, serving.model(None))
+                run = Generation(state, serving, context, asked, prompt)
                 async with aclosing(run.steps()) as steps:
                     index = 0
                     async for step in steps:
@@ -186,6 +187,6 @@ async def texts_of(
 
 async def continued(state: TgiState, serving: Serving, context: RequestContext, inputs: str, asked: Parameters) -> str:
     """Return the text that continues ``inputs``."""
-    run = Generation(state, serving, context, asked, TextPrompt(text=inputs))
+    run = Generation(state, serving, context, asked, inputs_prompt(inputs, serving.model(None)))
     await run.whole()
     return run.chosen.text

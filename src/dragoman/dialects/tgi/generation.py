@@ -17,7 +17,7 @@ from dragoman.core.errors import (
     PayloadTooLarge,
 )
 from dragoman.core.events import FinishReason, GenerationDone, PromptReady, TextDelta, Timings, Token
-from dragoman.core.request import TextPrompt
+from dragoman.core.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from dragoman.core.serving import Serving
 from dragoman.dialects.api import RequestContext
 from dragoman.dialects.tgi.errors import Incomplete, InvalidInput
@@ -172,8 +172,16 @@ class Generation:
     """
 
     def __init__(
-        self, state: TgiState, serving: Serving, context: RequestContext, asked: Parameters, prompt: TextPrompt
+        self,
+        state: TgiState,
+        serving: Serving,
+        context: RequestContext,
+        asked: Parameters,
+        prompt: TextPrompt,
+        pictured: ChatPrompt | None = None,
     ) -> None:
+        """``pictured``: a chat with images, of which ``prompt`` is the text."""
+        self._pictured = pictured or (prompt if prompt.images else None)
         self.text, self.asked = prompt.text, asked
         self.budget = 0
         self.input_tokens = 0
@@ -211,20 +219,12 @@ class Generation:
         settings, asked = self._state.settings, self.asked
         card = self._serving.model(None)
         limits = settings.limits(card.context_tokens, card.encoder_context_tokens)
-        check_parameters(asked, self.text, settings, self._state.quirks, limits[0])
-        try:
-            prompt = await self._serving.tokenize(self._prompt, bounded=False)
-        except BadRequest as error:
-            raise InvalidInput(f"tokenizer error {error.message}") from None
-        except PayloadTooLarge:
-            given = f"more than {card.max_text_tokens}"
-            raise InvalidInput(f"`inputs` must have less than {limits[0]} tokens. Given: {given}") from None
-        truncate = asked.core.get("truncate")
-        prompt = prompt if truncate is None else prompt[-truncate:]
-        self.input_tokens = len(prompt)
-        self.budget = token_budget(asked, len(prompt), settings, limits)
+        is_empty = not self.text and self._pictured is None
+        check_parameters(asked, settings, self._state.quirks, limits[0], is_empty=is_empty)
+        prompt = await self._read(limits[0])
+        self.budget = token_budget(asked, self.input_tokens, settings, limits)
         if asked.core.get("ending.max_tokens") is None:
-            self.budget = min(self.budget, card.room(len(prompt)))
+            self.budget = min(self.budget, card.room(self.input_tokens))
         check_grammar(asked, settings)
         adapter = adapter_of(asked, self._serving, self._state.quirks)
         seed = asked.core.get("seeds")
@@ -258,6 +258,25 @@ class Generation:
             raise Incomplete
         if not self._context.explains:
             self._state.healthy = True
+
+    async def _read(self, max_input_tokens: int) -> Prompt:
+        """Return the prompt, its length noted. Raises InvalidInput, and the errors of its images."""
+        truncate = self.asked.core.get("truncate")
+        if self._pictured is not None:
+            if truncate is not None:
+                raise InvalidInput("`truncate` is not supported for inputs with images")
+            self.input_tokens = len(await self._serving.tokenize(self._pictured))
+            return self._pictured
+        try:
+            ids = await self._serving.tokenize(self._prompt, bounded=False)
+        except BadRequest as error:
+            raise InvalidInput(f"tokenizer error {error.message}") from None
+        except PayloadTooLarge:
+            given = f"more than {self._serving.model(None).max_text_tokens}"
+            raise InvalidInput(f"`inputs` must have less than {max_input_tokens} tokens. Given: {given}") from None
+        ids = ids if truncate is None else ids[-truncate:]
+        self.input_tokens = len(ids)
+        return TokenPrompt(token_ids=ids)
 
 
 def _check_end(delta: TextDelta) -> None:

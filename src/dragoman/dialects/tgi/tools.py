@@ -144,10 +144,13 @@ def with_tools(
     ``template_shows``: the chat template writes out the tools itself.
     """
     *before, last = messages
-    if not isinstance(last.get("content"), str):
+    content = last.get("content")
+    if content is None:
         return tuple(messages)
     tools = "" if template_shows else msgspec.json.encode(setup.tools).decode() + "\n"
-    return (*before, {**last, "content": f"{last['content']}\n---\n{tools}{setup.prompt}"})
+    added = f"\n---\n{tools}{setup.prompt}"
+    shown = f"{content}{added}" if isinstance(content, str) else [*content, {"type": "text", "text": added}]
+    return (*before, {**last, "content": shown})
 
 
 _DECLINE: dict[str, Any] = {

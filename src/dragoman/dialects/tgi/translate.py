@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from dragoman.core.errors import AdapterNotFound
-from dragoman.core.request import GenerationRequest, TokenPrompt
+from dragoman.core.request import GenerationRequest, Prompt
 from dragoman.core.sampling import LogprobParams
 from dragoman.core.serving import Serving
 from dragoman.dialects.api import RequestContext
@@ -94,7 +94,7 @@ def with_constraint(core: CoreParams) -> tuple[CoreParams, str]:
 
 def generation_request(
     request_id: str,
-    prompt: tuple[int, ...],
+    prompt: Prompt,
     asked: Parameters,
     budget: int,
     seed: int,
@@ -129,7 +129,7 @@ def generation_request(
     if not asked.sampling:
         decided |= dict.fromkeys(_DRAWS) | {"sampling.temperature": 0.0}
     return core.deciding(decided).request(
-        request_id, TokenPrompt(token_ids=prompt), seeds=(seed,), constraint_param=PARAM, eos_after_constraint=True
+        request_id, prompt, seeds=(seed,), constraint_param=PARAM, eos_after_constraint=True
     )
 
 
@@ -191,9 +191,9 @@ def check_streamable(asked: Parameters) -> None:
 
 
 def check_parameters(
-    asked: Parameters, inputs: str, settings: TgiSettings, quirks: Quirks, max_input_tokens: int
+    asked: Parameters, settings: TgiSettings, quirks: Quirks, max_input_tokens: int, *, is_empty: bool
 ) -> None:
-    """Check every rule that needs no tokens."""
+    """Check every rule that needs no tokens. ``is_empty``: the inputs are."""
     get, chooses = asked.core.get, asked.sequences > 1
     if chooses and not asked.sampling:
         raise InvalidInput("you must use sampling when `best_of` is > 1")
@@ -222,7 +222,7 @@ def check_parameters(
     top, most = get("logprobs.top") or 0, settings.max_top_n_tokens
     if top > most:
         raise InvalidInput(f"`top_n_tokens` must be >= 0 and <= {most}. Given: {top}")
-    if not inputs:
+    if is_empty:
         raise InvalidInput("`inputs` cannot be empty")
     truncate = get("truncate")
     if truncate is not None and not 0 < truncate <= max_input_tokens:

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from dragoman.core.errors import BadRequest, UnsupportedFeature
+from dragoman.core.image_sources import ImageSource, image_part
 from dragoman.core.serving import ModelCard
 from dragoman.dialects.field_types import Anything, FieldError, FieldRule, ListOf, Path, String, dotted, member_of
+from dragoman.dialects.images import DETAILS, URL
 from dragoman.dialects.openai.custom_tools import INPUT
 from dragoman.dialects.openai.errors import InvalidRequest
 from dragoman.dialects.reasoning import MAX_HIDDEN_CHARS, revealed
-from dragoman.dialects.turns import Turns, document, joined
+from dragoman.dialects.turns import IMAGE_BELOW, Turns, document, joined
 
 TEXT, OBJECT, PARTS = String(), Anything(object_only=True, depth=32), ListOf(Anything(object_only=True, depth=32))
 
@@ -155,13 +157,15 @@ class _Reader:
     def __init__(self, card: ModelCard) -> None:
         self.head: list[str] = []
         self.reported: list[str] = []
-        self._turns = Turns(card)
+        self._card, self._turns = card, Turns(card)
         self._begun = False
         self._waiting: list[str] = []
         self._calls: dict[str, str] = {}
         self._open: dict[str, None] = {}
         """The calls without a result so far."""
         self._has_results = False
+        self._images: list[dict[str, Any]] = []
+        """Those of results, which come after all results of the turn."""
         self._pieces: list[str] = []
         self._thoughts: list[str] = []
         self._new_calls: list[dict[str, Any]] = []
@@ -197,7 +201,11 @@ class _Reader:
 
     def _message(self, item: dict[str, Any], path: Path) -> None:
         role = member_of(item, "role", String(choices=ROLES), path, required=True)
-        text = "".join(self._texts(_present(item, "content", path), (*path, "content")))
+        pieces = self._texts(_present(item, "content", path), (*path, "content"))
+        text = "".join(piece for piece in pieces if isinstance(piece, str))
+        if role != "user" and any(not isinstance(piece, str) for piece in pieces):
+            message = "Invalid value: 'input_image'. Images are read in messages of the user and outputs of calls."
+            raise InvalidRequest(message, param=dotted((*path, "content")))
         if role in SYSTEM:
             if not self._begun:
                 self.head.append(text)
@@ -207,9 +215,10 @@ class _Reader:
                 self._write_turn()
                 self._turns.add_system(text)
         elif role == "user":
+            images, self._images = self._images, []
             self._end_turn()
             self._begun = True
-            self._turns.begin_user(text)
+            self._turns.begin_user([*images, *pieces])
         else:
             self._assistant()
             self._pieces.append(text)
@@ -232,6 +241,9 @@ class _Reader:
         for call in self._open:
             raise InvalidRequest(f"No tool output found for function call {call[:64]}.", param="input", code=None)
         self._has_results = False
+        if self._images:
+            self._turns.add_user(self._images)
+            self._images = []
         waiting, self._waiting = self._waiting, []
         for text in waiting:
             self._turns.add_system(text)
@@ -254,20 +266,23 @@ class _Reader:
         if name is None:
             message = f"No tool call found for function call output with call_id {call[:64]}."
             raise InvalidRequest(message, param="input", code=None)
-        text = "".join(self._texts(_present(item, "output", path), (*path, "output"), is_result=True))
+        pieces = self._texts(_present(item, "output", path), (*path, "output"), is_result=True)
+        text = "".join(piece if isinstance(piece, str) else IMAGE_BELOW for piece in pieces)
         self._write_turn()
+        self._images += [piece for piece in pieces if not isinstance(piece, str)]
         self._has_results = True
         self._open.pop(call, None)
         self._turns.add_result(call, name, text)
 
     # Contents ---------------------------------------------------------------------------------------------------------
 
-    def _texts(self, content: Any, path: Path, *, is_result: bool = False) -> Iterable[str]:
+    def _texts(self, content: Any, path: Path, *, is_result: bool = False) -> Sequence[str | dict[str, Any]]:
+        """Return the texts, and the parts of images, of a content."""
         if isinstance(content, str):
             return (content,)
         return [self._part(part, (*path, j), is_result) for j, part in enumerate(PARTS.check(content, path))]
 
-    def _part(self, part: dict[str, Any], path: Path, is_result: bool) -> str:
+    def _part(self, part: dict[str, Any], path: Path, is_result: bool) -> str | dict[str, Any]:
         kind = member_of(part, "type", TEXT, path, required=True)
         if part.get("prompt_cache_breakpoint") is not None:
             self.reported.append(dotted((*path, "prompt_cache_breakpoint")))
@@ -276,11 +291,21 @@ class _Reader:
         if kind == "refusal":
             return str(member_of(part, "refusal", TEXT, path, required=True))
         if kind in ("input_image", "input_file", "input_audio"):
+            if kind == "input_image" and self._card.images is not None:
+                return image_part(self._image(part, path))
             if is_result:
                 self.reported.append(dotted(path))
                 return NO_IMAGE if kind == "input_image" else NO_FILE
             return self._medium(part, kind, path)
         raise FieldError(FieldRule.CHOICE, (*path, "type"), kind, bound=(*TEXTS, "refusal", "input_file"))
+
+    def _image(self, part: dict[str, Any], path: Path) -> ImageSource:
+        if part.get("image_url") is None and part.get("file_id") is not None:
+            message = "Invalid value: 'file_id'. Send the image as a data URL in 'image_url'."
+            raise InvalidRequest(message, param=dotted((*path, "file_id")))
+        url = member_of(part, "image_url", URL, path, required=True)
+        detail = member_of(part, "detail", String(choices=tuple(DETAILS)), path)
+        return ImageSource(url=url, detail=DETAILS[detail or "auto"], param=dotted((*path, "image_url")))
 
     def _medium(self, part: dict[str, Any], kind: str, path: Path) -> str:
         if kind == "input_image":

@@ -71,12 +71,12 @@ def _members(*pairs: tuple[str, str]) -> tuple[Field, ...]:
 PART = Table(
     name="content part",
     fields=_members(
-        ("type", "`input_text`, `text`, `output_text`, `refusal`, `input_file`; images and audio are refused."),
+        ("type", "`input_text`, `text`, `output_text`, `refusal`, `input_file`, `input_image`; audio is refused."),
         ("text", "Of a text; parts are joined as they are."),
         ("refusal", "Of a refusal, which is text."),
-        ("image_url", "Of an image."),
-        ("file_id", "Of an image or a file."),
-        ("detail", "Of an image."),
+        ("image_url", "Of an image, for models that see: a data URL, and with `--image-hosts` an https URL."),
+        ("file_id", "Of an image or a file: refused."),
+        ("detail", "Of an image: `auto`, `low`, `high`, `original`."),
         ("file_data", "Of a file, a data URL: text and JSON are shown as a document."),
         ("file_url", "Of a file: refused."),
         ("filename", "Of a file: the title of the document."),
@@ -108,7 +108,11 @@ ITEM = Table(
         ("namespace", "Of the called tool."),
         ("arguments", "Of a call: JSON, as text."),
         ("input", "Of a custom tool's call: text."),
-        ("output", "Of a call's result: text or parts; images and files in it are left out and reported."),
+        (
+            "output",
+            "Of a call's result: text or parts. Images are shown after the results to models that see; otherwise "
+            "images, and always files, are left out and reported.",
+        ),
         ("summary", "Of reasoning: its text, where there is no other."),
         ("encrypted_content", "Of reasoning: its text, as an answer had it."),
         ("tools", "More tools."),

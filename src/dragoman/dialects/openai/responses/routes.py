@@ -12,6 +12,7 @@ import msgspec
 from dragoman.core.elsewhere import note_elsewhere
 from dragoman.core.entropy import random_bits, token_hex, wall_time
 from dragoman.core.errors import BadRequest, ContextOverflow, DragomanError, EngineUnavailable, GenerationTimeout
+from dragoman.core.image_sources import has_images
 from dragoman.core.request import GenerationRequest
 from dragoman.core.responses import StoredResponse
 from dragoman.core.sampling import MAX_SEED
@@ -286,8 +287,10 @@ class ResponsesApi:
         self, serving: Serving, context: RequestContext, begun: Begun, headers: Mapping[str, str]
     ) -> None:
         asked, request = begun.asked, begun.request
-        ids = asked.ids or await context.unless_gone(serving.tokenize(asked.prompt, asked.card.name))
-        prompt = msgspec.structs.replace(asked.prompt, messages=(), token_ids=ids)
+        prompt = asked.prompt
+        if not has_images(prompt.messages):
+            ids = asked.ids or await context.unless_gone(serving.tokenize(prompt, asked.card.name))
+            prompt = msgspec.structs.replace(prompt, messages=(), token_ids=ids)
         sampled = asked.card.sampling.apply(request)[0]
         request = msgspec.structs.replace(sampled, prompt=prompt, unset_sampling=())
         await context.unless_gone(serving.prepare(request))

@@ -15,6 +15,7 @@ from dragoman.core.errors import (
     TemplateMissing,
     UnsupportedFeature,
 )
+from dragoman.core.image_sources import has_images
 from dragoman.core.request import ChatPrompt, GenerationRequest, TokenPrompt
 from dragoman.core.sampling import EndingParams, LogprobParams
 from dragoman.core.serving import ModelCard, Serving
@@ -221,7 +222,7 @@ async def fitted(serving: Serving, asked: Asked) -> Asked:
             return False  # a template may want the user to begin
         if len(ids) > limit:
             return False
-        found = msgspec.structs.replace(shorter, ids=ids)
+        found = shorter if has_images(shorter.messages) else msgspec.structs.replace(shorter, ids=ids)
         return True
 
     count = await fewest_left_out(len(units), fits)

@@ -1,0 +1,56 @@
+"""Images in the messages of a program: files, bytes and images of Pillow as the URLs that a request would have."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dragoman.core.errors import BadRequest
+
+IMAGE = "image"
+
+
+def with_urls(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return messages with parts ``{"type": "image_url", …}`` in place of ``{"type": "image", "image": …}``.
+
+    Raises BadRequest for what is no image.
+    """
+    return [_message(message, i) if isinstance(message, Mapping) else message for i, message in enumerate(messages)]
+
+
+def _message(message: Mapping[str, Any], i: int) -> Mapping[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, Sequence) or isinstance(content, str):
+        return message
+    return {**message, "content": [_part(part, f"messages[{i}].content[{j}]") for j, part in enumerate(content)]}
+
+
+def _part(part: Any, place: str) -> Any:
+    if not isinstance(part, Mapping) or part.get("type") != IMAGE:
+        return part
+    detail = {"detail": part["detail"]} if "detail" in part else {}
+    return {"type": "image_url", "image_url": {"url": _url(part.get(IMAGE), place), **detail}}
+
+
+def _url(image: Any, place: str) -> str:
+    """Return the URL of a text that is one, a file's path, its bytes, or an image of Pillow."""
+    if isinstance(image, str):
+        return image
+    if isinstance(image, bytes | bytearray):
+        data = bytes(image)
+    elif isinstance(image, Path):
+        try:
+            data = image.read_bytes()
+        except OSError as error:
+            raise BadRequest(f"'{place}': {image} cannot be read: {error.strerror}.", param=place) from None
+    elif hasattr(image, "save") and hasattr(image, "mode"):
+        file = io.BytesIO()
+        (image if image.mode in ("1", "L", "LA", "P", "RGB", "RGBA") else image.convert("RGB")).save(file, "PNG")
+        data = file.getvalue()
+    else:
+        message = f"'{place}': an image is a pathlib.Path, bytes, an image of Pillow or a data URL, and not a "
+        raise BadRequest(f"{message}{type(image).__name__}.", param=place)
+    return f"data:;base64,{base64.b64encode(data).decode()}"
