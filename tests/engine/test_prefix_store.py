@@ -112,6 +112,43 @@ def test_another_process_reads_what_was_written(tmp_path: Path) -> None:
         assert not store.store.counts.damaged
 
 
+def test_a_segment_that_is_gone_when_its_turn_comes_is_a_miss(tmp_path: Path) -> None:
+    """The disk is asked for the next segment while one is read."""
+    for row in (1, 2, 3):
+        with Store(tmp_path / "c") as store:
+            store.write(row)
+    first, second, third = files(tmp_path / "c")
+    with Store(tmp_path / "c") as store:
+        until(lambda: store.store._ready)
+        second.unlink()
+        assert store.read(1, 2, 3) == [True, False, True]
+        assert store.read(1, 2, 3) == [True, False, True]
+        assert store.store.counts.damaged == 0
+    assert files(tmp_path / "c") == [first, third]
+
+
+def test_long_records_are_found_whatever_their_lengths(tmp_path: Path) -> None:
+    """Headers are asked for ahead, as if all records were as long as the one before."""
+    nbytes = 40_000
+    stride = Record(key_at(0), nbytes, 0.1, 32, 0).stride
+    with Store(tmp_path / "c", limit=64 << 20, nbytes=nbytes) as store:
+        for row in range(20):
+            store.write(row)
+        expected = {key_at(row) for row in range(20)}
+    (file,) = files(tmp_path / "c")
+    with file.open("r+b") as opened:
+        assert {record.key for _, record in scan(opened.fileno())} == expected
+        opened.truncate(file.stat().st_size - 1)
+        assert {record.key for _, record in scan(opened.fileno())} == expected - {key_at(19)}
+        record = Record(key_at(20), 70_000, 0.1, 32, 0)
+        opened.seek(0, 2)
+        opened.truncate(HEAD_BYTES + 19 * stride)
+        opened.seek(HEAD_BYTES + 19 * stride)
+        opened.write(pack_record(record) + bytes(record.stride - 64))
+        opened.flush()
+        assert [each.key for _, each in scan(opened.fileno())][-1] == key_at(20)
+
+
 @pytest.mark.parametrize("at", ["header", "bytes"])
 def test_a_damaged_record_is_a_miss(tmp_path: Path, at: str, caplog: pytest.LogCaptureFixture) -> None:
     """A bit of the second of three records: with a wrong header, those after it are not found either."""

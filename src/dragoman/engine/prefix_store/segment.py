@@ -31,6 +31,7 @@ _RECORD = struct.Struct("<IHHQ16sdII12xI")
 HEAD_BYTES, RECORD_BYTES = _HEAD.size, _RECORD.size
 PIECE = 4 << 20
 _SCAN_BYTES = 256 * 1024
+_HEADERS_AHEAD = 32
 _LARGEST_PAYLOAD = 1 << 32
 
 
@@ -132,6 +133,7 @@ def scan(file: int, start: int = HEAD_BYTES) -> Iterator[tuple[int, Record]]:
     """
     size = os.fstat(file).st_size
     at, window, window_at = start, b"", 0
+    asked_until = start
     while at + RECORD_BYTES <= size:
         offset = at - window_at
         if not 0 <= offset <= len(window) - RECORD_BYTES:
@@ -141,6 +143,11 @@ def scan(file: int, start: int = HEAD_BYTES) -> Iterator[tuple[int, Record]]:
             record = unpack_record(window)
             if record is not None and record.stride * 8 < _SCAN_BYTES:
                 window = os.pread(file, _SCAN_BYTES, at)
+            elif record is not None and at >= asked_until:
+                # The next ones are likely to be as long: the disk looks for their headers at the same time.
+                asked_until = at + _HEADERS_AHEAD * record.stride
+                for place in range(at + record.stride, min(asked_until, size), record.stride):
+                    os.posix_fadvise(file, place, RECORD_BYTES, os.POSIX_FADV_WILLNEED)
         record = unpack_record(window[offset : offset + RECORD_BYTES])
         if record is None or at + record.stride > size:
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import threading
@@ -372,14 +373,17 @@ class PrefixStore:
             for place, (key, _) in enumerate(load.items):
                 load.read[place] = not self._rows[key[0]].shape[1]
             places = sorted((location, place) for location, place in found if location is not None)
-            ends = {location.segment: location.at + location.record.stride for location, _ in places}
+            parts: dict[str, tuple[int, int]] = {}
+            for location, _ in places:
+                start = parts.get(location.segment, (location.at,))[0]
+                parts[location.segment] = (start, location.at + location.record.stride)
             for location, place in places:
                 key, row = load.items[place]
                 target = self._rows[key[0]][row]
                 if self._closing_at is not None:
                     return
                 started = time.monotonic()
-                load.read[place] = self._read_record(key, location, target, files, ends)
+                load.read[place] = self._read_record(key, location, target, files, parts)
                 took_s = time.monotonic() - started
                 self.counts.read_s += took_s
                 if load.read[place]:
@@ -401,16 +405,17 @@ class PrefixStore:
                 self._folder.note_use(self._model, name)
 
     def _read_record(
-        self, key: bytes, location: Location, target: Bytes, files: dict[str, int], ends: dict[str, int]
+        self, key: bytes, location: Location, target: Bytes, files: dict[str, int], parts: dict[str, tuple[int, int]]
     ) -> bool:
-        """Read one record into a row. Return whether its bytes are those that were written."""
+        """Read one record into a row. Return whether its bytes are those that were written. ``parts``: of the segments
+        from which nothing was read yet, in order, from where to where records are wanted."""
         assert self._folder is not None
         name = location.segment
         try:
             if name not in files:
                 files[name] = self._folder.open_segment(self._model, name)
-                # The disk reads on while what has come is checked.
-                os.posix_fadvise(files[name], location.at, ends[name] - location.at, os.POSIX_FADV_WILLNEED)
+            if name in parts:
+                self._read_ahead(files, parts, name)
             reason = segment.read_bytes(files[name], location.at, location.record, target.data, kernels.checksum)
         except FileNotFoundError:  # removed by another process, which needed the room
             self._forget([name])
@@ -421,6 +426,16 @@ class PrefixStore:
             self._report(name, reason)
             self._index.pop(key, None)
         return not reason
+
+    def _read_ahead(self, files: dict[str, int], parts: dict[str, tuple[int, int]], name: str) -> None:
+        """Have the disk read a segment's part, and that of the next one: it reads on while what has come is checked."""
+        assert self._folder is not None
+        start, end = parts.pop(name)
+        os.posix_fadvise(files[name], start, end - start, os.POSIX_FADV_WILLNEED)
+        for following, (start, end) in itertools.islice(parts.items(), 1):
+            with contextlib.suppress(OSError, FolderError, SegmentError):  # its own turn tells why
+                files[following] = self._folder.open_segment(self._model, following)
+                os.posix_fadvise(files[following], start, end - start, os.POSIX_FADV_WILLNEED)
 
     # Writing ---------------------------------------------------------------------------------------------------------
 
