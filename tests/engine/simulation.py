@@ -119,6 +119,7 @@ class Limited:
         self.copy_blocks, self.copy_states = runner.copy_blocks, runner.copy_states
         self.load_adapter, self.unload_adapter = runner.load_adapter, runner.unload_adapter
         self.max_adapters = runner.max_adapters
+        self.tower, self.image_cache_bytes = runner.tower, limits.get("image_cache_bytes", runner.image_cache_bytes)
         self._runner = runner
         for name in (*_SIZES, *_STEP_LIMITS):
             value = getattr(runner, name)

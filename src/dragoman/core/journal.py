@@ -104,10 +104,11 @@ class Journal:
         waiting = self._earlier.get(_key(request))
         if waiting:
             run = waiting.popleft()
-            run.request = msgspec.structs.replace(run.request, request_id=request.request_id)
+            # The pixels are those of the request itself, which has come again.
+            run.request = msgspec.structs.replace(run.request, request_id=request.request_id, images=request.images)
             return run
         self._numbers += 1
-        self.record(Submission(self._numbers, model, request))
+        self.record(Submission(self._numbers, model, request.without_pixels))
         return Run(self._numbers, request, model)
 
     def recall(self, key: bytes, value: bytes) -> bytes:
@@ -162,9 +163,8 @@ current_journal: ContextVar[Journal | None] = ContextVar("current_journal", defa
 
 def _key(request: EngineRequest) -> bytes:
     """Return a digest of the request, the same for all runs of it."""
-    return hashlib.blake2b(
-        msgspec.msgpack.encode(msgspec.structs.replace(request, **UNRELATED)), digest_size=16
-    ).digest()
+    what = msgspec.structs.replace(request.without_pixels, **UNRELATED)
+    return hashlib.blake2b(msgspec.msgpack.encode(what), digest_size=16).digest()
 
 
 def frame_entry(entry: Entry) -> bytes:

@@ -9,7 +9,7 @@ import msgspec
 from dragoman.core.constraint import Constraint
 from dragoman.core.events import BeamStep
 from dragoman.core.image_sources import ImageSource
-from dragoman.core.images import ImageTiles
+from dragoman.core.images import ImageTiles, PlacedImage
 from dragoman.core.pooling import PoolingParams
 from dragoman.core.resume import SavedSequence
 from dragoman.core.sampling import BeamParams, EndingParams, LogprobParams, SamplingParams
@@ -192,6 +192,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     ``length_first``: as in ``EndingParams``. ``eos_after_grammar``: see ``GenerationRequest.eos_after_constraint``.
     ``beams``: the sequences are one beam search, with the first seed; ``beam_steps``: its earlier steps.
     ``adapter``: the loaded adapter to run with.
+    ``images``: those of the prompt, in its order.
     ``pooling``: a vector of the prompt is made, and no token; ``max_tokens`` is 0.
     For an encoder-decoder model ``encoder_input`` is the encoder's input, whose positions ``embeddings`` refers to,
     and ``prompt`` the decoder's start token. ``first_token_id`` and ``last_token_id`` are the forced first token of
@@ -227,6 +228,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     beams: BeamParams | None = None
     beam_steps: tuple[BeamStep, ...] = ()
     embeddings: PromptEmbeddings | None = None
+    images: tuple[PlacedImage, ...] = ()
     pooling: PoolingParams | None = None
     adapter: str | None = None
     encoder_input: tuple[int, ...] = ()
@@ -247,6 +249,13 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     def prompt_tokens(self) -> int:
         """Number of prompt tokens: of the encoder's input, where there is one."""
         return len(self.encoder_input or self.prompt)
+
+    @property
+    def without_pixels(self) -> EngineRequest:
+        """The same, its images told apart by their digests alone: for digests of requests."""
+        if not self.images:
+            return self
+        return msgspec.structs.replace(self, images=tuple(image.without_pixels for image in self.images))
 
     @property
     def num_sequences(self) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 from dragoman.core.errors import BadRequest, ContextOverflow
 from dragoman.core.request import EngineRequest, PromptEmbeddings
 from dragoman.core.sampling import MAX_SEED, BeamParams
+from dragoman.engine.prompt_images import check_images
 from dragoman.engine.runner import Runner
 from dragoman.models.kv_groups import blocks_per_sequence
 
@@ -50,6 +51,7 @@ def check(request: EngineRequest, runner: Runner, step_tokens: int) -> None:
             raise BadRequest(f"token ids must be from 0 to {runner.vocab_size - 1}")
     if request.embeddings is not None:
         _check_embeddings(request.embeddings, request.prompt_tokens, runner.hidden_size)
+    check_images(request, runner.tower, step_tokens, runner.max_sequences)
     if request.logprobs is not None and not 0 <= request.logprobs.top <= runner.vocab_size:
         raise BadRequest(f"top log-probabilities must be from 0 to {runner.vocab_size}, the size of the vocabulary")
     for name in sampling.out_of_range:

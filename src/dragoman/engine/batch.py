@@ -48,6 +48,7 @@ def build_batch(
             logit_rows.append(row_starts[-1] - 1)
     width = last // block_size + 1
     sequences = decodes + [chunk.sequence for chunk in chunks]
+    seen_ends, rotary = _seen(sequences, row_starts, positions)
     return Batch(
         np.array(token_ids, np.int32),
         np.array(positions, np.int32),
@@ -58,7 +59,7 @@ def build_batch(
         _adapters(sequences),
         *_encoder(sequences, rows, encoder_tables),
         *(_states(schedule, sequences) if has_states else ()),
-    )
+    )._replace(seen_ends=seen_ends, rotary_positions=rotary)
 
 
 def second_text_rows(chunks: list[Chunk]) -> Int32:
@@ -123,12 +124,30 @@ def _inputs(sequences: list[Sequence]) -> list[EncoderInput]:
     return [each.group.encoder for each in sequences if each.group.encoder is not None]
 
 
+def _seen(sequences: list[Sequence], row_starts: list[int], positions: list[int]) -> tuple[Int32 | None, Int32 | None]:
+    """Return where what each row sees ends, and the positions that it is rotated by; None where no image has any say
+    in it."""
+    ends = rotary = None
+    for index, sequence in enumerate(sequences):
+        images, first, end = sequence.group.images, row_starts[index], row_starts[index + 1]
+        if images is None:
+            continue
+        own = images.seen_ends(sequence.computed, end - first)
+        if own is not None:
+            ends = np.array(positions, np.int32) + np.int32(1) if ends is None else ends
+            ends[first:end] = own
+        if images.rotates:
+            rotary = np.tile(np.array(positions, np.int32), (3, 1)) if rotary is None else rotary
+            rotary[:, first:end] = images.rotary_positions(sequence.computed, end - first)
+    return ends, rotary
+
+
 def _embeddings(sequences: list[Sequence], row_starts: list[int]) -> tuple[Int32 | None, Float32 | None]:
     """Return the rows of prompt tokens with given embeddings. The last token of a prompt may be among the decodes."""
     return _given(
         (sequence, sequence.computed, row_starts[i + 1] - row_starts[i], row_starts[i])
         for i, sequence in enumerate(sequences)
-        if sequence.group.embeddings is not None
+        if (sequence.group.embeddings is not None or sequence.group.images is not None)
         and sequence.group.encoder is None
         and sequence.computed < sequence.prompt_length
     )
@@ -140,9 +159,13 @@ def _given(parts: Iterable[tuple[Sequence, int, int, int]]) -> tuple[Int32 | Non
     rows: list[Int32] = []
     values: list[Float32] = []
     for sequence, start, length, row in parts:
-        given = sequence.group.embeddings
+        given, images = sequence.group.embeddings, sequence.group.images
         if given is not None:
             places, vectors = given.between(start, start + length)
             rows.append(places + np.int32(row))
             values.append(vectors)
+        if images is not None:
+            for places, vectors in images.values(sequence.image_values, start, start + length):
+                rows.append(places + np.int32(row - start))
+                values.append(vectors)
     return (np.concatenate(rows), np.concatenate(values)) if rows else (None, None)

@@ -9,8 +9,8 @@ class BlocksStored(msgspec.Struct, frozen=True, array_like=True, tag="stored"):
     """Consecutive blocks of one sequence have names now.
 
     ``parent``: the name of the block before them, None for the first. ``token_ids``: their tokens; empty where the
-    names do not follow from the tokens alone, but also from a caller's salt, from given embeddings or from an
-    encoder's input. ``adapter``: its key in the process.
+    names do not follow from the tokens alone, but also from a caller's salt, from given embeddings, from images or from
+    an encoder's input. ``adapter``: its key in the process.
     """
 
     names: list[bytes]

@@ -21,7 +21,8 @@ class BlockRecorder:
     def stored(self, sequence: Sequence, first: int, end: int) -> None:
         """Record that the sequence's blocks from ``first`` to before ``end`` have got their names."""
         names, group = sequence.hashes[first:end], sequence.group
-        is_salted = bool(group.request.cache_salt) or group.embeddings is not None or group.encoder is not None
+        inputs = (group.embeddings, group.encoder, group.images)
+        is_salted = bool(group.request.cache_salt) or any(each is not None for each in inputs)
         tokens = slice(first * self._block_size, end * self._block_size)
         self._reported.update(names)
         self._events.append(

@@ -283,7 +283,9 @@ class BlockTables:
         while len(hashes) < count:
             start = len(hashes) * size
             parent = hashes[-1] if hashes else sequence.hash_seed
-            hashes.append(block_hash(parent, sequence.token_ids[start : start + size]))
+            images = sequence.group.images
+            salt = b"" if images is None else images.salt(start, start + size)
+            hashes.append(block_hash(parent, sequence.token_ids[start : start + size], salt))
 
     def _no_longer_computing(self, hashes: list[bytes]) -> None:
         for name in hashes:

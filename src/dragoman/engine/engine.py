@@ -16,7 +16,6 @@ from dragoman.core.events import (
     FinishEvent,
     FinishReason,
     Predictions,
-    ProgressEvent,
     PromptEvent,
     TokenEvent,
 )
@@ -32,6 +31,8 @@ from dragoman.engine.disk_cache import close_disk, disk_stats, open_disk
 from dragoman.engine.explain import explain
 from dragoman.engine.lora_slots import Adapter, Adapters
 from dragoman.engine.messages import EngineStats, StepOutput
+from dragoman.engine.progress import PromptProgress
+from dragoman.engine.prompt_images import images_of
 from dragoman.engine.runner import Runner
 from dragoman.engine.sampling.grammar_state import CompiledRequest, Grammars
 from dragoman.engine.sampling.processors import processors_for
@@ -67,8 +68,7 @@ class Engine:
         self._step_started = 0.0
         self._was_interrupted = False
         self._arrivals = 0
-        self._progress: dict[SequenceGroup, tuple[int, int]] = {}
-        """Last reported progress of groups that request it and whose prompt is not computed yet."""
+        self._progress = PromptProgress()
         self._steps = 0
         self._prompt_tokens = 0
         self._cached_tokens = 0
@@ -117,7 +117,7 @@ class Engine:
             adapter = None if request.adapter is None else self.adapters[request.adapter]
         except DragomanError as error:
             return EngineExplanation(error=error.message)
-        return explain(request, self.scheduler.tables, adapter)
+        return explain(request, self.scheduler.tables, adapter, images_of(request, self.runner.tower))
 
     def set_vocabulary(self, vocabulary: Vocabulary) -> None:
         """Set the vocabulary of grammars; before the first request that has one."""
@@ -143,7 +143,12 @@ class Engine:
         request = prepared.request
         self._arrivals += 1
         group = SequenceGroup(
-            request, self._arrivals, lambda: processors_for(request), prepared.grammar_states, adapter
+            request,
+            self._arrivals,
+            lambda: processors_for(request),
+            prepared.grammar_states,
+            adapter,
+            images_of(request, self.runner.tower),
         )
         group.arrived_s = time.perf_counter()
         for index in prepared.cancelled:
@@ -159,7 +164,7 @@ class Engine:
         if group.unfinished:
             self.scheduler.add(group)
             if request.progress:
-                self._progress[group] = (0, 0)
+                self._progress.add(group)
 
     def _refuse(self, request: EngineRequest, message: str) -> None:
         for index in range(len(request.seeds)):
@@ -237,6 +242,11 @@ class Engine:
         if schedule.state_copies:
             sources, targets = np.array(schedule.state_copies, np.int32).T.copy()
             self.runner.copy_states(sources, targets)
+        if schedule.sees is not None:
+            if meanwhile is not None:
+                meanwhile()
+                meanwhile = None
+            self._see(schedule.sees, bool(schedule.decodes))
         if schedule.encodes:
             self.runner.encode(build_encoder_batch(schedule.encodes, self.scheduler.tables.encoder_blocks))
             for sequence in schedule.encodes:
@@ -252,16 +262,17 @@ class Engine:
                 return self.output()
             forward_s = time.perf_counter() - forward_started
             self._forward_s += forward_s
-            if self.scheduler.tables.disk is not None and len(batch.token_ids) >= _PROMPT_ROWS:
-                self.scheduler.tables.disk.store.note_prompt(forward_s, len(batch.token_ids))
+            if len(batch.token_ids) >= _PROMPT_ROWS:
+                self.scheduler.images.note_prompt(forward_s, len(batch.token_ids))
+                if self.scheduler.tables.disk is not None:
+                    self.scheduler.tables.disk.store.note_prompt(forward_s, len(batch.token_ids))
             self._postprocess(schedule, logits)
             self._steps += 1
         elif meanwhile is not None:
             meanwhile()
         if schedule.pooled:
             self._pool(schedule, interrupt)
-        if self._progress:
-            self._report_progress()
+        self._events += self._progress.events(self.scheduler.waiting)
         self._busy_s += time.perf_counter() - started
         return self.output()
 
@@ -272,6 +283,14 @@ class Engine:
             self.scheduler.tables.states is not None,
         )
         return build_batch(schedule, tables.blocks, tables.encoder_blocks, block_size=size, has_states=has_states)
+
+    def _see(self, sequence: Sequence, is_awaited: bool) -> None:
+        """Compute a part of an image of a waiting sequence. ``is_awaited``: the step has decode rows."""
+        self._note_queue_time(sequence.group)
+        tokens = self.scheduler.settings.mixed_prefill_tokens if is_awaited else None
+        if message := self.scheduler.images.run(tokens):
+            for each in sequence.group.unfinished:
+                self._end(each, FinishReason.ERROR, message)
 
     def _pool(self, schedule: Schedule, interrupt: int | None) -> None:
         """Compute the scheduled texts whose hidden states are pooled; those that are complete are finished."""
@@ -303,19 +322,6 @@ class Engine:
             return
         self._finish_prompt(sequence.group, vector.tobytes())
         self._end(sequence, FinishReason.LENGTH)
-
-    def _report_progress(self) -> None:
-        for group, reported in list(self._progress.items()):
-            sequence = next(iter(group.unfinished), None)
-            if sequence is None or group.prompt_done:
-                del self._progress[group]
-                continue
-            position = self.scheduler.waiting.position(sequence) if sequence.status is Status.WAITING else 0
-            now = (sequence.computed, position)
-            if now != reported:
-                self._progress[group] = now
-                total = len(group.request.prompt)
-                self._events.append(ProgressEvent(group.request_id, min(sequence.computed, total), total, position))
 
     def output(self) -> StepOutput:
         """Return all events since the last output."""
@@ -404,6 +410,8 @@ class Engine:
         for chunk in schedule.chunks:
             self._add_prompt_logprobs(chunk, logits, row)
             mark_computed(chunk.sequence, chunk.length)
+            if chunk.sequence.computed >= chunk.sequence.prompt_length:
+                self.scheduler.images.release(chunk.sequence)
             row += chunk.logit_rows
             if chunk.is_last:
                 drawing.append(chunk.sequence)
@@ -487,5 +495,6 @@ class Engine:
             busy_s=self._busy_s,
             forward_s=self._forward_s,
             read_bytes=self.runner.read_bytes,
+            **scheduler.images.stats(),
             **disk_stats(scheduler),
         )

@@ -18,6 +18,7 @@ from dragoman.core.request import EngineRequest
 from dragoman.core.sampling import SamplingParams
 from dragoman.engine.block_tables import BlockTables
 from dragoman.engine.lora_slots import Adapter
+from dragoman.engine.prompt_images import PromptImages
 from dragoman.engine.sampling.processors import PIPELINE
 from dragoman.engine.sequence import SequenceGroup
 
@@ -26,9 +27,11 @@ _SHOWN_ITEMS = 16
 """Most items of a parameter that is a list or a map; of longer ones the number is shown."""
 
 
-def explain(request: EngineRequest, tables: BlockTables, adapter: Adapter | None) -> EngineExplanation:
+def explain(
+    request: EngineRequest, tables: BlockTables, adapter: Adapter | None, images: PromptImages | None
+) -> EngineExplanation:
     """Return what would be done with a request that the engine's admission has accepted."""
-    group = SequenceGroup(request, 0, lambda: (), adapter=adapter)
+    group = SequenceGroup(request, 0, lambda: (), adapter=adapter, images=images)
     return EngineExplanation(cached_tokens=tables.cached_tokens(group.sequences[0]), steps=tuple(steps_of(request)))
 
 

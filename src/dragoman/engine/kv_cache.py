@@ -12,13 +12,14 @@ NO_BLOCK = -1
 """Stands for a block that its sequence does not see any more. It has no owner: releasing and sharing skip it."""
 
 
-def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
+def block_hash(parent: bytes, token_ids: Sequence[int], salt: bytes = b"") -> bytes:
     """Return the name of a full block: a digest of its tokens and, through ``parent``, of everything before them.
 
-    ``parent`` is the hash of the previous block, or the sequence's hash seed for the first. A cryptographic digest,
-    because two prompts with one name would read each other's keys and values.
+    ``parent`` is the hash of the previous block, or the sequence's hash seed for the first. ``salt``: of what else its
+    keys and values depend on, and those after it. A cryptographic digest, because two prompts with one name would read
+    each other's keys and values.
     """
-    return hashlib.blake2b(array("i", token_ids).tobytes(), key=parent, digest_size=16).digest()
+    return hashlib.blake2b(array("i", token_ids).tobytes() + salt, key=parent, digest_size=16).digest()
 
 
 class BlockCopies(Protocol):

@@ -121,6 +121,14 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Tokens of drafts, by their source (``DraftSource``)."""
     accepted: dict[str, int] = {}
     """Those that were drawn."""
+    encoded_images: int = 0
+    found_images: int = 0
+    """Images whose embeddings were kept from before."""
+    image_service: int = 0
+    """Prompt tokens that take about as long to compute as the images did."""
+    image_s: float = 0.0
+    image_cache_bytes: int = 0
+    """A gauge: of embeddings that are kept."""
     busy_s: float = 0.0
     forward_s: float = 0.0
     read_bytes: int = 0
@@ -161,6 +169,10 @@ _COUNTERS = (
     "cached_tokens",
     "generated_tokens",
     "preemptions",
+    "encoded_images",
+    "found_images",
+    "image_service",
+    "image_s",
     "busy_s",
     "forward_s",
     "read_bytes",

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.engine.arrays import Float32, Int32
+from dragoman.engine.prompt_images import Tower
 from dragoman.models import AdapterInfo
 from dragoman.models.batch import Batch, PoolSize
 
@@ -20,6 +21,7 @@ class Runner(Protocol):
     ``pools``: the blocks of each group of layers; the first keeps most positions of a text.
     ``num_states``: slots for the states of recurrent layers; 0: the model has none.
     ``encoder_context``: the longest input of an encoder-decoder model's encoder; 0: the model has none.
+    ``tower``: makes embeddings of images; None: the model sees none. ``image_cache_bytes``: kept of them.
     ``causal``: a token sees those before it. Otherwise it sees its whole text, and the model only pools.
     """
 
@@ -45,6 +47,10 @@ class Runner(Protocol):
     def max_adapters(self) -> int: ...
     @property
     def num_states(self) -> int: ...
+    @property
+    def tower(self) -> Tower | None: ...
+    @property
+    def image_cache_bytes(self) -> int: ...
     @property
     def block_data(self) -> Sequence[NDArray[np.uint8]]:
         """Memory of the blocks of each pool, ``[blocks, bytes]``: everything that later tokens read of them."""

@@ -27,7 +27,8 @@ class Chunk(NamedTuple):
 class Schedule(NamedTuple):
     """One step: sequences that compute one token, and their drafts, and draw the next; prefill chunks; blocks to copy
     before, by group of layers; sequences whose encoder inputs are encoded before, no input twice; states of recurrent
-    layers to copy before; and chunks of texts that are pooled, with the rows that count in place of rows of logits."""
+    layers to copy before; chunks of texts that are pooled, with the rows that count in place of rows of logits; and the
+    waiting sequence of whose images a part is computed before."""
 
     decodes: list[Sequence]
     chunks: list[Chunk]
@@ -35,6 +36,7 @@ class Schedule(NamedTuple):
     encodes: list[Sequence]
     state_copies: list[tuple[int, int]]
     pooled: list[Chunk]
+    sees: Sequence | None = None
 
     @property
     def is_deferrable(self) -> bool:
@@ -51,17 +53,17 @@ class Schedule(NamedTuple):
 
 
 def cut_chunks(
-    parts: Iterable[tuple[Sequence, int]], budget: int, logit_rows: int, *, whole_texts: bool
+    parts: Iterable[tuple[Sequence, int]], budget: int, logit_rows: int, *, whole_texts: bool, room: int
 ) -> tuple[list[Chunk], list[Chunk]]:
     """Return the chunks of a step: of prompts, and of texts that are pooled.
 
     ``parts``: sequences, each with its maximum of tokens, at most ``budget`` in all. ``logit_rows``: rows of logits in
     addition to one for each sequence. ``whole_texts``: a text that is pooled is one chunk; only the first text of a
-    step may exceed the budget.
+    step may exceed the budget. ``room``: most tokens of the step's chunks, where those of an image have to be in one.
     """
     chunks: list[Chunk] = []
     pooled: list[Chunk] = []
-    for sequence, most in parts:
+    for sequence, most in _with_whole_images(list(parts), room):
         if sequence.group.pooled is None:
             chunks.append(_prompt_chunk(sequence, most, logit_rows))
             logit_rows -= max(0, chunks[-1].logit_rows - 1)
@@ -70,6 +72,30 @@ def cut_chunks(
         if not (whole_texts and pooled and sequence.remaining > left):
             pooled.append(_pooled_chunk(sequence, sequence.group.pooled, sequence.remaining if whole_texts else most))
     return chunks, pooled
+
+
+def _with_whole_images(parts: list[tuple[Sequence, int]], room: int) -> list[tuple[Sequence, int]]:
+    """Return the parts, none of which ends within tokens that see each other both ways: such tokens are computed in one
+    step, and go before the other sequences'. Parts without tokens are left out."""
+    if all(sequence.group.images is None for sequence, _ in parts):
+        return parts
+    lengths = []
+    for sequence, most in parts:
+        images, start = sequence.group.images, sequence.computed
+        length = 0
+        if images is not None:
+            length = images.whole_end(start, start + min(sequence.remaining, most)) - start
+            length = length if length <= room else 0
+            room -= length
+        lengths.append(length)
+    found = []
+    for (sequence, most), length in zip(parts, lengths, strict=True):
+        if sequence.group.images is None:
+            length = min(sequence.remaining, most, room)
+            room -= length
+        if length:
+            found.append((sequence, length))
+    return found
 
 
 def _prompt_chunk(sequence: Sequence, budget: int, logit_rows: int) -> Chunk:

@@ -35,6 +35,9 @@ the budget starts with no other prompt.
 Where layers keep a state, a running sequence has a slot for it, and a cached prefix serves a sequence up to its last
 snapshot (``state_slots``). A sequence waits for the next snapshot that another one is going to make of its prefix.
 
+A sequence waits until the embeddings of those images of its prompt are there that it has to compute (``images``). A
+step with decode rows computes either a part of an image or prompts, in turn.
+
 A sequence whose next block is being computed by another one waits until it can share it: many requests with one new
 prefix compute it once. The sequences of one request (``n``) wait for the first of them and fork from it.
 
@@ -56,6 +59,7 @@ from dragoman.engine.block_tables import BlockTables
 from dragoman.engine.deferral import Deferral
 from dragoman.engine.encoder import EncoderInputs
 from dragoman.engine.fair_queue import FairQueue, Share
+from dragoman.engine.images import ImageEncoder
 from dragoman.engine.preemption import is_any_replaceable, memory_order, preemptable_for, replaceable_for, spare_rows
 from dragoman.engine.prefill import CONTENTION_STEPS, PrefillPlan, contended_budget, divide
 from dragoman.engine.runner import Runner
@@ -111,6 +115,8 @@ class Scheduler:
             prefix_cache=prefix_cache,
             states=slots_for(runner.num_states, self.cache, self.capacity, draft_rows, prefix_cache),
         )
+        cached, shared = self.tables.cached_tokens, settings.prefix_cache
+        self.images = ImageEncoder(runner.tower, runner.image_cache_bytes, cached, shared=shared)
         self.drafts = Drafts(
             self.tables, rows=draft_rows, block_size=self.cache.block_size, sources=settings.draft_sources
         )
@@ -125,6 +131,7 @@ class Scheduler:
             raise Overloaded(f"{others} sequences are already waiting or running; try again later")
         self.unfinished += len(unfinished)
         self.groups[group.request_id] = group
+        self.images.groups += group.images is not None
         self._deferral.add(group)
         share = self.waiting.share_of(group.request)
         share.unfinished += len(unfinished)
@@ -145,6 +152,7 @@ class Scheduler:
             self._stop(sequence)
         elif sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
+            self.images.release(sequence)
         self.drafts.end(sequence)
         sequence.status = Status.FINISHED
         self.unfinished -= 1
@@ -154,6 +162,7 @@ class Scheduler:
             self._choose_leader(group)
         else:
             self.groups.pop(group.request_id, None)
+            self.images.groups -= group.images is not None
         self._deferral.finish(group)
 
     def _choose_leader(self, group: SequenceGroup) -> None:
@@ -196,6 +205,7 @@ class Scheduler:
                 self._stop(sequence)
             elif sequence.status is Status.WAITING:
                 self.waiting.remove(sequence)
+                self.images.release(sequence)
             else:
                 continue
             sequence.status = Status.PAUSED
@@ -219,6 +229,7 @@ class Scheduler:
         self._contention_steps = CONTENTION_STEPS if contended else max(0, self._contention_steps - 1)
         if self.waiting:
             self._admit()
+        self.images.choose(self.waiting, self.tables.must_wait)
         for group in self.tables.groups:
             self._grow(group)
         schedule = self._select()
@@ -291,7 +302,8 @@ class Scheduler:
         waiting = share.waiting
         while index < len(waiting):
             sequence = waiting[index]
-            if (may_start or sequence.group.is_in_running_search) and not self.tables.must_wait(sequence):
+            may = may_start or sequence.group.is_in_running_search
+            if may and not (self.tables.must_wait(sequence) or self.images.must_wait(sequence)):
                 return index
             index += 1
         return index
@@ -306,6 +318,8 @@ class Scheduler:
     def _prompt_budget(self, decodes: int) -> int:
         """Return the number of prompt tokens that a step computes in addition to so many decode rows."""
         budget = self.step_tokens - decodes
+        if decodes and self.images.takes_turn:
+            return 0
         return min(budget, self.settings.mixed_prefill_tokens) if decodes else budget
 
     def _make_room(self, sequence: Sequence) -> bool:
@@ -334,6 +348,7 @@ class Scheduler:
     def _run(self, sequence: Sequence) -> None:
         """Start a sequence whose blocks are allocated; a row must be free."""
         self.tables.attach(sequence)
+        self.images.start(sequence)
         sequence.status = Status.RUNNING
         sequence.share.running += 1
         sequence.began_at = len(sequence.token_ids)
@@ -345,6 +360,7 @@ class Scheduler:
         self.running.remove(sequence)
         sequence.share.running -= 1
         sequence.charged = max(sequence.charged, sequence.computed)
+        self.images.release(sequence)
         self.tables.detach(sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -393,19 +409,22 @@ class Scheduler:
         copies, state_copies = self.tables.take_copies(), self.tables.take_state_copies()
         if len(decodes) == len(self.running):
             self.drafts.fill(decodes)
-            return Schedule(decodes, [], copies, encodes, state_copies, [])
+            self.images.takes_turn = False
+            return Schedule(decodes, [], copies, encodes, state_copies, [], self.images.target)
         prefills = [s for s in self.running if s.remaining > 1 or (s.remaining and s.group.pooled is not None)]
         budget = self._prompt_budget(len(decodes)) - sum(len(s.group.request.encoder_input) for s in encodes)
         if decodes and self._contention_steps and budget > 0:
             budget = contended_budget(prefills, budget)
         logit_rows = self.max_logit_rows - len(self.running)  # in addition to one for each sequence
         parts = divide(prefills, decodes, budget)
-        chunks, pooled = cut_chunks(parts, budget, logit_rows, whole_texts=self.whole_texts)
+        room = self.step_tokens - len(decodes)
+        chunks, pooled = cut_chunks(parts, budget, logit_rows, whole_texts=self.whole_texts, room=room)
         for chunk in chunks + pooled:
             self.tables.add_chunk(chunk.sequence, chunk.length)
             if chunk.is_last:
                 chunk.sequence.share.counter += chunk.sequence.share.token_cost
-        return Schedule(decodes, chunks, copies, encodes, state_copies, pooled)
+        sees = self.images.turn(has_both=bool(decodes and chunks))
+        return Schedule(decodes, chunks, copies, encodes, state_copies, pooled, sees)
 
     # Results ---------------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from dragoman.engine.fair_queue import Share
 from dragoman.engine.lora_slots import Adapter
 from dragoman.engine.pooling import PooledText
 from dragoman.engine.prefix_store.store import Load
+from dragoman.engine.prompt_images import PromptImages
 from dragoman.engine.prompt_inputs import EncoderInput, GivenEmbeddings
 from dragoman.engine.sampling.grammar_state import GrammarState
 from dragoman.engine.speculation.drafter import Drafter, DraftSource
@@ -65,6 +66,7 @@ class SequenceGroup:
         "embeddings",
         "encoder",
         "end_token_ids",
+        "images",
         "is_held",
         "is_paused",
         "new_processors",
@@ -87,6 +89,7 @@ class SequenceGroup:
         processors: Callable[[], tuple[Processor, ...]],
         grammar_states: Iterable[GrammarState] = (),
         adapter: Adapter | None = None,
+        images: PromptImages | None = None,
     ) -> None:
         self.request = request
         self.adapter = adapter
@@ -108,6 +111,7 @@ class SequenceGroup:
         """Known so far, one per prompt token from the first (which has none)."""
         self.prompt_top: list[tuple[TokenLogprob, ...]] = [()]
         self.embeddings = None if request.embeddings is None else GivenEmbeddings(request.embeddings)
+        self.images = images
         hash_seed = _hash_seed(adapter, self.embeddings, request.cache_salt)
         self.encoder = EncoderInput(request.encoder_input, hash_seed) if request.encoder_input else None
         if self.encoder is not None:
@@ -219,6 +223,7 @@ class Sequence:
         "group",
         "hash_seed",
         "hashes",
+        "image_values",
         "index",
         "keeps_ties",
         "load",
@@ -290,6 +295,8 @@ class Sequence:
         """Snapshots that are still to be made: numbers of tokens, ascending, and names."""
         self.hashes: list[bytes] = []
         """Hash chain of the leading full blocks, as far as it was needed; see ``kv_cache.block_hash``."""
+        self.image_values: dict[int, Float32] = {}
+        """Embeddings of the prompt's images, by their number, that it has to compute or is computing."""
         self.load: Load | None = None
         """What was last read from disk for it, since it ran."""
         self.row = -1

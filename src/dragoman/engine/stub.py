@@ -68,6 +68,7 @@ class StubRunner:
         self.max_sequences = settings.max_sequences
         self.max_logit_rows = settings.max_logit_rows
         self.max_adapters = settings.max_adapters
+        self.tower, self.image_cache_bytes = None, 0
         self._adapters: dict[int, int] = {}
         """By slot: a number that the adapter mixes into every cell."""
         self.steps = 0

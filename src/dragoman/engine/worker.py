@@ -149,6 +149,8 @@ class Worker:
     def _announce(self, schedule: Schedule) -> None:
         chunks = schedule.chunks + schedule.pooled
         sequences = schedule.decodes + [chunk.sequence for chunk in chunks] + schedule.encodes
+        if schedule.sees is not None:
+            sequences.append(schedule.sees)
         in_batch = list(dict.fromkeys([s.group.request_id for s in sequences]))
         if in_batch != self._in_batch:
             self._send_output()

@@ -205,7 +205,7 @@ class Culprits:
 def _digest(request: EngineRequest) -> bytes:
     """Return a digest of the computation: without the caller and the random numbers."""
     what = msgspec.structs.replace(
-        request,
+        request.without_pixels,
         request_id="",
         seeds=(len(request.seeds),),
         priority=0,

@@ -47,7 +47,7 @@ class MemoryPlan:
         available_bytes: what this process may still take. weight_bytes: packed. mapped_bytes: of these, those that stay
             in the packed cache's file, since steps read single rows of them. loading_bytes: in addition to what is
             in memory while serving, only while weights are packed. table_bytes: rotary tables. activation_bytes:
-            buffers of one step.
+            buffers of one step, of the vision tower, and what is kept of images.
         groups: the layers that share blocks, and their blocks: that which keeps most positions is first.
             encoder_tokens: maximum of an encoder's input, which is kept in addition; 0: there is no encoder.
         state_slots: states of recurrent layers: of running sequences, drafts and snapshots of prefixes; 0: the model
@@ -167,7 +167,8 @@ def plan(
     layout = plan_layout(spec, precision, formats)
     requested = _requested_context(spec, settings)
     table = _table_bytes_per_position(spec)
-    activations = activation_bytes(spec, settings) + (buffer_bytes(spec.vision) if spec.vision else 0)
+    activations = activation_bytes(spec, settings)
+    activations += buffer_bytes(spec.vision) + settings.image_cache_bytes if spec.vision else 0
     loading = max(_loading_bytes(entry.parameter, entry.nbytes, description.stored_dtype) for entry in layout.entries)
 
     mapped = mapped_bytes(layout, settings)

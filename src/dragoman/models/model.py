@@ -33,7 +33,7 @@ class Model:
         block_size: tokens of a KV block. pools: blocks of each group of layers. num_blocks: of the first.
         max_context: maximum positions of a sequence.
         encoder_context: maximum tokens of an encoder's input; 0: the model has no encoder.
-        tower: makes embeddings of images; None: the model sees none.
+        tower: makes embeddings of images; None: the model sees none. image_cache_bytes: kept of them.
         num_states: slots for the states of recurrent layers; 0: the model has none.
         max_tokens, max_sequences, max_logit_rows: limits of one step.
     """
@@ -80,6 +80,7 @@ class Model:
         self._adapter_bytes = settings.adapter_bytes
         self.causal = config.causal
         self.tower = tower
+        self.image_cache_bytes = settings.image_cache_bytes
         self._pooling = pooling
         self._hidden: kernels.Program | None = None if config.causal else program
         """The program up to hidden states; recorded when a request first needs it, where the model generates."""

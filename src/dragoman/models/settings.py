@@ -48,6 +48,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_logit_rows: most rows of logits in one step.
         max_adapters: most LoRA adapters in memory at one time.
         adapter_bytes: most memory for all adapters together; by default what the machine has left.
+        image_cache_bytes: memory for embeddings of images, by their pixels, of a model that sees: an image that comes
+            again is not computed again; 0 turns it off.
         weights_memory: how cached weights come into memory. map: the packed cache's file is mapped, at once and shared
             by all processes that serve the model; copy: it is read into private huge pages, as decoding reads small
             pages 15 to 20 % slower; auto: mapped, and, unless the system keeps the file in huge pages, moved into
@@ -73,6 +75,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_logit_rows: Count = 64
     max_adapters: Annotated[int, Meta(ge=0, le=1024)] = 16
     adapter_bytes: Count | None = None
+    image_cache_bytes: Annotated[int, Meta(ge=0)] = 128 << 20
     weights_memory: WeightsMemory = "auto"
     cache_folder: str | None = None
     cache_bytes: Annotated[int, Meta(ge=0)] = 64 << 30

@@ -55,7 +55,7 @@ class JournaledEngine:
         model = f"{self._fingerprint} {adapter}".strip()
         version = f"system_fingerprint {model} of Dragoman {dragoman.__version__}"
         run = journal.enter(request, version)
-        has_names = request.embeddings is None and not request.encoder_input
+        has_names = request.embeddings is None and not request.encoder_input and not request.images
         parts = (model, request.cache_salt)
         names = block_names(request.prompt, *parts) if has_names else []
         if names and (observed := current_request.get(None)) is not None:

@@ -207,7 +207,7 @@ class _Listener:
 
 def _key(request: EngineRequest, adapter: str) -> bytes:
     """Return a digest of all that the engine gets but the request's own name. It has the caller in it."""
-    unnamed = msgspec.structs.replace(request, request_id="")
+    unnamed = msgspec.structs.replace(request.without_pixels, request_id="")
     digest = hashlib.blake2b(msgspec.msgpack.encode(unnamed), digest_size=32)
     digest.update(adapter.encode())
     return digest.digest()

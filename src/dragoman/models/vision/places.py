@@ -46,14 +46,14 @@ def seen_ends(images: Sequence[tuple[int, int]], first: int, count: int) -> NDAr
     image's tokens see each other both ways (Gemma 3): a step has all tokens of an image, or none.
 
     ``images``: the places of each image's first token and of the one after its last; where all tokens of a prompt with
-    images see each other (PaliGemma), that prompt alone, from 0 to its end. Raises ValueError for an image that the
-    step has in part.
+    images see each other (PaliGemma), that prompt alone, from 0 to its end. What precedes ``first`` was computed by an
+    earlier such step. Raises ValueError for an image that ends after this one.
     """
     found = np.arange(first + 1, first + count + 1, dtype=np.int32)
     for begin, end in images:
         if end <= first or begin >= first + count:
             continue
-        if begin < first or end > first + count:
-            raise ValueError(f"tokens {begin} to {end - 1} of an image are not all in {first} to {first + count - 1}")
-        found[begin - first : end - first] = end
+        if end > first + count:
+            raise ValueError(f"tokens {begin} to {end - 1} of an image are not all before {first + count}")
+        found[max(0, begin - first) : end - first] = end
     return found
