@@ -8,6 +8,7 @@ stranger, so decoding is strict: unknown fields, wrong types and values out of r
 from __future__ import annotations
 
 import math
+import zlib
 from typing import Annotated
 
 import msgspec
@@ -15,6 +16,7 @@ from msgspec import Meta
 
 from dragoman.core.errors import BadRequest
 from dragoman.core.events import FinishReason, TokenLogprob
+from dragoman.core.images import ImageTiles, PlacedImage
 from dragoman.core.request import EngineRequest, PromptEmbeddings, ReasoningLimit
 from dragoman.core.sampling import BeamParams, LogprobParams, SamplingParams
 
@@ -25,6 +27,9 @@ MOST_BYTES = 16 << 20
 MOST_TOKENS = 1 << 20
 MOST_SEQUENCES = 2048
 MOST_TOP = 1024
+MOST_IMAGES = 1024
+MOST_PIXEL_BYTES = 128 << 20
+"""Of all images of a capsule together."""
 
 Id = Annotated[int, Meta(ge=0, lt=2**31)]
 Ids = Annotated[tuple[Id, ...], Meta(max_length=MOST_TOKENS)]
@@ -53,6 +58,25 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     adapter: Name = ""
 
 
+class RecordedImage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An image of the prompt; see ``PlacedImage`` and ``ImageTiles``. ``pixels``: compressed (zlib)."""
+
+    start: Count
+    end: Count
+    pixels: bytes
+    tiles: Count
+    height: Count
+    width: Count
+    rows: Count
+    columns: Count
+    image_height: Count
+    image_width: Count
+    tokens: Count
+    embeddings: Count
+    service: Count
+    digest: bytes
+
+
 class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The parameters as the engine had them, after all defaults; see ``EngineRequest``.
 
@@ -76,6 +100,7 @@ class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     reasoning: ReasoningLimit | None = None
     beams: BeamParams | None = None
     embeddings: PromptEmbeddings | None = None
+    images: Annotated[tuple[RecordedImage, ...], Meta(max_length=MOST_IMAGES)] = ()
     adapter: Name | None = None
     encoder_input: Ids = ()
     first_token_id: Id | None = None
@@ -131,22 +156,49 @@ _INNER: dict[str, type[msgspec.Struct]] = {
 """The structs of the core in a recorded request. Elsewhere unknown names in them are left out; here they are errors."""
 
 _SHARED = tuple(
-    name for name in RecordedRequest.__struct_fields__ if name in EngineRequest.__struct_fields__ and name != "logprobs"
+    name
+    for name in RecordedRequest.__struct_fields__
+    if name in EngineRequest.__struct_fields__ and name not in ("logprobs", "images")
 )
+_OF_TILES = tuple(name for name in ImageTiles.__struct_fields__ if name != "pixels")
 
 
 def recorded(request: EngineRequest, *, reported: bool, stop: tuple[str, ...], adapter: str | None) -> RecordedRequest:
     """Return a request of the engine as it is recorded: without its caller, its salt and its place in the queue."""
     shared = {name: getattr(request, name) for name in _SHARED}
     shared["adapter"] = adapter
+    shared["images"] = tuple(map(_recorded_image, request.images))
     return RecordedRequest(**shared, logprobs=request.logprobs, reported=reported, stop=stop)
 
 
 def engine_request(request_id: str, found: RecordedRequest) -> EngineRequest:
-    """Return the recorded request for an engine."""
-    return EngineRequest(
-        request_id=request_id, logprobs=found.logprobs, **{name: getattr(found, name) for name in _SHARED}
-    )
+    """Return the recorded request for an engine. Raises BadRequest for images that are damaged."""
+    shared = {name: getattr(found, name) for name in _SHARED}
+    if sum(_pixel_bytes(image) for image in found.images) > MOST_PIXEL_BYTES:
+        raise BadRequest(f"its images have more than {MOST_PIXEL_BYTES} bytes")
+    images = tuple(map(_placed_image, found.images))
+    return EngineRequest(request_id=request_id, logprobs=found.logprobs, images=images, **shared)
+
+
+def _recorded_image(image: PlacedImage) -> RecordedImage:
+    of_tiles = {name: getattr(image.tiles, name) for name in _OF_TILES}
+    return RecordedImage(start=image.start, end=image.end, pixels=zlib.compress(image.tiles.pixels, 1), **of_tiles)
+
+
+def _pixel_bytes(image: RecordedImage) -> int:
+    return 3 * image.tiles * image.height * image.width
+
+
+def _placed_image(image: RecordedImage) -> PlacedImage:
+    reader = zlib.decompressobj()
+    try:
+        pixels = reader.decompress(image.pixels, _pixel_bytes(image) + 1)
+    except zlib.error:
+        raise BadRequest("the pixels of an image are damaged") from None
+    tiles = ImageTiles(pixels=pixels, **{name: getattr(image, name) for name in _OF_TILES})
+    if not tiles.is_sound:
+        raise BadRequest("an image is not what its digest is of")
+    return PlacedImage(start=image.start, end=image.end, tiles=tiles)
 
 
 def encode(capsule: Capsule) -> bytes:

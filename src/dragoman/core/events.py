@@ -6,6 +6,8 @@ import enum
 
 import msgspec
 
+from dragoman.core.images import PlacedImage
+
 
 class FinishReason(enum.StrEnum):
     """Why a sequence ended."""
@@ -185,7 +187,7 @@ class PromptReady(msgspec.Struct, frozen=True, kw_only=True):
     logprobs, were requested. ``reasoning_begun``: it ends with the mark that opens a reasoning block.
 
     ``prompt_ids``: its tokens. Of a request that is ``resumable``: the text that earlier calls delivered, and the
-    fingerprint of its adapter; empty without one. ``pooled``: as in ``PromptEvent``.
+    fingerprint of its adapter; empty without one, and its ``images``. ``pooled``: as in ``PromptEvent``.
     """
 
     prompt_tokens: int
@@ -197,6 +199,7 @@ class PromptReady(msgspec.Struct, frozen=True, kw_only=True):
     prompt_ids: tuple[int, ...] = ()
     earlier_text: str = ""
     adapter: str = ""
+    images: tuple[PlacedImage, ...] = ()
     pooled: bytes = b""
 
 

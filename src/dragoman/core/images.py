@@ -98,7 +98,7 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     most_tokens: int
     has_detail: bool
-    placeholder: str
+    placeholder: str = ""
 
 
 def images_refused(model: str, param: str) -> UnsupportedFeature:

@@ -14,6 +14,7 @@ import msgspec
 
 from dragoman.core.errors import Conflict
 from dragoman.core.events import FinishReason, Generation, GenerationEvent, GenerationResult, PromptReady, TextDelta
+from dragoman.core.images import PlacedImage
 
 
 class SavedSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -25,6 +26,7 @@ class SavedSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         mirostat_at: its states at the ends of earlier calls, each with the output's number of tokens.
         finished: it ended by itself, while others of its call were cut.
         adapter: fingerprint of its adapter; empty: the model without one.
+        images: those of the prompt.
     """
 
     prompt: tuple[int, ...]
@@ -34,6 +36,7 @@ class SavedSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     finished: bool = False
     adapter: str = ""
     mirostat_at: tuple[tuple[int, float], ...] = ()
+    images: tuple[PlacedImage, ...] = ()
 
     def rewound(self, tokens: int) -> SavedSequence:
         """Return the sequence as it was when its output had so many tokens, at most as many as now.
@@ -110,6 +113,7 @@ class ResumeProgress:
         self._seed = resumed.seed if resumed else 0
         self._adapter = resumed.adapter if resumed else ""
         self._mirostat_at = resumed.mirostat_at if resumed else ()
+        self._images = resumed.images if resumed else ()
         if resumed and resumed.mirostat is not None and resumed.output:
             self._mirostat_at += ((len(resumed.output), resumed.mirostat),)
 
@@ -129,12 +133,14 @@ class ResumeProgress:
             finished=self.came_to_its_end,
             adapter=self._adapter,
             mirostat_at=self._mirostat_at,
+            images=self._images,
         )
 
     def note(self, event: GenerationEvent) -> None:
         """Record a delivered event."""
         if isinstance(event, PromptReady):
             self._prompt, (self._seed,), self._adapter = event.prompt_ids, event.seeds, event.adapter
+            self._images = event.images
         elif isinstance(event, TextDelta):
             self._add(event)
 

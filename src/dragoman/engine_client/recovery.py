@@ -140,7 +140,8 @@ class InFlightRequest:
             return 0.0
         before = sum(map(len, self.request.generated))
         drawn = max(sum(map(len, self.generated)) - before, len(self.beam_steps) * self.num_sequences)
-        return PROMPT_COST * self.request.prompt_tokens + TOKEN_COST * drawn
+        images = sum(image.tiles.service for image in self.request.images)
+        return PROMPT_COST * (self.request.prompt_tokens + images) + TOKEN_COST * drawn
 
     def failure_events(self, message: str) -> list[EngineEvent]:
         """Return the events that end every open sequence with an error."""

@@ -253,14 +253,16 @@ class Admission:
         self._returns[key] = min(at, now + LONGEST_WAIT_S)
         return self._spread(at - now)
 
-    def estimate(self, caller: Caller, prompt_tokens: int, cached_tokens: int, sequences: int, each: int) -> Estimate:
+    def estimate(
+        self, caller: Caller, prompt_tokens: int, cached_tokens: int, sequences: int, each: int, images: int = 0
+    ) -> Estimate:
         """Return the likely cost of a request of the caller, in time and service, if it arrived now.
 
-        ``each``: maximum tokens of each of its sequences.
+        ``each``: maximum tokens of each of its sequences. ``images``: prompt tokens that take as long as its images.
         """
         mean = self.rate.request_tokens
         expected = sequences * min(each, UNKNOWN_TOKENS if mean is None else round(mean))
-        prompt = PROMPT_COST * (prompt_tokens - cached_tokens)
+        prompt = PROMPT_COST * (prompt_tokens - cached_tokens + images)
         service, rate = prompt + TOKEN_COST * expected, self.rate.tokens_per_s
         queue = self._queues.get(caller.share_key) or _Queue(caller)
         return Estimate(
@@ -333,6 +335,7 @@ class ServiceRate:
         if seconds <= 0:
             return
         computed = after.prompt_tokens - before.prompt_tokens - (after.cached_tokens - before.cached_tokens)
+        computed += after.image_service - before.image_service
         tokens = PROMPT_COST * computed + TOKEN_COST * (after.generated_tokens - before.generated_tokens)
         kept = 1.0 / (1.0 + seconds / MEMORY_S)
         self._tokens = kept * self._tokens + tokens

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dragoman.core.errors import BadRequest
+from dragoman.core.engine_fields import wire_name
+from dragoman.core.errors import BadRequest, UnsupportedFeature
+from dragoman.core.images import PlacedImage, images_refused
 from dragoman.core.request import GenerationRequest, PromptEmbeddings
 from dragoman.core.sampling import LogprobParams
 from dragoman.models import EncoderInfo
@@ -79,6 +81,35 @@ def check_logprobs(logprobs: LogprobParams, tokens: int, vocab_size: int) -> Non
             f"{tokens} tokens with {logprobs.most} alternatives each are more than {MAX_LOGPROBS} log-probabilities."
         )
         raise BadRequest(f"{message} Ask for fewer tokens, sequences or alternatives.", param="logprobs")
+
+
+def check_images(model: ServedModel, request: GenerationRequest) -> None:
+    """Raise UnsupportedFeature for images that the model cannot see, or in a request that cannot have any."""
+    if not request.images:
+        return
+    if model.vision is None:
+        raise images_refused(model.card.name, request.images_param)
+    if request.pooling is not None:
+        raise UnsupportedFeature("Vectors are made of texts, not of images.", param=request.images_param)
+
+
+def check_placed_images(
+    model: ServedModel, request: GenerationRequest, images: Sequence[PlacedImage], prompt_tokens: int
+) -> None:
+    """Raise for a prompt whose tokens see later ones, where these do not fit into a step, or the log-probabilities of
+    the prompt are asked for."""
+    if not images or model.vision is None or model.vision.both_ways == "none":
+        return
+    name = model.card.name
+    if request.logprobs is not None and request.logprobs.prompt:
+        message = f"The model '{name}' reads images in one step: the prompt's tokens have no log-probabilities."
+        raise UnsupportedFeature(message, param=wire_name("logprobs.prompt"))
+    longest, what = max(image.end - image.start for image in images), "an image"
+    if model.vision.both_ways == "prompt":
+        longest, what = prompt_tokens, "a prompt with images"
+    if longest > model.image_tokens:
+        message = f"The model '{name}' reads {what} of {longest} tokens in one step, which has room for "
+        raise UnsupportedFeature(f"{message}{model.image_tokens} here (--step-tokens).", param=request.images_param)
 
 
 def check_embeddings(embeddings: PromptEmbeddings, prompt_tokens: int, hidden_size: int) -> None:

@@ -9,10 +9,17 @@ import msgspec
 from dragoman.core.caller import DEFERRABLE_PRIORITY, NO_CALLER, Caller, current_caller, is_deferrable
 from dragoman.core.entropy import named_bits
 from dragoman.core.errors import BadRequest, ContextOverflow
+from dragoman.core.images import PlacedImage
 from dragoman.core.request import ChatPrompt, EngineRequest, FillPrompt, GenerationRequest
 from dragoman.core.sampling import MAX_SEED, EndingParams, LogprobParams
 from dragoman.models import EncoderInfo
-from dragoman.serving.checks import check_embeddings, check_encoder_options, check_ids, check_logprobs
+from dragoman.serving.checks import (
+    check_embeddings,
+    check_encoder_options,
+    check_ids,
+    check_logprobs,
+    check_placed_images,
+)
 from dragoman.serving.model import ServedModel
 from dragoman.serving.prompts import overflow
 
@@ -20,7 +27,12 @@ _numbers = itertools.count(1)
 
 
 def engine_request(
-    model: ServedModel, request: GenerationRequest, prompt: tuple[int, ...], count: int, logprobs: LogprobParams | None
+    model: ServedModel,
+    request: GenerationRequest,
+    prompt: tuple[int, ...],
+    count: int,
+    logprobs: LogprobParams | None,
+    images: tuple[PlacedImage, ...] = (),
 ) -> EngineRequest:
     """Return the request in token ids, its length fitted to the context, under an id of the server's: two clients
     may send the same. Raises BadRequest or ContextOverflow."""
@@ -36,6 +48,7 @@ def engine_request(
     check_ids(model, "end_token_ids", ending.end_token_ids or ())
     if request.embeddings is not None:
         check_embeddings(request.embeddings, len(prompt), model.card.hidden_size)
+    check_placed_images(model, request, images, len(prompt))
     resumed, before = request.resumed, tokens_before(request, prompt)
     earlier = before - len(prompt)
     max_tokens = _max_tokens(model, request, len(prompt), earlier)
@@ -65,6 +78,7 @@ def engine_request(
         logprobs=logprobs,
         priority=request.priority,
         embeddings=request.embeddings,
+        images=images,
         pooling=request.pooling,
         beams=request.beams,
         adapter=request.adapter,

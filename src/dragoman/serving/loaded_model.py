@@ -32,6 +32,7 @@ from dragoman.serving.adapter_registry import AdapterRegistry
 from dragoman.serving.admission import Admission
 from dragoman.serving.downloads import download
 from dragoman.serving.engine_request import output_tokens
+from dragoman.serving.image_prompts import image_info
 from dragoman.serving.image_reader import ImageReader
 from dragoman.serving.model import ServedModel
 from dragoman.serving.model_details import details_of
@@ -131,6 +132,7 @@ class LoadedModel:
             "kv_blocks_free": stats.free_blocks,
             "kv_blocks_used": stats.blocks - stats.free_blocks,
             "kv_blocks_cached": stats.cached_blocks,
+            "image_cache_bytes": stats.image_cache_bytes,
             "disk_cache_records": stats.disk_records,
             "disk_cache_bytes": stats.disk_bytes,
             "adapter_slots": self._adapter_slots,
@@ -148,6 +150,9 @@ class LoadedModel:
             "preemptions": stats.preemptions,
             "drafted_tokens": stats.drafted_tokens,
             "accepted_tokens": stats.accepted_tokens,
+            "images_encoded": stats.encoded_images,
+            "images_found": stats.found_images,
+            "image_seconds": stats.image_s,
             "disk_cache_read_records": stats.disk_read_blocks,
             "disk_cache_read_bytes": stats.disk_read_bytes,
             "disk_cache_written_bytes": stats.disk_written_bytes,
@@ -377,6 +382,7 @@ class ModelLoader:
             cache_blocks=info.num_blocks,
             open_schemas=self._settings.open_schemas,
             unknown_models=self._settings.unknown_models,
+            image_bytes=self._settings.image_bytes,
         )
         if is_first:
             try:
@@ -402,6 +408,8 @@ def served_model(
     source: ModelSource, info: EngineInfo, tokenizer: Tokenizer, template: ChatTemplate, sampling: SamplingDefaults
 ) -> ServedModel:
     """Return the engine's model under the names and with the text abilities that it has here."""
+    vision = info.model.vision
+    template.image_placeholder = "" if vision is None else vision.tags.placeholder
     names = template.names
     encoder, context_tokens = info.model.encoder, info.max_context
     if encoder is not None:
@@ -429,6 +437,7 @@ def served_model(
         sampling=sampling,
         pooling=info.model.pooling,
         generates=info.model.generates,
+        images=image_info(vision),
     )
     return ServedModel(
         card=card,
@@ -448,6 +457,9 @@ def served_model(
             precision=info.model.precision,
             kv_precision=info.model.kv_precision,
         ),
+        vision=vision,
+        parameters=info.model.parameter_count,
+        image_tokens=info.step_tokens - info.max_running,
     )
 
 

@@ -11,6 +11,7 @@ from dragoman.core.events import Token, TokenLogprob
 from dragoman.core.serving import ModelCard
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.models import EncoderInfo
+from dragoman.models.vision.description import VisionDescription
 from dragoman.text import ChatTemplate, Tokenizer
 from dragoman.text.reasoning import ReasoningMarks, mark_texts
 
@@ -46,6 +47,8 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         context_tokens: most tokens of prompt and output together that the engine can hold; of an output, where the
             prompt is an encoder's input. encoder: None where the model has none.
         environment: what computes it, for capsules.
+        vision: what it sees images with; None: it sees none. parameters: their number. image_tokens: most tokens that
+            one step reads of an image, or a prompt with images, whose tokens see later ones.
     """
 
     card: ModelCard
@@ -57,6 +60,9 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     aliases: tuple[str, ...] = ()
     encoder: EncoderInfo | None = None
     environment: Environment = UNKNOWN
+    vision: VisionDescription | None = None
+    parameters: int = 1
+    image_tokens: int = 0
 
     @cached_property
     def pieces(self) -> Pieces:

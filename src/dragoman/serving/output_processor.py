@@ -278,6 +278,7 @@ def prompt_ready(
         prompt_ids=submitted.encoder_input or submitted.prompt,
         earlier_text=earlier_text,
         adapter=adapter if request.resumable else "",
+        images=submitted.images if request.resumable else (),
         pooled=event.pooled,
     )
 

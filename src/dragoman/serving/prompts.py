@@ -107,6 +107,10 @@ class PromptReader:
         field."""
         return await self._maybe_inline(chars, work, param)
 
+    async def tokenized(self, text: str, special: tuple[bool, bool], param: str) -> tuple[int, ...]:
+        """Return the tokens of a text. ``special``: whether special tokens are added, and parsed."""
+        return await self._tokenized(text, special, param)
+
     async def _tokenized(
         self, text: str, special: tuple[bool, bool], param: str, *, bounded: bool = True
     ) -> tuple[int, ...]:

@@ -202,6 +202,7 @@ class Replayer:
             prompt=request.prompt,
             encoder_input=request.encoder_input,
             embeddings=request.embeddings,
+            images=request.images,
             adapter=request.adapter,
             seeds=(0,),
             max_tokens=len(tokens),

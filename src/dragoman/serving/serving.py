@@ -37,7 +37,7 @@ from dragoman.core.events import (
     TokenEvent,
 )
 from dragoman.core.explanation import EngineExplanation, Explanation
-from dragoman.core.images import ImageInput, ImageTiles, images_refused
+from dragoman.core.images import ImageInput, ImageTiles
 from dragoman.core.observer import Observers, current_request
 from dragoman.core.progress import ProgressReport, current_progress
 from dragoman.core.request import ChatPrompt, EngineRequest, GenerationRequest, Prompt
@@ -48,7 +48,7 @@ from dragoman.serving.adapters import NO_ADAPTERS, AdapterEngine, LoadedAdapters
 from dragoman.serving.admission import Admission
 from dragoman.serving.batch_store import SqliteBatchStore
 from dragoman.serving.catalog import FixedCatalog
-from dragoman.serving.checks import check_beams, check_streamed
+from dragoman.serving.checks import check_beams, check_images, check_streamed
 from dragoman.serving.collect import best, collect
 from dragoman.serving.constraints import ConstraintReader
 from dragoman.serving.deadline import Deadline
@@ -61,6 +61,7 @@ from dragoman.serving.engine_request import (
     with_priority,
 )
 from dragoman.serving.generation_stats import GenerationStats
+from dragoman.serving.image_prompts import ImageTiler, ReadPrompt, read_with_images
 from dragoman.serving.image_reader import ImageReader, request_of_images, without_sources
 from dragoman.serving.journaled import Events, JournaledEngine
 from dragoman.serving.model import ServedModel
@@ -124,7 +125,7 @@ class EngineServing:
     generations. ``check_prompt``: see ``CheckPrompt``.
     ``share_prefix_cache``: callers with different keys share cached prefixes. ``recorder``: records generations.
     ``cache_blocks``: blocks of the engine. ``open_schemas``: for requests that leave it open, as in them.
-    ``unknown_models``: whether a name that is not served means the default model.
+    ``unknown_models``: whether a name that is not served means the default model. ``image_bytes``: of pixels.
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class EngineServing:
         cache_blocks: int = 0,
         open_schemas: bool = False,
         unknown_models: Literal["refuse", "default"] = "refuse",
+        image_bytes: int = 1 << 30,
     ) -> None:
         self.journaled = JournaledEngine(engine, model.card.fingerprint, cache_blocks)
         self._check_prompt = check_prompt
@@ -166,6 +168,7 @@ class EngineServing:
         self._observers = observers
         self._images = images or ImageReader(self._pools)
         self._prompts = PromptReader(model, self._pools)
+        self.tiler = ImageTiler(model, self._pools.text, image_bytes)
         self._phrases = BadWordsReader(model, self._pools)
         self._constraints = ConstraintReader(model, self._pools)
         self._timeout_s = timeout_s
@@ -223,7 +226,8 @@ class EngineServing:
         return await self._prompts.rendered(without_sources(prompt))
 
     async def image_tiles(self, image: ImageInput, model: str | None = None, *, param: str = "messages") -> ImageTiles:
-        raise images_refused(self.model(model).name, param)
+        self.model(model)
+        return await self.tiler.tiles(image, param)
 
     async def prepare(self, request: GenerationRequest) -> EngineRequest:
         count, logprobs = sequences_of(request)
@@ -266,8 +270,9 @@ class EngineServing:
             raise BadRequest(found.error)
         count = submitted.num_sequences
         caller, each = current_caller.get(), submitted.max_tokens
-        estimate = self.admission.estimate(caller, submitted.prompt_tokens, found.cached_tokens, count, each)
         request = msgspec.structs.replace(request, prompt=prepared.request.prompt, images=prepared.request.images)
+        images = sum(image.tiles.service for image in submitted.images if image.end > found.cached_tokens)
+        estimate = self.admission.estimate(caller, submitted.prompt_tokens, found.cached_tokens, count, each, images)
         text, pieces = await self._prompts.shown(request, prepared.prompt)
         return Explanation(
             request=request,
@@ -321,7 +326,8 @@ class EngineServing:
                 submitted = journaled.request
             cached_tokens, running = 0, count
             cancel = partial(self._engine.cancel, submitted.request_id)
-            place.submit(submitted.prompt_tokens, submitted.max_tokens, cancel)
+            images = sum(image.tiles.service for image in submitted.images)
+            place.submit(submitted.prompt_tokens + images, submitted.max_tokens, cancel)
             recording = None
             if request.pooling is None:  # a capsule is for what is drawn
                 submitted, recording = self._recorder.begin(self._model, request, submitted, adapter)
@@ -404,17 +410,17 @@ class EngineServing:
         request = await self._images.loaded(request, self._model.card, self.image_tiles)
         if request.pooling is None and not self._model.card.generates:
             raise UnsupportedOperation(f"The model '{self._model.card.name}' generates no text.", param="model")
-        if request.images:
-            raise images_refused(self._model.card.name, request.images_param)
+        check_images(self._model, request)
         if request.pooling is None:
-            prompt = await self._prompt(request)
+            prompt, images = await self._prompt(request)
         else:
+            images = ()
             pooling, prompt = await read_pooled(self._model, self._prompts, request, request.pooling)
             request = msgspec.structs.replace(request, pooling=pooling)
         request = msgspec.structs.replace(request, sampling=await self._phrases.read(request.sampling))
         if self._open_schemas if request.open_schemas is None else request.open_schemas:
             request = msgspec.structs.replace(request, constraint=opened(request.constraint))
-        submitted = engine_request(self._model, request, prompt, count, logprobs)
+        submitted = engine_request(self._model, request, prompt, count, logprobs, images)
         self._check_prompt(submitted.prompt_tokens)
         constraint = constraint_of(self._model, request, submitted.prompt)
         grammar = await self._constraints.read(constraint, request.constraint_param)
@@ -461,11 +467,15 @@ class EngineServing:
         tenant = "" if self._share_prefix_cache else current_caller.get().tenant
         return f"{tenant}:{request.cache_salt}" if tenant or request.cache_salt else ""
 
-    async def _prompt(self, request: GenerationRequest) -> tuple[int, ...]:
+    async def _prompt(self, request: GenerationRequest) -> ReadPrompt:
         if request.resumed is not None:
-            return request.resumed.prompt
+            for image in request.resumed.images:
+                self.tiler.hold(image.tiles)
+            return ReadPrompt(request.resumed.prompt, request.resumed.images)
+        if request.images:
+            return await read_with_images(self._model, self._prompts, request)
         prompt = await self._prompts.read(request.prompt)
-        return prompt if request.truncate is None else prompt[-request.truncate :]
+        return ReadPrompt(prompt if request.truncate is None else prompt[-request.truncate :])
 
     def _limit(self, request: GenerationRequest) -> float | None:
         return min((limit for limit in (request.timeout_s, self._timeout_s) if limit is not None), default=None)

@@ -28,6 +28,8 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
             of the caller with the longest queue are the ones refused. A caller is who holds a key; without keys, an
             address.
         max_queue_s: seconds that a request may wait for its first token; then status 429, at once where it is certain.
+        image_bytes: bytes of pixels that the images of all requests may take, from when they are read until their
+            request ends; more are answered with status 429.
         generation_timeout_s: longest time for one generation in seconds; without it there is none.
         open_schemas: objects of JSON Schemas may have properties that the schema does not name, where it does not say
             otherwise. Without this they have none: a model could invent properties until the length ends.
@@ -46,6 +48,7 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     unknown_models: Literal["refuse", "default"] = "refuse"
     max_waiting: Count = 256
     max_queue_s: Seconds | None = None
+    image_bytes: Annotated[int, Meta(ge=0)] = 1 << 30
     generation_timeout_s: Seconds | None = None
     open_schemas: bool = False
     fill_order: Literal["family", "prefix", "suffix"] = "family"

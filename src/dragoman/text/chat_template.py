@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from dragoman.core.request import ChatPrompt
 from dragoman.core.serving import TemplateRoles
 from dragoman.text.sandbox import ProcessFailure, ProcessLost, SandboxedProcesses
 from dragoman.text.template_names import TemplateNames
+from dragoman.text.template_parts import ContentForms, content_forms, with_forms
 from dragoman.text.template_roles import template_roles
 
 MAX_MESSAGE_CHARS = 2000
@@ -64,6 +65,8 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens or {})
         self._where = ""
         """The folder, for errors."""
+        self.image_placeholder = ""
+        """What stands for an image in a prompt; empty: the model sees none."""
         self._process = TemplateProcess(self._templates, limits, processes)
 
     @classmethod
@@ -136,6 +139,15 @@ class ChatTemplate:
         """The messages that the template renders. Blocks until its process runs."""
         return template_roles(self.render) if self.available else TemplateRoles()
 
+    @functools.cached_property
+    def forms(self) -> ContentForms:
+        """The forms of contents that the template renders. Blocks until its process runs."""
+
+        def render(messages: Sequence[dict[str, Any]]) -> str:
+            return self._render(self._choose(False), self._variables(ChatPrompt(messages=()), list(messages)))
+
+        return content_forms(render, self.image_placeholder)
+
     @property
     def confined(self) -> tuple[str, ...]:
         """Names of the confinements of its process (``confinement``). Blocks until its process runs."""
@@ -159,18 +171,22 @@ class ChatTemplate:
         messages = [_prepare(message) for message in prompt.messages]
         if not messages:
             raise BadRequest("there must be at least one message", param="messages")
-        text = self._render(
-            name,
-            {
-                "documents": None,
-                **self._special_tokens,
-                **prompt.template_kwargs,
-                "messages": _mark_final(messages) if prompt.continue_final_message else messages,
-                "tools": list(prompt.tools) or None,
-                "add_generation_prompt": prompt.add_generation_prompt,
-            },
-        )
+        if self.image_placeholder or "image" in self.source:
+            messages = with_forms(messages, self.forms, self.image_placeholder)
+        if prompt.continue_final_message:
+            messages = _mark_final(messages)
+        text = self._render(name, self._variables(prompt, messages))
         return _cut_at_mark(text) if prompt.continue_final_message else text
+
+    def _variables(self, prompt: ChatPrompt, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "documents": None,
+            **self._special_tokens,
+            **prompt.template_kwargs,
+            "messages": messages,
+            "tools": list(prompt.tools) or None,
+            "add_generation_prompt": prompt.add_generation_prompt,
+        }
 
     def close(self) -> None:
         """End the process; a later ``render`` starts another."""
