@@ -29,6 +29,7 @@ DELAYED = {
         "opentelemetry.trace",
         "opentelemetry.trace.propagation.tracecontext",
     },
+    "serving/image_prompts.py": {"PIL"},
     "serving/image_worker.py": {"PIL"},
     "serving/model_registry.py": {"huggingface_hub"},
     "text/sandbox_child.py": {"psutil"},

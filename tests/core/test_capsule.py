@@ -152,6 +152,7 @@ VERSION_1: dict[str, Any] = {
         "reasoning": None,
         "beams": None,
         "embeddings": None,
+        "images": [],
         "adapter": None,
         "encoder_input": [],
         "first_token_id": None,

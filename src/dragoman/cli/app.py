@@ -241,18 +241,11 @@ def bench(
     """Measure a model, or a running server: time to first token, time between tokens, tokens per second."""
     import asyncio
 
-    from dragoman.cli.bench import print_measurements, target_of
+    from dragoman.cli.bench_images import bench_session
 
     async def run() -> None:
-        if load.html is None:
-            async with _session(choice.model, remote, settings, machine, scheduling) as session:
-                await print_measurements(target_of(session), load)
-            return
-        from dragoman.cli.bench_report import bench_with_report, described_subject
-
-        subject = None if remote.url is not None else described_subject(choice.model, settings, machine)
         async with _session(choice.model, remote, settings, machine, scheduling) as session:
-            await bench_with_report(session, load, subject)
+            await bench_session(session, choice.model, load, settings, machine)
 
     asyncio.run(run())
 

@@ -214,6 +214,8 @@ class BenchSettings(msgspec.Struct, frozen=True, kw_only=True):
         prompt_tokens: length of the prompts; may be given several times.
         output_tokens: length of the answers.
         rounds: requests of each stream.
+        image: pixels of an image, as 1024x768, whose time to the first token is measured beside what the multiplier
+            allows; may be given several times.
         json: one JSON object for each load instead of a table.
         html: file to write a report with charts to, beside what the machine allows.
     """
@@ -224,6 +226,7 @@ class BenchSettings(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: tuple[Count, ...] = (128,)
     output_tokens: Count = 64
     rounds: Count = 2
+    image: tuple[str, ...] = ()
     json: bool = False
     html: Annotated[str | None, Meta(extra=HERE_ONLY)] = None
 

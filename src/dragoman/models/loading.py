@@ -23,7 +23,7 @@ from dragoman.models.hub import DownloadWatcher
 from dragoman.models.kv_groups import KVGroup
 from dragoman.models.layout import SMALLEST_CACHED_BYTES as _SMALLEST_CACHED_BYTES
 from dragoman.models.layout import Layout, plan_layout
-from dragoman.models.memory import MemoryPlan, longest_step, plan
+from dragoman.models.memory import MemoryPlan, longest_step, plan, with_whole_images
 from dragoman.models.model import Model
 from dragoman.models.packed_cache import Packed, PackedCache, cache_key
 from dragoman.models.packing import Weights, entry_checksums, pack_checkpoint
@@ -74,6 +74,7 @@ def load(
     opened = _open(source, settings, progress)
     described, planned, layout = opened.described, opened.planned, opened.layout
     planned.require_fit()
+    settings = with_whole_images(described.spec, settings)
     cache, key = _cache_of(opened, settings, checked)
     packed, checksums = _packed(opened, settings, cache, key, part(progress, _DOWNLOAD_SHARE, _PACKED_SHARE))
     progress(READING, _PACKED_SHARE)

@@ -27,6 +27,7 @@ from dragoman.models.parameters import LAYER_TABLE
 from dragoman.models.settings import PRECISIONS, KVPrecision, ModelSettings, Precision, RequestedPrecision
 from dragoman.models.spec import DecoderSpec
 from dragoman.models.tensors import Format
+from dragoman.models.vision.cost import least_step_tokens
 from dragoman.models.vision.geometry import buffer_bytes
 from dragoman.models.vision.parameters import is_vision
 
@@ -158,8 +159,8 @@ def plan(
 
     ``first_adapters_bytes``: of adapters that are loaded at the start. They get what keys and values leave.
     """
-    settings = settings or ModelSettings()
     spec = description.spec
+    settings = with_whole_images(spec, settings or ModelSettings())
     precision = description.precision(settings.precision)
     kv_precision = _kv_precision(spec, settings, precision)
     available = available_memory() if available_bytes is None else available_bytes
@@ -215,6 +216,12 @@ def plan(
     if first_adapters_bytes > found.adapter_room_bytes:
         return replace(found, refusal=_adapter_refusal(found, description.source.name))
     return found
+
+
+def with_whole_images(spec: DecoderSpec, settings: ModelSettings) -> ModelSettings:
+    """Return the settings with steps that have room for an image whose tokens see each other both ways."""
+    least = least_step_tokens(spec.vision, settings.max_sequences)
+    return structs.replace(settings, max_tokens=max(settings.max_tokens, least))
 
 
 def _formats(description: ModelDescription, requested: RequestedPrecision) -> dict[str, Format]:

@@ -10,6 +10,7 @@ import msgspec
 
 from dragoman.core.errors import BadRequest, Overloaded, PayloadTooLarge, UnsupportedFeature
 from dragoman.core.images import ImageInfo, ImageInput, ImageTiles, PlacedImage, images_refused
+from dragoman.core.lazy_imports import np
 from dragoman.core.request import ChatPrompt, GenerationRequest, TextPrompt
 from dragoman.models.vision.cost import image_service
 from dragoman.models.vision.description import VisionDescription
@@ -150,8 +151,6 @@ def _with_placeholders(prompt: TextPrompt, placeholder: str) -> str:
 
 def _prepared(tiles: ImageTiles) -> PreparedImage:
     """Return the part of an image that its place in a prompt follows from."""
-    import numpy as np
-
     grid = Grid(tiles.rows, tiles.columns, Size(tiles.image_height, tiles.image_width))
     return PreparedImage(np.empty(0, np.uint8), grid, tiles.tokens, tiles.embeddings)
 

@@ -1,18 +1,44 @@
-"""What an image takes to compute, in tokens of a prompt."""
+"""What an image takes to compute: multiplications, and tokens of a prompt that take as many."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from dragoman.models.vision.description import VisionDescription
 
+_TEXT_TOKENS = 256  # of a prompt with images, where it is read in one step
+
+
+class Products(NamedTuple):
+    """Multiplications of a tower: by weights, and of attention within a tile or its windows."""
+
+    weights: int
+    attention: int
+
+
+def products(vision: VisionDescription, tiles: int, height: int, width: int) -> Products:
+    """Return the multiplications that so many tiles of so many pixels take, up to their embeddings."""
+    layers, projection = vision.layers, vision.projection
+    patches = (height // vision.patch) * (width // vision.patch)
+    rows, tokens = patches + vision.class_token, patches // vision.reduction.factor**2
+    each = 4 * layers.width**2 + (2 + layers.gated) * layers.width * layers.feed_forward
+    window = (layers.window // vision.patch) ** 2 or rows
+    seen = sum(rows if layer in layers.full_layers else min(rows, window) for layer in range(layers.count))
+    ends = vision.reduced_width, projection.inner, projection.out
+    projected = ends[0] * ends[1] + ends[1] * ends[2] if ends[1] else ends[0] * ends[2]
+    weights = rows * layers.count * each + patches * vision.patch_floats * layers.width + tokens * projected
+    return Products(tiles * weights, tiles * rows * seen * 2 * layers.width)
+
 
 def image_service(vision: VisionDescription, tiles: int, height: int, width: int, parameters: int) -> int:
-    """Return how many prompt tokens of a model with so many parameters take as many multiplications as the embeddings
-    of an image of so many tiles do: those of the layers' matrices, and of attention within a tile."""
-    layers = vision.layers
-    rows = (height // vision.patch) * (width // vision.patch) + vision.class_token
-    each = 4 * layers.width**2 + (2 + layers.gated) * layers.width * layers.feed_forward
-    seen = min(rows, (layers.window // vision.patch) ** 2) if layers.window else rows
-    products = tiles * rows * layers.count * (each + 2 * seen * layers.width)
-    return math.ceil(products / max(1, parameters))
+    """Return how many prompt tokens of a model with so many parameters take as many multiplications as an image."""
+    return math.ceil(sum(products(vision, tiles, height, width)) / max(1, parameters))
+
+
+def least_step_tokens(vision: VisionDescription | None, max_sequences: int) -> int:
+    """Return how many tokens a step has room for at the least: an image whose tokens see each other both ways, or a
+    prompt with one and some text, beside other sequences."""
+    if vision is None or vision.both_ways == "none":
+        return 0
+    return vision.most_tokens + max_sequences + (_TEXT_TOKENS if vision.both_ways == "prompt" else 0)
