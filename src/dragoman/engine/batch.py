@@ -168,4 +168,9 @@ def _given(parts: Iterable[tuple[Sequence, int, int, int]]) -> tuple[Int32 | Non
             for places, vectors in images.values(sequence.image_values, start, start + length):
                 rows.append(places + np.int32(row - start))
                 values.append(vectors)
-    return (np.concatenate(rows), np.concatenate(values)) if rows else (None, None)
+    if not rows:
+        return None, None
+    # An image's may be wider: with what is added after the decoder's first layers.
+    width = max(each.shape[1] for each in values)
+    padded = [each if each.shape[1] == width else np.pad(each, ((0, 0), (0, width - each.shape[1]))) for each in values]
+    return np.concatenate(rows), np.concatenate(padded)

@@ -165,7 +165,11 @@ class ImageEncoder:
         began = started = time.perf_counter()
         values: Float32 | None = None
         while values is None:
-            values = next(work.parts)
+            try:
+                values = next(work.parts)
+            except ValueError as error:  # tiles of another shape than the tower's
+                self._work = None
+                return f"an image cannot be computed: {error}"
             now = time.perf_counter()
             work.longest_s = max(work.longest_s, now - started)
             started = now

@@ -13,9 +13,11 @@ from dragoman.core.images import ImageTiles
 from dragoman.core.request import EngineRequest
 from dragoman.engine.arrays import Float32, Int32
 from dragoman.models.vision.description import VisionDescription
-from dragoman.models.vision.geometry import Grid, Size, embedding_count
+from dragoman.models.vision.geometry import Detail, Grid, Size, cut_of, embedding_count
 from dragoman.models.vision.places import position_shift, rotary_positions, seen_ends
 from dragoman.models.vision.preprocess import PreparedImage
+
+_DETAILS: tuple[Detail, ...] = ("auto", "low")  # ``high`` is as ``auto``
 
 
 class Tower(Protocol):
@@ -154,13 +156,11 @@ def _check_tiles(tiles: ImageTiles, vision: VisionDescription) -> None:
     sizes = (tiles.tiles, tiles.height, tiles.width, tiles.image_height, tiles.image_width)
     if not tiles.is_sound or min(sizes) < 1 or min(tiles.rows, tiles.columns, tiles.service, tiles.tokens) < 0:
         raise BadRequest("an image is not what its digest is of")
-    tiling = vision.tiling
-    if tiling.kind == "any":
-        fits = tiles.tiles == 1 and tiles.height * tiles.width <= tiling.most
-        fits = fits and (tiles.height, tiles.width) == (tiles.rows * tiling.side, tiles.columns * tiling.side)
-    else:
-        cut = tiles.rows * tiles.columns
-        fits = (tiles.height, tiles.width) == (tiling.side, tiling.side) and tiles.tiles == cut + 1 <= tiling.most
     grid = Grid(tiles.rows, tiles.columns, Size(tiles.image_height, tiles.image_width))
+    try:
+        cuts = [cut_of(tiles.image_width, tiles.image_height, vision, detail) for detail in _DETAILS]
+    except ValueError as error:
+        raise BadRequest(f"an image cannot be computed: {error}") from None
+    fits = any(cut.grid == grid and cut.tiles == tiles.tiles for cut in cuts)
     if not fits or embedding_count(grid, tiles.tiles, vision) != tiles.embeddings:
         raise BadRequest("an image is not cut as the model's tower takes it")
