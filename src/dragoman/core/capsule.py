@@ -23,7 +23,7 @@ from dragoman.core.sampling import BeamParams, LogprobParams, SamplingParams
 VERSION = 1
 """The version of the format. A field that gets another meaning or default needs another one."""
 
-MOST_BYTES = 16 << 20
+MOST_BYTES = 64 << 20
 MOST_TOKENS = 1 << 20
 MOST_SEQUENCES = 2048
 MOST_TOP = 1024

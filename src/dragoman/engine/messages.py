@@ -322,6 +322,11 @@ class FrameReader:
     def __init__(self) -> None:
         self._pending = bytearray()
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether a frame has begun, and not ended."""
+        return bool(self._pending)
+
     def feed(self, data: bytes) -> list[bytes]:
         """Return the payloads completed by ``data``. Raises ValueError for a length above the maximum."""
         pending, size = self._pending, _LENGTH.size

@@ -58,6 +58,11 @@ from dragoman.models.progress import Progress, ignore_progress
 
 log = logging.getLogger("dragoman.engine")
 
+_PATIENCE_S = 0.02
+"""Time that a step waits for the rest of a long message, while it comes."""
+_GAP_MS = 2
+"""Time without any part of it after which the step does not wait."""
+
 
 class Worker:
     """Moves messages between the socket and the engine."""
@@ -67,6 +72,8 @@ class Worker:
         self._engine = engine
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
+        self._more = select.poll()
+        self._more.register(connection, select.POLLIN)
         self._frames = FrameReader()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
         self._in_batch: list[str] = []
@@ -106,7 +113,18 @@ class Worker:
             self._connection.sendall(frame(output))
 
     def _receive(self) -> bool:
-        """Handle everything that has arrived. Returns False when the process must end."""
+        """Handle everything that has arrived. Returns False when the process must end.
+
+        A socket holds little at one time. Of a request with images, which has megabytes, more is waited for as long as
+        it keeps coming, and not for a step between each two parts of it.
+        """
+        ends = time.perf_counter() + _PATIENCE_S
+        while self._receive_some():
+            if not self._frames.is_inside or time.perf_counter() > ends or not self._more.poll(_GAP_MS):
+                return True
+        return False
+
+    def _receive_some(self) -> bool:
         data = self._connection.recv(1 << 20)
         if not data:
             return False
