@@ -39,12 +39,13 @@ URL, OTHER = f"data:image/png;base64,{FILE}", "https://images.example.com/cat.pn
 
 
 class SeeingServing(RecordingServing):
-    """A model that sees. ``fault``: raised in place of an answer."""
+    """A model that sees. ``fault``: raised in place of an answer. ``seen``: what clients may know of it."""
 
     fault = BadRequest("This serving only records.")
+    seen = SEEN
 
     def model(self, name: str | None) -> ModelCard:
-        return msgspec.structs.replace(super().model(name), images=SEEN)
+        return msgspec.structs.replace(super().model(name), images=self.seen)
 
     def models(self) -> tuple[ModelCard, ...]:
         return (self.model(None),)
@@ -268,6 +269,19 @@ def test_a_wrong_part_is_named(seeing: Any, name: str) -> None:
     assert prompt is None
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("path", [OPENAI, "/friendli/v1/chat/completions", "/octoai/v1/chat/completions"])
+def test_a_detail_without_effect_is_reported(seeing: Any, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    body = {"model": "stub", "messages": [user(openai_parts(detail="low"))]}
+    _, answer = seeing(path, body)
+    assert "detail" not in answer.headers.get("x-dragoman-warnings", "")
+    monkeypatch.setattr(SeeingServing, "seen", msgspec.structs.replace(SEEN, has_detail=False))
+    _, answer = seeing(path, body)
+    assert "messages[0].content[2].image_url.detail" in answer.headers["x-dragoman-warnings"]
+    item = user([{"type": "input_image", "image_url": URL, "detail": "high"}])
+    _, answer = seeing("/openai/v1/responses", {"model": "stub", "input": [item], "store": False})
+    assert "input[0].content[0].detail" in answer.headers["x-dragoman-warnings"]
 
 
 def test_an_assistant_shows_no_images(seeing: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import platform
 import struct
 import sys
 import zlib
@@ -176,3 +177,10 @@ def test_a_rotation_in_a_large_directory_is_read() -> None:
     decoder = ImageDecoder()
     assert decoded(decoder, data).levels == witness(data).tobytes()
     decoder.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"), reason="no filter")
+def test_the_process_has_given_up_files_and_the_network(decoder: ImageDecoder) -> None:
+    decoded(decoder, FILES["RGB"])
+    confined = decoder._processes.start()["confined"]
+    assert {"no_new_privs", "seccomp", "memory_limit", "file_limit"} <= set(confined)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 from image_files import COLOURS, picture, saved
 
+from dragoman.core.caller import current_caller
 from dragoman.core.errors import BadImage, BadRequest, DragomanError, UnsupportedFeature
 from dragoman.core.image_sources import MAX_IMAGES, ImageSource, content_of, image_part, text_part
 from dragoman.core.images import IMAGE_PART, ImageInfo, ImageInput, ImageTiles
@@ -39,8 +41,9 @@ CARD = ModelCard(
 )
 
 
-async def tiles_of(image: ImageInput, model: str | None = None, *, param: str = "") -> ImageTiles:
+async def tiles_of(decode: Callable[[], ImageInput], param: str) -> ImageTiles:
     """Tiles with the pixels of the image as they are."""
+    image = await asyncio.to_thread(decode)
     size = {"height": image.height, "width": image.width}
     return ImageTiles.of(
         pixels=image.pixels,
@@ -80,9 +83,9 @@ def test_images_are_read_in_order() -> None:
 def test_an_image_is_decoded_once_for_each_model() -> None:
     counted = []
 
-    async def counting(image: ImageInput, model: str | None = None, *, param: str = "") -> ImageTiles:
+    async def counting(decode: Callable[[], ImageInput], param: str) -> ImageTiles:
         counted.append(param)
-        return await tiles_of(image)
+        return await tiles_of(decode, param)
 
     async def run() -> None:
         reader = ImageReader(pools := WorkerPools(WorkSettings()))
@@ -163,26 +166,32 @@ def test_no_more_images_than_the_most() -> None:
     assert caught.value.param == f"images[{MAX_IMAGES}]"
 
 
-def test_few_images_are_decoded_at_one_time() -> None:
-    """Requests wait with a file in base64, not with 120 MB of pixels."""
-    at_once, most = 0, 0
+def test_a_caller_is_fetched_few_images_at_one_time() -> None:
+    """So that the images of others are fetched too."""
+    at_once: dict[str, int] = {"": 0, "b": 0}
+    most = dict(at_once)
 
-    async def slow(image: ImageInput, model: str | None = None, *, param: str = "") -> ImageTiles:
-        nonlocal at_once, most
-        at_once += 1
-        most = max(most, at_once)
-        await asyncio.sleep(0.02)
-        at_once -= 1
-        return await tiles_of(image)
+    class Slow(ImageFetcher):
+        async def fetch(self, url: str) -> bytes:
+            key = current_caller.get().name
+            at_once[key] += 1
+            most[key] = max(most[key], at_once[key])
+            await asyncio.sleep(0.01)
+            at_once[key] -= 1
+            return FILE
 
     async def run() -> None:
-        reader = ImageReader(pools := WorkerPools(WorkSettings(image_workers=2)))
-        await asyncio.gather(*(reader.read([ImageSource(url=URL)], CARD, slow) for _ in range(8)))
+        reader = ImageReader(pools := WorkerPools(WorkSettings()), fetcher=Slow((), look_up=None))  # type: ignore[arg-type]
+        source = partial(ImageSource, url="https://images.example.com/")
+        first = [asyncio.create_task(reader.read([source()], CARD, tiles_of)) for _ in range(12)]
+        await asyncio.sleep(0)
+        current_caller.set(msgspec.structs.replace(current_caller.get(), name="b", tenant="b"))
+        await asyncio.gather(*first, *(reader.read([source()], CARD, tiles_of) for _ in range(3)))
         reader.close()
         pools.close()
 
     asyncio.run(run())
-    assert most == 2
+    assert most == {"": 4, "b": 3}
 
 
 def test_a_prompt_is_taken_apart() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dragoman.core.errors import UnsupportedFeature
@@ -31,6 +31,20 @@ def url_part(part: Mapping[str, Any], path: Path, card: ModelCard) -> dict[str, 
     url = member_of(given, "url", URL, at, required=True)
     detail = member_of(given, "detail", String(choices=tuple(DETAILS)), at)
     return image_part(ImageSource(url=url, detail=DETAILS[detail or "auto"], param=dotted((*at, "url"))))
+
+
+def unused_details(messages: Iterable[Mapping[str, Any]], card: ModelCard) -> tuple[str, ...]:
+    """Return the places of details in OpenAI's messages that have no effect: the model makes the same of every image
+    whatever its detail."""
+    if card.images is None or card.images.has_detail:
+        return ()
+    return tuple(
+        f"messages[{i}].content[{j}].image_url.detail"
+        for i, message in enumerate(messages)
+        if isinstance(message["content"], tuple)
+        for j, part in enumerate(message["content"])
+        if isinstance(part.get("image_url"), dict) and part["image_url"].get("detail") not in (None, "auto")
+    )
 
 
 def base64_parts(images: Sequence[str], path: Path) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -52,15 +52,19 @@ class ImageTiler:
         self._model, self._pool, self._limit_bytes = model, pool, limit_bytes
         self.bytes = 0
 
-    async def tiles(self, image: ImageInput, param: str) -> ImageTiles:
-        """Return an image as the model's tower takes it. Raises UnsupportedFeature, BadRequest, Overloaded."""
+    async def tiles(self, decode: Callable[[], ImageInput], param: str) -> ImageTiles:
+        """Return an image as the model's tower takes it. ``decode`` returns the image; it is called in the thread that
+        scales it, so that no more images are held than there are threads.
+
+        Raises UnsupportedFeature, BadRequest, Overloaded, and what ``decode`` raises.
+        """
         vision = self._model.vision
         if vision is None:
             raise images_refused(self._model.card.name, param)
         if self.bytes >= self._limit_bytes:
             raise Overloaded(f"The images of requests take {self.bytes} bytes already. Try again later.")
         try:
-            made = await self._pool.run(lambda: tiles_of(image, vision, self._model.parameters))
+            made = await self._pool.run(lambda: tiles_of(decode(), vision, self._model.parameters))
         except ValueError as error:
             raise BadRequest(f"The image cannot be read by this model: {error}.", param=param) from None
         except ImportError:

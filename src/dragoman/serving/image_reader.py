@@ -1,6 +1,6 @@
 """From the images that a request names to the tiles that the model's tower takes, one after the other.
 
-A decoded image has up to 120 MB. So only a few requests have one at a time, and it is scaled before the next is read.
+A decoded image has up to 120 MB. It is scaled in the thread that waited for it, before the next one is decoded.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ import asyncio
 import base64
 import binascii
 import socket
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import msgspec
 
+from dragoman.core.caller import current_caller
 from dragoman.core.errors import BadImage, BadRequest, UnsupportedFeature
 from dragoman.core.image_sources import MAX_IMAGES, ImageSource
 from dragoman.core.images import IMAGE_PART, ImageInput, ImageTiles, images_refused
@@ -24,6 +26,9 @@ from dragoman.serving.image_decoder import ImageDecoder
 from dragoman.serving.image_fetch import MAX_FETCHES, PORT, ImageFetcher
 from dragoman.serving.image_header import MAX_FILE_BYTES, read_header
 from dragoman.serving.worker_pool import WorkerPools
+
+MakeTiles = Callable[[Callable[[], ImageInput], str], Awaitable[ImageTiles]]
+"""``ImageTiler.tiles``."""
 
 
 class Sourced(NamedTuple):
@@ -73,12 +78,6 @@ def without_sources(prompt: ChatPrompt) -> ChatPrompt:
     return found
 
 
-class MakeTiles(Protocol):
-    """``Serving.image_tiles``."""
-
-    async def __call__(self, image: ImageInput, model: str | None = None, *, param: str = ...) -> ImageTiles: ...
-
-
 class ImageReader:
     """Reads the images of requests. ``hosts``: those that images are fetched from. Raises DragomanError for what is no
     host."""
@@ -89,7 +88,7 @@ class ImageReader:
         self._fetcher = fetcher or ImageFetcher(hosts, look_up=self._look_up)
         self._decoder = ImageDecoder(count=workers)
         self._fetches = asyncio.Semaphore(MAX_FETCHES)
-        self._decodes = asyncio.Semaphore(workers)
+        self._callers: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def loaded(self, request: GenerationRequest, card: ModelCard, make_tiles: MakeTiles) -> GenerationRequest:
         """Return the request with tiles in place of the images that its prompt names. Raises as ``read`` does."""
@@ -128,9 +127,10 @@ class ImageReader:
     async def _tiles(self, source: ImageSource, make_tiles: MakeTiles) -> ImageTiles:
         try:
             if source.url and source.url[:5].lower() != "data:":
-                async with self._fetches:
-                    return await self._made(await self._fetcher.fetch(source.url), source, make_tiles)
-            return await self._made(None, source, make_tiles)
+                async with self._of_caller(), self._fetches:
+                    data = await self._fetcher.fetch(source.url)
+                    return await make_tiles(lambda: self._decoded(data, source), source.param)
+            return await make_tiles(lambda: self._decoded(file_of(source), source), source.param)
         except BadImage as error:
             if error.param:
                 raise
@@ -139,13 +139,15 @@ class ImageReader:
             error.param = error.param or source.param
             raise
 
-    async def _made(self, data: bytes | None, source: ImageSource, make_tiles: MakeTiles) -> ImageTiles:
-        async with self._decodes:
-            image = await self._pools.images.run(lambda: self._decoded(data, source))
-            return await make_tiles(image, param=source.param)
+    def _of_caller(self) -> asyncio.Semaphore:
+        """Return what bounds the images that are fetched for the running task's caller."""
+        key = current_caller.get().share_key
+        found = self._callers.get(key)
+        if found is None:
+            found = self._callers[key] = asyncio.Semaphore(MAX_FETCHES // 4)
+        return found
 
-    def _decoded(self, data: bytes | None, source: ImageSource) -> ImageInput:
-        data = file_of(source) if data is None else data
+    def _decoded(self, data: bytes, source: ImageSource) -> ImageInput:
         image = self._decoder.decode(data, read_header(data))
         return ImageInput(width=image.width, height=image.height, pixels=image.levels, detail=source.detail)
 

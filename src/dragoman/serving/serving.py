@@ -168,7 +168,7 @@ class EngineServing:
         self._observers = observers
         self._images = images or ImageReader(self._pools)
         self._prompts = PromptReader(model, self._pools)
-        self.tiler = ImageTiler(model, self._pools.text, image_bytes)
+        self.tiler = ImageTiler(model, self._pools.images, image_bytes)
         self._phrases = BadWordsReader(model, self._pools)
         self._constraints = ConstraintReader(model, self._pools)
         self._timeout_s = timeout_s
@@ -227,7 +227,7 @@ class EngineServing:
 
     async def image_tiles(self, image: ImageInput, model: str | None = None, *, param: str = "messages") -> ImageTiles:
         self.model(model)
-        return await self.tiler.tiles(image, param)
+        return await self.tiler.tiles(lambda: image, param)
 
     async def prepare(self, request: GenerationRequest) -> EngineRequest:
         count, logprobs = sequences_of(request)
@@ -407,7 +407,7 @@ class EngineServing:
 
     async def _prepare(self, request: GenerationRequest, count: int, logprobs: LogprobParams | None) -> _Prepared:
         """Return the request as it goes to the engine: everything that can be refused before that is."""
-        request = await self._images.loaded(request, self._model.card, self.image_tiles)
+        request = await self._images.loaded(request, self._model.card, self.tiler.tiles)
         if request.pooling is None and not self._model.card.generates:
             raise UnsupportedOperation(f"The model '{self._model.card.name}' generates no text.", param="model")
         check_images(self._model, request)

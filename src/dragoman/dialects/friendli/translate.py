@@ -14,6 +14,7 @@ from dragoman.core.serving import ModelCard
 from dragoman.dialects.chat_input import flattened, template_call
 from dragoman.dialects.field import CoreParams, Reading
 from dragoman.dialects.field_types import FieldError, FieldRule
+from dragoman.dialects.images import unused_details
 from dragoman.dialects.shared_fields import prompt_embeddings
 from dragoman.dialects.tools import ToolPlan
 
@@ -121,7 +122,8 @@ def without_effect(values: dict[str, Any], card: ModelCard, *, separate: bool = 
     form = values.get("response_format")
     reasons = card.reasoning is not None and (separate or form is None or form["type"] == "text")
     used = {"reasoning_effort": "reasoning_effort" in card.template_variables, "reasoning_budget": reasons}
-    return tuple(name for name, is_used in used.items() if values.get(name) is not None and not is_used)
+    unused = (name for name, is_used in used.items() if values.get(name) is not None and not is_used)
+    return (*unused, *unused_details(values.get("messages") or (), card))
 
 
 def _prompts(core: CoreParams) -> tuple[Prompt, ...]:

@@ -19,6 +19,7 @@ from dragoman.dialects.api import Abort, Operation, RequestContext, RouteHint
 from dragoman.dialects.chat_stream import ChatStream
 from dragoman.dialects.completion_stream import CompletionStream
 from dragoman.dialects.field import CoreParams
+from dragoman.dialects.images import unused_details
 from dragoman.dialects.model_list import listed_models
 from dragoman.dialects.multi_prompt import generate_all
 from dragoman.dialects.octoai import render
@@ -111,6 +112,8 @@ class Api:
         reading = await context.read(CHAT, any_content_type=True)
         values = reading.values
         card, head = _asked(serving, reading.core)
+        if unused := unused_details(values["messages"], card):
+            context.report(msgspec.structs.replace(reading, reported=(*reading.reported, *unused)))
         plan = octoai_plan(reading.core, card)
         request = await _renderable(serving, chat_request(reading, head.id, card, plan))
         await self._prompt_log.add(context, head.id, "chat completions", values)

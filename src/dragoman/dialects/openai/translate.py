@@ -12,6 +12,7 @@ from dragoman.core.sampling import MAX_SEED
 from dragoman.core.serving import ModelCard
 from dragoman.dialects import reasoning
 from dragoman.dialects.field import CoreParams, Reading
+from dragoman.dialects.images import unused_details
 from dragoman.dialects.openai.messages import template_messages
 from dragoman.dialects.openai.sampler_fields import beams_of, choosing_and_ending
 from dragoman.dialects.openai.structured import constraint_of
@@ -125,7 +126,8 @@ def without_effect(reading: Reading, card: ModelCard, plan: ToolPlan) -> Reading
     is_unused = (
         effort is not None and not reasoning.reads_effort(card) and (effort != "none" or card.reasoning is not None)
     )
-    reported = (*reading.reported, *plan.reported, *(("reasoning_effort",) if is_unused else ()))
+    details = unused_details(reading.core.get("prompt.messages"), card)
+    reported = (*reading.reported, *plan.reported, *(("reasoning_effort",) if is_unused else ()), *details)
     return msgspec.structs.replace(reading, reported=reported)
 
 

@@ -305,6 +305,8 @@ class _Reader:
             raise InvalidRequest(message, param=dotted((*path, "file_id")))
         url = member_of(part, "image_url", URL, path, required=True)
         detail = member_of(part, "detail", String(choices=tuple(DETAILS)), path)
+        if detail not in (None, "auto") and not (self._card.images and self._card.images.has_detail):
+            self.reported.append(dotted((*path, "detail")))
         return ImageSource(url=url, detail=DETAILS[detail or "auto"], param=dotted((*path, "image_url")))
 
     def _medium(self, part: dict[str, Any], kind: str, path: Path) -> str:
