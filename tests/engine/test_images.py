@@ -321,10 +321,12 @@ def test_images_that_are_not_the_towers_are_refused(served: Any) -> None:
 
 def test_images_that_no_step_has_room_for_are_refused(served: Any) -> None:
     gemma = served("gemma3")[1]
-    engine = Engine(gemma, SchedulerSettings(step_tokens=60))
+    engine = Engine(gemma, SchedulerSettings(step_tokens=24, max_running=9))
     engine.submit(asked(gemma))
     (event,) = engine.output().events
     assert "an image of 16 tokens is computed in one step" in event.message  # type: ignore[union-attr]
+    fitting = Engine(gemma, SchedulerSettings(step_tokens=25, max_running=9))
+    assert run(fitting, [*texts(9), asked(gemma)])["ours"] == run_alone(gemma, asked(gemma))
     engine = Engine(gemma)
     engine.submit(asked(gemma, logprobs=LogprobParams(top=1, prompt=True)))
     (event,) = engine.output().events

@@ -20,8 +20,9 @@ from dragoman.engine.runner import Runner
 from dragoman.models.kv_groups import blocks_per_sequence
 
 
-def check(request: EngineRequest, runner: Runner, step_tokens: int) -> None:
-    """Raise BadRequest or ContextOverflow where ``runner`` can never serve the request, in steps of so many tokens."""
+def check(request: EngineRequest, runner: Runner, step_tokens: int, rows: int = 1) -> None:
+    """Raise BadRequest or ContextOverflow where ``runner`` can never serve the request, in steps of so many tokens, of
+    up to ``rows`` sequences."""
     count, total = len(request.seeds), len(request.prompt) + request.max_tokens
     if not request.prompt or not count or request.max_tokens < 0:
         raise BadRequest("a request needs a prompt, a seed for each sequence, and max_tokens of 0 or more")
@@ -51,7 +52,7 @@ def check(request: EngineRequest, runner: Runner, step_tokens: int) -> None:
             raise BadRequest(f"token ids must be from 0 to {runner.vocab_size - 1}")
     if request.embeddings is not None:
         _check_embeddings(request.embeddings, request.prompt_tokens, runner.hidden_size)
-    check_images(request, runner.tower, step_tokens, runner.max_sequences)
+    check_images(request, runner.tower, step_tokens, rows)
     if request.logprobs is not None and not 0 <= request.logprobs.top <= runner.vocab_size:
         raise BadRequest(f"top log-probabilities must be from 0 to {runner.vocab_size}, the size of the vocabulary")
     for name in sampling.out_of_range:

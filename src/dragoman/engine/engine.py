@@ -99,7 +99,7 @@ class Engine:
         try:
             if request.request_id in self.scheduler.groups or request.request_id in self._grammars:
                 raise BadRequest(f"request id {request.request_id!r} is already in use")
-            admission.check(request, self.runner, self.scheduler.step_tokens)
+            admission.check(request, self.runner, self.scheduler.step_tokens, self.scheduler.capacity)
             adapter = None if request.adapter is None else self.adapters[request.adapter]
             if request.grammar is None:
                 self._admit(CompiledRequest(request), adapter)
@@ -113,7 +113,7 @@ class Engine:
     def explain(self, request: EngineRequest) -> EngineExplanation:
         """Return what would be done with a request now, which is not queued."""
         try:
-            admission.check(request, self.runner, self.scheduler.step_tokens)
+            admission.check(request, self.runner, self.scheduler.step_tokens, self.scheduler.capacity)
             adapter = None if request.adapter is None else self.adapters[request.adapter]
         except DragomanError as error:
             return EngineExplanation(error=error.message)
