@@ -72,31 +72,52 @@ def is_running(state: Path, id: str) -> bool:
     return bool(running)
 
 
-def begun(url: str, size: int) -> tuple[str, list[str]]:
+def new_conversation(url: str) -> str:
+    """The id of a conversation with one message."""
+    items = [{"role": "user", "content": "I live near a lighthouse."}]
+    id: str = httpx.post(url + "/v1/conversations", json={"items": items}, timeout=60).json()["id"]
+    return id
+
+
+def said_in(url: str, conversation: str) -> list[tuple[str, str]]:
+    """Roles and texts of a conversation's messages."""
+    path = f"{url}/v1/conversations/{conversation}/items"
+    listed = httpx.get(path, params={"order": "asc"}, timeout=60).json()["data"]
+    return [(item["role"], item["content"][0]["text"]) for item in listed]
+
+
+def begun(url: str, size: int, conversation: str) -> tuple[str, list[str]]:
     """The id of a response in the background, and its first events."""
-    body = ASK | {"max_output_tokens": size, "background": True, "stream": True}
+    body = ASK | {"max_output_tokens": size, "background": True, "stream": True, "conversation": conversation}
     with httpx.stream("POST", url + "/v1/responses", json=body, timeout=60) as answer:
         events = read(answer.iter_lines(), 20)
     return json.loads(events[0])["response"]["id"], events
 
 
-def check_whole(url: str, id: str, events: list[str], size: int) -> None:
-    """Check that the events are those of one undisturbed response."""
+def check_whole(url: str, id: str, events: list[str], size: int, conversation: str) -> None:
+    """Check that the events are those of one undisturbed response, and that its conversation has it once."""
     assert [json.loads(event)["sequence_number"] for event in events] == list(range(len(events)))
     whole = httpx.get(f"{url}/v1/responses/{id}", params={"stream": "true"}, timeout=60).text
     assert read(iter(whole.splitlines()), None) == events
     last = json.loads(events[-1])
     assert last["type"] == "response.incomplete", last
     assert httpx.get(f"{url}/v1/responses/{id}", timeout=60).json() == last["response"]
-    undisturbed = httpx.post(url + "/v1/responses", json=ASK | {"max_output_tokens": size}, timeout=60).json()
+    other = new_conversation(url)
+    body = ASK | {"max_output_tokens": size, "conversation": other}
+    undisturbed = httpx.post(url + "/v1/responses", json=body, timeout=60).json()
     assert text_of(undisturbed) == text_of(last["response"])
+    said = said_in(url, conversation)
+    assert [role for role, _ in said] == ["user", "user", "assistant"]
+    assert said == said_in(url, other)
+    assert said[-1][1] == text_of(last["response"])
 
 
 def test_a_killed_engine_and_a_killed_server(tmp_path: Path) -> None:
     server, url = started(tmp_path)
     try:
         for size in SIZES:
-            id, events = begun(url, size)
+            conversation = new_conversation(url)
+            id, events = begun(url, size, conversation)
             engines = engines_of(server)
             assert engines
             for pid in engines:
@@ -110,7 +131,7 @@ def test_a_killed_engine_and_a_killed_server(tmp_path: Path) -> None:
                 killed(server)
             server, url = started(tmp_path)
             events += followed(url, id, len(events) - 1, None)
-            check_whole(url, id, events, size)
+            check_whole(url, id, events, size, conversation)
             if interrupted:
                 return
         raise AssertionError("every response was finished before its server was killed")
@@ -124,14 +145,15 @@ def test_a_stopped_server_leaves_it_to_the_next(tmp_path: Path) -> None:
     server, url = started(tmp_path)
     try:
         for size in SIZES:
-            id, events = begun(url, size)
+            conversation = new_conversation(url)
+            id, events = begun(url, size, conversation)
             server.send_signal(signal.SIGTERM)
             server.communicate(timeout=60)
             assert server.returncode == 0
             interrupted = is_running(tmp_path, id)
             server, url = started(tmp_path)
             events += followed(url, id, len(events) - 1, None)
-            check_whole(url, id, events, size)
+            check_whole(url, id, events, size, conversation)
             if interrupted:
                 return
         raise AssertionError("every response was finished before its server was stopped")
