@@ -86,6 +86,7 @@ def operations() -> list[Any]:
             table = operation.table
             if (
                 table is not None
+                and operation.scope == "infer"
                 and operation.path not in HIDING
                 and any(field.becomes for field in fields_within(table))
             ):

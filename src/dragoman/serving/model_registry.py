@@ -167,7 +167,7 @@ class ModelRegistry:
 
 def model_source(name: str, source: str | None, aliases: tuple[str, ...] = ()) -> ModelSource:
     """Return the source of a model that an operator named. Reads a local folder's config."""
-    folder = embedded_path() if source is None else expand_user(source)
+    folder = embedded_path() if source is None or source == EMBEDDED else expand_user(source)
     if not folder.is_dir():
         return ModelSource(name=name, source=source, aliases=aliases)
     return msgspec.structs.replace(_described(name, source, folder), aliases=aliases)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dragoman.dialects.api import Cors, Dialect, Operation, RouteHint
+from dragoman.dialects.ollama.derived import DerivedModels
 from dragoman.dialects.ollama.embeddings import Embedding
 from dragoman.dialects.ollama.errors import NotServed, render_error
-from dragoman.dialects.ollama.fields import CHAT, EMBED, GENERATE, OLD_EMBED, PULL, SHOW
+from dragoman.dialects.ollama.fields import CHAT, COPY, CREATE, DELETE, EMBED, GENERATE, OLD_EMBED, PULL, SHOW
+from dragoman.dialects.ollama.managing import Managing
 from dragoman.dialects.ollama.models import Models
 from dragoman.dialects.ollama.render import NDJSON
 from dragoman.dialects.ollama.routes import Answering
@@ -27,10 +29,17 @@ HEADERS = ("authorization", "content-type", "user-agent", "accept", "x-requested
 
 def make(settings: OllamaSettings) -> Dialect:
     """Return the dialect with these settings. Raises DragomanError for a value that is none."""
+    derived = DerivedModels(settings.derived_models)
+    models = Models(settings, derived)
     return Dialect(
         name="ollama",
         title="Ollama",
-        operations=(*_answering(Answering(settings)), *_embedding(Embedding(settings)), *_models(Models(settings))),
+        operations=(
+            *_answering(Answering(settings, derived)),
+            *_embedding(Embedding(settings, derived)),
+            *_models(models),
+            *_managing(Managing(models, derived)),
+        ),
         model_choice="handler",
         render_error=render_error,
         cors=Cors(origins=(*LOCAL_ORIGINS, *settings.ollama_origins), headers=HEADERS),
@@ -88,14 +97,44 @@ def _embedding(handlers: Embedding) -> tuple[Operation, ...]:
     )
 
 
-def _models(handlers: Models) -> tuple[Operation, ...]:
-    managed = (
-        ("POST", "/api/create"),
-        ("POST", "/api/copy"),
-        ("POST", "/api/push"),
-        ("DELETE", "/api/delete"),
-        ("POST", "/api/blobs/{digest}"),
+def _managing(handlers: Managing) -> tuple[Operation, ...]:
+    return (
+        Operation(
+            method="POST",
+            path="/api/create",
+            summary="Make a derived model.",
+            handler=handlers.create,
+            table=CREATE,
+            scope="admin",
+            media=("application/json", NDJSON),
+        ),
+        Operation(
+            method="POST",
+            path="/api/copy",
+            summary="Give a model another name.",
+            handler=handlers.copy,
+            table=COPY,
+            scope="admin",
+            media=("text/plain",),
+        ),
+        Operation(
+            method="DELETE",
+            path="/api/delete",
+            summary="Forget a derived model.",
+            handler=handlers.delete,
+            table=DELETE,
+            scope="admin",
+            media=("text/plain",),
+        ),
+        *(
+            Operation(method="POST", path=path, summary="Refused.", handler=handlers.refuse, scope="admin")
+            for path in ("/api/push", "/api/blobs/{digest}")
+        ),
+        Operation(method="GET", path="/api/blobs/{digest}", summary="Not there.", handler=handlers.blob, scope="admin"),
     )
+
+
+def _models(handlers: Models) -> tuple[Operation, ...]:
     return (
         Operation(
             method="GET",
@@ -124,9 +163,4 @@ def _models(handlers: Models) -> tuple[Operation, ...]:
             scope="admin",
             media=("application/json", NDJSON),
         ),
-        *(
-            Operation(method=method, path=path, summary="Refused.", handler=handlers.manage, scope="admin")
-            for method, path in managed
-        ),
-        Operation(method="GET", path="/api/blobs/{digest}", summary="Not there.", handler=handlers.blob, scope="admin"),
     )

@@ -14,6 +14,7 @@ from dragoman.dialects.api import RequestContext
 from dragoman.dialects.field import Reading
 from dragoman.dialects.ollama import residence
 from dragoman.dialects.ollama.body import read_checked
+from dragoman.dialects.ollama.derived import DerivedModels
 from dragoman.dialects.ollama.errors import NotServed
 from dragoman.dialects.ollama.fields import EMBED, OLD_EMBED
 from dragoman.dialects.ollama.render import JSON, Clock
@@ -27,8 +28,8 @@ NUMBERS = ("total_duration", "load_duration", "prompt_eval_count")
 class Embedding:
     """The handlers. They need the operator's settings."""
 
-    def __init__(self, settings: OllamaSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: OllamaSettings, derived: DerivedModels) -> None:
+        self._settings, self._derived = settings, derived
 
     async def embed(self, serving: Serving, context: RequestContext) -> None:
         """Handle ``POST /api/embed``."""
@@ -72,8 +73,10 @@ class Embedding:
     async def _model(self, serving: Serving, context: RequestContext, reading: Reading) -> ModelCard:
         """Return the card of the model. Raises NotServed for one that makes no embeddings, and as ``model_of`` does."""
         name = reading.core.get("model")
+        derived = residence.derived_of(serving, self._derived, name)
+        base = name if derived is None else derived.base
         try:
-            card = await residence.model_of(serving, context, self._settings, name)
+            card = await residence.model_of(serving, context, self._settings, base)
         except ModelNotFound:
             raise ModelNotFound(f'model "{name[:256]}" not found, try pulling it first', param="model") from None
         if not embeds(card):

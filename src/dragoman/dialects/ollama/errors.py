@@ -108,7 +108,7 @@ def _field_message(error: FieldError) -> str:
         return f'invalid think value: "{shown[:64]}" (must be "high", "medium", "low", "max", true, or false)'
     if path == ("top_logprobs",) and error.rule in (FieldRule.BELOW, FieldRule.ABOVE):
         return "top_logprobs must be between 0 and 20"
-    if len(path) > 1 and path[0] == "options":
+    if len(path) > 1 and path[0] in ("options", "parameters"):
         return _option_message(error)
     return error.message
 

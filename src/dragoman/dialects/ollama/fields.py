@@ -334,6 +334,46 @@ SHOW = Table(
     ),
 )
 
+CREATE = Table(
+    name="create",
+    fields=(
+        msgspec.structs.replace(_NAMED, note="The new name."),
+        _OLD_NAME,
+        Field(name="from", kind=String(maximum=512), note="A served or offered model, an adapter, or a derived model."),
+        Field(name="system", kind=TEXT, default="", note="The system message of requests that have none."),
+        Field(
+            name="parameters",
+            kind=OPTIONS,
+            note="Options of requests that have none, where the operator has none.",
+        ),
+        Field(
+            name="messages", kind=ListOf(MESSAGE, maximum=1024), note="Turns that precede those of every conversation."
+        ),
+        Field(name="license", kind=OneOf((TEXT, ListOf(TEXT, maximum=64))), note="Shown by `/api/show`."),
+        Field(
+            name="template",
+            kind=TEXT,
+            default="",
+            note="The model's own, as `/api/show` has it; no other one is rendered.",
+        ),
+        Field(name="stream", kind=Boolean(), default=True, note="Send lines of JSON as they happen."),
+        *(
+            Field(name=name, kind=Anything(), treatment=REFUSED, neutral=("", {}), note="No weights are written here.")
+            for name in ("files", "adapters", "quantize", "quantization", "modelfile", "path")
+        ),
+    ),
+)
+
+COPY = Table(
+    name="copy",
+    fields=(
+        Field(name="source", kind=String(minimum=1, maximum=512), required=True, note="A model, of any kind."),
+        Field(name="destination", kind=String(minimum=1, maximum=512), required=True, note="The new name."),
+    ),
+)
+
+DELETE = Table(name="delete", fields=(msgspec.structs.replace(_NAMED, note="A derived model."), _OLD_NAME))
+
 PULL = Table(
     name="pull",
     fields=(

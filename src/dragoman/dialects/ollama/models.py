@@ -8,14 +8,17 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
+
 from dragoman.core.catalog import CatalogEntry, FileProgress, ModelDetails
 from dragoman.core.entropy import wall_time
-from dragoman.core.errors import BadRequest, DragomanError, Forbidden, LoadFailed, ModelError, ModelNotFound, NotFound
+from dragoman.core.errors import BadRequest, DragomanError, Forbidden, LoadFailed, ModelError, ModelNotFound
 from dragoman.core.serving import ModelCard, Serving
 from dragoman.dialects.api import RequestContext
 from dragoman.dialects.field import Reading
 from dragoman.dialects.ollama import residence
 from dragoman.dialects.ollama.body import read_checked
+from dragoman.dialects.ollama.derived import DerivedModel, DerivedModels
 from dragoman.dialects.ollama.fields import PULL, SHOW
 from dragoman.dialects.ollama.names import LIBRARY, shown_name, spellings
 from dragoman.dialects.ollama.render import JSON, NDJSON, timestamp
@@ -27,7 +30,6 @@ COPILOT = "githubcopilotchat/"
 FOR_EVER_S = 100 * 365.25 * 86400
 SUFFIX_MARK = "{#- .Suffix -#}"
 """Behind the template of a model that fills gaps: clients look for this name in it."""
-BY_OPERATOR = "models are offered by the operator of this server; see --offer NAME=SOURCE"
 FAILED = "pull model manifest: "
 NOT_OFFERED = FAILED + "this server offers only the models of its operator"
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
@@ -42,8 +44,8 @@ _PARAMETERS = {
 class Models:
     """The handlers. They need the operator's settings."""
 
-    def __init__(self, settings: OllamaSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: OllamaSettings, derived: DerivedModels) -> None:
+        self._settings, self._derived = settings, derived
 
     async def root(self, serving: Serving, context: RequestContext) -> None:
         """Handle ``GET /``."""
@@ -65,6 +67,10 @@ class Models:
         if now is not None and adapters:
             base = await _tag(serving, now, is_listed=True)
             listed += [_adapter_tag(card, base) for card in adapters]
+        bases = {tag["name"]: tag for tag in listed}
+        for model in self._derived.all():
+            if (own := bases.get(shown_name(model.base))) is not None and shown_name(model.name) not in bases:
+                listed.append(_derived_tag(model, own))
         await context.reply({"models": listed}, content_type=JSON)
 
     async def ps(self, serving: Serving, context: RequestContext) -> None:
@@ -89,8 +95,9 @@ class Models:
 
     async def show(self, serving: Serving, context: RequestContext) -> None:
         """Handle ``POST /api/show``. Loads nothing."""
-        name = _named(await read_checked(context, SHOW))
-        found = residence.find(serving, name)
+        name = named(await read_checked(context, SHOW))
+        derived = residence.derived_of(serving, self._derived, name)
+        found = residence.find(serving, name if derived is None else derived.base)
         card = None if found.served is None else residence.served_card(serving, found.served)
         id = found.offered if found.served is None else serving.catalog.named(found.served)
         entry = serving.catalog.find(id or "")
@@ -98,12 +105,21 @@ class Models:
             raise ModelNotFound(f"model '{name[:256]}' not found", param="model")
         details = await _details(serving, entry)
         shown_as = name if context.headers.get("user-agent", "").lower().startswith(COPILOT) else entry.id
-        await context.reply(_shown(entry, card, details, shown_as), content_type=JSON)
+        await context.reply(_shown(entry, card, details, shown_as, derived), content_type=JSON)
+
+    async def template(self, serving: Serving, name: str) -> str:
+        """Return the template of a model as ``show`` has it. Raises ModelNotFound."""
+        found = residence.find(serving, name)
+        card = None if found.served is None else residence.served_card(serving, found.served)
+        entry = serving.catalog.find(serving.catalog.named(found.served) or "" if found.served else found.offered or "")
+        return _template(card, None if entry is None else await _details(serving, entry))
 
     async def pull(self, serving: Serving, context: RequestContext) -> None:
         """Handle ``POST /api/pull``: what is offered is there, or is downloaded. Nothing is loaded."""
         reading = await read_checked(context, PULL)
-        files = _missing_files(serving, _named(reading))
+        name = named(reading)
+        derived = residence.derived_of(serving, self._derived, name)
+        files = _missing_files(serving, name if derived is None else derived.base)
         try:
             first = await context.unless_gone(anext(files, None))
             if not reading.values["stream"]:
@@ -117,14 +133,6 @@ class Models:
             await context.reply({"status": "success"}, content_type=JSON)
             return
         await context.stream(_lines_of_pull(first, files), content_type=NDJSON)
-
-    async def manage(self, serving: Serving, context: RequestContext) -> None:
-        """Handle what writes or removes files: nothing does over HTTP."""
-        raise Forbidden(BY_OPERATOR)
-
-    async def blob(self, serving: Serving, context: RequestContext) -> None:
-        """Handle ``HEAD /api/blobs/{digest}``: clients then send the file, which is refused."""
-        raise NotFound("there is no such blob")
 
 
 def _missing_files(serving: Serving, name: str) -> AsyncGenerator[FileProgress, None]:
@@ -158,32 +166,34 @@ async def _lines_of_pull(
     first: FileProgress | None, files: AsyncGenerator[FileProgress, None]
 ) -> AsyncGenerator[bytes, None]:
     """Yield the lines of a download that has begun with ``first``; None: nothing was missing."""
-    yield _line({"status": "pulling manifest"})
+    yield line({"status": "pulling manifest"})
     async with aclosing(files):
         try:
             if first is not None:
                 yield _pulling(first)
                 async for each in files:
                     yield _pulling(each)
-                yield _line({"status": "verifying sha256 digest"})
-                yield _line({"status": "writing manifest"})
+                yield line({"status": "verifying sha256 digest"})
+                yield line({"status": "writing manifest"})
         except DragomanError as error:
-            yield _line({"error": FAILED + error.message})
+            yield line({"error": FAILED + error.message})
             return
-    yield _line({"status": "success"})
+    yield line({"status": "success"})
 
 
 def _pulling(file: FileProgress) -> bytes:
     digest = hashlib.sha256(file.name.encode()).hexdigest()
     counts = {"digest": f"sha256:{digest}", "total": file.total, "completed": file.done}
-    return _line({"status": f"pulling {digest[:12]}", **counts})
+    return line({"status": f"pulling {digest[:12]}", **counts})
 
 
-def _line(value: dict[str, Any]) -> bytes:
+def line(value: dict[str, Any]) -> bytes:
+    """Return a line of a stream of statuses."""
     return encode(value) + b"\n"
 
 
-def _named(reading: Reading) -> str:
+def named(reading: Reading) -> str:
+    """Return the model that a request names, in its new or its old field. Raises BadRequest for none."""
     name: str = reading.values["model"] or reading.values["name"] or ""
     if not name.strip():
         raise BadRequest("model is required", param="model")
@@ -220,6 +230,14 @@ def _adapter_tag(card: ModelCard, base: dict[str, Any]) -> dict[str, Any]:
     details = base["details"] | {"parent_model": card.base or ""}
     digest = hashlib.sha256(f"{card.name} {card.fingerprint}".encode()).hexdigest()
     return base | {"name": name, "model": name, "size": 0, "digest": digest, "details": details}
+
+
+def _derived_tag(model: DerivedModel, base: dict[str, Any]) -> dict[str, Any]:
+    name = shown_name(model.name)
+    details = base["details"] | {"parent_model": model.base}
+    digest = hashlib.sha256(base["digest"].encode() + encode(msgspec.to_builtins(model))).hexdigest()
+    changed = {"name": name, "model": name, "modified_at": timestamp(model.modified)}
+    return base | changed | {"digest": digest, "details": details}
 
 
 def _card_of(serving: Serving, entry: CatalogEntry) -> ModelCard | None:
@@ -279,32 +297,53 @@ def _capabilities(card: ModelCard | None, details: ModelDetails | None) -> list[
     return [name for name, is_on in has.items() if is_on]
 
 
-def _shown(entry: CatalogEntry, card: ModelCard | None, details: ModelDetails | None, shown_as: str) -> dict[str, Any]:
+def _shown(
+    entry: CatalogEntry,
+    card: ModelCard | None,
+    details: ModelDetails | None,
+    shown_as: str,
+    derived: DerivedModel | None,
+) -> dict[str, Any]:
     context = (card.context_tokens if card else entry.context_tokens) or (details.context_tokens if details else 0)
-    template = (card.chat_template if card else "") or (details.chat_template if details else "")
-    capabilities = _capabilities(card, details)
-    if "insert" in capabilities:
-        template += SUFFIX_MARK
-    parameters = _parameter_lines(card, context)
-    return {
+    parameters = _parameter_lines(card, context, derived)
+    modelfile = ["# Modelfile", f"FROM {entry.id if derived is None else derived.base}"]
+    shown: dict[str, Any] = {
         "license": details.license if details else "",
-        "modelfile": "\n".join(["# Modelfile", f"FROM {entry.id}", *(f"PARAMETER {line}" for line in parameters)])
-        + "\n",
         "parameters": "\n".join(parameters),
-        "template": template,
+        "template": _template(card, details),
         "details": _detail_keys(entry, details),
         "model_info": _model_info(entry, card, details, shown_as, context),
         "tensors": [],
-        "capabilities": capabilities,
+        "capabilities": _capabilities(card, details),
         "modified_at": timestamp(entry.modified or 0.0),
     }
+    if derived is not None:
+        shown["license"] = derived.license or shown["license"]
+        shown["details"] = shown["details"] | {"parent_model": derived.base}
+        shown["modified_at"] = timestamp(derived.modified)
+        shown |= {key: value for key, value in (("system", derived.system), ("messages", derived.messages)) if value}
+        modelfile += [f"SYSTEM {encode(derived.system).decode()}"] if derived.system else []
+    modelfile += [f"PARAMETER {parameter}" for parameter in parameters]
+    return {"license": shown.pop("license"), "modelfile": "\n".join(modelfile) + "\n", **shown}
 
 
-def _parameter_lines(card: ModelCard | None, context: int) -> list[str]:
-    lines = [f"{'num_ctx':<30} {context}"]
+def _template(card: ModelCard | None, details: ModelDetails | None) -> str:
+    text = (card.chat_template if card else "") or (details.chat_template if details else "")
+    return text + SUFFIX_MARK if "insert" in _capabilities(card, details) else text
+
+
+def _parameter_lines(card: ModelCard | None, context: int, derived: DerivedModel | None) -> list[str]:
+    """Return the lines of ``parameters``: texts in quotes, each stop string in a line of its own."""
+    values: dict[str, Any] = {"num_ctx": context}
     for name, value in (card.sampling.values if card else {}).items():
         if name in _PARAMETERS:
-            lines.append(f"{_PARAMETERS[name]:<30} {value:g}")
+            values[_PARAMETERS[name]] = value
+    values |= derived.parameters if derived else {}
+    lines = []
+    for name, value in values.items():
+        for each in value if isinstance(value, list) else [value]:
+            shown = f"{each:g}" if type(each) is float else encode(each).decode()
+            lines.append(f"{name:<30} {shown}")
     return lines
 
 

@@ -11,6 +11,7 @@ from dragoman.core.errors import Conflict, EngineUnavailable, Forbidden, ModelNo
 from dragoman.core.serving import ModelCard, Serving
 from dragoman.dialects.api import RequestContext
 from dragoman.dialects.field import Reading
+from dragoman.dialects.ollama.derived import DerivedModel, DerivedModels
 from dragoman.dialects.ollama.durations import parsed
 from dragoman.dialects.ollama.names import REMOTE, close_name, spellings
 from dragoman.dialects.ollama.settings import OllamaSettings
@@ -23,6 +24,11 @@ class Found(NamedTuple):
 
     served: str | None
     offered: str | None
+
+
+def derived_of(serving: Serving, derived: DerivedModels, name: str) -> DerivedModel | None:
+    """Return the derived model that a name means; None: it means none, or one of the operator's."""
+    return None if serving.catalog.named(name.strip()) is not None else derived.find(name)
 
 
 def find(serving: Serving, name: str) -> Found:

@@ -17,8 +17,9 @@ from dragoman.dialects.chat_stream import ChatStream
 from dragoman.dialects.field import Reading, Table
 from dragoman.dialects.ollama import residence
 from dragoman.dialects.ollama.body import read_json
+from dragoman.dialects.ollama.derived import DerivedModel, DerivedModels
 from dragoman.dialects.ollama.durations import parsed
-from dragoman.dialects.ollama.fields import CHAT, GENERATE
+from dragoman.dialects.ollama.fields import CHAT, CREATE, GENERATE
 from dragoman.dialects.ollama.options import OPTIONS
 from dragoman.dialects.ollama.render import JSON, NDJSON, Clock, Head, Lines, fault
 from dragoman.dialects.ollama.settings import OllamaSettings
@@ -34,36 +35,39 @@ WITHOUT_IDS = "zed/"
 class Answering:
     """The handlers. They need the operator's settings."""
 
-    def __init__(self, settings: OllamaSettings) -> None:
+    def __init__(self, settings: OllamaSettings, derived: DerivedModels) -> None:
         """Raises DragomanError for options that are none."""
-        self._settings = settings
+        self._settings, self._derived = settings, derived
         self._options = operator_options(settings)
 
     async def generate(self, serving: Serving, context: RequestContext) -> None:
         """Handle ``POST /api/generate``."""
-        reading = await self._read(context, GENERATE)
+        reading, derived = await self._read(serving, context, GENERATE)
         values, name = reading.values, reading.core.get("model")
+        base = name if derived is None else derived.base
         clock = Clock(context.elapsed_s)
         if not values["prompt"] and not values["suffix"] and not values["_debug_render_only"]:
-            await self._reside(serving, context, reading, name, clock, is_chat=False)
+            await self._reside(serving, context, reading, name, base, clock, is_chat=False)
             return
-        card = await self._model(serving, context, name)
+        card = await self._model(serving, context, base)
         clock.loaded()
-        found = generate_request(reading, context.request_id, card)
+        history = () if derived is None or values["context"] else _history(derived)
+        found = generate_request(reading, context.request_id, card, history)
         if values["context"]:
             found = await self._continued(serving, found, values["context"])
         await self._answer(serving, context, reading, found, name, clock, is_chat=False)
 
     async def chat(self, serving: Serving, context: RequestContext) -> None:
         """Handle ``POST /api/chat``."""
-        reading = await self._read(context, CHAT)
+        reading, derived = await self._read(serving, context, CHAT)
         values, name = reading.values, reading.core.get("model")
+        base = name if derived is None else derived.base
         clock = Clock(context.elapsed_s)
         messages = reading.core.get("prompt.messages")
         if not messages:
-            await self._reside(serving, context, reading, name, clock, is_chat=True)
+            await self._reside(serving, context, reading, name, base, clock, is_chat=True)
             return
-        card = await self._model(serving, context, name)
+        card = await self._model(serving, context, base)
         clock.loaded()
         found = chat_request(reading, context.request_id, card, messages)
         truncates = values["truncate"]
@@ -74,13 +78,21 @@ class Answering:
             found, dropped = await context.unless_gone(self._shortened(serving, reading, found, card, messages))
         await self._answer(serving, context, reading, found, name, clock, is_chat=True, dropped=dropped)
 
-    async def _read(self, context: RequestContext, table: Table) -> Reading:
-        """Return the checked body, with the operator's options where it has none."""
-        body = await read_json(context)
-        if isinstance(body, dict) and isinstance(body.get("options"), dict | None):
-            given = {name: value for name, value in (body.get("options") or {}).items() if value is not None}
-            body = {**body, "options": {**self._options, **given}}
-        return await context.check(table, body)
+    async def _read(
+        self, serving: Serving, context: RequestContext, table: Table
+    ) -> tuple[Reading, DerivedModel | None]:
+        """Return the checked body, with the options of the operator and of the derived model that it names where it has
+        none; and that model."""
+        body, derived = await read_json(context), None
+        if isinstance(body, dict):
+            name = body.get("model")
+            derived = residence.derived_of(serving, self._derived, name) if isinstance(name, str) else None
+            if isinstance(body.get("options"), dict | None):
+                given = {name: value for name, value in (body.get("options") or {}).items() if value is not None}
+                body = {**body, "options": {**(derived.parameters if derived else {}), **self._options, **given}}
+            if derived is not None:
+                body = _with_own(body, derived, is_chat=table is CHAT)
+        return await context.check(table, body), derived
 
     async def _model(self, serving: Serving, context: RequestContext, name: str | None) -> ModelCard:
         """Return the card of the model that answers."""
@@ -92,21 +104,22 @@ class Answering:
         context: RequestContext,
         reading: Reading,
         name: str | None,
+        base: str | None,
         clock: Clock,
         *,
         is_chat: bool,
     ) -> None:
-        """Load a model, or unload it, for a request without a prompt."""
+        """Load a model, or unload it, for a request without a prompt. ``base``: the operator's model of the name."""
         keep_alive = reading.values["keep_alive"]
         card: ModelCard | None = None
         if keep_alive is not None and parsed(keep_alive) == 0:
             reason = "unload"
-            found = None if name is None else residence.find(serving, name)
+            found = None if base is None else residence.find(serving, base)
             if found is None or found.served is not None:
                 await residence.unload(serving, context, None if found is None else found.served)
         else:
             reason = "load"
-            card = await self._model(serving, context, name)
+            card = await self._model(serving, context, base)
             residence.keep_as_asked(serving, context, self._settings, reading)
         head = Head(model=name or (card or serving.model(None)).name, is_chat=is_chat, shape=PLAIN, clock=clock)
         await context.reply(head.line(done=reason), content_type=JSON)
@@ -214,6 +227,25 @@ def _without(
     shorter = chat_request(reading, found.request.request_id, card, kept)
     cut = f"messages {ranges(sorted(gone))}"
     return shorter._replace(reading=msgspec.structs.replace(shorter.reading, truncated=(cut,)))
+
+
+def _with_own(body: dict[str, Any], derived: DerivedModel, *, is_chat: bool) -> dict[str, Any]:
+    """Return a body with the system text of its derived model, and the messages before those of a chat."""
+    if not is_chat:
+        plain = body.get("system") or body.get("raw") or body.get("suffix")
+        return body if plain or not derived.system else {**body, "system": derived.system}
+    given = body.get("messages")
+    if not isinstance(given, list) or not given:
+        return body
+    first = given[0].get("role") if isinstance(given[0], dict) else None
+    has_system = isinstance(first, str) and first.lower() == "system"
+    own = [{"role": "system", "content": derived.system}] if derived.system and not has_system else []
+    return {**body, "messages": [*own, *derived.messages, *given]}
+
+
+def _history(derived: DerivedModel) -> tuple[dict[str, Any], ...]:
+    """Return the messages that precede the turn of a prompt, as they were checked when the model was made."""
+    return tuple(CREATE.read({"messages": derived.messages}).values["messages"] or ())
 
 
 def operator_options(settings: OllamaSettings) -> dict[str, Any]:

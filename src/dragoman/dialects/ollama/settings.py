@@ -19,6 +19,8 @@ class OllamaSettings(msgspec.Struct, frozen=True, kw_only=True):
         ollama_truncate: chats that are too long for the context, where the request does not say: refuse them, or leave
             out the oldest messages and report that.
         ollama_options: options for requests that do not give them, as a JSON object.
+        derived_models: file that keeps the derived models that clients make with create and copy, for keys with the
+            scope admin; empty: they may make none.
         ollama_origins: origin whose pages may call this dialect, beside local ones and those of --cors-origin, which
             has the patterns; may be given several times.
     """
@@ -30,4 +32,5 @@ class OllamaSettings(msgspec.Struct, frozen=True, kw_only=True):
     ollama_load: Literal["admin", "any", "never"] = "admin"
     ollama_truncate: Literal["refuse", "oldest"] = "refuse"
     ollama_options: str = "{}"
+    derived_models: str = ""
     ollama_origins: tuple[str, ...] = ()

@@ -42,8 +42,11 @@ class Thinking(NamedTuple):
     unused: bool = False
 
 
-def generate_request(reading: Reading, request_id: str, card: ModelCard) -> Translated:
-    """Return the request of ``POST /api/generate``. Raises BadRequest, UnsupportedFeature."""
+def generate_request(
+    reading: Reading, request_id: str, card: ModelCard, history: Sequence[Mapping[str, Any]] = ()
+) -> Translated:
+    """Return the request of ``POST /api/generate``. ``history``: checked messages before the prompt. Raises BadRequest,
+    UnsupportedFeature."""
     values, core = reading.values, reading.core
     system, suffix, raw = core.get("prompt.system"), core.get("prompt.suffix"), values["raw"]
     if raw and (system or values["context"]):
@@ -66,7 +69,7 @@ def generate_request(reading: Reading, request_id: str, card: ModelCard) -> Tran
         return _translated(reading, request_id, card, text, WITHOUT_TOOLS, thinking)
     plan = _plan((), card)
     messages = [{"role": "system", "content": system}] if system else []
-    messages.append({"role": "user", "content": _seen(core.get("prompt"), images)})
+    messages += [*template_messages(history), {"role": "user", "content": _seen(core.get("prompt"), images)}]
     prompt = ChatPrompt(messages=tuple(messages), template_kwargs=thinking.variables)
     return _translated(reading, request_id, card, prompt, plan, thinking)
 
