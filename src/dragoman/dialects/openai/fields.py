@@ -314,7 +314,10 @@ PART = Table(
     name="part",
     fields=(
         Field(
-            name="type", kind=String(choices=("text", "refusal", "image_url")), required=True, note="What the part is."
+            name="type",
+            kind=String(choices=("text", "refusal", "image_url", "file")),
+            required=True,
+            note="What the part is.",
         ),
         Field(name="text", kind=TEXT, note="With type `text`."),
         Field(name="refusal", kind=TEXT, note="With type `refusal`: what the assistant said instead."),
@@ -325,7 +328,12 @@ PART = Table(
             "also https) and a `detail` (`auto`, `low`, `high`, `original`).",
         ),
         Field(name="input_audio", kind=Anything(), treatment=REFUSED, note="The model hears nothing."),
-        Field(name="file", kind=Anything(), treatment=REFUSED, note="Files are not read."),
+        Field(
+            name="file",
+            kind=Anything(),
+            note="With type `file`: `file_data`, a data URL of text or JSON, shown as a document, and `filename`; "
+            "other files are refused.",
+        ),
         Field(
             name="prompt_cache_breakpoint",
             kind=Anything(),
@@ -348,8 +356,8 @@ MESSAGE = Table(
         Field(
             name="content",
             kind=OneOf((TEXT, ListOf(Outline(PART), minimum=1, maximum=4096))),
-            note="Text, or parts of type `text` (joined as they are) and `image_url`; audio and files are refused. "
-            "Only an assistant may leave it out.",
+            note="Text, or parts of type `text` and files of text (joined as they are), and `image_url`; audio is "
+            "refused. Only an assistant may leave it out.",
         ),
         Field(name="name", kind=String(maximum=256), note="Given to the chat template."),
         Field(

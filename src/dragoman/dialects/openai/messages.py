@@ -10,6 +10,7 @@ from dragoman.core.serving import ModelCard
 from dragoman.dialects.chat_input import CALL, TEXT, flattened, template_call
 from dragoman.dialects.field_types import FieldError, FieldRule, member_of
 from dragoman.dialects.openai.custom_tools import INPUT
+from dragoman.dialects.openai.text_files import with_documents
 from dragoman.dialects.turns import joined, reminder
 
 
@@ -76,7 +77,9 @@ def _message(message: dict[str, Any], i: int, card: ModelCard) -> dict[str, Any]
     flat: dict[str, Any] = {
         "role": "system" if role == "developer" else role,
         # Clients send empty answers back as they got them.
-        "content": flattened("" if content is None and not calls else content, i, card),
+        "content": flattened(
+            "" if content is None and not calls else with_documents(content, ("messages", i, "content")), i, card
+        ),
     }
     if isinstance(flat["content"], list) and role not in ("user", "tool"):
         place = f"messages[{i}].content"

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import unquote_to_bytes
 
 from dragoman.core.errors import BadRequest, UnsupportedFeature
 from dragoman.core.image_sources import ImageSource, image_part
@@ -16,20 +13,22 @@ from dragoman.dialects.field_types import Anything, FieldError, FieldRule, ListO
 from dragoman.dialects.images import DETAILS, URL
 from dragoman.dialects.openai.custom_tools import INPUT
 from dragoman.dialects.openai.errors import InvalidRequest
-from dragoman.dialects.reasoning import MAX_HIDDEN_CHARS, revealed
-from dragoman.dialects.turns import IMAGE_BELOW, Turns, document, joined
+from dragoman.dialects.openai.text_files import FileReader, shown_file
+from dragoman.dialects.reasoning import EFFORTS, MAX_HIDDEN_CHARS, revealed
+from dragoman.dialects.turns import IMAGE_BELOW, Turns, joined
 
 TEXT, OBJECT, PARTS = String(), Anything(object_only=True, depth=32), ListOf(Anything(object_only=True, depth=32))
 
 MESSAGE, REFERENCE, REASONING = "message", "item_reference", "reasoning"
 CALLS = {"function_call": "arguments", "custom_tool_call": INPUT}
 RESULTS = ("function_call_output", "custom_tool_call_output")
-MORE_TOOLS = "additional_tools"
-KNOWN = (MESSAGE, *CALLS, *RESULTS, REASONING, REFERENCE, MORE_TOOLS)
+FOUND_TOOLS = "tool_search_output"
+MORE_TOOLS = ("additional_tools", FOUND_TOOLS)
+SETTINGS = "configuration_update"
+UNSHOWN = (*MORE_TOOLS, "tool_search_call", SETTINGS)
+"""Items that the model is not shown: they change what it may call, and how it answers."""
+KNOWN = (MESSAGE, *CALLS, *RESULTS, REASONING, REFERENCE, *UNSHOWN)
 HOSTED = (
-    "configuration_update",
-    "tool_search_call",
-    "tool_search_output",
     "compaction",
     "compaction_trigger",
     "web_search_call",
@@ -115,6 +114,53 @@ def _typed(item: dict[str, Any], path: Path) -> dict[str, Any]:
     return {**item, "type": kind}
 
 
+def with_settings(body: Mapping[str, Any], before: Iterable[Placed], own: Iterable[Placed]) -> Mapping[str, Any]:
+    """Return a body with the settings that items of type ``configuration_update`` make: later ones hold, and the
+    request's own fields stand between the items ``before`` its input and its ``own``. Raises BadRequest."""
+    effort: Any = None
+    format: Any = None
+    is_changed = False
+    for placed in (*before, None, *own):
+        if placed is None:
+            effort = _within(body, "reasoning", "effort") or effort
+            format = _within(body, "text", "format") or format
+        elif placed.type == SETTINGS:
+            is_changed = True
+            wanted = member_of(placed.item, "reasoning", OBJECT, placed.path) or {}
+            effort = member_of(wanted, "effort", String(choices=EFFORTS), (*placed.path, "reasoning")) or effort
+            text = member_of(placed.item, "text", OBJECT, placed.path) or {}
+            format = member_of(text, "format", OBJECT, (*placed.path, "text")) or format
+    if not is_changed:
+        return body
+    changed = dict(body)
+    for name, inner, value in (("reasoning", "effort", effort), ("text", "format", format)):
+        if value is not None:
+            changed[name] = {**(body.get(name) or {}), inner: value}
+    return changed
+
+
+async def with_files(items: Sequence[Placed], files: FileReader) -> list[Placed]:
+    """Return items with the contents of the stored files that messages name. Raises NotFound, BadRequest."""
+    found = []
+    for placed in items:
+        content = placed.item.get("content") if placed.type == MESSAGE else None
+        if isinstance(content, list) and any(_is_file(part) for part in content):
+            path = (*placed.path, "content")
+            parts = [await files.read(part, (*path, j)) if _is_file(part) else part for j, part in enumerate(content)]
+            placed = placed._replace(item={**placed.item, "content": parts})
+        found.append(placed)
+    return found
+
+
+def _is_file(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "input_file"
+
+
+def _within(body: Mapping[str, Any], name: str, inner: str) -> Any:
+    outer = body.get(name)
+    return outer.get(inner) if isinstance(outer, Mapping) else None
+
+
 def conversation(
     instructions: str | None, items: Iterable[Placed], card: ModelCard, *, continues: bool = False
 ) -> Conversation:
@@ -141,7 +187,7 @@ def droppable(items: Sequence[Placed]) -> list[list[int]]:
     units: list[list[int]] = []
     is_turn = had_results = False
     for i, placed in enumerate(items[:last]):
-        if placed.is_system or placed.type == MORE_TOOLS:
+        if placed.is_system or placed.type in UNSHOWN:
             continue
         is_result = placed.type in RESULTS
         if placed.is_user or not is_turn or (had_results and not is_result):
@@ -314,10 +360,8 @@ class _Reader:
             member = "image_url" if part.get("image_url") is not None or part.get("file_id") is None else "file_id"
             message = "Invalid value: 'input_image'. This model reads text only."
             raise InvalidRequest(message, param=dotted((*path, member)))
-        if kind == "input_file" and part.get("file_data") is not None:
-            data = member_of(part, "file_data", TEXT, path, required=True)
-            if (text := _text_of(data)) is not None:
-                return document(member_of(part, "filename", TEXT, path), None, text)
+        if kind == "input_file" and (shown := shown_file(part, path)) is not None:
+            return shown
         message = f"Invalid value: '{kind}'. Files are read where 'file_data' is a data URL of text or JSON."
         raise InvalidRequest(message, param=dotted(path))
 
@@ -358,21 +402,6 @@ def _arguments(text: str, path: Path) -> dict[str, Any] | str:
         return text
     checked: dict[str, Any] = OBJECT.check(value, path)
     return checked
-
-
-def _text_of(data: str) -> str | None:
-    """Return the text of a data URL of a text type or JSON; None for others."""
-    head, comma, rest = data.partition(",")
-    if not comma or not head.startswith("data:"):
-        return None
-    kind, *parameters = head.removeprefix("data:").lower().split(";")
-    if not (kind.startswith("text/") or kind == "application/json" or kind.endswith("+json")):
-        return None
-    try:
-        raw = base64.b64decode(rest, validate=True) if "base64" in parameters else unquote_to_bytes(rest)
-        return raw.decode("utf-8-sig")
-    except (binascii.Error, UnicodeDecodeError):
-        return None
 
 
 def _present(owner: Mapping[str, Any], name: str, path: Path) -> Any:

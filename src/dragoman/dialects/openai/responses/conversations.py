@@ -16,7 +16,15 @@ from dragoman.dialects.api import Operation, RequestContext
 from dragoman.dialects.field import Field, Outline, Table
 from dragoman.dialects.field_types import ListOf
 from dragoman.dialects.openai.errors import InvalidRequest, ObjectNotFound
-from dragoman.dialects.openai.responses.content import CALLS, MESSAGE, RESULTS, Placed, check_items, placed_items
+from dragoman.dialects.openai.responses.content import (
+    CALLS,
+    MESSAGE,
+    RESULTS,
+    Placed,
+    check_items,
+    placed_items,
+    with_files,
+)
 from dragoman.dialects.openai.responses.fields import ITEM, METADATA
 from dragoman.dialects.openai.responses.response import COMPLETED, INCOMPLETE
 from dragoman.dialects.openai.responses.stored import (
@@ -27,6 +35,7 @@ from dragoman.dialects.openai.responses.stored import (
     kept_items,
     page,
 )
+from dragoman.dialects.openai.text_files import FileReader
 
 PATH = "/v1/conversations"
 CONVERSATION_ID = "conv_"
@@ -239,6 +248,7 @@ async def _new_items(
 ) -> list[dict[str, Any]]:
     """Return items as they are kept. Raises BadRequest for what no response could read."""
     placed = await ReferenceReader(serving.responses, context.tenant).resolved(placed_items(given, "items"))
+    placed = await with_files(placed, FileReader(serving.batches, context.tenant))
     check_items(placed, serving.model(None))
     return [_listed(item) for item in kept_items(placed, token_hex(16))]
 

@@ -75,7 +75,7 @@ PART = Table(
         ("text", "Of a text; parts are joined as they are."),
         ("refusal", "Of a refusal, which is text."),
         ("image_url", "Of an image, for models that see: a data URL, and with `--image-hosts` an https URL."),
-        ("file_id", "Of an image or a file: refused."),
+        ("file_id", "Of a file of text that was uploaded; of an image: refused."),
         ("detail", "Of an image: `auto`, `low`, `high`, `original`."),
         ("file_data", "Of a file, a data URL: text and JSON are shown as a document."),
         ("file_url", "Of a file: refused."),
@@ -94,7 +94,8 @@ ITEM = Table(
             "type",
             "`message` (also where there is a `role`), `function_call`, `function_call_output`, `custom_tool_call`, "
             "`custom_tool_call_output`, `reasoning`, `item_reference` (also where there is an `id` alone), "
-            "`additional_tools`; others are refused by name.",
+            "`additional_tools`, `tool_search_output` (its tools may be called), `tool_search_call`, "
+            "`configuration_update` (later settings hold); others are refused by name.",
         ),
         ("id", "Of an item that was an output before."),
         ("status", "No effect."),
@@ -116,6 +117,9 @@ ITEM = Table(
         ("summary", "Of reasoning: its text, where there is no other."),
         ("encrypted_content", "Of reasoning: its text, as an answer had it."),
         ("tools", "More tools."),
+        ("execution", "No effect."),
+        ("reasoning", "Of new settings: `effort`."),
+        ("text", "Of new settings: `format`."),
     ),
 )
 

@@ -22,7 +22,7 @@ from dragoman.dialects.field import NOTHING_READ, Reading, Table
 from dragoman.dialects.field_types import FieldError, FieldRule
 from dragoman.dialects.openai.errors import InvalidRequest, NotAgain
 from dragoman.dialects.openai.responses.background import PATH, BackgroundRun, BackgroundRuns, record_of
-from dragoman.dialects.openai.responses.content import placed_items
+from dragoman.dialects.openai.responses.content import placed_items, with_files, with_settings
 from dragoman.dialects.openai.responses.conversations import Read, read, said
 from dragoman.dialects.openai.responses.events import EventWriter
 from dragoman.dialects.openai.responses.fields import (
@@ -45,6 +45,7 @@ from dragoman.dialects.openai.responses.stored import (
     page,
 )
 from dragoman.dialects.openai.responses.translate import Asked, asked_of, fitted, head_of, request_of, response_id
+from dragoman.dialects.openai.text_files import FileReader
 from dragoman.dialects.openai_stream import SSE, encode
 from dragoman.dialects.shared_fields import show_asked_progress
 
@@ -142,18 +143,20 @@ class ResponsesApi:
 
     async def create(self, serving: Serving, context: RequestContext) -> None:
         """Handle ``POST /v1/responses``."""
-        with _own_names():
-            await self._create(serving, context)
-
-    async def _create(self, serving: Serving, context: RequestContext) -> None:
         body, reading = await self._read(context, RESPONSES)
+        with _own_names():
+            await self._create(serving, context, body, reading)
+
+    async def _create(
+        self, serving: Serving, context: RequestContext, body: Mapping[str, Any], reading: Reading
+    ) -> None:
         values = reading.values
         check_values(values)
         store = serving.responses
         if values["background"] and not store.is_on:
             raise BadRequest("Background mode requires a store, and this server has none.", param="background")
         conversation = await read(store, context.tenant, values)
-        asked = await self._asked(serving, context, body, reading, conversation)
+        asked = await self._asked(serving, context, RESPONSES, body, reading, conversation)
         given = reading.core.get("seeds")
         seed = random_bits(63) if given is None else given & MAX_SEED
         digits = token_hex(16)
@@ -181,7 +184,7 @@ class ResponsesApi:
         body, reading = await self._read(context, INPUT_TOKENS)
         with _own_names():
             conversation = await read(serving.responses, context.tenant, reading.values)
-            asked = await self._asked(serving, context, body, reading, conversation)
+            asked = await self._asked(serving, context, INPUT_TOKENS, body, reading, conversation)
             prompt, model = asked.prompt, asked.card.name
             ids = asked.ids or await context.unless_gone(serving.tokenize(prompt, model, bounded=False))
         await context.reply({"object": "response.input_tokens", "input_tokens": len(ids)})
@@ -194,6 +197,7 @@ class ResponsesApi:
         self,
         serving: Serving,
         context: RequestContext,
+        table: Table,
         body: Mapping[str, Any],
         reading: Reading,
         conversation: Read,
@@ -206,8 +210,13 @@ class ResponsesApi:
         items = list(conversation.items)
         if values["previous_response_id"] is not None:
             items += await chain_items(store, context.tenant, values["previous_response_id"])
+        before = len(items)
         items += placed_items(reading.core.get("prompt.messages"))
         items = await context.unless_gone(ReferenceReader(store, context.tenant).resolved(items))
+        items = await context.unless_gone(with_files(items, FileReader(serving.batches, context.tenant)))
+        changed = with_settings(body, items[:before], items[before:])
+        if changed is not body:
+            body, reading = changed, await context.check(table, changed)
         asked = await context.unless_gone(self._fitted(serving, context, body, reading, items))
         context.report(asked.whole_reading)
         return asked

@@ -81,11 +81,14 @@ class ToolSet(msgspec.Struct, kw_only=True):
         return shown if shown in self.called else None
 
 
-def tool_set(tools: Sequence[dict[str, Any]], places: Sequence[Path], *, is_strict: bool = False) -> ToolSet:
-    """Return the tools of a request. ``is_strict``: those of OpenAI's servers are errors. Raises BadRequest."""
+def tool_set(
+    tools: Sequence[dict[str, Any]], places: Sequence[Path], *, is_strict: bool = False, repeats: bool = False
+) -> ToolSet:
+    """Return the tools of a request. ``is_strict``: those of OpenAI's servers are errors. ``repeats``: some were found
+    by a search, so that one may come twice; its first place counts. Raises BadRequest."""
     found = ToolSet()
     for tool, path in zip(tools, places, strict=True):
-        _add(found, tool, path, is_strict=is_strict)
+        _add(found, tool, path, is_strict=is_strict, repeats=repeats)
     if len(found.functions) > MAX_TOOLS:
         raise InvalidRequest(
             f"Invalid 'tools': at most {MAX_TOOLS} tools.", param="tools", code="array_above_max_length"
@@ -93,7 +96,7 @@ def tool_set(tools: Sequence[dict[str, Any]], places: Sequence[Path], *, is_stri
     return found
 
 
-def _add(found: ToolSet, tool: dict[str, Any], path: Path, *, is_strict: bool) -> None:
+def _add(found: ToolSet, tool: dict[str, Any], path: Path, *, is_strict: bool, repeats: bool) -> None:
     kind = member_of(tool, "type", String(minimum=1), path, required=True)
     place = dotted(path)
     if kind == "namespace":
@@ -104,10 +107,11 @@ def _add(found: ToolSet, tool: dict[str, Any], path: Path, *, is_strict: bool) -
             inner = (*path, "tools", j)
             if member.get("type") not in ("function", "custom"):
                 raise FieldError(FieldRule.CHOICE, (*inner, "type"), member.get("type"), bound=("function", "custom"))
-            _add_callable(found, member, inner, name, echoed["tools"])
-        found.echoed.append(echoed)
+            _add_callable(found, member, inner, name, echoed["tools"], repeats=repeats)
+        if echoed["tools"] or not repeats:
+            found.echoed.append(echoed)
     elif kind in ("function", "custom"):
-        _add_callable(found, tool, path, "", found.echoed)
+        _add_callable(found, tool, path, "", found.echoed, repeats=repeats)
     elif is_strict:
         raise InvalidRequest(f"Invalid value: '{kind[:64]}'. {KNOWN}", param=f"{place}.type")
     else:
@@ -116,12 +120,14 @@ def _add(found: ToolSet, tool: dict[str, Any], path: Path, *, is_strict: bool) -
 
 
 def _add_callable(
-    found: ToolSet, tool: dict[str, Any], path: Path, namespace: str, echoed: list[dict[str, Any]]
+    found: ToolSet, tool: dict[str, Any], path: Path, namespace: str, echoed: list[dict[str, Any]], *, repeats: bool
 ) -> None:
     place, is_custom = dotted(path), tool["type"] == "custom"
     name = member_of(tool, "name", FUNCTION_NAME, path, required=True)
     description = member_of(tool, "description", TEXT, path)
     shown = f"{namespace}.{name}" if namespace else name
+    if shown in found.called and repeats:
+        return
     if shown in found.called:
         message = f"Invalid '{place}.name': '{shown}' is the name of another tool."
         raise InvalidRequest(message, param=f"{place}.name")

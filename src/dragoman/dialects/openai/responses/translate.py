@@ -22,7 +22,7 @@ from dragoman.core.serving import ModelCard, Serving
 from dragoman.dialects import reasoning
 from dragoman.dialects.field import Reading
 from dragoman.dialects.field_types import FieldError, FieldRule, Path
-from dragoman.dialects.openai.responses.content import MORE_TOOLS, Placed, conversation, droppable
+from dragoman.dialects.openai.responses.content import FOUND_TOOLS, MORE_TOOLS, Placed, conversation, droppable
 from dragoman.dialects.openai.responses.conversations import id_of
 from dragoman.dialects.openai.responses.fields import ENCRYPTED, LOGPROBS
 from dragoman.dialects.openai.responses.response import QUEUED, RESPONSE_ID, RUNNING, Head
@@ -112,14 +112,16 @@ async def asked_of(
     if not card.has_chat_template:
         raise TemplateMissing(f"'input': the model '{card.name}' has no chat template.", param="input")
     given: list[tuple[dict[str, Any], Path]]
+    repeats = False
     given = [(tool, ("tools", i)) for i, tool in enumerate(core.get("tools.functions") or ())]
     for placed in items:
-        if placed.type == MORE_TOOLS:
+        if placed.type in MORE_TOOLS:
             more = placed.item.get("tools")
+            repeats = repeats or placed.type == FOUND_TOOLS
             if not isinstance(more, list) or not all(isinstance(tool, dict) for tool in more):
                 raise FieldError(FieldRule.TYPE, (*placed.path, "tools"), more)
             given += [(tool, (*placed.path, "tools", i)) for i, tool in enumerate(more)]
-    tools = tool_set([tool for tool, _ in given], [path for _, path in given], is_strict=is_strict)
+    tools = tool_set([tool for tool, _ in given], [path for _, path in given], is_strict=is_strict, repeats=repeats)
     choice = chosen(core.get("tools.choice"), tools)
     constraint, name = constraint_of(core)
     param = "text.format.schema" if name == "text.format" else name
