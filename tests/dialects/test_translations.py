@@ -30,7 +30,9 @@ CASES = HOSTED_CASES | LOCAL_CASES
 DIALECTS = made_dialects(
     {"locallab": LocalLabSettings(locallab_burst=0, locallab_rate_limit=0, locallab_folder="/nonexistent")}
 )
-TABLES = {f"{d.name} {o.path}": o.table for d in DIALECTS for o in d.operations if o.table is not None}
+TABLES = {
+    f"{d.name} {o.path}": o.table for d in DIALECTS for o in d.operations if o.table is not None and o.scope == "infer"
+}
 
 
 def cases_of(operation: str) -> dict[str, Case]:
