@@ -222,7 +222,7 @@ async def test_an_answer_that_ends_with_the_last_progress_ends() -> None:
     exchange._clock, exchange._progressed = loop.time, asyncio.Event()
     exchange._progress = exchange._writing_since = None
     exchange._has_begun = False
-    comments = asyncio.create_task(exchange._write_comments(dict, b": ", 60.0, 60.0))
+    comments = asyncio.create_task(exchange._write_comments(dict, b": ", 60.0, KeepAlive(bytes, 60.0)))
     await asyncio.sleep(0.01)
     exchange._progressed.set()
     loop.call_soon(comments.cancel)

@@ -411,8 +411,10 @@ class Exchange(ScopeReader):
                 await self._begin(head)
                 await self._write(comment, True)
                 continue
-            else:
+            elif self._has_begun:
                 wait_s = silence_s - quiet_s
+            else:
+                wait_s = min(silence_s - quiet_s, later.silence_s)  # it may begin meanwhile, and be silent then
             self._progressed.clear()
             with contextlib.suppress(TimeoutError):
                 # Not wait_for: before Python 3.12 it loses a cancellation that comes with the event.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
@@ -9,8 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from scripted import ScriptedServer, can_follow, scripted_server
+from scripted import ScriptedEvents, ScriptedServer, can_follow, scripted_server
 
+from dragoman.core.events import TokenEvent
 from dragoman.dialects.llamacpp.limits import LimitedServing
 from dragoman.dialects.llamacpp.render import chosen
 from dragoman.dialects.llamacpp.translate import Piece, prompts_of
@@ -227,6 +229,12 @@ def test_properties(server: ScriptedServer) -> None:
         ("/embedding", {"content": "a " * 9000}, 400, "exceed_context_size_error", None),
         ("/rerank", {"query": "a"}, 400, "invalid_request_error", '"documents" or "texts" must be provided'),
         ("/slots/0", {}, 501, "not_supported_error", None),
+        ("/tools", {}, 501, "not_supported_error", None),
+        ("/llamacpp/v1/stream/a", {}, 501, "not_supported_error", None),
+        ("/models/load", {"model": "nobody"}, 404, "not_found_error", "model 'nobody' not found"),
+        ("/llamacpp/models/load", {}, 400, "invalid_request_error", None),
+        ("/models/unload", {"model": "stub"}, 403, "permission_error", None),
+        ("/completion", {"prompt": "a", "sse_ping_interval": -2}, 400, "invalid_request_error", None),
     ],
 )
 def test_errors(server: ScriptedServer, path: str, body: Any, code: int, kind: str, message: str | None) -> None:
@@ -235,6 +243,28 @@ def test_errors(server: ScriptedServer, path: str, body: Any, code: int, kind: s
     error = answer.json()["error"]
     assert (error["code"], error["type"]) == (code, kind)
     assert message is None or error["message"] == message
+
+
+def test_a_model_that_is_loaded_needs_no_loading(server: ScriptedServer) -> None:
+    assert post(server, "/models/load", {"model": "stub"}).json() == {"success": True}
+    assert post(server, "/models/load", {"model_id": "stub"}).json()["status"] == "success", "LocalLab's"
+
+
+def test_comments_come_as_often_as_asked(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second token comes after two seconds."""
+    texts, pause = ScriptedEvents.__anext__, 2.0
+
+    async def slowly(events: ScriptedEvents) -> Any:
+        event = await texts(events)
+        if isinstance(event, TokenEvent) and event.index == 1:
+            await asyncio.sleep(pause)
+        return event
+
+    monkeypatch.setattr(ScriptedEvents, "__anext__", slowly)
+    server.engine.texts = ["One two"]
+    body = {"prompt": "a", "n_predict": 2, "stream": True}
+    assert ":\n\n" in post(server, "/completion", body | {"sse_ping_interval": 1}).text
+    assert ":\n\n" not in post(server, "/completion", body | {"sse_ping_interval": 0}).text
 
 
 def test_chosen_members() -> None:

@@ -29,7 +29,7 @@ SOURCE = (
 THOUGHT = "<think>\nIs it?\n</think>\n\nIt is."
 RAW_CONFLICT = "raw mode does not support template, system, or context"
 NO_TEMPLATE = "this server renders the model's own chat template"
-NO_VISION = "this model does not support vision"
+NO_VISION = "stub does not support vision"
 NUMBERS = {
     "total_duration",
     "load_duration",
@@ -164,7 +164,9 @@ def test_logprobs_are_those_of_the_line(calling: ScriptedServer) -> None:
     ("path", "fields", "status", "message"),
     [
         ("/api/chat", {"model": ""}, 400, "model is required"),
+        ("/api/chat", {"model": None}, 400, "model is required"),
         ("/api/chat", {"model": "nobody"}, 404, "model 'nobody' not found"),
+        ("/api/generate", {"prompt": "Hi", "images": ["a"]}, 400, NO_VISION),
         ("/api/generate", {"model": "", "prompt": "Hi"}, 404, "model '' not found"),
         ("/api/chat", {"think": True}, 400, '"stub" does not support thinking'),
         (

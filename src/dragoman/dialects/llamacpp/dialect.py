@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dragoman.core.errors import Conflict, ModelNotFound
 from dragoman.dialects.api import Cors, Dialect, Operation, RouteHint
 from dragoman.dialects.llamacpp import embeddings, introspect, routes
 from dragoman.dialects.llamacpp.errors import NotServed, render_error
@@ -13,6 +14,7 @@ from dragoman.dialects.llamacpp.fields import (
     DETOKENIZE,
     EMBEDDING,
     INFILL,
+    MODEL,
     RERANK,
     TOKENIZE,
 )
@@ -31,12 +33,12 @@ def make(settings: LlamaCppSettings) -> Dialect:
     return Dialect(
         name="llamacpp",
         title="llama.cpp",
-        operations=(*_generating(), *_pooling(), *_introspection(), *_not_served()),
+        operations=(*_generating(), *_pooling(), *_introspection(), *_loading(), *_not_served()),
         model_choice="body",
         render_error=render_error,
         cors=Cors(origins=(*LOCAL_ORIGINS, *settings.llamacpp_origins)),
         key_headers=("x-api-key",),
-        keep_alive=b":\n\n",
+        keep_alive=routes.COMMENT,
         stream_error=lambda error: b"".join(fault(error)),
     )
 
@@ -135,11 +137,41 @@ def _introspection() -> tuple[Operation, ...]:
     )
 
 
+def _has_model(call: RouteHint) -> bool:
+    """Return whether a body that names a model is one of llama.cpp's, not one of LocalLab's."""
+    return call.has("model") and not call.has("model_id")
+
+
+def _loading() -> tuple[Operation, ...]:
+    rows = (
+        ("/models/load", "Load a model.", introspect.load_model),
+        ("/models/unload", "Unload a model.", introspect.unload_model),
+    )
+    return tuple(
+        Operation(
+            method="POST",
+            path=path,
+            summary=summary,
+            handler=handler,
+            table=MODEL,
+            scope="admin",
+            claims=_has_model,
+            faults=(ModelNotFound("model 'x' not found"), Conflict("Another model is loading.")),
+        )
+        for path, summary, handler in rows
+    )
+
+
 def _not_served() -> tuple[Operation, ...]:
     rows = (
         ("GET", "/slots", introspect.no_slots, introspect.SLOTS),
         ("POST", "/slots/{id}", introspect.no_slots, introspect.SLOTS),
         ("POST", "/props", introspect.no_props, introspect.PROPS),
+        *(
+            (method, path, introspect.not_here, introspect.UNKNOWN)
+            for path in ("/tools", "/cors-proxy", "/v1/stream", "/v1/stream/{id}")
+            for method in ("GET", "POST")
+        ),
     )
     return tuple(
         Operation(

@@ -191,7 +191,12 @@ _REPORTED: tuple[Field, ...] = (
         )
     ),
     _without_effect("return_progress", "There are no such events.", False),
-    _without_effect("sse_ping_interval", "Comments come as often as the server has it.", 30),
+    Field(
+        name="sse_ping_interval",
+        kind=Integer(-1, 2**31 - 1),
+        note="Seconds of silence after which a stream gets a comment, where the server has no shorter ones; 0 and -1: "
+        "as the server has it.",
+    ),
     Field(
         name="grammar_lazy", kind=Anything(), treatment=REFUSED, neutral=(False,), note="Grammars hold from the start."
     ),
@@ -326,5 +331,12 @@ APPLY_TEMPLATE = Table(
             note="Variables for the chat template.",
         ),
         _MODEL,
+    ),
+)
+
+MODEL = Table(
+    name="model",
+    fields=(
+        Field(name="model", kind=String(minimum=1, maximum=512), required=True, note="A served or offered model."),
     ),
 )

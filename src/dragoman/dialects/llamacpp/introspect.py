@@ -11,12 +11,13 @@ from dragoman.core.serving import ModelCard, Serving
 from dragoman.dialects.api import RequestContext
 from dragoman.dialects.field import Table
 from dragoman.dialects.llamacpp.errors import NotServed
-from dragoman.dialects.llamacpp.fields import APPLY_TEMPLATE, COMPLETION, DETOKENIZE, TOKENIZE
+from dragoman.dialects.llamacpp.fields import APPLY_TEMPLATE, COMPLETION, DETOKENIZE, MODEL, TOKENIZE
 from dragoman.dialects.llamacpp.routes import sampling_settings
 from dragoman.dialects.llamacpp.translate import sampling_of
 from dragoman.dialects.model_list import ListedModel
 
 BUILD = "b10000-dragoman"
+UNKNOWN = "This server does not support this endpoint"
 SLOTS = "This server does not support slots endpoint. Start it with `--slots`"
 PROPS = "This server does not support changing global properties. Start it with `--props`"
 VOCAB_TYPES = {"llama": 1, "gpt2": 2, "bert": 3, "t5": 4}
@@ -127,7 +128,7 @@ async def _model(serving: Serving, listed: ListedModel) -> dict[str, Any]:
     entry, card = listed.entry, listed.card
     described: dict[str, Any] = {
         "id": entry.id,
-        "aliases": list(entry.aliases),
+        "aliases": [alias for alias in entry.aliases if alias != entry.id],
         "tags": [],
         "object": "model",
         "created": int(entry.modified or 0),
@@ -172,6 +173,33 @@ async def set_adapters(serving: Serving, context: RequestContext) -> None:
         await context.reply({"success": True})
         return
     raise NotServed(LORA)
+
+
+async def load_model(serving: Serving, context: RequestContext) -> None:
+    """Handle ``POST /models/load``: answers at once, and makes the model the current one when it is there."""
+    entry = _named(serving, (await context.read(MODEL, any_content_type=True)).values["model"])
+    if not serving.catalog.is_resident(entry.id):
+        serving.catalog.begin_loading(entry.id)
+    await context.reply({"success": True})
+
+
+async def unload_model(serving: Serving, context: RequestContext) -> None:
+    """Handle ``POST /models/unload``: answers when the model's memory is free."""
+    entry = _named(serving, (await context.read(MODEL, any_content_type=True)).values["model"])
+    await context.unless_gone(serving.catalog.unload(entry.id))
+    await context.reply({"success": True})
+
+
+def _named(serving: Serving, name: str) -> CatalogEntry:
+    entry = serving.catalog.find(name)
+    if entry is None:
+        raise ModelNotFound(f"model '{name[:256]}' not found", param="model")
+    return entry
+
+
+async def not_here(serving: Serving, context: RequestContext) -> None:
+    """Handle paths of llama-server's own page."""
+    raise NotServed(UNKNOWN)
 
 
 async def no_slots(serving: Serving, context: RequestContext) -> None:

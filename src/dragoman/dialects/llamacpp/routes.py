@@ -13,7 +13,7 @@ from dragoman.core.events import GenerationDone, PromptReady, TextDelta
 from dragoman.core.request import FillPrompt, GenerationRequest, Prompt
 from dragoman.core.sampling import SamplingParams
 from dragoman.core.serving import ModelCard, Serving
-from dragoman.dialects.api import RequestContext
+from dragoman.dialects.api import KeepAlive, RequestContext
 from dragoman.dialects.field import Reading
 from dragoman.dialects.llamacpp.errors import NotServed
 from dragoman.dialects.llamacpp.fields import COMPLETION, INFILL
@@ -32,6 +32,7 @@ from dragoman.dialects.multi_prompt import Generating, stream_all
 from dragoman.dialects.openai_stream import SSE, encode, sse
 from dragoman.dialects.truncation import fewest_left_out, ranges
 
+COMMENT = b":\n\n"
 NO_FILL = (
     "Infill is not supported by this model: prefix token is missing. suffix token is missing. middle token is missing."
 )
@@ -96,10 +97,16 @@ async def _answer(
     if values["n_indent"] or values["t_max_predict_ms"] > 0:
         limited = LimitedServing(serving, values["n_indent"], values["t_max_predict_ms"] / 1e3)
     if values["stream"]:
-        await context.stream(_events(serving, limited, context, requests, answers), content_type=SSE)
+        events = _events(serving, limited, context, requests, answers)
+        await context.stream(events, content_type=SSE, keep_alive=_keep_alive(values["sse_ping_interval"]))
         return
     whole = await context.unless_gone(_whole(serving, limited, requests, answers))
     await context.reply(encode(whole[0] if len(whole) == 1 else whole))
+
+
+def _keep_alive(interval_s: int | None) -> KeepAlive | None:
+    """Return what a stream gets in silence; None: what the server has, which is also the longest silence."""
+    return KeepAlive(lambda: COMMENT, interval_s) if interval_s and interval_s > 0 else None
 
 
 async def _whole(

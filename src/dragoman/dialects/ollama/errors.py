@@ -34,7 +34,6 @@ TOO_LONG = (
 )
 TEXT_TOO_LONG = "the input length exceeds the context length"
 BUSY = "server busy, please try again.  maximum pending requests exceeded"
-NO_VISION = "this model does not support vision"
 NO_TEMPLATE = "this server renders the model's own chat template"
 
 
@@ -84,8 +83,6 @@ def message_of(error: DragomanError) -> str:
             return TOO_LONG
         case TemplateMissing():
             return error.message
-        case UnsupportedFeature(param=str(param)) if param.rpartition(".")[2] == "images":
-            return NO_VISION
         case UnsupportedFeature(param="template"):
             return NO_TEMPLATE
         case Overloaded() if not isinstance(error, RateLimited):
@@ -95,7 +92,9 @@ def message_of(error: DragomanError) -> str:
 
 def _field_message(error: FieldError) -> str:
     path = error.path
-    if path == ("model",) and error.rule in (FieldRule.MISSING, FieldRule.SHORT):
+    if not path:
+        return "the request's body is not a JSON object"
+    if path == ("model",) and (error.rule in (FieldRule.MISSING, FieldRule.SHORT) or error.value is None):
         return "model is required"
     if path[:1] == ("input",) and error.rule is FieldRule.TYPE:
         return "invalid input type"

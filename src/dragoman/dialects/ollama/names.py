@@ -15,11 +15,12 @@ REMOTE = (":cloud", "-cloud")
 def spellings(name: str) -> Iterator[str]:
     """Yield a name, then without the parts that say nothing here."""
     yield name
-    name = name.removesuffix(LATEST)
+    if name.lower().endswith(LATEST):
+        name = name[: -len(LATEST)]
     yield name
     for registry in REGISTRIES:
-        if name.startswith(registry):
-            name = name.removeprefix(registry)
+        if name.lower().startswith(registry):
+            name = name[len(registry) :]
             yield name
 
 
