@@ -6,10 +6,7 @@ the command line nor a variable sets them, and those of the command line are sav
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tempfile
 from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +21,7 @@ from dragoman.cli.settings import ModelOption
 from dragoman.cli.tunnel import TOKEN_VARIABLES, TunnelSettings
 from dragoman.core.errors import DragomanError
 from dragoman.core.user_folders import expand_user, is_file
+from dragoman.core.whole_file import replace_file
 from dragoman.dialects.locallab.settings import LocalLabSettings
 from dragoman.models.settings import ModelSettings
 from dragoman.server.settings import BrowserSettings, ServerSettings
@@ -219,15 +217,7 @@ def write_saved(file: Path, values: Mapping[str, Any]) -> None:
     """Write all values or none, readable by the owner alone: there are tokens in them. Raises DragomanError."""
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, place = tempfile.mkstemp(dir=file.parent, prefix=file.name)  # with mode 600
-        try:
-            with open(handle, "w", encoding="utf-8") as written:
-                written.write(json.dumps(values, indent=2) + "\n")
-            os.replace(place, file)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(place)
-            raise
+        replace_file(file, f"{json.dumps(values, indent=2)}\n".encode())
     except OSError as error:
         raise DragomanError(f"{file}: {error.strerror}") from None
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import threading
 from pathlib import Path
 
 import msgspec
 
 from dragoman.core.errors import BadRequest
+from dragoman.core.whole_file import replace_file
 
 MAX_MODELS = 1024
 MAX_FILE_BYTES = 64 * 1024 * 1024
@@ -74,13 +73,5 @@ class Instructions:
 
     def _write(self, stored: Stored) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        # A temporary file first: readers, also after a power cut, see either the old or the new file.
-        handle, name = tempfile.mkstemp(dir=self._path.parent, prefix=".instructions-")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(msgspec.json.format(msgspec.json.encode(stored), indent=2))
-            os.replace(name, self._path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        replace_file(self._path, msgspec.json.format(msgspec.json.encode(stored), indent=2))
         self._stored = stored

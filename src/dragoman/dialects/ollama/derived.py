@@ -6,9 +6,7 @@ They have no weights. They are kept in one JSON file of the operator's choice, w
 from __future__ import annotations
 
 import fcntl
-import os
 import re
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +16,7 @@ import msgspec
 
 from dragoman.core.errors import BadRequest, DragomanError
 from dragoman.core.user_folders import expand_user
+from dragoman.core.whole_file import replace_file
 from dragoman.dialects.ollama.names import REMOTE, spellings
 
 MOST_MODELS = 256
@@ -145,19 +144,4 @@ def _write(path: Path, models: Mapping[str, DerivedModel]) -> None:
     content = msgspec.json.format(msgspec.json.encode(_Stored(list(models.values()))), indent=2)
     if len(content) >= MOST_FILE_BYTES:
         raise BadRequest(f"all derived models together have at most {MOST_FILE_BYTES} bytes", param="model")
-    # A temporary file first: after a power cut there is either the old or the new file.
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    replace_file(path, content)
