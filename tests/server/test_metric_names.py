@@ -52,6 +52,22 @@ async def test_names_are_those_of_the_operators_dialect_unless_others_are_asked_
             assert len(found) == len(set(found))
 
 
+def test_llama_servers_names_have_a_colon() -> None:
+    with running_server(msgspec.structs.replace(QUICK, metric_names=("llamacpp",))) as server:
+        before = httpx.get(f"{server.url}/llamacpp/metrics").text
+        assert "llamacpp:predicted_tokens_seconds 0\n" in before
+        httpx.post(f"{server.url}/v1/completions", json=BODY)
+        text = httpx.get(f"{server.url}/metrics").text
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    values = {name: family.samples[0].value for name, family in families.items() if name.startswith("llamacpp:")}
+    assert values["llamacpp:tokens_predicted"] == 4
+    assert values["llamacpp:prompt_tokens"] > 0
+    assert values["llamacpp:n_decode"] >= 4
+    assert 0 < values["llamacpp:n_busy_slots_per_decode"] <= 1
+    assert values["llamacpp:prompt_seconds"] > 0
+    assert values["llamacpp:requests_processing"] == 0
+
+
 @pytest.mark.anyio
 async def test_pages_agree(template: ChatTemplate) -> None:
     settings = msgspec.structs.replace(QUICK, metric_names=("tgi", "friendli"))
@@ -132,7 +148,9 @@ async def test_nothing_is_measured_for_names_that_are_not_shown(template: ChatTe
 @pytest.mark.parametrize("names", [("openai",), ("tgi", "none"), ("prometheus",)])
 def test_names_that_there_are_not_are_refused(names: tuple[str, ...]) -> None:
     settings = msgspec.structs.replace(QUICK, metric_names=names)
-    with pytest.raises(DragomanError, match=r"--metric-names \w+: there is only tgi, friendli, vllm, and none alone"):
+    with pytest.raises(
+        DragomanError, match=r"--metric-names \w+: there is only tgi, friendli, llamacpp, vllm, and none alone"
+    ):
         named_in_metrics(DIALECTS, settings)
 
 

@@ -29,8 +29,8 @@ class ServerSettings(ServingSettings, frozen=True, kw_only=True):
         metrics_host: address of that port. Figures say what a server does and for whom it does it: by default only this
             machine reads them there.
         metric_names: names under which GET /metrics shows its figures, beside the server's own (dragoman_...): those of
-            tgi or friendli, or of vllm, which routers of clusters read; may be given several times. none: no other
-            names. By default those of --dialect.
+            tgi, friendli or llamacpp, or of vllm, which routers of clusters read; may be given several times. none: no
+            other names. By default those of --dialect.
         dialect: which dialect has the bare paths that several claim, such as /v1/completions; each always has those
             under its own prefix. auto: told by what a request looks like where its dialect leaves marks.
         max_connections: open connections; more are answered with status 503.

@@ -18,6 +18,7 @@ from dragoman.dialects.llamacpp.fields import (
     RERANK,
     TOKENIZE,
 )
+from dragoman.dialects.llamacpp.metrics import LlamaCppMetrics
 from dragoman.dialects.llamacpp.render import fault
 from dragoman.dialects.llamacpp.settings import LlamaCppSettings
 
@@ -40,6 +41,7 @@ def make(settings: LlamaCppSettings) -> Dialect:
         key_headers=("x-api-key",),
         keep_alive=routes.COMMENT,
         stream_error=lambda error: b"".join(fault(error)),
+        metrics=lambda context: LlamaCppMetrics(context).text,
     )
 
 
