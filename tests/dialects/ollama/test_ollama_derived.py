@@ -134,6 +134,8 @@ def test_it_is_there_after_a_restart(template: ChatTemplate, tmp_path: Path) -> 
         ("/create", {"model": "a", "from": "stub", "parameters": {"top_k": "x"}}, 400,
          'option "top_k" must be of type integer'),
         ("/create", {"model": "a", "from": "stub", "messages": [{"role": "x"}]}, 400, None),
+        ("/create", {"model": "a", "from": "stub", "messages": [{"role": "user", "images": ["eA=="]}]}, 400,
+         "a derived model does not support vision"),
         ("/create", {"model": "a", "from": "stub", "system": "x" * 1_100_000}, 400,
          "a derived model has at most 1048576 bytes"),
         ("/copy", {"source": "nobody", "destination": "a"}, 404, "model 'nobody' not found"),

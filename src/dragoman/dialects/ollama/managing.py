@@ -43,7 +43,7 @@ class Managing:
         base = self._derived_from(serving, values["from"])
         if values["template"] not in ("", await self._models.template(serving, base.base)):
             raise UnsupportedFeature("'template': another one is not rendered", param="template")
-        template_messages(values["messages"] or ())
+        template_messages(values["messages"] or (), None)
         license = values["license"] or base.license
         model = DerivedModel(
             name=name,

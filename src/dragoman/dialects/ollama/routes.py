@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from dragoman.core.errors import BadRequest, ContextOverflow, DragomanError, TemplateFailed, UnsupportedFeature
+from dragoman.core.errors import ContextOverflow, DragomanError, TemplateFailed
 from dragoman.core.events import GenerationDone, PromptReady, TextDelta
 from dragoman.core.request import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 from dragoman.core.serving import ModelCard, Serving
@@ -92,13 +92,7 @@ class Answering:
                 body = {**body, "options": {**(derived.parameters if derived else {}), **self._options, **given}}
             if derived is not None:
                 body = _with_own(body, derived, is_chat=table is CHAT)
-        try:
-            return await context.check(table, body), derived
-        except UnsupportedFeature as error:
-            if (error.param or "").rpartition(".")[2] != "images":
-                raise
-            name = body.get("model") or serving.model(None).name
-            raise BadRequest(f"{name[:256]} does not support vision", param=error.param) from None
+        return await context.check(table, body), derived
 
     async def _model(self, serving: Serving, context: RequestContext, name: str | None) -> ModelCard:
         """Return the card of the model that answers."""

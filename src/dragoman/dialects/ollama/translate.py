@@ -69,7 +69,7 @@ def generate_request(
         return _translated(reading, request_id, card, text, WITHOUT_TOOLS, thinking)
     plan = _plan((), card)
     messages = [{"role": "system", "content": system}] if system else []
-    messages += [*template_messages(history), {"role": "user", "content": _seen(core.get("prompt"), images)}]
+    messages += [*template_messages(history, card), {"role": "user", "content": _seen(core.get("prompt"), images)}]
     prompt = ChatPrompt(messages=tuple(messages), template_kwargs=thinking.variables)
     return _translated(reading, request_id, card, prompt, plan, thinking)
 
@@ -113,11 +113,12 @@ def thinking_of(think: bool | str | None, card: ModelCard) -> Thinking:
     return Thinking(variables, is_on, unused)
 
 
-def _images(values: Mapping[str, Any], card: ModelCard, path: Path) -> list[dict[str, Any]]:
+def _images(values: Mapping[str, Any], card: ModelCard | None, path: Path) -> list[dict[str, Any]]:
     """Return the images of a request or a message as parts of a content. Raises UnsupportedFeature."""
     images = values.get("images") or ()
-    if images and card.images is None:
-        raise UnsupportedFeature(f"{card.name} does not support vision", param=dotted((*path, "images")))
+    if images and (card is None or card.images is None):
+        name = "a derived model" if card is None else card.name
+        raise UnsupportedFeature(f"{name} does not support vision", param=dotted((*path, "images")))
     return base64_parts(images, (*path, "images"))
 
 
@@ -126,8 +127,9 @@ def _seen(text: str, images: list[dict[str, Any]]) -> str | list[dict[str, Any]]
     return content_of([*images, text_part(text)]) if images else text
 
 
-def template_messages(messages: Sequence[Mapping[str, Any]], card: ModelCard) -> tuple[dict[str, Any], ...]:
-    """Return checked messages in the form for chat templates. Raises BadRequest, UnsupportedFeature."""
+def template_messages(messages: Sequence[Mapping[str, Any]], card: ModelCard | None) -> tuple[dict[str, Any], ...]:
+    """Return checked messages in the form for chat templates. ``card``: of the model; None: they may have no images.
+    Raises BadRequest, UnsupportedFeature."""
     found: list[dict[str, Any]] = []
     unanswered = OpenCalls()
     for i, message in enumerate(messages):
