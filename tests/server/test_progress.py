@@ -197,7 +197,7 @@ def test_prefill_is_told_step_by_step() -> None:
     assert done == sorted(set(done))
     assert len(done) >= 3
     assert all(0 < event.done < event.total == 100 for event in told if not event.position)
-    assert not engine._progress
+    assert not engine._progress._reported
 
 
 def test_who_waits_is_told_when_the_place_changes() -> None:
