@@ -206,3 +206,11 @@ def test_a_difference_is_told(folder: Path, witness: Callable[..., Any], monkeyp
     assert found.differs
     assert "more than rounding explains" in found.rows["logits"]
     assert "differ for" in found.rows["token ids"]
+
+
+def test_kernels_are_tested_instead_of_a_model() -> None:
+    done = run("--kernels", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["passed"] is True
+    assert {"processor", "system", "threads", "kernels", "dragoman"} == answer["machine"].keys()

@@ -58,5 +58,6 @@ MEASURE = MODEL | {
     "html",
     "format",
     "compare",
+    "kernels",
 }
 """The common options of ``bench``, ``plan``, ``pack`` and ``doctor``."""

@@ -1,4 +1,5 @@
-"""``dragoman doctor``: the model that would be loaded, faults of its files, and a comparison with transformers."""
+"""``dragoman doctor``: the model that would be loaded, faults of its files, and a comparison with transformers; or the
+kernels of this machine."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import msgspec
 import typer
 
 from dragoman.cli import console
+from dragoman.cli.kernel_report import report_kernels
 from dragoman.cli.settings import ModelChoice
 from dragoman.models.settings import ModelSettings
 
@@ -32,13 +34,24 @@ class DoctorSettings(msgspec.Struct, frozen=True, kw_only=True):
             extra={"configurable": False},
         ),
     ] = True
+    kernels: Annotated[
+        bool,
+        msgspec.Meta(
+            description="Test the kernels of this machine, or those that DRAGOMAN_KERNELS names, beside the portable "
+            "ones, and look at no model.",
+            extra={"configurable": False},
+        ),
+    ] = False
 
 
 def doctor(choice: ModelChoice, asked: DoctorSettings, settings: ModelSettings) -> None:
     """Look a model over: what would be loaded, what its files contradict each other in, how it compares.
 
-    Ends with code 1 where the model cannot be served, or computes something else than transformers does.
+    Ends with code 1 where the model cannot be served, or computes something else than transformers does; or where a
+    kernel computes something else than the portable one, which is all that --kernels looks at.
     """
+    if asked.kernels:
+        raise typer.Exit(0 if report_kernels(asked.format) else 1)
     from dragoman.cli.checkpoint_lint import examine
     from dragoman.cli.comparison import compare, has_witness
 
