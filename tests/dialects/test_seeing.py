@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,33 @@ def test_a_request_that_is_explained_counts_the_picture(server: RunningServer) -
     answer = asked(server, "/explain", {"path": "/openai/v1/chat/completions", "body": chat()})
     assert len(json.dumps(answer)) < 100_000
     assert str(openai(server)[1]) in json.dumps(answer)
+
+
+def test_kept_and_background_responses_have_their_picture(server: RunningServer) -> None:
+    part = {"type": "input_image", "image_url": url()}
+    items = [{"role": "user", "content": [part, {"type": "input_text", "text": TEXT}]}]
+    body = {"model": NAME, "input": items, "temperature": 0, "max_output_tokens": 16}
+    whole = asked(server, "/openai/v1/responses", body)
+    response = asked(server, "/openai/v1/responses", body | {"background": True, "truncation": "auto"})
+    while response["status"] in ("queued", "in_progress"):
+        time.sleep(0.05)
+        response = httpx.get(f"{server.url}/openai/v1/responses/{response['id']}", timeout=60).json()
+    assert response["output"][0]["content"][0]["text"] == whole["output"][0]["content"][0]["text"]
+    assert response["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
+    later = {"model": NAME, "input": "And now?", "temperature": 0, "max_output_tokens": 16}
+    followed = asked(server, "/openai/v1/responses", later | {"previous_response_id": whole["id"]})
+    assert followed["usage"]["input_tokens"] > whole["usage"]["total_tokens"]
+
+
+def test_a_cut_answer_about_a_picture_goes_on(server: RunningServer) -> None:
+    parts = []
+    for _ in range(2):
+        headers = {"x-request-continue": "picture"}
+        answer = httpx.post(
+            f"{server.url}/openai/v1/chat/completions", json=chat(max_tokens=4), headers=headers, timeout=60
+        )
+        parts.append(answer.json()["choices"][0]["message"]["content"])
+    assert "".join(parts) == openai(server)[0]
 
 
 def test_the_package_of_openai(server: RunningServer) -> None:

@@ -8,12 +8,14 @@ import struct
 import sys
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image, ImageOps, TiffImagePlugin
 
-from dragoman.core.errors import BadImage
+from dragoman.core.errors import BadImage, UnsupportedFeature
+from dragoman.serving import image_decoder
 from dragoman.serving.image_decoder import DecodedImage, DecodingLimits, ImageDecoder
 from dragoman.serving.image_header import ImageHeader, read_header
 from tests.serving.image_files import COLOURS, bomb, chunk, picture, png, saved
@@ -184,3 +186,16 @@ def test_the_process_has_given_up_files_and_the_network(decoder: ImageDecoder) -
     decoded(decoder, FILES["RGB"])
     confined = decoder._processes.start()["confined"]
     assert {"no_new_privs", "seccomp", "memory_limit", "file_limit"} <= set(confined)
+
+
+def test_without_pillow_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Path(image_decoder.__file__).with_name("image_worker.py").read_text()
+    hiding = source.replace("from PIL import", "from pillow_is_missing import")
+    worker = tmp_path / "image_worker.py"
+    worker.write_text(hiding)
+    monkeypatch.setattr(image_decoder, "_WORKER", worker)
+    decoder = ImageDecoder()
+    for _ in range(2):
+        with pytest.raises(UnsupportedFeature, match=r"pip install 'dragoman\[images\]'"):
+            decoded(decoder, FILES["RGB"])
+    decoder.close()
