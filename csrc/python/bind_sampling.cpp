@@ -201,6 +201,14 @@ void bind_sampling(nb::module_& m) {
     }
   });
 
+  m.def("add_to_green_list",
+        [](const Array<float>& row, std::uint64_t key, std::uint64_t previous, double share, float delta) {
+          require(share >= 0 && share <= 1, "share is out of its range");
+          const GreenList green{.key = key, .previous = previous, .limit = static_cast<std::uint64_t>(share * 0x1p32)};
+          const nb::gil_scoped_release release;
+          add_to_green_list(row.data(), static_cast<long>(row.shape(0)), green, delta);
+        });
+
   m.def("green_list", [](std::uint64_t key, std::uint64_t previous, double share, const Array<std::uint8_t>& out) {
     require(share >= 0 && share <= 1, "share is out of its range");
     const auto limit = static_cast<std::uint64_t>(share * 0x1p32);

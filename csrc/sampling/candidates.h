@@ -23,9 +23,9 @@ struct Candidates {
   void filter(Keep keep) {
     long kept = 0;
     for (long i = 0; i < count; ++i) {
-      if (!keep(i)) continue;
-      ids[kept] = ids[i], logits[kept] = logits[i], weights[kept] = weights[i];
-      ++kept;
+      const bool stays = keep(i);  // of i itself, whose place may be written below
+      ids[kept] = ids[i], logits[kept] = logits[i], weights[kept] = weights[i];  // a branch would be mispredicted often
+      kept += stays;
     }
     count = kept;
   }

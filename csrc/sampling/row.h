@@ -24,7 +24,8 @@ constexpr long kPart = 256 * kScanBlock;
 struct Workspace {
   struct Part {
     float maximum;
-    bool valid;  // neither NaN nor +infinity
+    bool valid;             // neither NaN nor +infinity
+    double mass, products;  // of moments()
   };
   std::vector<Part> parts;
   Candidates candidates;
@@ -36,6 +37,11 @@ inline Workspace& workspace() {
   thread_local Workspace instance;
   return instance;
 }
+
+// Of weights w = exp(l): Σ w, and the mean of l, Σ w · l / Σ w.
+struct Moments {
+  double mass, mean;
+};
 
 // One row's logits, with the maximum and validity that every step needs first.
 class Row {
@@ -78,6 +84,17 @@ class Row {
     double total = 0;  // in the order of the blocks, whatever the number of threads
     for (const float part : work_.block_sums) total += part;
     return total;
+  }
+
+  Moments moments(float inverse_temperature) const {
+    pool().parallel_for(vocab_, kPart, [&](long begin, long end) {
+      Workspace::Part& part = work_.parts[begin / kPart];
+      kernels().sampling.moments(logits_ + begin, end - begin, maximum_, inverse_temperature, &part.mass,
+                                 &part.products);
+    });
+    double mass = 0, products = 0;
+    for (const Workspace::Part& part : work_.parts) mass += part.mass, products += part.products;
+    return {mass, products / mass};
   }
 
   float log_sum() const { return static_cast<float>(std::log(sum(1.0f))); }

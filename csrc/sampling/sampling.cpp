@@ -94,7 +94,7 @@ Candidates* truncate(const Row& row, const Sampling& s, long r, float inverse, W
     if (truncation->floor == nullptr || (i > 0 && truncation->reckons_with_mass)) break;
     floor = std::max(floor, truncation->floor(remaining, value));
   }
-  row.weigh(row.collect(floor), inverse);
+  remaining.collect(floor);
   for (std::size_t i = 0; i < count; ++i) {
     active[i].truncation->keep(remaining, active[i].value);
     remaining.set_truncated();
@@ -141,6 +141,13 @@ void sample(const WritableRows& logits, const Sampling& sampling, std::int32_t* 
         overwrite(logits.row(r), logits.vocab, sampling.temperature[r], choice.candidates);
       }
     }
+  });
+}
+
+void add_to_green_list(float* row, long vocab, const GreenList& green, float delta) {
+  constexpr long kTokens = 16384;  // some 20 µs
+  pool().parallel_for(vocab, kTokens, [&](long begin, long end) {
+    kernels().sampling.add_to_green(row + begin, begin, end - begin, green, delta);
   });
 }
 

@@ -10,6 +10,14 @@ namespace dragoman {
 constexpr long kScanBlock = 64;
 constexpr long scan_blocks(long vocab) { return (vocab + kScanBlock - 1) / kScanBlock; }
 
+// The green list of a watermark: token v is on it where 32 bits of Philox4x64-10, with key (key, 1) and counter
+// (v / 8, previous, 0, 0), are below the limit: word v % 8 of the block, low halves first.
+struct GreenList {
+  std::uint64_t key;
+  std::uint64_t previous;  // the token before
+  std::uint64_t limit;     // 2^32 times the share of green tokens
+};
+
 struct SamplingKernels {
   // The maximum of each block; *maximum is that of all. False when there is a NaN or +infinity among x.
   bool (*scan)(const float* x, long vocab, float* block_maxima, float* maximum);
@@ -17,11 +25,17 @@ struct SamplingKernels {
   // Σ exp((x − maximum) · inverse_temperature), and each block's part.
   double (*sum)(const float* x, long vocab, float maximum, float inverse_temperature, float* block_sums);
 
+  // With the logarithms l = (x − maximum) · inverse_temperature: Σ exp(l) and Σ exp(l) · l, in float64.
+  void (*moments)(const float* x, long count, float maximum, float inverse_temperature, double* mass, double* products);
+
   // weights[i] = exp((x[i] − maximum) · inverse_temperature)
   void (*weigh)(const float* x, long count, float maximum, float inverse_temperature, float* weights);
 
   // Ids and values of all x >= floor, ascending by id; returns how many. ids and values have room for all of vocab.
   long (*collect)(const float* x, long vocab, const float* block_maxima, float floor, std::int32_t* ids, float* values);
+
+  // x[i] += delta where token first + i is on the green list, i < count; first is a multiple of 8.
+  void (*add_to_green)(float* x, long first, long count, const GreenList& green, float delta);
 };
 
 // Rows of logits: row r is at data + r · stride.
@@ -52,6 +66,9 @@ struct Sampling {
 // that is not a distribution is −1, its logprob NaN. A row's token depends on that row alone. A row to overwrite holds
 // after that its logits divided by the temperature, −infinity where dropped; with temperature 0 it stays as it is.
 void sample(const WritableRows& logits, const Sampling& sampling, std::int32_t* token_ids, float* logprobs);
+
+// row[v] += delta for every token v of the green list.
+void add_to_green_list(float* row, long vocab, const GreenList& green, float delta);
 
 // out[i] = log_softmax(logits[rows[i]])[ids[i]]
 void log_softmax_at(const LogitRows& logits, const std::int32_t* rows, const std::int32_t* ids, long count, float* out);

@@ -53,6 +53,42 @@ double sum(const float* x, long vocab, float maximum, float inverse_temperature,
   return total;
 }
 
+void moments(const float* x, long count, float maximum, float inverse_temperature, double* mass, double* products) {
+  typedef float Quad __attribute__((vector_size(16)));
+  typedef double WideQuad __attribute__((vector_size(32)));
+  constexpr int kQuads = kWidth / 4;
+  const Vec top = broadcast(maximum), factor = broadcast(inverse_temperature);
+  WideQuad masses[kQuads] = {}, sums[kQuads] = {};
+  const auto add = [](WideQuad* to, Vec part) {
+    float lanes[kWidth];
+    store(lanes, part);
+#pragma GCC unroll 4
+    for (int q = 0; q < kQuads; ++q) {
+      Quad four;
+      std::memcpy(&four, lanes + q * 4, sizeof four);
+      to[q] += __builtin_convertvector(four, WideQuad);
+    }
+  };
+  static_assert(kScanVectors == 4);
+  for_each_block(x, count, [&](long, const Vec* v) {
+    Vec logarithm[kScanVectors], weight[kScanVectors];
+    for (int j = 0; j < kScanVectors; ++j) {
+      // Of −infinity the product would be NaN. Both have the weight 0.
+      logarithm[j] = max(broadcast(-200.0f), (v[j] - top) * factor);
+      weight[j] = exp(logarithm[j]);
+    }
+    // Each number is rounded twice before it is added in float64: the error is below 2⁻²³ of the sum.
+    add(masses, (weight[0] + weight[1]) + (weight[2] + weight[3]));
+    add(sums, fma(weight[0], logarithm[0], weight[1] * logarithm[1]));
+    add(sums, fma(weight[2], logarithm[2], weight[3] * logarithm[3]));
+  });
+  *mass = *products = 0;
+  for (int i = 0; i < kWidth; ++i) {
+    *mass += masses[i / 4][i % 4];
+    *products += sums[i / 4][i % 4];
+  }
+}
+
 void weigh(const float* x, long count, float maximum, float inverse_temperature, float* weights) {
   const Vec top = broadcast(maximum), factor = broadcast(inverse_temperature);
   for_each_vector(count,
@@ -64,7 +100,9 @@ long collect(const float* x, long vocab, const float* block_maxima, float floor,
   for (long b = 0; b * kScanBlock < vocab; ++b) {
     if (!(block_maxima[b] >= floor)) continue;
     const long end = (b + 1) * kScanBlock < vocab ? (b + 1) * kScanBlock : vocab;
-    for (long i = b * kScanBlock; i < end; ++i) {
+    long i = b * kScanBlock;
+    for (; i + kWidth <= end; i += kWidth) count += append_reaching(load(x + i), floor, i, ids + count, values + count);
+    for (; i < end; ++i) {
       // Written always, kept or not: a branch here would be mispredicted often.
       ids[count] = static_cast<std::int32_t>(i);
       values[count] = x[i];
@@ -76,6 +114,13 @@ long collect(const float* x, long vocab, const float* block_maxima, float floor,
 
 }  // namespace
 
-constexpr SamplingKernels sampling_kernels{.scan = scan, .sum = sum, .weigh = weigh, .collect = collect};
+constexpr SamplingKernels sampling_kernels{
+    .scan = scan,
+    .sum = sum,
+    .moments = moments,
+    .weigh = weigh,
+    .collect = collect,
+    .add_to_green = add_to_green,
+};
 
 }  // namespace dragoman::DRAGOMAN_ISA

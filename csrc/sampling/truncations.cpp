@@ -118,20 +118,108 @@ void keep_min_p(Remaining& r, float min_p) {
 // many as it takes to reach the share p of the mass. Those as near as the last one stay too.
 //
 // The surprise of a token minus the entropy is the mean of the logarithms of the weights minus that of its weight.
-void keep_typical(Remaining& r, float typical_p) {
-  Candidates& c = r.candidates;
+void find_distances(const Remaining& r, double mean) {
+  const Candidates& c = r.candidates;
   const float maximum = r.row.maximum(), inverse_temperature = r.inverse_temperature;
-  const double mass = c.mass();
-  double mean = 0;
-  for (long i = 0; i < c.count; ++i) {
-    if (c.weights[i] > 0) mean += c.weights[i] * static_cast<double>((c.logits[i] - maximum) * inverse_temperature);
-  }
-  mean /= mass;
   std::vector<float>& distance = r.scratch.selection;
   distance.resize(c.count);
   for (long i = 0; i < c.count; ++i) {
     distance[i] = static_cast<float>(std::abs((c.logits[i] - maximum) * inverse_temperature - mean));
   }
+}
+
+// Tokens lighter than (1 − p) / vocab of the whole weigh less than 1 − p of it together, and the others are no farther
+// from the entropy than the lightest or the heaviest of them.
+float typical_floor(Remaining& r, float typical_p) {
+  const auto [mass, mean] = r.moments();
+  const double lightest = (1.0 - typical_p) * mass / static_cast<double>(r.row.vocab());
+  return r.logit_of(std::min(lightest, std::exp(2 * mean)));
+}
+
+// What is kept is defined by sums over all tokens in the order of their ids. Most rows are decided as well by sums in
+// any other order, whose roundings are bounded, and by the tokens near the entropy. Returns whether this row is; if
+// not, nothing is changed.
+bool keep_clearly_typical(Remaining& r, float typical_p) {
+  Candidates& c = r.candidates;
+  const auto [mass, mean] = r.moments();
+  const double additions = 4 * (static_cast<double>(r.row.vocab()) + 16) * 0x1p-53;
+  const double mass_error = (additions + 0x1p-23) * mass, mean_error = (additions + 0x1p-22) * -mean;
+  const double target = typical_p * mass;
+  find_distances(r, mean);
+  const float* const distance = r.scratch.selection.data();
+
+  // The crossing is in one of many narrow bins, whose few tokens are sorted.
+  constexpr int kBins = CandidateScratch::kBins;
+  constexpr long kMostInBin = 4096;
+  const double reach = mean - static_cast<double>((r.floor() - r.row.maximum()) * r.inverse_temperature);
+  const float bins_per_unit = static_cast<float>(kBins / std::min(reach, 100.0));
+  const auto bin_of = [&](float d) { return static_cast<std::int32_t>(std::min(d * bins_per_unit, kBins - 1.0f)); };
+  if (static_cast<long>(r.scratch.in_bin.size()) <= c.count) r.scratch.in_bin.resize(c.count + 1);
+  std::int32_t* const in_bin = r.scratch.in_bin.data();  // at first the bin of each candidate
+  for (long i = 0; i < c.count; ++i) in_bin[i] = bin_of(distance[i]);
+  std::fill(r.scratch.histogram.begin(), r.scratch.histogram.end(), 0.0);
+  double* const even = r.scratch.histogram.data();
+  double* const odd = even + kBins;
+  const float* const weights = c.weights.data();
+  for (long i = 0; i + 1 < c.count; i += 2) {
+    even[in_bin[i]] += weights[i];
+    odd[in_bin[i + 1]] += weights[i + 1];
+  }
+  if (c.count % 2 != 0) even[in_bin[c.count - 1]] += weights[c.count - 1];
+  double nearer = 0;
+  std::int32_t bin = 0;
+  for (; bin < kBins && nearer + (even[bin] + odd[bin]) < target; ++bin) nearer += even[bin] + odd[bin];
+  if (bin == kBins) return false;
+  long size = 0;
+  for (long i = 0; i < c.count; ++i) {
+    const bool is_in_bin = in_bin[i] == bin;
+    in_bin[size] = static_cast<std::int32_t>(i);
+    size += is_in_bin;
+  }
+  if (size > kMostInBin) return false;
+  std::sort(in_bin, in_bin + size, [&](std::int32_t a, std::int32_t b) { return distance[a] < distance[b]; });
+
+  // Those of equal distance are kept together.
+  for (long first = 0, end; first < size; first = end) {
+    const float farthest = distance[in_bin[first]];
+    double members = 0;
+    for (end = first; end < size && distance[in_bin[end]] == farthest; ++end) members += c.weights[in_bin[end]];
+    if (nearer + members < target) {
+      nearer += members;
+      continue;
+    }
+    if (!(nearer < target - mass_error && nearer + members >= target + mass_error)) return false;
+    for (long j = first; j < end; ++j) {
+      if (c.logits[in_bin[j]] != c.logits[in_bin[first]]) return false;
+    }
+    // All others are so much nearer or farther that they are so with another mean, and however distances are rounded.
+    const double margin = 2 * mean_error + 0x1p-21 * farthest;
+    const auto least = static_cast<float>(farthest - margin), most = static_cast<float>(farthest + margin);
+    if (least < 0 ? bin > 0 : bin_of(least) != bin) return false;
+    if (bin_of(most) != bin || !(most < reach)) return false;
+    if (first > 0 && distance[in_bin[first - 1]] >= least) return false;
+    if (end < size && distance[in_bin[end]] <= most) return false;
+    c.filter([&](long i) { return distance[i] <= farthest; });
+    return true;
+  }
+  return false;
+}
+
+void keep_typical(Remaining& r, float typical_p) {
+  if (!r.is_truncated()) {
+    if (keep_clearly_typical(r, typical_p)) return;
+    r.collect(kLowest);
+  }
+  Candidates& c = r.candidates;
+  const double mass = c.mass();
+  double mean = 0;
+  for (long i = 0; i < c.count; ++i) {
+    if (c.weights[i] > 0) {
+      mean += c.weights[i] * static_cast<double>((c.logits[i] - r.row.maximum()) * r.inverse_temperature);
+    }
+  }
+  find_distances(r, mean / mass);
+  const std::vector<float>& distance = r.scratch.selection;
   const auto nearness = [&](long i) { return 0x7fffffffu - bits_of(distance[i]); };
   const Crossing crossing = find_crossing(c, nearness, typical_p * mass, r.scratch);
   if (crossing.count == 0) return;
@@ -165,7 +253,12 @@ constexpr Truncation kTruncations[] = {
      .floor = top_p_floor,
      .reckons_with_mass = true},
     {.name = "min_p", .maximum = 1, .is_on = is_above_zero, .keep = keep_min_p, .floor = min_p_floor},
-    {.name = "typical_p", .maximum = 1, .is_on = is_below_one, .keep = keep_typical},
+    {.name = "typical_p",
+     .maximum = 1,
+     .is_on = is_below_one,
+     .keep = keep_typical,
+     .floor = typical_floor,
+     .reckons_with_mass = true},
     {.name = "xtc_threshold", .maximum = 1, .is_on = is_below_one, .keep = exclude_top_choices},
 };
 static_assert(std::size(kTruncations) <= kMostTruncations);

@@ -39,11 +39,27 @@ class Remaining {
     return static_cast<float>(row.maximum() + temperature * (std::log(weight) - 1e-3));
   }
 
+  // Of all tokens of the row.
+  Moments moments() {
+    if (moments_.mass < 0) moments_ = row.moments(inverse_temperature);
+    return moments_;
+  }
+
+  // Collects the tokens that reach the floor, with their weights. Tokens that cannot survive are below it.
+  void collect(float floor) {
+    row.weigh(row.collect(floor), inverse_temperature);
+    floor_ = floor;
+  }
+  float floor() const { return floor_; }
+
+  bool is_truncated() const { return is_truncated_; }
   void set_truncated() { is_truncated_ = true; }
 
  private:
   bool is_truncated_ = false;
   double mass_of_row_ = -1;
+  Moments moments_{.mass = -1, .mean = 0};
+  float floor_ = kLowest;
 };
 
 struct Truncation {

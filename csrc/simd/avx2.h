@@ -117,6 +117,89 @@ DRAGOMAN_INLINE void store_fp16(std::uint16_t* p, Vec a) {
 DRAGOMAN_INLINE __m256 low_half(Vec a) { return a.lo; }
 DRAGOMAN_INLINE __m256 high_half(Vec a) { return a.hi; }
 
+struct LanesOfMask {
+  std::uint8_t places[256][8];  // of the set bits, then any
+};
+constexpr LanesOfMask lanes_of_mask() {
+  LanesOfMask lanes{};
+  for (int mask = 0; mask < 256; ++mask) {
+    for (int i = 0, count = 0; i < 8; ++i) {
+      if ((mask >> i & 1) != 0) lanes.places[mask][count++] = static_cast<std::uint8_t>(i);
+    }
+  }
+  return lanes;
+}
+constexpr LanesOfMask kLanesOfMask = lanes_of_mask();
+DRAGOMAN_INLINE long append_reaching_half(__m256 a, __m256 floor, std::int32_t first, std::int32_t* ids,
+                                          float* values) {
+  const auto mask = static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(a, floor, _CMP_GE_OQ)));
+  const __m256i lanes =
+      _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(kLanesOfMask.places[mask])));
+  _mm256_storeu_ps(values, _mm256_permutevar8x32_ps(a, lanes));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(ids), _mm256_add_epi32(lanes, _mm256_set1_epi32(first)));
+  return __builtin_popcount(mask);
+}
+DRAGOMAN_INLINE long append_reaching(Vec a, float floor, long first, std::int32_t* ids, float* values) {
+  const __m256 least = _mm256_set1_ps(floor);
+  const auto id = static_cast<std::int32_t>(first);
+  const long count = append_reaching_half(a.lo, least, id, ids, values);
+  return count + append_reaching_half(a.hi, least, id + 8, ids + count, values + count);
+}
+
+struct Longs {
+  __m256i lo, hi;
+};
+DRAGOMAN_INLINE Longs broadcast_long(std::uint64_t a) {
+  const __m256i all = _mm256_set1_epi64x(static_cast<long long>(a));
+  return {all, all};
+}
+DRAGOMAN_INLINE Longs count_from(std::uint64_t a) {
+  const __m256i first = _mm256_set1_epi64x(static_cast<long long>(a));
+  return {_mm256_add_epi64(first, _mm256_setr_epi64x(0, 1, 2, 3)),
+          _mm256_add_epi64(first, _mm256_setr_epi64x(4, 5, 6, 7))};
+}
+DRAGOMAN_INLINE void store_interleaved_half(std::uint64_t* p, __m256i a, __m256i b, __m256i c, __m256i d) {
+  const __m256i ab_even = _mm256_unpacklo_epi64(a, b), ab_odd = _mm256_unpackhi_epi64(a, b);
+  const __m256i cd_even = _mm256_unpacklo_epi64(c, d), cd_odd = _mm256_unpackhi_epi64(c, d);
+  __m256i* const to = reinterpret_cast<__m256i*>(p);
+  _mm256_storeu_si256(to, _mm256_permute2x128_si256(ab_even, cd_even, 0x20));
+  _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(ab_odd, cd_odd, 0x20));
+  _mm256_storeu_si256(to + 2, _mm256_permute2x128_si256(ab_even, cd_even, 0x31));
+  _mm256_storeu_si256(to + 3, _mm256_permute2x128_si256(ab_odd, cd_odd, 0x31));
+}
+DRAGOMAN_INLINE void store_interleaved(std::uint64_t* p, const Longs (&a)[4]) {
+  store_interleaved_half(p, a[0].lo, a[1].lo, a[2].lo, a[3].lo);
+  store_interleaved_half(p + 16, a[0].hi, a[1].hi, a[2].hi, a[3].hi);
+}
+DRAGOMAN_INLINE Longs operator^(Longs a, Longs b) {
+  return {_mm256_xor_si256(a.lo, b.lo), _mm256_xor_si256(a.hi, b.hi)};
+}
+// As on paper, with digits of 32 bits.
+DRAGOMAN_INLINE __m256i multiply_wide_half(__m256i a, std::uint64_t factor, __m256i& high) {
+  const __m256i digit = _mm256_set1_epi64x(0xffffffff), upper = _mm256_srli_epi64(a, 32);
+  const __m256i f0 = _mm256_set1_epi64x(static_cast<long long>(factor & 0xffffffff));
+  const __m256i f1 = _mm256_set1_epi64x(static_cast<long long>(factor >> 32));
+  const __m256i low = _mm256_mul_epu32(a, f0);
+  const __m256i middle = _mm256_add_epi64(_mm256_mul_epu32(upper, f0), _mm256_srli_epi64(low, 32));
+  const __m256i other = _mm256_add_epi64(_mm256_mul_epu32(a, f1), _mm256_and_si256(middle, digit));
+  high = _mm256_add_epi64(_mm256_add_epi64(_mm256_mul_epu32(upper, f1), _mm256_srli_epi64(middle, 32)),
+                          _mm256_srli_epi64(other, 32));
+  return _mm256_blend_epi32(low, _mm256_slli_epi64(other, 32), 0xaa);
+}
+DRAGOMAN_INLINE Longs multiply_wide(Longs a, std::uint64_t factor, Longs& high) {
+  return {multiply_wide_half(a.lo, factor, high.lo), multiply_wide_half(a.hi, factor, high.hi)};
+}
+
+DRAGOMAN_INLINE __m256 add_where_at_most_half(__m256 a, const std::uint32_t* words, __m256i most, __m256 b) {
+  const __m256i word = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
+  const __m256i adds = _mm256_cmpeq_epi32(_mm256_min_epu32(word, most), word);
+  return _mm256_blendv_ps(a, _mm256_add_ps(a, b), _mm256_castsi256_ps(adds));
+}
+DRAGOMAN_INLINE Vec add_where_at_most(Vec a, const std::uint32_t* words, std::uint32_t most, Vec b) {
+  const __m256i all = _mm256_set1_epi32(static_cast<int>(most));
+  return {add_where_at_most_half(a.lo, words, all, b.lo), add_where_at_most_half(a.hi, words + 8, all, b.hi)};
+}
+
 constexpr bool kBytesAreSigned = true;
 
 DRAGOMAN_INLINE void prefetch_here(const std::uint8_t* line) { __builtin_prefetch(line, 0, 2); }

@@ -94,6 +94,46 @@ using Ints = __m512i;
 using Bytes = __m512i;
 using BF16Pairs = __m512i;
 
+DRAGOMAN_INLINE long append_reaching(Vec a, float floor, long first, std::int32_t* ids, float* values) {
+  const __mmask16 mask = _mm512_cmp_ps_mask(a.v, _mm512_set1_ps(floor), _CMP_GE_OQ);
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i places = _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<std::int32_t>(first)));
+  _mm512_storeu_ps(values, _mm512_maskz_compress_ps(mask, a.v));
+  _mm512_storeu_si512(ids, _mm512_maskz_compress_epi32(mask, places));
+  return __builtin_popcount(mask);
+}
+
+struct Longs {
+  __m512i v;
+};
+DRAGOMAN_INLINE Longs broadcast_long(std::uint64_t a) { return {_mm512_set1_epi64(static_cast<long long>(a))}; }
+DRAGOMAN_INLINE Longs count_from(std::uint64_t a) {
+  return {_mm512_add_epi64(broadcast_long(a).v, _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7))};
+}
+DRAGOMAN_INLINE void store_interleaved(std::uint64_t* p, const Longs (&a)[4]) {
+  std::uint64_t lanes[4][8];
+  for (int i = 0; i < 4; ++i) _mm512_storeu_si512(lanes[i], a[i].v);
+  for (int i = 0; i < 32; ++i) p[i] = lanes[i % 4][i / 4];
+}
+DRAGOMAN_INLINE Longs operator^(Longs a, Longs b) { return {_mm512_xor_si512(a.v, b.v)}; }
+// As on paper, with digits of 32 bits.
+DRAGOMAN_INLINE Longs multiply_wide(Longs a, std::uint64_t factor, Longs& high) {
+  const __m512i digit = _mm512_set1_epi64(0xffffffff), upper = _mm512_srli_epi64(a.v, 32);
+  const __m512i f0 = _mm512_set1_epi64(static_cast<long long>(factor & 0xffffffff));
+  const __m512i f1 = _mm512_set1_epi64(static_cast<long long>(factor >> 32));
+  const __m512i low = _mm512_mul_epu32(a.v, f0);
+  const __m512i middle = _mm512_add_epi64(_mm512_mul_epu32(upper, f0), _mm512_srli_epi64(low, 32));
+  const __m512i other = _mm512_add_epi64(_mm512_mul_epu32(a.v, f1), _mm512_and_si512(middle, digit));
+  high.v = _mm512_add_epi64(_mm512_add_epi64(_mm512_mul_epu32(upper, f1), _mm512_srli_epi64(middle, 32)),
+                            _mm512_srli_epi64(other, 32));
+  return {_mm512_mask_blend_epi32(0xaaaa, low, _mm512_slli_epi64(other, 32))};
+}
+
+DRAGOMAN_INLINE Vec add_where_at_most(Vec a, const std::uint32_t* words, std::uint32_t most, Vec b) {
+  const __mmask16 adds = _mm512_cmple_epu32_mask(_mm512_loadu_si512(words), _mm512_set1_epi32(static_cast<int>(most)));
+  return {_mm512_mask_add_ps(a.v, adds, a.v, b.v)};
+}
+
 constexpr bool kBytesAreSigned = false;
 
 DRAGOMAN_INLINE Ints broadcast_int(std::int32_t a) { return _mm512_set1_epi32(a); }

@@ -25,6 +25,7 @@
 #include "layers/streams.inl"
 #include "recurrence/linear.inl"
 #include "recurrence/recurrence.inl"
+#include "sampling/green_list.inl"
 #include "sampling/sampling.inl"
 // clang-format on
 

@@ -188,6 +188,36 @@ def test_green_lists_are_of_the_published_generator_and_of_the_right_size() -> N
     assert len(set(sizes)) > 10
 
 
+@pytest.mark.parametrize(("vocab", "share"), [(1, 0.5), (77, 0.25), (1000, 0.0), (1001, 1.0), (40_007, 0.3)])
+def test_a_bias_on_the_green_list_is_that_of_the_reference(vocab: int, share: float) -> None:
+    """To the bit, in logits that are not numbers and in -0.0 too, which an added 0 would change."""
+    row = np.random.default_rng(vocab).normal(size=vocab).astype(np.float32)
+    row[::5], row[::7], row[::11] = -0.0, -np.inf, np.nan
+    expected = row.copy()
+    np.add(row, np.float32(1.7), out=expected, where=reference.green_list(vocab, 15485863, 77, share))
+    kernels.add_to_green_list(row, 15485863, 77, share, 1.7)
+    assert np.array_equal(row.view(np.uint32), expected.view(np.uint32))
+    with pytest.raises(ValueError, match="share is out of its range"):
+        kernels.add_to_green_list(row, 1, 1, 1.5, 1.0)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3, 3.0, 9.0])
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.5])
+def test_typical_alone_keeps_what_it_keeps_of_all_tokens(spread: float, temperature: float) -> None:
+    """Alone it looks at the tokens near the entropy; behind a truncation that drops none, at all of them."""
+    rng = np.random.default_rng(int(spread * 10))
+    row = (rng.normal(size=20_011) * spread).astype(np.float32)
+    peaked, masked = row.copy(), row.copy()
+    peaked[17] = 2 * spread + 5
+    masked[rng.random(len(row)) < 0.9] = -np.inf
+    for each in (row, peaked, (np.round(row * 8) / 8).astype(np.float32), masked):
+        for mass in (0.0, 0.2, 0.9, 0.999):
+            alone = run(each, temperature=temperature, typical_p=mass)
+            behind = run(each, temperature=temperature, typical_p=mass, min_p=1e-38)
+            assert alone[0] == behind[0]
+            assert np.array_equal(alone[1], behind[1])
+
+
 @pytest.mark.parametrize(
     "bad",
     [{"typical_p": 1.1}, {"xtc_threshold": -0.1}, {"version": 3}, {"version": 1, "limit": float("nan")}],

@@ -148,6 +148,11 @@ def green_list(vocab: int, key: int, previous: int, share: float) -> NDArray[np.
     return out.view(np.bool_)
 
 
+def add_to_green_list(row: Logits, key: int, previous: int, share: float, delta: float) -> None:
+    """``row[green_list(len(row), key, previous, share)] += delta``, in place, for a row of logits ``[vocab]``."""
+    _native.add_to_green_list(row, key, previous, share, delta)
+
+
 def _int32(values: ArrayLike) -> NDArray[np.int32]:
     return np.ascontiguousarray(values, dtype=np.int32)
 

@@ -139,8 +139,9 @@ def watermark(request: EngineRequest) -> Processor | None:
         return None
 
     def process(logits: Float32, sequence: Sequence) -> None:
-        green = kernels.green_list(len(logits), WATERMARK_KEY, sequence.token_ids[-1], sampling.watermark_gamma)
-        np.add(logits, np.float32(sampling.watermark_delta), out=logits, where=green)
+        kernels.add_to_green_list(
+            logits, WATERMARK_KEY, sequence.token_ids[-1], sampling.watermark_gamma, sampling.watermark_delta
+        )
 
     return process
 
