@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""The cost of a lower precision: perplexity of a text under a model, at each precision of weights, keys and values.
+"""The cost of a lower precision: perplexity of a text under a model, at each precision of weights, keys and values, and
+how far its probabilities are from those of the first: the Kullback-Leibler divergence, sum of p1 * ln(p1 / p), in nats,
+mean over the tokens.
 
     python benchmarks/perplexity.py builtin TEXT_FILE
     python benchmarks/perplexity.py MODEL_FOLDER TEXT_FILE --precision bfloat16 int8 --tokens 4096
@@ -13,38 +15,52 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman import kernels, models
+from dragoman import models
 from dragoman.models import ModelSettings
 from dragoman.models.batch import Batch, tables_of_one
 from dragoman.models.model import Model
 from dragoman.text import Tokenizer
 
 PIECE = 512
+ROWS = 64
+"""Of logits in float64 at a time."""
 
 
-def negative_log_likelihood(model: Model, piece: NDArray[np.int32]) -> float:
-    """Of all tokens of the piece but the first, in nats. The sequence lives in the first blocks of the pool."""
+def log_probabilities(model: Model, piece: NDArray[np.int32]) -> Iterator[NDArray[np.float64]]:
+    """Of every token behind each token of the piece but the last, some rows ``[any, vocabulary]`` at a time. The
+    sequence lives in the first blocks of the pool."""
     block_table = tables_of_one(model.pools, -(-len(piece) // model.block_size))
-    total = 0.0
-    for start in range(0, len(piece) - 1, model.max_logit_rows):
-        stop = min(start + model.max_logit_rows, len(piece) - 1)
-        rows = np.arange(stop - start, dtype=np.int32)
+    rows = min(model.max_logit_rows, ROWS)
+    for start in range(0, len(piece) - 1, rows):
+        stop = min(start + rows, len(piece) - 1)
         logits = model.run(
             Batch(
                 token_ids=piece[start:stop],
                 positions=np.arange(start, stop, dtype=np.int32),
                 row_starts=np.array([0, stop - start], np.int32),
                 block_tables=block_table,
-                logit_rows=rows,
+                logit_rows=np.arange(stop - start, dtype=np.int32),
             )
-        )
-        total -= float(kernels.log_softmax_at(logits, rows, piece[start + 1 : stop + 1]).sum(dtype=np.float64))
-    return total
+        ).astype(np.float64)
+        logits -= logits.max(1, keepdims=True)
+        yield logits - np.log(np.exp(logits).sum(1, keepdims=True))
+
+
+def compare(first: Model, model: Model, piece: NDArray[np.int32]) -> NDArray[np.float64]:
+    """The negative log-likelihood of all tokens of the piece but the first under each of both models, and the sum of
+    the divergences of the second from the first, in nats."""
+    sums, start = np.zeros(3), 1
+    for ours, theirs in zip(log_probabilities(first, piece), log_probabilities(model, piece), strict=True):
+        rows, ids = np.arange(len(ours)), piece[start : start + len(ours)]
+        sums -= ours[rows, ids].sum(), theirs[rows, ids].sum(), (np.exp(ours) * (theirs - ours)).sum()
+        start += len(ours)
+    return sums
 
 
 def main() -> None:
@@ -59,12 +75,13 @@ def main() -> None:
     tokens = np.array(ids[-arguments.tokens :], np.int32)
     pieces = [tokens[start : start + PIECE] for start in range(0, len(tokens) - 1, PIECE)]
     count = sum(len(piece) - 1 for piece in pieces)
-    first = 0.0
+    first: Model | None = None
     for precision, kv_precision in itertools.product(arguments.precision, arguments.kv_precision):
         model = models.load(arguments.model, ModelSettings(precision=precision, kv_precision=kv_precision))
-        perplexity = math.exp(sum(negative_log_likelihood(model, piece) for piece in pieces) / count)
-        first = first or perplexity
-        change = f"{100 * (perplexity / first - 1):+.3f} %"
+        first = first or model
+        of_first, of_this, divergence = sum((compare(first, model, piece) for piece in pieces), np.zeros(3)) / count
+        change = f"{100 * math.expm1(of_this - of_first):+.3f} %, divergence {divergence:.5f}"
+        perplexity = math.exp(of_this)
         print(f"{precision:9} {model.card.kv_precision:9} {perplexity:9.4f}  {change}  ({count} tokens)", flush=True)
 
 
