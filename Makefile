@@ -61,7 +61,7 @@ COMPILE := --quiet --upgrade --rebuild --generate-hashes --strip-extras --no-hea
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help build serve test test-fast test-thorough test-room browser playground pages siege simulate soak fuzz sanitize compilers crowds lint tidy hooks bench docs site \
+.PHONY: help build serve test test-fast test-thorough test-room browser playground pages siege simulate soak fuzz sanitize compilers arm crowds lint tidy hooks bench docs site \
 	witness witness-vllm test-cluster locked constraints first-run deploy-check dist sbom clean
 
 help: ## Say what each target does.
@@ -101,6 +101,9 @@ sanitize: $(TEST) ## Run the kernels under the address, undefined behaviour and 
 
 compilers: $(TEST) ## Build with every g++ and clang++ there is, each warning an error, and test what comes out (ARGS=--short: a few tests).
 	$(BIN)/python scripts/compilers.py $(ARGS)
+
+arm: $(TEST) ## Build for 64-bit ARM and test that in QEMU, with Debian's compiler and emulator (ARGS=--short: minutes).
+	$(BIN)/python scripts/arm.py $(ARGS)
 
 crowds: $(TEST) ## Send crowds of clients round after round (ROUNDS=100) and look for what is left of them.
 	$(BIN)/python tests/dialects/tgi/crowd.py $(ROUNDS)

@@ -5,6 +5,14 @@
 
 #include "simd/kernels.h"
 
+#if defined(__aarch64__)
+#if defined(__linux__) && !defined(DRAGOMAN_NO_LINUX)
+#include <sys/auxv.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+#endif
+
 namespace dragoman {
 namespace portable {
 const Kernels& table();
@@ -14,6 +22,13 @@ namespace avx2 {
 const Kernels& table();
 }
 namespace avx512 {
+const Kernels& table();
+}
+#elif defined(__aarch64__)
+namespace neon {
+const Kernels& table();
+}
+namespace neon_i8mm {
 const Kernels& table();
 }
 #endif
@@ -26,6 +41,42 @@ struct Candidate {
   const Kernels& (*table)();
   bool (*is_supported)();
 };
+
+#if defined(__aarch64__)
+// What an ARM processor may have beyond ARMv8.0: dot products of bytes; and of ARMv8.6 those of which one factor alone
+// is signed, and bfloat16. Where the system tells neither, what the compiler was told to assume.
+struct ArmFeatures {
+  bool dot_products, matrices;
+};
+#if defined(__linux__) && !defined(DRAGOMAN_NO_LINUX)
+ArmFeatures arm_features() {
+  // Of Linux's asm/hwcap.h, whose older releases lack the second two.
+  constexpr unsigned long kDotProducts = 1ul << 20, kI8mm = 1ul << 13, kBf16 = 1ul << 14;
+  const unsigned long second = getauxval(AT_HWCAP2);
+  return {(getauxval(AT_HWCAP) & kDotProducts) != 0, (second & kI8mm) != 0 && (second & kBf16) != 0};
+}
+#elif defined(__APPLE__)
+bool has(const char* name) {
+  int value = 0;
+  std::size_t size = sizeof value;
+  return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
+}
+ArmFeatures arm_features() {
+  return {has("hw.optional.arm.FEAT_DotProd"), has("hw.optional.arm.FEAT_I8MM") && has("hw.optional.arm.FEAT_BF16")};
+}
+#else
+ArmFeatures arm_features() {
+  ArmFeatures features{false, false};
+#if defined(__ARM_FEATURE_DOTPROD)
+  features.dot_products = true;
+#if defined(__ARM_FEATURE_MATMUL_INT8) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  features.matrices = true;
+#endif
+#endif
+  return features;
+}
+#endif
+#endif
 
 // __builtin_cpu_supports checks CPUID and, for the wide registers, whether the operating system saves them (XGETBV).
 const Candidate kCandidates[] = {
@@ -45,6 +96,11 @@ const Candidate kCandidates[] = {
          [] {
            return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
          }},
+#elif defined(__aarch64__)
+    {.name = "neon_i8mm",
+     .table = neon_i8mm::table,
+     .is_supported = [] { return arm_features().dot_products && arm_features().matrices; }},
+    {.name = "neon", .table = neon::table, .is_supported = [] { return arm_features().dot_products; }},
 #endif
     {.name = "portable", .table = portable::table, .is_supported = [] { return true; }},
 };
