@@ -46,7 +46,7 @@ std::vector<AttentionTile> tiles_of(const Attention& a, const Attention::Sequenc
                          .chunk = a.chunk,
                          .scale = a.scale,
                          .terms = terms_from(a.terms, head * a.group),
-                         .ends = a.causal ? sequence.ends : nullptr});
+                         .ends = a.causal && a.both_ways ? sequence.ends : nullptr});
       }
     }
   }

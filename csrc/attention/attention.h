@@ -138,7 +138,8 @@ struct Attention {
   float scale;
   ScoreTerms terms = {};
   long chunk = 0;
-  bool causal = true;  // a row sees up to its own position; otherwise the sequence's whole length
+  bool both_ways = true;  // where the sequences have ends
+  bool causal = true;     // a row sees up to its own position; otherwise the sequence's whole length
 };
 
 // Work is divided by sequence, KV head and tile; where that gives too few pieces, also by split.

@@ -23,7 +23,8 @@ struct Batch {
   long table_width;
   const std::int32_t* logit_rows;  // [logits], ascending
   long logits;
-  // Rows with a given embedding instead of a lookup: row override_rows[i] gets override_values[i, :].
+  // Rows with a given embedding instead of a lookup: row override_rows[i] gets override_values[i, :], of whose parts
+  // later operations may add those after the first.
   const std::int32_t* override_rows = nullptr;
   const float* override_values = nullptr;
   long overrides = 0;

@@ -94,8 +94,10 @@ void BatchChecker::check_rows(const Batch& batch) const {
       refuse("logit_rows must ascend within the rows of the batch");
     }
   }
-  if (batch.overrides > 0 && batch.override_width != limits_.embedding_width) {
-    refuse("given embeddings must be " + number_of(limits_.embedding_width) + " wide");
+  const long whole = limits_.given_parts * limits_.embedding_width;
+  if (batch.overrides > 0 && batch.override_width != limits_.embedding_width && batch.override_width != whole) {
+    refuse("given embeddings must be " + number_of(limits_.embedding_width) +
+           (limits_.given_parts > 1 ? " or " + number_of(whole) : "") + " wide");
   }
   for (long i = 0; i < batch.overrides; ++i) {
     if (batch.override_rows[i] < 0 || batch.override_rows[i] >= batch.tokens) {

@@ -16,6 +16,7 @@ struct BatchLimits {
   long max_tokens, max_sequences, max_logit_rows;
   long vocab = INT32_MAX;  // smallest of the embedding tables
   long embedding_width = 0;
+  long given_parts = 1;        // most parts of a given embedding, each as wide
   long positions = INT32_MAX;  // smallest of the position tables
   // Of the layers of each group of the pool.
   struct Group {

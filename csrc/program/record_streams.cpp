@@ -1,4 +1,5 @@
 // The recorder's operations on streams of several parts, and on columns of buffers.
+#include <algorithm>
 #include <cstring>
 
 #include "program/for_rows.h"
@@ -35,6 +36,37 @@ void Recorder::add_embeddings(int x, const Matrix& table, float factor) {
           gather_row(table, token * parts + j, values.data());
           kernels().transform.add(out.row(r) + j * table.k, 0, values.data(), 0, 1, table.k, factor);
         }
+      }
+    });
+  });
+}
+
+void Recorder::add_given(int x, long part) {
+  Buffer& out = buffers_.read(x);
+  require(out.rows == Rows::tokens, "add_given needs one row per token, not per logits row");
+  require(part >= 1 && limits_.embedding_width > 0 && out.width == limits_.embedding_width,
+          "add_given: a part is as wide as the embeddings, which are the first");
+  limits_.given_parts = std::max(limits_.given_parts, part + 1);
+  push(OperationKind::embed, [=, &out](const RowPartition& partition, Scratch&) {
+    const Batch& batch = partition.batch();
+    if (batch.override_width <= part * out.width) return;  // of embeddings alone
+    for (long i = 0; i < batch.overrides; ++i) {
+      const float* const given = batch.override_values + i * batch.override_width + part * out.width;
+      kernels().transform.add(out.row(batch.override_rows[i]), 0, given, 0, 1, out.width, 1.0f);
+    }
+  });
+}
+
+void Recorder::clip_columns(int x, long offset, long width, float low, float high) {
+  Buffer& buffer = buffers_.read(x);
+  require(offset >= 0 && width > 0 && offset + width <= buffer.width, "clip_columns: they reach beyond the buffer");
+  require(low <= high, "clip_columns: the lower limit is above the upper one");
+  const Rows domain = buffer.rows;
+  push(OperationKind::activation, [=, &buffer](const RowPartition& part, Scratch&) {
+    for_rows(part.rows(domain), width, [&](long begin, long end) {
+      for (long r = begin; r < end; ++r) {
+        float* const row = buffer.row(r) + offset;
+        for (long i = 0; i < width; ++i) row[i] = std::min(std::max(row[i], low), high);
       }
     });
   });

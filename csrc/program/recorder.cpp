@@ -77,7 +77,7 @@ void Recorder::embed(int x, const Matrix& table, float scale) {
     });
     const Batch& batch = part.batch();
     for (long i = 0; i < batch.overrides; ++i) {
-      std::memcpy(out.row(batch.override_rows[i]), batch.override_values + i * out.width,
+      std::memcpy(out.row(batch.override_rows[i]), batch.override_values + i * batch.override_width,
                   static_cast<std::size_t>(out.width) * sizeof(float));
     }
   });
@@ -244,7 +244,7 @@ Attention Recorder::attention(int out, int x, long q_offset, long heads, long la
 }
 
 void Recorder::attend(int out, int x, long q_offset, long heads, long layer, float scale, long window, long chunk,
-                      const ScoreTerms& terms, bool causal) {
+                      const ScoreTerms& terms, bool causal, bool both_ways) {
   Attention attention = this->attention(out, x, q_offset, heads, layer, scale);
   require(window >= 0 && window <= INT32_MAX, "attend: a window cannot be negative");
   require(chunk >= 0 && chunk <= INT32_MAX, "attend: a chunk cannot be negative");
@@ -255,6 +255,7 @@ void Recorder::attend(int out, int x, long q_offset, long heads, long layer, flo
   attention.chunk = chunk;
   attention.terms = terms;
   attention.causal = causal;
+  attention.both_ways = both_ways;
   BatchLimits::Group& limits = limits_.groups[attention.kv.group];
   limits.window = limits.attends && (limits.window == 0 || window == 0) ? 0 : std::max(limits.window, window);
   limits.attends = true;

@@ -47,6 +47,8 @@ class Recorder {
   // x[:, j · table.k :] += factor · table[token · parts + j] for each of the parts that x has; tokens beyond the table
   // have those of token 0.
   void add_embeddings(int x, const Matrix& table, float factor);
+  // x += the given part of each row with a given embedding, if it has one; part 0 is the embedding.
+  void add_given(int x, long part);
   void add_positions(int x, const float* table, long positions);
   void norm(int out, int x, const float* weight, const float* bias, float eps, Norm kind);
   void linear(int out, int x, const Matrix& w, const float* bias, bool accumulate);
@@ -59,7 +61,7 @@ class Recorder {
               long positions, bool interleaved, std::vector<std::int32_t> axes);
   void write_kv(int x, long k_offset, long v_offset, long layer);
   void attend(int out, int x, long q_offset, long heads, long layer, float scale, long window, long chunk,
-              const ScoreTerms& terms, bool causal);
+              const ScoreTerms& terms, bool causal, bool both_ways);
   void cross_attend(int out, int x, long q_offset, long heads, long layer, float scale);
   // In place; weight: [taps, width].
   void convolve(int x, long offset, long width, long part, long taps, const float* weight, const float* bias,
@@ -81,6 +83,8 @@ class Recorder {
   void activate(int x, Activation activation);
   void xielu(int x, const XIELU& activation);
   void clip(int x, float limit);
+  // Each of the columns from offset on to no less than low and no more than high.
+  void clip_columns(int x, long offset, long width, float low, float high);
   // Columns [offset, offset + width) of each row by the factor of its position.
   void scale_by_position(int x, long offset, long width, const float* factors, long positions);
   // The network's matrices are borrowed too. routed: the router's input.

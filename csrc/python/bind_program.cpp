@@ -275,6 +275,8 @@ void bind_program(nb::module_& m) {
                        float scale) { p.recorder().embed(x, p.keep(table), scale); })
       .def("add_embeddings", [](OwningProgram& p, int x, const PackedMatrix& table,
                                 float factor) { p.recorder().add_embeddings(x, p.keep(table), factor); })
+      .def("clip_columns", recording(&Recorder::clip_columns))
+      .def("add_given", recording(&Recorder::add_given))
       .def("add_positions",
            [](OwningProgram& p, int x, const Table& table) {
              require(static_cast<long>(table.shape(1)) == p.recorder().width(x),
@@ -324,7 +326,7 @@ void bind_program(nb::module_& m) {
           "attend",
           [](OwningProgram& p, int out, int x, long q_offset, long heads, long layer, float scale, long window,
              float softcap, const std::optional<Vector>& slopes, const std::optional<Table>& bias, bool causal,
-             const std::optional<Vector>& sinks, long chunk) {
+             const std::optional<Vector>& sinks, long chunk, bool both_ways) {
             ScoreTerms terms{.softcap = softcap,
                              .slopes = p.keep(slopes, heads, "slopes"),
                              .sinks = p.keep(sinks, heads, "sinks")};
@@ -334,11 +336,11 @@ void bind_program(nb::module_& m) {
               terms.bias = p.keep(*bias);
               terms.reach = static_cast<long>(bias->shape(1) / 2);
             }
-            p.recorder().attend(out, x, q_offset, heads, layer, scale, window, chunk, terms, causal);
+            p.recorder().attend(out, x, q_offset, heads, layer, scale, window, chunk, terms, causal, both_ways);
           },
           nb::arg("out"), nb::arg("x"), nb::arg("q_offset"), nb::arg("heads"), nb::arg("layer"), nb::arg("scale"),
           nb::arg("window"), nb::arg("softcap"), nb::arg("slopes").none(), nb::arg("bias").none(), nb::arg("causal"),
-          nb::arg("sinks").none(), nb::arg("chunk"))
+          nb::arg("sinks").none(), nb::arg("chunk"), nb::arg("both_ways"))
       .def("cross_attend", recording(&Recorder::cross_attend))
       .def(
           "convolve",

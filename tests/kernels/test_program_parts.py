@@ -32,7 +32,7 @@ def random_rows(count: int = ROWS) -> Any:
     return np.random.default_rng(5).normal(size=(count, (HEADS + 2 * KV_HEADS) * HEAD_DIM)).astype(np.float32)
 
 
-def _attention(window: int) -> kernels.Program:
+def _attention(window: int, both_ways: bool = True) -> kernels.Program:
     """A program whose result is the attention of its rows, which are queries, keys and values."""
     width = (HEADS + 2 * KV_HEADS) * HEAD_DIM
     kv = kernels.KVPool(layers=1, blocks=8, kv_heads=KV_HEADS, head_dim=HEAD_DIM, precision="float32")
@@ -40,7 +40,7 @@ def _attention(window: int) -> kernels.Program:
     x, mixed, wanted = p.buffer(width), p.buffer(HEADS * HEAD_DIM), p.buffer(HEADS * HEAD_DIM)
     p.embed(x, kernels.pack(np.zeros((1, width), np.float32), "float32"))
     p.write_kv(x, HEADS * HEAD_DIM, (HEADS + KV_HEADS) * HEAD_DIM, 0)
-    p.attend(mixed, x, 0, HEADS, 0, HEAD_DIM**-0.5, window=window)
+    p.attend(mixed, x, 0, HEADS, 0, HEAD_DIM**-0.5, window=window, both_ways=both_ways)
     p.select_rows(wanted, mixed)
     p.logits(wanted)
     return p
@@ -90,6 +90,14 @@ def test_rows_see_up_to_the_end_they_are_given(window: int, chunks: tuple[int, .
         found.append(program.run(**batch, seen_ends=ends[first : first + count]).copy())
         first += count
     np.testing.assert_allclose(np.concatenate(found), np.concatenate(expected), atol=1e-5)
+
+
+def test_ends_do_not_hold_where_a_layer_sees_one_way() -> None:
+    batch = one(50, embedding_values=random_rows(50))
+    expected = _attention(0).run(**batch).copy()
+    ends = np.full(50, 50)
+    np.testing.assert_array_equal(_attention(0, both_ways=False).run(**batch, seen_ends=ends), expected)
+    assert np.abs(_attention(0).run(**batch, seen_ends=ends) - expected).max() > 0.01
 
 
 @pytest.mark.parametrize("ends", [[0, 2, 3], [1, 2, 4], [3, 2, 3], [1, 2]])

@@ -82,6 +82,37 @@ def test_the_largest_are_kept(width: int, deviations: float) -> None:
     np.testing.assert_allclose(t.result(out), reference.keep_largest(x, width, deviations), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("width", [1, 15, 16, 70, 130])
+def test_parts_of_given_embeddings_are_added(width: int) -> None:
+    table, parts = random(width), random(3 * width, 4)[:2]
+    t = Tables()
+    x = t.given(table)
+    t.program.add_given(x, 2)
+    t.program.add_given(x, 1)
+    t.result(x)
+    run = {"token_ids": np.arange(ROWS), "positions": np.zeros(ROWS), "row_starts": np.arange(ROWS + 1)}
+    run |= {"block_tables": np.zeros((ROWS, 1)), "logit_rows": np.arange(ROWS), "embedding_rows": np.array([1, 3])}
+    expected = table.copy()
+    expected[[1, 3]] = parts[:, :width] + parts[:, 2 * width :] + parts[:, width : 2 * width]
+    np.testing.assert_allclose(t.program.run(**run, embedding_values=parts), expected, rtol=1e-6, atol=1e-6)
+    expected[[1, 3]] = parts[:, :width]  # without parts
+    np.testing.assert_array_equal(t.program.run(**run, embedding_values=parts[:, :width]), expected)
+    for wrong in (2 * width, 4 * width):
+        with pytest.raises(ValueError, match=f"given embeddings must be {width} or {3 * width} wide"):
+            t.program.run(**run, embedding_values=np.zeros((2, wrong)))
+
+
+@pytest.mark.parametrize(("low", "high"), [(-0.5, 0.25), (-np.inf, 0.0), (0.1, np.inf), (0.3, 0.3)])
+def test_columns_are_clipped(low: float, high: float) -> None:
+    x = random(70)
+    t = Tables()
+    out = t.given(x)
+    t.program.clip_columns(out, 3, 40, low, high)
+    expected = x.copy()
+    expected[:, 3:43] = np.clip(x[:, 3:43], np.float32(low), np.float32(high))
+    np.testing.assert_array_equal(t.result(out), expected)
+
+
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_embeddings_of_parts_are_added(precision: kernels.Precision) -> None:
     """Tokens 3 and 4 are not in the table."""
@@ -122,6 +153,9 @@ REFUSED: list[tuple[str, Callable[[kernels.Program, int, int], None]]] = [
         "the table does not have the buffer's parts",
         lambda p, x, y: p.add_embeddings(x, kernels.pack(random(7), "int8")),
     ),
+    ("they reach beyond the buffer", lambda p, x, y: p.clip_columns(x, 20, 5, 0.0, 1.0)),
+    ("the lower limit is above", lambda p, x, y: p.clip_columns(x, 0, 5, 1.0, 0.0)),
+    ("a part is as wide as the embeddings", lambda p, x, y: p.add_given(x, 0)),
     ("the stream has no such part", lambda p, x, y: p.add_to_parts(x, x, 1)),
 ]
 

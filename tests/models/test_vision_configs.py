@@ -10,12 +10,12 @@ from vision_models import CONFIGS, PREPROCESSORS, description, image, kind_of
 from dragoman.core.errors import ModelError
 from dragoman.models.families import read_spec
 from dragoman.models.vision.description import VisionDescription
-from dragoman.models.vision.geometry import Grid, cut_of, image_token_count
+from dragoman.models.vision.geometry import Grid, are_tiles, cut_of, image_token_count
 from dragoman.models.vision.places import position_shift, rotary_positions, seen_ends
 from dragoman.models.vision.preprocess import preprocess
 
 Image = pytest.importorskip("PIL.Image")
-QWEN = ("qwen2_vl", "qwen2_5_vl")
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 
 
 HOSTILE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
@@ -83,6 +83,28 @@ OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     ),
     "fewer tokens": ("paligemma", {}, {"image_seq_length": 16}, "image_seq_length 16 differs from the tower's 64"),
     "another width": ("paligemma", {"projection_dim": 48}, {}, "projection_dim 48 differs"),
+    "parts of the last layer": (
+        "qwen3_vl",
+        {"vision_config": {"deepstack_visual_indexes": [3]}},
+        {},
+        r"some of the first 3 layers, got \[3\]",
+    ),
+    "table of no square": ("qwen3_5", {"vision_config": {"num_position_embeddings": 35}}, {}, "must be a square, got"),
+    "another decoder's": ("qwen3_5", {"vision_config": {"out_hidden_size": 65}}, {}, "out_hidden_size 65 differs"),
+    "another layer": ("lfm2_vl", {"vision_feature_layer": -2}, {}, "vision_feature_layer = -2 is not supported"),
+    "patches of no square": ("lfm2_vl", {"vision_config": {"num_patches": 50}}, {}, "num_patches must be a square"),
+    "another patch": ("lfm2_vl", {}, {"encoder_patch_size": 16}, "encoder_patch_size differs"),
+    "tiles of half a token": ("lfm2_vl", {}, {"tile_size": 40}, "tile_size must be a multiple of 16"),
+    "no whole image": ("lfm2_vl", {}, {"use_thumbnail": False}, "use_thumbnail = false is not supported"),
+    "one tile of several": ("lfm2_vl", {}, {"min_tiles": 1}, "1 to 6 tiles are not 2 to 255"),
+    "tokens without end": ("lfm2_vl", {}, {"max_image_tokens": 10**6}, "max_image_tokens must be 4 to 2048"),
+    "heads that do not share": (
+        "idefics2",
+        {"perceiver_config": CONFIGS["idefics2"]["perceiver_config"] | {"num_key_value_heads": 3}},
+        {},
+        "4 heads of 24 numbers, 2 layers are not supported",
+    ),
+    "edges of no patch": ("idefics2", {}, {"size": {"shortest_edge": 5}}, "size must have edges of 14 pixels and more"),
     "several layers": ("mistral3", {"vision_feature_layer": [-2, -1]}, {}, "must be one layer, got"),
     "heads of another size": ("mistral3", {"vision_config": {"head_dim": 24}}, {}, "heads of 24 numbers"),
     "no square": ("gemma3", {}, {"size": {"height": 112, "width": 56}}, r"size \(112, 56\) differs"),
@@ -138,6 +160,19 @@ def test_an_image_sees_itself_and_what_is_before_it() -> None:
 def test_contexts_are_no_longer_than_the_windows_of_prompts_seen_both_ways() -> None:
     assert read_spec(CONFIGS["paligemma"]).context == 2048
     assert read_spec(CONFIGS["paligemma2"]).context == 1024
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_an_image_is_cut_into_is_told_from_anything_else(name: str) -> None:
+    vision = description(name)
+    for size in ((100, 70), (300, 500)):
+        found = preprocess(image(*size), vision)
+        tiles, _, height, width = found.pixels.shape
+        assert are_tiles(tiles, height, width, found.grid, vision)
+        for other in ((tiles + 1, height, width), (tiles, height + vision.patch, width), (tiles, 0, width)):
+            assert not are_tiles(*other, found.grid, vision)
+        wrong = Grid(found.grid.rows + 500, found.grid.columns + 1, found.grid.size)
+        assert not are_tiles(tiles, height, width, wrong, vision)
 
 
 def test_a_config_without_images_has_no_description() -> None:

@@ -74,10 +74,59 @@ _PALIGEMMA = {
     "pad_token_id": 0,
     "tie_word_embeddings": True,
 }
+_QWEN3_TOWER = {
+    "hidden_size": 48,
+    "out_hidden_size": 64,
+    "intermediate_size": 88,
+    "num_heads": 3,
+    "patch_size": 16,
+    "num_position_embeddings": 36,
+}
+_GEMMA4 = {
+    "architectures": ["Gemma4ForConditionalGeneration"],
+    "model_type": "gemma4",
+    "audio_config": None,
+    "image_token_id": 129,
+    "boi_token_id": 127,
+    "eoi_token_id": 128,
+    "video_token_id": 126,
+    "audio_token_id": 125,
+    "tie_word_embeddings": True,
+}
+_GEMMA4_TEXT = _TEXT | {
+    "model_type": "gemma4_text",
+    "head_dim": 16,
+    "global_head_dim": 24,
+    "num_hidden_layers": 4,
+    "sliding_window": 150,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "vocab_size_per_layer_input": 131,
+}
+_GEMMA4_TOWER = {
+    "hidden_size": 48,
+    "intermediate_size": 88,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "head_dim": 16,
+    "patch_size": 8,
+    "pooling_kernel_size": 3,
+    "position_embedding_size": 1000,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "idefics3": _IDEFICS3
     | {"architectures": ["Idefics3ForConditionalGeneration"], "model_type": "idefics3"}
     | {"vision_config": _TOWER | {"model_type": "idefics3_vision"}},
+    "idefics2": {
+        "architectures": ["Idefics2ForConditionalGeneration"],
+        "model_type": "idefics2",
+        "text_config": _TEXT | {"model_type": "mistral", "sliding_window": None},
+        "vision_config": _TOWER | {"image_size": 98},
+        "perceiver_config": {"hidden_size": 64, "resampler_n_latents": 9, "resampler_depth": 2, "resampler_n_heads": 4}
+        | {"resampler_head_dim": 24, "num_key_value_heads": 2},
+        "image_token_id": 129,
+        "tie_word_embeddings": False,
+    },
     "smolvlm": _IDEFICS3
     | {"architectures": ["SmolVLMForConditionalGeneration"], "model_type": "smolvlm"}
     | {"vision_config": _TOWER | {"model_type": "smolvlm_vision"}},
@@ -109,6 +158,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         | {"model_type": "gemma2", "head_dim": 24, "sliding_window": 1024, "query_pre_attn_scalar": 30}
         | {"attn_logit_softcapping": 5.0, "num_hidden_layers": 3}
     },
+    "gemma4": _GEMMA4
+    | {"text_config": _GEMMA4_TEXT | {"hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision"}}
+    | {"vision_config": _GEMMA4_TOWER | {"standardize": True}},
+    "gemma4-small": _GEMMA4
+    | {"text_config": _GEMMA4_TEXT | {"hidden_size_per_layer_input": 24, "num_kv_shared_layers": 2, "pad_token_id": 3}}
+    | {"vision_config": _GEMMA4_TOWER | {"use_clipped_linears": True}},
     "llava": _LLAVA
     | {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"}
     | {"vision_config": _TOWER | {"model_type": "clip_vision_model"}},
@@ -143,6 +198,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
         | {"model_type": "qwen2_5_vl_vision", "hidden_size": 48, "out_hidden_size": 64, "intermediate_size": 90}
         | {"window_size": 112, "fullatt_block_indexes": [1]}
     },
+    "qwen3_vl": _QWEN
+    | {"architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl"}
+    | {
+        "text_config": _QWEN["text_config"]
+        | {"model_type": "qwen3_vl_text", "head_dim": 24, "num_hidden_layers": 4}
+        | {"rope_scaling": {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [6, 3, 3]}}
+    }
+    | {"vision_config": _QWEN3_TOWER | {"model_type": "qwen3_vl", "depth": 4, "deepstack_visual_indexes": [0, 2]}},
+    "qwen3_5": _QWEN
+    | {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5"}
+    | {
+        "text_config": _TEXT
+        | {"model_type": "qwen3_5_text", "head_dim": 32, "partial_rotary_factor": 0.5, "full_attention_interval": 2}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [3, 3, 2]}}
+        | {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16}
+        | {"linear_value_head_dim": 16, "num_hidden_layers": 4, "eos_token_id": 2}
+    }
+    | {"vision_config": _QWEN3_TOWER | {"model_type": "qwen3_5", "depth": 2}},
     "mistral3": {
         "architectures": ["Mistral3ForConditionalGeneration"],
         "model_type": "mistral3",
@@ -153,6 +226,27 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
     "internvl": _INTERNVL,
+    "lfm2_vl": {
+        "architectures": ["Lfm2VlForConditionalGeneration"],
+        "model_type": "lfm2_vl",
+        "text_config": _TEXT
+        | {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3}
+        | {"block_auto_adjust_ff_dim": False, "eos_token_id": 2, "tie_embedding": True},
+        "vision_config": {
+            "model_type": "siglip2_vision_model",
+            "hidden_size": 48,
+            "intermediate_size": 88,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 3,
+            "patch_size": 8,
+            "num_patches": 49,
+            "vision_use_head": False,
+        },
+        "image_token_id": 129,
+        "downsample_factor": 2,
+        "projector_hidden_size": 80,
+        "tie_word_embeddings": True,
+    },
     "internvl-rms": _INTERNVL
     | {"vision_config": _INTERNVL["vision_config"] | {"norm_type": "rms_norm", "use_qk_norm": True}}
     | {"text_config": _TEXT | {"model_type": "qwen3", "head_dim": 24}, "vision_feature_layer": -2},
@@ -173,10 +267,18 @@ PREPROCESSORS: dict[str, dict[str, Any]] = {
     | {"image_grid_pinpoints": [*_PINPOINTS, [56, 224]], "image_mean": [0.5, 0.5, 0.5]},
     "qwen2_vl": {"min_pixels": 56 * 56, "max_pixels": 300 * 300},
     "qwen2_5_vl": {"size": {"shortest_edge": 112 * 112, "longest_edge": 500 * 500}},
+    "qwen3_vl": {"size": {"shortest_edge": 64 * 64, "longest_edge": 300 * 300}, "patch_size": 16}
+    | {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]},
+    "qwen3_5": {"size": {"shortest_edge": 64 * 64, "longest_edge": 300 * 300}, "patch_size": 16},
     "mistral3": {"size": {"longest_edge": 300}, "patch_size": 28},
     "internvl": {"size": {"height": 56, "width": 56}, "image_mean": [0.485, 0.456, 0.406]},
     "internvl-rms": {"size": {"height": 56, "width": 56}, "min_patches": 2, "max_patches": 6},
     "gemma3": {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 112, "width": 112}},
+    "gemma4": {"max_soft_tokens": 70, "patch_size": 8, "image_seq_length": 70},
+    "gemma4-small": {"max_soft_tokens": 140, "patch_size": 8, "resample": 2},
+    "lfm2_vl": {"encoder_patch_size": 8, "tile_size": 64, "min_image_tokens": 4, "max_image_tokens": 20}
+    | {"min_tiles": 2, "max_tiles": 6},
+    "idefics2": {"size": {"shortest_edge": 60, "longest_edge": 150}, "do_image_splitting": True},
     "paligemma": {"size": {"height": 112, "width": 112}, "image_seq_length": 64},
     "paligemma2": {"size": {"height": 112, "width": 112}, "resample": 2},
     "smolvlm": {
@@ -222,6 +324,11 @@ def save(folder: Path, name: str) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
+        for buffer_name, buffer in model.named_buffers():  # limits and means, which are trained
+            if buffer_name.endswith(("_min", "_max")):
+                buffer.fill_((0.3 + torch.rand(()).item()) * (1 if buffer_name.endswith("_max") else -1))
+            elif buffer_name.endswith(("std_bias", "std_scale")):
+                buffer.copy_(torch.rand_like(buffer) + 0.5)
     model.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSORS[name]))

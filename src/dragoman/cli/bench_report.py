@@ -65,7 +65,7 @@ def own_subject(described: ModelDescription, settings: ModelSettings, threads: i
 
 def described_subject(model: str | None, settings: ModelSettings, machine: MachineSettings) -> Subject:
     """Return the model that the command's own engine loads. Raises ModelError."""
-    described = describe(model, revision=settings.revision, token=settings.token, rope=settings.rope)
+    described = describe(model, **settings.describing)
     return own_subject(described, settings, machine.threads)
 
 

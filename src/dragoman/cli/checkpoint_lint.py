@@ -64,7 +64,7 @@ def examine(model: str | None, settings: ModelSettings) -> Examination:
     """Examine a model's files: weights, tokenizer, chat template, special tokens. Downloads missing files."""
     found = Examination()
     try:
-        described = describe(model, revision=settings.revision, token=settings.token, rope=settings.rope)
+        described = describe(model, **settings.describing)
         found.described = described
         _look_at_model(described, settings, found)
     except ModelError as error:

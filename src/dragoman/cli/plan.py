@@ -31,7 +31,7 @@ def plan(choice: ModelChoice, settings: ModelSettings, machine: MachineSettings,
     """
     from dragoman.models import describe
 
-    described = describe(choice.model, revision=settings.revision, token=settings.token, rope=settings.rope)
+    described = describe(choice.model, **settings.describing)
     first, others = adapters_of(adapters, settings)
     plans = plans_of(described, settings, first)
     bandwidth = measured_bandwidth(machine.threads)

@@ -32,7 +32,7 @@ def worker_settings(
     which is told of it, the weights too, which the engine's process would download otherwise. Raises ModelError for a
     model that is missing, not supported, or too large for this machine.
     """
-    described = describe(model, revision=settings.revision, token=settings.token, rope=settings.rope, watcher=watcher)
+    described = describe(model, **settings.describing, watcher=watcher)
     settings = with_step_limits(settings, scheduling)
     plan(described, settings).require_fit()
     if watcher is not None and described.source.repository is not None:

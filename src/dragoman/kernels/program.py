@@ -164,6 +164,7 @@ class Program(StreamOperations, RecurrenceOperations):
         causal: bool = True,
         sinks: ArrayLike | None = None,
         chunk: int = 0,
+        both_ways: bool = True,
     ) -> None:
         """Record ``out[:, h] = softmax(scale · q_h · K) · V`` over the positions up to the row's own.
 
@@ -180,6 +181,7 @@ class Program(StreamOperations, RecurrenceOperations):
                 whole text.
             sinks: float32 ``[heads]``: one more score in each softmax, which weighs no value (gpt-oss).
             chunk: a row sees only positions of its own chunk of so many (Llama 4); not with a window. 0: no chunks.
+            both_ways: a run's ``seen_ends`` hold here; else a row sees none after it.
         """
         self._native.attend(
             out,
@@ -195,6 +197,7 @@ class Program(StreamOperations, RecurrenceOperations):
             causal,
             _float32_or_none(sinks),
             chunk,
+            both_ways,
         )
 
     def cross_attend(self, out: int, x: int, q_offset: int, heads: int, layer: int, scale: float) -> None:
@@ -372,7 +375,7 @@ class Program(StreamOperations, RecurrenceOperations):
                 have any value.
             logit_rows: int32, ascending.
             embedding_rows, embedding_values: int32 ``[E]`` and float32 ``[E, width]``: rows with a given embedding
-                instead of a lookup (before positions are added).
+                instead of a lookup (before positions are added); ``[E, parts · width]`` where ``add_given`` adds parts.
             adapters: int32 ``[S]``: the slot of each sequence's adapter, -1 without one; None: no adapters.
             cross_tables, cross_lengths: int32 ``[S, N]`` and ``[S]``: the blocks of sequence i's encoder input for
                 cross-attention, and its number of positions.

@@ -19,6 +19,15 @@ class StreamOperations:
         of a token one after the other. A token beyond the table has those of token 0."""
         self._native.add_embeddings(x, table, factor)
 
+    def add_given(self, x: int, part: int) -> None:
+        """Record ``x += embedding_values[:, part · width : (part + 1) · width]`` of a run's rows with given embeddings,
+        where these have such a part; part 0 is the embedding itself, from 1 on there is one for each such operation."""
+        self._native.add_given(x, part)
+
+    def clip_columns(self, x: int, offset: int, width: int, low: float, high: float) -> None:
+        """Record ``x = min(max(x, low), high)`` of the columns ``[offset, offset + width)``."""
+        self._native.clip_columns(x, offset, width, low, high)
+
     def copy_columns(self, out: int, x: int, offset: int) -> None:
         """Record ``out = x[:, offset : offset + F]``, F the width of ``out``."""
         self._native.copy_columns(out, x, offset)

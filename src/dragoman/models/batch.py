@@ -36,6 +36,8 @@ class Batch(NamedTuple):
             group g of layers; unused entries are -1. Of one group also [S, M].
         logit_rows: int32 [R], ascending: the rows whose logits are needed. May be empty.
         embedding_rows, embedding_values: int32 [E] and float32 [E, width]: rows with given embeddings, if any.
+            Of a decoder whose vision has stacked embeddings, those of images are ``[E, (1 + stacked) · width]``; where
+            a batch has these and others, the others' further numbers are 0.
         adapters: int32 [S]: the slot of each sequence's adapter, -1 without one; None where no sequence has one.
         encoder_tables, encoder_lengths: int32 [S, N] and [S]: the blocks of each sequence's encoder input, and its
             tokens; None where the model has no encoder.

@@ -24,6 +24,7 @@ from dragoman.models.recurrent import Mixer
 from dragoman.models.rope import RotaryTables
 from dragoman.models.spec import DecoderSpec, Experts, HeadNorm
 from dragoman.models.tensors import nearest_bfloat16
+from dragoman.models.vision.places import rotary_axes
 
 if TYPE_CHECKING:
     from dragoman.models.positions import Float32
@@ -87,8 +88,7 @@ class Recorder:
         self.mixer_memory: dict[Mixer, tuple[int, ...]] = {}  # buffers of each kind of layer with a state
         self.tables = {rope: RotaryTables(rope, context) for rope in set(spec.ropes) if rope is not None}
         self.query_factors = spec.query_scale.table(context) if spec.query_scale else None
-        sections = spec.vision.rotary_sections if spec.vision else ()
-        self.rotary_axes = np.repeat(np.arange(len(sections)), sections) if sections else None
+        self.rotary_axes = rotary_axes(spec.vision) if spec.vision and spec.vision.rotary_sections else None
         self.token_inputs: TokenInputs | None = None
         self.parts: Parts | None = None
         self.buffers = LayerBuffers(spec, program)
@@ -170,6 +170,8 @@ class Recorder:
                 self.parts.add(added)
             else:
                 self.program.add(x, added)
+        if self.spec.vision and layer < self.spec.vision.stacked:
+            self.program.add_given(x, layer + 1)
         if self.spec.layer_scale:
             self.program.scale(x, float(self.weights.vector("layer_scale", layer)[0]))
 
@@ -267,6 +269,7 @@ class Recorder:
             causal=self.causal,
             sinks=self.weights.vector("sinks", layer) if spec.sinks else None,
             chunk=spec.chunks[layer] if spec.chunks else 0,
+            both_ways=not (spec.vision and spec.vision.both_ways_in_windows) or bool(spec.windows[layer]),
         )
         if spec.gated_attention:
             p.multiply(mixed, 0, mixed, 0, qkv, spec.query_width, spec.query_width, "sigmoid")

@@ -27,13 +27,13 @@ from dragoman.models.quantized.scheme import Scheme
 from dragoman.models.rope_config import with_scaling
 from dragoman.models.safetensors_file import read_header, stored_dtype
 from dragoman.models.settings import PRECISIONS, Precision, RequestedPrecision
-from dragoman.models.source import Source, find_source, find_weights, open_files
+from dragoman.models.source import AUTO, Source, find_source, find_weights, open_files, without_projector
 from dragoman.models.spec import DecoderSpec, EncoderSpec
 from dragoman.models.tensors import Format
 from dragoman.models.vision.description import VisionDescription
 from dragoman.models.vision.parameters import PREFIX as VISION_PREFIX
 from dragoman.models.vision.parameters import is_vision
-from dragoman.models.vision.readers import PREPROCESSOR_FILES, preprocessor_of
+from dragoman.models.vision.readers import PREPROCESSOR_FILES, UNNAMED_IMAGE_TOKENS, preprocessor_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,21 +167,35 @@ def describe(
     revision: str | None = None,
     token: str | None = None,
     rope: Mapping[str, object] | None = None,
+    mmproj: str = AUTO,
     watcher: DownloadWatcher | None = None,
 ) -> ModelDescription:
     """Describe a model from its config: no weights are read, and none are downloaded but those in GGUF, which have the
     config.
 
-    ``rope``: a rotary scaling in place of the config's. ``watcher`` is told of a download.
+    ``rope``: a rotary scaling in place of the config's. ``mmproj``: the projector file of a GGUF model, ``auto`` for
+    the one beside it, or ``none``. ``watcher`` is told of a download.
     Raises ModelError when there is no such model, or its architecture or a feature of it is not supported.
     """
-    return describe_source(find_source(source, revision=revision, token=token, watcher=watcher), rope=rope)
+    return describe_source(
+        find_source(source, revision=revision, token=token, mmproj=mmproj, watcher=watcher), rope=rope
+    )
 
 
 def describe_source(source: Source, *, rope: Mapping[str, object] | None = None) -> ModelDescription:
-    """Describe a model whose files are already found."""
+    """Describe a model whose files are already found: a GGUF model without the projector beside it, where they do not
+    go together."""
     if not source.gguf:
         return _describe(source, rope)
+    if source.projector is None or source.projector_asked:
+        return _describe_gguf(source, rope)
+    try:
+        return _describe_gguf(source, rope)
+    except ModelError as error:
+        return _describe_gguf(without_projector(source, error), rope)
+
+
+def _describe_gguf(source: Source, rope: Mapping[str, object] | None) -> ModelDescription:
     try:
         described = _describe(source, rope)
     except ModelError as error:  # the config was made of the file's metadata
@@ -225,6 +239,8 @@ def with_vision(spec: DecoderSpec, config: dict[str, Any], folder: Path) -> Deco
     """Return the spec with what a model's files say of images. Raises ModelError for a tower that cannot be
     computed."""
     files = {name: read_json(folder / name) for name in PREPROCESSOR_FILES if (folder / name).is_file()}
+    if (token := UNNAMED_IMAGE_TOKENS.get(str(config.get("model_type")))) and (found := _token_id(folder, token)):
+        config = {"image_token_id": found} | config
     vision = VisionDescription.from_config(config, preprocessor_of(files))
     if vision is None:
         return spec
@@ -232,9 +248,29 @@ def with_vision(spec: DecoderSpec, config: dict[str, Any], folder: Path) -> Deco
         raise ModelError(
             f"{folder}: images have embeddings of {vision.projection.out} numbers, text of {spec.embedding_width}"
         )
-    if vision.tags.image_id >= spec.vocab_size:
-        raise ModelError(f"{folder}: image token {vision.tags.image_id} is beyond the vocabulary of {spec.vocab_size}")
+    if vision.stacked >= spec.layers:
+        raise ModelError(f"{folder}: images have {vision.stacked} stacked parts, the decoder {spec.layers} layers")
+    if (last := max(vision.tags.image_id, vision.padding_id)) >= spec.vocab_size:
+        raise ModelError(f"{folder}: image token {last} is beyond the vocabulary of {spec.vocab_size}")
     return replace(spec, vision=vision)
+
+
+def _token_id(folder: Path, token: str) -> int | None:
+    """Return the id of an added token by the tokenizer's files; None where they do not say."""
+    files = {name: folder / name for name in ("added_tokens.json", "tokenizer_config.json", "tokenizer.json")}
+    known = {name: read_json(path) for name, path in files.items() if path.is_file()}
+    added = known.get("tokenizer.json", {}).get("added_tokens")
+    declared = known.get("tokenizer_config.json", {}).get("added_tokens_decoder")
+    pairs: list[tuple[object, object]] = [*known.get("added_tokens.json", {}).items()]
+    pairs += [(each.get("content"), each.get("id")) for each in _objects(added)]
+    if isinstance(declared, dict):
+        entries = ((each, key) for key, each in declared.items() if isinstance(each, dict) and str(key).isdecimal())
+        pairs += [(each.get("content"), int(key)) for each, key in entries]
+    return next((found for name, found in pairs if name == token and isinstance(found, int)), None)
+
+
+def _objects(values: object) -> list[dict[str, Any]]:
+    return [each for each in values if isinstance(each, dict)] if isinstance(values, list) else []
 
 
 def _pooling(source: Source, spec: DecoderSpec, config: Mapping[str, object]) -> PoolingPlan | None:

@@ -179,7 +179,14 @@ def _open(
     source: str | Path | None, settings: ModelSettings, progress: Progress, watcher: DownloadWatcher | None = None
 ) -> _Opened:
     fetching = part(progress, 0.0, _DOWNLOAD_SHARE)
-    found = find_source(source, revision=settings.revision, token=settings.token, progress=fetching, watcher=watcher)
+    found = find_source(
+        source,
+        revision=settings.revision,
+        token=settings.token,
+        mmproj=settings.mmproj,
+        progress=fetching,
+        watcher=watcher,
+    )
     described = describe_source(found, rope=settings.rope)
     plan(described, settings).require_fit()
     described = describe_source(

@@ -111,9 +111,17 @@ class Model:
         ``meanwhile`` is called once, during the computation and from any thread. ``interrupt``: a file descriptor;
         kernels.Interrupted is raised when it becomes readable before the end.
         """
-        logits = self.program.run(*batch, meanwhile, interrupt)
+        logits = self.program.run(*self._without_image_tokens(batch), meanwhile, interrupt)
         self._reads.add_step(batch)
         return logits
+
+    def _without_image_tokens(self, batch: Batch) -> Batch:
+        """Return the batch with padding in place of image tokens, where layers have inputs that are made of tokens:
+        those of an image are the padding's (Gemma 4)."""
+        if self.config.layer_inputs is None or self.config.vision is None:
+            return batch
+        images = batch.token_ids == self.config.vision.tags.image_id
+        return batch._replace(token_ids=np.where(images, np.int32(self.config.vision.padding_id), batch.token_ids))
 
     def pool(self, batch: Batch, second_text: Int32s, interrupt: int | None = None) -> NDArray[np.float32]:
         """Run one step up to the hidden states after the last norm: ``[len(batch.logit_rows), width]``, overwritten by

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -20,12 +20,23 @@ Count = Annotated[int, Meta(ge=1)]
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8", "int4")
 
 
+class Describing(TypedDict):
+    """Arguments of ``describe`` that are settings."""
+
+    revision: str | None
+    token: str | None
+    rope: dict[str, object] | None
+    mmproj: str
+
+
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a model is loaded. Every default is what most users want.
 
     Attributes:
         name: what clients call the model; by default the source's own name.
         revision: branch, tag or commit on the hub; by default its main branch.
+        mmproj: the projector file of a GGUF model, with which it sees images. auto: the one beside it, if there is one;
+            none: it is served as text alone.
         token: for private and gated repositories; by default the hub's own way (HF_TOKEN or a login).
         precision: of the weights; auto: as stored, float16 as bfloat16, quantized ones as near as can be.
         kv_precision: of keys and values; auto: float32 for weights in float32, else bfloat16. int8 takes 17/32 of
@@ -60,6 +71,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str | None = None
     revision: str | None = None
+    mmproj: str = "auto"
     token: str | None = None
     precision: RequestedPrecision = "auto"
     kv_precision: AskedKVPrecision = "auto"
@@ -79,6 +91,11 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     weights_memory: WeightsMemory = "auto"
     cache_folder: str | None = None
     cache_bytes: Annotated[int, Meta(ge=0)] = 64 << 30
+
+    @property
+    def describing(self) -> Describing:
+        """What a model is described by, besides its name."""
+        return {"revision": self.revision, "token": self.token, "rope": self.rope, "mmproj": self.mmproj}
 
     @property
     def rope(self) -> dict[str, object] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.resources
+import logging
 import os
 import re
 from collections.abc import Iterable
@@ -15,7 +16,16 @@ from dragoman.core.lfs_pointer import lfs_pointer_problem
 from dragoman.core.user_folders import expand_user
 from dragoman.models import gguf, hub
 from dragoman.models.config import read_json
-from dragoman.models.gguf.parts import SUFFIX, choose, files_of, head_of, is_gguf, models_among, part_names
+from dragoman.models.gguf.parts import (
+    SUFFIX,
+    choose,
+    choose_projector,
+    files_of,
+    head_of,
+    is_gguf,
+    models_among,
+    part_names,
+)
 from dragoman.models.hub import DownloadWatcher
 from dragoman.models.pooling import FILES as POOLING_FILES
 from dragoman.models.progress import DOWNLOADING, Progress, ignore_progress
@@ -25,7 +35,12 @@ from dragoman.models.short_names import repository_of, similar_names
 from dragoman.models.tensors import TensorFiles
 from dragoman.models.vision.readers import PREPROCESSOR_FILES
 
+_LOG = logging.getLogger(__name__)
+
 EMBEDDED = "embedded"
+AUTO, NO_PROJECTOR = "auto", "none"
+"""Projectors that are not named: the one beside the model, and none."""
+
 # Files that describe a model and tokenize its text; a few megabytes.
 _DESCRIPTION_FILES = ("config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json",
                       "vocab.*", "merges.txt", "chat_template*", "added_tokens.json", INDEX_NAME,
@@ -45,6 +60,8 @@ class Source:
         repository: the hub id; None for a folder. revision: its commit.
         weight_files: names in the folder; empty until they are downloaded.
         gguf: files of a GGUF model, downloaded as soon as it is found.
+        projector: the file with its vision tower. projector_asked: a user named it; else it was found beside the model,
+            which is served as text alone where they do not go together.
     """
 
     name: str
@@ -53,6 +70,8 @@ class Source:
     revision: str | None = None
     weight_files: tuple[str, ...] = ()
     gguf: tuple[Path, ...] = ()
+    projector: Path | None = None
+    projector_asked: bool = False
 
 
 def is_repository_id(source: str) -> bool:
@@ -87,6 +106,7 @@ def find_source(
     *,
     revision: str | None = None,
     token: str | None = None,
+    mmproj: str = AUTO,
     progress: Progress = ignore_progress,
     watcher: DownloadWatcher | None = None,
 ) -> Source:
@@ -94,18 +114,19 @@ def find_source(
 
     A GGUF file describes itself, so it is the only file of a repository that is downloaded.
     ``source``: a folder, a GGUF file, a hub id (``owner/name``, or ``owner/name:file.gguf``), a short name
-    of ``short_names``, or None or ``embedded``. ``watcher`` is told of bytes instead of the ``progress`` of shares.
+    of ``short_names``, or None or ``embedded``. ``mmproj``: the projector file of a GGUF model, ``auto`` for the one
+    beside it, or ``none``. ``watcher`` is told of bytes instead of the ``progress`` of shares.
     Raises ModelError when there is no such model; the message says what to do.
     """
     if source is None or source == EMBEDDED:
         return Source(EMBEDDED, embedded_path())
     path = expand_user(source)
     if path.is_dir():
-        return _find_in_folder(path)
+        return _find_in_folder(path, mmproj)
     if not path.exists():
         source = repository_of(str(source))
     if path.is_file() and is_gguf(path):
-        return _gguf_source(part_names(path.name).name, files_of(path))
+        return _gguf_source(part_names(path.name).name, files_of(path), mmproj)
     if path.exists():
         if problem := lfs_pointer_problem(path, head_of(path)):
             raise ModelError(problem)
@@ -117,7 +138,7 @@ def find_source(
         repository, file = found["repository"], found["file"]
     else:
         require_repository_id(repository)
-    return _find_on_hub(repository, file, revision, token, progress, watcher)
+    return _find_on_hub(repository, file, revision, token, mmproj, progress, watcher)
 
 
 def require_repository_id(source: str) -> None:
@@ -140,13 +161,19 @@ def _missing(source: str, path: Path) -> str:
     return f"there is no folder or file {source}{hint} (a model of the hub is named as owner/name){similar}"
 
 
-def _find_in_folder(folder: Path) -> Source:
+def _find_in_folder(folder: Path, mmproj: str) -> Source:
     if (folder / "config.json").is_file():
+        _refuse_projector(mmproj, str(folder))
         return Source(folder.resolve().name, folder)
     if not (models := models_among(path.name for path in folder.iterdir())):
         raise ModelError(f"{folder} has no config.json and no *{SUFFIX}: it is not a model folder")
     chosen = choose(models, "", str(folder), "/")
-    return _gguf_source(folder.resolve().name, files_of(folder / chosen.files[0]))
+    return _gguf_source(folder.resolve().name, files_of(folder / chosen.files[0]), mmproj)
+
+
+def _refuse_projector(mmproj: str, model: str) -> None:
+    if mmproj not in (AUTO, NO_PROJECTOR):
+        raise ModelError(f"{mmproj}: a projector file goes with a GGUF model, which {model} is not")
 
 
 def _find_on_hub(
@@ -154,6 +181,7 @@ def _find_on_hub(
     file: str,
     revision: str | None,
     token: str | None,
+    mmproj: str,
     progress: Progress,
     watcher: DownloadWatcher | None,
 ) -> Source:
@@ -163,18 +191,48 @@ def _find_on_hub(
     models = models_among(names)
     if file or (models and not any(name.endswith(".safetensors") for name in names)):
         chosen = choose(models, file, repository)
-        hub.download_large(repository, found, token, chosen.files, watcher or _Shares(progress))
+        projector = choose_projector(names) if mmproj == AUTO else mmproj if mmproj in names else None
+        wanted = chosen.files if projector is None else (*chosen.files, projector)
+        hub.download_large(repository, found, token, wanted, watcher or _Shares(progress))
         paths = files_of(found / chosen.files[0])
-        return _gguf_source(f"{repository}:{file}" if file else repository, paths, repository, found.name)
+        if projector is not None and mmproj != AUTO:
+            mmproj = str(found / projector)
+        name = f"{repository}:{file}" if file else repository
+        return replace(_gguf_source(name, paths, mmproj), repository=repository, revision=found.name)
+    _refuse_projector(mmproj, repository)
     if not described:
         raise ModelError(f"{repository} has no config.json: it is not a model in Hugging Face layout")
     return Source(repository, found, repository, found.name)
 
 
-def _gguf_source(
-    name: str, files: tuple[Path, ...], repository: str | None = None, revision: str | None = None
-) -> Source:
-    return Source(name, gguf.describing_folder(gguf.open_gguf(files)), repository, revision, gguf=files)
+def _gguf_source(name: str, files: tuple[Path, ...], mmproj: str) -> Source:
+    projector, asked = _projector_of(files, mmproj), mmproj != AUTO
+    try:
+        folder = gguf.describing_folder(gguf.open_gguf(files, projector))
+    except ModelError as error:
+        if projector is None or asked:
+            raise
+        return without_projector(Source(name, projector, gguf=files, projector=projector), error)
+    return Source(name, folder, gguf=files, projector=projector, projector_asked=asked)
+
+
+def _projector_of(files: tuple[Path, ...], mmproj: str) -> Path | None:
+    """Return the projector file that is asked for, or the one beside a model."""
+    if mmproj == NO_PROJECTOR:
+        return None
+    if mmproj == AUTO:
+        name = choose_projector(path.name for path in files[0].parent.iterdir())
+        return None if name is None else files[0].parent / name
+    path = expand_user(mmproj)
+    if not path.is_file():
+        raise ModelError(f"there is no projector file {mmproj}")
+    return path
+
+
+def without_projector(source: Source, reason: ModelError) -> Source:
+    """Return a GGUF model without the projector that was found beside it, and log why."""
+    _LOG.warning("text only: %s", reason)
+    return replace(source, folder=gguf.describing_folder(gguf.open_gguf(source.gguf)), projector=None)
 
 
 def _has_safetensors(folder: Path) -> bool:
@@ -221,7 +279,7 @@ def find_weights(
 def open_files(source: Source) -> TensorFiles:
     """Open the tensors of a source whose weight files are present. Raises ModelError naming the damaged file."""
     if source.gguf:
-        return gguf.tensor_files(gguf.open_gguf(source.gguf))
+        return gguf.tensor_files(gguf.open_gguf(source.gguf, source.projector))
     files = read_safetensors(source.folder, source.weight_files)
     scheme = find_scheme(source.folder, read_json(source.folder / "config.json"))
     return files if scheme is None else join_quantized(files, scheme)
@@ -231,7 +289,7 @@ def fetch_again(source: Source, *, token: str | None = None) -> None:
     """Download the cached files of a repository's revision again, in case they are damaged. Raises ModelError."""
     assert source.repository is not None
     if source.gguf:
-        names = [f"*{path.name}" for path in source.gguf]
+        names = [f"*{path.name}" for path in (*source.gguf, *([source.projector] if source.projector else []))]
     else:
         names = [str(path.relative_to(source.folder)) for path in source.folder.rglob("*") if path.is_file()]
     hub.fetch_again(source.repository, source.revision, token, names)

@@ -256,7 +256,7 @@ class ModelLoader:
         if not isinstance(model, LoadModel) or self._remote is not None:
             return ModelMemory(0, 0)
         settings = self._settings_for(source, model)
-        described = describe(source.source, revision=settings.revision, token=settings.token, rope=settings.rope)
+        described = describe(source.source, **settings.describing)
         found = self._planned_settings(described, settings)[1]
         text_bytes = TEXT_BYTES + TEXT_FACTOR * _tokenizer_bytes(described.tokenizer_folder)
         serving_bytes = found.total_bytes + self._adapter_bytes(found) + ENGINE_BYTES + text_bytes
@@ -276,7 +276,7 @@ class ModelLoader:
         return settings, found
 
     def _settings_of_plan(self, source: ModelSource, settings: ModelSettings) -> ModelSettings:
-        described = describe(source.source, revision=settings.revision, token=settings.token, rope=settings.rope)
+        described = describe(source.source, **settings.describing)
         return self._planned_settings(described, settings)[0]
 
     def _adapter_bytes(self, found: MemoryPlan) -> int:

@@ -29,6 +29,7 @@ from dragoman.models.spec import (
     LayerSizes,
     Output,
 )
+from dragoman.models.vision.parameters import gemma4_names
 
 _ATTENTION = "model.layers.{layer}.self_attn."
 LAYER_INPUT_NAMES = {
@@ -64,6 +65,7 @@ _GGUF_SCALES = (
     (r"\.experts\.down_proj\.scale$", ".router.per_expert_scale"),
 )
 TEXT_PART = ((r"^model\.language_model\.", "model."),)
+_PARTS = ((r"^(model\.)?(vision_tower|embed_vision)\.", r"model.\2."), *TEXT_PART)
 
 # Defaults of fields that configs may omit, from transformers' class.
 _DEFAULTS: dict[str, Any] = {
@@ -219,12 +221,12 @@ FAMILIES: dict[str, Family] = {
     ),
     "Gemma4ForConditionalGeneration": Family(
         _read_gemma4_with_images,
-        _NAMES,
+        _NAMES | gemma4_names("model.vision_tower.", "model.embed_vision."),
         "gemma4",
         base="model.",
         ignored=OTHER_SENSES,
         unused=unused_keys_and_values,
-        aliases=TEXT_PART,
+        aliases=_PARTS,
         title="Gemma 4 with images and sound",
         examples=(
             "google/gemma-4-E2B-it",
@@ -232,7 +234,7 @@ FAMILIES: dict[str, Family] = {
             "google/gemma-4-26B-A4B-it",
             "google/gemma-4-31B-it",
         ),
-        note="Text only: the parts for images and sound are not loaded. The table of the layers' inputs stays in the "
-        "packed file, of which the rows of a step's tokens are read (not with `--weights-memory copy`).",
+        note="It [sees images](vision.md); the part for sound is not loaded. The table of the layers' inputs stays in "
+        "the packed file, of which the rows of a step's tokens are read (not with `--weights-memory copy`).",
     ),
 }

@@ -15,7 +15,7 @@ from dragoman.models.recurrent import ShortConvolution
 from dragoman.models.spec import DecoderSpec, Experts, HeadNorm
 
 _LAYER = "model.layers.{layer}."
-_LFM2_NAMES = LLAMA_NAMES | {
+LFM2_NAMES = LLAMA_NAMES | {
     "attention_norm": (f"{_LAYER}operator_norm",),
     "attention_out": (f"{_LAYER}self_attn.out_proj",),
     "query_norm": (f"{_LAYER}self_attn.q_layernorm",),
@@ -28,7 +28,7 @@ _LFM2_NAMES = LLAMA_NAMES | {
     "feed_forward_out": (f"{_LAYER}feed_forward.w2",),
     "final_norm": ("model.embedding_norm",),
 }
-_MOE_NAMES = _LFM2_NAMES | {
+_MOE_NAMES = LFM2_NAMES | {
     "router": (f"{_LAYER}feed_forward.gate",),
     "router_choice": (f"{_LAYER}feed_forward.expert_bias",),
     "expert_in": (f"{_LAYER}feed_forward.experts.{{expert}}.w1", f"{_LAYER}feed_forward.experts.{{expert}}.w3"),
@@ -111,7 +111,7 @@ def _feed_forward(config: Config) -> int:
 FAMILIES: dict[str, Family] = {
     "Lfm2ForCausalLM": Family(
         _read_lfm2,
-        _LFM2_NAMES,
+        LFM2_NAMES,
         "lfm2",
         base="model.",
         title="LFM2 and LFM2.5",

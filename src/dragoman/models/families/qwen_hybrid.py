@@ -15,6 +15,7 @@ from dragoman.models.families.mixtures import QWEN2_MOE_NAMES, QWEN_STACKS, qwen
 from dragoman.models.parameter import Parameter
 from dragoman.models.recurrent import MOST_TAPS, DeltaRule
 from dragoman.models.spec import DecoderSpec, Experts, HeadNorm
+from dragoman.models.vision.parameters import qwen3_names
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,7 +58,7 @@ def _read_qwen3_5_moe(config: Config) -> DecoderSpec:
 
 
 def _read_qwen3_5_with_images(config: Config) -> DecoderSpec:
-    """Return the text decoder: only prompts without images are served."""
+    """Return the text decoder of the models with a vision tower."""
     return replace(_read_qwen3_5(config.within("text_config")), architecture="Qwen3_5ForConditionalGeneration")
 
 
@@ -140,14 +141,14 @@ def _family(read: Any, names: dict[str, tuple[str, ...]], model_type: str, **mor
         base="model.",
         row_order=_row_order,
         norm_offset=1.0,
-        aliases=((r"^model\.language_model\.", "model."),),
+        aliases=((r"^(model\.)?visual\.", "model.visual."), (r"^model\.language_model\.", "model.")),
         ignored=re.compile(r"(visual|mtp)\..*"),  # MTP: more tokens at once, by a layer that is not used here
         **more,
     )
 
 
 _NOTE = "Layers with the gated delta rule keep a [state](recurrent-state.md)."
-_TEXT_ONLY = f"Text only: the vision tower is not loaded. {_NOTE}"
+_SEES = f"It [sees images](vision.md). Video is not read. {_NOTE}"
 
 FAMILIES: dict[str, Family] = {
     "Qwen3NextForCausalLM": _family(
@@ -178,19 +179,19 @@ FAMILIES: dict[str, Family] = {
     ),
     "Qwen3_5ForConditionalGeneration": _family(
         _read_qwen3_5_with_images,
-        LLAMA_NAMES,
+        LLAMA_NAMES | qwen3_names("model.visual."),
         "qwen3_5",
         title="Qwen 3.5 and 3.6",
         examples=("Qwen/Qwen3.5-4B", "Qwen/Qwen3.5-0.8B"),
-        note=_TEXT_ONLY,
+        note=_SEES,
     ),
     "Qwen3_5MoeForConditionalGeneration": _family(
         _read_qwen3_5_moe_with_images,
-        QWEN2_MOE_NAMES,
+        QWEN2_MOE_NAMES | qwen3_names("model.visual."),
         "qwen3_5_moe",
         other_names=QWEN_STACKS,
         title="Qwen 3.5 and 3.6 MoE",
         examples=("Qwen/Qwen3.5-35B-A3B",),
-        note=_TEXT_ONLY,
+        note=_SEES,
     ),
 }

@@ -1,5 +1,5 @@
-"""Decoders of other families behind a vision tower: Idefics 3 and SmolVLM, LLaVA and LLaVA-NeXT, InternVL,
-Qwen2-VL and Qwen2.5-VL.
+"""Decoders of other families behind a vision tower: Idefics 2 and 3, SmolVLM, LLaVA and LLaVA-NeXT, InternVL,
+Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
 
 The tower is described by ``models/vision``; here is the decoder that its embeddings go to, and all names of weights.
 """
@@ -15,12 +15,22 @@ from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
 from dragoman.models.families.family import IMAGE_PARTS, WITH_IMAGES, Family
 from dragoman.models.families.granite import FAMILIES as GRANITE
+from dragoman.models.families.lfm2 import FAMILIES as LFM2
+from dragoman.models.families.lfm2 import LFM2_NAMES
 from dragoman.models.families.llama import FAMILIES as LLAMA
 from dragoman.models.families.llama import HEAD_NORM_NAMES, LLAMA_NAMES, ROTARY_BUFFER
 from dragoman.models.families.mistral import FAMILIES as MISTRAL
 from dragoman.models.families.qwen import FAMILIES as QWEN
 from dragoman.models.spec import DecoderSpec
-from dragoman.models.vision.parameters import internvl_names, pixtral_names, qwen_names, siglip_names
+from dragoman.models.vision.parameters import (
+    internvl_chat_names,
+    internvl_names,
+    pixtral_names,
+    qwen3_names,
+    qwen_names,
+    resampler_names,
+    siglip_names,
+)
 
 _SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}
 _TEXT: dict[str, tuple[Family, Mapping[str, Any]]] = {
@@ -29,6 +39,7 @@ _TEXT: dict[str, tuple[Family, Mapping[str, Any]]] = {
     "qwen2": (QWEN["Qwen2ForCausalLM"], {}),
     "qwen3": (QWEN["Qwen3ForCausalLM"], {}),
     "granite": (GRANITE["GraniteForCausalLM"], {}),
+    "lfm2": (LFM2["Lfm2ForCausalLM"], {}),
 }
 """Decoders by the ``model_type`` of ``text_config``, with the values of sizes that a config may leave out."""
 
@@ -46,6 +57,11 @@ def _read_text(config: Config, architecture: str) -> DecoderSpec:
     # In transformers the factor on logits (Granite) is part of the model with a head of its own, which this is not.
     spec = family.read(text)
     return replace(spec, architecture=architecture, output=replace(spec.output, scale=1.0))
+
+
+def _read_idefics2(config: Config) -> DecoderSpec:
+    config = config.having({"text_config": {"model_type": "mistral"} | config.block("text_config")})
+    return _read_text(config, "Idefics2ForConditionalGeneration")
 
 
 def _read_idefics3(config: Config) -> DecoderSpec:
@@ -68,6 +84,18 @@ def _read_internvl(config: Config) -> DecoderSpec:
     return _read_text(config.over({"tie_word_embeddings": True}), "InternVLForConditionalGeneration")
 
 
+def _read_internvl_chat(config: Config) -> DecoderSpec:
+    return _read_text(config.having({"text_config": config.block("llm_config")}), "InternVLChatModel")
+
+
+def _read_lfm2_vl(config: Config) -> DecoderSpec:
+    text = {"model_type": "lfm2"} | config.block("text_config")
+    tied = text.get("tie_embedding", config.value("tie_embedding", True))
+    return _read_text(
+        config.over({"tie_word_embeddings": tied}).having({"text_config": text}), "Lfm2VlForConditionalGeneration"
+    )
+
+
 def _read_qwen2_vl(config: Config) -> DecoderSpec:
     return _read_qwen(config, "Qwen2VLForConditionalGeneration")
 
@@ -76,18 +104,25 @@ def _read_qwen25_vl(config: Config) -> DecoderSpec:
     return _read_qwen(config, "Qwen2_5_VLForConditionalGeneration")
 
 
-def _read_qwen(config: Config, architecture: str) -> DecoderSpec:
-    """Return Qwen 2 with the rotation of text: where the three positions of a token are equal, it is the usual one."""
+def _read_qwen3_vl(config: Config) -> DecoderSpec:
+    sizes = {"hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32, "num_attention_heads": 32}
+    config = config.over({"text_config": {}})
+    block = sizes | {"vocab_size": 151_936, "rope_theta": 500_000.0, "rms_norm_eps": 1e-6} | config.block("text_config")
+    return _read_qwen(config.having({"text_config": block}), "Qwen3VLForConditionalGeneration", "Qwen3ForCausalLM")
+
+
+def _read_qwen(config: Config, architecture: str, decoder: str = "Qwen2ForCausalLM") -> DecoderSpec:
+    """Return Qwen 2 or 3 with the rotation of text: of three equal positions it is the usual one."""
     text = config.within("text_config")
     plain = {}
     for key in ("rope_scaling", "rope_parameters"):
-        block = {name: value for name, value in text.block(key).items() if name != "mrope_section"}
+        block = {name: value for name, value in text.block(key).items() if name not in _IMAGE_POSITIONS}
         if block.get("rope_type", block.get("type")) in ("mrope", "default"):
             block = {name: value for name, value in block.items() if name not in ("type", "rope_type")}
         plain[key] = ({"rope_type": "default"} | block if key == "rope_parameters" else block) if block else None
     tied = config.block("text_config").get("tie_word_embeddings") is True or config.flag("tie_word_embeddings", False)
     text = text.having({**plain, "tie_word_embeddings": tied}).over({"rms_norm_eps": 1e-5})
-    return replace(QWEN["Qwen2ForCausalLM"].read(text), architecture=architecture)
+    return replace(QWEN[decoder].read(text), architecture=architecture)
 
 
 _NAMES = LLAMA_NAMES | HEAD_NORM_NAMES
@@ -108,13 +143,30 @@ _INTERNVL_NAMES = (
     | {"vision_project_norm": (f"{_PROJECTOR}layer_norm",)}
 )
 _LLAVA_ALIASES = ((r"^(model\.)?image_newline$", "model.image_newline"), *WITH_IMAGES)
+_INTERNVL_CHAT_ALIASES = (
+    (r"^language_model\.model\.", "model."),
+    (r"^language_model\.lm_head\.", "lm_head."),
+    (r"^(vision_model|mlp1)\.", r"model.\1."),
+)
 _QWEN_ALIASES = (
     (r"^(model\.)?visual\.", "model.visual."),
     (r"^model\.language_model\.", "model."),
 )
+_IMAGE_POSITIONS = ("mrope_section", "mrope_interleaved")
 _QWEN_TOWER = re.compile(r"visual\..*")
 
 FAMILIES: dict[str, Family] = {
+    "Idefics2ForConditionalGeneration": Family(
+        _read_idefics2,
+        _NAMES | siglip_names("model.vision_model.") | resampler_names("model.connector."),
+        "idefics2",
+        base="model.",
+        ignored=ROTARY_BUFFER,
+        aliases=_IDEFICS3_ALIASES,
+        title="Idefics 2",
+        examples=("HuggingFaceM4/idefics2-8b", "HuggingFaceM4/idefics2-8b-chatty"),
+        note="It [sees images](vision.md).",
+    ),
     "Idefics3ForConditionalGeneration": Family(
         _read_idefics3,
         _IDEFICS3_NAMES,
@@ -169,7 +221,19 @@ FAMILIES: dict[str, Family] = {
         aliases=WITH_IMAGES,
         title="InternVL 2.5, 3 and 3.5",
         examples=("OpenGVLab/InternVL3-1B-hf", "OpenGVLab/InternVL3-2B-hf"),
-        note="It [sees images](vision.md). Video is not read; of the older checkpoints without `-hf` nothing is.",
+        note="It [sees images](vision.md). Video is not read.",
+    ),
+    "InternVLChatModel": Family(
+        _read_internvl_chat,
+        _NAMES | internvl_chat_names("model.vision_model.", "model.mlp1."),
+        "internvl_chat",
+        base="model.",
+        ignored=re.compile(r"(vision_model|mlp1)\..*"),
+        aliases=_INTERNVL_CHAT_ALIASES,
+        title="InternVL 2.5, 3 and 3.5, without -hf",
+        examples=("OpenGVLab/InternVL3-1B", "OpenGVLab/InternVL3_5-2B"),
+        note="The same models as their authors first published them. It [sees images](vision.md). Video is not read. "
+        "Decoders of InternLM 2 are refused.",
     ),
     "Qwen2VLForConditionalGeneration": Family(
         _read_qwen2_vl,
@@ -192,5 +256,30 @@ FAMILIES: dict[str, Family] = {
         title="Qwen2.5-VL",
         examples=("Qwen/Qwen2.5-VL-3B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct"),
         note="It [sees images](vision.md). Video is not read.",
+    ),
+    "Qwen3VLForConditionalGeneration": Family(
+        _read_qwen3_vl,
+        _NAMES | qwen3_names("model.visual."),
+        "qwen3_vl",
+        base="model.",
+        ignored=_QWEN_TOWER,
+        aliases=_QWEN_ALIASES,
+        title="Qwen3-VL",
+        examples=("Qwen/Qwen3-VL-2B-Instruct", "Qwen/Qwen3-VL-8B-Instruct"),
+        note="It [sees images](vision.md). Video is not read.",
+    ),
+    "Lfm2VlForConditionalGeneration": Family(
+        _read_lfm2_vl,
+        LFM2_NAMES
+        | siglip_names("model.vision_tower.")
+        | _TWO_PRODUCTS
+        | {"vision_project_norm": (f"{_PROJECTOR}layer_norm",)},
+        "lfm2_vl",
+        base="model.",
+        ignored=IMAGE_PARTS,
+        aliases=WITH_IMAGES,
+        title="LFM2-VL",
+        examples=("LiquidAI/LFM2-VL-450M", "LiquidAI/LFM2-VL-1.6B"),
+        note="It [sees images](vision.md). Most layers of its decoder keep a [state](recurrent-state.md).",
     ),
 }

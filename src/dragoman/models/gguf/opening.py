@@ -31,6 +31,7 @@ from dragoman.models.gguf.block_types import BLOCK_TYPES
 from dragoman.models.gguf.file import GgufFile, read_gguf
 from dragoman.models.gguf.metadata import Metadata
 from dragoman.models.gguf.pooling import pooling_files
+from dragoman.models.gguf.projector import Projector, open_projector, projector_tensors, with_images
 from dragoman.models.gguf.tensors import GgufNumber, GgufTensor
 from dragoman.models.gguf.vocabulary import check_vocabulary, tokenizer_files
 from dragoman.models.pooling import RERANKER
@@ -45,10 +46,15 @@ _ABANDONED_AFTER_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """Headers of one model's files, checked against each other. ``stored``: all tensors by their names in the files."""
+    """Headers of one model's files, checked against each other.
+
+    Attributes:
+        stored: all tensors by their names in the files. projector: the vision tower, in a file of its own.
+    """
 
     files: tuple[GgufFile, ...]
     stored: Mapping[str, GgufTensor]
+    projector: Projector | None = None
 
     @property
     def first(self) -> GgufFile:
@@ -56,10 +62,12 @@ class GgufModel:
         return self.files[0]
 
 
-def open_gguf(paths: Sequence[Path]) -> GgufModel:
-    """Read the headers of a model's files. Raises ModelError naming the file, and the wrong key or tensor."""
+def open_gguf(paths: Sequence[Path], projector: Path | None = None) -> GgufModel:
+    """Read the headers of a model's files, and of its projector's. Raises ModelError naming the file, and the wrong key
+    or tensor."""
     try:
-        return _open(tuple((path, (status := path.stat()).st_size, status.st_mtime_ns) for path in paths))
+        model = _open(tuple((path, (status := path.stat()).st_size, status.st_mtime_ns) for path in paths))
+        return model if projector is None else replace(model, projector=open_projector(projector))
     except OSError as error:
         raise ModelError(f"{error.filename}: cannot be read: {error.strerror}") from None
 
@@ -107,8 +115,18 @@ def tensor_files(model: GgufModel) -> TensorFiles:
             for part in architecture.adjust(config, each):
                 tensors[part.name] = _as_family(architecture, config, part)
     tensors |= _numbers(architecture, config, model.first)
+    raw = {file.path: file.raw for file in model.files}
+    if model.projector is not None:
+        tensors |= projector_tensors(model.projector, _whole_config(model, config)[0])
+        raw[model.projector.file.path] = model.projector.file.raw
     where = str(model.first.path) if len(model.files) == 1 else f"{model.first.path} and {len(model.files) - 1} more"
-    return TensorFiles(tensors, {file.path: file.raw for file in model.files}, where, upright=True)
+    return TensorFiles(tensors, raw, where, upright=True)
+
+
+def _whole_config(model: GgufModel, config: Config) -> tuple[Config, Config]:
+    """Return the config of a model with a projector, and its image processor's. ``config``: of the decoder."""
+    assert model.projector is not None
+    return with_images(model.projector, model.first, config)
 
 
 def _numbers(architecture: Architecture, config: Config, file: GgufFile) -> dict[str, Tensor]:
@@ -182,6 +200,8 @@ def describing_folder(model: GgufModel) -> Path:
     digest.update(f"{_FORMAT}".encode())
     for file in model.files:
         digest.update(file.raw)
+    if model.projector is not None:
+        digest.update(model.projector.file.raw)
     for name in sorted(find_architecture(model.first, model.stored).described & model.stored.keys()):
         digest.update(repr(divisors(model.stored, name)).encode())
     folder = root / digest.hexdigest()
@@ -220,8 +240,11 @@ def _contents(model: GgufModel) -> dict[str, Any]:
     config = read_config(find_architecture(model.first, model.stored), model.first, model.stored)
     check_vocabulary(model.first, config["vocab_size"])
     Metadata(model.first, "split.").refuse("axis")
+    images = {}
+    if model.projector is not None:
+        config, images["preprocessor_config.json"] = _whole_config(model, config)
     ranks = config.get(RERANKER) is True or config["architectures"][0].endswith("ForSequenceClassification")
-    return {"config.json": config, **tokenizer_files(model.first), **pooling_files(model.first, ranks=ranks)}
+    return {"config.json": config, **images, **tokenizer_files(model.first), **pooling_files(model.first, ranks=ranks)}
 
 
 def _remove_oldest(root: Path) -> None:

@@ -51,8 +51,20 @@ def part_names(name: str) -> Model:
 
 def models_among(names: Iterable[str]) -> list[Model]:
     """Return the models among a folder's or a repository's files. Image projectors (``mmproj``) are not models."""
-    ours = (name for name in names if name.endswith(SUFFIX) and not name.rpartition("/")[2].startswith("mmproj"))
+    ours = (name for name in names if name.endswith(SUFFIX) and not is_projector(name))
     return sorted({part_names(name) for name in ours})
+
+
+def is_projector(name: str) -> bool:
+    """Return whether a file is called as projectors are: ``mmproj-F16.gguf``, or ``gemma-3-4b-it.mmproj-f16.gguf``."""
+    return name.endswith(SUFFIX) and "mmproj" in name.rpartition("/")[2].lower()
+
+
+def choose_projector(names: Iterable[str]) -> str | None:
+    """Return the projector among the files beside a model: of several the one in float16, else the first by name."""
+    found = sorted(name for name in names if is_projector(name))
+    halves = [name for name in found if re.search(r"[-._]f16\.gguf$", name, re.IGNORECASE)]
+    return next(iter([*halves, *found]), None)
 
 
 def choose(models: list[Model], wanted: str, place: str, separator: str = ":") -> Model:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from dragoman.models.vision.description import VisionDescription
 from dragoman.models.vision.parts import Layers
 
 Int32s = NDArray[np.int32]
+Floats = NDArray[np.float32]
 
 _SPARE_BLOCKS = 256  # windows at the edges of an image fill theirs in part
 
@@ -65,7 +67,7 @@ def most_blocks(vision: VisionDescription, tiles: int) -> int:
 
 def arrange(vision: VisionDescription, tiles: int, height: int, width: int) -> Arrangement:
     """Return the order of so many tiles of so many pixels."""
-    if vision.tiling.kind != "any":
+    if vision.tiling.kind not in ("any", "mixed", "halves"):
         return Arrangement(sequences_of([vision.tile_rows] * tiles))
     factor, patch = vision.reduction.factor, vision.patch
     rows, columns = height // patch // factor, width // patch // factor  # of tokens
@@ -91,6 +93,66 @@ def _by_windows(rows: int, columns: int, side: int) -> tuple[NDArray[np.intp], l
         for left in range(0, columns, side)
     ]
     return np.concatenate(windows), [len(window) for window in windows]
+
+
+def interpolated(table: Floats, side: int, rows: int, columns: int) -> Floats:
+    """Return a square's learned rows ``[side², width]`` between which lie those of so many rows and columns of patches,
+    ``[rows · columns, width]``, bilinearly: the corners of the two are the same."""
+    (above, below, down), (left, right, across) = (_between(count, side) for count in (rows, columns))
+    square = table.reshape(side, side, -1)
+    down, across = down[:, None, None], across[None, :, None]
+    upper = square[above][:, left] * (1 - across) + square[above][:, right] * across
+    lower = square[below][:, left] * (1 - across) + square[below][:, right] * across
+    return np.asarray(upper * (1 - down) + lower * down, np.float32).reshape(rows * columns, -1)
+
+
+def resampled(table: Floats, side: int, rows: int, columns: int) -> Floats:
+    """Return a square's learned rows ``[side², width]`` as an image of so many rows and columns, ``[rows · columns,
+    width]``: bilinearly, over as many as become one where it has fewer (as PIL resizes)."""
+    down, across = _triangles(rows, side), _triangles(columns, side)
+    square = np.tensordot(across, table.reshape(side, side, -1), (1, 1))  # [columns, side, width]
+    found = np.tensordot(down, square, (1, 1))  # [rows, columns, width]
+    return np.asarray(found, np.float32).reshape(rows * columns, -1)
+
+
+def _triangles(count: int, side: int) -> Floats:
+    """Return by how much each of ``side`` places counts in each of ``count`` places between the same edges,
+    ``[count, side]``."""
+    step = side / count
+    reach = max(step, 1.0)
+    centers = (np.arange(count) + 0.5) * step
+    found = np.maximum(0.0, 1.0 - np.abs(np.arange(side) + 0.5 - centers[:, None]) / reach)
+    return np.asarray(found / found.sum(axis=1, keepdims=True), np.float32)
+
+
+def bucketed(table: Floats, side: int, rows: int, columns: int) -> Floats:
+    """Return of a square's learned rows ``[side², width]`` those that so many rows and columns of patches are in,
+    ``[rows · columns, width]``, where the square is as large as the image."""
+    edges = ((np.arange(math.ceil((1.0 - 1 / side) / (1 / side))) + 1) * (1 / side)).astype(np.float32)
+    down, across = (
+        np.searchsorted(edges, np.minimum(_shares(count), np.float32(1 - 1e-6)), side="right")
+        for count in (rows, columns)
+    )
+    return np.asarray(table[(down[:, None] * side + across[None]).reshape(-1)], np.float32)
+
+
+def _shares(count: int) -> Floats:
+    return np.arange(count, dtype=np.float32) * (np.float32(1.0) / np.float32(count))
+
+
+def axial(table: Floats, side: int, rows: int, columns: int) -> Floats:
+    """Return the sums of a learned row of a patch's column and one of its row, ``[rows · columns, width]``. ``table``:
+    ``side`` rows for columns, and as many for rows."""
+    across, down = table[:columns], table[side : side + rows]
+    return (across[None] + down[:, None]).reshape(rows * columns, -1)
+
+
+def _between(count: int, side: int) -> tuple[NDArray[np.intp], NDArray[np.intp], Floats]:
+    """Return of ``count`` places from the first of ``side`` to the last the ones before and after, and the share of the
+    one after."""
+    place = np.arange(count, dtype=np.float32) * np.float32(side - 1) / np.float32(max(count - 1, 1))
+    before = np.floor(place).astype(np.intp)
+    return before, np.minimum(before + 1, side - 1), place - before.astype(np.float32)
 
 
 def sequences_of(lengths: list[int]) -> Sequences:

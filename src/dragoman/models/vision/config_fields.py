@@ -151,3 +151,15 @@ def require_square(preprocessor: Config, side: int) -> None:
     block = Config(preprocessor.block("size"), where=f"{preprocessor.where}: size")
     if (found := (block.size("height", side), block.size("width", side))) != (side, side):
         raise ModelError(f"{block.where} {found} differs from the tower's image_size {side}")
+
+
+def taken_layers(config: Config, layers: int) -> tuple[int, ...]:
+    """Return the layers after which the stream is taken: 0 is before the first, negative ones count from the last."""
+    listed = config.value("vision_feature_layer", -2)
+    places = listed if isinstance(listed, list) else [listed]
+    if not places or not all(isinstance(place, int) and not isinstance(place, bool) for place in places):
+        raise ModelError(f"config.json: vision_feature_layer must be a layer or a list of them, got {listed!r}")
+    taken = tuple(place + layers + 1 if place < 0 else place for place in places)
+    if not all(0 < place <= layers for place in taken) or list(taken) != sorted(set(taken)):
+        raise ModelError(f"config.json: vision_feature_layer must be ascending layers of {layers}, got {listed!r}")
+    return taken

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from dragoman.models.vision.parts import Layers, Pixels, Projection, Reduction, Tags, Tiling
+from dragoman.models.vision.parts import Layers, Pixels, Projection, Reduction, Resampler, Tags, Tiling
 from dragoman.models.vision.readers import read_vision
 
 
@@ -20,28 +21,47 @@ class VisionDescription:
         patch: pixels of a patch's edge; patches are flat vectors of 3 · patch · patch numbers.
         class_token: one more row before a tile's patches (CLIP), which is dropped after the layers.
         frames: equal pictures in a patch, one after the other (Qwen2-VL: 2, since it sees video).
-        positions: a table with a learned row for each patch of a tile; or none.
+        channels_last: the three numbers of a pixel follow one another in a patch; else each colour by itself.
+        resampler: what makes embeddings of the projection's rows; None: they are.
+        positions: a table with a learned row for each patch of a tile; one of a square, between whose rows those of
+            an image's patches are taken (``interpolated``: Qwen3-VL), or that is resampled (``resampled``: SigLIP 2),
+            or of which each patch has the row of its place (``bucketed``: Idefics 2);
+            two with rows for columns and for rows of patches (``axial``: Gemma 4); or none. position_side: of that
+            square, or rows of each of the two.
+        stacked: how many of the first layers of the decoder get something added to the rows of an image after them:
+            what as many layers of the tower make of it, each with a projection of its own (DeepStack, Meng et al. 2024,
+            https://arxiv.org/abs/2406.04334). These are all taken layers but the last.
         batch_of_one: that table and the class token are stored as a batch of one.
         both_ways: which tokens of the prompt see those after them: none; an image's tokens see all of theirs
-            (``image``: Gemma 3); all of a prompt with images do (``prompt``: PaliGemma).
+            (``image``: Gemma 3), in some models where layers have windows alone (``both_ways_in_windows``: Gemma 4);
+            all of a prompt with images do (``prompt``: PaliGemma).
+        padding_id: the token whose inputs of layers an image's tokens get, in decoders that have any.
         rotary_sections: numbers of a head's pairs in the decoder that are rotated by positions in time, by rows and by
-            columns; empty: by the position in the text alone.
+            columns; empty: by the position in the text alone. rotary_interleaved: one pair of each in turn, as long as
+            there are any of rows and columns; else one kind after the other.
     """
 
     layers: Layers
     patch: int
     patch_bias: bool = True
     frames: int = 1
+    channels_last: bool = False
     class_token: bool = False
-    positions: Literal["learned", "none"] = "learned"
+    positions: Literal["learned", "interpolated", "resampled", "bucketed", "axial", "none"] = "learned"
+    position_side: int = 0
+    stacked: int = 0
     batch_of_one: bool = False
     reduction: Reduction
     projection: Projection
+    resampler: Resampler | None = None
     pixels: Pixels
     tiling: Tiling
     tags: Tags
     both_ways: Literal["none", "image", "prompt"] = "none"
+    both_ways_in_windows: bool = False
+    padding_id: int = 0
     rotary_sections: tuple[int, ...] = ()
+    rotary_interleaved: bool = False
 
     @classmethod
     def from_config(
@@ -53,7 +73,11 @@ class VisionDescription:
         honoured.
         """
         fields = read_vision(config, preprocessor or {})
-        return None if fields is None else cls(**fields)
+        if fields is None:
+            return None
+        if isinstance(token := config.get("image_token"), str) and token:  # a GGUF file may have another
+            fields["tags"] = replace(fields["tags"], image=token)
+        return cls(**fields)
 
     @property
     def patch_floats(self) -> int:
@@ -68,6 +92,10 @@ class VisionDescription:
     @property
     def tile_rows(self) -> int:
         """Rows of the tower for one tile, at the most: its patches, and the class token."""
+        if self.tiling.kind == "halves":
+            return (self.tiling.longest // self.patch) ** 2
+        if self.tiling.kind == "mixed":
+            return max(self.tiling.side**2, self.tiling.whole_most) // self.patch**2
         if self.tiling.kind == "any":
             return self.tiling.most // self.patch**2
         return self.patches_per_side**2 + self.class_token
@@ -75,7 +103,9 @@ class VisionDescription:
     @property
     def tile_tokens(self) -> int:
         """Embeddings that one tile becomes, at the most."""
-        if self.tiling.kind == "any":
+        if self.resampler is not None:
+            return self.resampler.vectors
+        if self.tiling.kind in ("any", "mixed"):
             return self.tile_rows // self.reduction.factor**2
         return (self.patches_per_side // self.reduction.factor) ** 2
 
@@ -84,13 +114,21 @@ class VisionDescription:
         """Embeddings of an image, at the most."""
         if self.tiling.kind == "any":
             return self.tile_tokens
+        if self.tiling.kind == "mixed":
+            tiles = self.tiling.most * self.tiling.side**2 if self.tiling.cut_above < math.inf else 0
+            return (tiles + self.tiling.whole_most) // self.tiling.whole_side**2
         ends = self.tiling.most * self.patches_per_side if self.tiling.kind == "fit" else 0
         return self.tile_tokens * self.tiling.most + ends
 
     @property
     def taken_width(self) -> int:
-        """Width of what is taken of the layers."""
-        return self.layers.width * len(self.layers.taken)
+        """Width of what is taken of the layers for one projection."""
+        return self.layers.width * (len(self.layers.taken) - self.stacked)
+
+    @property
+    def embedding_floats(self) -> int:
+        """Numbers of an image's embedding, those of the decoder's first layers included."""
+        return self.projection.out * (1 + self.stacked)
 
     @property
     def reduced_width(self) -> int:

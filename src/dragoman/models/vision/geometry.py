@@ -45,7 +45,7 @@ class Cut:
     Attributes:
         scaled: sizes that the image is resized to, one after the other, before it is cut.
         whole: the tile with the whole image is the first or the last; None: there is none.
-        whole_scaled: it is made of the image as scaled; else as it was sent.
+        whole_scaled: it is made of the image as scaled; else as it was sent. whole_size: its own, if not a tile's.
         any_shape: there is one tile, of the size that the image is scaled to.
     """
 
@@ -53,6 +53,7 @@ class Cut:
     grid: Grid
     whole: Literal["first", "last"] | None = "last"
     whole_scaled: bool = False
+    whole_size: Size | None = None
     any_shape: bool = False
 
     @property
@@ -74,6 +75,10 @@ def cut_of(width: int, height: int, vision: VisionDescription, detail: Detail) -
     size, tiling = Size(height, width), vision.tiling
     if tiling.kind == "any":
         return _any_shape(size, tiling)
+    if tiling.kind == "halves":
+        return _halves(size, tiling, whole_only=detail == "low")
+    if tiling.kind == "mixed":
+        return _mixed(size, tiling, whole_only=detail == "low")
     cutters = {"split": _split, "fit": _fit, "closest": _closest}
     if tiling.kind in cutters and detail != "low":
         return cutters[tiling.kind](size, tiling)
@@ -94,12 +99,52 @@ def embedding_count(grid: Grid, tiles: int, vision: VisionDescription) -> int:
     """Return how many embeddings so many tiles become."""
     if vision.tiling.kind == "any":
         return grid.rows * grid.columns
+    if vision.tiling.kind == "mixed":
+        return sum(tile_embeddings(grid, vision))
     if vision.tiling.kind != "fit":
         return tiles * vision.tile_tokens
     if not grid.rows:
         return vision.tile_tokens + 1
     kept = kept_patches(grid, vision.patches_per_side)
     return vision.tile_tokens + kept.height * (kept.width + 1)
+
+
+def tile_sizes(grid: Grid, vision: VisionDescription) -> list[Size]:
+    """Return the sizes of the tiles of an image, where these differ (``mixed``, ``halves``)."""
+    if vision.tiling.kind == "halves":
+        parts = [*quarters(grid.size), grid.size] if grid.rows else [grid.size]
+        return [_bounded(part, vision.tiling) for part in parts]
+    side, whole = vision.tiling.side, _nearest(grid.size, vision.tiling)
+    return [*[Size(side, side)] * (grid.rows * grid.columns), whole]
+
+
+def are_tiles(tiles: int, height: int, width: int, grid: Grid, vision: VisionDescription) -> bool:
+    """Return whether so many tiles of so many pixels are what an image of that grid is cut into."""
+    tiling = vision.tiling
+    if tiling.kind == "any":
+        whole = (height, width) == (grid.rows * tiling.side, grid.columns * tiling.side)
+        return tiles == 1 and whole and 0 < height * width <= tiling.most
+    cut = grid.rows * grid.columns
+    if tiling.kind in ("mixed", "halves"):
+        try:
+            sizes = tile_sizes(grid, vision)
+        except ValueError:
+            return False
+        largest = tuple(max(edges) for edges in zip(*sizes, strict=True))
+        if tiling.kind == "halves":
+            whole = grid[:2] in ((0, 0), (2, 2)) and tiles <= tiling.most and (cut == 0 or min(grid.size) > 1)
+        else:
+            whole = cut == 0 or tiling.least <= cut <= tiling.most
+        return (height, width) == largest and tiles == len(sizes) and whole
+    return (height, width) == (tiling.side, tiling.side) and tiles == cut + 1 <= tiling.most
+
+
+def tile_embeddings(grid: Grid, vision: VisionDescription) -> list[int]:
+    """Return how many embeddings each tile becomes, where these differ (``mixed``)."""
+    if vision.resampler is not None:
+        return [vision.resampler.vectors] * (grid.rows * grid.columns + 1)
+    token = vision.tiling.whole_side**2
+    return [size.height * size.width // token for size in tile_sizes(grid, vision)]
 
 
 class Box(NamedTuple):
@@ -125,7 +170,9 @@ def kept_patches(grid: Grid, side: int) -> Box:
 
 def _tag_count(cut: Cut, vision: VisionDescription) -> int:
     tags, tiles = vision.tags, cut.parts
-    found = _tokens_in(tags.before) + _tokens_in(tags.after) + (cut.whole is not None) * _tokens_in(tags.whole)
+    found = _tokens_in(tags.before) + _tokens_in(tags.after)
+    if cut.whole is not None and (tiles or vision.tiling.kind != "mixed"):
+        found += _tokens_in(tags.whole)
     if cut.any_shape:
         found += (cut.grid.rows - 1) * _tokens_in(tags.row_end)
     if tiles:
@@ -153,6 +200,8 @@ def _any_shape(size: Size, tiling: Tiling) -> Cut:
     height, width = size
     if tiling.longest:
         return _within(size, tiling)
+    if tiling.filled:
+        return _filled(size, tiling)
     if max(size) > _LONGEST_RATIO * min(size):
         raise ValueError(f"an image is at most {_LONGEST_RATIO} times as long as wide, got {width} x {height}")
     side = tiling.side
@@ -177,6 +226,80 @@ def _within(size: Size, tiling: Tiling) -> Cut:
         factor = math.sqrt(rows * columns / most)
         rows, columns = (max(1, math.floor(count / factor)) for count in (rows, columns))
     return Cut((Size(rows * side, columns * side),), Grid(rows, columns, size), any_shape=True)
+
+
+def _filled(size: Size, tiling: Tiling) -> Cut:
+    """Return a cut of one tile with as many pixels as there may be, in whole tokens, and one at least to each side."""
+    side = tiling.side
+    factor = math.sqrt(tiling.most / (size.height * size.width))
+    rows, columns = (math.floor(factor * edge / side) for edge in size)
+    longest = tiling.most // side**2
+    if rows == 0:
+        rows, columns = 1, min(size.width // size.height, longest)
+    elif columns == 0:
+        rows, columns = min(size.height // size.width, longest), 1
+    return Cut((Size(rows * side, columns * side),), Grid(rows, columns, size), any_shape=True)
+
+
+def _mixed(size: Size, tiling: Tiling, *, whole_only: bool) -> Cut:
+    """Return a cut of one tile of any shape, or of tiles of the grid whose shape is closest and that one."""
+    whole, token = _nearest(size, tiling), tiling.whole_side
+    height, width = (max(1, round(edge / token) * token) for edge in size)
+    if whole_only or height * width <= tiling.cut_above:
+        return Cut((whole,), Grid(0, 0, size), whole_size=whole)
+    counts = range(tiling.least, tiling.most + 1)
+    # In the order of the model's own processor, by which equally close ones are told: of widths and heights.
+    grids = {(w, h) for n in counts for w in range(1, n + 1) for h in range(1, n + 1) if w * h in counts}
+    ratio, closest, least = size.width / size.height, (1, 1), math.inf
+    for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+        distance = abs(ratio - columns / rows)
+        larger = size.width * size.height > 0.5 * tiling.side**2 * rows * columns
+        if distance < least or (distance == least and larger):
+            closest, least = (columns, rows), distance
+    columns, rows = closest
+    scaled = Size(rows * tiling.side, columns * tiling.side)
+    return Cut((scaled,), Grid(rows, columns, size), whole_size=whole)
+
+
+def quarters(size: Size) -> list[Size]:
+    """Return the sizes of an image's quarters, row by row; the middle row and column are in the later ones."""
+    down, across = size.height // 2, size.width // 2
+    return [Size(h, w) for h in (down, size.height - down) for w in (across, size.width - across)]
+
+
+def _halves(size: Size, tiling: Tiling, *, whole_only: bool) -> Cut:
+    """Return a cut of one tile of nearly any shape, or of an image's quarters and that one."""
+    cut = 0 if whole_only or tiling.most == 1 or min(size) < 2 else 2
+    whole = _bounded(size, tiling)
+    return Cut((whole,), Grid(cut, cut, size), whole_size=whole)
+
+
+def _bounded(size: Size, tiling: Tiling) -> Size:
+    """Return the size of an image whose longer edge is at most ``longest``, and then both at least ``least_edge``."""
+    (height, width), longest = size, tiling.longest
+    ratio = width / height
+    if width >= height and width > longest:
+        height, width = int(longest / ratio), longest
+    elif height > width and height > longest:
+        height, width = longest, int(longest * ratio)
+    return Size(max(height, tiling.least_edge), max(width, tiling.least_edge))
+
+
+def _nearest(size: Size, tiling: Tiling) -> Size:
+    """Return the size of whole tokens that is nearest to an image's, within the limits of its pixels. Raises ValueError
+    for an image that is too long for them."""
+    token = tiling.whole_side
+    height, width = (max(token, round(edge / token) * token) for edge in size)
+    if height * width > tiling.whole_most:
+        factor = math.sqrt(size.height * size.width / tiling.whole_most)
+        height, width = (max(token, math.floor(edge / factor / token) * token) for edge in size)
+    elif height * width < tiling.whole_least:
+        factor = math.sqrt(tiling.whole_least / (size.height * size.width))
+        height, width = (math.ceil(edge * factor / token) * token for edge in size)
+    if height * width > tiling.whole_most:
+        most = tiling.whole_most // token**2
+        raise ValueError(f"an image is less than {most} times as long as wide, got {size.width} x {size.height}")
+    return Size(height, width)
 
 
 def _fit(size: Size, tiling: Tiling) -> Cut:
@@ -251,12 +374,13 @@ def _to_whole_tiles(size: Size, side: int) -> Size:
 
 def rows_of_run(vision: VisionDescription) -> int:
     """Return the rows of the largest run."""
-    return max(1, _RUN_ROWS // vision.tile_rows) * vision.tile_rows
+    together = 1 if vision.tiling.kind in ("mixed", "halves") else max(1, _RUN_ROWS // vision.tile_rows)
+    return together * vision.tile_rows
 
 
 def buffer_bytes(vision: VisionDescription) -> int:
     """Return the bytes that a tower takes besides its weights: the buffers of a run, keys and values, pixels."""
-    layers, rows = vision.layers, rows_of_run(vision)
+    layers, rows, out = vision.layers, rows_of_run(vision), vision.embedding_floats
     floats = 6 * layers.width + max(3 * layers.width, layers.feed_forward) + 2 * vision.patch_floats
-    reduced = 2 * vision.reduced_width + 2 * vision.taken_width + vision.projection.inner + 2 * vision.projection.out
-    return 4 * rows * (floats + reduced // vision.reduction.factor**2) + 4 * vision.most_tokens * vision.projection.out
+    reduced = 2 * vision.reduced_width + 2 * vision.taken_width + vision.projection.inner + 2 * out
+    return 4 * rows * (floats + reduced // vision.reduction.factor**2) + 4 * vision.most_tokens * out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,10 +37,14 @@ class Layers:
         first_norm: a norm before the first layer (CLIP). last_norm: a norm after the last (SigLIP). last_eps: of that,
             where it differs.
         branch_scales: what a branch adds to the stream has learned factors (InternVL).
-        joint_head_norm: RMS norms of all queries, and of all keys, as one vector (InternVL 6B).
+        joint_head_norm: RMS norms of all queries, and of all keys, as one vector (InternVL 6B). head_norm: of each head
+            of these, and of values one without weights (Gemma 4).
+        norms_around: norms of what branches add to the stream too. clipped: learned limits of what products take and
+            make. attention_scale: of query · key; 0: by the size of a head (Gemma 4).
         gated: the feed-forward network is ``down(act(gate(x)) · up(x))`` (Qwen2.5-VL).
         rotary_theta: base of a rotation by a patch's row and column, half of the pairs each; 0: there is none.
-            rotary_shared: columns have the rates of rows; else those between them (Pixtral).
+            rotary_shared: columns have the rates of rows; else those between them (Pixtral). rotary_halves: the first
+            half of a head is rotated by columns, the other by rows, each on its own (Gemma 4).
         window: squares of so many by so many pixels see themselves alone; 0: there are none. full_layers: layers
             without such windows.
     """
@@ -58,9 +63,14 @@ class Layers:
     last_eps: float | None = None
     branch_scales: bool = False
     joint_head_norm: bool = False
+    head_norm: bool = False
+    norms_around: bool = False
+    clipped: bool = False
+    attention_scale: float = 0.0
     gated: bool = False
     rotary_theta: float = 0.0
     rotary_shared: bool = True
+    rotary_halves: bool = False
     window: int = 0
     full_layers: tuple[int, ...] = ()
 
@@ -82,10 +92,13 @@ class Reduction:
     Attributes:
         kind: ``none``; ``shuffle``: squares of ``factor`` by ``factor`` patches side by side in one wide row (pixel
             shuffle); ``unfold``: the same, channel by channel (Mistral 3); ``average``: their mean.
+        scale: of the result. standardised: learned numbers are then subtracted, and it has learned factors (Gemma 4).
     """
 
     kind: Literal["none", "shuffle", "unfold", "average"] = "none"
     factor: int = 1
+    scale: float = 1.0
+    standardised: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,20 +107,44 @@ class Projection:
 
     Attributes:
         out: width of the decoder's embeddings. inner: between the two products; 0: there is one product.
-        norm: before the first product; None: there is none. merged: there is one product before the others, which
-            makes one patch's width of a token's patches (Mistral 3).
-        first_bias, last_bias: of the products. factor: of the embeddings, where text's have one too (Granite).
+        norm: before the first product; None: there is none. norm_weight: it has weights. merged: there is one product
+            before the others, which makes one patch's width of a token's patches (Mistral 3).
+        gated: it is ``W3 · (act(W1 · x) · (W2 · x))``. first_bias, last_bias: of the products. factor: of the
+            embeddings, where text's have one too (Granite).
     """
 
     out: int
     inner: int = 0
     activation: Activation = "gelu"
     norm: Norm | None = None
+    norm_weight: bool = True
     norm_eps: float = 1e-6
     merged: bool = False
+    gated: bool = False
     first_bias: bool = False
     last_bias: bool = False
     factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resampler:
+    """Learned vectors that look at a tile's rows, and are its embeddings (Perceiver, Jaegle et al. 2021,
+    https://arxiv.org/abs/2103.03206; Idefics 2).
+
+    Attributes:
+        vectors: how many. layers: of attention to the rows and to each other, and a gated feed-forward network.
+        heads, kv_heads, head_dim: of that attention. feed_forward, activation: of those networks. norm_eps: of all
+            norms.
+    """
+
+    vectors: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    feed_forward: int
+    activation: Activation
+    norm_eps: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,19 +176,32 @@ class Tiling:
             ``closest``: resized to the grid of ``least`` to ``most`` tiles whose shape is closest, and cut; of several
             tiles the whole image is one more, the last (InternVL).
             ``any``: one tile of any shape, of ``least`` to ``most`` pixels, its edges multiples of ``side``: the
-            nearest (Qwen2-VL), or with ``longest`` the next of an image that is made no larger (Pixtral).
+            nearest (Qwen2-VL), or with ``longest`` the next of an image that is made no larger (Pixtral), or, where
+            ``filled``, those of the largest image with no more pixels than ``most`` (Gemma 4).
+            ``mixed``: one tile of any shape, of ``whole_least`` to ``whole_most`` pixels, its edges the nearest
+            multiples of ``whole_side``; of an image of more than ``cut_above`` pixels that is the last tile, after
+            those of the grid of ``least`` to ``most`` tiles whose shape is closest (LFM2-VL).
+            ``halves``: one tile of any shape, whose edges are at least ``least_edge`` and at most ``longest``; where
+            ``most`` is 5 that is the last, after the four quarters of the image, each a tile by the same rule
+            (Idefics 2). ``side`` is a patch's.
         side: pixels of a tile's edge.
         longest: pixels of the longer edge.
         canvases: rows and columns of tiles.
-        least: tiles of an image without the whole. most: with it.
+        least: tiles of an image without the whole. most: with it; of mixed ones without.
     """
 
-    kind: Literal["one", "crop", "split", "fit", "closest", "any"]
+    kind: Literal["one", "crop", "split", "fit", "closest", "any", "mixed", "halves"]
     side: int
     longest: int = 0
     canvases: tuple[tuple[int, int], ...] = ()
     least: int = 1
     most: int = 1
+    filled: bool = False
+    least_edge: int = 0
+    whole_side: int = 0
+    whole_least: int = 0
+    whole_most: int = 0
+    cut_above: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dragoman.core.lazy_imports import np
+from dragoman.models.vision.description import VisionDescription
 from dragoman.models.vision.geometry import Grid
 
 if TYPE_CHECKING:
@@ -34,6 +35,17 @@ def rotary_positions(images: Sequence[tuple[int, Grid]], count: int) -> NDArray[
         place = first + grid.rows * grid.columns
     found.append(np.tile(np.arange(position, position + count - place), (3, 1)))
     return np.concatenate(found, axis=1).astype(np.int32)
+
+
+def rotary_axes(vision: VisionDescription) -> NDArray[np.int32]:
+    """Return of each pair of a head's numbers the axis of the positions that it is rotated by, ``[pairs]``."""
+    sections = vision.rotary_sections
+    if not vision.rotary_interleaved:
+        return np.repeat(np.arange(len(sections), dtype=np.int32), sections)
+    axes = np.zeros(sum(sections), np.int32)
+    for axis in (1, 2):
+        axes[axis : 3 * sections[axis] : 3] = axis
+    return axes
 
 
 def position_shift(images: Sequence[tuple[int, Grid]]) -> int:

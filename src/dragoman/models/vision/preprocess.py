@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 
 from dragoman.core.lazy_imports import np
 from dragoman.models.vision.description import VisionDescription
-from dragoman.models.vision.geometry import Cut, Detail, Grid, Size, cut_of, embedding_count, image_token_count
+from dragoman.models.vision.geometry import (
+    Cut,
+    Detail,
+    Grid,
+    Size,
+    cut_of,
+    embedding_count,
+    image_token_count,
+    tile_sizes,
+)
 from dragoman.models.vision.parts import Pixels, Resampling
 
 if TYPE_CHECKING:
@@ -25,7 +34,7 @@ class PreparedImage:
     """An image as a tower takes it.
 
     Attributes:
-        pixels: uint8 ``[tiles, 3, height, width]``, levels of red, green and blue.
+        pixels: uint8 ``[tiles, 3, height, width]``, levels of red, green and blue; smaller tiles are in the upper left.
         grid: the tiles' place in the image.
         tokens: of the prompt that it takes, its tags included (``image_token_count``).
         embeddings: rows that the tower makes of it: the prompt has its image token as many times.
@@ -71,6 +80,10 @@ def _tiles(image: Image.Image, cut: Cut, vision: VisionDescription) -> NDArray[n
     side, sent = tiling.side, image
     if cut.any_shape:
         return np.asarray(_resized(image, cut.scaled[-1], resampling)).transpose(2, 0, 1)[None].copy()
+    if tiling.kind == "halves":
+        return _quarter_tiles(image, cut, vision)
+    if cut.whole_size is not None:
+        return _mixed_tiles(image, cut, side, resampling)
     found = np.empty((cut.tiles, 3, side, side), np.uint8)
     if tiling.kind == "crop":
         found[0] = _middle(image, side, resampling)
@@ -85,6 +98,34 @@ def _tiles(image: Image.Image, cut: Cut, vision: VisionDescription) -> NDArray[n
         image = _resized(image if cut.whole_scaled else sent, Size(side, side), resampling)
     if cut.whole is not None:
         found[0 if first else -1] = np.asarray(image).transpose(2, 0, 1)
+    return found
+
+
+def _quarter_tiles(image: Image.Image, cut: Cut, vision: VisionDescription) -> NDArray[np.uint8]:
+    """Return the quarters of an image and the whole, each in the upper left of one as large as the largest edges."""
+    sizes, parts = tile_sizes(cut.grid, vision), [image]
+    if cut.parts:
+        down, across = image.height // 2, image.width // 2
+        rows, columns = ((0, down), (down, image.height)), ((0, across), (across, image.width))
+        parts = [image.crop((left, top, right, bottom)) for top, bottom in rows for left, right in columns] + parts
+    height, width = (max(edges) for edges in zip(*sizes, strict=True))
+    found = np.zeros((len(sizes), 3, height, width), np.uint8)
+    for tile, part, size in zip(found, parts, sizes, strict=True):
+        scaled = np.asarray(_resized(part, size, vision.pixels.resampling))
+        tile[:, : size.height, : size.width] = scaled.transpose(2, 0, 1)
+    return found
+
+
+def _mixed_tiles(image: Image.Image, cut: Cut, side: int, resampling: Resampling) -> NDArray[np.uint8]:
+    """Return tiles of several sizes, each in the upper left of one of the largest."""
+    whole, rows, columns = cut.whole_size, cut.grid.rows, cut.grid.columns
+    assert whole is not None
+    height, width = (max(side, edge) if cut.parts else edge for edge in whole)
+    found = np.zeros((cut.tiles, 3, height, width), np.uint8)
+    if cut.parts:
+        levels = np.asarray(_resized(image, cut.scaled[-1], resampling)).reshape(rows, side, columns, side, 3)
+        found[:-1, :, :side, :side] = levels.transpose(0, 2, 4, 1, 3).reshape(-1, 3, side, side)
+    found[-1, :, : whole.height, : whole.width] = np.asarray(_resized(image, whole, resampling)).transpose(2, 0, 1)
     return found
 
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from dragoman.models.vision.description import VisionDescription
+from dragoman.models.vision.geometry import tile_embeddings
 from dragoman.models.vision.preprocess import PreparedImage
 
 
@@ -49,16 +50,19 @@ def _runs(vision: VisionDescription, prepared: PreparedImage) -> list[tuple[str,
     if vision.tiling.kind == "any" and tags.row_end:
         rows = [(tags.row_end, grid.columns)] * (grid.rows - 1)
         return _joined([(tags.before, grid.columns), *rows, (tags.after, 0)])
-    if not tags.tile:
+    counts = [vision.tile_tokens] * (grid.rows * grid.columns + 1)
+    if vision.tiling.kind == "mixed":
+        counts = tile_embeddings(grid, vision)
+    if not tags.tile or (vision.tiling.kind == "mixed" and not grid.rows):
         return _joined([(tags.before, prepared.embeddings), (tags.after, 0)])
     found = [(tags.before, 0)]
     for row in range(grid.rows):
         for column in range(grid.columns):
-            found.append((tags.tile.format(row=row + 1, column=column + 1), vision.tile_tokens))
+            found.append((tags.tile.format(row=row + 1, column=column + 1), counts[0]))
         found.append((tags.row_end, 0))
     if grid.rows:
         found.append((tags.rows_end, 0))
-    return _joined([*found, (tags.whole, vision.tile_tokens), (tags.after, 0)])
+    return _joined([*found, (tags.whole, counts[-1]), (tags.after, 0)])
 
 
 def _joined(runs: list[tuple[str, int]]) -> list[tuple[str, int]]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from dragoman.core.errors import ModelError
-from dragoman.models.config import Config
+from dragoman.models.config import LARGEST_HEAD, Config
 from dragoman.models.vision.config_fields import (
     CLIP,
     CLIP_DEVIATION,
@@ -23,15 +23,20 @@ from dragoman.models.vision.config_fields import (
     image_id_of,
     layers_of,
     pixels_of,
-    require_square,
+    taken_layers,
     tower_of,
 )
-from dragoman.models.vision.parts import ACTIVATIONS, Projection, Reduction, Tags, Tiling
-from dragoman.models.vision.readers_gemma import read_gemma3, read_paligemma
-from dragoman.models.vision.readers_qwen import read_qwen2
+from dragoman.models.vision.parts import ACTIVATIONS, Projection, Reduction, Resampler, Tags, Tiling
+from dragoman.models.vision.readers_gemma import read_gemma3, read_gemma4, read_paligemma
+from dragoman.models.vision.readers_internvl import read_internvl, read_internvl_chat
+from dragoman.models.vision.readers_lfm2 import read_lfm2
+from dragoman.models.vision.readers_qwen import read_qwen2, read_qwen3, read_qwen3_5
 
 PREPROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 """Files of a repository that say how images are prepared."""
+
+UNNAMED_IMAGE_TOKENS = {"internvl_chat": "<IMG_CONTEXT>"}
+"""By ``model_type``: image tokens whose ids only the tokenizer knows."""
 
 
 def preprocessor_of(files: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -102,6 +107,70 @@ def _read_idefics3(config: Config, preprocessor: Config) -> Fields:
     }
 
 
+def _read_idefics2(config: Config, preprocessor: Config) -> Fields:
+    tower = tower_of(config)
+    defaults = SIGLIP | {"patch_size": 32}
+    side, patch = grid_of(tower, defaults)
+    text = Config({"model_type": "mistral"} | config.block("text_config"), where="config.json: text_config")
+    out = text.size("hidden_size", 4096)
+    block = Config(config.block("perceiver_config"), where="config.json: perceiver_config")
+    eps = block.number("rms_norm_eps", 1e-6)
+    if block.size("hidden_size", 4096) != out:  # as transformers has it
+        eps = text.number("rms_norm_eps", 1e-6)
+    heads, kv_heads = block.size("resampler_n_heads", 16), block.size("num_key_value_heads", 4)
+    head_dim, depth, vectors = (
+        block.size(f"resampler_{key}", usual) for key, usual in (("head_dim", 96), ("depth", 3), ("n_latents", 64))
+    )
+    if heads % kv_heads or heads > 256 or head_dim > LARGEST_HEAD or depth > 64 or vectors > 4096:
+        raise ModelError(f"{block.where}: {heads} heads of {head_dim} numbers, {depth} layers are not supported")
+    least, longest = (
+        edge_of(preprocessor, "size", "shortest_edge", 378),
+        edge_of(preprocessor, "size", "longest_edge", 980),
+    )
+    if not patch <= least <= longest or (longest // patch) ** 2 > MOST_PATCHES:
+        raise ModelError(
+            f"{preprocessor.where}: size must have edges of {patch} pixels and more, got {least}, {longest}"
+        )
+    activation = text.choice("hidden_act", "silu", ACTIVATIONS)
+    around = "<fake_token_around_image>"
+    return {
+        "layers": layers_of(tower, defaults, last_norm=True),
+        "patch": patch,
+        "positions": "bucketed",
+        "position_side": side // patch,
+        "reduction": Reduction(),
+        "projection": Projection(
+            out=out, inner=text.size("intermediate_size", 14336), activation=activation, gated=True
+        ),
+        "resampler": Resampler(
+            vectors=vectors,
+            layers=depth,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            feed_forward=4 * out,
+            activation=block.choice("hidden_act", "silu", ACTIVATIONS),
+            norm_eps=eps,
+        ),
+        "pixels": pixels_of(preprocessor, HALVES, HALVES, 2),
+        "tiling": Tiling(
+            kind="halves",
+            side=patch,
+            longest=longest,
+            least_edge=least,
+            most=5 if preprocessor.flag("do_image_splitting", False) else 1,
+        ),
+        "tags": Tags(
+            placeholder="<image>",
+            image="<image>",
+            image_id=image_id_of(config, "image_token_id", default=32_001),
+            tile=around,
+            whole=around,
+            after=around,
+        ),
+    }
+
+
 def _read_llava(config: Config, preprocessor: Config) -> Fields:
     if config.block("vision_config").get("model_type") == "pixtral":
         config.choice("vision_feature_select_strategy", "default", {"full": ""})
@@ -168,7 +237,7 @@ def _clip(config: Config, preprocessor: Config) -> tuple[Fields, int]:
     config.choice("vision_feature_select_strategy", "default", {"default" if kind == "clip" else "full": ""})
     layers = layers_of(tower, defaults, first_norm=kind == "clip")
     fields = {
-        "layers": replace(layers, taken=_taken(config, layers.count)),
+        "layers": replace(layers, taken=taken_layers(config, layers.count)),
         "patch": patch,
         "patch_bias": kind == "siglip",
         "class_token": kind == "clip",
@@ -189,88 +258,6 @@ def _clip(config: Config, preprocessor: Config) -> tuple[Fields, int]:
         ),
     }
     return fields, side
-
-
-def _taken(config: Config, layers: int) -> tuple[int, ...]:
-    """Return the layers after which the stream is taken: 0 is before the first, negative ones count from the last."""
-    listed = config.value("vision_feature_layer", -2)
-    places = listed if isinstance(listed, list) else [listed]
-    if not places or not all(isinstance(place, int) and not isinstance(place, bool) for place in places):
-        raise ModelError(f"config.json: vision_feature_layer must be a layer or a list of them, got {listed!r}")
-    taken = tuple(place + layers + 1 if place < 0 else place for place in places)
-    if not all(0 < place <= layers for place in taken) or list(taken) != sorted(set(taken)):
-        raise ModelError(f"config.json: vision_feature_layer must be ascending layers of {layers}, got {listed!r}")
-    return taken
-
-
-def _read_internvl(config: Config, preprocessor: Config) -> Fields:
-    tower = tower_of(config)
-    for key in ("image_size", "patch_size"):
-        edges = tower.value(key)
-        if isinstance(edges, list) and len(edges) == 2 and edges[0] == edges[1]:
-            tower = tower.having({key: edges[0]})
-    defaults = {
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "image_size": 448,
-        "patch_size": 14,
-    }
-    side, patch = grid_of(tower, defaults)
-    tower.refuse("use_mask_token", False)
-    tower.refuse("use_absolute_position_embeddings", True)
-    config.choice("vision_feature_select_strategy", "default", {"default": ""})
-    ratio = config.number("downsample_ratio", 0.5)
-    factor = round(1 / ratio)
-    if abs(factor * ratio - 1) > 1e-6 or side // patch % factor:
-        raise ModelError(f"config.json: {side // patch} patches in a row cannot be joined by downsample_ratio {ratio}")
-    require_square(preprocessor, side)
-    least, most = preprocessor.size("min_patches", 1), preprocessor.size("max_patches", 12)
-    if not least <= most < MOST_TILES:
-        raise ModelError(f"{preprocessor.where}: max_patches must be {least} to {MOST_TILES - 1}, got {most}")
-    out = Config(config.block("text_config"), where="config.json: text_config").size("hidden_size", 4096)
-    layers = layers_of(
-        tower,
-        defaults,
-        norm=tower.choice("norm_type", "layer_norm", {"layer_norm": "layer", "rms_norm": "rms"}),
-        qkv_bias=tower.flag("attention_bias", False),
-        last_norm=not tower.flag("use_mean_pooling", True),
-        branch_scales=True,
-        joint_head_norm=tower.flag("use_qk_norm", False),
-    )
-    if (place := config.value("vision_feature_layer", -1)) != -1:
-        layers = replace(layers, taken=_taken(config.having({"vision_feature_layer": place}), layers.count))
-        layers = replace(layers, last_norm=False)
-    if layers.joint_head_norm and layers.norm_eps != 1e-6:
-        raise ModelError(f"{tower.where}: layer_norm_eps must be 1e-06 with use_qk_norm, got {layers.norm_eps}")
-    return {
-        "layers": layers,
-        "patch": patch,
-        "class_token": True,
-        "batch_of_one": True,
-        "reduction": Reduction(kind="shuffle", factor=factor),
-        "projection": Projection(
-            out=out,
-            inner=out,
-            activation=config.choice("projector_hidden_act", "gelu", ACTIVATIONS),
-            norm="layer",
-            norm_eps=1e-5,
-            first_bias=True,
-            last_bias=True,
-        ),
-        "pixels": pixels_of(preprocessor, CLIP_MEAN, CLIP_DEVIATION, 3),
-        "tiling": Tiling(kind="closest", side=side, least=least, most=most + 1)
-        if most > 1
-        else Tiling(kind="one", side=side),
-        "tags": Tags(
-            placeholder="<IMG_CONTEXT>",
-            image="<IMG_CONTEXT>",
-            image_id=image_id_of(config, "image_token_id", default=151_667),
-            before="<img>",
-            after="</img>",
-        ),
-    }
 
 
 def _read_mistral3(config: Config, preprocessor: Config) -> Fields | None:
@@ -312,7 +299,7 @@ def _pixtral(config: Config, preprocessor: Config, factor: int, *, merged: bool)
     )
     if layers.head_dim % 4 or tower.size("head_dim", layers.head_dim) != layers.head_dim:
         raise ModelError(f"{tower.where}: heads of {tower.value('head_dim')} numbers are not supported")
-    taken = _taken(config.over({"vision_feature_layer": -1 if merged else -2}), layers.count)
+    taken = taken_layers(config.over({"vision_feature_layer": -1 if merged else -2}), layers.count)
     if len(taken) > 1:
         raise ModelError(f"config.json: vision_feature_layer must be one layer, got {list(taken)}")
     longest = edge_of(preprocessor, "size", "longest_edge", 1540 if merged else 1024)
@@ -349,14 +336,22 @@ def _axial_theta(tower: Config) -> float:
 
 READERS: dict[str, Callable[[Config, Config], Fields | None]] = {
     "gemma3": read_gemma3,
+    "gemma4": read_gemma4,
+    "idefics2": _read_idefics2,
     "idefics3": _read_idefics3,
-    "internvl": _read_internvl,
+    "lfm2-vl": read_lfm2,
+    "lfm2_vl": read_lfm2,
+    "internvl": read_internvl,
+    "internvl_chat": read_internvl_chat,
     "llava": _read_llava,
     "llava_next": _read_llava_next,
     "mistral3": _read_mistral3,
     "paligemma": read_paligemma,
     "qwen2_5_vl": read_qwen2,
     "qwen2_vl": read_qwen2,
+    "qwen3_5": read_qwen3_5,
+    "qwen3_5_moe": read_qwen3_5,
+    "qwen3_vl": read_qwen3,
     "smolvlm": _read_idefics3,
 }
 """By the ``model_type`` of the whole config."""
