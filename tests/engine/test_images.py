@@ -44,7 +44,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[An
     return of
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=(*NAMES, "qwen3_vl", "lfm2_vl"))
 def model(request: pytest.FixtureRequest, served: Any) -> Model:
     found: Model = served(request.param)[1]
     return found
@@ -111,6 +111,17 @@ def test_in_company(model: Model) -> None:
     assert stats.image_service == 10 * stats.encoded_images
     assert run(engine, crowd)["ours"] == alone, "with a cached prefix"
     assert engine.output().stats.encoded_images == stats.encoded_images
+
+
+def test_beside_given_embeddings_of_another(served: Any) -> None:
+    """Of an image they may be wider."""
+    model = served("qwen3_vl")[1]
+    vectors = np.random.default_rng(2).normal(size=(2, model.hidden_size)).astype(np.float32)
+    given = PromptEmbeddings(token_indices=(3, 4), values=vectors.tobytes())
+    (text,) = texts(1, embeddings=given)
+    alone = [run_alone(model, request) for request in (text, asked(model))]
+    together = run(Engine(model), [text, asked(model)])
+    assert [together[text.request_id], together["ours"]] == alone
 
 
 def test_in_small_steps(model: Model) -> None:

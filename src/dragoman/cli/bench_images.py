@@ -85,7 +85,7 @@ async def print_images(
 ) -> None:
     """Measure and print a line for each size, or a JSON object."""
     described_subject(model, settings, machine)  # sets the threads of the look at the machine
-    described = describe(model, revision=settings.revision, token=settings.token, rope=settings.rope)
+    described = describe(model, **settings.describing)
     for size in sizes:
         found = await measure_image(session.serving, described, settings, size, load.rounds)
         if load.json:

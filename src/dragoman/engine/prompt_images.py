@@ -13,7 +13,7 @@ from dragoman.core.images import ImageTiles
 from dragoman.core.request import EngineRequest
 from dragoman.engine.arrays import Float32, Int32
 from dragoman.models.vision.description import VisionDescription
-from dragoman.models.vision.geometry import Detail, Grid, Size, cut_of, embedding_count
+from dragoman.models.vision.geometry import Detail, Grid, Size, are_tiles, cut_of, embedding_count
 from dragoman.models.vision.places import position_shift, rotary_positions, seen_ends
 from dragoman.models.vision.preprocess import PreparedImage
 
@@ -162,5 +162,6 @@ def _check_tiles(tiles: ImageTiles, vision: VisionDescription) -> None:
     except ValueError as error:
         raise BadRequest(f"an image cannot be computed: {error}") from None
     fits = any(cut.grid == grid and cut.tiles == tiles.tiles for cut in cuts)
+    fits = fits and are_tiles(tiles.tiles, tiles.height, tiles.width, grid, vision)
     if not fits or embedding_count(grid, tiles.tiles, vision) != tiles.embeddings:
         raise BadRequest("an image is not cut as the model's tower takes it")

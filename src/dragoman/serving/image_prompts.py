@@ -40,7 +40,7 @@ def image_info(vision: VisionDescription | None) -> ImageInfo | None:
         return None
     return ImageInfo(
         most_tokens=vision.most_tokens,
-        has_detail=vision.tiling.kind in ("split", "fit", "closest"),
+        has_detail=vision.has_detail,
         placeholder=vision.tags.placeholder,
     )
 

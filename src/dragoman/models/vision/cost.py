@@ -26,7 +26,13 @@ def products(vision: VisionDescription, tiles: int, height: int, width: int) -> 
     window = (layers.window // vision.patch) ** 2 or rows
     seen = sum(rows if layer in layers.full_layers else min(rows, window) for layer in range(layers.count))
     ends = vision.reduced_width, projection.inner, projection.out
-    projected = ends[0] * ends[1] + ends[1] * ends[2] if ends[1] else ends[0] * ends[2]
+    first = (1 + projection.gated) * ends[0] * ends[1]
+    projected = (1 + vision.stacked) * (first + ends[1] * ends[2] if ends[1] else ends[0] * ends[2])
+    if resampler := vision.resampler:  # of each row keys and values, and the rest of each vector
+        keys, queries = 2 * resampler.kv_heads * resampler.head_dim, 2 * resampler.heads * resampler.head_dim
+        projected += resampler.layers * projection.out * keys
+        ratio = resampler.vectors / max(1, tokens)
+        projected += int(ratio * resampler.layers * projection.out * (queries + 3 * resampler.feed_forward))
     weights = rows * layers.count * each + patches * vision.patch_floats * layers.width + tokens * projected
     return Products(tiles * weights, tiles * rows * seen * 2 * layers.width)
 

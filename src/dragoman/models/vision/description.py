@@ -121,6 +121,14 @@ class VisionDescription:
         return self.tile_tokens * self.tiling.most + ends
 
     @property
+    def has_detail(self) -> bool:
+        """Whether an image can become fewer tiles than it does by itself."""
+        tiling = self.tiling
+        if tiling.kind in ("mixed", "halves"):
+            return tiling.cut_above < math.inf if tiling.kind == "mixed" else tiling.most > 1
+        return tiling.kind in ("split", "fit", "closest")
+
+    @property
     def taken_width(self) -> int:
         """Width of what is taken of the layers for one projection."""
         return self.layers.width * (len(self.layers.taken) - self.stacked)
