@@ -22,7 +22,7 @@ from dragoman.models.gguf.file import GgufFile, read_gguf
 from dragoman.models.gguf.metadata import Metadata
 from dragoman.models.gguf.projector_configs import CONFIGS, Found
 from dragoman.models.gguf.tensors import GgufTensor
-from dragoman.models.tensors import Format, Tensor
+from dragoman.models.tensors import Format, Tensor, to_float32
 
 Stored = Mapping[str, GgufTensor]
 
@@ -253,7 +253,7 @@ class Computed:
 
     def read(self) -> NDArray[np.float32]:
         """Return its numbers. Raises ModelError naming file and tensor."""
-        values = [_to_float32(part) for part in self.parts]
+        values = [to_float32(part.read()) for part in self.parts]
         try:
             return np.ascontiguousarray(self.compute(values), np.float32)
         except ValueError:
@@ -269,9 +269,3 @@ class Computed:
     def fail(self, reason: str) -> ModelError:
         """Return an error that names the file and the first of its parts."""
         return self.parts[0].fail(reason)
-
-
-def _to_float32(tensor: GgufTensor) -> NDArray[np.float32]:
-    from dragoman.models.tensors import to_float32
-
-    return to_float32(tensor.read())
