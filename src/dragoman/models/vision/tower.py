@@ -59,8 +59,8 @@ class VisionTower:
         """Compute an image in parts: yield None after each, and last its embeddings ``[prepared.embeddings,
         embedding_floats]``.
 
-        A part is at most one layer of ``max_tiles`` tiles. One image is computed at a time: the next one's parts begin
-        after the last of this one's, or in place of what is left of them.
+        A part is at most the attention or the network of one layer, of ``max_tiles`` tiles. One image is computed at a
+        time: the next one's parts begin after the last of this one's, or in place of what is left of them.
         """
         yield from self._steps(prepared.pixels, prepared.grid)
 

@@ -53,31 +53,33 @@ def _name(module: str, kind: str, layer: int | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RecordedLayers:
-    """The layers as one program. ``ends``: its operations so far at the end of each layer."""
+    """The layers as one program. ``ends``: its operations so far at the end of each layer's attention, and of its
+    network."""
 
     program: kernels.Program
     ends: tuple[int, ...]
     vision: VisionDescription
 
     def run(self, stream: Floats, arranged: Arrangement) -> Iterator[Floats | None]:
-        """Run layer after layer: yield None after each but the last, and then the rows after that."""
+        """Run layer after layer: yield None after each attention and each network but the last, and then the rows after
+        that."""
         count, first = len(stream), 0
         each = np.arange(count, dtype=np.int32)
-        for layer, end in enumerate(self.ends):
-            sequences = arranged.of_layer(self.vision.layers, layer)
+        for place, end in enumerate(self.ends):
+            sequences = arranged.of_layer(self.vision.layers, place // 2)
             found = self.program.run(
                 np.zeros(count, np.int32),
                 sequences.positions,
                 sequences.starts,
                 sequences.tables,
                 each,
-                embedding_rows=each if layer == 0 else None,
-                embedding_values=stream if layer == 0 else None,
+                embedding_rows=None if place else each,
+                embedding_values=None if place else stream,
                 rotary_positions=arranged.places,
                 operations=(first, end),
             )
             first = end
-            yield None if layer + 1 < len(self.ends) else found.copy()
+            yield None if place + 1 < len(self.ends) else found.copy()
 
 
 def record_layers(vision: VisionDescription, weights: TowerWeights, precision: Precision, tiles: int) -> RecordedLayers:
@@ -122,6 +124,7 @@ def record_layers(vision: VisionDescription, weights: TowerWeights, precision: P
         p.write_kv(qkv, width, 2 * width, 0)
         p.attend(mixed, qkv, 0, layers.heads, 0, scale, causal=False)
         record.join(x, mixed, branch, "attention", layer, layers)
+        ends.append(p.operation_count)
         record.norm(normed, x, "feed_forward_norm", layer)
         if clipped:
             clipped.record_together(clipped.inner, ("gate", "up"), layer)
