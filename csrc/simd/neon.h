@@ -143,6 +143,14 @@ DRAGOMAN_INLINE void store_fp16(std::uint16_t* p, Vec a) {
   vst1q_u16(p + 8, vcombine_u16(round_fp16_quarter(a.c), round_fp16_quarter(a.d)));
 }
 
+DRAGOMAN_INLINE Vec add_where_at_most(Vec a, const std::uint32_t* words, std::uint32_t most, Vec b) {
+  const uint32x4_t all = vdupq_n_u32(most);
+  return {vbslq_f32(vcleq_u32(vld1q_u32(words), all), a.a + b.a, a.a),
+          vbslq_f32(vcleq_u32(vld1q_u32(words + 4), all), a.b + b.b, a.b),
+          vbslq_f32(vcleq_u32(vld1q_u32(words + 8), all), a.c + b.c, a.c),
+          vbslq_f32(vcleq_u32(vld1q_u32(words + 12), all), a.d + b.d, a.d)};
+}
+
 // Lane i with i + 8, then + 4, + 2, + 1.
 DRAGOMAN_INLINE float32x4_t sum_quarters(Vec a) { return (a.a + a.c) + (a.b + a.d); }
 DRAGOMAN_INLINE float hsum(Vec a) {
@@ -378,4 +386,5 @@ struct BF16Arithmetic {
 
 }  // namespace dragoman::DRAGOMAN_ISA
 
+#include "simd/lanes.h"
 #include "simd/quantize_lanes.h"
