@@ -92,7 +92,7 @@ def test_a_model_with_images_says_what_is_not_loaded(
 
 
 def test_a_model_whose_vision_part_is_called_visual_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = make_folder(tmp_path, VARIANTS["qwen3.5-images"])
+    folder = make_folder(tmp_path, VARIANTS["qwen3.5"])  # a config of the text alone
     stored = load_file(folder / "model.safetensors")
     added = {"model.visual.patch_embed.proj.weight": np.ones((4, 4), np.float32)}
     save_file(stored | added, folder / "model.safetensors", metadata={"format": "pt"})

@@ -117,7 +117,11 @@ def _with_images(config: Config, architecture: str, model_type: str) -> Config:
     text = {key: value for key, value in config.items() if key != "architectures"}
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64}
     return {"architectures": [architecture], "model_type": model_type, "text_config": text, "vision_config": vision} | {
-        "vocab_size": config["vocab_size"]
+        "vocab_size": config["vocab_size"],
+        "image_token_id": 130,
+        "video_token_id": 129,
+        "vision_start_token_id": 128,
+        "vision_end_token_id": 127,
     }
 
 
