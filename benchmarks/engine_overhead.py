@@ -46,6 +46,8 @@ class ReadyMade:
     num_states = 0
     encoder_context = 0
     causal = True
+    tower = None
+    image_cache_bytes = 0
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size

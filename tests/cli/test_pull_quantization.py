@@ -15,6 +15,7 @@ from forked_command import run_forked
 from gguf_files import add_tokens
 
 PARTS = [f"tiny-Q8_0-0000{number}-of-00002.gguf" for number in (1, 2)]
+PROJECTOR = "mmproj-F16.gguf"  # of the images, for a file of any quantization
 THERE = "tiny-F16.gguf, tiny-Q4_K_M.gguf, tiny-Q8_0-00001-of-00002.gguf"
 SEVERAL = f"owner/model has 3 GGUF models: name one of {THERE}, as in owner/model:tiny-F16.gguf"
 
@@ -42,7 +43,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
     write_tiny(folder / "tiny-F16.gguf")
     write_tiny(folder / "tiny-Q4_K_M.gguf")
     write_tiny(folder / "tiny-Q8_0.gguf", split_max_tensors=1)
-    (folder / "mmproj-F16.gguf").write_bytes(b"an image projector")
+    (folder / PROJECTOR).write_bytes(b"an image projector")
     assert sorted(path.name for path in folder.glob("tiny-Q8_0*")) == PARTS
     with fake_hub(folder) as running:
         yield running
@@ -66,8 +67,8 @@ def test_the_files_of_one_quantization_are_fetched(
 ) -> None:
     done = pull(hub, tmp_path, "owner/model", "--quantization", quantization)
     assert done.returncode == 0, done.stderr
-    assert fetched(hub) == files
-    assert sorted(path.name for path in tmp_path.glob("hub/*/snapshots/*/*.gguf")) == files
+    assert fetched(hub) == [PROJECTOR, *files]
+    assert sorted(path.name for path in tmp_path.glob("hub/*/snapshots/*/*.gguf")) == [PROJECTOR, *files]
     assert f"dragoman run owner/model:{quantization} " in done.stderr
 
 
