@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from scripted import ScriptedServer, can_follow, scripted_server
+from test_openai_translate import CARD
 
 from dragoman.dialects.openai.messages import template_messages
 from dragoman.dialects.openai.settings import OpenAISettings
@@ -262,9 +263,9 @@ RESULTS = tuple({"role": "tool", "tool_call_id": f"c{i}", "content": f"r{i}"} fo
 def test_system_messages_that_a_template_takes_at_the_head_only(
     given: tuple[dict[str, Any], ...], wanted: list[tuple[str, str]]
 ) -> None:
-    made = template_messages(checked(*given), takes_later_system=False)
+    made = template_messages(checked(*given), CARD, takes_later_system=False)
     assert [(message["role"], message["content"] or "") for message in made] == wanted
-    kept = template_messages(checked(*given))
+    kept = template_messages(checked(*given), CARD)
     assert [message["role"] for message in kept] == [
         message["role"].replace("developer", "system") for message in given
     ]

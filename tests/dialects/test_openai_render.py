@@ -197,7 +197,8 @@ def test_every_error_has_its_status(error: DragomanError, status: int, kind: str
 def test_every_error_of_the_core_is_in_the_table() -> None:
     for error in vars(errors).values():
         if isinstance(error, type) and issubclass(error, DragomanError):
-            given = {"status": 422} if error is errors.IdempotencyError else {}
+            required = {errors.IdempotencyError: {"status": 422}, errors.BadImage: {"reason": "why"}}
+            given = required.get(error, {})
             assert 400 <= render_error(error("m", **given)).status <= 599
 
 
