@@ -40,7 +40,7 @@ ELSEWHERE = {
     "constraint_behind_reasoning", "eos_after_constraint", "shown_tokens", "sampling", "beams", "ending", "logprobs",
     "unset_sampling", "pooling", "images", "images_param",
 }  # fmt: skip
-"""Of a request: what follows from the call and its prompt, is grouped in the structs below, or belongs to wire formats."""
+"""Of a request: what follows from call and prompt, is grouped in the structs below, or belongs to wire formats."""
 
 TIES = {"ties"}
 """More alternatives than were asked for, which one wire format promises."""
