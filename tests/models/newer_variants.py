@@ -187,7 +187,7 @@ _SENSES: Config = {
     "num_key_value_heads": 2,
     "head_dim": 8,
     "patch_size": 4,
-    "position_embedding_size": 8,
+    "position_embedding_size": 840,
 }
 
 NEWER: dict[str, Config] = {
@@ -229,6 +229,9 @@ NEWER: dict[str, Config] = {
         "text_config": {k: v for k, v in _GEMMA4.items() if k != "architectures"} | {"num_kv_shared_layers": 2},
         "vision_config": _SENSES,
         "vocab_size": 131,
+        "image_token_id": 130,
+        "boi_token_id": 129,
+        "eoi_token_id": 128,
     },
     "gemma4-moe": _GEMMA4
     | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0}

@@ -14,6 +14,7 @@ from newer_variants import UNMADE
 from published_models import PUBLISHED as NEWER
 from published_recurrent import RECURRENT
 from small_models import SCALED, VARIANTS, parameter_count
+from test_vision_chat_names import chat_config
 from vision_models import CONFIGS as WITH_IMAGES
 
 from dragoman.core.errors import ModelError
@@ -236,7 +237,7 @@ def test_layers_that_share_keys_and_values_come_last() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_parameter_of_a_family_has_a_name_in_its_checkpoints(family: str) -> None:
     configs = [*VARIANTS.values(), *UNMADE.values(), *map(config_of, ENCODER_DECODERS), *ENCODERS.values()]
-    configs += WITH_IMAGES.values()
+    configs += [*WITH_IMAGES.values(), chat_config(WITH_IMAGES["internvl"])]
     specs = [spec for config in configs if (spec := read_spec(config)).architecture == family]
     assert specs
     untied = [dataclasses.replace(spec, tied=not spec.causal) for spec in specs]
