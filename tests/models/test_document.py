@@ -28,7 +28,9 @@ def test_every_family_has_a_title_and_an_example(architecture: str) -> None:
 
 # Read by others than the families, or no part of a decoder.
 _ELSEWHERE = {"architectures", "model_type", "pad_token_id", "vision_config", "mm_tokens_per_image"} | {
-    f"{place}_token_index" for place in ("image", "boi", "eoi")
+    f"{place}_token_{kind}"
+    for place in ("image", "video", "boi", "eoi", "vision_start", "vision_end")
+    for kind in ("index", "id")
 }
 
 

@@ -257,6 +257,9 @@ def test_an_interrupted_command_says_what_is_kept(embedded: Path, tmp_path: Path
         hub.bytes_per_second = 1_000_000.0
         pulled = command(hub, tmp_path, "models", "pull", "owner/model")
 
+        # The small files before the weights have parts of their own, and nothing is kept of those.
+        assert pulled.stderr is not None
+        assert pulled.stderr.readline() == "note: owner/model: 10.4 MB are downloaded\n"
         deadline = time.monotonic() + 60
         while not any(part.stat().st_size for part in tmp_path.glob("hub/models--owner--model/blobs/*.incomplete")):
             assert time.monotonic() < deadline
