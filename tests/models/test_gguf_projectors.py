@@ -37,6 +37,7 @@ TEXTS: dict[str, tuple[str, str, Callable[[str, np.ndarray, Any], np.ndarray]]] 
     "qwen2_vl": ("qwen2vl", "<|image_pad|>", as_stored),
     "qwen2_5_vl": ("qwen2vl", "<|image_pad|>", as_stored),
     "qwen3_vl": ("qwen3vl", "<|image_pad|>", as_stored),
+    "qwen3_vl_moe": ("qwen3vlmoe", "<|image_pad|>", as_stored),
     "pixtral": ("llama", "[IMG]", interleave),
     "mistral3": ("llama", "[IMG]", interleave),
     "internvl": ("qwen2", "<IMG_CONTEXT>", as_stored),
@@ -51,6 +52,7 @@ KINDS = {
     "qwen2_vl": "qwen2vl_merger",
     "qwen2_5_vl": "qwen2.5vl_merger",
     "qwen3_vl": "qwen3vl_merger",
+    "qwen3_vl_moe": "qwen3vl_merger",
     "pixtral": "pixtral",
     "mistral3": "pixtral",
     "internvl": "internvl",
@@ -66,6 +68,8 @@ def config_of(name: str) -> dict[str, Any]:
         config["vision_feature_layer"] = -1
     if name == "gemma3":  # files do not say it
         config["text_config"]["query_pre_attn_scalar"] = config["text_config"]["head_dim"]
+    if name == "qwen3_vl_moe":  # nor dense layers
+        config["text_config"]["mlp_only_layers"] = []
     if name == "qwen2_5_vl":  # every so-manieth layer
         config["vision_config"]["fullatt_block_indexes"] = [1]
     if "llava" in name:
@@ -80,6 +84,10 @@ def describe_text(name: str) -> Callable[[Writer, Any], None]:
         if name.startswith("qwen"):
             block = CONFIGS[name]["text_config"]["rope_scaling"]
             writer.add_rope_dimension_sections([*block["mrope_section"], 0])
+        if name == "qwen3_vl_moe":
+            writer.add_expert_count(config.num_experts)
+            writer.add_expert_used_count(config.num_experts_per_tok)
+            writer.add_expert_feed_forward_length(config.moe_intermediate_size)
         if name == "gemma3":
             writer.add_sliding_window(config.sliding_window)
             writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
@@ -98,6 +106,10 @@ def write_text(name: str, root: Path, theirs: Any, monkeypatch: pytest.MonkeyPat
     for key, value in theirs.state_dict().items():
         if "language_model" in key or "text_model" in key or key.startswith("lm_head"):
             weights[re.sub(r"^model\.(language_model|text_model)\.", "model.", key)] = value.contiguous().clone()
+    for key in [key for key in weights if ".experts." in key]:
+        parts = {"gate_up": ("gate", "up")}.get(key.rpartition(".")[2].removesuffix("_proj"), ("down",))
+        for part, value in zip(parts, weights.pop(key).chunk(len(parts), dim=1), strict=True):
+            weights[f"{key.rpartition('.')[0]}.{part}_proj.weight"] = value.contiguous()
     if CONFIGS[name]["tie_word_embeddings"]:
         del weights["lm_head.weight"]
     from safetensors.torch import save_file
@@ -168,8 +180,9 @@ def tower_keys(name: str, writer: Writer) -> None:
     if name == "qwen2_5_vl":
         writer.add_vision_n_wa_pattern(2)
         writer.add_uint32("clip.vision.window_size", vision["window_size"])
-    if name == "qwen3_vl":
-        writer.add_vision_is_deepstack_layers([layer in vision["deepstack_visual_indexes"] for layer in range(4)])
+    if name in ("qwen3_vl", "qwen3_vl_moe"):
+        stacked = vision["deepstack_visual_indexes"]
+        writer.add_vision_is_deepstack_layers([layer in stacked for layer in range(vision["depth"])])
     if name == "llava_next":
         pairs = [edge for height, width in config["image_grid_pinpoints"] for edge in (width, height)]
         writer.add_array("clip.vision.image_grid_pinpoints", pairs)

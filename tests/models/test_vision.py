@@ -117,7 +117,7 @@ def their_prompt(name: str, vision: VisionDescription, picture: Any) -> str:
     if kind in PIXTRAL:  # their module asks for torchvision
         (height, width), side = prepared["image_sizes"][0], vision.tiling.side
         return "[IMG_BREAK]".join(["[IMG]" * (width // side)] * (height // side)) + "[IMG_END]"
-    kind = {"qwen3_5": "qwen3_vl"}.get(kind, kind)
+    kind = {"qwen3_5": "qwen3_vl", "qwen3_vl_moe": "qwen3_vl"}.get(kind, kind)
     module = importlib.import_module(f"transformers.models.{kind}.processing_{kind}")
     (made,) = (getattr(module, each) for each in module.__all__ if each.endswith("Processor"))
     return str(made.replace_image_token(_Tokens(made, vision, processor(name)), prepared, 0))
@@ -246,7 +246,7 @@ GREEDY = 64
 GREEDILY = ("smolvlm", "gemma3", "gemma4", "gemma4-small", "paligemma2", "llava_next", "qwen2_5_vl", "qwen3_vl")
 
 
-@pytest.mark.parametrize("name", [*GREEDILY, "qwen3_5", "lfm2_vl", "idefics2"])
+@pytest.mark.parametrize("name", [*GREEDILY, "qwen3_vl_moe", "qwen3_5", "lfm2_vl", "idefics2"])
 def test_greedy_tokens_equal_those_of_transformers(name: str, served: Any) -> None:
     theirs, ours = served(name)
     vision, picture = ours.tower.vision, image(120, 90)
@@ -414,3 +414,17 @@ def test_tiles_of_another_shape_are_refused(served: Any) -> None:
     tower: VisionTower = served("smolvlm")[1].tower
     with pytest.raises(ValueError, match="tiles must be"):
         tower.encode(np.zeros((1, 3, 28, 28), np.uint8), preprocess(image(5, 5), tower.vision).grid)
+
+
+def test_published_files_have_stacks_of_experts_transposed(tmp_path: Path, served: Any) -> None:
+    from safetensors.torch import load_file, save_file
+
+    _, ours = served("qwen3_vl_moe")
+    vision_models.save(tmp_path, "qwen3_vl_moe")
+    weights = load_file(tmp_path / "model.safetensors")
+    stacks = [name for name in weights if ".experts." in name]
+    assert len(stacks) == 4
+    published = {name: weights[name].transpose(1, 2).contiguous() for name in stacks}
+    save_file(weights | published, tmp_path / "model.safetensors")
+    found = models.load(tmp_path, SETTINGS)
+    np.testing.assert_array_equal(run_rows(found, prompt(40)), run_rows(ours, prompt(40)))

@@ -15,7 +15,7 @@ from dragoman.models.vision.places import position_shift, rotary_positions, seen
 from dragoman.models.vision.preprocess import preprocess
 
 Image = pytest.importorskip("PIL.Image")
-QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
 
 
 HOSTILE: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {

@@ -206,6 +206,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         | {"rope_scaling": {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [6, 3, 3]}}
     }
     | {"vision_config": _QWEN3_TOWER | {"model_type": "qwen3_vl", "depth": 4, "deepstack_visual_indexes": [0, 2]}},
+    "qwen3_vl_moe": _QWEN
+    | {"architectures": ["Qwen3VLMoeForConditionalGeneration"], "model_type": "qwen3_vl_moe"}
+    | {
+        "text_config": _QWEN["text_config"]
+        | {"model_type": "qwen3_vl_moe_text", "num_hidden_layers": 3, "mlp_only_layers": [1]}
+        | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+        | {"rope_scaling": {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [4, 2, 2]}}
+    }
+    | {"vision_config": _QWEN3_TOWER | {"model_type": "qwen3_vl_moe", "depth": 3, "deepstack_visual_indexes": [0]}},
     "qwen3_5": _QWEN
     | {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5"}
     | {
@@ -269,6 +278,7 @@ PREPROCESSORS: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {"size": {"shortest_edge": 112 * 112, "longest_edge": 500 * 500}},
     "qwen3_vl": {"size": {"shortest_edge": 64 * 64, "longest_edge": 300 * 300}, "patch_size": 16}
     | {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]},
+    "qwen3_vl_moe": {"size": {"shortest_edge": 64 * 64, "longest_edge": 300 * 300}, "patch_size": 16},
     "qwen3_5": {"size": {"shortest_edge": 64 * 64, "longest_edge": 300 * 300}, "patch_size": 16},
     "mistral3": {"size": {"longest_edge": 300}, "patch_size": 28},
     "internvl": {"size": {"height": 56, "width": 56}, "image_mean": [0.485, 0.456, 0.406]},

@@ -17,8 +17,8 @@ torch = pytest.importorskip("torch")
 
 SIZES = ((100, 70), (300, 500), (56, 56), (57, 112), (1, 1), (10, 400), (400, 3), (640, 480), (1, 3000))
 PROCESSORS = {"internvl": "got_ocr2", "mistral3": "pixtral", "paligemma": "siglip"}
-PROCESSORS |= dict.fromkeys(("qwen2_5_vl", "qwen3_vl", "qwen3_5"), "qwen2_vl")
-QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+PROCESSORS |= dict.fromkeys(("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"), "qwen2_vl")
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
 PIXTRAL = ("mistral3", "pixtral")
 ALWAYS = {"internvl": {"crop_to_patches": True}, "idefics3": {"return_row_col_info": True}}
 ALWAYS["smolvlm"] = ALWAYS["idefics3"]

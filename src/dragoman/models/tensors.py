@@ -218,6 +218,50 @@ class Tensor(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Transposed:
+    """A matrix, or a stack of matrices, whose last two dimensions change places when it is read."""
+
+    stored: Tensor
+
+    @property
+    def name(self) -> str:
+        return self.stored.name
+
+    @property
+    def file(self) -> Path:
+        return self.stored.file
+
+    @property
+    def dtype(self) -> str:
+        return self.stored.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.stored.nbytes
+
+    @property
+    def form(self) -> Format | None:
+        return self.stored.form
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        *stack, rows, columns = self.stored.shape
+        return (*stack, columns, rows)
+
+    def read(self) -> NDArray[Any]:
+        return np.ascontiguousarray(self.stored.read().swapaxes(-1, -2))
+
+    def codes(self, form: Format) -> Quantized | None:
+        return None
+
+    def matrix(self, index: int, count: int | None = None) -> Tensor:
+        return Transposed(self.stored.matrix(index, count))
+
+    def fail(self, reason: str) -> ModelError:
+        return self.stored.fail(reason)
+
+
+@dataclass(frozen=True, slots=True)
 class TensorFiles:
     """The tensors of a model's weight files.
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dragoman.core.errors import ModelError
-from dragoman.core.lazy_imports import np
 from dragoman.models.config import Config
 from dragoman.models.families.family import Family
 from dragoman.models.families.llama import llama_like
 from dragoman.models.families.state_space import read_taps
 from dragoman.models.recurrent import GatedUnit
 from dragoman.models.spec import DecoderSpec, Embedding, Output
-from dragoman.models.tensors import Codes, Format, Tensor, nearest_bfloat16
+from dragoman.models.tensors import Tensor, Transposed, nearest_bfloat16
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    pass
 
 _LAYER = "model.layers.{layer}."
 _MIXER = f"{_LAYER}temporal_block."
@@ -101,47 +98,7 @@ def _mixers(config: Config, unit: GatedUnit, layers: int) -> tuple[GatedUnit | N
 
 def _transpose_gates(spec: DecoderSpec, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors with the matrices of gates transposed: they are stored ``[blocks, inputs, outputs]``."""
-    return {name: _Gate(name, tensor) if name.endswith(_GATE_WEIGHTS) else tensor for name, tensor in tensors.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class _Gate:
-    """A stack of matrices, each transposed, as a ``Tensor``."""
-
-    name: str
-    stored: Tensor
-
-    @property
-    def file(self) -> Path:
-        return self.stored.file
-
-    @property
-    def dtype(self) -> str:
-        return self.stored.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return self.stored.nbytes
-
-    @property
-    def form(self) -> Format | None:
-        return self.stored.form
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.stored.shape
-
-    def read(self) -> NDArray[Any]:
-        return np.ascontiguousarray(self.stored.read().swapaxes(1, 2))
-
-    def codes(self, form: Format) -> Codes | None:
-        return None
-
-    def matrix(self, index: int, count: int | None = None) -> Tensor:
-        raise self.fail("is not a stack of matrices")
-
-    def fail(self, reason: str) -> ModelError:
-        return self.stored.fail(reason)
+    return {name: Transposed(tensor) if name.endswith(_GATE_WEIGHTS) else tensor for name, tensor in tensors.items()}
 
 
 FAMILIES: dict[str, Family] = {

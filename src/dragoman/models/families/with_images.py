@@ -1,5 +1,5 @@
 """Decoders of other families behind a vision tower: Idefics 2 and 3, SmolVLM, LLaVA and LLaVA-NeXT, InternVL,
-Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
+Qwen2-VL, Qwen2.5-VL and Qwen3-VL, dense and with experts.
 
 The tower is described by ``models/vision``; here is the decoder that its embeddings go to, and all names of weights.
 """
@@ -13,15 +13,18 @@ from typing import Any
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
-from dragoman.models.families.family import IMAGE_PARTS, WITH_IMAGES, Family
+from dragoman.models.families.family import IMAGE_PARTS, WITH_IMAGES, Family, even_head_dim
 from dragoman.models.families.granite import FAMILIES as GRANITE
 from dragoman.models.families.lfm2 import FAMILIES as LFM2
 from dragoman.models.families.lfm2 import LFM2_NAMES
 from dragoman.models.families.llama import FAMILIES as LLAMA
 from dragoman.models.families.llama import HEAD_NORM_NAMES, LLAMA_NAMES, ROTARY_BUFFER
 from dragoman.models.families.mistral import FAMILIES as MISTRAL
+from dragoman.models.families.mixtures import FAMILIES as MIXTURES
+from dragoman.models.families.mixtures import QWEN_MOE_NAMES, QWEN_STACKS
 from dragoman.models.families.qwen import FAMILIES as QWEN
 from dragoman.models.spec import DecoderSpec
+from dragoman.models.tensors import Tensor, Transposed
 from dragoman.models.vision.parameters import (
     internvl_chat_names,
     internvl_names,
@@ -108,10 +111,29 @@ def _read_qwen3_vl(config: Config) -> DecoderSpec:
     sizes = {"hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32, "num_attention_heads": 32}
     config = config.over({"text_config": {}})
     block = sizes | {"vocab_size": 151_936, "rope_theta": 500_000.0, "rms_norm_eps": 1e-6} | config.block("text_config")
-    return _read_qwen(config.having({"text_config": block}), "Qwen3VLForConditionalGeneration", "Qwen3ForCausalLM")
+    return _read_qwen(
+        config.having({"text_config": block}), "Qwen3VLForConditionalGeneration", QWEN["Qwen3ForCausalLM"]
+    )
 
 
-def _read_qwen(config: Config, architecture: str, decoder: str = "Qwen2ForCausalLM") -> DecoderSpec:
+def _read_qwen3_vl_moe(config: Config) -> DecoderSpec:
+    sizes = {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24, "num_attention_heads": 16}
+    sizes |= {"num_key_value_heads": 16, "moe_intermediate_size": 1408, "num_experts": 60, "num_experts_per_tok": 4}
+    config = config.over({"text_config": {}})
+    block = sizes | {"vocab_size": 151_936, "rope_theta": 500_000.0, "rms_norm_eps": 1e-6} | config.block("text_config")
+    if block.get("head_dim") is None:  # that of Qwen 3 MoE is 128
+        text = Config(block, where="config.json: text_config")
+        width, heads = text.size("hidden_size"), text.size("num_attention_heads")
+        block["head_dim"] = even_head_dim(width, heads, "hidden_size", "num_attention_heads")
+    block |= {"norm_topk_prob": True, "use_sliding_window": False}  # whatever a config says, as transformers has it
+    if block.get("mlp_only_layers") is None:
+        block["mlp_only_layers"] = []
+    return _read_qwen(
+        config.having({"text_config": block}), "Qwen3VLMoeForConditionalGeneration", MIXTURES["Qwen3MoeForCausalLM"]
+    )
+
+
+def _read_qwen(config: Config, architecture: str, decoder: Family = QWEN["Qwen2ForCausalLM"]) -> DecoderSpec:
     """Return Qwen 2 or 3 with the rotation of text: of three equal positions it is the usual one."""
     text = config.within("text_config")
     plain = {}
@@ -122,7 +144,25 @@ def _read_qwen(config: Config, architecture: str, decoder: str = "Qwen2ForCausal
         plain[key] = ({"rope_type": "default"} | block if key == "rope_parameters" else block) if block else None
     tied = config.block("text_config").get("tie_word_embeddings") is True or config.flag("tie_word_embeddings", False)
     text = text.having({**plain, "tie_word_embeddings": tied}).over({"rms_norm_eps": 1e-5})
-    return replace(QWEN[decoder].read(text), architecture=architecture)
+    return replace(decoder.read(text), architecture=architecture)
+
+
+def _upright_experts(spec: DecoderSpec, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return the tensors with stacks of experts ``[experts, outputs, inputs]``: published files have them transposed,
+    those that transformers saves have not. Its rule tells them apart: what has the right shape is upright."""
+    experts = spec.experts
+    assert experts is not None
+    shapes = {
+        "gate_up_proj": (experts.count, 2 * experts.feed_forward, spec.width),
+        "down_proj": (experts.count, spec.width, experts.feed_forward),
+    }
+
+    def upright(name: str, tensor: Tensor) -> Tensor:
+        _, stacked, matrix = name.removesuffix(".weight").rpartition(".mlp.experts.")
+        known = stacked and len(tensor.shape) == 3 and shapes.get(matrix, tensor.shape) != tensor.shape
+        return Transposed(tensor) if known else tensor
+
+    return {name: upright(name, tensor) for name, tensor in tensors.items()}
 
 
 _NAMES = LLAMA_NAMES | HEAD_NORM_NAMES
@@ -266,6 +306,19 @@ FAMILIES: dict[str, Family] = {
         aliases=_QWEN_ALIASES,
         title="Qwen3-VL",
         examples=("Qwen/Qwen3-VL-2B-Instruct", "Qwen/Qwen3-VL-8B-Instruct"),
+        note="It [sees images](vision.md). Video is not read.",
+    ),
+    "Qwen3VLMoeForConditionalGeneration": Family(
+        _read_qwen3_vl_moe,
+        QWEN_MOE_NAMES | HEAD_NORM_NAMES | qwen3_names("model.visual."),
+        "qwen3_vl_moe",
+        base="model.",
+        other_names=QWEN_STACKS,
+        divide=_upright_experts,
+        ignored=_QWEN_TOWER,
+        aliases=_QWEN_ALIASES,
+        title="Qwen3-VL MoE",
+        examples=("Qwen/Qwen3-VL-30B-A3B-Instruct", "Qwen/Qwen3-VL-235B-A22B-Instruct"),
         note="It [sees images](vision.md). Video is not read.",
     ),
     "Lfm2VlForConditionalGeneration": Family(

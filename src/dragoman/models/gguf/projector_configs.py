@@ -151,12 +151,14 @@ def _qwen25vl(keys: Metadata, stored: Stored, model: Metadata, text: Config) -> 
 
 
 def _qwen3vl(keys: Metadata, stored: Stored, model: Metadata, text: Config) -> Found:
-    if text["model_type"] != "qwen3":
+    kinds = {"qwen3": ("Qwen3VL", "qwen3_vl"), "qwen3_moe": ("Qwen3VLMoe", "qwen3_vl_moe")}
+    if text["model_type"] not in kinds:
         return None
+    name, kind = kinds[text["model_type"]]
     layers = keys.size("vision.block_count")
     flags = keys.numbers("vision.is_deepstack_layers", layers)
     table = stored.get("v.position_embd.weight")
-    whole = {"architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl"}
+    whole = {"architectures": [f"{name}ForConditionalGeneration"], "model_type": kind}
     tower = {
         "deepstack_visual_indexes": [] if flags is None else [int(layer) for layer in np.flatnonzero(flags)],
         "num_position_embeddings": 1 if table is None else table.shape[0],

@@ -352,6 +352,7 @@ READERS: dict[str, Callable[[Config, Config], Fields | None]] = {
     "qwen3_5": read_qwen3_5,
     "qwen3_5_moe": read_qwen3_5,
     "qwen3_vl": read_qwen3,
+    "qwen3_vl_moe": read_qwen3,
     "smolvlm": _read_idefics3,
 }
 """By the ``model_type`` of the whole config."""

@@ -61,9 +61,12 @@ def read_qwen2(config: Config, preprocessor: Config) -> Fields:
 
 
 def read_qwen3(config: Config, preprocessor: Config) -> Fields:
-    """Read Qwen3-VL."""
+    """Read Qwen3-VL, dense or with experts."""
     text = config.within("text_config")
-    sections = _sections(text, text.size("head_dim", 128) // 2, [24, 20, 20])
+    head_dim = 128
+    if config.value("model_type") == "qwen3_vl_moe":
+        head_dim = text.size("hidden_size", 2048) // text.size("num_attention_heads", 16)
+    sections = _sections(text, text.size("head_dim", head_dim) // 2, [24, 20, 20])
     return _read_newer(config, preprocessor, sections, tower_indexes=True)
 
 
@@ -80,7 +83,9 @@ def _read_newer(config: Config, preprocessor: Config, sections: tuple[int, ...],
     """Return the fields of the tower of Qwen3-VL and Qwen 3.5. ``tower_indexes``: its config lists the layers whose
     outputs are stacked."""
     tower = tower_of(config.having({"vision_config": _without_channels(config)}))
-    out = config.within("text_config").size("hidden_size", 4096)
+    out = config.within("text_config").size(
+        "hidden_size", 2048 if config.value("model_type") == "qwen3_vl_moe" else 4096
+    )
     if (width := tower.size("out_hidden_size", 3584)) != out:
         raise ModelError(f"{tower.where}: out_hidden_size {width} differs from the decoder's hidden_size {out}")
     tower = tower.having(
