@@ -5,6 +5,8 @@
 #include <new>
 #include <utility>
 
+#include "memory/nodes.h"
+
 namespace dragoman {
 
 AnonymousMemory::AnonymousMemory(std::size_t bytes) {
@@ -17,6 +19,7 @@ AnonymousMemory::AnonymousMemory(std::size_t bytes) {
   if (address == MAP_FAILED) throw std::bad_alloc();
   data_ = static_cast<std::uint8_t*>(address);
   size_ = bytes;
+  spread_over_nodes(address, bytes);
 #ifdef MADV_HUGEPAGE
   madvise(address, bytes, MADV_HUGEPAGE);  // a hint: some systems refuse it, which is fine
 #endif

@@ -7,7 +7,7 @@
 namespace dragoman {
 
 // Mapped from the operating system page by page at first touch, in huge pages where it offers them (15 to 20 % more
-// read bandwidth than 4 KiB pages); page aligned; zero at first.
+// read bandwidth than 4 KiB pages), of the nodes that nodes.h says; page aligned; zero at first.
 class AnonymousMemory {
  public:
   AnonymousMemory() = default;

@@ -8,6 +8,8 @@
 #include <new>
 #include <string>
 
+#include "memory/nodes.h"
+
 namespace dragoman {
 namespace {
 
@@ -57,7 +59,8 @@ void FileMemory::settle(std::chrono::duration<double> delay, const std::string& 
       std::unique_lock lock(waiting_);
       if (stops_.wait_for(lock, delay, [this] { return stopping_.load(); })) return;
     }
-    if (!in_huge_pages(mappings)) move();
+    // The pages of a file are on the nodes of those that first read it, in this process or another.
+    if (memory_is_spread() || !in_huge_pages(mappings)) move();
   });
 }
 
@@ -87,6 +90,7 @@ void FileMemory::move() {
   const std::size_t whole = size_ / kHugePage * kHugePage, bytes = whole + kHugePage;
   void* const region = reserve(bytes, PROT_READ | PROT_WRITE);
   if (region == MAP_FAILED) return;
+  spread_over_nodes(region, bytes);
 #ifdef MADV_HUGEPAGE
   madvise(region, bytes, MADV_HUGEPAGE);
 #endif

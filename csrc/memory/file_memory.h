@@ -26,7 +26,8 @@ class FileMemory {
 
   // Starts, after `delay`, to copy the bytes into huge pages and to put these in place of the file's, one after the
   // other, invisibly to readers: neither address nor bytes change. Does nothing where kernel and file system have given
-  // the file huge pages already, according to the file `mappings` of this process (proc(5), smaps). A thread does it,
+  // the file huge pages already, according to the file `mappings` of this process (proc(5), smaps), unless memory is
+  // spread over nodes. A thread does it,
   // of normal priority: steps take up to twice their time meanwhile, but with a lower one it lasted several times as
   // long. To be called once.
   void settle(std::chrono::duration<double> delay, const std::string& mappings);

@@ -13,6 +13,7 @@
 #include "memory/anonymous_memory.h"
 #include "memory/checksum.h"
 #include "memory/file_memory.h"
+#include "memory/nodes.h"
 #include "python/bindings.h"
 #include "simd/kernels.h"
 #include "thread_pool.h"
@@ -269,6 +270,7 @@ void bind_linear(nb::module_& m) {
       "set_threads", [](int threads) { pool().resize(threads); }, nb::arg("threads"),
       nb::call_guard<nb::gil_scoped_release>());
   m.def("threads", [] { return pool().threads(); });
+  m.def("set_memory_nodes", set_memory_nodes, nb::arg("nodes"));
   m.def(
       "checksum",
       [](const ByteArray& bytes) {

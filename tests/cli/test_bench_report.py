@@ -16,6 +16,7 @@ from dragoman.cli.html_page import Series, chart
 from dragoman.cli.measurement import Summary
 from dragoman.models import ModelSettings, describe
 from dragoman.models.limits import Limits, Machine
+from dragoman.models.topology import place
 
 HOSTILE = "<script>alert(1)</script>\"'&"
 MACHINE = Machine(30e9, {"bfloat16": 0.5e12, "int8": 1e12}, 35e9)
@@ -37,7 +38,7 @@ LOADS = [Load(streams=streams, prompt_tokens=128, output_tokens=64) for streams 
 
 
 def test_figures_stand_beside_their_limits() -> None:
-    subject = own_subject(describe(None), ModelSettings(), None)
+    subject = own_subject(describe(None), ModelSettings(), place())
     assert subject.shape is not None
     page = report(subject, [Measured(load=load, found=FOUND, machine=MACHINE) for load in LOADS])
     assert_self_contained(page)

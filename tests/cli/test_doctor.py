@@ -213,4 +213,4 @@ def test_kernels_are_tested_instead_of_a_model() -> None:
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["passed"] is True
-    assert {"processor", "system", "threads", "kernels", "dragoman"} == answer["machine"].keys()
+    assert {"processor", "processors", "system", "threads", "kernels", "dragoman"} == answer["machine"].keys()

@@ -245,25 +245,6 @@ def test_a_container_that_sees_only_its_own_group_is_limited_by_it(
     assert available_memory() == 1500
 
 
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({"pod/cpu.max": "200000 100000"}, 2),
-        ({"pod/cpu.max": "150000 100000"}, 2),
-        ({"pod/cpu.max": "50000 100000"}, 1),
-        ({"pod/cpu.max": "max 100000", "cpu.max": "300000 100000"}, 3),
-        ({"pod/cpu.max": "max 100000"}, 64),
-        ({}, 64),
-    ],
-)
-def test_threads_follow_the_quota_of_processor_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: int
-) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
-    place_in_cgroups(tmp_path, monkeypatch, "0::/pod\n", {"pod/x": "", **files})
-    assert cgroups.usable_processors() == expected
-
-
 def with_windows(windows: tuple[int, ...], context: int = 131072) -> ModelDescription:
     description = described("llama-3.2-1b")
     return replace(description, spec=replace(description.spec, windows=windows, context=context))

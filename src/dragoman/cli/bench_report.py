@@ -20,6 +20,7 @@ from dragoman.cli.session import LocalSession, RemoteSession
 from dragoman.cli.settings import BenchSettings, MachineSettings
 from dragoman.models import ModelDescription, ModelSettings, describe, parameter_count
 from dragoman.models.limits import MULTIPLIED_AS, Limits, Machine, Shape, shape_of
+from dragoman.models.topology import Placement
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,15 +48,14 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
         return None if shape is None else lambda: measured(("bfloat16", MULTIPLIED_AS[shape.precision]))
 
 
-def own_subject(described: ModelDescription, settings: ModelSettings, threads: int | None) -> Subject:
+def own_subject(described: ModelDescription, settings: ModelSettings, placement: Placement) -> Subject:
     """Return the model that the command loads itself."""
     precision = described.precision(settings.precision)
     name = f"{described.source.name}, {precision}"
     size = f"{console.count(parameter_count(described.spec))} parameters, {described.spec.architecture}"
     if described.encoder is not None:
         return Subject(name=name, notes=(size, "The limits of encoder-decoder models are not known."))
-    if threads is not None:
-        kernels.set_threads(threads)
+    kernels.set_threads(placement.threads)
     shape = shape_of(described, precision)
     weights = f"{console.size(shape.resident_bytes)} of weights, {console.size(shape.kv_bytes)} for each cached token"
     if shape.state_bytes:
@@ -66,7 +66,7 @@ def own_subject(described: ModelDescription, settings: ModelSettings, threads: i
 def described_subject(model: str | None, settings: ModelSettings, machine: MachineSettings) -> Subject:
     """Return the model that the command's own engine loads. Raises ModelError."""
     described = describe(model, **settings.describing)
-    return own_subject(described, settings, machine.threads)
+    return own_subject(described, settings, machine.placement())
 
 
 async def bench_with_report(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-MODEL = frozenset({"model", "precision", "kv_precision", "max_context", "threads"})
+MODEL = frozenset({"model", "precision", "kv_precision", "max_context", "threads", "cpus"})
 """The model, and its use of the machine."""
 
 SAMPLING = frozenset({"temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "seed", "stop"})

@@ -49,7 +49,7 @@ async def own_runtime(
     that takes long. ``recorder``: records its generations. ``adapters``: to load. Raises ModelError."""
     with closing(PrespawnedWorker()) as prespawned, closing(LoadingBar(after_s=BAR_AFTER_S)) as bar:
         with DownloadBar() as download:
-            worker, described = worker_settings(model, settings, scheduling, machine.threads, watcher=download)
+            worker, described = worker_settings(model, settings, scheduling, machine.placement(), watcher=download)
         prespawned.send_settings(worker)
         # Imported only now, while the process imports its half, and loads.
         from dragoman.serving.runtime import start_runtime

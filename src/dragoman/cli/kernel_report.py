@@ -18,7 +18,7 @@ import msgspec
 
 import dragoman
 from dragoman.cli import console
-from dragoman.models.cgroups import usable_processors
+from dragoman.models import topology
 
 CPU_INFO = Path("/proc/cpuinfo")
 COMMAND = (sys.executable, "-m", "dragoman.kernels.self_test_checks")
@@ -48,7 +48,8 @@ def report_kernels(form: Literal["table", "json"]) -> bool:
         "dragoman": dragoman.__version__,
         "processor": processor_name(CPU_INFO),
         "system": platform.platform(),
-        "threads": str(usable_processors()),
+        "processors": topology.describe(topology.read()),
+        "threads": str(topology.place()),
         "kernels": f"{kernels.instruction_set()} (this machine has {', '.join(kernels.instruction_sets())})",
     }
     found = findings(kernels.instruction_set())
@@ -133,7 +134,7 @@ def _json(found: Finding) -> dict[str, object]:
 def _print(machine: dict[str, str], found: list[Finding]) -> None:
     out = console.output()
     for name, text in machine.items():
-        out.print(f"[bold]{name:>9}[/]  {console.escape(text)}")
+        out.print(f"[bold]{name:>10}[/]  {console.escape(text)}")
     width = max(len(each.kernel) for each in found)
     out.print(f"\n[bold]{'kernel':<{width}}  checks  largest error    bound[/]")
     for each in found:

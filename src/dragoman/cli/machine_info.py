@@ -15,6 +15,7 @@ from dragoman.cli.address import Address, address_of
 from dragoman.cli.server_calls import ask_json
 from dragoman.core.errors import EngineUnavailable, GenerationFailed
 from dragoman.core.user_folders import expand_user, is_file
+from dragoman.models import topology
 from dragoman.models.cgroups import allowed_processors
 from dragoman.models.settings import default_cache_folder
 
@@ -97,6 +98,8 @@ def machine_rows() -> dict[str, str]:
         "system": platform.platform(),
         "cores": f"{allowed_processors()} to use, {psutil.cpu_count(logical=False) or 'unknown'} physical, "
         f"{os.cpu_count()} threads",
+        "topology": topology.describe(topology.read()),
+        "threads": f"by default {topology.place()}",
         "memory": f"{console.size(memory.total)}, {console.size(memory.available)} available",
         "kernels": f"{kernels.instruction_set()} (this machine has {', '.join(kernels.instruction_sets())})",
         "devices": "the processor; GPUs are not used",

@@ -19,6 +19,7 @@ from dragoman.serving.settings import AdapterSettings
 
 if TYPE_CHECKING:
     from dragoman.models import MemoryPlan, ModelDescription
+    from dragoman.models.topology import Placement
 
 MEASURE_S = 0.5
 
@@ -34,9 +35,10 @@ def plan(choice: ModelChoice, settings: ModelSettings, machine: MachineSettings,
     described = describe(choice.model, **settings.describing)
     first, others = adapters_of(adapters, settings)
     plans = plans_of(described, settings, first)
-    bandwidth = measured_bandwidth(machine.threads)
+    placement = machine.placement()
+    bandwidth = measured_bandwidth(placement)
     offered = [adapter_sizes(described, others, found.precision) for found in plans]
-    print_plans(described, plans, bandwidth, settings.max_adapters, offered if others else [])
+    print_plans(described, plans, bandwidth, str(placement), settings.max_adapters, offered if others else [])
 
 
 def adapters_of(asked: AdapterSettings, settings: ModelSettings) -> tuple[list[Path], list[Path]]:
@@ -80,12 +82,12 @@ def plans_of(described: ModelDescription, settings: ModelSettings, adapters: Seq
     ]
 
 
-def measured_bandwidth(threads: int | None) -> float:
+def measured_bandwidth(placement: Placement) -> float:
     """Return the bytes per second that this machine reads from memory now."""
     from dragoman import kernels
 
-    if threads is not None:
-        kernels.set_threads(threads)
+    kernels.set_memory_nodes(placement.nodes)
+    kernels.set_threads(placement.threads)
     return float(kernels.memory_bandwidth(MEASURE_S))
 
 
@@ -101,7 +103,12 @@ def _group_rows(plans: list[MemoryPlan]) -> dict[str, list[str]]:
 
 
 def print_plans(
-    described: ModelDescription, plans: list[MemoryPlan], bandwidth: float, max_adapters: int, offered: list[int]
+    described: ModelDescription,
+    plans: list[MemoryPlan],
+    bandwidth: float,
+    threads: str,
+    max_adapters: int,
+    offered: list[int],
 ) -> None:
     """Print one column for each plan. ``offered``: in each, bytes of the adapters that may be loaded later; empty
     where none are offered."""
@@ -113,7 +120,8 @@ def print_plans(
         f"[bold]{described.source.name}[/]: {spec.architecture}, {console.count(parameter_count(spec))} parameters, "
         f"context of {spec.context:,} tokens, stored as {described.stored_as}"
     )
-    out.print(f"Memory: {console.size(plans[0].available_bytes)} available, read at {console.size(bandwidth)}/s\n")
+    out.print(f"Memory: {console.size(plans[0].available_bytes)} available, read at {console.size(bandwidth)}/s")
+    out.print(f"Threads: {threads}\n")
     precisions = [found.precision for found in plans]
     table = console.table(["", *precisions], right=precisions, no_wrap=False)
     states = {

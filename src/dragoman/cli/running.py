@@ -18,11 +18,11 @@ from dragoman.cli.serve_settings import ServeSettings
 from dragoman.cli.tunnel import Tunnel
 from dragoman.dialects import made_dialects
 from dragoman.engine.messages import WorkerSettings
-from dragoman.engine.worker_settings import thread_count
 from dragoman.engine_client.prespawn import PrespawnedWorker
 from dragoman.engine_client.vllm.client import VllmClient
 from dragoman.engine_client.vllm.model import RemoteModel
 from dragoman.models import ModelDescription
+from dragoman.models.topology import Placement
 from dragoman.server.accounts import Accounts
 from dragoman.server.keys import Keyring
 from dragoman.server.ledger import LEDGER_FILE, Ledger
@@ -41,6 +41,7 @@ def run(
     settings: ServeSettings,
     worker: WorkerSettings,
     described: ModelDescription | RemoteModel,
+    placement: Placement | None = None,
     *,
     logs: Logs,
     keyring: Keyring,
@@ -52,7 +53,8 @@ def run(
 ) -> int:
     """Serve, and return the server's exit code. Raises ModelError or DragomanError before the port opens.
 
-    ``worker``: the settings for the engine's process, ``prespawned``; ``described``: its model. ``remote``: the engine,
+    ``worker``: the settings for the engine's process, ``prespawned``; ``described``: its model;
+    ``placement``: of its threads, where they are ours. ``remote``: the engine,
     where it runs elsewhere. ``started``: when the command began, on the clock of ``time.monotonic``.
     """
     bar = LoadingBar()
@@ -61,9 +63,9 @@ def run(
         bar.close()
         runtime = server.runtime
         server.metrics.watch(dict, lambda: {"log_lines_dropped": logs.writer.dropped})
-        threads, dialect = thread_count(settings.machine.threads), settings.server.dialect
+        dialect = settings.server.dialect
         if remote is None:
-            rows = started_plan(runtime, address, threads, dialect)
+            rows = started_plan(runtime, address, str(placement), dialect)
         else:
             rows = remote_plan(runtime, address, remote, dialect)
         if keyring:
@@ -174,7 +176,7 @@ def openings(settings: ServeSettings, *, has_keys: bool) -> tuple[str, ...]:
     return tuple(found)
 
 
-def started_plan(runtime: Runtime, address: str, threads: int, dialect: str) -> dict[str, str]:
+def started_plan(runtime: Runtime, address: str, threads: str, dialect: str) -> dict[str, str]:
     """Return a short description of the running server. ``dialect``: the operator's choice."""
     info, model = runtime.info, runtime.info.model
     kv_tokens = info.num_blocks * info.block_size
@@ -185,7 +187,7 @@ def started_plan(runtime: Runtime, address: str, threads: int, dialect: str) -> 
         "precision": f"{model.precision}, keys and values in {model.kv_precision}",
         "memory": f"{weights} of weights, {kv} for keys and values of {kv_tokens:,} tokens",
         "context": f"{info.max_context:,} tokens, {info.max_running} sequences at once",
-        "threads": str(threads),
+        "threads": threads,
     }
     return rows | _where(runtime, address, dialect)
 

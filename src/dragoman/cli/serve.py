@@ -63,12 +63,13 @@ def serve(settings: ServeSettings, prespawned: PrespawnedWorker | None = None, n
             raise typer.Exit(
                 run_remote(settings, logs=logs, keyring=keyring, tunnel=tunnel, tracing=tracing, started=started)
             )
+        placement = settings.machine.placement()
         with DownloadBar() as bar:
             worker, described = worker_settings(
                 settings.choice.model,
                 settings.model,
                 settings.scheduling,
-                settings.machine.threads,
+                placement,
                 settings.recovery,
                 watcher=bar,
                 disk=settings.disk_cache,
@@ -81,6 +82,7 @@ def serve(settings: ServeSettings, prespawned: PrespawnedWorker | None = None, n
             settings,
             worker,
             described,
+            placement,
             logs=logs,
             keyring=keyring,
             tunnel=tunnel,

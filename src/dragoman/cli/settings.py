@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -13,6 +13,9 @@ from dragoman.core.sampling_defaults import DEFAULTABLE
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models.settings import ModelSettings
 from dragoman.server.settings import DialectName
+
+if TYPE_CHECKING:
+    from dragoman.models.topology import Placement
 
 POSITIONAL = {"positional": True, "twin": "--model"}
 GIVEN = {"positional": True, "configurable": False}
@@ -235,12 +238,20 @@ class MachineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's use of the machine.
 
     Attributes:
-        threads: threads that compute; by default one for each core.
+        threads: threads that compute; by default one for each physical core that is not an efficiency core.
+        cpus: processors that the engine may use, such as 0-15,32; by default one of each of those cores.
     """
 
     PANEL = "Engine"
 
-    threads: Count | None = None
+    threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    cpus: str | None = None
+
+    def placement(self) -> Placement:
+        """Return what computes on this machine. Raises ModelError for processors that are not there."""
+        from dragoman.models.topology import place
+
+        return place(self.threads, self.cpus)
 
 
 class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,7 +44,7 @@ def suggest(asked: SuggestSettings, machine: MachineSettings) -> None:
     """List small models that are known to work, with the memory that each takes here and how fast it can be."""
     from dragoman.models import available_memory
 
-    available, bandwidth = available_memory(), measured_bandwidth(machine.threads)
+    available, bandwidth = available_memory(), measured_bandwidth(machine.placement())
     found = [suggestion_of(model, available, bandwidth) for model in KNOWN_MODELS]
     best = best_of(found)
     if asked.format == "json":

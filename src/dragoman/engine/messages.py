@@ -66,6 +66,8 @@ class DiskCache(msgspec.Struct, frozen=True, kw_only=True):
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The first frame to the process: its settings. ``threads`` None: as many as the machine has cores.
+    ``processors``: what they are tied to; empty: nothing. ``nodes``: memory nodes that weights are spread over; empty:
+    where they are first touched.
 
     ``hang_s``: a process that has work sends a message after every step. One that sends none for so long is killed,
     and its requests continue in the next. ``give_up_s``: when none could be started for so long, the engine has
@@ -77,6 +79,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: StubModel | LoadModel
     scheduler: SchedulerSettings = SchedulerSettings()
     threads: int | None = None
+    processors: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()
     hang_s: float = 60.0
     give_up_s: float = 0.0
     recovery_bytes: int = 256 * 1024 * 1024

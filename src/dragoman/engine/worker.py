@@ -224,6 +224,20 @@ def _give_up(connection: socket.socket, message: str) -> int:
     return 1
 
 
+def place_threads(settings: WorkerSettings) -> None:
+    """Have this process compute where the settings say, before it has threads or weights. What the system refuses, such
+    as a processor that was taken from this container meanwhile, costs speed alone."""
+    if settings.processors:
+        try:
+            os.sched_setaffinity(0, settings.processors)
+        except OSError as error:
+            log.warning("the engine cannot be tied to its processors (%s): the system chooses them", error.strerror)
+    if settings.nodes and not kernels.set_memory_nodes(settings.nodes):
+        log.warning("the system does not spread memory over its nodes: pages stay where they are touched first")
+    if settings.threads is not None:
+        kernels.set_threads(settings.threads)
+
+
 def run(connection: socket.socket) -> None:
     """Load the model of the first frame, send ``Ready``, and serve."""
     started = time.monotonic()
@@ -231,8 +245,7 @@ def run(connection: socket.socket) -> None:
     if first is None:
         return
     settings = msgspec.msgpack.decode(first, type=WorkerSettings)
-    if settings.threads is not None:
-        kernels.set_threads(settings.threads)
+    place_threads(settings)
     runner, model = load(settings, ProgressSender(connection))
     engine = Engine(runner, settings.scheduler)
     if memory is not None:

@@ -7,10 +7,10 @@ import msgspec
 from dragoman.engine.messages import DiskCache, LoadModel, WorkerSettings
 from dragoman.engine.settings import DiskCacheSettings, RecoverySettings, SchedulerSettings
 from dragoman.models import ModelDescription, ModelSettings, describe, plan
-from dragoman.models.cgroups import usable_processors
 from dragoman.models.hub import DownloadWatcher
 from dragoman.models.memory_share import plan_within
 from dragoman.models.source import find_weights
+from dragoman.models.topology import Placement, place
 
 ONE_USER = RecoverySettings(engine_give_up_s=10.0, recovery_bytes=0)
 """Settings of an engine that serves a single command or program: a user waits for it."""
@@ -20,19 +20,20 @@ def worker_settings(
     model: str | None,
     settings: ModelSettings,
     scheduling: SchedulerSettings,
-    threads: int | None = None,
+    placement: Placement | None = None,
     recovery: RecoverySettings = ONE_USER,
     watcher: DownloadWatcher | None = None,
     disk: DiskCacheSettings | None = None,
 ) -> tuple[WorkerSettings, ModelDescription]:
     """Return the settings of the engine's process, and the description of the model before it is loaded.
 
-    ``threads``: see ``thread_count``. ``disk``: of the prefix cache on disk; None: there is none.
-    Reads the model's small files, and downloads missing ones; with a ``watcher``,
+    ``placement``: of the computing threads; None: as ``place`` says. ``disk``: of the prefix cache on disk; None: there
+    is none. Reads the model's small files, and downloads missing ones; with a ``watcher``,
     which is told of it, the weights too, which the engine's process would download otherwise. Raises ModelError for a
     model that is missing, not supported, or too large for this machine.
     """
     described = describe(model, **settings.describing, watcher=watcher)
+    placement = placement or place()
     settings = with_step_limits(settings, scheduling)
     plan(described, settings).require_fit()
     if watcher is not None and described.source.repository is not None:
@@ -40,7 +41,9 @@ def worker_settings(
     worker = WorkerSettings(
         model=LoadModel(source=model, settings=settings),
         scheduler=scheduling,
-        threads=thread_count(threads),
+        threads=placement.threads,
+        processors=placement.processors,
+        nodes=placement.nodes,
         hang_s=recovery.hang_s,
         give_up_s=recovery.engine_give_up_s,
         recovery_bytes=recovery.recovery_bytes,
@@ -71,9 +74,3 @@ def with_step_limits(settings: ModelSettings, scheduling: SchedulerSettings) -> 
         max_tokens=scheduling.step_tokens or settings.max_tokens,
         max_logit_rows=max(settings.max_logit_rows, settings.max_sequences),
     )
-
-
-def thread_count(threads: int | None) -> int:
-    """Return the number of computing threads: the requested one, or one for each core that this process may use, within
-    its quota."""
-    return threads or usable_processors()

@@ -12,6 +12,7 @@ from dragoman.kernels._native import (
     force,
     instruction_set,
     instruction_sets,
+    set_memory_nodes,
     set_threads,
     threads,
 )
@@ -96,6 +97,7 @@ __all__ = [
     "packed_bytes",
     "philox_uniform",
     "sample",
+    "set_memory_nodes",
     "set_threads",
     "threads",
     "top_logprobs",

@@ -32,6 +32,7 @@ from dragoman.llm.prompts import (
 )
 from dragoman.llm.running import close_forgotten, start_model
 from dragoman.llm.sampling_params import MAX_TOP, InvalidParams, SamplingParams
+from dragoman.models.topology import place
 
 T = TypeVar("T")
 
@@ -67,6 +68,7 @@ class LLM:
         model: str | os.PathLike[str] | None = None,
         *,
         threads: int | None = None,
+        cpus: str | None = None,
         chat_template: str | os.PathLike[str] | None = None,
         adapters: Mapping[str, str | os.PathLike[str]] | None = None,
         **options: Any,
@@ -74,13 +76,15 @@ class LLM:
         """Load a model and wait until it can generate.
 
         ``model``: a folder in Hugging Face layout, a GGUF file or a hub id; None: the small embedded model.
-        ``threads``: that compute; by default one for each core. ``chat_template``: a file in place of the model's own.
-        ``adapters``: LoRA adapters in PEFT's format by name, each a folder or a hub id. ``options``: those of
-        ``dragoman serve`` about model and schedule, such as ``precision="int8"``, ``max_context=4096``, ``revision``.
+        ``threads``: that compute; by default one for each physical core that is not an efficiency core. ``cpus``: the
+        processors that they may use, such as ``"0-15,32"``; by default one of each of those cores. ``chat_template``: a
+        file in place of the model's own. ``adapters``: LoRA adapters in PEFT's format by name, each a folder or a hub
+        id. ``options``: those of ``dragoman serve`` about model and schedule, such as ``precision="int8"``,
+        ``max_context=4096``, ``revision``.
 
         Raises ModelError for a model that cannot be loaded, InvalidParams for options that cannot be.
         """
-        self._running = start_model(model, threads, chat_template, adapters or {}, options)
+        self._running = start_model(model, place(threads, cpus), chat_template, adapters or {}, options)
         self.card: ModelCard = self._running.model.card
         self._numbers = itertools.count(1)
         self._finalizer = weakref.finalize(self, close_forgotten, self._running)

@@ -21,6 +21,7 @@ from dragoman.llm.in_process import InProcessModel
 from dragoman.llm.loop_thread import LoopThread
 from dragoman.llm.sampling_params import InvalidParams, check_fields
 from dragoman.models.settings import ModelSettings
+from dragoman.models.topology import Placement
 from dragoman.serving.runtime import start_runtime
 from dragoman.serving.settings import AdapterSettings, ServingSettings
 
@@ -71,7 +72,7 @@ class RunningModel:
 
 def start_model(
     model: Path | None,
-    threads: int | None,
+    placement: Placement,
     chat_template: Path | None,
     adapters: Mapping[str, Path],
     options: Mapping[str, Any],
@@ -87,7 +88,7 @@ def start_model(
             prespawned = stack.enter_context(closing(PrespawnedWorker()))
             # In this thread: Ctrl-C ends a download.
             source = None if model is None else os.fspath(model)
-            worker, described = worker_settings(source, settings, scheduling, threads)
+            worker, described = worker_settings(source, settings, scheduling, placement)
             prespawned.send_settings(worker)
             thread = LoopThread(new_event_loop)
             stack.callback(thread.close)

@@ -14,6 +14,9 @@ from pathlib import Path, PurePosixPath
 ROOT = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 
+MOST_PROCESSORS = 1 << 14
+"""Larger numbers in a list are not of a processor: Linux is built for 8,192 at most."""
+
 _NO_LIMIT = 1 << 60
 """Version 1 writes a number near 2**63 where there is no limit."""
 
@@ -29,14 +32,35 @@ def processors() -> float | None:
     return min(quotas, default=None)
 
 
-def usable_processors() -> int:
-    """Return how many threads can compute at one time: processors that this process may use, within its quota.
+def whole_processors(quota: float) -> int:
+    """Return how many threads a quota of so many processors keeps busy; with more, all of them are stopped for a part
+    of each period."""
+    return math.ceil(quota - 0.25)
 
-    With more threads than the quota has processors, all of them are stopped for a part of each period.
-    """
-    quota = processors()
-    allowed = allowed_processors()
-    return allowed if quota is None else max(1, min(allowed, math.ceil(quota - 0.25)))
+
+def allowed_set() -> frozenset[int]:
+    """Return the processors that this process may use: those it is tied to, within the sets of its groups."""
+    allowed = frozenset(os.sched_getaffinity(0))
+    for group in _groups("cpuset"):
+        for name in ("cpuset.cpus.effective", "cpuset.effective_cpus"):
+            try:
+                allowed = allowed.intersection(parse_list((group / name).read_text("ascii"))) or allowed
+            except (OSError, ValueError):  # not of this version, or empty
+                continue
+    return allowed
+
+
+def parse_list(text: str) -> tuple[int, ...]:
+    """Return the numbers of a list as Linux writes it, ascending: ``0-3,8,10-11``. Raises ValueError."""
+    numbers: set[int] = set()
+    for part in text.strip().split(","):
+        first, dash, last = part.strip().partition("-")
+        last = last if dash else first
+        begin, end = (int(each) if each.isascii() and each.isdecimal() else -1 for each in (first, last))
+        if not 0 <= begin <= end < MOST_PROCESSORS:
+            raise ValueError(f"{part.strip()!r} is no range of processors")
+        numbers.update(range(begin, end + 1))
+    return tuple(sorted(numbers))
 
 
 def allowed_processors() -> int:
