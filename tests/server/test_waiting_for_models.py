@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import socket
@@ -156,18 +157,25 @@ def test_background_responses_wait_for_their_models_in_order(models: Path, tmp_p
             assert (found.status, found.model) == ("incomplete", model), found
 
 
+SLOW_PATHS = ("/v1/completions", "/tgi/generate", "/locallab/generate", "/ollama/api/generate")
+
+
 @pytest.mark.usefixtures("one_at_a_time")
-@pytest.mark.parametrize("path", ["/v1/completions", "/tgi/generate", "/locallab/generate", "/ollama/api/generate"])
-def test_a_client_that_sends_its_body_slowly_keeps_no_model_in_memory(models: Path, tmp_path: Path, path: str) -> None:
+def test_clients_that_send_their_bodies_slowly_keep_no_model_in_memory(models: Path, tmp_path: Path) -> None:
     body = json.dumps({"prompt": "x", "inputs": "x", "model": "first", "max_tokens": 1, "stream": False}).encode()
-    with serving(models, tmp_path) as server, socket.create_connection(("127.0.0.1", server.port)) as slow:
-        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {ANN}\r\nconnection: close\r\n"
-        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        slow.sendall(head.encode() + body[:10])
-        time.sleep(0.2)  # it arrives before the other request
+    with serving(models, tmp_path) as server, contextlib.ExitStack() as connections:
+        slow = []
+        for path in SLOW_PATHS:
+            slow.append(connections.enter_context(socket.create_connection(("127.0.0.1", server.port))))
+            head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {ANN}\r\nconnection: close\r\n"
+            head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            slow[-1].sendall(head.encode() + body[:10])
+        time.sleep(0.2)  # they arrive before the other request
         ann = client_of(server)
         assert ann.completions.create(model="second", prompt="x", max_tokens=1).model == "second"
         assert "first" not in states(server)
-        slow.sendall(body[10:])
-        slow.settimeout(60)
-        assert slow.recv(100).startswith(b"HTTP/1.1 200")
+        for connection in slow:
+            connection.sendall(body[10:])
+        for path, connection in zip(SLOW_PATHS, slow, strict=True):
+            connection.settimeout(60)
+            assert connection.recv(100).startswith(b"HTTP/1.1 200"), path

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dragoman.cli import console
-from dragoman.cli.settings import MachineSettings, ModelChoice
+from dragoman.cli.settings import DraftChoice, MachineSettings, ModelChoice
 from dragoman.core.errors import ModelError
 from dragoman.models.adapters.source import find_adapter_config
 from dragoman.models.settings import ModelSettings, RequestedPrecision
@@ -24,7 +24,13 @@ if TYPE_CHECKING:
 MEASURE_S = 0.5
 
 
-def plan(choice: ModelChoice, settings: ModelSettings, machine: MachineSettings, adapters: AdapterSettings) -> None:
+def plan(
+    choice: ModelChoice,
+    settings: ModelSettings,
+    machine: MachineSettings,
+    adapters: AdapterSettings,
+    drafting: DraftChoice,
+) -> None:
     """Show what a model takes on this machine: memory, context, and the speed that the memory allows.
 
     With --precision auto, the stored precision and every lower one stand side by side. Adapters are counted by their
@@ -34,11 +40,20 @@ def plan(choice: ModelChoice, settings: ModelSettings, machine: MachineSettings,
 
     described = describe(choice.model, **settings.describing)
     first, others = adapters_of(adapters, settings)
-    plans = plans_of(described, settings, first)
+    draft = None if drafting.draft_model is None else _draft_of(drafting, settings)
+    plans = plans_of(described, settings, first, 0 if draft is None else draft.total_bytes)
     placement = machine.placement()
     bandwidth = measured_bandwidth(placement)
     offered = [adapter_sizes(described, others, found.precision) for found in plans]
-    print_plans(described, plans, bandwidth, str(placement), settings.max_adapters, offered if others else [])
+    print_plans(described, plans, bandwidth, str(placement), settings.max_adapters, offered if others else [], draft)
+
+
+def _draft_of(drafting: DraftChoice, settings: ModelSettings) -> MemoryPlan:
+    from dragoman.engine.draft_settings import plan_draft
+    from dragoman.engine.settings import SchedulerSettings
+
+    assert drafting.draft_model is not None
+    return plan_draft(drafting.draft_model, settings, SchedulerSettings(**msgspec.structs.asdict(drafting)))[2]
 
 
 def adapters_of(asked: AdapterSettings, settings: ModelSettings) -> tuple[list[Path], list[Path]]:
@@ -61,10 +76,13 @@ def adapter_sizes(described: ModelDescription, folders: Sequence[Path], precisio
     return sum(adapter_bytes(folder, described.spec, precision) for folder in folders)
 
 
-def plans_of(described: ModelDescription, settings: ModelSettings, adapters: Sequence[Path] = ()) -> list[MemoryPlan]:
+def plans_of(
+    described: ModelDescription, settings: ModelSettings, adapters: Sequence[Path] = (), draft_bytes: int = 0
+) -> list[MemoryPlan]:
     """Return the plan of the asked precision; for ``auto`` the plans of the stored one and all lower ones.
-    ``adapters``: folders of those that are loaded at the start."""
+    ``adapters``: folders of those that are loaded at the start. ``draft_bytes``: of the draft model."""
     from dragoman.models import plan as plan_memory
+    from dragoman.models.memory import available_memory
 
     stored = described.precision(settings.precision)
     lower: dict[str, tuple[RequestedPrecision, ...]] = {
@@ -76,6 +94,7 @@ def plans_of(described: ModelDescription, settings: ModelSettings, adapters: Seq
         plan_memory(
             described,
             msgspec.structs.replace(settings, precision=precision),
+            available_bytes=max(0, available_memory() - draft_bytes),
             first_adapters_bytes=adapter_sizes(described, adapters, precision),
         )
         for precision in precisions
@@ -146,7 +165,8 @@ def print_plans(
         "adapters at the start": [console.size(found.first_adapters_bytes) for found in plans],
         f"  room for up to {max_adapters}": [console.size(found.adapter_room_bytes) for found in plans],
         **({"  offered beside them": [console.size(size) for size in offered]} if offered else {}),
-        "in all": [console.size(found.total_bytes) for found in plans],
+        **({} if draft is None else {"draft model": [console.size(draft.total_bytes)] * len(plans)}),
+        "in all": [console.size(found.total_bytes + (draft.total_bytes if draft else 0)) for found in plans],
         "fits": ["no" if found.refusal else "yes" for found in plans],
         "largest context": [f"{found.context_tokens:,} tokens" for found in plans],
         "  how many at once": [f"{found.concurrency:.3g}" for found in plans],

@@ -21,7 +21,7 @@ from dragoman.engine.messages import WorkerSettings
 from dragoman.engine_client.prespawn import PrespawnedWorker
 from dragoman.engine_client.vllm.client import VllmClient
 from dragoman.engine_client.vllm.model import RemoteModel
-from dragoman.models import ModelDescription
+from dragoman.models import ModelDescription, ModelInfo
 from dragoman.models.topology import Placement
 from dragoman.server.accounts import Accounts
 from dragoman.server.keys import Keyring
@@ -186,10 +186,16 @@ def started_plan(runtime: Runtime, address: str, threads: str, dialect: str) -> 
         "model": f"{names} ({model.architecture}, {console.count(model.parameter_count)} parameters)",
         "precision": f"{model.precision}, keys and values in {model.kv_precision}",
         "memory": f"{weights} of weights, {kv} for keys and values of {kv_tokens:,} tokens",
+        **({} if info.draft is None else {"draft model": _draft_words(info.draft)}),
         "context": f"{info.max_context:,} tokens, {info.max_running} sequences at once",
         "threads": threads,
     }
     return rows | _where(runtime, address, dialect)
+
+
+def _draft_words(draft: ModelInfo) -> str:
+    parameters = console.count(draft.parameter_count)
+    return f"{draft.name} ({parameters} parameters), {draft.precision}, {console.size(draft.weight_bytes)} of weights"
 
 
 def remote_plan(runtime: Runtime, address: str, remote: VllmClient, dialect: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ from dragoman.core.errors import BadRequest
 from dragoman.core.sampling import BeamParams, EndingParams, SamplingParams, both_spellings, within
 from dragoman.core.sampling_defaults import DEFAULTABLE
 from dragoman.engine.settings import SchedulerSettings
-from dragoman.models.settings import ModelSettings
+from dragoman.models.settings import ModelSettings, RequestedPrecision
 from dragoman.server.settings import DialectName
 
 if TYPE_CHECKING:
@@ -252,6 +252,22 @@ class MachineSettings(msgspec.Struct, frozen=True, kw_only=True):
         from dragoman.models.topology import place
 
         return place(self.threads, self.cpus)
+
+
+class DraftChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """The draft model that is served with a model.
+
+    Attributes:
+        draft_model: a smaller model that is to guess what the model says next, as in serve.
+        draft_precision: of its weights, as precision.
+        draft_context: tokens of the longest sequences that it drafts for; by default max_context, or 8192.
+    """
+
+    PANEL = "Engine"
+
+    draft_model: str | None = None
+    draft_precision: RequestedPrecision = "auto"
+    draft_context: Count | None = None
 
 
 class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -252,6 +252,7 @@ class Engine:
             for sequence in schedule.encodes:
                 self.scheduler.inputs.mark_encoded(sequence)
         if schedule.decodes or schedule.chunks:
+            meanwhile = self.scheduler.drafts.add_model_drafts(meanwhile)
             batch = self._batch(schedule)
             forward_started = time.perf_counter()
             try:
@@ -266,6 +267,7 @@ class Engine:
                 self.scheduler.images.note_prompt(forward_s, len(batch.token_ids))
                 if self.scheduler.tables.disk is not None:
                     self.scheduler.tables.disk.store.note_prompt(forward_s, len(batch.token_ids))
+            self.scheduler.drafts.note_step(schedule, len(batch.token_ids), forward_s)
             self._postprocess(schedule, logits)
             self._steps += 1
         elif meanwhile is not None:
@@ -277,11 +279,8 @@ class Engine:
         return self.output()
 
     def _batch(self, schedule: Schedule) -> Batch:
-        tables, size, has_states = (
-            self.scheduler.tables,
-            self.runner.block_size,
-            self.scheduler.tables.states is not None,
-        )
+        tables, size = self.scheduler.tables, self.runner.block_size
+        has_states = tables.states is not None
         return build_batch(schedule, tables.blocks, tables.encoder_blocks, block_size=size, has_states=has_states)
 
     def _see(self, sequence: Sequence, is_awaited: bool) -> None:

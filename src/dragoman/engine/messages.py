@@ -10,7 +10,7 @@ import msgspec
 from dragoman.core.events import BeamStep, EngineEvent
 from dragoman.core.explanation import EngineExplanation
 from dragoman.core.request import EngineRequest
-from dragoman.core.vocabulary import Vocabulary
+from dragoman.core.vocabulary import DraftVocabulary, Vocabulary
 from dragoman.engine.block_events import BlockEvent
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models import AdapterInfo, ModelInfo, ModelSettings, PackedFile
@@ -57,6 +57,14 @@ class LoadModel(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     settings: ModelSettings = ModelSettings()
 
 
+class LoadDraft(msgspec.Struct, frozen=True, kw_only=True):
+    """The draft model: as ``LoadModel``, and the memory that it takes."""
+
+    source: str
+    settings: ModelSettings
+    nbytes: int
+
+
 class DiskCache(msgspec.Struct, frozen=True, kw_only=True):
     """The prefix cache on disk: its folder, and the bytes that it may take; None: as the disk has room."""
 
@@ -73,7 +81,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     and its requests continue in the next. ``give_up_s``: when none could be started for so long, the engine has
     failed; 0: never. ``recovery_bytes``: maximum memory for data that outlives the process: see ``block_store``.
     ``checked``: the packed weights that the previous process verified. ``report_blocks``: outputs have the events of
-    the prefix cache. ``disk``: where prefixes are kept on disk; None: nowhere.
+    the prefix cache. ``disk``: where prefixes are kept on disk; None: nowhere. ``draft``: a model that makes drafts.
     """
 
     model: StubModel | LoadModel
@@ -87,6 +95,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     checked: PackedFile | None = None
     report_blocks: bool = False
     disk: DiskCache | None = None
+    draft: LoadDraft | None = None
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +113,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum number of unfinished sequences, waiting ones included."""
     step_tokens: int
     load_s: float
+    draft: ModelInfo | None = None
+    """Of the draft model, where there is one."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -198,6 +209,12 @@ class Explain(msgspec.Struct, frozen=True, array_like=True, tag="explain"):
     request: EngineRequest
 
 
+class SetDraftVocabulary(msgspec.Struct, frozen=True, array_like=True, tag="set_draft_vocabulary"):
+    """How the tokens of the draft model correspond to the model's: there are no drafts of it before."""
+
+    vocabulary: DraftVocabulary
+
+
 class SetVocabulary(msgspec.Struct, frozen=True, array_like=True, tag="set_vocabulary"):
     """Sets the vocabulary of grammars, before the first request that has one."""
 
@@ -247,7 +264,17 @@ class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
 
 
 ToEngine = (
-    Submit | Explain | SetVocabulary | SetThreads | Cancel | Pause | Resume | LoadAdapter | UnloadAdapter | Shutdown
+    Submit
+    | Explain
+    | SetVocabulary
+    | SetDraftVocabulary
+    | SetThreads
+    | Cancel
+    | Pause
+    | Resume
+    | LoadAdapter
+    | UnloadAdapter
+    | Shutdown
 )
 
 

@@ -17,7 +17,7 @@ from dragoman.engine.prefix_store.store import Load
 from dragoman.engine.prompt_images import PromptImages
 from dragoman.engine.prompt_inputs import EncoderInput, GivenEmbeddings
 from dragoman.engine.sampling.grammar_state import GrammarState
-from dragoman.engine.speculation.drafter import Drafter, DraftSource
+from dragoman.engine.speculation.drafter import Drafter, DraftOwner, DraftSource
 
 
 class Status(enum.IntEnum):
@@ -305,7 +305,7 @@ class Sequence:
         """Guesses of the tokens after its newest one, verified by the scheduled step."""
         self.drafters: tuple[Drafter, ...] | None = None
         """Its sources of drafts, the first to be asked first; made with the first draft."""
-        self.drafter: Drafter | None = None
+        self.drafter: DraftOwner | None = None
         """The source of its newest draft."""
         self.share: Share[Sequence]
         """The caller's share that its service counts for; set by the scheduler."""

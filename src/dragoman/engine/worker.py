@@ -38,6 +38,7 @@ from dragoman.engine.messages import (
     Pause,
     Ready,
     Resume,
+    SetDraftVocabulary,
     SetThreads,
     SetVocabulary,
     Shutdown,
@@ -136,6 +137,9 @@ class Worker:
                 self._connection.sendall(frame(self._explained(message)))
             elif isinstance(message, SetVocabulary):
                 self._engine.set_vocabulary(message.vocabulary)
+            elif isinstance(message, SetDraftVocabulary):
+                if self._engine.scheduler.drafts.model is not None:
+                    self._engine.scheduler.drafts.model.vocabulary = message.vocabulary
             elif isinstance(message, SetThreads):
                 kernels.set_threads(message.threads)
             elif isinstance(message, Cancel):
@@ -246,8 +250,12 @@ def run(connection: socket.socket) -> None:
         return
     settings = msgspec.msgpack.decode(first, type=WorkerSettings)
     place_threads(settings)
+    # Before the model itself, which plans with the memory that is left.
+    draft = None if settings.draft is None else loading.load(settings.draft.source, settings.draft.settings)
     runner, model = load(settings, ProgressSender(connection))
     engine = Engine(runner, settings.scheduler)
+    if draft is not None:
+        engine.scheduler.drafts.use_model(draft)
     if memory is not None:
         caches = [group.cache for group in engine.scheduler.tables.groups]
         open_block_stores(memory, runner.block_data, model.fingerprint, settings.recovery_bytes, caches)
@@ -272,6 +280,7 @@ def run(connection: socket.socket) -> None:
         max_unfinished=scheduler.max_unfinished,
         step_tokens=scheduler.step_tokens,
         load_s=time.monotonic() - started,
+        draft=None if draft is None else draft.card,
     )
     connection.sendall(frame(Ready(info)))
     try:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from dragoman.engine.draft_settings import draft_settings, without_draft_memory
 from dragoman.engine.messages import DiskCache, LoadModel, WorkerSettings
 from dragoman.engine.settings import DiskCacheSettings, RecoverySettings, SchedulerSettings
 from dragoman.models import ModelDescription, ModelSettings, describe, plan
 from dragoman.models.hub import DownloadWatcher
+from dragoman.models.memory import available_memory
 from dragoman.models.memory_share import plan_within
 from dragoman.models.source import find_weights
 from dragoman.models.topology import Placement, place
@@ -35,7 +37,8 @@ def worker_settings(
     described = describe(model, **settings.describing, watcher=watcher)
     placement = placement or place()
     settings = with_step_limits(settings, scheduling)
-    plan(described, settings).require_fit()
+    draft = draft_settings(settings, scheduling, watcher)
+    plan(described, settings, available_bytes=without_draft_memory(available_memory(), draft)).require_fit()
     if watcher is not None and described.source.repository is not None:
         find_weights(described.source, token=settings.token, watcher=watcher)
     worker = WorkerSettings(
@@ -48,6 +51,7 @@ def worker_settings(
         give_up_s=recovery.engine_give_up_s,
         recovery_bytes=recovery.recovery_bytes,
         disk=None if disk is None else disk_cache(disk),
+        draft=draft,
     )
     return worker, described
 
@@ -63,6 +67,7 @@ def within_budget(worker: WorkerSettings, described: ModelDescription, memory_by
     """Return the settings with the model's share of a memory budget. Raises ModelError where it does not fit."""
     if memory_bytes is None or not isinstance(worker.model, LoadModel):
         return worker
+    memory_bytes = without_draft_memory(memory_bytes, worker.draft)
     settings, _ = plan_within(described, worker.model.settings, memory_bytes)
     return msgspec.structs.replace(worker, model=msgspec.structs.replace(worker.model, settings=settings))
 

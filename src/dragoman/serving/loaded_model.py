@@ -17,8 +17,10 @@ from dragoman.core.catalog import CatalogEntry, FileProgress, ModelDetails, Mode
 from dragoman.core.observer import Observers
 from dragoman.core.sampling_defaults import SamplingDefaults
 from dragoman.core.serving import ModelCard
+from dragoman.core.vocabulary import DraftVocabulary, correspondence
 from dragoman.engine.block_events import BlockEvent
-from dragoman.engine.messages import EngineInfo, EngineStats, LoadModel, WorkerSettings
+from dragoman.engine.draft_settings import without_draft_memory
+from dragoman.engine.messages import EngineInfo, EngineStats, LoadDraft, LoadModel, WorkerSettings
 from dragoman.engine_client.client import EngineClient
 from dragoman.engine_client.connection import Spawn
 from dragoman.engine_client.health import State
@@ -257,18 +259,31 @@ class ModelLoader:
             return ModelMemory(0, 0)
         settings = self._settings_for(source, model)
         described = describe(source.source, **settings.describing)
-        found = self._planned_settings(described, settings)[1]
+        found = self._planned_settings(source, described, settings)[1]
         text_bytes = TEXT_BYTES + TEXT_FACTOR * _tokenizer_bytes(described.tokenizer_folder)
-        serving_bytes = found.total_bytes + self._adapter_bytes(found) + ENGINE_BYTES + text_bytes
+        draft = self._draft_of(source)
+        serving_bytes = (
+            found.total_bytes
+            + (0 if draft is None else draft.nbytes)
+            + self._adapter_bytes(found)
+            + ENGINE_BYTES
+            + text_bytes
+        )
         return ModelMemory(serving_bytes, serving_bytes + found.loading_bytes)
 
+    def _draft_of(self, source: ModelSource) -> LoadDraft | None:
+        """Return the draft model of a model: the first model has one, if any has."""
+        model = self._worker.model
+        return self._worker.draft if isinstance(model, LoadModel) and model.source == source.source else None
+
     def _planned_settings(
-        self, described: ModelDescription, settings: ModelSettings
+        self, source: ModelSource, described: ModelDescription, settings: ModelSettings
     ) -> tuple[ModelSettings, MemoryPlan]:
         """Return a model's settings with its share of the memory. Raises ModelError."""
+        draft = self._draft_of(source)
         if self._memory_bytes is not None:
-            return plan_within(described, settings, self._memory_bytes)
-        found = plan(described, settings, available_bytes=self._machine_bytes)
+            return plan_within(described, settings, without_draft_memory(self._memory_bytes, draft))
+        found = plan(described, settings, available_bytes=without_draft_memory(self._machine_bytes, draft))
         found.require_fit()
         if settings.kv_bytes is None and settings.kv_tokens is None and found.kv_bytes:
             # Otherwise an engine that starts while another runs would take less for them, and keep less for good.
@@ -277,7 +292,7 @@ class ModelLoader:
 
     def _settings_of_plan(self, source: ModelSource, settings: ModelSettings) -> ModelSettings:
         described = describe(source.source, **settings.describing)
-        return self._planned_settings(described, settings)[0]
+        return self._planned_settings(source, described, settings)[0]
 
     def _adapter_bytes(self, found: MemoryPlan) -> int:
         """Return the room for adapters, where the operator offers any."""
@@ -331,6 +346,7 @@ class ModelLoader:
                     functools.partial(self._settings_of_plan, source, settings), loads=True
                 )
             worker = msgspec.structs.replace(worker, model=LoadModel(source=source.source, settings=settings))
+            worker = msgspec.structs.replace(worker, draft=self._draft_of(source))
             if not is_first:
                 described = await self._pools.ask_hub(
                     lambda: describe(source.source, token=settings.token, rope=settings.rope), loads=True
@@ -355,6 +371,8 @@ class ModelLoader:
             tokenizer = await self._pools.models.run(lambda: Tokenizer.load(folder, order))
             await self._pools.models.run(functools.partial(template.compile, tokenizer.special_tokens))
             info = await starting
+            vocabularies = functools.partial(_draft_vocabulary, worker.draft, tokenizer, info.vocab_size)
+            drafted = await self._pools.models.run(vocabularies)
             # Engines elsewhere know what they can honour when they have started.
             sampling = await self._pools.models.run(lambda: self._sampling_for(settings, folder, is_first=is_first))
         except BaseException:
@@ -393,6 +411,8 @@ class ModelLoader:
                 template.close()
                 raise
         engine.set_vocabulary(lambda: served.vocabulary)
+        if drafted is not None and isinstance(engine, EngineClient):
+            engine.set_draft_vocabulary(drafted)
         engine.on_step = self._on_step
         if self._on_blocks is not None and isinstance(engine, EngineClient):
             engine.on_blocks = functools.partial(self._on_blocks, engine, info.block_size)
@@ -402,6 +422,16 @@ class ModelLoader:
         made = worker.model
         slots = made.settings.max_adapters if isinstance(made, LoadModel) else made.max_adapters
         return LoadedModel(source, engine, info, template, serving, self._past, self.past_drafts, slots)
+
+
+def _draft_vocabulary(draft: LoadDraft | None, tokenizer: Tokenizer, vocab_size: int) -> DraftVocabulary | None:
+    """Return how a draft model's tokens correspond to those of the served model, which has ``vocab_size`` rows; None
+    without a draft model. Raises ModelError."""
+    if draft is None:
+        return None
+    described = describe(draft.source, token=draft.settings.token, mmproj=draft.settings.mmproj)
+    own = Tokenizer.load(described.tokenizer_folder)
+    return correspondence(tokenizer.vocabulary(vocab_size, ()), own.vocabulary(described.spec.vocab_size, ()))
 
 
 def served_model(

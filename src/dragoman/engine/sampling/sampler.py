@@ -82,7 +82,7 @@ class _Rows(NamedTuple):
         return _Rows(
             sequences=sequences,
             temperature=np.array([p.temperature for p in sampling], np.float32),
-            truncations=_truncations(sampling),
+            truncations=truncation_columns(sampling),
             truncated_first=np.flatnonzero([p.truncates_first for p in sampling]).astype(np.int32),
             xtc=(
                 np.array([p.xtc_probability if p.has_xtc else 0.0 for p in sampling], np.float32),
@@ -174,7 +174,7 @@ class Sampler:
         return logits.take(rows, axis=0, out=self._own[: len(rows)], mode="clip")
 
 
-def _truncations(sampling: list[SamplingParams]) -> dict[str, Float32]:
+def truncation_columns(sampling: list[SamplingParams]) -> dict[str, Float32]:
     """Return the columns of the truncations that are on in some row, by name, except XTC, which depends on a random
     number."""
     asked = {name for params in sampling for name in params.truncations}

@@ -23,19 +23,25 @@ class DraftSource(enum.StrEnum):
     """What followed the newest tokens before, in the prompt and the output."""
     RECENT = "recent"
     """What followed them in other recent outputs of the same caller."""
+    MODEL = "model"
+    """What a smaller model says next."""
 
 
-class Drafter(Protocol):
-    """Guesses the next tokens of one sequence."""
+class DraftOwner(Protocol):
+    """Learns what became of the drafts of one sequence."""
 
     source: DraftSource
 
-    def draft(self, token_ids: list[int], most: int) -> list[int]:
-        """Return up to ``most`` draft tokens to follow ``token_ids``, an append-only list; often none."""
-        ...
-
     def verified(self, num_tokens: int, drafted: int, accepted: int) -> None:
         """Learn the result of the last draft, when the sequence has ``num_tokens``."""
+        ...
+
+
+class Drafter(DraftOwner, Protocol):
+    """Guesses the next tokens of one sequence."""
+
+    def draft(self, token_ids: list[int], most: int) -> list[int]:
+        """Return up to ``most`` draft tokens to follow ``token_ids``, an append-only list; often none."""
         ...
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from dragoman.engine.block_tables import BlockTables
+from dragoman.engine.runner import Runner
+from dragoman.engine.schedule import Schedule
 from dragoman.engine.sequence import Sequence
+from dragoman.engine.speculation.draft_model import DraftModel
 from dragoman.engine.speculation.drafter import Drafter, DraftSource
 from dragoman.engine.speculation.forced_text import ForcedText
 from dragoman.engine.speculation.lookup import Lookup
@@ -20,6 +23,7 @@ class Drafts:
     Attributes:
         rows: rows that a step is filled up to, its sequences' own included.
         drafted: tokens of all drafts, by source. accepted: those that were drawn.
+        model: a smaller model that drafts for those for whom no other source has anything; None: there is none.
     """
 
     def __init__(self, tables: BlockTables, *, rows: int, block_size: int, sources: Collection[str]) -> None:
@@ -30,13 +34,18 @@ class Drafts:
         self._block_size = block_size
         self._sources = frozenset(sources)
         self._recent = RecentOutputsByCaller()
+        self.model: DraftModel | None = None
+        self._asked: list[tuple[Sequence, int]] = []
+        self._running = 0
 
     def fill(self, sequences: list[Sequence]) -> None:
         """Fill a step that computes one token of each of these sequences, in equal parts.
 
         A draft stays within the block that its sequence writes to, and within the sequence's maximum length.
+        ``add_model_drafts`` follows, just before the step.
         """
         rows = self._tables.draft_room(self.rows - len(sequences))
+        self._asked, self._running = [], len(sequences)
         for index, sequence in enumerate(sequences):
             if rows <= 0:
                 break
@@ -45,8 +54,33 @@ class Drafts:
             if most <= 0 or sequence.group.search is not None:
                 continue
             self._draft(sequence, most)
+            if self.model is not None and not sequence.draft and _is_text(sequence):
+                self._asked.append((sequence, most))
+                rows -= most
+                continue
             rows -= len(sequence.draft)
             self._tables.add_draft(sequence)
+
+    def use_model(self, runner: Runner) -> None:
+        """Have a smaller model draft too, unless drafts, or those of models, are turned off."""
+        if self.rows and DraftSource.MODEL in self._sources:
+            self.model = DraftModel(runner)
+
+    def add_model_drafts(self, meanwhile: Callable[[], None] | None) -> Callable[[], None] | None:
+        """Compute the draft model's drafts for the step that was filled last, if it was. ``meanwhile`` is called once,
+        if anything is computed. Returns what is still to be called."""
+        if self.model is None or not self._asked:
+            return meanwhile
+        asked, self._asked = self._asked, []
+        for sequence, owner, draft in self.model.draft(asked, self._running, meanwhile):
+            sequence.draft, sequence.drafter = draft, owner
+            self._tables.add_draft(sequence)
+        return None if self.model.has_computed else meanwhile
+
+    def note_step(self, schedule: Schedule, rows: int, seconds: float) -> None:
+        """Learn what a step took."""
+        if self.model is not None and not schedule.chunks:
+            self.model.steps.note(rows, seconds)
 
     def record(self, sequence: Sequence, accepted: int) -> None:
         """Record that the first ``accepted`` tokens of the sequence's draft were drawn. The others are overwritten."""
@@ -60,6 +94,8 @@ class Drafts:
 
     def end(self, sequence: Sequence) -> None:
         """Keep the output of a sequence that has ended for later drafts."""
+        if self.model is not None:
+            self.model.end(sequence)
         if self.rows and DraftSource.RECENT in self._sources and sequence.group.search is None:
             output = sequence.token_ids[sequence.prompt_length :]
             if output:
@@ -87,3 +123,9 @@ class Drafts:
         if DraftSource.RECENT in self._sources:
             found.append(RecentOutputsLookup(self._recent.of(request.cache_salt), start))
         return tuple(found)
+
+
+def _is_text(sequence: Sequence) -> bool:
+    """Return whether its token ids are all that its next token depends on: a draft model sees nothing else."""
+    group = sequence.group
+    return group.embeddings is None and group.images is None and group.encoder is None
