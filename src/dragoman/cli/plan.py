@@ -49,11 +49,10 @@ def plan(
 
 
 def _draft_of(drafting: DraftChoice, settings: ModelSettings) -> MemoryPlan:
-    from dragoman.engine.draft_settings import plan_draft
-    from dragoman.engine.settings import SchedulerSettings
+    from dragoman.models import plan_draft
 
     assert drafting.draft_model is not None
-    return plan_draft(drafting.draft_model, settings, SchedulerSettings(**msgspec.structs.asdict(drafting)))[2]
+    return plan_draft(drafting.draft_model, settings, drafting.draft_precision, drafting.draft_context)[2]
 
 
 def adapters_of(asked: AdapterSettings, settings: ModelSettings) -> tuple[list[Path], list[Path]]:
@@ -81,8 +80,8 @@ def plans_of(
 ) -> list[MemoryPlan]:
     """Return the plan of the asked precision; for ``auto`` the plans of the stored one and all lower ones.
     ``adapters``: folders of those that are loaded at the start. ``draft_bytes``: of the draft model."""
+    from dragoman.models import available_memory
     from dragoman.models import plan as plan_memory
-    from dragoman.models.memory import available_memory
 
     stored = described.precision(settings.precision)
     lower: dict[str, tuple[RequestedPrecision, ...]] = {
@@ -128,9 +127,10 @@ def print_plans(
     threads: str,
     max_adapters: int,
     offered: list[int],
+    draft: MemoryPlan | None = None,
 ) -> None:
     """Print one column for each plan. ``offered``: in each, bytes of the adapters that may be loaded later; empty
-    where none are offered."""
+    where none are offered. ``draft``: of the draft model."""
     from dragoman.models import parameter_count
 
     spec = described.spec

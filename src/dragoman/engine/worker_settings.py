@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from dragoman.engine.draft_settings import draft_settings, without_draft_memory
-from dragoman.engine.messages import DiskCache, LoadModel, WorkerSettings
+from dragoman.engine.messages import DiskCache, LoadDraft, LoadModel, WorkerSettings
 from dragoman.engine.settings import DiskCacheSettings, RecoverySettings, SchedulerSettings
-from dragoman.models import ModelDescription, ModelSettings, describe, plan
+from dragoman.models import ModelDescription, ModelSettings, available_memory, describe, plan, plan_draft
 from dragoman.models.hub import DownloadWatcher
-from dragoman.models.memory import available_memory
 from dragoman.models.memory_share import plan_within
 from dragoman.models.source import find_weights
 from dragoman.models.topology import Placement, place
@@ -54,6 +52,29 @@ def worker_settings(
         draft=draft,
     )
     return worker, described
+
+
+def draft_settings(
+    settings: ModelSettings, scheduling: SchedulerSettings, watcher: DownloadWatcher | None = None
+) -> LoadDraft | None:
+    """Return what is loaded as the draft model; None where no drafts of models are wanted.
+
+    ``settings``: of the served model. Reads the draft model's small files, and downloads missing ones; with a
+    ``watcher`` the weights too. Raises ModelError for a model that cannot draft.
+    """
+    source = scheduling.draft_model
+    if source is None or not scheduling.speculation or "model" not in scheduling.draft_sources:
+        return None
+    precision, context = scheduling.draft_precision, scheduling.draft_context
+    described, draft, planned = plan_draft(source, settings, precision, context, watcher)
+    if watcher is not None and described.source.repository is not None:
+        find_weights(described.source, token=settings.token, watcher=watcher)
+    return LoadDraft(source=source, settings=draft, nbytes=planned.total_bytes)
+
+
+def without_draft_memory(available_bytes: int, draft: LoadDraft | None) -> int:
+    """Return the memory that is left for the served model."""
+    return available_bytes if draft is None else max(0, available_bytes - draft.nbytes)
 
 
 def disk_cache(settings: DiskCacheSettings) -> DiskCache | None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dragoman.models.adapters import AdapterInfo, find_adapter
     from dragoman.models.adapters.modules import adapter_bytes
     from dragoman.models.description import EncoderInfo, ModelDescription, ModelInfo, PackedFile, describe
+    from dragoman.models.draft import plan_draft
     from dragoman.models.loading import load
     from dragoman.models.memory import MemoryPlan, available_memory, plan
     from dragoman.models.parameters import parameter_count
@@ -36,6 +37,7 @@ __all__ = [
     "load",
     "parameter_count",
     "plan",
+    "plan_draft",
 ]
 
 _MODULES = {
@@ -54,6 +56,7 @@ _MODULES = {
     "load": "loading",
     "parameter_count": "parameters",
     "plan": "memory",
+    "plan_draft": "draft",
 }
 
 __getattr__ = lazy_names(__name__, _MODULES)

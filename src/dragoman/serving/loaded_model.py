@@ -19,8 +19,8 @@ from dragoman.core.sampling_defaults import SamplingDefaults
 from dragoman.core.serving import ModelCard
 from dragoman.core.vocabulary import DraftVocabulary, correspondence
 from dragoman.engine.block_events import BlockEvent
-from dragoman.engine.draft_settings import without_draft_memory
 from dragoman.engine.messages import EngineInfo, EngineStats, LoadDraft, LoadModel, WorkerSettings
+from dragoman.engine.worker_settings import without_draft_memory
 from dragoman.engine_client.client import EngineClient
 from dragoman.engine_client.connection import Spawn
 from dragoman.engine_client.health import State

@@ -1,0 +1,68 @@
+"""Which models may draft, and what they get."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+from tiny_model import make_tiny_gemma3, make_tiny_lfm2, make_tiny_llama
+
+from dragoman.core.errors import ModelError
+from dragoman.engine.messages import LoadModel
+from dragoman.engine.settings import SchedulerSettings
+from dragoman.engine.worker_settings import draft_settings, within_budget, without_draft_memory, worker_settings
+from dragoman.models import ModelSettings, embedded_path, loading, plan_draft
+from dragoman.serving.loaded_model import _draft_vocabulary
+from dragoman.text import Tokenizer
+
+
+def test_it_has_the_steps_of_the_model_and_memory_of_its_own(tmp_path: Path) -> None:
+    folder = make_tiny_llama(tmp_path)
+    scheduling = SchedulerSettings(draft_model=str(folder), draft_precision="int8", draft_context=64)
+    worker, described = worker_settings(None, ModelSettings(max_sequences=8, max_context=512), scheduling)
+    draft = worker.draft
+    assert draft is not None
+    assert (draft.source, draft.settings.precision, draft.settings.kv_precision) == (str(folder), "int8", "int8")
+    assert (draft.settings.max_context, draft.settings.kv_tokens, draft.settings.max_sequences) == (64, 128, 8)
+    assert draft.nbytes == plan_draft(str(folder), ModelSettings(max_sequences=8), "int8", 64)[2].total_bytes
+    loaded = loading.load(draft.source, draft.settings)
+    assert (loaded.max_context, loaded.max_sequences) == (64, 8)
+    with_draft = within_budget(worker, described, 1 << 30)
+    without = within_budget(msgspec.structs.replace(worker, draft=None), described, 1 << 30)
+    assert isinstance(with_draft.model, LoadModel)
+    assert isinstance(without.model, LoadModel)
+    assert with_draft.model.settings.kv_bytes <= without.model.settings.kv_bytes  # type: ignore[operator]
+    assert without_draft_memory(100, draft) == 0
+
+
+@pytest.mark.parametrize("scheduling", [{}, {"speculation": 0}, {"draft_sources": ("lookup",)}])
+def test_it_is_not_loaded_where_it_would_not_be_asked(scheduling: dict[str, object], tmp_path: Path) -> None:
+    source = {"draft_model": str(tmp_path)} if scheduling else {}
+    assert draft_settings(ModelSettings(), SchedulerSettings(**scheduling, **source)) is None  # type: ignore[arg-type]
+
+
+def test_a_model_with_states_is_refused_by_name(tmp_path: Path) -> None:
+    folder = make_tiny_lfm2(tmp_path)
+    with pytest.raises(ModelError, match=r"--draft-model .*: a model with recurrent layers cannot take back"):
+        draft_settings(ModelSettings(), SchedulerSettings(draft_model=str(folder)))
+    with pytest.raises(ModelError, match="no folder or file"):
+        draft_settings(ModelSettings(), SchedulerSettings(draft_model=str(tmp_path / "missing")))
+
+
+def test_a_model_with_windows_may_draft(tmp_path: Path) -> None:
+    folder = make_tiny_gemma3(tmp_path)
+    draft = draft_settings(ModelSettings(max_tokens=32), SchedulerSettings(draft_model=str(folder)))
+    assert draft is not None
+    assert len(loading.load(draft.source, draft.settings).pools) > 1
+
+
+def test_the_same_tokenizer_needs_no_translation(tmp_path: Path) -> None:
+    shutil.copytree(embedded_path(), tmp_path / "copy")
+    draft = draft_settings(ModelSettings(), SchedulerSettings(draft_model=str(tmp_path / "copy")))
+    found = _draft_vocabulary(draft, Tokenizer.load(embedded_path()), 4096)
+    assert found is not None
+    assert found.to_draft is found.to_target is None
+    assert found.draft_size == 4096
+    assert _draft_vocabulary(None, Tokenizer.load(embedded_path()), 4096) is None
