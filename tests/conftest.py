@@ -82,7 +82,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("--fast"):
         from hypothesis import settings
 
-        settings.register_profile("short", deadline=None, max_examples=40, derandomize=True, database=None)
+        settings.register_profile("short", deadline=None, max_examples=25, derandomize=True, database=None)
         settings.register_profile("thorough", deadline=None)
         settings.load_profile("thorough" if THOROUGH else "short")
 

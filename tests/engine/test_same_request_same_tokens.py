@@ -6,6 +6,7 @@ run alone, without drafts; all is shown with speculation and without.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import time
@@ -30,6 +31,7 @@ VARIANTS = ("int8 kv", "int8 mixture", "window", "gemma 3", "gemma 4", "int4 phi
 VARIANTS += ("falcon h1", "mamba", "latent", "int4 kv")
 FURTHER = ("recurrent gemma", "kimi linear")
 THOROUGH = bool(os.environ.get("DRAGOMAN_THOROUGH"))
+_TURNS = itertools.count()
 REAL = (*get_args(Precision), *VARIANTS, *(FURTHER if THOROUGH else ()))
 
 
@@ -37,8 +39,10 @@ def on_models(stub: int, real: int, further: bool = False) -> pytest.MarkDecorat
     """So many random cases on the stub models, and so many on a small decoder in each precision and on a mixture.
 
     ``further``: on the models that join what others have, too, which else are only run when tests are thorough.
-    The first of four cases also without speculation. The stub that repeats is the one whose drafts come true.
+    The first of four cases also without speculation: of real models one half with it and one half without, the other
+    halves in the next test, unless tests are thorough. The stub that repeats is the one whose drafts come true.
     """
+    turn = next(_TURNS)
     counts = {"stub": stub // 2, "repeating stub": stub, "stub with a window": stub // 4, "stub with states": stub // 4}
     counts |= {"stub with groups": stub // 4}
     variants = VARIANTS + (FURTHER if further or THOROUGH else ())
@@ -48,6 +52,7 @@ def on_models(stub: int, real: int, further: bool = False) -> pytest.MarkDecorat
         for model in counts
         for case in range(0, counts[model], 1 if THOROUGH else 4 if model in (*REAL, *FURTHER) else 2)
         for rows in _draft_rows(case)
+        if THOROUGH or model not in (*REAL, *FURTHER) or bool(rows) == bool((turn + [*counts].index(model)) % 2)
     ]
     return pytest.mark.parametrize(("runner", "case", "speculation"), cases, indirect=["runner"])
 
