@@ -62,8 +62,8 @@ float* tile_memory(long floats) {
 }
 
 // Start of the chunk that a thread most likely takes after one of `grain` items before `end`: chunks are handed out in
-// order, so it is the one after those of the other threads.
-long expected_after(long end, long grain) { return end + grain * (pool().threads() - 1); }
+// order, so it is the one after those of the threads with the same cursor.
+long expected_after(long end, long grain) { return end + grain * (pool().threads_of_cursor() - 1); }
 
 // A thread takes whole tiles and merges their splits at once.
 void attend_by_tile(const std::vector<AttentionTile>& tiles, long grain) {

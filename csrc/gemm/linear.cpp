@@ -15,6 +15,12 @@ namespace {
 
 constexpr std::size_t kAlignment = 64;
 
+// Rows that fill tiles of every instruction set: of 1, 2, 3, 4, 6 and 8 rows.
+constexpr long kTileRows = 24;
+
+// So many chunks of a product for each thread make the wait for the last one short.
+constexpr long kChunksOfThread = 24;
+
 // A power-of-two distance between rows would put the rows of a tile into the same cache sets.
 long padded_stride(long bytes) {
   const long lines = (bytes + 63) / 64;
@@ -91,8 +97,35 @@ Activations prepare_activations(const Matrix& w, const float* x, long ldx, long 
     return a;
   }
   a.values = scratch.next(static_cast<std::size_t>(rows * a.stride));
-  pool().parallel_for(rows, grain, [&](long begin, long end) { prepare_rows(w, a, x, ldx, begin, end); });
+  pool().parallel_for(rows, pool().fair_grain(rows, grain),
+                      [&](long begin, long end) { prepare_rows(w, a, x, ldx, begin, end); });
   return a;
+}
+
+// The product in parts of its rows as well as in blocks of its columns, so that there is something for each of many
+// threads: the 64 blocks of 2,048 columns are for 64 of them at most. A range begins and ends within a block, or has
+// whole ones.
+void multiply_by_parts(const Matrix& w, const Activations& a, long parts, float* y, long ldy, const float* bias,
+                       bool accumulate) {
+  const auto multiply_blocks = kernels().linear.multiply;
+  const long tiles = (a.rows + kTileRows - 1) / kTileRows;
+  const auto first_row = [&](long part) { return std::min(a.rows, tiles * part / parts * kTileRows); };
+  const auto multiply_part = [&](long block, long blocks, long from, long to) {
+    const long row = first_row(from);
+    Activations some = a;
+    some.values += row * a.stride;
+    some.rows = first_row(to) - row;
+    if (some.rows > 0) multiply_blocks(w, some, block, block + blocks, y + row * ldy, ldy, bias, accumulate);
+  };
+  pool().parallel_for_guided(w.blocks() * parts, 1, [&](long begin, long end) {
+    while (begin < end) {
+      const long block = begin / parts, from = begin % parts;
+      const long whole = from == 0 ? (end - begin) / parts : 0;
+      const long to = whole > 0 ? parts : std::min(parts, from + end - begin);
+      multiply_part(block, std::max(1L, whole), from, to);
+      begin += whole > 0 ? whole * parts : to - from;
+    }
+  });
 }
 
 void multiply(const Matrix& w, const Activations& a, float* y, long ldy, const float* bias, bool accumulate) {
@@ -101,6 +134,9 @@ void multiply(const Matrix& w, const Activations& a, float* y, long ldy, const f
   // At least a block or 64 KiB of weights at a time; at first many times that, since every start at a new address costs
   // the processor's prefetcher about a microsecond.
   const long blocks = w.blocks();
+  const long wanted = (kChunksOfThread * pool().threads() + blocks - 1) / blocks;
+  const long parts = std::min(a.rows / kTileRows, wanted);
+  if (parts > 1) return multiply_by_parts(w, a, parts, y, ldy, bias, accumulate);
   const long grain = std::max(1L, 65536 / std::max(1L, w.block_bytes()));
   pool().parallel_for_guided(
       blocks, grain, [&](long begin, long end) { multiply_blocks(w, a, begin, end, y, ldy, bias, accumulate); });

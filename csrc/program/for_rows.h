@@ -12,7 +12,7 @@ namespace dragoman {
 template <class Body>
 void for_rows(const Range& rows, long width, Body&& body) {
   constexpr long kChunkFloats = 16384;
-  pool().parallel_for(rows.count(), std::max(1L, kChunkFloats / width),
+  pool().parallel_for(rows.count(), pool().fair_grain(rows.count(), std::max(1L, kChunkFloats / width)),
                       [&](long begin, long end) { body(rows.begin + begin, rows.begin + end); });
 }
 

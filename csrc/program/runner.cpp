@@ -41,8 +41,8 @@ void Runner::run_partitions(const std::vector<Operation>& operations, const std:
     progress_[number].operations.store(0, std::memory_order_relaxed);
   }
   seconds_.assign(count * operations.size(), 0.0);
-  // In ascending order: when a partition waits for others, these are running or done.
-  pool().parallel_for(static_cast<long>(count), 1, [&](long begin, long end) {
+  // When a partition waits for others, these are running or done.
+  pool().parallel_for_ascending(static_cast<long>(count), 1, [&](long begin, long end) {
     thread_local Scratch scratch(0);
     for (long number = begin; number < end; ++number) {
       run_partition(operations, partitions, static_cast<std::size_t>(number), scratch, interrupt);

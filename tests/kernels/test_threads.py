@@ -37,6 +37,37 @@ def test_the_pool_can_be_resized_between_any_two_calls():
         np.testing.assert_array_equal(kernels.linear(x, w), expected)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_products_in_parts_of_their_rows_have_the_same_bits(precision, bias):
+    """Many threads share the rows as well as the columns: here 5 blocks of columns, the last of 7, and 173 rows."""
+    rng = np.random.default_rng(0)
+    w = kernels.pack(rng.standard_normal((135, 192)).astype(np.float32), precision)
+    x = rng.standard_normal((173, 192)).astype(np.float32)
+    offset = rng.standard_normal(135).astype(np.float32) if bias else None
+    kernels.set_threads(1)
+    expected = kernels.linear(x, w, bias=offset)
+    for threads in (2, 3, 8, 9, 40):
+        kernels.set_threads(threads)
+        for _ in range(5):
+            np.testing.assert_array_equal(kernels.linear(x, w, bias=offset), expected)
+        for rows in (1, 23, 24, 25, 47, 48, 100):
+            np.testing.assert_array_equal(kernels.linear(x[:rows], w, bias=offset), expected[:rows])
+
+
+def test_several_cursors_hand_out_everything_once():
+    """More threads than share a cursor, and more cursors than chunks; the pool is resized between loops."""
+    x, w = work()
+    expected = kernels.linear(x, w)
+    out = np.empty_like(expected)
+    for threads in (9, 40, 17, 3, 64, 2, 200, 8) * 3:
+        kernels.set_threads(threads)
+        for _ in range(20):
+            out.fill(0)
+            kernels.linear(x, w, out=out)
+            np.testing.assert_array_equal(out, expected)
+
+
 def test_thousands_of_short_loops_in_a_row():
     """About as many as a hundred steps of a model make; with more threads than cores, so that some always come late."""
     kernels.set_threads(4)
