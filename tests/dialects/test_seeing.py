@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from environments import names_of_checks, outcomes_of, python_with
 from image_files import bomb, picture, saved
@@ -108,6 +109,20 @@ def test_plain_prompts_have_images_too(server: RunningServer) -> None:
     ollama = asked(server, "/ollama/api/generate", body | {"options": {"temperature": 0, "num_predict": 8}})
     assert tgi["generated_text"] == llama["content"] == ollama["response"]
     assert llama["tokens_evaluated"] == ollama["prompt_eval_count"]
+
+
+def test_a_large_photo_is_seen_by_default(server: RunningServer) -> None:
+    """Of more than the 4 MiB and 2 MB that other bodies may have."""
+    levels = np.random.default_rng(0).integers(0, 256, (1150, 1300, 3), np.uint8)
+    photo = saved(Image.fromarray(levels))
+    assert len(encoded(photo)) > 5 << 20
+    answers = [
+        asked(server, path, chat(photo))["choices"][0]["message"]["content"]
+        for path in ("/openai/v1/chat/completions", "/tgi/v1/chat/completions")
+    ]
+    assert answers[0] == answers[1]
+    asked(server, "/openai/v1/chat/completions", chat(text="a" * (32 << 20)), status=413)
+    assert server.bodies.large == 0
 
 
 def test_what_the_picture_shows_counts(server: RunningServer) -> None:

@@ -250,6 +250,7 @@ async def local_server(
     accounts: Accounts | None = None,
     browsers: BrowserSettings = NO_PAGES,
     kept_answers: KeptAnswers | None = None,
+    bodies: BodyBudget | None = None,
 ) -> AsyncIterator[LocalServer]:
     engine, metrics, accounts = LocalEngine(stub), Metrics(), accounts or Accounts()
     accounts.watch(metrics)
@@ -275,6 +276,7 @@ async def local_server(
         accounts=accounts,
         browsers=browsers,
         kept_answers=kept_answers,
+        bodies=bodies,
     )
     stepping = asyncio.create_task(engine.run())
     transport = httpx.ASGITransport(app, raise_app_exceptions=True)

@@ -98,6 +98,14 @@ def test_parts_are_counted_exactly(value: Any, ascii_only: bool) -> None:
                 check_complexity(body)
 
 
+@given(value=VALUES, ascii_only=st.booleans(), piece=st.integers(1, 9))
+@settings(max_examples=300, deadline=None)
+def test_pieces_count_as_the_whole_does(value: Any, ascii_only: bool, piece: int) -> None:
+    body = json.dumps({"é\\": value, "x": [1.5e300, "1e300"]}, ensure_ascii=ascii_only).replace("e+", "E").encode()
+    assert complexity.count_parts(body, piece) == complexity.count_parts(body)
+    assert complexity.count_parts(body)[2] >= 1
+
+
 @given(text=st.text(alphabet="0123456789eE+-., ", min_size=9, max_size=60))
 @settings(max_examples=300, deadline=None)
 def test_extreme_numbers_are_counted(text: str) -> None:

@@ -101,6 +101,9 @@ class _Here:
     async def run_blocking(self, work: Callable[[], Result], pool: Literal["text", "disk"] = "text") -> Result:
         return await asyncio.to_thread(work)
 
+    def keep_bytes(self, size: int) -> None:
+        pass
+
     async def unless_gone(self, work: Awaitable[Result]) -> Result:
         return await work
 

@@ -113,6 +113,12 @@ class RequestContext(Protocol):
     def show_progress(self) -> None:
         """Tell the client how far its request is until the answer has begun: by comments in a stream of events."""
 
+    def keep_bytes(self, size: int) -> None:
+        """Count bytes that the request has beside its body, such as files that it names, until it ends.
+
+        Raises EngineUnavailable where all requests together have too many.
+        """
+
     async def unless_gone(self, work: Awaitable[Result]) -> Result:
         """Await the work; when the client disconnects first, cancel it and raise ``Cancelled``."""
 
@@ -391,6 +397,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         cors: its CORS contract; None: that of the server.
         headers: of every answer, errors included; those that the answer itself names come before them.
         max_body_bytes: largest body; None: as large as the server's ``--max-body-bytes`` allows.
+        takes_image_bodies: where a model sees images, its bodies may be as large as ``--max-image-body-bytes`` allows,
+            whatever ``max_body_bytes`` is.
         key_headers: headers that may hold an API key, in addition to ``Authorization: Bearer``.
         keep_alive: a comment, or an event without effect, for streams of events that are silent for long; empty where
             clients fail on them.
@@ -407,6 +415,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
             ``--dialect`` it is.
         notes: sentences for the operator about settings that the served model does not allow.
         metrics_port: a separate port on which its users look for the metrics, when it is the operator's choice.
+        unknown: methods and paths that it words as an unknown URL, though it has other methods of the path.
         document_paths: where the dialect's clients look for its OpenAPI document, in addition to ``/openapi.json``.
         page_paths: where its users look for a page of it, in addition to ``/docs``.
         playground_paths: where its users look for a page to try it; at ``/`` browsers alone get it.
@@ -426,6 +435,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     cors: Cors | None = None
     headers: Callable[[RequestContext], Mapping[str, str]] | None = None
     max_body_bytes: int | None = None
+    takes_image_bodies: bool = False
     key_headers: tuple[str, ...] = ()
     keep_alive: bytes = b""
     keep_alive_s: tuple[float, float] = (inf, inf)
@@ -436,6 +446,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     log: type[Observer] | None = None
     notes: Callable[[ModelCard], Sequence[str]] | None = None
     metrics_port: int | None = None
+    unknown: frozenset[tuple[str, str]] = frozenset()
     document_paths: tuple[str, ...] = ()
     page_paths: tuple[str, ...] = ()
     playground_paths: tuple[str, ...] = ()

@@ -75,6 +75,8 @@ class Outer(Protocol):
 
     async def run_blocking(self, work: Callable[[], Result], pool: Literal["text", "disk"] = "text") -> Result: ...
 
+    def keep_bytes(self, size: int) -> None: ...
+
 
 class DryRun(msgspec.Struct, kw_only=True):
     """What a call would do.
@@ -199,6 +201,9 @@ class DryContext:
 
     def show_progress(self) -> None:
         pass
+
+    def keep_bytes(self, size: int) -> None:
+        self._outer.keep_bytes(size)
 
     async def unless_gone(self, work: Awaitable[Result]) -> Result:
         return await work

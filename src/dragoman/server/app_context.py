@@ -72,7 +72,11 @@ class AppContext(NamedTuple):
             ready=self.ready,
             bodies=self.bodies,
             origins=self.origins,
+            sees_images=self._sees_images,
         )
+
+    def _sees_images(self) -> bool:
+        return any(card.images is not None for card in self.serving.models())
 
     def check_page(self, page: PageHeaders, cors: Cors | None, method: str) -> None:
         """Raise Forbidden for a request that matches no operation and comes from a page that may send no requests at

@@ -21,9 +21,16 @@ _decode = msgspec.json.Decoder().decode
 
 
 async def read_body(
-    receive: Receive, headers: Mapping[str, str], *, max_bytes: int, timeout_s: float, budget: BodyBudget
+    receive: Receive,
+    headers: Mapping[str, str],
+    *,
+    max_bytes: int,
+    timeout_s: float,
+    budget: BodyBudget,
+    ordinary_bytes: int | None = None,
 ) -> bytes:
-    """Return the whole body. The budget has counted what is beyond its first ``FREE_BYTES``.
+    """Return the whole body. The budget has counted what is beyond its first ``FREE_BYTES``; and as a large body's
+    what is beyond ``ordinary_bytes``, if there is such a limit.
 
     Raises PayloadTooLarge (unread, if its length is announced), RequestTimeout, Cancelled, EngineUnavailable.
     """
@@ -31,7 +38,8 @@ async def read_body(
     if announced.isdigit() and int(announced[:20]) > max_bytes:
         raise too_large(max_bytes)
     body: bytes | bytearray = b""
-    taken = 0
+    taken = large = 0
+    ordinary = max_bytes if ordinary_bytes is None else ordinary_bytes
     try:
         async with asyncio.timeout(timeout_s):
             while True:
@@ -42,9 +50,12 @@ async def read_body(
                 size = len(body) + len(chunk)
                 if size > max_bytes:
                     raise too_large(max_bytes)
-                if size > FREE_BYTES:
-                    budget.take(size - FREE_BYTES - taken)
-                    taken = size - FREE_BYTES
+                if size > ordinary:
+                    budget.take_large(size - ordinary - large)
+                    large = size - ordinary
+                if size - large > FREE_BYTES:
+                    budget.take(size - large - FREE_BYTES - taken)
+                    taken = size - large - FREE_BYTES
                 # One growing piece: thousands of small ones would take a multiple of their bytes.
                 if not body:
                     body = chunk
@@ -56,9 +67,11 @@ async def read_body(
                     return bytes(body)
     except TimeoutError:
         budget.give_back(taken)
+        budget.give_back_large(large)
         raise RequestTimeout(f"The request's body did not arrive within {timeout_s:g} seconds.") from None
     except BaseException:
         budget.give_back(taken)
+        budget.give_back_large(large)
         raise
 
 
@@ -98,6 +111,19 @@ def body_limit(dialect: Dialect | None, settings: ServerSettings) -> int:
     """Return the most bytes of a body: the dialect's limit, or else the server's."""
     own = None if dialect is None else dialect.max_body_bytes
     return settings.max_body_bytes if own is None else own
+
+
+def image_body_limit(dialect: Dialect | None, settings: ServerSettings) -> int:
+    """Return the most bytes of a body where a model sees images."""
+    ordinary = body_limit(dialect, settings)
+    if dialect is not None and dialect.max_body_bytes is not None and not dialect.takes_image_bodies:
+        return ordinary
+    return max(ordinary, most_image_body(settings))
+
+
+def most_image_body(settings: ServerSettings) -> int:
+    """Return the most bytes of a body with images: no more than all images may take."""
+    return min(settings.max_image_body_bytes, settings.image_bytes)
 
 
 def too_large(max_bytes: int) -> PayloadTooLarge:

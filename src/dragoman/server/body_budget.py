@@ -6,17 +6,28 @@ from dragoman.core.errors import EngineUnavailable
 
 MAX_BUFFERED_BYTES = 64 * 1024 * 1024
 
+MAX_LARGE_BYTES = 256 * 1024 * 1024
+
 FREE_BYTES = 64 * 1024
 """Bytes of each body that are not counted: the number of connections is limited, and large bodies must not block
 chats."""
 
 
 class BodyBudget:
-    """Counts bytes of bodies that have arrived and are not decoded yet. ``refused``: requests that found no room."""
+    """Counts bytes of bodies that have arrived and are not decoded yet.
 
-    def __init__(self, max_bytes: int = MAX_BUFFERED_BYTES) -> None:
-        self.max_bytes = max_bytes
-        self.used = 0
+    What makes requests large, images, is kept until they have ended: it is counted for that long, by itself.
+
+    Attributes:
+        used, max_bytes: bytes of bodies that are not decoded yet, and the most of these.
+        large, max_large_bytes: bytes of large bodies, beyond those of ordinary ones, and of files that requests name.
+        unparsed: of ``used``, those that are not parsed yet.
+        refused: requests that found no room.
+    """
+
+    def __init__(self, max_bytes: int = MAX_BUFFERED_BYTES, max_large_bytes: int = MAX_LARGE_BYTES) -> None:
+        self.max_bytes, self.max_large_bytes = max_bytes, max_large_bytes
+        self.used = self.large = 0
         self.unparsed = 0
         self.refused = 0
 
@@ -53,3 +64,13 @@ class BodyBudget:
 
     def give_back(self, size: int) -> None:
         self.used -= size
+
+    def take_large(self, size: int) -> None:
+        """Count bytes that a request keeps until it ends. Raises EngineUnavailable where there is no room."""
+        if self.large + size > self.max_large_bytes:
+            self.refused += 1
+            raise EngineUnavailable("The server has no room for this request's images now. Try again later.")
+        self.large += size
+
+    def give_back_large(self, size: int) -> None:
+        self.large -= size

@@ -17,11 +17,12 @@ from dragoman.core.errors import Cancelled, DragomanError, EngineUnavailable, Ov
 from dragoman.core.progress import ProgressReport, current_progress
 from dragoman.dialects.api import NEVER, Abort, Dialect, ErrorResponse, KeepAlive, NotJson, error_response
 from dragoman.dialects.field import NOTHING_READ, Reading, Table
-from dragoman.server.body import body_limit, check_content_type, decode_json, read_body, read_table, too_large
-from dragoman.server.body_budget import FREE_BYTES, BodyBudget
+from dragoman.server.body import check_content_type, decode_json, read_table
+from dragoman.server.body_budget import BodyBudget
 from dragoman.server.cors import OriginPolicy, page_headers
 from dragoman.server.key_file import SCOPES
 from dragoman.server.pages import page_security_headers
+from dragoman.server.request_body import UNREAD, RequestBody
 from dragoman.server.scope_reader import Ready, ScopeReader
 from dragoman.server.settings import ServerSettings
 from dragoman.server.upload import body_pieces
@@ -59,8 +60,6 @@ EVENTS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "
 COMMENT_S = 0.1
 """Least time between two comments."""
 
-UNREAD = object()
-
 _encode = msgspec.json.Encoder().encode
 
 
@@ -70,7 +69,7 @@ class Exchange(ScopeReader):
     ``dialect``: sets the limit of the body and the headers of every answer. It may be set until the answer starts, as
     may ``more_headers`` and ``origins``, which gives the CORS headers. ``limit_headers`` then gives the caller's
     remaining quotas. ``ignored_headers``: those of the request that have no effect. ``status``: of the answer, once
-    it has started.
+    it has started. ``sees_images`` returns whether a model in memory sees: its bodies may be larger.
     """
 
     def __init__(
@@ -85,6 +84,7 @@ class Exchange(ScopeReader):
         ready: Ready = lambda: "",
         bodies: BodyBudget | None = None,
         origins: OriginPolicy | None = None,
+        sees_images: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(scope, ready)
         self.method: str = scope["method"]
@@ -110,10 +110,7 @@ class Exchange(ScopeReader):
         self._send, self._limits, self._pools = send, settings, pools
         self._send_part: Send = extensions.get(BODY, send)
         self._next_message = receive
-        self._bodies = bodies or BodyBudget()
-        self._body: bytes | None = None
-        self._body_bytes = self._body_taken = 0
-        self._json: Any = UNREAD
+        self._body = RequestBody(self.headers, settings, bodies or BodyBudget(), sees_images)
         self._body_complete = asyncio.Event()
         if "content-length" not in self.headers and "transfer-encoding" not in self.headers:
             self._body_complete.set()
@@ -132,9 +129,9 @@ class Exchange(ScopeReader):
         if not any_content_type:
             check_content_type(self.headers)
         body = await self.read_body()
-        if self._json is UNREAD:
-            self._json = await self._maybe_in_thread(lambda: decode_json(body))
-        return self._json
+        if self._body.json is UNREAD:
+            self._body.json = await self._maybe_in_thread(lambda: decode_json(body))
+        return self._body.json
 
     async def check(self, table: Table, body: Any) -> Reading:
         reading = await self._maybe_in_thread(lambda: read_table(table, body, strict=self._limits.strict))
@@ -145,30 +142,25 @@ class Exchange(ScopeReader):
         self._reading = reading
 
     async def read_body(self) -> bytes:
-        return await self._read_body(body_limit(self.dialect, self._limits))
+        return await self._body.read(self._receive, self.body_limit(self.dialect))
+
+    def body_limit(self, *dialects: Dialect | None) -> int:
+        """Return the most bytes of the body that any of these dialects takes."""
+        return self._body.limit(*dialects)
+
+    def keep_bytes(self, size: int) -> None:
+        self._body.keep(size)
 
     def body_pieces(self, max_bytes: int) -> AsyncGenerator[bytes, None]:
         return body_pieces(self._receive, self.headers, max_bytes=max_bytes, timeout_s=self._limits.body_timeout_s)
 
     async def peek(self, max_bytes: int) -> Any:
         """Return the JSON body before its operation is known; None where there is none, or it is not JSON."""
-        body = await self._read_body(max_bytes)
-        if self._json is UNREAD and body:
+        body = await self._body.read(self._receive, max_bytes)
+        if self._body.json is UNREAD and body:
             with contextlib.suppress(NotJson):
-                self._json = await self._maybe_in_thread(lambda: decode_json(body))
-        return None if self._json is UNREAD else self._json
-
-    async def _read_body(self, max_bytes: int) -> bytes:
-        if self._body is None:
-            timeout_s = self._limits.body_timeout_s
-            self._body = await read_body(
-                self._receive, self.headers, max_bytes=max_bytes, timeout_s=timeout_s, budget=self._bodies
-            )
-            self._body_bytes = len(self._body)
-            self._body_taken = max(0, self._body_bytes - FREE_BYTES)
-        elif self._body_bytes > max_bytes:
-            raise too_large(max_bytes)
-        return self._body
+                self._body.json = await self._maybe_in_thread(lambda: decode_json(body))
+        return None if self._body.json is UNREAD else self._body.json
 
     def abort(self) -> None:
         """Close the connection at once, where that can be done."""
@@ -176,21 +168,21 @@ class Exchange(ScopeReader):
             self._abort()
 
     def drop_body(self) -> None:
-        """Release the body once everything in it is known: a request may wait and run for minutes."""
-        self._bodies.give_back(self._body_taken)
-        self._body_taken = 0
-        self._body, self._json = None if self._body is None else b"", UNREAD
+        """Release the body once everything in it is known."""
+        self._body.drop()
+
+    def end(self) -> None:
+        """Release all that is counted for the request."""
+        self._body.end()
 
     def hand_over(self, other: Exchange) -> None:
         """Give the body, which has been read, to another exchange of this request."""
-        other._body, other._body_bytes = self._body, self._body_bytes
-        other._body_taken, other._json = self._body_taken, self._json
+        self._body.hand_over(other._body)
         other._body_complete.set()
-        self._body, self._body_taken, self._json = b"", 0, UNREAD
 
     async def _maybe_in_thread(self, work: Callable[[], Result]) -> Result:
         """Run what takes milliseconds for a long body in a thread, so that it does not block the streams."""
-        return await self._pools.text.run(work) if self._body_bytes > INLINE_BYTES else work()
+        return await self._pools.text.run(work) if self._body.size > INLINE_BYTES else work()
 
     async def run_blocking(self, work: Callable[[], Result], pool: Literal["text", "disk"] = "text") -> Result:
         return await (self._pools.text if pool == "text" else self._pools.disk).run(work)
@@ -354,7 +346,7 @@ class Exchange(ScopeReader):
         dialect, body = self.dialect, None
         has_streams = table is not None and any(field.name == "stream" for field in table.fields)
         if self._progress is not None and dialect is not None and dialect.stream_error is not None and has_streams:
-            body = await self.peek(body_limit(dialect, self._limits))
+            body = await self.peek(self.body_limit(dialect))
         if not isinstance(body, dict) or body.get("stream") is not True:
             yield
             return

@@ -35,6 +35,7 @@ from dragoman.server.address import address_of, listening
 from dragoman.server.app import NO_PAGES, create_app
 from dragoman.server.app_context import chosen_dialect, named_in_metrics
 from dragoman.server.batch_runner import BatchRunner
+from dragoman.server.body import most_image_body
 from dragoman.server.body_budget import BodyBudget
 from dragoman.server.connection import Connection
 from dragoman.server.connection_context import connection_context
@@ -261,7 +262,10 @@ class Server(ListeningServer):
         connections = Connections(
             settings.max_connections, network.reserved_connections, network.max_connections_per_client
         )
-        bodies = BodyBudget(max(network.max_buffered_bytes, settings.max_body_bytes))
+        bodies = BodyBudget(
+            max(network.max_buffered_bytes, settings.max_body_bytes),
+            max(settings.image_bytes // 4, most_image_body(settings)),
+        )
         app = create_app(
             runtime.serving,
             settings,

@@ -35,7 +35,6 @@ from dragoman.core.observer import ObservedRequest, RequestEnd, current_request
 from dragoman.dialects.api import Dialect, ErrorResponse, Operation, RouteHint, keeps_answers
 from dragoman.server import idempotency
 from dragoman.server.app_context import AppContext, Endpoint, SocketPlace
-from dragoman.server.body import body_limit
 from dragoman.server.cors import Standing, is_preflight
 from dragoman.server.exchange import Exchange, error_answer
 from dragoman.server.explain_choice import claiming
@@ -140,7 +139,7 @@ class PathEndpoint:
         except Cancelled:
             scope["gone"] = True
         finally:
-            exchange.drop_body()
+            exchange.end()
 
     async def _answer_preflight(self, exchange: Exchange, asked: Sequence[Endpoint]) -> None:
         """Answer a preflight request with the permissions of the first operation that the page may use.
@@ -181,6 +180,8 @@ class PathEndpoint:
                     raise NotFound(f"Unknown URL: {exchange.method} {exchange.path[:256]}")
             if candidates is None:
                 self._context.check_page(exchange.page, dialect.cors, exchange.method)
+                if (exchange.method, exchange.path.removeprefix(f"/{dialect.name}")) in dialect.unknown:
+                    raise NotFound(f"Unknown URL: {exchange.method} {exchange.path[:256]}")
                 where = f"{exchange.method} is not allowed on {exchange.path[:256]}"
                 raise MethodNotAllowed(f"{where}, only {self._allowed}.")
             if len(candidates) > 1:
@@ -248,7 +249,7 @@ class PathEndpoint:
         """Return the id of the model that the body names, where that is not the current one. Raises Forbidden for one
         that the caller may not have loaded."""
         assert exchange.dialect is not None
-        body = await exchange.peek(body_limit(exchange.dialect, self._context.settings))
+        body = await exchange.peek(exchange.body_limit(exchange.dialect))
         name = body.get("model") if isinstance(body, dict) else None
         catalog = self._context.serving.catalog
         if not isinstance(name, str) or (found := catalog.named(name)) is None:
@@ -302,7 +303,7 @@ class PathEndpoint:
             fault = error
             await self._answer_fault(error, exchange, endpoint.dialect)
         finally:
-            exchange.drop_body()
+            exchange.end()
             self._ended(exchange, seen, fault)
             drop_tracebacks(exchange.fault)
         return exchange.fault or (fault if isinstance(fault, DragomanError) else None)
@@ -369,7 +370,7 @@ class PathEndpoint:
         settings = self._context.settings
         body = None
         if exchange.method not in ("GET", "HEAD"):
-            body = await exchange.peek(max(body_limit(endpoint.dialect, settings) for endpoint in candidates))
+            body = await exchange.peek(exchange.body_limit(*(endpoint.dialect for endpoint in candidates)))
         call = RouteHint(headers=exchange.headers, body=body, dialect=settings.dialect)
         return claiming(candidates, call) or candidates[0]
 

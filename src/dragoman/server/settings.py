@@ -35,6 +35,8 @@ class ServerSettings(ServingSettings, frozen=True, kw_only=True):
             under its own prefix. auto: told by what a request looks like where its dialect leaves marks.
         max_connections: open connections; more are answered with status 503.
         max_body_bytes: largest body of a request; larger ones are answered with status 413.
+        max_image_body_bytes: the same where a model in memory sees images, but no more than --image-bytes; without
+            effect where --max-body-bytes is more.
         max_message_bytes: largest message on a WebSocket; a larger one closes it.
         max_header_bytes: largest request line and headers together; larger ones are answered with status 431.
         header_timeout_s: seconds for a request's headers to arrive.
@@ -61,6 +63,7 @@ class ServerSettings(ServingSettings, frozen=True, kw_only=True):
     dialect: DialectName = "openai"
     max_connections: Count = 1024
     max_body_bytes: Count = 4 * 1024 * 1024
+    max_image_body_bytes: Count = 32 * 1024 * 1024
     max_message_bytes: Count = 4 * 1024 * 1024
     max_header_bytes: Count = 64 * 1024
     header_timeout_s: Seconds = 20.0

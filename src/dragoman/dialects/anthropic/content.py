@@ -65,13 +65,16 @@ def conversation(
     tools: Sequence[dict[str, Any]] = (),
     *,
     kept_turns: int | None = None,
+    files: Mapping[str, bytes] | None = None,
 ) -> Conversation:
     """Return the conversation for the model's chat template.
 
     ``tools``: of the request, for the references to them. ``kept_turns``: so many of the last assistant turns keep
-    their reasoning; None: all. Raises BadRequest, UnsupportedFeature with the place of the error.
+    their reasoning; None: all. ``files``: those of images, by their ids.
+
+    Raises BadRequest, UnsupportedFeature with the place of the error.
     """
-    reader = _Reader(card, tools)
+    reader = _Reader(card, tools, files or {})
     reader.system_prompt(system)
     later = [i for i, message in enumerate(messages) if message["role"] == "user"]
     if not later:
@@ -86,8 +89,8 @@ def conversation(
 class _Reader:
     """The conversation so far. ``_waiting``: texts of system messages between calls and their results."""
 
-    def __init__(self, card: ModelCard, tools: Sequence[dict[str, Any]]) -> None:
-        self._card, self._turns = card, Turns(card)
+    def __init__(self, card: ModelCard, tools: Sequence[dict[str, Any]], files: Mapping[str, bytes]) -> None:
+        self._card, self._turns, self._files = card, Turns(card), files
         self._tools = {tool["name"]: tool for tool in tools}
         self._system: list[str] = []
         self._waiting: list[str] = []
@@ -292,9 +295,9 @@ class _Reader:
         if kind == "url":
             return image_part(ImageSource(url=_checked(source, "url", FILLED, at, required=True), param=where))
         if kind == "file":
-            message = f"{where}: images of type `file` are not read; send them as `base64`"
-            raise UnsupportedFeature(message, param=numbered(at))
-        raise FieldError(FieldRule.CHOICE, (*at, "type"), kind, bound=("base64", "url"))
+            id = _checked(source, "file_id", FILLED, at, required=True)
+            return image_part(ImageSource(file=self._files[id], param=where))
+        raise FieldError(FieldRule.CHOICE, (*at, "type"), kind, bound=("base64", "url", "file"))
 
     def _source(self, block: dict[str, Any], place: Path) -> str:
         at = (*place, "source")

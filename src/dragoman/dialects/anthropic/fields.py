@@ -58,7 +58,8 @@ BLOCK = Table(
             ("citations", "Dropped."),
             (
                 "source",
-                "Of a document: text, or blocks; of an image: `base64`, or a `url` (https: `--image-hosts`).",
+                "Of a document: text, or blocks; of an image: `base64`, a `url` (https: `--image-hosts`) or "
+                "a `file` by its id.",
             ),
             ("transformations", "Of an image."),
             ("title", "Of a document or a search result."),

@@ -12,11 +12,14 @@ from dragoman.dialects.anthropic.batches import page_of
 from dragoman.dialects.anthropic.fields import COUNT_TOKENS, MESSAGES
 from dragoman.dialects.anthropic.render import Head, MessageEvents, fault, whole_message
 from dragoman.dialects.anthropic.settings import AnthropicSettings
+from dragoman.dialects.anthropic.stored_images import read_images
 from dragoman.dialects.anthropic.translate import messages_request
 from dragoman.dialects.api import Operation, RequestContext, RouteHint
 from dragoman.dialects.chat_stream import ChatStream
+from dragoman.dialects.field import Reading
 from dragoman.dialects.model_list import listed_model, listed_models
 from dragoman.dialects.openai_stream import encoded, stream_answer
+from dragoman.dialects.stored_files import StoredFiles
 
 CLAUDE = "claude-"
 VERSION = "anthropic-version"
@@ -78,7 +81,8 @@ class Api:
         given = reading.core.get("seeds")
         seed = random_bits(63) if given is None else given[0]
         id = "msg_" + token_hex(12)
-        request, shape, reading = messages_request(reading, id, seed, card)
+        files = await self._files(serving, context, reading, card)
+        request, shape, reading = messages_request(reading, id, seed, card, files)
         context.report(reading)
         wanted = values["thinking"]
         head = Head(
@@ -113,7 +117,8 @@ class Api:
         """Handle ``POST /v1/messages/count_tokens``."""
         reading = await context.read(COUNT_TOKENS)
         card = self._card(serving, reading.core.get("model"))
-        request, _, reading = messages_request(reading, context.request_id, None, card)
+        files = await self._files(serving, context, reading, card)
+        request, _, reading = messages_request(reading, context.request_id, None, card, files)
         context.report(reading)
         ids = await context.unless_gone(serving.tokenize(request.prompt, card.name, bounded=False))
         counted = {"input_tokens": len(ids)}
@@ -142,6 +147,13 @@ class Api:
         except ModelNotFound:
             listed = listed_model(serving, context.scopes, self._card(serving, name).name)
         await context.reply(models.model(listed, has_batches=serving.batches.is_on))
+
+    async def _files(
+        self, serving: Serving, context: RequestContext, reading: Reading, card: ModelCard
+    ) -> Mapping[str, bytes]:
+        """Return the files that the messages name as images."""
+        messages = reading.core.get("prompt.messages")
+        return await context.unless_gone(read_images(messages, card, StoredFiles(serving.batches, context)))
 
     def _card(self, serving: Serving, name: str) -> ModelCard:
         """Return the model that answers to a name. Raises ModelNotFound."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,10 +27,12 @@ class Translated(NamedTuple):
     reading: Reading
 
 
-def messages_request(reading: Reading, request_id: str, seed: int | None, card: ModelCard) -> Translated:
+def messages_request(
+    reading: Reading, request_id: str, seed: int | None, card: ModelCard, files: Mapping[str, bytes]
+) -> Translated:
     """Return the request of ``POST /v1/messages``, or with no ``seed`` what ``count_tokens`` counts.
 
-    Raises BadRequest, UnsupportedFeature.
+    ``files``: those of images, by their ids. Raises BadRequest, UnsupportedFeature.
     """
     values, core = reading.values, reading.core
     budget = thinking.budget(values, core.get("reasoning_budget"))
@@ -37,7 +40,8 @@ def messages_request(reading: Reading, request_id: str, seed: int | None, card: 
         raise TemplateMissing(f"messages: the model '{card.name}' has no chat template", param="messages")
     tools = core.get("tools.functions") or ()
     kept, other_edits = _edits(values["context_management"])
-    talk = conversation(core.get("prompt.system"), core.get("prompt.messages"), card, tools, kept_turns=kept)
+    system, messages = core.get("prompt.system"), core.get("prompt.messages")
+    talk = conversation(system, messages, card, tools, kept_turns=kept, files=files)
     plan = anthropic_plan(core, card, talk.referenced)
     constraint, constraint_param = _format(core)
     if constraint is not None and plan.tools:

@@ -1,20 +1,21 @@
-"""Files that clients send in the content of messages: those of text, as documents."""
+"""Files that clients send in the content of messages: those of text, as documents; and stored ones."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import mimetypes
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from dragoman.core.batches import BatchStore, UnknownFile
+from dragoman.core.batches import UnknownFile
+from dragoman.core.errors import BadImage, PayloadTooLarge
 from dragoman.dialects.field_types import Anything, Path, String, dotted, member_of
 from dragoman.dialects.openai.errors import InvalidRequest, ObjectNotFound
+from dragoman.dialects.stored_files import MAX_FILE_BYTES, StoredFiles
 from dragoman.dialects.turns import document
 
-MAX_FILE_BYTES = 16 * 1024 * 1024
-"""Of all stored files that one request names."""
 TEXT, OBJECT = String(), Anything(object_only=True, depth=32)
 
 
@@ -56,36 +57,58 @@ def with_documents(content: Any, path: Path) -> Any:
 
 
 class FileReader:
-    """Reads the stored files of text that one request names."""
+    """Puts the contents of stored files in the place of their ids."""
 
-    def __init__(self, store: BatchStore, tenant: str) -> None:
-        self._store, self._tenant = store, tenant
-        self._left = MAX_FILE_BYTES
+    def __init__(self, files: StoredFiles, *, sees_images: bool) -> None:
+        self._files, self._sees_images = files, sees_images
 
-    async def read(self, part: dict[str, Any], path: Path) -> dict[str, Any]:
-        """Return a part ``input_file`` that names a file by ``file_id`` with its ``file_data``; others as they are.
+    async def read(self, part: Any, path: Path) -> Any:
+        """Return a part ``input_file`` that names a file by ``file_id`` with its ``file_data``, and a part
+        ``input_image`` with its ``image_url``, for a model that sees; others as they are.
 
-        Raises ObjectNotFound, BadRequest for a file that is not text.
+        Raises ObjectNotFound, BadRequest for a file that is not text, BadImage, EngineUnavailable.
         """
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "input_file" and part.get("file_data") is None:
+            return await self._text(part, path)
+        if kind == "input_image" and part.get("image_url") is None and self._sees_images:
+            return await self._image(part, path)
+        return part
+
+    async def _text(self, part: dict[str, Any], path: Path) -> dict[str, Any]:
         id = member_of(part, "file_id", TEXT, path)
-        if id is None or part.get("file_data") is not None:
+        if id is None:
             return part
         param = dotted((*path, "file_id"))
-        if not self._store.is_on:
-            raise ObjectNotFound(f"No such File object: {id[:128]}", param=param)
         try:
-            file = await self._store.file(self._tenant, id)
+            file, raw = await self._files.read(id)
         except UnknownFile:
             raise ObjectNotFound(f"No such File object: {id[:128]}", param=param) from None
-        self._left -= file.bytes
-        if self._left < 0:
+        except PayloadTooLarge:
             message = f"The files that 'input' names have more than {MAX_FILE_BYTES} bytes."
-            raise InvalidRequest(message, param=param)
-        raw = b"".join([piece async for piece in self._store.content(file)])
+            raise InvalidRequest(message, param=param) from None
         try:
             raw.decode("utf-8-sig")
         except UnicodeDecodeError:
             message = f"Invalid value: 'input_file'. The file {id} is not text in UTF-8."
             raise InvalidRequest(message, param=param) from None
-        data = "data:text/plain;base64," + base64.b64encode(raw).decode()
-        return {"filename": file.filename, **part, "file_data": data}
+        return {"filename": file.filename, **part, "file_data": _data_url("text/plain", raw)}
+
+    async def _image(self, part: dict[str, Any], path: Path) -> dict[str, Any]:
+        id = member_of(part, "file_id", TEXT, path)
+        if id is None:
+            return part
+        param = dotted((*path, "file_id"))
+        try:
+            file, raw = await self._files.read(id)
+        except UnknownFile:
+            raise BadImage("image_file_not_found", f"there is no such File object: {id[:128]}", param=param) from None
+        except PayloadTooLarge:
+            reason = f"the files that 'input' names have more than {MAX_FILE_BYTES} bytes"
+            raise BadImage("image_too_large", reason, param=param) from None
+        kind = mimetypes.guess_type(file.filename)[0] or ""
+        return {**part, "image_url": _data_url(kind if kind.startswith("image/") else "application/octet-stream", raw)}
+
+
+def _data_url(kind: str, raw: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(raw).decode()}"

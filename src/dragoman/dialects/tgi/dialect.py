@@ -29,6 +29,10 @@ EXPOSED = (
 )
 
 
+PAYLOAD_LIMIT = 2_000_000
+"""Bytes of a body in the original."""
+
+
 def make(settings: TgiSettings) -> Dialect:
     """Return the dialect with these settings. Raises DragomanError where they contradict each other."""
     return Dialect(
@@ -46,7 +50,8 @@ def make(settings: TgiSettings) -> Dialect:
         ),
         keep_alive=COMMENT,
         stream_error=sse_error,
-        max_body_bytes=settings.payload_limit,
+        max_body_bytes=PAYLOAD_LIMIT if settings.payload_limit is None else settings.payload_limit,
+        takes_image_bodies=settings.payload_limit is None,
         metrics=lambda context: TgiMetrics(settings, context).text,
         log=TgiLog,
         notes=lambda card: settings.notes(card.context_tokens, card.encoder_context_tokens),

@@ -61,7 +61,8 @@ class TgiSettings(msgspec.Struct, frozen=True, kw_only=True):
         lenient_token_budget: max_new_tokens beyond the room is cut to it, as TGI 3 does, rather than refused.
         disable_grammar_support: refuse grammars.
         enable_prefill_logprobs: report the prompt's tokens to requests with decoder_input_details.
-        payload_limit: largest body of a request in bytes.
+        payload_limit: largest body of a request in bytes; without it 2,000,000, and where a model in memory sees images
+            as many as --max-image-body-bytes allows.
         cors_allow_origin: origin whose pages may call this dialect, beside those of --cors-origin, which has the
             patterns; may be given several times.
         watermark_gamma: share of the vocabulary that a watermark favours.
@@ -90,7 +91,7 @@ class TgiSettings(msgspec.Struct, frozen=True, kw_only=True):
     lenient_token_budget: bool = False
     disable_grammar_support: bool = False
     enable_prefill_logprobs: bool = True
-    payload_limit: Count = 2_000_000
+    payload_limit: Count | None = None
     cors_allow_origin: tuple[str, ...] = ()
     watermark_gamma: Annotated[float, Meta(gt=0, lt=1)] = 0.5
     watermark_delta: float = 2.0

@@ -140,20 +140,26 @@ def with_settings(body: Mapping[str, Any], before: Iterable[Placed], own: Iterab
 
 
 async def with_files(items: Sequence[Placed], files: FileReader) -> list[Placed]:
-    """Return items with the contents of the stored files that messages name. Raises NotFound, BadRequest."""
+    """Return items with the contents of the stored files that messages name, and of the images that outputs of calls
+    do. Raises NotFound, BadRequest."""
     found = []
     for placed in items:
-        content = placed.item.get("content") if placed.type == MESSAGE else None
-        if isinstance(content, list) and any(_is_file(part) for part in content):
-            path = (*placed.path, "content")
-            parts = [await files.read(part, (*path, j)) if _is_file(part) else part for j, part in enumerate(content)]
-            placed = placed._replace(item={**placed.item, "content": parts})
+        name = "content" if placed.type == MESSAGE else "output" if placed.type in RESULTS else ""
+        content = placed.item.get(name)
+        kinds = ("input_file", "input_image") if placed.type == MESSAGE else ("input_image",)
+        if isinstance(content, list) and any(_names_file(part, kinds) for part in content):
+            path = (*placed.path, name)
+            parts = [
+                await files.read(part, (*path, j)) if _names_file(part, kinds) else part
+                for j, part in enumerate(content)
+            ]
+            placed = placed._replace(item={**placed.item, name: parts})
         found.append(placed)
     return found
 
 
-def _is_file(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "input_file"
+def _names_file(part: Any, kinds: Sequence[str]) -> bool:
+    return isinstance(part, dict) and part.get("type") in kinds and part.get("file_id") is not None
 
 
 def _within(body: Mapping[str, Any], name: str, inner: str) -> Any:
@@ -346,9 +352,6 @@ class _Reader:
         raise FieldError(FieldRule.CHOICE, (*path, "type"), kind, bound=(*TEXTS, "refusal", "input_file"))
 
     def _image(self, part: dict[str, Any], path: Path) -> ImageSource:
-        if part.get("image_url") is None and part.get("file_id") is not None:
-            message = "Invalid value: 'file_id'. Send the image as a data URL in 'image_url'."
-            raise InvalidRequest(message, param=dotted((*path, "file_id")))
         url = member_of(part, "image_url", URL, path, required=True)
         detail = member_of(part, "detail", String(choices=tuple(DETAILS)), path)
         if detail not in (None, "auto") and not (self._card.images and self._card.images.has_detail):

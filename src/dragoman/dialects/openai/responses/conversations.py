@@ -36,6 +36,7 @@ from dragoman.dialects.openai.responses.stored import (
     page,
 )
 from dragoman.dialects.openai.text_files import FileReader
+from dragoman.dialects.stored_files import StoredFiles
 
 PATH = "/v1/conversations"
 CONVERSATION_ID = "conv_"
@@ -248,8 +249,10 @@ async def _new_items(
 ) -> list[dict[str, Any]]:
     """Return items as they are kept. Raises BadRequest for what no response could read."""
     placed = await ReferenceReader(serving.responses, context.tenant).resolved(placed_items(given, "items"))
-    placed = await with_files(placed, FileReader(serving.batches, context.tenant))
-    check_items(placed, serving.model(None))
+    card = serving.model(None)
+    files = FileReader(StoredFiles(serving.batches, context), sees_images=card.images is not None)
+    placed = await with_files(placed, files)
+    check_items(placed, card)
     return [_listed(item) for item in kept_items(placed, token_hex(16))]
 
 

@@ -75,7 +75,7 @@ PART = Table(
         ("text", "Of a text; parts are joined as they are."),
         ("refusal", "Of a refusal, which is text."),
         ("image_url", "Of an image, for models that see: a data URL, and with `--image-hosts` an https URL."),
-        ("file_id", "Of a file of text that was uploaded; of an image: refused."),
+        ("file_id", "Of a file of text or an image that was uploaded."),
         ("detail", "Of an image: `auto`, `low`, `high`, `original`."),
         ("file_data", "Of a file, a data URL: text and JSON are shown as a document."),
         ("file_url", "Of a file: refused."),

@@ -48,6 +48,7 @@ from dragoman.dialects.openai.responses.translate import Asked, asked_of, fitted
 from dragoman.dialects.openai.text_files import FileReader
 from dragoman.dialects.openai_stream import SSE, encode
 from dragoman.dialects.shared_fields import show_asked_progress
+from dragoman.dialects.stored_files import StoredFiles
 
 SILENCE_S = 15.0
 
@@ -204,7 +205,7 @@ class ResponsesApi:
     ) -> Asked:
         """Return what is asked, with the items before it and those that it refers to, and as much of it as fits."""
         values, store = reading.values, serving.responses
-        serving.model(reading.core.get("model"))
+        card = serving.model(reading.core.get("model"))
         if values["input"] is None and values["previous_response_id"] is None and not conversation.id:
             raise FieldError(FieldRule.MISSING, ("input",), bound="input")
         items = list(conversation.items)
@@ -213,7 +214,8 @@ class ResponsesApi:
         before = len(items)
         items += placed_items(reading.core.get("prompt.messages"))
         items = await context.unless_gone(ReferenceReader(store, context.tenant).resolved(items))
-        items = await context.unless_gone(with_files(items, FileReader(serving.batches, context.tenant)))
+        files = FileReader(StoredFiles(serving.batches, context), sees_images=card.images is not None)
+        items = await context.unless_gone(with_files(items, files))
         changed = with_settings(body, items[:before], items[before:])
         if changed is not body:
             body, reading = changed, await context.check(table, changed)
