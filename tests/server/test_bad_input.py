@@ -263,6 +263,9 @@ async def test_unknown_paths_are_404(runtime: LocalServer, path: str) -> None:
 @pytest.mark.parametrize("path", [*PATHS, "/openai/v1/completions"])
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS"])
 async def test_wrong_methods_are_405(runtime: LocalServer, path: str, method: str) -> None:
+    if (method, path) == ("GET", "/v1/chat/completions"):  # of stored chats, which there are none of
+        assert error_of(await runtime.client.get(path), 404)["code"] == "unknown_url"
+        return
     response = await runtime.client.request(method, path)
     assert error_of(response, 405)["code"] == "method_not_supported"
     assert response.headers["allow"] == "POST"

@@ -152,7 +152,12 @@ def test_the_openai_client_reads_a_cut_stream_from_its_beginning(server: Running
         for attempt in found:
             try:
                 for chunk in client.chat.completions.create(
-                    model="stub", messages=CHAT["messages"], max_tokens=60, stream=True, extra_headers={HEADER: "cut"}
+                    model="stub",
+                    messages=CHAT["messages"],
+                    max_tokens=60,
+                    seed=1,
+                    stream=True,
+                    extra_headers={HEADER: "cut"},
                 ):
                     attempt.append(chunk)
             except (openai.APIConnectionError, httpx.HTTPError):

@@ -313,3 +313,12 @@ def test_many_results_take_no_longer_each_than_few() -> None:
     )
     assert time.thread_time() - began < 2
     assert (last["name"], last["tool_call_id"]) == ("f3", "c3")
+
+
+def test_a_page_may_send_what_its_clients_send(calling: ScriptedServer) -> None:
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": "content-type,x-stainless-os"}
+    for origin in ("http://localhost:3000", "app://obsidian.md", "vscode-webview://a1b2"):
+        answer = httpx.options(f"{calling.url}/api/chat", headers={"origin": origin, **asked}, timeout=20)
+        allowed = answer.headers["access-control-allow-headers"].split(",")
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, origin)
+        assert {"authorization", "content-type", "x-stainless-os", "x-stainless-retry-count"} <= set(allowed)

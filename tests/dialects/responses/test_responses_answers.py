@@ -454,3 +454,15 @@ def test_keys_of_the_error_event(calling: ScriptedServer) -> None:
     assert list(error) == ["type", "sequence_number", "code", "message", "param", "error"]
     assert list(error["error"]) == ["type", "code", "message", "param"]
     assert json.dumps(error["error"]["message"])
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/v1/responses/compact"), ("GET", "/v1/responses"), ("GET", "/v1/chat/completions")],
+)
+def test_operations_that_there_are_none_of(calling: ScriptedServer, method: str, path: str) -> None:
+    """Not as a method that another path's pattern does not allow."""
+    for prefix in ("", "/openai"):
+        answer = httpx.request(method, calling.url + prefix + path, timeout=60)
+        refused(answer, None, "unknown_url", f"Unknown URL: {method} {prefix}{path}", 404)
+    assert httpx.request("POST", f"{calling.url}/v1/responses/resp_0", timeout=60).status_code == 405

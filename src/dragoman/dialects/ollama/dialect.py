@@ -24,7 +24,16 @@ LOCAL_ORIGINS = (
 )
 """Origins that Ollama allows as it comes; those of a port that is the scheme's own have none."""
 
-HEADERS = ("authorization", "content-type", "user-agent", "accept", "x-requested-with", "openai-beta")
+STAINLESS = (
+    *("arch", "async", "custom-poll-interval", "helper-method", "lang", "os", "package-version", "poll-helper"),
+    *("retry-count", "runtime", "runtime-version", "timeout"),
+)
+"""What OpenAI's package for browsers says of itself with every request."""
+
+HEADERS = (
+    *("authorization", "content-type", "user-agent", "accept", "x-requested-with", "openai-beta"),
+    *(f"x-stainless-{name}" for name in STAINLESS),
+)
 
 
 def make(settings: OllamaSettings) -> Dialect:

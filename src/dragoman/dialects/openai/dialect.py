@@ -14,6 +14,12 @@ from dragoman.dialects.openai.settings import OpenAISettings
 __all__ = ["OpenAISettings", "make"]
 
 
+UNKNOWN = frozenset(
+    (("POST", "/v1/responses/compact"), ("GET", "/v1/responses"), ("GET", "/v1/chat/completions")),
+)
+"""Operations of OpenAI's that there are none of here: compacting, responses over a WebSocket, and stored chats."""
+
+
 def make(settings: OpenAISettings) -> Dialect:
     """Return the dialect with these settings."""
     responses = ResponsesApi()
@@ -30,6 +36,7 @@ def make(settings: OpenAISettings) -> Dialect:
             *responses.operations(),
             *conversations.operations(),
         ),
+        unknown=UNKNOWN,
         model_choice="body",
         render_error=render_error,
         keep_alive=b": keep-alive\n\n",
