@@ -5,25 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from model_cards import card_of
 
 from dragoman.core.errors import BadRequest, UnsupportedFeature
 from dragoman.core.request import ChatPrompt, FillPrompt, GenerationRequest, TextPrompt, TokenPrompt
 from dragoman.core.sampling import EndingParams, LogprobParams, SamplingParams
-from dragoman.core.serving import ModelCard
 from dragoman.dialects.openai.fields import CHAT, COMPLETIONS
 from dragoman.dialects.openai.translate import chat_request, completion_requests
 
-CARD = ModelCard(
-    name="m",
-    created=0,
-    context_tokens=100,
-    vocab_size=10,
-    hidden_size=8,
-    precision="float32",
-    fingerprint="f",
-    has_chat_template=True,
-    has_fill_tokens=False,
-)
+CARD = card_of(context_tokens=100)
 
 
 def completions(seed: int = 0, **body: Any) -> tuple[GenerationRequest, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from image_files import COLOURS, picture, saved
+from model_cards import card_of
 
 from dragoman.core.caller import current_caller
 from dragoman.core.errors import BadImage, BadRequest, DragomanError, UnsupportedFeature
@@ -27,18 +28,7 @@ FILE = saved(picture(1))
 DATA = base64.b64encode(FILE).decode()
 URL = f"data:image/png;base64,{DATA}"
 SEEN = msgspec.convert({"most_tokens": 64, "has_detail": True, "placeholder": "<image>"}, ImageInfo)
-CARD = ModelCard(
-    name="seeing",
-    created=0,
-    context_tokens=64,
-    vocab_size=8,
-    hidden_size=8,
-    precision="float32",
-    fingerprint="",
-    has_chat_template=True,
-    has_fill_tokens=False,
-    images=SEEN,
-)
+CARD = card_of(name="seeing", images=SEEN)
 
 
 async def tiles_of(decode: Callable[[], ImageInput], param: str) -> ImageTiles:

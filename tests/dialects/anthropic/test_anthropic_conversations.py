@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from model_cards import card_of
 
 from dragoman.core.errors import BadRequest, DragomanError
 from dragoman.core.serving import ModelCard, TemplateRoles, ToolCalls
@@ -20,18 +21,8 @@ from dragoman.dialects.anthropic.json_prefix import closed_object
 from dragoman.dialects.anthropic.thinking import reasoning_of, signature
 from dragoman.dialects.reasoning import MAX_HIDDEN_CHARS
 
-CARD = ModelCard(
-    name="m",
-    created=0,
-    context_tokens=100,
-    vocab_size=10,
-    hidden_size=8,
-    precision="float32",
-    fingerprint="f",
-    has_chat_template=True,
-    has_fill_tokens=False,
-    tool_calls=ToolCalls(format="hermes"),
-    template_roles=TemplateRoles(system=True, later_system=True, tool=True),
+CARD = card_of(
+    tool_calls=ToolCalls(format="hermes"), template_roles=TemplateRoles(system=True, later_system=True, tool=True)
 )
 BARE = msgspec.structs.replace(
     CARD, tool_calls=None, template_roles=TemplateRoles(system=False, later_system=False, tool=False)

@@ -12,11 +12,11 @@ import httpx
 import msgspec
 import pytest
 from failing import WHY, failing_server
+from model_cards import card_of
 from scripted import ScriptedServer, scripted_server
 from stub_runtime import QUICK, TOKENIZER, LocalServer, local_server
 
 from dragoman.core.errors import BadRequest, UnsupportedFeature
-from dragoman.core.serving import ModelCard
 from dragoman.dialects import made_dialects
 from dragoman.dialects.api import RouteHint
 from dragoman.dialects.octoai.fields import COMPLETIONS
@@ -249,17 +249,7 @@ def message(**fields: Any) -> dict[str, Any]:
     return {"name": None, "tool_calls": None, "tool_call_id": None, "content": ""} | fields
 
 
-CARD = ModelCard(
-    name="m",
-    created=0,
-    context_tokens=64,
-    vocab_size=8,
-    hidden_size=8,
-    precision="float32",
-    fingerprint="",
-    has_chat_template=True,
-    has_fill_tokens=False,
-)
+CARD = card_of()
 
 
 def test_results_without_an_id_answer_calls_in_order() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
+from model_cards import card_of
 from scripted import ScriptedServer, can_follow, scripted_server
 
-from dragoman.core.serving import ModelCard
 from dragoman.dialects.ollama.durations import parsed
 from dragoman.dialects.ollama.models import parameter_size
 from dragoman.dialects.ollama.names import close_name, shown_name, spellings
@@ -289,17 +289,7 @@ def test_a_long_duration_is_refused_at_once() -> None:
     assert time.thread_time() - began < 1
 
 
-CARD = ModelCard(
-    name="m",
-    created=0,
-    context_tokens=64,
-    vocab_size=8,
-    hidden_size=8,
-    precision="float32",
-    fingerprint="",
-    has_chat_template=True,
-    has_fill_tokens=False,
-)
+CARD = card_of()
 
 
 def test_many_results_take_no_longer_each_than_few() -> None:

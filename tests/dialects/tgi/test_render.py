@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from model_cards import card_of
 from stub_runtime import QUICK, STUB, TOKENIZER, local_model
 
 from dragoman.core.events import FinishReason, Token, TokenEvent
 from dragoman.core.sampling import EndingParams
-from dragoman.core.serving import ModelCard, ReasoningBlocks, ToolCalls
+from dragoman.core.serving import ReasoningBlocks, ToolCalls
 from dragoman.dialects.tgi.chat_render import AnswerReader
 from dragoman.dialects.tgi.generation import Piece, SequenceOutput
 from dragoman.dialects.tgi.render import float32
@@ -78,16 +79,7 @@ def test_the_pieces_of_a_sequence_are_its_text(ids: list[int], stop: str) -> Non
 
 def test_marks_that_are_special_tokens_are_read_and_other_special_tokens_are_not() -> None:
     marks = {"<|channel|>": 5, "<|message|>": 6, "<|end|>": 7, "<|start|>": 8}
-    card = ModelCard(
-        name="m",
-        created=0,
-        context_tokens=64,
-        vocab_size=16,
-        hidden_size=8,
-        precision="float32",
-        fingerprint="f",
-        has_chat_template=True,
-        has_fill_tokens=False,
+    card = card_of(
         tool_calls=ToolCalls(format="harmony", special_ids=marks),
         reasoning=ReasoningBlocks(opening="<|channel|>analysis<|message|>", closing="<|end|>", special_ids=marks),
     )
