@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import nomic_moe
 import numpy as np
 import pytest
 from encoders import CONFIGS
 from pooled_texts import pooled
 
 from dragoman import models
+from dragoman.core.errors import ModelError
 from dragoman.core.pooling import PoolingParams
 from dragoman.engine.engine import Engine
 
@@ -89,3 +91,38 @@ def test_a_text_longer_than_a_step_is_computed_whole(tmp_path: Path) -> None:
     for ids, vector in zip(long, found, strict=True):
         rows = theirs(torch.tensor([ids])).last_hidden_state[0].detach().numpy()
         np.testing.assert_allclose(vector, rows.mean(0), atol=1e-4)
+
+
+def test_experts_of_nomics_encoder_make_the_vectors_of_its_formulas(tmp_path: Path) -> None:
+    weights = nomic_moe.make(tmp_path)
+    ours = Engine(models.load(tmp_path, SETTINGS))
+    together = pooled(ours, texts(), PoolingParams(kind="mean"))
+    for ids, vector in zip(texts(), together, strict=True):
+        np.testing.assert_allclose(vector, nomic_moe.hidden_states(weights, ids).mean(0), atol=1e-4)
+        (alone,) = pooled(ours, [ids], PoolingParams(kind="mean"))
+        assert alone.tobytes() == vector.tobytes()
+    without = nomic_moe.hidden_states(weights, texts()[1], bias=False).mean(0)
+    assert np.abs(together[1] - without).max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_shared_experts", 1),
+        ("expert_choice_router", True),
+        ("ffn_div", 2),
+        ("mlp_fc2_bias", False),
+        ("parallel_block", True),
+        ("use_rms_norm", True),
+        ("causal", True),
+        ("scale_attn_weights", False),
+        ("activation_function", "gelu_new"),
+        ("moe_every_n_layers", 1),
+        ("moe_top_k", 6),
+        ("num_experts", None),
+    ],
+)
+def test_what_nomics_configs_say_and_is_not_computed(key: str, value: object, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(nomic_moe.CONFIG | {key: value}))
+    with pytest.raises(ModelError, match="num_experts_per_tok" if key == "moe_top_k" else key):
+        models.describe(tmp_path)

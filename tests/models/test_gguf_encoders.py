@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import nomic_moe
 import numpy as np
 import pytest
 import torch
 from encoders import CONFIGS
 from gguf import GGMLQuantizationType as Type
-from gguf_files import Weights, write_gguf
+from gguf_files import Weights, add_tokens, write_gguf
 from pooled_texts import pooled
 from small_models import VARIANTS, make_folder
 from test_encoders import save, texts
@@ -263,3 +264,40 @@ def test_words_fall_into_the_pieces_of_bert(words: list[str], named: bool, tmp_p
     for text in ("The unbelievable house, cafés!", "Café 中中 houses [SEP] the", "", "x" * 200, "House"):
         assert ours.encode(text).ids == theirs.encode(text).ids, text
     assert ours.decode(ours.encode("the unbelievable house").ids) == "the unbelievable house"
+
+
+def test_experts_of_nomics_encoder_are_read_as_the_converter_writes_them(tmp_path: Path) -> None:
+    weights, sizes = nomic_moe.make(tmp_path), nomic_moe.CONFIG
+    arch = gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.NOMIC_BERT_MOE]
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.NOMIC_BERT_MOE, sizes["n_layer"])
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", arch)
+    writer.add_context_length(sizes["n_positions"])
+    writer.add_embedding_length(sizes["n_embd"])
+    writer.add_feed_forward_length(sizes["n_inner"])
+    writer.add_block_count(sizes["n_layer"])
+    writer.add_head_count(sizes["n_head"])
+    writer.add_layer_norm_eps(sizes["layer_norm_epsilon"])
+    writer.add_causal_attention(False)
+    writer.add_pooling_type(gguf.PoolingType.MEAN)
+    writer.add_rope_freq_base(sizes["rotary_emb_base"])
+    writer.add_moe_every_n_layers(sizes["moe_every_n_layers"])
+    writer.add_expert_count(sizes["num_experts"])
+    writer.add_expert_used_count(sizes["moe_top_k"])
+    add_tokens(writer)
+    for name, value in weights.items():
+        if name.endswith("experts.bias"):
+            continue  # as the converter does
+        stem, dot, kind = name.rpartition(".")
+        if kind in ("w1", "w2"):
+            stem, dot, kind = name, ".", "weight"
+            value = value.reshape(sizes["num_experts"], sizes["n_inner"], -1)
+            value = value if name.endswith("w1") else np.ascontiguousarray(value.transpose(0, 2, 1))
+        writer.add_tensor(f"{names.get_name(stem)}{dot}{kind}", value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    model = models.load(tmp_path / "model.gguf", SETTINGS)
+    for ids, vector in zip(texts(), pooled(Engine(model), texts(), PoolingParams(kind="mean")), strict=True):
+        expected = nomic_moe.hidden_states(weights, ids, bias=False).mean(0)
+        np.testing.assert_allclose(vector, expected, atol=1e-4)

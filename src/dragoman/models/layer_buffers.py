@@ -37,8 +37,7 @@ class LayerBuffers:
         wide = p.buffer(max(1, 2 * feed_forward if spec.gated else feed_forward))
         narrow = p.buffer(feed_forward, over=wide) if spec.gated and feed_forward else wide
         experts = spec.experts
-        directly = spec.block.joins_directly and not (experts and experts.out_norm)
-        branch = None if directly else p.buffer(spec.width)
+        branch = None if spec.joins_directly else p.buffer(spec.width)
         residual, normed = p.buffer(spec.width), p.buffer(spec.width)
         # With parallel branches, the feed-forward network has the same input as attention.
         mixed = normed

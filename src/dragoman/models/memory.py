@@ -266,7 +266,7 @@ def activation_bytes(spec: DecoderSpec, settings: ModelSettings) -> int:
     inner = (2 if spec.gated else 1) * spec.feed_forward
     apart = spec.block.parallel or spec.mixers_beside
     mixed = spec.mixed_width if apart else max(0, spec.mixed_width - spec.width)
-    normal = 2 if spec.block.joins_directly else 3
+    normal = 2 if spec.joins_directly else 3
     projected = 0 if spec.embedding.width is None else spec.embedding.width
     stream = normal * spec.width + projected + mixed
     # Half as much again for the quantized copies of a matrix's input, which the kernels keep between calls.

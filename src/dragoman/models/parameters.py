@@ -280,6 +280,8 @@ def _expert_parameters(spec: DecoderSpec, experts: Experts, layer: int) -> list[
         if experts.bias:
             found.append(replace(_vector("expert_in", "bias", layer, inward), expert=expert))
             found.append(replace(_vector("expert_out", "bias", layer, (spec.width,)), expert=expert))
+    if experts.out_bias:
+        found.append(_vector("experts", "bias", layer, (spec.width,)))
     if experts.shared:
         found.append(_matrix("shared_expert_in", layer, _inward(spec, experts.shared), spec.width))
         found.append(_matrix("shared_expert_out", layer, (spec.width,), experts.shared))

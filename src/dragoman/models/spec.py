@@ -183,9 +183,8 @@ class Experts:
         beside: layers have that network too; both start from the stream, each with norms before and after it, and are
             added (Gemma 4). The router has a norm of its own, and the weights of experts have learned factors.
         identities: further experts after the others, which have no matrices: their result is what goes in.
-        delayed: layers have that network too, of the same input, and the experts' result joins the stream after the
-            next layer (LongCat-Flash).
-        out_norm: a norm of the branch's result, that of the shared expert included (A.X-K1).
+        delayed: layers have that network too, of the same input; experts join after the next layer (LongCat-Flash).
+        out_norm: a norm of the result, the shared expert's included (A.X-K1). out_bias: a vector on it (NomicBERT).
     """
 
     count: int
@@ -209,6 +208,7 @@ class Experts:
     identities: int = 0
     delayed: bool = False
     out_norm: bool = False
+    out_bias: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -412,8 +412,7 @@ class DecoderSpec:
     @property
     def written_layers(self) -> int:
         """Number of layers after which no keys, values or states are computed: those after them read the cache only."""
-        last = max((*self.kv_layers, *(layer for layer in range(self.layers) if self.mixer(layer))), default=-1)
-        return last + 1
+        return 1 + max((*self.kv_layers, *(layer for layer in range(self.layers) if self.mixer(layer))), default=-1)
 
     @property
     def state_parts(self) -> tuple[int, ...]:
@@ -424,6 +423,12 @@ class DecoderSpec:
     def embedding_width(self) -> int:
         """Width of a token's embedding, and of the head's input."""
         return self.embedding.width or self.width
+
+    @property
+    def joins_directly(self) -> bool:
+        """Whether branches are added to the stream as they are made: experts are not, where they read or norm it."""
+        apart = self.block.norms == "joined" or (self.experts and self.experts.out_norm)
+        return self.block.joins_directly and not (self.experts and apart)
 
     @property
     def encoder_stack(self) -> DecoderSpec:

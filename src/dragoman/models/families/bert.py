@@ -1,4 +1,5 @@
-"""Encoders of the BERT family, which make vectors of texts: BERT, RoBERTa, XLM-RoBERTa, MPNet, NomicBERT.
+"""Encoders of the BERT family, which make vectors of texts: BERT, RoBERTa, XLM-RoBERTa, MPNet, NomicBERT, the last
+dense and with experts.
 
 Their norms are those of the original transformer, after each branch has joined the stream; each token sees the whole
 text. The layers that classifiers have after the pooling are in ``Family.others``.
@@ -13,10 +14,11 @@ from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
 from dragoman.models.families.family import Family, even_head_dim
 from dragoman.models.families.llama import ACTIVATIONS
+from dragoman.models.families.mixtures import checked
 from dragoman.models.pooling import HeadLayer, PooledHead
 from dragoman.models.positions import RelativeBias
 from dragoman.models.rope_config import read_rope
-from dragoman.models.spec import Block, DecoderSpec, Embedding, Output
+from dragoman.models.spec import Block, DecoderSpec, Embedding, Experts, Output
 
 
 def _read(config: Config, architecture: str, *, first_position: int, types: bool, **variant: Any) -> DecoderSpec:
@@ -93,13 +95,21 @@ def _read_nomic(config: Config) -> DecoderSpec:
     published = {ours: config.value(theirs) for theirs, ours in _NOMIC_KEYS.items()}
     config = config.over({key: value for key, value in published.items() if value is not None})
     config.refuse("prenorm", False)
+    config.refuse("parallel_block", False)
+    config.refuse("use_rms_norm", False)
+    config.refuse("causal", False)
+    config.refuse("scale_attn_weights", True)
     config.refuse("rotary_emb_interleaved", False)
     config.refuse("rotary_emb_fraction", 1.0, 1)
     config.refuse("rotary_scaling_factor")
-    for key in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"):
-        config.refuse(key, False)
+    qkv_bias, bias = config.flag("qkv_proj_bias", False), config.flag("mlp_fc1_bias", False)
+    config.refuse("mlp_fc2_bias", bias)
     if config.value("activation_function") is not None:
-        config.choice("activation_function", "swiglu", {"swiglu": "silu"})
+        activation, gated = config.choice(
+            "activation_function", "swiglu", {"swiglu": ("silu", True), "gelu": ("gelu", False)}
+        )
+    else:
+        activation, gated = config.choice("hidden_act", "silu", {"silu": "silu"}), True
     head_dim = config.size("hidden_size") // config.size("num_attention_heads")
     theta = config.number("rotary_emb_base", 1000.0)
     rope = read_rope(config, head_dim, config.size("max_position_embeddings", 2048), theta=theta)
@@ -109,12 +119,36 @@ def _read_nomic(config: Config) -> DecoderSpec:
         first_position=0,
         types=True,
         embedding=Embedding(types=config.size("type_vocab_size", 2), norm="last"),
-        activation=config.choice("hidden_act", "silu", {"silu": "silu"}),
-        gated=True,
-        qkv_bias=False,
-        attention_out_bias=False,
-        feed_forward_bias=False,
+        activation=activation,
+        gated=gated,
+        experts=_nomic_experts(config),
+        qkv_bias=qkv_bias,
+        attention_out_bias=qkv_bias,
+        feed_forward_bias=bias,
         ropes=(rope,) * config.size("num_hidden_layers"),
+    )
+
+
+def _nomic_experts(config: Config) -> Experts | None:
+    """Return the experts of every so-manieth layer, from the second on (https://arxiv.org/abs/2502.07972)."""
+    every, layers = config.count("moe_every_n_layers", 0), config.size("num_hidden_layers")
+    if not every:
+        return None
+    config.refuse("num_shared_experts", 0)
+    config.refuse("expert_choice_router", False)
+    config.refuse("ffn_div", 1)
+    dense = tuple(layer for layer in range(layers) if layer % every != 1)
+    if len(dense) == layers:
+        raise ModelError(f"config.json: moe_every_n_layers {every} leaves none of {layers} layers experts")
+    return checked(
+        Experts(
+            count=config.size("num_experts"),
+            active=config.size("moe_top_k", 1),
+            feed_forward=config.size("intermediate_size"),
+            over_all=not config.flag("moe_normalize_expert_weights", False),
+            out_bias=config.flag("experts_bias", True),
+            dense_layers=dense,
+        )
     )
 
 
@@ -164,6 +198,10 @@ _NOMIC_NAMES = {
     "feed_forward_in": (_NOMIC_LAYER + "mlp.fc12", _NOMIC_LAYER + "mlp.fc11"),
     "feed_forward_out": (_NOMIC_LAYER + "mlp.fc2",),
     "feed_forward_out_norm": (_NOMIC_LAYER + "norm2",),
+    "router": (_NOMIC_LAYER + "mlp.router.layer",),
+    "expert_in": (_NOMIC_LAYER + "mlp.experts.mlp.w1",),
+    "expert_out": (_NOMIC_LAYER + "mlp.experts.mlp.w2",),
+    "experts": (_NOMIC_LAYER + "mlp.experts",),
     "head": (),
 }
 # Old checkpoints call the parameters of norms gamma and beta.
@@ -244,10 +282,12 @@ FAMILIES: dict[str, Family] = {
         _NOMIC_NAMES,
         "nomic_bert",
         base="nomic_bert.",
+        other_names={"feed_forward_in": (_NOMIC_LAYER + "mlp.fc1",)},  # without a gate
+        transposed=frozenset({"expert_out"}),
         ignored=_HEADS,
         others=_others("NomicBert"),
         title="NomicBERT",
-        examples=("nomic-ai/nomic-embed-text-v1.5",),
+        examples=("nomic-ai/nomic-embed-text-v1.5", "nomic-ai/nomic-embed-text-v2-moe"),
         note=_NOTE,
     ),
 }

@@ -22,6 +22,25 @@ def _nomic(keys: Metadata, tensors: Tensors, config: Config) -> Config:
     return layer_norm(keys, "layer_norm_eps") | _types(tensors) | {"hidden_act": "silu"}
 
 
+def _nomic_moe(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    _check_sees_both_sides(keys)
+    _check_whole_heads(keys, config)
+    return (
+        layer_norm(keys, "layer_norm_eps")
+        | _types(tensors)
+        | {
+            "activation_function": "gelu",
+            "qkv_proj_bias": True,
+            "mlp_fc1_bias": True,
+            "mlp_fc2_bias": True,
+            "moe_every_n_layers": keys.size("moe_every_n_layers"),
+            "num_experts": keys.size("expert_count"),
+            "moe_top_k": keys.size("expert_used_count"),
+            "experts_bias": False,  # converters leave it out
+        }
+    )
+
+
 def _modern(keys: Metadata, tensors: Tensors, config: Config) -> Config:
     _check_sees_both_sides(keys)
     _check_whole_heads(keys, config)
@@ -86,6 +105,9 @@ def _rows(tensors: Tensors, name: str, key: str) -> Config:
 ENCODERS: dict[str, Architecture] = {
     "bert": Architecture(name="BertModel", model_type="bert", names=names.BERT, extra=_bert, rotary=False),
     "nomic-bert": Architecture(name="NomicBertModel", model_type="nomic_bert", names=names.NOMIC_BERT, extra=_nomic),
+    "nomic-bert-moe": Architecture(
+        name="NomicBertModel", model_type="nomic_bert", names=names.NOMIC_BERT_MOE, extra=_nomic_moe
+    ),
     "modern-bert": Architecture(
         name="ModernBertModel", model_type="modernbert", names=names.MODERN_BERT, extra=_modern
     ),

@@ -231,6 +231,12 @@ NOMIC_BERT = {
     "blk.ffn_down": _NOMIC_LAYER + "mlp.fc2",
     "blk.layer_output_norm": _NOMIC_LAYER + "norm2",
 }
+NOMIC_BERT_MOE = NOMIC_BERT | {
+    "blk.ffn_up": _NOMIC_LAYER + "mlp.fc1",
+    "blk.ffn_gate_inp": _NOMIC_LAYER + "mlp.router.layer",
+    "blk.ffn_up_exps": _NOMIC_LAYER + "mlp.experts.mlp.w1",
+    "blk.ffn_down_exps": _NOMIC_LAYER + "mlp.experts.mlp.w2",
+}
 MODERN_BERT = {
     "token_embd": "model.embeddings.tok_embeddings",
     "token_embd_norm": "model.embeddings.norm",
