@@ -5,6 +5,7 @@
 // ActGroups' sums in ascending order; otherwise one fused multiply-add after the other. Tiles differ only in how many
 // such chains run in parallel, so a row's bits do not depend on the other rows.
 // clang-format off: the order is that of use
+#include "gemm/output.inl"
 #include "gemm/activations.inl"
 #include "gemm/packing.inl"
 #include "gemm/peak.inl"
@@ -12,8 +13,7 @@
 
 namespace dragoman::DRAGOMAN_ISA {
 
-constexpr int kVectors = kBlock / kWidth;  // of a row of a tile
-constexpr long kQuadBytes = kBlock * 4;    // of a quad of each column
+constexpr long kQuadBytes = kBlock * 4;  // of a quad of each column
 
 constexpr int kTogetherRows = kTuning.together_rows;
 constexpr int kMaxRows = 8;
@@ -248,37 +248,6 @@ DRAGOMAN_INLINE void float_tile(const std::uint8_t* w, long groups, const std::u
     }
     x += Step::kSteps * 4;
     w += Step::kSteps * kBlock * 4;
-  }
-}
-
-// Destination of a tile's sums.
-struct Output {
-  float* y;
-  long ldy;
-  long n;  // columns of y
-  const float* bias;
-  bool accumulate;
-};
-
-template <int M>
-DRAGOMAN_INLINE void finish(const Output& out, long row, long block, const Vec (&sum)[M][kVectors]) {
-  for (int j = 0; j < kVectors; ++j) {
-    const long column = block * kBlock + j * kWidth;
-    const long width = out.n - column;
-    if (width <= 0) return;
-    for (int i = 0; i < M; ++i) {
-      float* const y = out.y + (row + i) * out.ldy + column;
-      Vec value = sum[i][j];
-      if (width >= kWidth) {
-        if (out.bias != nullptr) value = value + load(out.bias + column);
-        if (out.accumulate) value = value + load(y);
-        store(y, value);
-      } else {
-        if (out.bias != nullptr) value = value + load_partial(out.bias + column, width);
-        if (out.accumulate) value = value + load_partial(y, width);
-        store_partial(y, value, width);
-      }
-    }
   }
 }
 

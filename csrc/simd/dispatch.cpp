@@ -5,7 +5,13 @@
 
 #include "simd/kernels.h"
 
-#if defined(__aarch64__)
+#if defined(__x86_64__)
+#include <cpuid.h>
+#if defined(__linux__) && !defined(DRAGOMAN_NO_LINUX)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#elif defined(__aarch64__)
 #if defined(__linux__) && !defined(DRAGOMAN_NO_LINUX)
 #include <sys/auxv.h>
 #elif defined(__APPLE__)
@@ -24,6 +30,12 @@ const Kernels& table();
 namespace avx512 {
 const Kernels& table();
 }
+namespace amx {
+const Kernels& table();
+}
+namespace amx_plain {
+const Kernels& table();
+}
 #elif defined(__aarch64__)
 namespace neon {
 const Kernels& table();
@@ -40,7 +52,45 @@ struct Candidate {
   const char* name;
   const Kernels& (*table)();
   bool (*is_supported)();
+  // Whether it is used only where it is named; and whether nobody but tests names it.
+  bool by_name = false, for_tests = false;
+  // What has to be asked of the system first; whether it agrees. Null: nothing.
+  bool (*request)() = nullptr;
 };
+
+#if defined(__x86_64__)
+// AVX-512 with VNNI, BF16 and VBMI.
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16") &&
+         __builtin_cpu_supports("avx512vbmi");
+}
+
+// Tiles, their products of bytes and of bfloat16 (CPUID leaf 7), and a system that saves them (XCR0).
+bool has_amx() {
+  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25, kSavesStates = 1u << 27;
+  constexpr unsigned kConfiguration = 1u << 17, kData = 1u << 18;
+  unsigned a, b, c, d;
+  if (__get_cpuid(1, &a, &b, &c, &d) == 0 || (c & kSavesStates) == 0) return false;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kBf16) == 0 || (d & kTile) == 0 || (d & kInt8) == 0) {
+    return false;
+  }
+  unsigned low, high;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (low & kConfiguration) != 0 && (low & kData) != 0;
+}
+
+// Linux gives a process the 8 KiB of tiles when it asks for them, which all of its threads then have.
+bool request_tiles() {
+#if defined(__linux__) && !defined(DRAGOMAN_NO_LINUX)
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA of asm/prctl.h
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+#endif
 
 #if defined(__aarch64__)
 // What an ARM processor may have beyond ARMv8.0: dot products of bytes; and of ARMv8.6 those of which one factor alone
@@ -81,15 +131,13 @@ ArmFeatures arm_features() {
 // __builtin_cpu_supports checks CPUID and, for the wide registers, whether the operating system saves them (XGETBV).
 const Candidate kCandidates[] = {
 #if defined(__x86_64__)
-    {.name = "avx512",
-     .table = avx512::table,
-     .is_supported =
-         [] {
-           return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-                  __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16") &&
-                  __builtin_cpu_supports("avx512vbmi");
-         }},
+    {.name = "avx512", .table = avx512::table, .is_supported = has_avx512},
+    {.name = "amx",
+     .table = amx::table,
+     .is_supported = [] { return has_avx512() && has_amx(); },
+     .by_name = true,
+     .request = request_tiles},
+    {.name = "amx_plain", .table = amx_plain::table, .is_supported = has_avx512, .by_name = true, .for_tests = true},
     {.name = "avx2",
      .table = avx2::table,
      .is_supported =
@@ -109,9 +157,15 @@ const Kernels& choose(const std::string& name) {
   std::string known;
   for (const Candidate& candidate : kCandidates) {
     if (name == candidate.name) {
-      if (candidate.is_supported()) return candidate.table();
-      throw std::invalid_argument("this processor does not support the kernels \"" + name + "\"");
+      if (!candidate.is_supported()) {
+        throw std::invalid_argument("this processor does not support the kernels \"" + name + "\"");
+      }
+      if (candidate.request != nullptr && !candidate.request()) {
+        throw std::invalid_argument("the system refuses this process the registers of the kernels \"" + name + "\"");
+      }
+      return candidate.table();
     }
+    if (candidate.for_tests) continue;
     known += known.empty() ? candidate.name : std::string(", ") + candidate.name;
   }
   throw std::invalid_argument("unknown kernels \"" + name + "\": choose one of " + known);
@@ -126,7 +180,10 @@ const Kernels& choose_at_load() {
       throw std::invalid_argument(std::string("DRAGOMAN_KERNELS: ") + error.what());
     }
   }
-  return choose(supported_kernels().front());
+  for (const Candidate& candidate : kCandidates) {
+    if (!candidate.by_name && candidate.is_supported()) return choose(candidate.name);
+  }
+  return portable::table();
 }
 
 std::atomic<const Kernels*> current{nullptr};
@@ -145,7 +202,7 @@ const Kernels& kernels() {
 std::vector<std::string> supported_kernels() {
   std::vector<std::string> names;
   for (const Candidate& candidate : kCandidates) {
-    if (candidate.is_supported()) names.emplace_back(candidate.name);
+    if (!candidate.for_tests && candidate.is_supported()) names.emplace_back(candidate.name);
   }
   return names;
 }

@@ -16,7 +16,7 @@
 namespace dragoman {
 
 struct Kernels {
-  const char* name;  // "avx512", "avx2" or "portable"
+  const char* name;  // "avx512", "avx2", "portable" …
   LinearKernels linear;
   TransformKernels transform;
   AttentionKernels attention;
@@ -31,7 +31,8 @@ struct Kernels {
 // Throws std::invalid_argument when that name is unknown or unsupported here.
 const Kernels& kernels();
 
-// Names of the tables that work on this machine, best first.
+// Names of the tables that work on this machine: first the one that is chosen, best first but for those that are used
+// only where they are named.
 std::vector<std::string> supported_kernels();
 
 // Makes `name` the table in use from now on. For tests; not while a kernel is running.
