@@ -8,13 +8,15 @@ from pathlib import Path
 import msgspec
 import pytest
 from tiny_model import make_tiny_gemma3, make_tiny_lfm2, make_tiny_llama
+from tokenizers import Tokenizer as Pipeline
+from tokenizers.models import WordLevel
 
 from dragoman.core.errors import ModelError
 from dragoman.engine.messages import LoadModel
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.worker_settings import draft_settings, within_budget, without_draft_memory, worker_settings
 from dragoman.models import ModelSettings, embedded_path, loading, plan_draft
-from dragoman.serving.loaded_model import _draft_vocabulary
+from dragoman.serving.draft_vocabulary import draft_vocabulary
 from dragoman.text import Tokenizer
 
 
@@ -61,8 +63,20 @@ def test_a_model_with_windows_may_draft(tmp_path: Path) -> None:
 def test_the_same_tokenizer_needs_no_translation(tmp_path: Path) -> None:
     shutil.copytree(embedded_path(), tmp_path / "copy")
     draft = draft_settings(ModelSettings(), SchedulerSettings(draft_model=str(tmp_path / "copy")))
-    found = _draft_vocabulary(draft, Tokenizer.load(embedded_path()), 4096)
+    found = draft_vocabulary(draft, Tokenizer.load(embedded_path()), 4096)
     assert found is not None
     assert found.to_draft is found.to_target is None
     assert found.draft_size == 4096
-    assert _draft_vocabulary(None, Tokenizer.load(embedded_path()), 4096) is None
+    assert draft_vocabulary(None, Tokenizer.load(embedded_path()), 4096) is None
+
+
+def test_tokens_without_common_text_are_refused_by_name(tmp_path: Path) -> None:
+    """A tokenizer of Greek letters alone cannot tell of English text."""
+    shutil.copytree(embedded_path(), tmp_path / "greek")
+    words = {letter: index for index, letter in enumerate("αβγδεζηθικλμνξοπρστυφχψω")}
+    pipeline = Pipeline(WordLevel(words, unk_token="α"))
+    pipeline.save(str(tmp_path / "greek" / "tokenizer.json"))
+    (tmp_path / "greek" / "tokenizer_config.json").unlink()
+    draft = draft_settings(ModelSettings(), SchedulerSettings(draft_model=str(tmp_path / "greek")))
+    with pytest.raises(ModelError, match=r"--draft-model greek: its tokens cannot be translated"):
+        draft_vocabulary(draft, Tokenizer.load(embedded_path()), 4096)

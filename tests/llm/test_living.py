@@ -370,6 +370,21 @@ def test_a_crash_of_the_engine_changes_no_token(llm: LLM) -> None:
         assert begun + "".join(delta.text for delta in deltas) == expected
 
 
+def test_a_draft_model_changes_no_token_whatever_happens_to_the_engine(llm: LLM) -> None:
+    """The model's own copy with 4 bits, asked for what it says next; its process is killed on the way."""
+    params = SamplingParams(max_tokens=300, seed=3, ignore_eos=True)
+    expected = llm.generate("Once upon a time", params)[0].text
+    before = {each.pid for each in engines()}
+    drafts = {"draft_model": "embedded", "draft_precision": "int4", "draft_sources": ("model",)}
+    with LLM(max_context=512, **drafts) as own:
+        assert own.generate("Once upon a time", params)[0].text == expected
+        (process,) = [each for each in engines() if each.pid not in before]
+        deltas = own.stream("Once upon a time", params)
+        begun = next(deltas).text
+        process.kill()
+        assert begun + "".join(delta.text for delta in deltas) == expected
+
+
 def test_a_model_that_is_forgotten_is_closed() -> None:
     before = {each.pid for each in engines()}
     llm: LLM | None = LLM(max_context=512)

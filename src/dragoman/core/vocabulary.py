@@ -64,6 +64,15 @@ def correspondence(target: Vocabulary, draft: Vocabulary) -> DraftVocabulary:
     )
 
 
+def is_translatable(target: Vocabulary, found: DraftVocabulary) -> bool:
+    """Return whether a draft model can say anything about texts of ``target``: it is told of at least half of the
+    tokens, and some of those that it guesses are the target's."""
+    if found.to_draft is None or found.to_target is None:
+        return True
+    told = [bool(ids) for token, ids in zip(target.tokens, found.to_draft, strict=True) if token]
+    return 2 * sum(told) >= len(told) and max(found.to_target, default=-1) >= 0
+
+
 def _divided(token: bytes, by_bytes: dict[bytes, int], longest: int) -> tuple[int, ...]:
     found: list[int] = []
     start = 0

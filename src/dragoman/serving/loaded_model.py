@@ -17,7 +17,6 @@ from dragoman.core.catalog import CatalogEntry, FileProgress, ModelDetails, Mode
 from dragoman.core.observer import Observers
 from dragoman.core.sampling_defaults import SamplingDefaults
 from dragoman.core.serving import ModelCard
-from dragoman.core.vocabulary import DraftVocabulary, correspondence
 from dragoman.engine.block_events import BlockEvent
 from dragoman.engine.messages import EngineInfo, EngineStats, LoadDraft, LoadModel, WorkerSettings
 from dragoman.engine.worker_settings import without_draft_memory
@@ -33,6 +32,7 @@ from dragoman.models.memory_share import ENGINE_BYTES, plan_within
 from dragoman.serving.adapter_registry import AdapterRegistry
 from dragoman.serving.admission import Admission
 from dragoman.serving.downloads import download
+from dragoman.serving.draft_vocabulary import draft_vocabulary
 from dragoman.serving.engine_request import output_tokens
 from dragoman.serving.image_prompts import image_info
 from dragoman.serving.image_reader import ImageReader
@@ -371,7 +371,7 @@ class ModelLoader:
             tokenizer = await self._pools.models.run(lambda: Tokenizer.load(folder, order))
             await self._pools.models.run(functools.partial(template.compile, tokenizer.special_tokens))
             info = await starting
-            vocabularies = functools.partial(_draft_vocabulary, worker.draft, tokenizer, info.vocab_size)
+            vocabularies = functools.partial(draft_vocabulary, worker.draft, tokenizer, info.vocab_size)
             drafted = await self._pools.models.run(vocabularies)
             # Engines elsewhere know what they can honour when they have started.
             sampling = await self._pools.models.run(lambda: self._sampling_for(settings, folder, is_first=is_first))
@@ -422,16 +422,6 @@ class ModelLoader:
         made = worker.model
         slots = made.settings.max_adapters if isinstance(made, LoadModel) else made.max_adapters
         return LoadedModel(source, engine, info, template, serving, self._past, self.past_drafts, slots)
-
-
-def _draft_vocabulary(draft: LoadDraft | None, tokenizer: Tokenizer, vocab_size: int) -> DraftVocabulary | None:
-    """Return how a draft model's tokens correspond to those of the served model, which has ``vocab_size`` rows; None
-    without a draft model. Raises ModelError."""
-    if draft is None:
-        return None
-    described = describe(draft.source, token=draft.settings.token, mmproj=draft.settings.mmproj)
-    own = Tokenizer.load(described.tokenizer_folder)
-    return correspondence(tokenizer.vocabulary(vocab_size, ()), own.vocabulary(described.spec.vocab_size, ()))
 
 
 def served_model(
