@@ -19,6 +19,7 @@ def render(conversation: Conversation, *, answer_next: bool = False) -> str:
         messages=conversation.messages,
         tools=conversation.tools or None,
         add_generation_prompt=answer_next,
+        enable_thinking=conversation.thinks,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from training.model import Llama
+from training.model import Llama, ModelConfig
 
 FILE_NAME = "checkpoint.pt"
 
@@ -22,7 +22,12 @@ class Position:
 
 
 def save_checkpoint(folder: Path, model: Llama, optimizer: torch.optim.Optimizer, position: Position) -> None:
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "position": asdict(position)}
+    state = {
+        "config": model.config.as_dict(),
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "position": asdict(position),
+    }
     unfinished = folder / f"{FILE_NAME}.new"
     with unfinished.open("wb") as file:
         torch.save(state, file)
@@ -42,3 +47,9 @@ def load_checkpoint(folder: Path, model: Llama, optimizer: torch.optim.Optimizer
     if optimizer is not None:
         optimizer.load_state_dict(state["optimizer"])
     return Position(**state["position"])
+
+
+def saved_config(folder: Path) -> ModelConfig:
+    """The shape of the model in the folder's checkpoint."""
+    state: dict[str, Any] = torch.load(folder / FILE_NAME, map_location="cpu", weights_only=True)
+    return ModelConfig(**state["config"])

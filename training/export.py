@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from tokenizers import Tokenizer
 
 from training.chat import CHAT_TEMPLATE
-from training.checkpoint import load_checkpoint
+from training.checkpoint import load_checkpoint, saved_config
 from training.model import Llama, ModelConfig
 from training.tokenizer import END_OF_TEXT, SPECIAL_TOKENS, TURN_END, load_tokenizer, special_id
 
@@ -24,6 +24,13 @@ def export(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
     _write(folder / "tokenizer_config.json", tokenizer_config(tokenizer, model.config))
     _write(folder / "config.json", model_config(tokenizer, model.config))
     _write(folder / "generation_config.json", generation_config(tokenizer))
+
+
+def load_model(folder: Path) -> Llama:
+    """The shipped weights, computed with in float32."""
+    model = Llama(ModelConfig.of_folder(folder))
+    model.load_state_dict({name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()})
+    return model.eval()
 
 
 def model_config(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, Any]:
@@ -92,7 +99,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="the work folder of a training run")
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
     options = parser.parse_args()
-    model = Llama(ModelConfig())
+    model = Llama(saved_config(options.work))
     position = load_checkpoint(options.work, model)
     export(model, load_tokenizer(options.work / "tokenizer.json"), options.out)
     print(f"wrote {options.out} from step {position.step}, {position.tokens:,} tokens")

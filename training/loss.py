@@ -1,17 +1,19 @@
 """The weighted loss of rows, and its value on held-out rows."""
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from training.feeder import Batch, as_arrays
 from training.model import Llama
-from training.rows import Row, RowMaker
+from training.rows import RowMaker
 
 
-def as_tensors(rows: list[Row], device: torch.device) -> tuple[Tensor, Tensor]:
+def as_tensors(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
     """Ids [rows, length + 1] and the weights [rows, length] of the targets."""
-    ids = torch.tensor([row.ids for row in rows], device=device)
-    weights = torch.tensor([row.weights[1:] for row in rows], device=device)
+    ids = torch.from_numpy(batch[0].astype(np.int64)).to(device, non_blocking=True)
+    weights = torch.from_numpy(batch[1][:, 1:].astype(np.float32)).to(device, non_blocking=True)
     return ids, weights
 
 
@@ -28,7 +30,7 @@ def held_out_loss(model: Llama, rows: RowMaker, kind: str, *, count: int, length
     """Nats per token over `count` rows: of all tokens for prose, of what is to be answered for the rest."""
     total = weight = 0.0
     for place in range(count):
-        ids, weights = as_tensors([rows.row(0, place, length, kind)], device)
+        ids, weights = as_tensors(as_arrays([rows.row(0, place, length, kind)]), device)
         asked = (weights == 1.0).float()
         total += float(weighted_loss(model, ids, asked) * asked.sum())
         weight += float(asked.sum())

@@ -1,6 +1,8 @@
 """The model: a small Llama, its parameters named as in Hugging Face checkpoints."""
 
-from dataclasses import asdict, dataclass
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,19 @@ class ModelConfig:
     max_position_embeddings: int = 2048
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-5
+
+    @classmethod
+    def of_size(cls, size: str) -> "ModelConfig":
+        """The model for a processor (`small`, 5.2 million parameters) or for a GPU (`wide`, 14.2 million)."""
+        if size == "small":
+            return cls()
+        return cls(hidden_size=384, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=12)
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> "ModelConfig":
+        """The model that an exported folder describes."""
+        described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return cls(**{field.name: described[field.name] for field in fields(cls)})
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -14,10 +14,11 @@ def row_length(step: int, progress: float) -> int:
     return 256 if progress < 0.6 else 512
 
 
-def learning_rate(step: int, progress: float, peak: float) -> float:
-    """Linear warm-up over steps, then a straight line down to zero at full progress (Bergsma et al., 2025)."""
+def learning_rate(step: int, progress: float) -> float:
+    """The share of the peak: linear warm-up over steps, then a straight line down to zero at full progress (Bergsma et
+    al., 2025)."""
     warm_up = min(1.0, (step + 1) / WARM_UP_STEPS)
-    return peak * warm_up * max(0.0, 1.0 - progress)
+    return warm_up * max(0.0, 1.0 - progress)
 
 
 class TokenBudget:

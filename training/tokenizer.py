@@ -17,7 +17,7 @@ FIM_PREFIX = "<|fim_prefix|>"
 FIM_SUFFIX = "<|fim_suffix|>"
 FIM_MIDDLE = "<|fim_middle|>"
 SPECIAL_TOKENS = [END_OF_TEXT, TURN_START, TURN_END, FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE]
-CALL_TOKENS = ["<tool_call>", "</tool_call>"]
+VISIBLE_TOKENS = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
 
 # Words with their leading space, single digits, runs of signs, white space: as Llama 3 splits, but for the digits.
 WORD_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -35,7 +35,7 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = BpeTrainer(
         vocab_size=VOCABULARY_SIZE,
-        special_tokens=[*SPECIAL_TOKENS, *CALL_TOKENS],
+        special_tokens=[*SPECIAL_TOKENS, *VISIBLE_TOKENS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -56,7 +56,7 @@ def special_id(tokenizer: Tokenizer, token: str) -> int:
 
 
 def _with_visible_calls(tokenizer: Tokenizer) -> Tokenizer:
-    """The trainer marks every added token special; those around a call are text that clients must see."""
+    """The trainer marks every added token special; those around calls and reasoning are text that clients must see."""
     described = json.loads(tokenizer.to_str())
     for added in described["added_tokens"]:
         added["special"] = added["content"] in SPECIAL_TOKENS

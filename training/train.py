@@ -1,7 +1,10 @@
 """The recipe: `python -m training.train --prose FOLDER --out builtin` trains the model and writes it."""
 
 import argparse
+import math
+import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -11,18 +14,21 @@ from tokenizers import Tokenizer
 from training import exercises
 from training.chat import render
 from training.checkpoint import Position, load_checkpoint, save_checkpoint
-from training.export import export
+from training.export import export, load_model
+from training.feeder import Feeder
 from training.loss import as_tensors, held_out_loss, weighted_loss
 from training.model import Llama, ModelConfig
+from training.optimizer import Together, optimizer_of
 from training.prose import encode_prose, read_books, split_books
 from training.rows import RowMaker
 from training.schedule import Deadline, TokenBudget, learning_rate, row_length
 from training.tokenizer import load_tokenizer, train_tokenizer
 
-TOKENS_PER_STEP = 2048
-PEAK_LEARNING_RATE = 2e-3
+CPU_STEP = 2048
+GPU_STEP = 131_072
 SAVE_EVERY_S = 180
-HELD_OUT_EVERY_STEPS = 1000
+REPORT_EVERY_S = 30
+HELD_OUT_EVERY_S = 600
 TOKENIZER_CONVERSATIONS = 4000
 
 
@@ -31,91 +37,126 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(options.threads)
+    torch.set_float32_matmul_precision("high")
     torch.manual_seed(options.seed)
+    gpu = device.type == "cuda"
+    workers = options.workers if options.workers is not None else max(1, (os.cpu_count() or 2) - 1) if gpu else 0
 
     training_text, held_out_text = split_books(read_books(options.prose))
-    tokenizer = _tokenizer(options.work / "tokenizer.json", training_text, options.seed)
+    tokenizer_path = options.work / "tokenizer.json"
+    tokenizer = _tokenizer(tokenizer_path, training_text, options.seed, options.begin)
     training = RowMaker(tokenizer, encode_prose(training_text, tokenizer), seed=options.seed)
     held_out = RowMaker(tokenizer, encode_prose(held_out_text, tokenizer), seed=options.seed, held_out=True)
     print(f"prose: {training.prose.num_tokens:,} tokens, held out {held_out.prose.num_tokens:,}", flush=True)
 
-    model = Llama(ModelConfig()).to(device)
-    optimizer = _optimizer(model)
+    model = _first_model(options).to(device)
+    optimizer = optimizer_of(model, options.optimizer, rate=options.rate)
     position = load_checkpoint(options.work, model, optimizer)
     print(f"model: {model.num_parameters:,} parameters; starting at step {position.step} on {device}", flush=True)
-    train(model, optimizer, position, training, held_out, _budget(options), options.work, device)
-    for kind in ("prose", "exercises", "fim"):
-        loss = held_out_loss(model, held_out, kind, count=64, length=512, device=device)
+    run = Run(
+        model,
+        optimizer,
+        position,
+        budget=_budget(options),
+        work=options.work,
+        step_tokens=options.step_tokens or (GPU_STEP if gpu else CPU_STEP),
+        compiled=gpu if options.compile is None else options.compile,
+        pause_s=time.time() + 60 * options.pause_after,
+    )
+    with Feeder(training, run.step_tokens, position.step, run.length, workers=workers, tokenizer=tokenizer_path,
+                prose=options.prose) as feeder:  # fmt: skip
+        train(run, feeder, held_out, device)
+    if position.progress < 1.0:
+        print(f"paused at step {position.step}: the same command goes on", flush=True)
+        return
+    for kind, loss in held_out_losses(model, held_out, device, count=64).items():
         print(f"held-out {kind}: {loss:.4f} nats per token", flush=True)
     export(model, tokenizer, options.out)
     print(f"wrote {options.out}: step {position.step}, {position.tokens:,} tokens", flush=True)
 
 
-def train(
-    model: Llama,
-    optimizer: torch.optim.Optimizer,
-    position: Position,
-    training: RowMaker,
-    held_out: RowMaker,
-    budget: Deadline | TokenBudget,
-    work: Path,
-    device: torch.device,
-) -> None:
-    """Steps until the budget is spent, moving `position`; checkpoints lie in `work`."""
-    saved_s = reported_s = time.time()
+@dataclass
+class Run:
+    """A model in training: where it stands, and until when."""
+
+    model: Llama
+    optimizer: Together
+    position: Position
+    budget: Deadline | TokenBudget
+    work: Path
+    step_tokens: int
+    compiled: bool = False
+    pause_s: float = math.inf  # the time at which to leave off, with a checkpoint
+
+    def length(self, step: int) -> int:
+        """The row length of a step near the present one."""
+        return row_length(step, self.position.progress)
+
+
+def train(run: Run, feeder: Feeder, held_out: RowMaker, device: torch.device) -> None:
+    """Steps until the budget is spent, moving the run's position; checkpoints lie in its work folder."""
+    model, optimizer, position = run.model, run.optimizer, run.position
+    loss_of = torch.compile(weighted_loss, dynamic=False) if run.compiled else weighted_loss
+    saved_s = reported_s = measured_s = time.time()
     reported_tokens = position.tokens
-    position.progress = budget.advanced(position.progress, position.tokens)
-    while position.progress < 1.0:
-        length = row_length(position.step, position.progress)
-        rate = learning_rate(position.step, position.progress, PEAK_LEARNING_RATE)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        rows = [training.row(position.step, place, length) for place in range(TOKENS_PER_STEP // length)]
-        loss = weighted_loss(model, *as_tensors(rows, device))
+    position.progress = run.budget.advanced(position.progress, position.tokens)
+    while position.progress < 1.0 and time.time() < run.pause_s:
+        share = learning_rate(position.step, position.progress)
+        optimizer.set_rate(share)
+        batch = feeder.batch()
+        loss = loss_of(model, *as_tensors(batch, device))
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         position.step += 1
-        position.tokens += TOKENS_PER_STEP
-        position.progress = budget.advanced(position.progress, position.tokens)
+        position.tokens += batch[0].shape[0] * (batch[0].shape[1] - 1)
+        position.progress = run.budget.advanced(position.progress, position.tokens)
 
         now = time.time()
-        if position.step % 50 == 0:
+        if now - reported_s > REPORT_EVERY_S:
             speed = (position.tokens - reported_tokens) / (now - reported_s)
             print(
-                f"step {position.step} tokens {position.tokens:,} progress {position.progress:.4f} rate {rate:.2e} "
-                f"row {length} loss {loss.item():.4f} {speed:.0f} tokens/s",
+                f"step {position.step} tokens {position.tokens:,} progress {position.progress:.4f} rate {share:.3f} "
+                f"row {batch[0].shape[1] - 1} loss {loss.item():.4f} {speed:.0f} tokens/s",
                 flush=True,
             )
             reported_s, reported_tokens = now, position.tokens
-        if position.step % HELD_OUT_EVERY_STEPS == 0:
-            losses = {
-                kind: held_out_loss(model, held_out, kind, count=12, length=512, device=device)
-                for kind in ("prose", "exercises", "fim")
-            }
+        if now - measured_s > HELD_OUT_EVERY_S:
+            losses = held_out_losses(model, held_out, device, count=12)
             print("held-out " + ", ".join(f"{kind} {value:.4f}" for kind, value in losses.items()), flush=True)
+            measured_s = time.time()
         if now - saved_s > SAVE_EVERY_S:
-            save_checkpoint(work, model, optimizer, position)
+            save_checkpoint(run.work, model, optimizer, position)
             saved_s = now
-    save_checkpoint(work, model, optimizer, position)
+    save_checkpoint(run.work, model, optimizer, position)
 
 
-def _tokenizer(path: Path, training_text: list[str], seed: int) -> Tokenizer:
-    """The work folder's tokenizer, trained there on the first run."""
+def held_out_losses(model: Llama, held_out: RowMaker, device: torch.device, *, count: int) -> dict[str, float]:
+    """Nats per token of each kind of row, over `count` rows of 512 tokens."""
+    return {
+        kind: held_out_loss(model, held_out, kind, count=count, length=512, device=device)
+        for kind in ("prose", "exercises", "fim")
+    }
+
+
+def _first_model(options: argparse.Namespace) -> Llama:
+    """The model at the start of a run: of the size asked for, or with the weights of the folder to begin with."""
+    if not options.begin:
+        return Llama(ModelConfig.of_size(options.size))
+    return load_model(options.begin).train()
+
+
+def _tokenizer(path: Path, training_text: list[str], seed: int, begin: Path | None) -> Tokenizer:
+    """The work folder's tokenizer, trained there on the first run, or taken from the folder to begin with."""
+    if not path.exists() and begin:
+        load_tokenizer(begin / "tokenizer.json").save(str(path))
     if not path.exists():
         dialogues = (
             render(exercises.draw_conversation(Random(f"{seed}/tokenizer/{n}"))) for n in range(TOKENIZER_CONVERSATIONS)
         )
         train_tokenizer([*training_text, *dialogues]).save(str(path))
     return load_tokenizer(path)
-
-
-def _optimizer(model: Llama) -> torch.optim.AdamW:
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
-    gains = [parameter for parameter in model.parameters() if parameter.dim() == 1]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": gains, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=PEAK_LEARNING_RATE, betas=(0.9, 0.95), fused=True)
 
 
 def _budget(options: argparse.Namespace) -> Deadline | TokenBudget:
@@ -136,8 +177,28 @@ def _options() -> argparse.Namespace:
     budget.add_argument("--tokens", type=int, default=25_000_000, help="train on this many tokens (the default)")
     budget.add_argument("--minutes", type=float, help="train for this long instead, however many tokens that is")
     budget.add_argument("--until", metavar="HH:MM", help="train until this time of day in UTC instead")
+    parser.add_argument(
+        "--pause-after",
+        type=float,
+        metavar="MINUTES",
+        default=math.inf,
+        help="leave off after this long with a checkpoint, for the same command to go on from",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads; more only where cores are idle")
+    parser.add_argument("--size", choices=["small", "wide"], default="small", help="5.2 or 14.2 million parameters")
+    parser.add_argument(
+        "--from",
+        dest="begin",
+        type=Path,
+        metavar="FOLDER",
+        help="begin with weights and tokenizer of an exported model instead of from nothing",
+    )
+    parser.add_argument("--optimizer", choices=["adamw", "muon"], default="muon")
+    parser.add_argument("--rate", type=float, default=1.0, help="scale of all learning rates")
+    parser.add_argument("--step-tokens", type=int, help=f"tokens a step: {CPU_STEP:,} on a CPU, {GPU_STEP:,} on a GPU")
+    parser.add_argument("--workers", type=int, help="processes that make rows: none on a CPU, all cores for a GPU")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="torch.compile: on a GPU only")
     options: argparse.Namespace = parser.parse_args()
     return options
 

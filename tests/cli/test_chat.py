@@ -168,6 +168,7 @@ def test_a_message_of_several_lines_and_what_is_set() -> None:
 
 def test_chat_with_the_embedded_model() -> None:
     terminal = Terminal("chat", "--max-new-tokens", "40", "--seed", "1", "--system", "Answer in one word.")
+    terminal.wait_for(r"tiny.*dragoman chat qwen3:0\.6b")
     terminal.wait_for("> ")
     for _ in range(2):
         terminal.type("Hello!\n")

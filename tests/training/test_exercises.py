@@ -4,17 +4,33 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the recipe is run from the repository, never installed
 
 from training.chat import render
-from training.exercises import draw_conversation, records, sums, tools
+from training.exercises import (
+    copying,
+    draw_conversation,
+    first_words,
+    invented_tools,
+    names,
+    passages,
+    records,
+    schemas,
+    sums,
+    thinking,
+    tools,
+    writing,
+)
 from training.exercises.conversation import Conversation, Exchange, assistant, user
 
+ROOT = Path(__file__).parents[2]
 SEEDS = range(300)
 CALL = re.compile(r"<tool_call>\n(.*)\n</tool_call>")
 
@@ -108,7 +124,102 @@ def test_template_without_system_or_tools_starts_with_the_user() -> None:
     assert rendered == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nHi!<|im_end|>\n"
 
 
-def test_shipped_template_is_the_trained_one() -> None:
-    root = Path(__file__).parents[2]
-    shipped = json.loads((root / "builtin" / "tokenizer_config.json").read_text(encoding="utf-8"))["chat_template"]
-    assert shipped == (root / "training" / "chat_template.jinja").read_text(encoding="utf-8").strip("\n")
+def test_shipped_template_writes_what_the_trained_one_writes_without_reasoning() -> None:
+    shipped = json.loads((ROOT / "builtin" / "tokenizer_config.json").read_text(encoding="utf-8"))["chat_template"]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    template = environment.from_string(shipped)
+    for seed in range(60):
+        drawn = draw_conversation(Random(seed))
+        if not drawn.thinks:
+            written = template.render(messages=drawn.messages, tools=drawn.tools or None)
+            assert written == render(drawn)
+
+
+def test_reasoning_is_written_where_it_is_switched_on() -> None:
+    for seed in SEEDS:
+        drawn = thinking.conversation(Random(seed))
+        question, answer = drawn.messages
+        block = f"<think>\n{answer['reasoning_content']}\n</think>\n\n"
+        asked = replace(drawn, messages=[question])
+        assert render(drawn).startswith(render(asked, answer_next=True))
+        assert render(asked, answer_next=True).endswith("<|im_start|>assistant\n<think>\n")
+        assert f"assistant\n{block}{answer['content']}<|im_end|>" in render(drawn)
+        assert "think" not in render(replace(drawn, thinks=False))
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_reasoning_about_a_sum_is_right(seed: int) -> None:
+    for held_out in (False, True):
+        steps = thinking.steps(sums.draw(Random(seed), held_out=held_out))
+        for left, sign, right, result in re.findall(r"(\d+) ([-+]) (\d+) = (\d+)", steps):
+            assert int(left) + int(sign + right) == int(result)
+
+
+INVENTED = [names.a_person, names.a_city, names.a_code, names.a_made_up_word]
+
+
+@pytest.mark.parametrize("draw", INVENTED)
+def test_training_never_invents_a_held_out_name(draw: Callable[..., str]) -> None:
+    rng = Random(1)
+    trained = {draw(rng) for _ in range(3_000)}
+    held_out = {draw(rng, held_out=True) for _ in range(300)}
+    assert len(held_out) > 30
+    assert not trained & held_out
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_extraction_finds_every_value_in_the_text_and_nothing_else(held_out: bool) -> None:
+    for seed in SEEDS:
+        exchange = schemas.extraction(Random(seed), held_out=held_out)
+        for key, value in json.loads(exchange.answer).items():
+            assert key in exchange.question
+            assert isinstance(value, bool) or str(value) in exchange.question
+            assert names.is_held_out(key) == held_out
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+@pytest.mark.parametrize("draw", [copying.look_up, passages.about_a_text])
+def test_looked_up_answers_stand_in_the_question(draw: Callable[..., Exchange], held_out: bool) -> None:
+    absent = 0
+    for seed in SEEDS:
+        exchange = draw(Random(seed), held_out=held_out)
+        assert exchange.short
+        absent += exchange.short not in exchange.question
+        assert exchange.short in exchange.question or exchange.answer == passages.NOT_THERE
+    assert absent < len(SEEDS) / 4
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_calls_of_invented_tools_fit_them_and_say_what_was_asked(held_out: bool) -> None:
+    refused = called_without_arguments = 0
+    for seed in SEEDS:
+        drawn = invented_tools.conversation(Random(seed), held_out=held_out)
+        offered = {tool["function"]["name"]: tool["function"]["parameters"] for tool in drawn.tools}
+        calls = [json.loads(call) for call in CALL.findall(render(drawn))]
+        refused += not calls
+        for call in calls:
+            assert set(call["arguments"]) == set(offered[call["name"]]["properties"])
+            called_without_arguments += not call["arguments"]
+            said = [message["content"].lower() for message in drawn.messages if message["role"] == "user"]
+            for value in call["arguments"].values():
+                assert any(str(value).lower() in text for text in said)
+        assert calls or drawn.messages[-1]["content"] in invented_tools.REFUSALS
+    assert refused > 10
+    assert called_without_arguments > 10
+
+
+def test_first_messages_are_typed_in_a_hurry_and_have_apt_answers() -> None:
+    drawn = [first_words.first_message(Random(seed)) for seed in range(2_000)]
+    held_out = {first_words.first_message(Random(seed), held_out=True).question for seed in SEEDS}
+    assert {"hi", "hello", "test", "bye"} <= {each.question for each in drawn} | held_out
+    assert not held_out & {each.question for each in drawn}
+    hello = next(each for each in drawn if each.question == "hello")
+    assert "Hello! How can I help you?" in first_words.apt_answers(hello)
+    assert "The capital of France is Paris." not in first_words.apt_answers(hello)
+
+
+def test_programs_are_python() -> None:
+    for seed in range(100):
+        code = writing.program(Random(seed)).answer.removeprefix("```python\n").removesuffix("```")
+        compile(code, "program", "exec")

@@ -28,6 +28,7 @@ class Conversation:
     tasks: list[str]
     messages: list[Message]
     tools: list[Tool] = field(default_factory=list)
+    thinks: bool = False  # reasoning is switched on: the last answer begins with a reasoning block
 
 
 def user(content: str) -> Message:

@@ -3,7 +3,24 @@
 from collections.abc import Callable
 from random import Random
 
-from training.exercises import counting, facts, reading, records, rewriting, stories, sums, talk, tools
+from training.exercises import (
+    copying,
+    counting,
+    facts,
+    first_words,
+    invented_tools,
+    passages,
+    reading,
+    records,
+    rewriting,
+    schemas,
+    stories,
+    sums,
+    talk,
+    thinking,
+    tools,
+    writing,
+)
 from training.exercises.conversation import Conversation, Exchange, Message, assistant, system, user
 from training.exercises.systems import Manner, asked_in_a_manner, manner
 
@@ -33,6 +50,9 @@ WEIGHTED: list[tuple[int, Callable[[Random], Exchange]]] = [
     (2, rewriting.past_of_verb),
     (3, rewriting.question_form),
     (4, stories.story),
+    (2, writing.sorted_words),
+    (1, writing.name_some),
+    (1, writing.printed),
 ]
 
 SPLIT: list[tuple[int, Callable[..., Exchange]]] = [
@@ -40,29 +60,42 @@ SPLIT: list[tuple[int, Callable[..., Exchange]]] = [
     (22, sums.single),
     (14, sums.sheet),
     (4, sums.word_problem),
-    (12, records.record),
+    (6, records.record),
+    (12, first_words.first_message),
+    (14, copying.look_up),
+    (8, copying.say_it_again),
+    (16, schemas.extraction),
+    (12, passages.about_a_text),
+    (3, writing.table),
+    (3, writing.program),
 ]
 
 TASKS = [task for _, task in WEIGHTED] + [task for _, task in SPLIT]
 WEIGHTS = [weight for weight, _ in WEIGHTED] + [weight for weight, _ in SPLIT]
 SPLIT_TASKS = {task for _, task in SPLIT}
 
-TOOL_LIKE = {"sum", "sum sheet", "word problem", "talk"}
+TOOL_LIKE = {"sum", "sum sheet", "word problem", "talk", "first message"}
 """Tasks that one of the offered tools might also do: never asked where no call is to follow."""
 
 
 def draw_conversation(rng: Random, *, held_out: bool = False) -> Conversation:
     """A conversation of one to six exchanges, or one with tools."""
     kind = rng.random()
-    if kind < 0.16:
+    if kind < 0.09:
         return tools.conversation(rng)
     if kind < 0.20:
+        return invented_tools.conversation(rng, held_out=held_out)
+    if kind < 0.23:
         drawn = draw_exchange(rng, held_out=held_out)
         while drawn.task in TOOL_LIKE:
             drawn = draw_exchange(rng, held_out=held_out)
         return tools.unneeded(rng, drawn.question, drawn.answer)
     if kind < 0.27:
+        return thinking.conversation(rng, held_out=held_out)
+    if kind < 0.32:
         return _remembering(rng, rng.choice([0, 0, 1, 2]), held_out=held_out)
+    if kind < 0.37:
+        return _opened(rng, held_out=held_out)
     length = rng.choice([1, 1, 1, 2, 2, 3, 4, 6])
     return _in_one_manner(rng, length, held_out=held_out)
 
@@ -97,6 +130,13 @@ def _in_one_manner(rng: Random, length: int, *, held_out: bool) -> Conversation:
     for each in exchanges:
         messages += _turns(each)
     return Conversation([each.task for each in exchanges], messages)
+
+
+def _opened(rng: Random, *, held_out: bool) -> Conversation:
+    """A first message as it is typed, alone or before one or two other exchanges."""
+    exchanges = [first_words.first_message(rng, held_out=held_out)]
+    exchanges += [draw_exchange(rng, held_out=held_out) for _ in range(rng.choice([0, 0, 1, 2]))]
+    return Conversation([each.task for each in exchanges], [turn for each in exchanges for turn in _turns(each)])
 
 
 def _remembering(rng: Random, length: int, *, held_out: bool) -> Conversation:

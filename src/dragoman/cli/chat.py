@@ -16,9 +16,11 @@ from dragoman.cli.session import Mode, Session, find_remote
 from dragoman.cli.settings import ChatSettings, RemoteSettings, SamplingSettings
 from dragoman.core.errors import ContextOverflow, DragomanError, GenerationFailed
 from dragoman.llm.loop_thread import LoopThread
+from dragoman.models.source import EMBEDDED
 
 _CONNECTING_S = 30.0
 _SILENCE_S = 300.0
+_TINY = "It is tiny and often wrong, made to be tried. A real one: dragoman chat qwen3:0.6b"
 _INTERRUPTED = 130  # the exit code of shells for a command that Ctrl-C ended
 
 
@@ -102,6 +104,8 @@ class _Terminal:
             console.notes().print(
                 f"Talking to {self._conversation.model}{where}. /help lists the commands.", markup=False
             )
+            if not server and self._conversation.model == EMBEDDED:
+                console.notes().print(_TINY, markup=False)
         going = True
         while going:
             try:

@@ -1,0 +1,123 @@
+"""A run of the recipe, tiny: resumed where it was, fed by processes as by itself, exported as what was trained."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the recipe is run from the repository, never installed
+
+from training.checkpoint import Position, load_checkpoint, saved_config
+from training.export import export, load_model
+from training.feeder import Feeder
+from training.model import Llama, ModelConfig
+from training.optimizer import optimizer_of, orthogonal
+from training.prose import encode_prose, read_books, split_books
+from training.rows import RowMaker
+from training.schedule import TokenBudget, learning_rate
+from training.tokenizer import load_tokenizer
+from training.train import Run, train
+
+TOKENIZER = Path(__file__).parents[2] / "builtin" / "tokenizer.json"
+PROSE = [f"Line {number} of a play.\n\nIt has two parts.\n\n" for number in range(40)]
+TINY = ModelConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+                   num_key_value_heads=1, head_dim=16)  # fmt: skip
+STEP = 512
+
+
+@pytest.fixture(scope="module")
+def maker() -> RowMaker:
+    tokenizer = load_tokenizer(TOKENIZER)
+    return RowMaker(tokenizer, encode_prose(["".join(PROSE)], tokenizer), seed=3)
+
+
+def trained(maker: RowMaker, work: Path, tokens: int, planned: int) -> Llama:
+    """The model of the work folder after a run that is cut off after `tokens` of the planned ones."""
+    torch.manual_seed(0)
+    model = Llama(TINY)
+    optimizer = optimizer_of(model, "muon")
+    position = load_checkpoint(work, model, optimizer)
+
+    class CutOff(TokenBudget):
+        def advanced(self, progress: float, tokens_seen: int) -> float:
+            return 1.0 if tokens_seen >= tokens else super().advanced(progress, tokens_seen)
+
+    run = Run(model, optimizer, position, CutOff(planned), work, STEP)
+    with Feeder(maker, STEP, position.step, run.length, workers=0, tokenizer=TOKENIZER, prose=work) as feeder:
+        train(run, feeder, maker, torch.device("cpu"))
+    assert position.tokens == tokens
+    return model
+
+
+def test_a_run_that_was_cut_off_ends_as_one_that_was_not(maker: RowMaker, tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir()
+    cut.mkdir()
+    expected = trained(maker, whole, 4 * STEP, 4 * STEP).state_dict()
+    trained(maker, cut, 2 * STEP, 4 * STEP)
+    found = trained(maker, cut, 4 * STEP, 4 * STEP).state_dict()
+    assert saved_config(cut) == TINY
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_that_pauses_keeps_where_it_was(maker: RowMaker, tmp_path: Path) -> None:
+    model = Llama(TINY)
+    run = Run(model, optimizer_of(model, "muon"), Position(), TokenBudget(STEP), tmp_path, STEP, pause_s=0.0)
+    with Feeder(maker, STEP, 0, run.length, workers=0, tokenizer=TOKENIZER, prose=tmp_path) as feeder:
+        train(run, feeder, maker, torch.device("cpu"))
+    assert load_checkpoint(tmp_path, Llama(TINY)) == Position()
+
+
+def test_rows_are_the_same_whoever_makes_them(tmp_path: Path) -> None:
+    (tmp_path / "play.txt").write_text("".join(PROSE), encoding="utf-8")
+    tokenizer = load_tokenizer(TOKENIZER)
+    maker = RowMaker(tokenizer, encode_prose(split_books(read_books(tmp_path))[0], tokenizer), seed=3)
+
+    def length(step: int) -> int:
+        return 128 if step % 2 else 256
+
+    fed = []
+    for workers in (0, 2):
+        with Feeder(maker, STEP, 5, length, workers=workers, tokenizer=TOKENIZER, prose=tmp_path) as feeder:
+            fed.append([feeder.batch() for _ in range(5)])
+    for (ids, weights), (other_ids, other_weights) in zip(*fed, strict=True):
+        assert (ids == other_ids).all()
+        assert (weights == other_weights).all()
+    assert fed[0][0][0].shape == (4, 129)  # step 5
+
+
+def test_an_exported_model_is_the_one_that_was_trained(maker: RowMaker, tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    model = Llama(TINY)
+    export(model, maker.tokenizer, tmp_path)
+    loaded = load_model(tmp_path)
+    assert loaded.config == TINY
+    for name, weight in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], weight.bfloat16().float())
+
+
+@pytest.mark.parametrize("shape", [(24, 40), (40, 24), (16, 16)])
+def test_orthogonal_keeps_the_directions_and_evens_the_singular_values(shape: tuple[int, int]) -> None:
+    torch.manual_seed(1)
+    matrix = torch.randn(shape)
+    found = orthogonal(matrix)
+    values = torch.linalg.svdvals(found)
+    assert 0.6 < values.min() <= values.max() < 1.3
+    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+    exact = left @ right
+    assert torch.nn.functional.cosine_similarity(found.flatten(), exact.flatten(), dim=0) > 0.95
+
+
+def test_rate_rises_and_then_falls_to_nothing() -> None:
+    assert learning_rate(0, 0.0) < learning_rate(50, 0.01) < learning_rate(100, 0.02)
+    assert learning_rate(1000, 0.5) == 0.5
+    assert learning_rate(2000, 1.0) == 0.0
+
+
+def test_large_model_fits_the_package() -> None:
+    assert Llama(ModelConfig.of_size("wide")).num_parameters * 2 < 32_000_000
+    assert Position().step == 0

@@ -1,0 +1,52 @@
+"""Questions about a given text of a few sentences, as retrieval puts them; also ones that it does not answer."""
+
+from random import Random
+
+from training.exercises.conversation import Exchange
+from training.exercises.names import a_city, a_code, a_person
+from training.exercises.phrasing import phrased
+from training.exercises.vocabulary import COLOURS, DAYS, JOBS, MONTHS, THINGS
+
+NOT_THERE = "The text does not say."
+
+
+def about_a_text(rng: Random, *, held_out: bool = False) -> Exchange:
+    """A text about one person and one firm, and a question that one of its sentences answers, or none does."""
+    who, city = a_person(rng, held_out=held_out), a_city(rng, held_out=held_out)
+    friend, firm = a_person(rng, held_out=held_out), a_city(rng, held_out=held_out)
+    job, day, month = rng.choice(JOBS), rng.choice(DAYS), rng.choice(MONTHS)
+    year, count, thing = rng.randint(1900, 2030), rng.randint(2, 99), rng.choice(THINGS)
+    colour, code = rng.choice(list(COLOURS.values())), a_code(rng, held_out=held_out)
+    facts = [
+        (f"{who} lives in {city}.", f"Where does {who} live?", f"{who} lives in {city}.", city),
+        (f"{who} works as a {job}.", f"What is the job of {who}?", f"{who} works as a {job}.", job),
+        (f"{who} was born in {year}.", f"When was {who} born?", f"{who} was born in {year}.", str(year)),
+        (f"Every {day} {who} visits {friend}.", f"Whom does {who} visit?", f"{who} visits {friend}.", friend),
+        (f"{who} has {count} {thing}.", f"How many {thing} does {who} have?", f"{who} has {count} {thing}.",
+         str(count)),
+        (f"The house of {who} is {colour}.", f"What colour is the house of {who}?",
+         f"The house of {who} is {colour}.", colour),
+        (f"The office is in {firm}.", "Where is the office?", "The office is in " + firm + ".", firm),
+        (f"The shop opens in {month}.", "When does the shop open?", f"The shop opens in {month}.", month),
+        (f"The number of the order is {code}.", "What is the number of the order?",
+         f"The number of the order is {code}.", code),
+        (f"The head of the firm is {friend}.", "Who is the head of the firm?", f"The head of the firm is {friend}.",
+         friend),
+    ]  # fmt: skip
+    told = rng.sample(facts, rng.randint(2, 5))
+    asked = rng.choice(told)
+    answer, short = asked[2], asked[3]
+    if rng.random() < 0.12:
+        asked = rng.choice([fact for fact in facts if fact not in told])
+        answer = short = NOT_THERE
+    text = " ".join(fact[0] for fact in told)
+    ways = [
+        "{text}\n\n{question}",
+        "Text: {text}\nQuestion: {question}",
+        "Read this: {text} {question}",
+        "Context: {text}\n\nAnswer from the context: {question}",
+        "{question} {text}",
+        "Here is a text: {text} My question is: {question}",
+    ]
+    question = phrased(rng, ways, held_out=held_out).format(text=text, question=asked[1])
+    return Exchange("about a text", question, answer, short=short)

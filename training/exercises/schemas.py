@@ -1,0 +1,118 @@
+"""JSON for schemas never seen: keys drawn from many words, and a text that says the value of each."""
+
+# ruff: noqa: SIM905 - words in one line read better than one word per line
+
+import json
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from training.exercises.conversation import Exchange
+from training.exercises.names import a_city, a_code, a_made_up_word, a_person, is_held_out
+from training.exercises.phrasing import phrased
+from training.exercises.vocabulary import DAYS, MONTHS
+
+Value = str | int | float | bool
+
+STRING_KEYS = (
+    "name title city town street country owner author editor teacher driver colour brand model category status "
+    "kind language team player captain room label code ticket serial reference customer seller sender receiver "
+    "company department product plant animal river hotel station airport airline ship song artist album recipe "
+    "dish drink material shape pattern project task branch version host region zone species genre format mood "
+    "season sport club"
+).split()
+NUMBER_KEYS = (
+    "age price count amount quantity total year height width depth length weight size speed floor seats pages "
+    "rating score points level rank distance duration minutes hours days stock rooms guests visitors members "
+    "copies wheels doors capacity temperature power voltage budget salary discount balance population area"
+).split()
+FLAG_KEYS = "active paid open closed public private new sold ready urgent verified hidden fragile organic".split()
+
+HEADS = ["first", "last", "main", "home", "old", "next", "net", "max", "min", "order", "user", "item", "car", "book"]
+
+
+def extraction(rng: Random, *, held_out: bool = False) -> Exchange:
+    """A text and the JSON of what it says, for a schema that is given in one of several ways."""
+    keys = _keys(rng, rng.choice([1, 2, 2, 3, 3, 4]), held_out=held_out)
+    record: dict[str, Value] = {}
+    kinds: dict[str, str] = {}
+    for key in keys:
+        kinds[key], record[key] = _value(rng, key, held_out=held_out)
+    told = list(record.items())
+    if rng.random() < 0.3:  # something the schema does not ask for
+        key = _keys(rng, 1, held_out=held_out)[0]
+        if key not in record:
+            told.append((key, _value(rng, key, held_out=held_out)[1]))
+    rng.shuffle(told)
+    text = _told(rng, told)
+    question = _asked(rng, text, kinds, held_out=held_out)
+    return Exchange("json", question, json.dumps(record), verbatim=True)
+
+
+def _keys(rng: Random, count: int, *, held_out: bool) -> list[str]:
+    keys: dict[str, None] = {}
+    while len(keys) < count:
+        key = rng.choice([*STRING_KEYS, *NUMBER_KEYS, *FLAG_KEYS])
+        if rng.random() < 0.4:
+            head = rng.choice(HEADS)
+            key = rng.choice([f"{head}_{key}", f"{head}{key.capitalize()}"])
+        if is_held_out(key) == held_out:
+            keys[key] = None
+    return list(keys)
+
+
+def _value(rng: Random, key: str, *, held_out: bool) -> tuple[str, Value]:
+    """The type of the key's value in JSON Schema, and a value."""
+    plain = key.rpartition("_")[2].lower()
+    if any(plain.endswith(word) for word in FLAG_KEYS):
+        return "boolean", rng.random() < 0.5
+    if any(plain.endswith(word) for word in NUMBER_KEYS):
+        if rng.random() < 0.15:
+            return "number", rng.randint(1, 99) + rng.choice([0.5, 0.25, 0.75])
+        return "integer", rng.choice([rng.randint(1, 99), rng.randint(100, 2999)])
+    draw: Callable[..., str] = rng.choice([a_person, a_city, a_code, a_made_up_word])
+    if rng.random() < 0.15:
+        return "string", rng.choice([*DAYS, *MONTHS])
+    return "string", draw(rng, held_out=held_out)
+
+
+def spoken(key: str) -> str:
+    """The key as it is said in a sentence: `first_name` and `firstName` are both "first name"."""
+    split = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in key)
+    return split.replace("_", " ")
+
+
+def _told(rng: Random, told: list[tuple[str, Value]]) -> str:
+    manner = rng.random()
+    if manner < 0.25:
+        return "\n".join(f"{spoken(key).capitalize()}: {_said(value)}" for key, value in told)
+    if manner < 0.45:
+        return ", ".join(f"{spoken(key)} {_said(value)}" for key, value in told)
+    return " ".join(_sentence(rng, spoken(key), value) for key, value in told)
+
+
+def _sentence(rng: Random, key: str, value: Value) -> str:
+    if isinstance(value, bool):
+        return f"It is {'' if value else 'not '}{key}."
+    return rng.choice(["The {} is {}.", "Its {} is {}.", "The {} was {}.", "We noted {} as {}."]).format(key, value)
+
+
+def _said(value: Value) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def _asked(rng: Random, text: str, kinds: dict[str, str], *, held_out: bool) -> str:
+    keys = list(kinds)
+    named = keys[0] if len(keys) == 1 else f"{', '.join(keys[:-1])} and {keys[-1]}"
+    schema: dict[str, Any] = {"type": "object", "properties": {key: {"type": kind} for key, kind in kinds.items()}}
+    shape = "{" + ", ".join(f'"{key}": {kind}' for key, kind in kinds.items()) + "}"
+    ways = [
+        f"Extract {named} as JSON: {text}",
+        f"{text}\nGive me JSON with {named}.",
+        f"Write this as JSON with the keys {named}. {text}",
+        f"Fill in this JSON: {shape}\n{text}",
+        f"Extract as JSON of this schema: {json.dumps(schema)}\n{text}",
+        f"{text}\n\nAnswer in JSON: {shape}",
+        f"From this text: {text}\nI need {named}, as JSON.",
+    ]
+    return phrased(rng, ways, held_out=held_out)
