@@ -1,8 +1,8 @@
 """Measures exported models: `python -m training.evaluate --model builtin --prose FOLDER` prints a table.
 
 An exercise counts as done when greedy decoding gives exactly the expected answer, or one of those that fit as well.
-That needs no decoding: it holds if and only if, reading the expected answer, the model finds each next token the
-likeliest. Only whether a model stops is found by decoding.
+Where one answer is expected that needs no decoding: it holds if and only if, reading the expected answer, the model
+finds each next token the likeliest.
 """
 
 import argparse
@@ -101,29 +101,28 @@ def measured(folder: Path, prose: Path | None, count: int, failures: int) -> dic
         for answer in wrong[:failures]:
             print(f"{folder.name}, {name}: {answer.given[-150:]!r} expects {answer.expected!r}")
     asked = [_first_message(Random(f"evaluation/stops/{number}")) for number in range(min(count, MOST_DECODED))]
-    stopped = sum(stops(model, tokenizer, answer.given) for answer in asked)
+    stopped = sum(greedy_answer(model, tokenizer, answer.given) is not None for answer in asked)
     figures[STOPS] = f"{100 * stopped / len(asked):.1f} %"
     return figures
 
 
 def answers_well(model: Llama, tokenizer: Tokenizer, answer: Answer) -> bool:
     """Whether greedy decoding gives the expected answer or one that fits as well."""
-    return any(
-        answers_exactly(model, tokenizer, Answer(answer.given, expected))
-        for expected in (answer.expected, *answer.others)
-    )
+    if not answer.others:
+        return answers_exactly(model, tokenizer, answer)
+    return greedy_answer(model, tokenizer, answer.given) in (answer.expected, *answer.others)
 
 
 @torch.no_grad()
-def stops(model: Llama, tokenizer: Tokenizer, given: str) -> bool:
-    """Whether the greedy answer ends by itself within `MOST_TOKENS` tokens."""
+def greedy_answer(model: Llama, tokenizer: Tokenizer, given: str) -> str | None:
+    """The answer by greedy decoding; None where it does not end by itself within `MOST_TOKENS` tokens."""
     ids = tokenizer.encode(given, add_special_tokens=False).ids
-    end = special_id(tokenizer, TURN_END)
+    start, end = len(ids), special_id(tokenizer, TURN_END)
     for _ in range(MOST_TOKENS):
         ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
         if ids[-1] == end:
-            return True
-    return False
+            return str(tokenizer.decode(ids[start:-1], skip_special_tokens=False))
+    return None
 
 
 @torch.no_grad()
