@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 
 import msgspec
 import pytest
@@ -110,15 +112,15 @@ async def test_an_own_limit_of_a_dialect_holds_where_a_model_sees(
 async def test_large_bodies_together_are_bounded_until_their_requests_end(
     template: ChatTemplate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    budget = BodyBudget(max_large_bytes=3 * 900_000 + 5)
+    budget = BodyBudget(max_large_bytes=3_000_005)
     async with local_server(template, LIMITS, LONG, bodies=budget) as runtime:
         sees(runtime, monkeypatch)
         running = [asyncio.create_task(status_of(runtime, 1_000_000, tokens=100_000)) for _ in range(3)]
-        while budget.large < 3 * 900_000 or budget.used:
+        while budget.large < 3_000_000:
             await asyncio.sleep(0.01)
         assert [await status_of(runtime, 1_000_000) for _ in range(5)] == [503] * 5
         assert await status_of(runtime, 100_000) == 200
-        assert budget.large == 3 * 900_000
+        assert (budget.large, budget.used) == (3_000_000, 0), "ordinary bodies have theirs"
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -126,3 +128,32 @@ async def test_large_bodies_together_are_bounded_until_their_requests_end(
             await asyncio.sleep(0.01)
         assert await status_of(runtime, 1_000_000) == 200
         assert (budget.large, budget.used) == (0, 0)
+
+
+FREED = """
+import sys
+from dragoman.server.lifecycle import _post_start_cleanup
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
+
+if sys.argv[1] == "server":
+    _post_start_cleanup()
+before, kept = resident(), []
+for _ in range(3):
+    blocks = []
+    for _ in range(30):
+        blocks.append(b"a" * (5 << 20))
+        kept.append(b"b" * 40_000)
+    del blocks
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of glibc")
+def test_freed_bodies_leave_no_holes_behind() -> None:
+    def grown(mode: str) -> float:
+        done = subprocess.run([sys.executable, "-c", FREED, mode], capture_output=True, text=True, check=True)
+        return float(done.stdout)
+
+    assert grown("server") < 30 < grown("plain")

@@ -14,7 +14,7 @@ from stub_runtime import LocalEngine
 
 from dragoman import models
 from dragoman.core.images import ImageInput
-from dragoman.core.observer import Observers
+from dragoman.core.observer import Observer, Observers
 from dragoman.core.sampling_defaults import SamplingDefaults
 from dragoman.engine.engine import Engine
 from dragoman.engine.messages import EngineInfo
@@ -91,13 +91,20 @@ def served(model: Model, folder: Path, template: str) -> ServedModel:
 
 @asynccontextmanager
 async def seeing_server(
-    model: Model, folder: Path, template: str = PARTS, *, image_bytes: int = 1 << 30, recorder: Recorder = NOT_RECORDED
+    model: Model,
+    folder: Path,
+    template: str = PARTS,
+    *,
+    image_bytes: int = 1 << 30,
+    recorder: Recorder = NOT_RECORDED,
+    observer: Observer | None = None,
 ) -> AsyncIterator[tuple[EngineServing, LocalEngine]]:
     """The serving, and the engine under it."""
     engine = LocalEngine()
     engine.engine = Engine(model)
     card = served(model, folder, template)
-    serving = EngineServing(engine, card, Observers(), image_bytes=image_bytes, recorder=recorder)
+    observers = Observers() if observer is None else Observers(observer)
+    serving = EngineServing(engine, card, observers, image_bytes=image_bytes, recorder=recorder)
     stepping = asyncio.create_task(engine.run())
     try:
         yield serving, engine

@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 from asking import GREEDY, request
+from image_files import picture as photo
+from image_files import saved
 from seeing_server import PARTS, STRINGS, load_model, make_model, picture, seeing_server
 from stub_runtime import LocalServer
 
@@ -18,8 +20,10 @@ from dragoman.core import capsule as capsules
 from dragoman.core.capsule import Capsule
 from dragoman.core.errors import BadRequest, ContextOverflow, Overloaded, UnsupportedFeature
 from dragoman.core.events import FinishReason
+from dragoman.core.image_sources import ImageSource, image_part
 from dragoman.core.images import IMAGE_PART, ImageInput, ImageTiles
 from dragoman.core.journal import Journal, Submission
+from dragoman.core.observer import ObservedGeneration, Observer
 from dragoman.core.pooling import PoolingParams
 from dragoman.core.request import ChatPrompt, FillPrompt, GenerationRequest, PromptEmbeddings, TextPrompt, TokenPrompt
 from dragoman.core.resume import ResumeProgress, SavedSequence
@@ -27,6 +31,7 @@ from dragoman.core.sampling import EndingParams, SamplingParams
 from dragoman.models.model import Model
 from dragoman.models.vision.prompt import replacement
 from dragoman.serving.image_prompts import _prepared
+from dragoman.serving.image_reader import taken_apart
 from dragoman.serving.recorder import Recorder
 
 pytestmark = pytest.mark.anyio
@@ -279,3 +284,24 @@ async def test_a_stream_with_an_image_that_is_left_frees_everything(seeing: tupl
         assert engine.free_blocks == engine.engine.scheduler.cache.num_blocks
         done = await serving.generate(ask(chat(IMAGE_PART), tiles))
         assert done.generations[0].finish is FinishReason.LENGTH
+
+
+class Keeper(Observer):
+    """Keeps what it is told of generations, as a request's observers do for as long as its connection lives."""
+
+    def __init__(self) -> None:
+        self.seen: list[ObservedGeneration] = []
+
+    def submitted(self, generation: ObservedGeneration) -> None:
+        self.seen.append(generation)
+
+
+async def test_observers_keep_no_images(seeing: tuple[Model, Path]) -> None:
+    keeper = Keeper()
+    async with seeing_server(*seeing, observer=keeper) as (serving, _):
+        tiles = await serving.image_tiles(picture(40, 60))
+        await serving.generate(ask(chat(IMAGE_PART), tiles))
+        await serving.generate(ask(chat(image_part(ImageSource(file=saved(photo(40)))))))
+    assert [(each.requested.images, taken_apart(each.requested.prompt).sources) for each in keeper.seen] == 2 * [
+        ((), ())
+    ]

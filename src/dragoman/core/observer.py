@@ -91,7 +91,7 @@ class ObservedGeneration:
     """The sequences generated from one prompt. Values that are not known yet are 0, or empty.
 
     Attributes:
-        requested: the request in the core's form. It contains user data.
+        requested: the request in the core's form, without images. It contains user data.
         model: name of the model, or of the adapter, that generates them.
         sequences: number generated, including those that ``best_of`` drops. seeds: of the sequences.
         max_tokens: maximum tokens of each, after fitting to the context.

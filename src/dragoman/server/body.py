@@ -29,8 +29,8 @@ async def read_body(
     budget: BodyBudget,
     ordinary_bytes: int | None = None,
 ) -> bytes:
-    """Return the whole body. The budget has counted what is beyond its first ``FREE_BYTES``; and as a large body's
-    what is beyond ``ordinary_bytes``, if there is such a limit.
+    """Return the whole body. The budget has counted what is beyond its first ``FREE_BYTES``; or, where it is longer
+    than ``ordinary_bytes``, all of it as that of a large one.
 
     Raises PayloadTooLarge (unread, if its length is announced), RequestTimeout, Cancelled, EngineUnavailable.
     """
@@ -51,11 +51,12 @@ async def read_body(
                 if size > max_bytes:
                     raise too_large(max_bytes)
                 if size > ordinary:
-                    budget.take_large(size - ordinary - large)
-                    large = size - ordinary
-                if size - large > FREE_BYTES:
-                    budget.take(size - large - FREE_BYTES - taken)
-                    taken = size - large - FREE_BYTES
+                    budget.take_large(size - large)
+                    budget.give_back(taken)
+                    taken, large = 0, size
+                elif size > FREE_BYTES:
+                    budget.take(size - FREE_BYTES - taken)
+                    taken = size - FREE_BYTES
                 # One growing piece: thousands of small ones would take a multiple of their bytes.
                 if not body:
                     body = chunk

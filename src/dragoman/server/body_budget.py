@@ -20,7 +20,7 @@ class BodyBudget:
 
     Attributes:
         used, max_bytes: bytes of bodies that are not decoded yet, and the most of these.
-        large, max_large_bytes: bytes of large bodies, beyond those of ordinary ones, and of files that requests name.
+        large, max_large_bytes: bytes of bodies beyond the limit of ordinary ones, and of files that requests name.
         unparsed: of ``used``, those that are not parsed yet.
         refused: requests that found no room.
     """

@@ -438,9 +438,10 @@ processes."""
 MIN_CONNECTIONS = 16
 """Connections that are allowed however low the limit of open files is."""
 
+LARGE_BLOCK_BYTES = 1 << 20  # which return to the system when free; the C library raises that to the largest freed
 GARBAGE_THRESHOLDS = (20_000, 20, 50)
-"""Thresholds of the cyclic garbage collector. Live objects are frozen, so the usual thresholds (700, 10, 10) would
-scan everything that a crowd of connections holds every 70,000 objects: a fifth of the server's time at 3 x capacity."""
+"""Of the cyclic collector. Live objects are frozen: the usual thresholds (700, 10, 10) would scan all that a crowd of
+connections holds every 70,000 objects, a fifth of the server's time at 3 x capacity."""
 
 
 def allow_connections(wanted: int, reserve: int) -> int:
@@ -484,7 +485,9 @@ def _post_start_cleanup() -> None:
     gc.freeze()
     gc.set_threshold(*GARBAGE_THRESHOLDS)
     with contextlib.suppress(AttributeError, OSError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
+        library = ctypes.CDLL(None)
+        library.mallopt(-3, LARGE_BLOCK_BYTES)  # M_MMAP_THRESHOLD
+        library.malloc_trim(0)
 
 
 def _import_late() -> None:

@@ -59,8 +59,10 @@ class RequestBody:
                 ordinary_bytes=ordinary,
             )
             self.size = len(self._content)
-            self._large += max(0, self.size - ordinary)
-            self._taken = max(0, min(self.size, ordinary) - FREE_BYTES)
+            if self.size > ordinary:
+                self._large += self.size
+            else:
+                self._taken = max(0, self.size - FREE_BYTES)
         elif self.size > max_bytes:
             raise too_large(max_bytes)
         return self._content

@@ -62,6 +62,12 @@ def _source(found: Any) -> ImageSource:
     return found if isinstance(found, ImageSource) else msgspec.convert(found, ImageSource)
 
 
+def without_images(request: GenerationRequest) -> GenerationRequest:
+    """Return a request as observers have it: they keep it for longer than it takes, and its images are large."""
+    prompt, sources = taken_apart(request.prompt)
+    return msgspec.structs.replace(request, prompt=prompt, images=()) if sources or request.images else request
+
+
 def request_of_images(prompt: Prompt) -> GenerationRequest | None:
     """Return the shortest request for a prompt that names images, whose tokens are counted by preparing it; None for
     other prompts."""

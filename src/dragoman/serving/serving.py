@@ -62,7 +62,7 @@ from dragoman.serving.engine_request import (
 )
 from dragoman.serving.generation_stats import GenerationStats
 from dragoman.serving.image_prompts import ImageTiler, ReadPrompt, read_with_images
-from dragoman.serving.image_reader import ImageReader, request_of_images, without_sources
+from dragoman.serving.image_reader import ImageReader, request_of_images, without_images, without_sources
 from dragoman.serving.journaled import Events, JournaledEngine
 from dragoman.serving.model import ServedModel
 from dragoman.serving.output_processor import make_output_processors, prompt_ready, usage_of
@@ -295,7 +295,7 @@ class EngineServing:
         """Yield the events of ``count`` sequences."""
         arrived = asyncio.get_running_loop().time()
         request = self._with_defaults(request)
-        stats = GenerationStats(self._observers, request, count)
+        stats = GenerationStats(self._observers, without_images(request), count)
         request, adapter = self._with_adapter(request)
         check_beams(request)
         request = with_forced_length(request)
