@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 
 import msgspec
 import pytest
@@ -243,6 +244,27 @@ def test_the_best_length_gives_most_tokens_in_a_second(
     speeds = [expected_tokens(acceptance, each) / (costs.seconds(1 + each) + each * draft_s) for each in range(12)]
     assert best == max(range(12), key=speeds.__getitem__) == length
     assert math.isclose(gain, speeds[best] / speeds[0])
+
+
+def test_a_gain_that_is_smaller_than_what_measuring_varies_by_does_not_pay() -> None:
+    costs = StepCosts()
+    for rows in (1, 12) * 100:
+        costs.note(rows, 0.9 + 0.08 * rows)
+    assert expected_tokens(0.5, 1) / (costs.seconds(2) + 0.4) * costs.seconds(1) > 1.0
+    assert best_length(0.5, 11, 1, 1, costs, 0.4) == (0, 1.0)
+    assert best_length(0.5, 11, 1, 1, costs, 0.2)[0] > 0
+
+
+def test_what_drawing_costs_is_counted(always: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the draft model's steps and of the model's, whose rows are drawn too."""
+    draw = DraftModel._draw
+    monkeypatch.setattr(DraftModel, "_draw", lambda *args: (time.sleep(0.004), draw(*args))[1])
+    engine = drafting(stub(vocab_size=SIZE), same_stub())
+    postprocess = engine._postprocess
+    monkeypatch.setattr(engine, "_postprocess", lambda *args: (time.sleep(0.008), postprocess(*args))[1])
+    run(engine, [asking("ours", tokens=30)])
+    assert model(engine)._costs.seconds(1) > 0.004
+    assert model(engine).steps.seconds(1) > 0.006
 
 
 def test_expected_tokens_are_the_sum_of_powers() -> None:

@@ -267,8 +267,8 @@ class Engine:
                 self.scheduler.images.note_prompt(forward_s, len(batch.token_ids))
                 if self.scheduler.tables.disk is not None:
                     self.scheduler.tables.disk.store.note_prompt(forward_s, len(batch.token_ids))
-            self.scheduler.drafts.note_step(schedule, len(batch.token_ids), forward_s)
             self._postprocess(schedule, logits)
+            self.scheduler.drafts.note_step(schedule, len(batch.token_ids), time.perf_counter() - forward_started)
             self._steps += 1
         elif meanwhile is not None:
             meanwhile()

@@ -319,14 +319,19 @@ class DraftModel:
             parts.append((text, unread))
             if text.read + len(unread) == len(text.ids):
                 ready.append(ask)
+        started, rows = time.perf_counter(), sum(len(unread) for _, unread in parts)
         logits = self._run(parts, len(ready), meanwhile)
         for text, unread in parts:
             text.read += len(unread)
+        if not ready:
+            self._costs.note(rows, time.perf_counter() - started)
+            return []
         guesses: dict[int, list[int]] = {id(ask.text): [] for ask in ready}
         drafts = {id(ask.text): list[int]() for ask in ready}
         active = ready
         for place in range(length):
             drawn = self._draw(logits, active, place)
+            self._costs.note(rows, time.perf_counter() - started)  # with what comes after the products
             going = []
             for ask, token_id in zip(active, drawn, strict=True):
                 guess = self._as_target(token_id)
@@ -339,6 +344,7 @@ class DraftModel:
             active = going
             if not active:
                 break
+            started, rows = time.perf_counter(), len(active)
             logits = self._run([(ask.text, guesses[id(ask.text)][-1:]) for ask in active], len(active))
             for ask in active:
                 ask.text.guessed.append(guesses[id(ask.text)][-1])
@@ -389,10 +395,7 @@ class DraftModel:
             tables if len(tables) > 1 else tables[0],
             np.array([end - 1 for end in starts[1 : logits + 1]], np.int32),
         )
-        started = time.perf_counter()
-        found = self._runner.run(batch, meanwhile)
-        self._costs.note(len(token_ids), time.perf_counter() - started)
-        return found
+        return self._runner.run(batch, meanwhile)
 
 
 def common_length(one: list[int], other: list[int]) -> int:

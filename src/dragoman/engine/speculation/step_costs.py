@@ -10,6 +10,9 @@ ROWS_WITHOUT_COST = 12.0
 """Rows that cost as much as reading the weights does, until steps of several sizes have shown it."""
 PRIOR_WEIGHT = 4.0
 """Steps that count as much as that assumption."""
+LEAST_GAIN = 1.03
+"""How many times as many tokens drafts have to promise: what is measured varies, and the largest of several promises is
+one that is too large."""
 
 
 class StepCosts:
@@ -63,14 +66,15 @@ def best_length(
     tokens that is.
 
     ``most``: the longest draft. ``running``: sequences of a step, of which ``drafting`` get a draft. ``step``: of the
-    model that verifies them. ``draft_s``: seconds of one step of the draft model.
+    model that verifies them. ``draft_s``: seconds of one step of the draft model. Less
+    than ``LEAST_GAIN`` does not pay.
     """
     plain = running / step.seconds(running)
-    best, gain = 0, 1.0
+    best, gain = 0, LEAST_GAIN
     for length in range(1, most + 1):
         seconds = step.seconds(running + drafting * length) + length * draft_s
         tokens = running + drafting * (expected_tokens(acceptance, length) - 1)
         found = tokens / seconds / plain
         if found > gain:
             best, gain = length, found
-    return best, gain
+    return (best, gain) if best else (0, 1.0)
