@@ -48,6 +48,8 @@ struct LinearKernels {
                    bool accumulate);
   // Blocks [begin, end) of w from the row-major [n, k] matrix `source`.
   void (*pack)(const Matrix& w, const void* source, SourceType type, long begin, long end);
+  // Rows [begin, end) of a row-major [n, k] matrix as blocks of IQ4_NL, whole rows of them from `blocks` on.
+  void (*quantize_iq4_nl)(const void* source, SourceType type, long k, long begin, long end, std::uint8_t* blocks);
   // Row `row` of w as k float32.
   void (*unpack_row)(const Matrix& w, long row, float* out);
   // Runs `rounds` rounds of register-only multiplications and returns the operations done; `sink` keeps them from being

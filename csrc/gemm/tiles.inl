@@ -415,6 +415,7 @@ constexpr LinearKernels linear_kernels{
     .prepare = prepare_rows,
     .multiply = multiply_matrix,
     .pack = pack_blocks,
+    .quantize_iq4_nl = quantize_iq4_nl,
     .unpack_row = unpack_row,
     .multiply_peak = multiply_peak,
     .read = read_floats,

@@ -10,6 +10,7 @@
 
 #include "gemm/measure.h"
 #include "gguf/gguf_pack.h"
+#include "gguf/gguf_quantize.h"
 #include "memory/anonymous_memory.h"
 #include "memory/checksum.h"
 #include "memory/file_memory.h"
@@ -157,6 +158,21 @@ PackedMatrix pack_given(const CodeRows& values, const HalfRows& scales, std::opt
   return packed;
 }
 
+nb::object quantize_blocks(const Weight& weight) {
+  const SourceType type = source_type(weight);
+  const auto n = static_cast<long>(weight.shape(0)), k = static_cast<long>(weight.shape(1));
+  require(k % kGroup == 0, "rows of iq4_nl are whole blocks of 32");
+  const std::size_t row_bytes = static_cast<std::size_t>(k) / 32 * 18;
+  auto* const blocks = new std::uint8_t[static_cast<std::size_t>(n) * row_bytes];
+  nb::capsule owner(blocks, [](void* p) noexcept { delete[] static_cast<std::uint8_t*>(p); });
+  {
+    nb::gil_scoped_release release;
+    quantize_iq4_nl(weight.data(), type, n, k, blocks);
+  }
+  return nb::cast(
+      nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<2>>(blocks, {static_cast<std::size_t>(n), row_bytes}, owner));
+}
+
 PackedMatrix pack_rows_of_blocks(const ByteRows& blocks, long k, const std::string& precision) {
   const auto n = static_cast<long>(blocks.shape(0));
   const Matrix matrix = describe(n, k, precision, false, false);
@@ -240,6 +256,7 @@ void bind_linear(nb::module_& m) {
   m.def("pack_codes", pack_given, nb::arg("values").noconvert(), nb::arg("scales").noconvert(),
         nb::arg("minimums").noconvert().none(), nb::arg("precision"), nb::arg("wide"),
         nb::arg("order").noconvert().none());
+  m.def("quantize_blocks", quantize_blocks, nb::arg("weight").noconvert());
   m.def("pack_blocks", pack_rows_of_blocks, nb::arg("blocks").noconvert(), nb::arg("k"), nb::arg("precision"));
   m.def("gather_rows", gather, nb::arg("w"), nb::arg("ids").noconvert(), nb::arg("out").noconvert());
   m.def("linear", multiply_rows, nb::arg("x").noconvert(), nb::arg("w"), nb::arg("bias").none(),

@@ -214,3 +214,57 @@ def test_scales_that_are_not_finite_are_found(kind: Type) -> None:
         assert not kernels.gguf_scales_are_finite(damaged.reshape(-1), kind)
     with pytest.raises(ValueError, match="no packed format"):
         kernels.gguf_scales_are_finite(np.zeros(34, np.uint8), Type.Q8_0)
+
+
+def _levels() -> NDArray[np.float32]:
+    """The table of IQ4_NL, as the gguf package reads it."""
+    block = np.concatenate([np.array([1.0], np.float16).view(np.uint8), np.arange(16, dtype=np.uint8)])
+    return gguf.dequantize(block[None], Type.IQ4_NL)[0, :16]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_weights_are_quantized_to_the_least_squares_of_what_is_tried(dtype: str) -> None:
+    """Of nine scales at either end of the table, the numbers and the best scale for them, found again in float64."""
+    rng = np.random.default_rng(4)
+    weight = (rng.standard_normal((37, 96)) * rng.lognormal(size=(37, 1))).astype(np.float32)
+    weight[3, :32] = 0
+    weight[5, 40] = 30
+    given: NDArray[np.generic] = weight
+    if dtype == "float16":
+        given = weight.astype(np.float16)
+        weight = given.astype(np.float32)
+    elif dtype == "bfloat16":
+        given = reference.to_bfloat16(weight)
+        weight = reference.from_bfloat16(given)
+    found = gguf.dequantize(kernels.quantize_blocks(given), Type.IQ4_NL)  # type: ignore[arg-type]
+    levels = _levels().astype(np.float64)
+    borders = (levels[1:] + levels[:-1]) / 2
+    groups = weight.reshape(-1, 32).astype(np.float64)
+    extreme = np.take_along_axis(groups, np.abs(groups).argmax(1)[:, None], 1)
+    least = np.full(len(groups), np.inf)
+    for end in (levels[0], levels[-1]):
+        for step in range(-4, 5):
+            with np.errstate(divide="ignore", invalid="ignore"):
+                inverse = np.nan_to_num(end * (1 + 0.045 * step) / extreme)
+            numbers = levels[np.searchsorted(borders, groups * inverse)]
+            scale = (groups * numbers).sum(1) / (numbers**2).sum(1)
+            least = np.minimum(least, ((groups - scale[:, None] * numbers) ** 2).sum(1))
+    errors = ((groups - found.reshape(-1, 32)) ** 2).sum(1)
+    assert (errors <= least * 1.002 + 1e-12).all()
+    assert errors[9] == 0, "zeros stay zeros"
+    evenly = kernels.pack(given, "int4").dequantize()  # type: ignore[arg-type]
+    assert errors.sum() < 0.85 * ((weight - evenly) ** 2).sum()
+
+
+def test_rows_that_are_not_whole_blocks_are_refused() -> None:
+    with pytest.raises(ValueError, match="whole blocks of 32"):
+        kernels.quantize_blocks(np.zeros((2, 40), np.float32))
+    with pytest.raises(ValueError, match="1 dimensions"):
+        kernels.quantize_blocks(np.zeros(64, np.float32))
+
+
+def test_the_same_bytes_on_every_instruction_set(instruction_set: str) -> None:
+    weight = np.random.default_rng(1).standard_normal((64, 256)).astype(np.float32)
+    found = kernels.quantize_blocks(weight)
+    kernels.force("portable")
+    assert (kernels.quantize_blocks(weight) == found).all()

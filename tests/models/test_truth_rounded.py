@@ -124,7 +124,8 @@ def test_rounded_model_equals_numpy_on_the_same_rounded_weights(
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_quantized_weights_are_near_the_stored_ones(precision: Precision, tmp_path: Path) -> None:
-    """Half a step of 1/127 of a group's largest weight at int8, a step of 1/8 at int4; scales are rounded to fp16.
+    """Half a step of 1/127 of a group's largest weight at int8, half of the table's widest step at int4; scales are
+    rounded to fp16, and at int4 may cut off a sixth of the largest weight.
 
     In an int4 model the tables stay at int8.
     """
@@ -133,6 +134,6 @@ def test_quantized_weights_are_near_the_stored_ones(precision: Precision, tmp_pa
     for parameter in (p for p in parameters(checkpoint.spec) if p.matrix):
         table = parameter.module in ("embedding", "head")
         stored, packed = checkpoint.read(parameter), model.weights.matrix(parameter.module, parameter.layer)
-        assert packed.precision == ("int8" if table else precision)
-        step = 1 / 226 if packed.precision == "int8" else 1 / 7
+        assert packed.precision == ("int8" if table or precision == "int8" else "iq4_nl")
+        step = 1 / 226 if packed.precision == "int8" else 1 / 6
         assert np.abs(packed.dequantize() - stored).max() <= step * np.abs(stored).max()

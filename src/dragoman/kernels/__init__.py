@@ -32,6 +32,7 @@ from dragoman.kernels.matrix import (
     multiply_peak,
     pack,
     pack_blocks,
+    quantize_blocks,
     pack_codes,
     packed_bytes,
 )
@@ -93,6 +94,7 @@ __all__ = [
     "multiply_peak",
     "pack",
     "pack_blocks",
+    "quantize_blocks",
     "pack_codes",
     "packed_bytes",
     "philox_uniform",

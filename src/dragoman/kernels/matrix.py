@@ -65,6 +65,20 @@ def pack_codes(
     return _native.pack_codes(np.ascontiguousarray(values, np.int8), bits, lowest, precision, wide, places)
 
 
+def quantize_blocks(weight: Weight) -> NDArray[np.uint8]:
+    """Return ``weight`` ``[N, K]`` as ggml's blocks of IQ4_NL ``[N, K / 32 · 18]``, for ``pack_blocks``.
+
+    Each 32 weights get the scale, of eighteen that are tried, whose numbers and least-squares scale leave the smallest
+    sum of squared errors: 4.5 bits a weight, with a quarter less error than ``int4``. ValueError for a K that is not a
+    multiple of 32, and as in ``pack``.
+    """
+    if weight.ndim != 2:
+        raise ValueError(f"a weight must be [N, K], got {weight.ndim} dimensions")
+    if weight.dtype not in (np.float32, np.float16, np.uint16):
+        raise ValueError(f"a weight must be float32, float16 or bfloat16 (as uint16), got {weight.dtype}")
+    return _native.quantize_blocks(cast("Weight", np.ascontiguousarray(weight)))
+
+
 def pack_blocks(blocks: NDArray[np.uint8], k: int, precision: BlockPrecision) -> PackedMatrix:
     """Pack a matrix ``[N, k]`` of ggml's blocks, ``[N, bytes of a row]``, as a GGUF file has them.
 

@@ -53,6 +53,8 @@ def pack_matrix(form: Format, tensor: NDArray[Any] | Quantized) -> NDArray[np.ui
     if isinstance(tensor, Codes):
         codes = (tensor.values, tensor.scales, tensor.minimums, form.precision, tensor.order)
         return kernels.pack_codes(*codes, wide=form.wide).data
+    if form.precision == "iq4_nl":
+        return kernels.pack_blocks(kernels.quantize_blocks(tensor), tensor.shape[1], form.precision).data
     return kernels.pack(tensor, form.precision, minimum=form.minimum, wide=form.wide).data
 
 
