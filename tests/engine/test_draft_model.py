@@ -14,6 +14,7 @@ from dragoman.core.sampling import LogprobParams, SamplingParams
 from dragoman.core.vocabulary import DraftVocabulary, Vocabulary, correspondence
 from dragoman.engine.engine import Engine
 from dragoman.engine.runner import Runner
+from dragoman.engine.sequence import SequenceGroup
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.speculation import draft_model as module
 from dragoman.engine.speculation.draft_model import DraftModel, common_length
@@ -265,6 +266,19 @@ def test_what_drawing_costs_is_counted(always: None, monkeypatch: pytest.MonkeyP
     run(engine, [asking("ours", tokens=30)])
     assert model(engine)._costs.seconds(1) > 0.004
     assert model(engine).steps.seconds(1) > 0.006
+
+
+def test_a_text_is_read_if_its_own_part_of_what_is_saved_is_more() -> None:
+    """200 tokens to read, a second; 40 to come, of 0.1 seconds each, with drafts twice as fast: 2 seconds for all."""
+    drafts = DraftModel(same_stub())
+    drafts.vocabulary = DraftVocabulary(SIZE)
+    for rows in (1, 200) * 100:
+        drafts._costs.note(rows, rows / 200)
+        drafts.steps.note(1, 0.1)
+    group = SequenceGroup(asking("ours", prompt=200, tokens=40), 1, tuple)
+    (ask,) = drafts._known([(group.sequences[0], 4)])
+    assert drafts._pays(ask, 2.0, 1, 1)
+    assert not drafts._pays(ask, 2.0, 1, 4)
 
 
 def test_expected_tokens_are_the_sum_of_powers() -> None:

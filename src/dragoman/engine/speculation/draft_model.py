@@ -173,7 +173,7 @@ class DraftModel:
             return []
         asks = self._known(asked)
         length, gain = self._length(asks, running)
-        asks = [ask for ask in asks if self._pays(ask, gain)]
+        asks = [ask for ask in asks if self._pays(ask, gain, running, len(asks))]
         if not length or not asks:
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
             self._paused = self._pause - 1
@@ -207,13 +207,16 @@ class DraftModel:
         acceptance = sum(ask.text.acceptance.given(assumed) for ask in asks) / len(asks)
         return best_length(acceptance, most, running, len(asks), self.steps, self._costs.seconds(len(asks)))
 
-    def _pays(self, ask: _Ask, gain: float) -> bool:
-        """Return whether what a sequence may still win is more than reading what is not read of it."""
+    def _pays(self, ask: _Ask, gain: float, running: int, drafting: int) -> bool:
+        """Return whether what a sequence may still win is more than reading what is not read of it.
+
+        ``gain``: times as many tokens in a second, to which each of ``drafting`` sequences has an equal part.
+        """
         unread = len(ask.text.ids) - ask.text.read
         if unread <= LEAST_PART or not (self.steps.is_known and self._costs.is_known):
             return True
         left = ask.sequence.max_length - len(ask.sequence.token_ids)
-        saved_s = left * self.steps.seconds(1) * (1 - 1 / gain)
+        saved_s = left * self.steps.seconds(running) * (1 - 1 / gain) / drafting
         return self._costs.seconds(unread) < saved_s
 
     def _part(self) -> int:
