@@ -36,9 +36,13 @@ template void run_tile<TileKind::%s, %d, NextBlock>(const Matrix&, const Activat
                                                     long);
 }
 """
-TILES = (("float32", 4), ("bfloat16", 4), ("int8", 1), ("int8", 4), ("wide_int8", 6), ("int4", 1), ("int4", 4))
+TILES = {
+    "neon": (("float32", 4), ("bfloat16", 4), ("int8", 1), ("int8", 4), ("wide_int8", 6), ("int4", 1), ("int4", 4)),
+    # The others have the same instructions.
+    "neon_i8mm": (("bfloat16", 1), ("bfloat16", 6), ("int8", 1), ("int8", 4), ("wide_int8", 1), ("wide_int8", 8)),
+}
 # Products of one instruction.
-PRODUCTS = {"sdot": 16, "usdot": 16, "bfdot": 8, "fmla": 4}
+PRODUCTS = {"sdot": 16, "usdot": 16, "usmmla": 32, "bfdot": 8, "bfmmla": 16, "fmla": 4}
 
 
 class Loop(NamedTuple):
@@ -61,7 +65,8 @@ def compile_tile(level: str, kind: str, rows: int) -> str:
 
 
 def inner_loop(assembly: str) -> Loop:
-    """The loop with the most products, among those that hold no other loop with products."""
+    """The loop with the most products, among those that hold no other loop with products; of matrices where it has
+    them: groups that are left over are multiplied by dot products."""
     lines = [line.strip() for line in assembly.splitlines()]
     labels = {line[:-1]: number for number, line in enumerate(lines) if re.fullmatch(r"\.L\w+:", line)}
     loops: dict[tuple[int, int], Loop] = {}
@@ -79,7 +84,7 @@ def inner_loop(assembly: str) -> Loop:
         for (begin, end), loop in loops.items()
         if not any(begin <= b and e <= end and (b, e) != (begin, end) for b, e in loops)
     ]
-    return max(inner, key=lambda loop: loop.products)
+    return max(inner, key=lambda loop: (loop.dot.endswith("mmla"), loop.products))
 
 
 def cycles(instructions: list[str], core: str, mca: str) -> float:
@@ -96,6 +101,7 @@ def peak(dot: str, core: str, mca: str) -> float:
     """Products of a cycle on registers alone, 24 sums in turns, with a vector or a lane as the second factor."""
     of_bytes = ("v30.16b, v31.16b", "v30.16b, v31.4b[0]")
     kinds = {"sdot": of_bytes, "usdot": of_bytes,
+             "usmmla": ("v30.16b, v31.16b",), "bfmmla": ("v30.8h, v31.8h",),
              "bfdot": ("v30.8h, v31.8h", "v30.8h, v31.2h[0]"),
              "fmla": ("v30.4s, v31.4s", "v30.4s, v31.s[0]")}  # fmt: skip
     rounds = [[f"{dot} v{number}.4s, {factors}" for number in range(24)] for factors in kinds[dot]]
@@ -110,9 +116,7 @@ def main() -> int:
     print("| kernels | tile | instructions | products of each |", " | ".join(CORES), "|")
     print("|---|---|---|---|", "---|" * len(CORES), sep="")
     for level in FLAGS:
-        for kind, rows in TILES:
-            if level == "neon_i8mm" and kind in ("float32", "int4"):
-                continue  # the same instructions
+        for kind, rows in TILES[level]:
             loop = inner_loop(compile_tile(level, kind, rows))
             cells = []
             for core in CORES:

@@ -216,6 +216,9 @@ struct BFloat16Step {
 template <class Step, int M, class Prefetch>
 DRAGOMAN_INLINE void float_tile(const std::uint8_t* w, long groups, const std::uint8_t* x, long stride,
                                 Prefetch prefetch, Vec (&sum)[M][kVectors]) {
+  if constexpr (M >= kTuning.bfloat16_rows && Step::kSteps == BFloat16Step::kSteps) {
+    return add_bfloat16_groups<M>(w, groups, x, stride, prefetch, sum);
+  }
   for (int i = 0; i < M; ++i) {
     for (int j = 0; j < kVectors; ++j) sum[i][j] = zero();
   }

@@ -19,10 +19,12 @@ constexpr bool kHasMatrices = false;
 // By counting instructions (docs/performance.md), not measured: nobody has run these kernels on a real processor.
 constexpr Tuning kTuning{
     .quantized_rows = 4,
-    .wide_rows = 6,  // 24 sums, four quarters of weights and one quad of activations, of 32 registers
+    // 24 sums, four quarters of weights and one quad of activations, of 32 registers; or those of neon_matrix_tiles.h
+    .wide_rows = kHasMatrices ? 8 : 6,
     .float_rows = kHasMatrices ? 6 : 4,  // without bfdot, bfloat16 weights are widened into twice as many registers
     .together_rows = 2,
-    .assembly_rows = kNever,
+    .assembly_rows = kHasMatrices ? 3 : kNever,
+    .bfloat16_rows = kHasMatrices ? 3 : kNever,
     .ahead_rows_bfloat16 = kNever,  // the processors' own prefetchers alone
     .ahead_rows_int8 = kNever,
     .ahead_rows_int4 = kNever,
@@ -388,3 +390,6 @@ struct BF16Arithmetic {
 
 #include "simd/lanes.h"
 #include "simd/quantize_lanes.h"
+#if defined(DRAGOMAN_NEON_MATRICES)
+#include "simd/neon_matrix_tiles.h"
+#endif

@@ -58,6 +58,8 @@ struct Tuning {
   int together_rows;
   // Minimum number of rows for which a wide tile uses the instruction set's add_wide_groups(); kNever: it has none.
   int assembly_rows;
+  // The same of a bfloat16 tile, for all of its groups: add_bfloat16_groups(), which keeps the order of additions.
+  int bfloat16_rows = 1 << 20;
   // Minimum number of rows for which a single tile prefetches its weights `ahead_bytes` ahead; with fewer, and with
   // float32 weights, the processor's own prefetcher is faster alone.
   int ahead_rows_bfloat16, ahead_rows_int8, ahead_rows_int4;

@@ -16,6 +16,7 @@ import pytest
 from command_server import start_server
 
 from dragoman import child_process
+from dragoman.serving import memory_budget
 from dragoman.text import sandbox_child
 
 LIKE_MACOS = os.pathsep.join([str(Path(__file__).with_name("like_macos")), *sys.path])
@@ -84,6 +85,16 @@ def test_without_proc_the_state_of_a_child_is_asked_of_the_system() -> None:
         finally:
             child.kill()
     assert child_process._child_state_elsewhere(child.pid) is None
+
+
+def test_without_proc_the_memory_of_a_process_is_what_is_resident(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = memory_budget.process_bytes(os.getpid())
+    monkeypatch.setattr(memory_budget, "sys", SimpleNamespace(platform="darwin"))
+    resident = memory_budget.process_bytes(os.getpid())
+    assert shared is not None
+    assert resident is not None
+    assert 0.5 * shared < resident < 20 * shared
+    assert memory_budget.process_bytes(1 << 22) is None  # above the largest process id
 
 
 def test_without_proc_a_limit_of_memory_is_beyond_what_all_processes_share(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -75,8 +76,13 @@ class MemoryBudget:
 
 
 def process_bytes(pid: int) -> int | None:
-    """Return the memory of a process, pages that several share counted by their share (PSS); None where the system
-    does not say."""
+    """Return the memory of a process, pages that several share counted by their share (PSS); on other systems than
+    Linux what is resident, shared pages included. None where the system does not say."""
+    if sys.platform != "linux":
+        try:
+            return int(psutil.Process(pid).memory_info().rss)
+        except psutil.Error:
+            return None
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
