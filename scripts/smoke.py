@@ -19,10 +19,16 @@ if __name__ == "__main__":
 """
 
 
+OFFERED = "from dragoman import kernels; print(*kernels.instruction_sets())"
+
+
 def main() -> int:
     subprocess.run([sys.executable, "-m", "dragoman", "version"], check=True)
-    for kernels in ("", "portable"):
-        variables = {**os.environ, "DRAGOMAN_KERNELS": kernels} if kernels else os.environ
+    offered = subprocess.run([sys.executable, "-c", OFFERED], check=True, capture_output=True, text=True).stdout.split()
+    for kernels in offered:
+        variables = {**os.environ, "DRAGOMAN_KERNELS": kernels}
+        doctor = [sys.executable, "-m", "dragoman", "doctor", "--kernels"]
+        subprocess.run(doctor, env=variables, check=True, timeout=600)
         subprocess.run([sys.executable, "-c", SEEDED], env=variables, check=True, timeout=600)
     return 0
 
