@@ -32,9 +32,9 @@ from dragoman.kernels.matrix import (
     multiply_peak,
     pack,
     pack_blocks,
-    quantize_blocks,
     pack_codes,
     packed_bytes,
+    quantize_blocks,
 )
 from dragoman.kernels.program import Activation, Norm, Program, SharedExpert
 from dragoman.kernels.recurrences import Factor
@@ -94,10 +94,10 @@ __all__ = [
     "multiply_peak",
     "pack",
     "pack_blocks",
-    "quantize_blocks",
     "pack_codes",
     "packed_bytes",
     "philox_uniform",
+    "quantize_blocks",
     "sample",
     "set_memory_nodes",
     "set_threads",
