@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
-from small_models import VARIANTS, checkpoint_of, make_folder, make_models
+from small_models import VARIANTS, checkpoint_of, make_folder, make_models, prompt, run_rows
 
+from dragoman import models
 from dragoman.core.errors import ModelError
 from dragoman.models import describe
 from dragoman.models.parameters import parameters
@@ -244,3 +245,21 @@ def test_making_a_model_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     one, other = (make_folder(tmp_path / name, VARIANTS["qwen3"], "BF16") for name in ("one", "other"))
     assert (one / WEIGHTS).read_bytes() == (other / WEIGHTS).read_bytes()
     assert make_models.SHAPES.keys() >= {"qwen2.5-0.5b", "llama-3.2-1b", "tiny"}
+
+
+def test_of_published_mllama_files_the_text_part_is_read(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, VARIANTS["mllama"])
+    settings = models.ModelSettings(precision="float32", max_tokens=64, kv_tokens=256, cache_bytes=0)
+    expected = run_rows(models.load(folder, settings), prompt(131))
+    weights = {f"language_model.{name}": value for name, value in load_file(folder / "model.safetensors").items()}
+    assert "language_model.model.layers.3.cross_attn.q_proj.weight" in weights
+    others = {"vision_model.class_embedding": np.zeros(16, np.float32)}
+    others |= {"multi_modal_projector.weight": np.zeros((64, 32), np.float32)}
+    save_file(weights | others, folder / "model.safetensors")
+    found = models.load(folder, settings)
+    np.testing.assert_array_equal(run_rows(found, prompt(131)), expected)
+    assert found.tower is None
+    config = VARIANTS["mllama"] | {"text_config": {"cross_attention_layers": [40]}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="cross_attention_layers must list some of 40 layers"):
+        describe(folder)

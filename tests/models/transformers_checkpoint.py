@@ -59,6 +59,10 @@ def parameter_count(config: Config) -> int:
             * config["expert_ffn_hidden_size"]
             * config["hidden_size"]
         )
+    if config["model_type"] == "mllama":  # layers and rows of the embedding that read images
+        text = config["text_config"]
+        crossed = re.compile(rf"model\.layers\.({'|'.join(map(str, text['cross_attention_layers']))})\.")
+        count -= sum(p.numel() for name, p in numbers if crossed.search(name)) + 8 * text["hidden_size"]
     return int(count)
 
 

@@ -262,6 +262,51 @@ class Transposed:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstRows:
+    """The first ``count`` rows of a matrix."""
+
+    stored: Tensor
+    count: int
+
+    @property
+    def name(self) -> str:
+        return self.stored.name
+
+    @property
+    def file(self) -> Path:
+        return self.stored.file
+
+    @property
+    def dtype(self) -> str:
+        return self.stored.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.stored.nbytes
+
+    @property
+    def form(self) -> Format | None:
+        return self.stored.form
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.count, *self.stored.shape[1:])
+
+    def read(self) -> NDArray[Any]:
+        return self.stored.read()[: self.count]
+
+    def codes(self, form: Format) -> Quantized | None:
+        codes = self.stored.codes(form)
+        return None if codes is None else codes.rows(np.arange(self.count))
+
+    def matrix(self, index: int, count: int | None = None) -> Tensor:
+        raise self.fail("is not a stack of matrices")
+
+    def fail(self, reason: str) -> ModelError:
+        return self.stored.fail(reason)
+
+
+@dataclass(frozen=True, slots=True)
 class TensorFiles:
     """The tensors of a model's weight files.
 
