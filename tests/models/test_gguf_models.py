@@ -210,7 +210,8 @@ def test_an_asked_precision_is_packed_from_the_dequantized_numbers(tmp_path: Pat
     model = load(file, ModelSettings(max_context=64, precision="int4"))
     for parameter in parameters(checkpoint.spec):
         if parameter.module == "feed_forward_out":
-            packed = kernels.pack(checkpoint.read(parameter), "int4")
+            stored = checkpoint.read(parameter)
+            packed = kernels.pack_blocks(kernels.quantize_blocks(stored), stored.shape[1], "iq4_nl")
             assert (model.weights.matrix("feed_forward_out", parameter.layer).data == packed.data).all()
 
 
