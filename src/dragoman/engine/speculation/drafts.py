@@ -16,6 +16,10 @@ from dragoman.engine.speculation.lookup import Lookup
 from dragoman.engine.speculation.prediction import Prediction
 from dragoman.engine.speculation.recent_outputs import RecentOutputsByCaller, RecentOutputsLookup
 
+LEAST_GUESSES = 3
+"""Tokens that a step must have room for, for each of its sequences, for a draft model to be asked: with less, what it
+reads costs more than its guesses save (docs/performance.md)."""
+
 
 class Drafts:
     """Makes the drafts of all sequences.
@@ -46,6 +50,7 @@ class Drafts:
         """
         rows = self._tables.draft_room(self.rows - len(sequences))
         self._asked, self._running = [], len(sequences)
+        asks_model = self.model is not None and rows >= LEAST_GUESSES * len(sequences)
         for index, sequence in enumerate(sequences):
             if rows <= 0:
                 break
@@ -54,7 +59,7 @@ class Drafts:
             if most <= 0 or sequence.group.search is not None:
                 continue
             self._draft(sequence, most)
-            if self.model is not None and not sequence.draft and _is_text(sequence):
+            if asks_model and not sequence.draft and _is_text(sequence):
                 self._asked.append((sequence, most))
                 rows -= most
                 continue
