@@ -11,6 +11,7 @@ from test_model_pool import FIRST, SECOND, THIRD, Model, Opened, until
 from dragoman.core.errors import Forbidden, LoadFailed, ModelError
 from dragoman.core.progress import ProgressReport, current_progress
 from dragoman.models.memory_share import SERVER_BYTES
+from dragoman.serving import residency
 from dragoman.serving.memory_budget import MemoryBudget, processes_bytes
 from dragoman.serving.model_pool import ModelPool
 from dragoman.serving.model_registry import ModelRegistry
@@ -56,6 +57,13 @@ async def test_a_request_for_another_model_loads_it_beside_and_changes_no_defaul
     await model_pool.close()
 
 
+@pytest.fixture
+def no_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No model stays for what its load took, which on a machine that stands still for a moment is that moment."""
+    monkeypatch.setattr(residency, "LONGEST_HOLD_S", 0.0)
+
+
+@pytest.mark.usefixtures("no_hold")
 async def test_the_least_recently_used_idle_model_makes_room() -> None:
     model_pool = await pool(Opened())
     await asked(model_pool, THIRD_NAME)
@@ -65,6 +73,7 @@ async def test_the_least_recently_used_idle_model_makes_room() -> None:
     await model_pool.close()
 
 
+@pytest.mark.usefixtures("no_hold")
 async def test_a_pinned_model_stays_though_it_is_the_least_recently_used() -> None:
     model_pool = await pool(Opened(), pins=("first",))
     await asked(model_pool, THIRD_NAME)
