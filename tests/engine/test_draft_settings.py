@@ -45,6 +45,13 @@ def test_it_is_not_loaded_where_it_would_not_be_asked(scheduling: dict[str, obje
     assert draft_settings(ModelSettings(), SchedulerSettings(**scheduling, **source)) is None  # type: ignore[arg-type]
 
 
+def test_steps_too_small_for_its_guesses_are_refused(tmp_path: Path) -> None:
+    folder = str(make_tiny_llama(tmp_path))
+    with pytest.raises(ModelError, match="never be asked with --speculation 3; it needs 4 or more"):
+        draft_settings(ModelSettings(), SchedulerSettings(draft_model=folder, speculation=3))
+    assert draft_settings(ModelSettings(), SchedulerSettings(draft_model=folder, speculation=4)) is not None
+
+
 def test_a_model_with_states_is_refused_by_name(tmp_path: Path) -> None:
     folder = make_tiny_lfm2(tmp_path)
     with pytest.raises(ModelError, match=r"--draft-model .*: a model with recurrent layers cannot take back"):

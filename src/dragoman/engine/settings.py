@@ -14,6 +14,9 @@ from dragoman.models.settings import RequestedPrecision
 Count = Annotated[int, msgspec.Meta(ge=1)]
 DraftSourceName = Literal["prediction", "grammar", "lookup", "recent", "model"]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
+LEAST_GUESSES = 3
+"""Tokens that a step must have room for, for each of its sequences, for a draft model to be asked: with less, what it
+reads costs more than its guesses save (docs/performance.md)."""
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):

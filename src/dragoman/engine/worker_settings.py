@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from dragoman.core.errors import ModelError
 from dragoman.engine.messages import DiskCache, LoadDraft, LoadModel, WorkerSettings
-from dragoman.engine.settings import DiskCacheSettings, RecoverySettings, SchedulerSettings
+from dragoman.engine.settings import LEAST_GUESSES, DiskCacheSettings, RecoverySettings, SchedulerSettings
 from dragoman.models import ModelDescription, ModelSettings, available_memory, describe, plan, plan_draft
 from dragoman.models.hub import DownloadWatcher
 from dragoman.models.memory_share import plan_within
@@ -65,6 +66,11 @@ def draft_settings(
     source = scheduling.draft_model
     if source is None or not scheduling.speculation or "model" not in scheduling.draft_sources:
         return None
+    if scheduling.speculation <= LEAST_GUESSES:
+        raise ModelError(
+            f"--draft-model {source}: it would never be asked with --speculation {scheduling.speculation}; it needs "
+            f"{1 + LEAST_GUESSES} or more"
+        )
     precision, context = scheduling.draft_precision, scheduling.draft_context
     described, draft, planned = plan_draft(source, settings, precision, context, watcher)
     if watcher is not None and described.source.repository is not None:

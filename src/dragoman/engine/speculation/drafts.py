@@ -9,16 +9,13 @@ from dragoman.engine.block_tables import BlockTables
 from dragoman.engine.runner import Runner
 from dragoman.engine.schedule import Schedule
 from dragoman.engine.sequence import Sequence
+from dragoman.engine.settings import LEAST_GUESSES
 from dragoman.engine.speculation.draft_model import DraftModel
 from dragoman.engine.speculation.drafter import Drafter, DraftSource
 from dragoman.engine.speculation.forced_text import ForcedText
 from dragoman.engine.speculation.lookup import Lookup
 from dragoman.engine.speculation.prediction import Prediction
 from dragoman.engine.speculation.recent_outputs import RecentOutputsByCaller, RecentOutputsLookup
-
-LEAST_GUESSES = 3
-"""Tokens that a step must have room for, for each of its sequences, for a draft model to be asked: with less, what it
-reads costs more than its guesses save (docs/performance.md)."""
 
 
 class Drafts:
