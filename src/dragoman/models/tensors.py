@@ -218,8 +218,8 @@ class Tensor(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Transposed:
-    """A matrix, or a stack of matrices, whose last two dimensions change places when it is read."""
+class _View:
+    """What a tensor that is read in another shape has of the stored one."""
 
     stored: Tensor
 
@@ -242,6 +242,14 @@ class Transposed:
     @property
     def form(self) -> Format | None:
         return self.stored.form
+
+    def fail(self, reason: str) -> ModelError:
+        return self.stored.fail(reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Transposed(_View):
+    """A matrix, or a stack of matrices, whose last two dimensions change places when it is read."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -257,36 +265,12 @@ class Transposed:
     def matrix(self, index: int, count: int | None = None) -> Tensor:
         return Transposed(self.stored.matrix(index, count))
 
-    def fail(self, reason: str) -> ModelError:
-        return self.stored.fail(reason)
-
 
 @dataclass(frozen=True, slots=True)
-class FirstRows:
+class FirstRows(_View):
     """The first ``count`` rows of a matrix."""
 
-    stored: Tensor
     count: int
-
-    @property
-    def name(self) -> str:
-        return self.stored.name
-
-    @property
-    def file(self) -> Path:
-        return self.stored.file
-
-    @property
-    def dtype(self) -> str:
-        return self.stored.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return self.stored.nbytes
-
-    @property
-    def form(self) -> Format | None:
-        return self.stored.form
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -301,9 +285,6 @@ class FirstRows:
 
     def matrix(self, index: int, count: int | None = None) -> Tensor:
         raise self.fail("is not a stack of matrices")
-
-    def fail(self, reason: str) -> ModelError:
-        return self.stored.fail(reason)
 
 
 @dataclass(frozen=True, slots=True)
