@@ -216,12 +216,12 @@ $(BUILT): $(ENVIRONMENT) $(NATIVE)
 
 # An extra is installed by its own list: through `.[extra]` the package would be built once more.
 $(TEST) $(DEV) $(BROWSER) $(FUZZ) $(TIDY) $(RELEASE): $(VENV)/.extra-%: $(BUILT)
-	$(if $(TORCH),$(if $(filter test,$*),$(PIP) install $(TORCH)))
+	$(if $(TORCH),$(if $(filter test,$*),$(PIP) install --no-compile $(TORCH)))
 	@$(BIN)/python -c 'import tomllib; \
 		extra = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$*"]; \
 		left_out = ("torch",) if "$(TORCH)" else ("torch", "peft", "compressed-tensors"); \
 		print(*(line for line in extra if not line.startswith(left_out)), sep="\n")' > $(VENV)/$*.txt
-	$(PIP) install --requirement $(VENV)/$*.txt
+	$(PIP) install --no-compile --requirement $(VENV)/$*.txt
 	$(if $(ALONE),$(if $(filter test,$*),$(PIP) install --no-deps $(ALONE)))
 	@touch $@
 

@@ -70,7 +70,9 @@ def test_bfloat16_errs_no_more_than_transformers_in_bfloat16(config: Config, tmp
 def round_to_int8(x: Array) -> Array:
     """Spans of 128 as whole multiples of their largest magnitude / 127."""
     rows, width = x.shape
-    groups = np.pad(x, ((0, 0), (0, -width % 128))).reshape(rows, -1, 128)
+    padded = np.zeros((rows, -(-width // 128) * 128), np.float32)
+    padded[:, :width] = x
+    groups = padded.reshape(rows, -1, 128)
     scale = np.abs(groups).max(-1, keepdims=True) / np.float32(127)
     inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
     counts = np.rint(groups * inverse)

@@ -55,6 +55,16 @@ def reference_greedy(model: Any, token_ids: NDArray[np.int32], count: int) -> li
     return [int(i) for i in made[0, len(token_ids) :]]
 
 
+def reference_confirms(model: Any, token_ids: NDArray[np.int32], continuation: list[int]) -> NDArray[np.float32]:
+    """Assert that each token of a continuation is the likeliest after all before it, and return the prompt's logits.
+
+    One pass tells what ``generate`` tells in one for each token, where logits do not depend on what comes later.
+    """
+    logits = reference_logits(model, np.array([*token_ids, *continuation], np.int32))
+    assert continuation == logits[len(token_ids) - 1 : -1].argmax(-1).tolist()
+    return logits[: len(token_ids)]
+
+
 def assert_close(ours: NDArray[np.float32], theirs: NDArray[np.float32], relative: float) -> None:
     """No logit differs by more than ``relative`` of the largest one."""
     assert ours.shape == theirs.shape
