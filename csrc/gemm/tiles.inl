@@ -386,6 +386,9 @@ void multiply_blocks(const Matrix& w, const Activations& a, long begin, long end
   }
 }
 
+// Where matrices are multiplied with each other the sums lie in memory, so no register limits the rows of a tile.
+constexpr int kBFloat16Rows = kTuning.bfloat16_rows <= kMaxRows ? kMaxRows : kTuning.float_rows;
+
 template <TileKind kind>
 inline void multiply_chunked(const Matrix& w, const Activations& a, long begin, long end, const Output& out) {
   multiply_blocks<kind, kTuning.quantized_rows>(w, a, begin, end, out);
@@ -396,7 +399,7 @@ inline void multiply_matrix(const Matrix& w, const Activations& a, long begin, l
   const Output out{.y = y, .ldy = ldy, .n = w.n, .bias = bias, .accumulate = accumulate};
   switch (w.precision) {
     case Precision::float32: return multiply_blocks<TileKind::float32, kTuning.float_rows>(w, a, begin, end, out);
-    case Precision::bfloat16: return multiply_blocks<TileKind::bfloat16, kTuning.float_rows>(w, a, begin, end, out);
+    case Precision::bfloat16: return multiply_blocks<TileKind::bfloat16, kBFloat16Rows>(w, a, begin, end, out);
     case Precision::int8:
       return w.wide ? multiply_blocks<TileKind::wide_int8, kTuning.wide_rows>(w, a, begin, end, out)
                     : multiply_blocks<TileKind::int8, kTuning.quantized_rows>(w, a, begin, end, out);
