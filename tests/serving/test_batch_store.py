@@ -12,7 +12,7 @@ import pytest
 
 from dragoman.core.batches import BatchLine, BatchStatus, LineResult, StorageFull, StoredBatch, StoredFile, UnknownFile
 from dragoman.core.caller import Caller
-from dragoman.core.errors import DragomanError, GenerationFailed, Overloaded
+from dragoman.core.errors import BadRequest, DragomanError, GenerationFailed, Overloaded
 from dragoman.serving import batch_database
 from dragoman.serving.batch_store import PIECE_BYTES, SqliteBatchStore
 from dragoman.serving.settings import BatchSettings
@@ -127,6 +127,17 @@ async def test_files_and_batches_are_bounded_in_number(tmp_path: Path, monkeypat
     await store.create(batch_of(file, "batch_2"))
     with pytest.raises(Overloaded, match="2 of your batches"):
         await store.create(batch_of(file, "batch_3"))
+    await store.close()
+
+
+async def test_a_file_that_no_caller_could_have_run_is_refused_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients send again what is refused as too much for now."""
+    monkeypatch.setattr(batch_database, "MAX_WAITING_LINES", 3)
+    store = store_in(tmp_path)
+    with pytest.raises(BadRequest, match="too many lines: of all your batches at most 3 may wait"):
+        await store.create(batch_of(await stored(store, b"{}\n" * 4), "batch_1"))
     await store.close()
 
 

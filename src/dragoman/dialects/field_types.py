@@ -50,7 +50,10 @@ class FieldError(BadRequest):
     ) -> None:
         self.rule, self.path, self.value, self.kind, self.bound = rule, path, value, kind, bound
         wanted = f"expected {kind.words()}" if kind else f"{rule.value} {bound}"
-        super().__init__(f"'{dotted(path)}': {wanted}, got {shown(value)}", param=dotted(path) or None)
+        message = f"'{dotted(path)}': {wanted}, got {shown(value)}"
+        if rule is FieldRule.DEEP:  # the value is of the expected type
+            message = f"'{dotted(path)}': nested more than {bound} levels deep"
+        super().__init__(message, param=dotted(path) or None)
 
 
 def dotted(path: Path) -> str:

@@ -240,9 +240,9 @@ def _allowed(page: PageHeaders, cors: Cors, standing: Standing) -> dict[str, str
 
 def _refusal(page: PageHeaders, *, by_name: bool) -> str:
     origin = _shown(page.origin) if page.origin is not None else "<the page's origin>"
-    which = "that the operator has named" if by_name else "that are allowed to"
+    how = "allowed by its name" if by_name else "allowed"
     return (
-        f"Web pages of other origins may do this only where they are of one {which}, and '{origin}' is not. Start the "
+        f"A web page of another server may do this only where its origin is {how}, and '{origin}' is not. Start the "
         f"server with --cors-origin {origin} to allow it."
     )
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from dragoman.core.errors import DragomanError
-from dragoman.serving.sqlite_file import connect, open_or_replace, transaction
+from dragoman.serving.sqlite_file import Database, connect, open_or_replace, transaction
 
 log = logging.getLogger("dragoman.server")
 
@@ -116,7 +116,7 @@ class Ledger:
         self._news = threading.Event()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        self._database: sqlite3.Connection | None = None
+        self._database: Database | None = None
         self._is_failing = False
         self.failures = 0
 
@@ -197,7 +197,7 @@ class Ledger:
                 self._database.close()
                 self._database = None
 
-    def _connected(self) -> sqlite3.Connection:
+    def _connected(self) -> Database:
         if self._database is None:
             assert self._file is not None
             self._database = open_or_replace(self._file, _prepare, locked_s=LOCKED_S)

@@ -22,7 +22,7 @@ from dragoman.core.batches import (
 )
 from dragoman.core.errors import BadRequest, Overloaded
 from dragoman.serving.settings import BatchSettings
-from dragoman.serving.sqlite_file import connect, transaction
+from dragoman.serving.sqlite_file import Database, connect, transaction
 
 VERSION = 1
 """The version of the tables, as SQLite's ``user_version``."""
@@ -76,7 +76,7 @@ Change = Callable[[StoredBatch], StoredBatch | None]
 class BatchDatabase:
     """``now`` is Unix time, and comes with each call that depends on it."""
 
-    def __init__(self, database: sqlite3.Connection, settings: BatchSettings) -> None:
+    def __init__(self, database: Database, settings: BatchSettings) -> None:
         self._database, self._settings = database, settings
 
     def close(self) -> None:
@@ -168,10 +168,14 @@ class BatchDatabase:
     # Batches ----------------------------------------------------------------------------------------------------------
 
     def create(self, batch: StoredBatch, now: float) -> StoredBatch:
-        """Add a batch. Raises UnknownFile, and Overloaded where its caller has too many unfinished ones."""
+        """Add a batch. Raises UnknownFile, BadRequest where its file alone has too many lines, and Overloaded where its
+        caller has too many unfinished batches."""
         tenant = batch.tenant
         with transaction(self._database) as database:
             file = self.file(tenant, batch.input_file, now)
+            if file.lines > MAX_WAITING_LINES:
+                message = f"The file has too many lines: of all your batches at most {MAX_WAITING_LINES} may wait."
+                raise BadRequest(message, param="input_file_id")
             sums = "SELECT count(*), coalesce(sum(waiting), 0) FROM batches WHERE ended_s IS NULL AND tenant = ?"
             count, waiting = database.execute(sums, (tenant,)).fetchone()
             if count >= MAX_UNFINISHED:

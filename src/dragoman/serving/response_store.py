@@ -34,7 +34,7 @@ from dragoman.core.responses import (
 from dragoman.serving import conversation_tables
 from dragoman.serving.owner_lock import NOBODY, OwnerLock
 from dragoman.serving.settings import ResponseSettings
-from dragoman.serving.sqlite_file import MEMORY, open_or_replace, open_prepared, transaction
+from dragoman.serving.sqlite_file import MEMORY, Database, open_or_replace, open_prepared, transaction
 
 log = logging.getLogger("dragoman.server")
 
@@ -112,7 +112,7 @@ class SqliteResponseStore:
         self._settings, self._clock = settings, clock
         self._file = file if settings.responses_store == "disk" else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dragoman-responses")
-        self._database: sqlite3.Connection | None = None
+        self._database: Database | None = None
         self._owner: OwnerLock | None = None
         self.expired = self.evicted = self.failures = 0
         self.entries = self._bytes = 0
@@ -451,7 +451,7 @@ class SqliteResponseStore:
         sums = f"SELECT coalesce(sum(entries), 0), coalesce(sum(bytes), 0) FROM ({_HELD})"
         self.entries, self._bytes = database.execute(sums).fetchone()
 
-    def _connected(self) -> sqlite3.Connection:
+    def _connected(self) -> Database:
         if self._database is None:
             if self._file is None:
                 self._database = open_prepared(MEMORY, _prepare, locked_s=LOCKED_S)
@@ -477,7 +477,7 @@ def _without_events(stored: StoredResponse) -> StoredResponse:
     return msgspec.structs.replace(stored, events=b"", record=b"")
 
 
-def _opened_file(file: Path) -> sqlite3.Connection:
+def _opened_file(file: Path) -> Database:
     try:
         return open_or_replace(file, _prepare, locked_s=LOCKED_S)
     except (sqlite3.Error, OSError) as error:

@@ -29,7 +29,7 @@ from dragoman.core.errors import DragomanError, GenerationFailed
 from dragoman.core.journal import current_journal
 from dragoman.core.resume import ResumeKey, SavedGeneration, SavedSequence
 from dragoman.serving.settings import ContinueSettings
-from dragoman.serving.sqlite_file import MEMORY, open_or_replace, open_prepared, transaction
+from dragoman.serving.sqlite_file import MEMORY, Database, open_or_replace, open_prepared, transaction
 
 log = logging.getLogger("dragoman.server")
 
@@ -144,7 +144,7 @@ class SqliteResumeStore:
         self._file = settings.file
         self._clock = clock or _steady_clock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dragoman-continue")
-        self._database: sqlite3.Connection | None = None
+        self._database: Database | None = None
         self._turns: dict[bytes, _Turn] = {}
         self.hits = self.misses = self.expired = self.evicted = self.waits = self.failures = 0
         self.keys = self.tokens = self._bytes = 0
@@ -302,7 +302,7 @@ class SqliteResumeStore:
         sums = "SELECT count(*), coalesce(sum(bytes), 0), coalesce(sum(tokens), 0) FROM generations INDEXED BY by_use"
         self.keys, self._bytes, self.tokens = database.execute(sums).fetchone()
 
-    def _connected(self) -> sqlite3.Connection:
+    def _connected(self) -> Database:
         if self._database is None:
             if self._file is None:
                 self._database = open_prepared(MEMORY, _prepare, locked_s=LOCKED_S)
@@ -316,7 +316,7 @@ class SqliteResumeStore:
             self._database = None
 
 
-def opened_file(file: Path) -> sqlite3.Connection:
+def opened_file(file: Path) -> Database:
     """Return the database in that file, which is made with its folder where it is missing.
 
     A damaged one, or one of another version, is set aside. Raises DragomanError where it cannot be opened.
@@ -328,7 +328,7 @@ def opened_file(file: Path) -> sqlite3.Connection:
         raise DragomanError(f"{file} cannot be opened: {error}; {hint}") from None
 
 
-def _prepare(database: sqlite3.Connection) -> None:
+def _prepare(database: Database) -> None:
     (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
     if found != "ok":
         raise sqlite3.DatabaseError(found)

@@ -14,17 +14,48 @@ log = logging.getLogger("dragoman.server")
 MEMORY = Path(":memory:")
 """The path that stands for a database in memory."""
 
+BRIEF_LOCK_S = 0.05
+"""How long a transaction waits for a lock that the one before it has waited for in vain."""
 
-def connect(file: Path, *, locked_s: float, read_only: bool = False) -> sqlite3.Connection:
+
+class Database(sqlite3.Connection):
+    """A connection that waits for a lock in full only once: what comes next would wait as long, one after another."""
+
+    locked_s = 0.0
+    """How long another process may lock the file."""
+    is_impatient = False
+
+    def begin(self) -> None:
+        """Begin a transaction that writes. Raises sqlite3.OperationalError where the file stays locked."""
+        try:
+            self.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
+                self._wait_at_most(BRIEF_LOCK_S)
+                self.is_impatient = True
+            raise
+        if self.is_impatient:
+            self._wait_at_most(self.locked_s)
+            self.is_impatient = False
+
+    def _wait_at_most(self, seconds: float) -> None:
+        self.execute(f"PRAGMA busy_timeout = {round(1000 * seconds)}")
+
+
+def connect(file: Path, *, locked_s: float, read_only: bool = False) -> Database:
     """Return a connection that any thread may use, one at a time, and that begins no transaction by itself.
 
     ``locked_s``: how long another process may lock the file.
     """
-    database = f"{file.absolute().as_uri()}?mode=ro" if read_only else str(file)
-    return sqlite3.connect(database, uri=read_only, timeout=locked_s, isolation_level=None, check_same_thread=False)
+    path = f"{file.absolute().as_uri()}?mode=ro" if read_only else str(file)
+    database = sqlite3.connect(
+        path, uri=read_only, timeout=locked_s, isolation_level=None, check_same_thread=False, factory=Database
+    )
+    database.locked_s = locked_s
+    return database
 
 
-def open_prepared(file: Path, prepare: Callable[[sqlite3.Connection], None], *, locked_s: float) -> sqlite3.Connection:
+def open_prepared(file: Path, prepare: Callable[[Database], None], *, locked_s: float) -> Database:
     """Connect to the database and ``prepare`` it: check it, and make its tables. Raises sqlite3.Error."""
     database = connect(file, locked_s=locked_s)
     try:
@@ -35,9 +66,7 @@ def open_prepared(file: Path, prepare: Callable[[sqlite3.Connection], None], *, 
         raise
 
 
-def open_or_replace(
-    file: Path, prepare: Callable[[sqlite3.Connection], None], *, locked_s: float
-) -> sqlite3.Connection:
+def open_or_replace(file: Path, prepare: Callable[[Database], None], *, locked_s: float) -> Database:
     """Return the database in that file, which is made with its folder where it is missing, for its owner alone.
 
     One that is damaged, and one for which ``prepare`` raises sqlite3.DatabaseError, is set aside with a warning, and an
@@ -57,9 +86,9 @@ def open_or_replace(
 
 
 @contextlib.contextmanager
-def transaction(database: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+def transaction(database: Database) -> Iterator[Database]:
     """Run the block in a transaction: everything in it is written, or nothing."""
-    database.execute("BEGIN IMMEDIATE")
+    database.begin()
     try:
         yield database
         database.execute("COMMIT")

@@ -160,6 +160,16 @@ def test_logprobs_are_those_of_the_line(calling: ScriptedServer) -> None:
         assert "".join(each["token"] for each in line["logprobs"]) == line["message"]["content"]
 
 
+def nested(levels: int) -> Any:
+    schema: Any = {}
+    for _ in range(levels):
+        schema = {"not": schema}
+    return schema
+
+
+DEEP, TOO_DEEP = nested(66), "'tools[0].function.parameters': nested more than 32 levels deep"
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "status", "message"),
     [
@@ -189,6 +199,8 @@ def test_logprobs_are_those_of_the_line(calling: ScriptedServer) -> None:
         ("/api/embed", {"input": "a " * 9000}, 400, "the input length exceeds the context length"),
         ("/api/embeddings", {"prompt": "a " * 9000}, 400, "the input length exceeds the context length"),
         ("/api/embeddings", {"model": "nobody"}, 404, 'model "nobody" not found, try pulling it first'),
+        ("/api/chat", {"format": DEEP}, 400, "'format': nested more than 64 levels deep"),
+        ("/api/chat", {"tools": [{"type": "function", "function": {"name": "f", "parameters": DEEP}}]}, 400, TOO_DEEP),
         ("/api/delete", {}, 405, None),
         ("/api/nothing", {}, 404, None),
         ("/api/create", {}, 403, "models are offered by the operator of this server; see --offer NAME=SOURCE"),

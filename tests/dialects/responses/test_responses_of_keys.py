@@ -114,9 +114,14 @@ async def test_too_many_in_the_background_are_refused(runtime: LocalServer) -> N
 
 async def test_nothing_is_stored_where_the_operator_wants_nothing(runtime: LocalServer) -> None:
     runtime.serving.responses = SqliteResponseStore(ResponseSettings(responses_store="off"))
-    response = (await runtime.client.post(PATH, json={"input": "Hi.", "max_output_tokens": 3})).json()
+    answer = await runtime.client.post(PATH, json={"input": "Hi.", "max_output_tokens": 3})
+    response = answer.json()
     assert response["store"] is False
+    assert "x-dragoman-warnings" not in answer.headers
     assert (await runtime.client.get(f"{PATH}/{response['id']}")).status_code == 404
+    for more in ({}, {"stream": True}):
+        answer = await runtime.client.post(PATH, json={"input": "Hi.", "max_output_tokens": 3, "store": True} | more)
+        assert answer.headers["x-dragoman-warnings"] == "ignored: store"
     assert (await runtime.client.post(PATH, json=LONG | {"background": True})).status_code == 400
 
 
@@ -189,7 +194,8 @@ def incompressible(count: int) -> dict[str, str]:
 async def test_what_is_too_large_for_the_store_says_that_it_is_not_kept(runtime: LocalServer) -> None:
     runtime.serving.responses = small_store()
     body = {"input": "Hi.", "max_output_tokens": 3, "metadata": incompressible(16)}
-    assert (await runtime.client.post(PATH, json=body)).json()["store"] is False
+    whole = await runtime.client.post(PATH, json=body)
+    assert (whole.json()["store"], whole.headers["x-dragoman-warnings"]) == (False, "ignored: store")
     streamed = await runtime.client.post(PATH, json=body | {"stream": True})
     events = [json.loads(event.partition("data: ")[2]) for event in streamed.text.strip().split("\n\n")]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))

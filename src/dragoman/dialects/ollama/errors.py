@@ -98,7 +98,7 @@ def _field_message(error: FieldError) -> str:
         return "model is required"
     if path[:1] == ("input",) and error.rule is FieldRule.TYPE:
         return "invalid input type"
-    if path == ("format",):
+    if path == ("format",) and error.rule is not FieldRule.DEEP:
         value = msgspec.json.encode(error.value).decode()[:256]
         quoted = msgspec.json.encode(value).decode()
         return f'invalid format: {quoted}; expected "json" or a valid JSON Schema object'

@@ -167,6 +167,8 @@ class ResponsesApi:
         items = own_items(values["input"], asked.items, digits) if keeps else b"[]"
         begun = Begun(asked, conversation, request, head, items)
         headers = {"x-dragoman-seed": str(seed)}
+        if body.get("store") and not store.is_on:
+            _report_unkept(context, asked)
         if values["background"]:
             await self._in_background(serving, context, begun, headers)
         elif values["stream"]:
@@ -178,6 +180,8 @@ class ResponsesApi:
             )
         else:
             response = await context.unless_gone(self._whole(serving, context, begun))
+            if keeps and not response["store"]:
+                _report_unkept(context, asked)
             await context.reply(encode(response), headers=headers)
 
     async def count(self, serving: Serving, context: RequestContext) -> None:
@@ -400,6 +404,12 @@ def _own_names() -> Iterator[None]:
         if error.param in ("messages", "prompt"):
             error.param = "input"
         raise
+
+
+def _report_unkept(context: RequestContext, asked: Asked) -> None:
+    """Report ``store`` among the fields without effect."""
+    reading = asked.whole_reading
+    context.report(msgspec.structs.replace(reading, reported=(*reading.reported, "store")))
 
 
 def _check_can_end(stored: StoredResponse, run: BackgroundRun | None) -> None:
