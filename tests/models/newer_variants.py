@@ -276,6 +276,8 @@ ONLY_THOROUGH = {"gemma4", "gemma4-images", "gemma3n-options", "kimi-linear-opti
 """Variants that are held against transformers only with DRAGOMAN_THOROUGH."""
 
 UNMADE: dict[str, Config] = {
+    "baichuan": family_config("BaichuanForCausalLM", "baichuan"),
+    "baichuan-alibi": family_config("BaichuanForCausalLM", "baichuan", max_position_embeddings=None),
     "gemma3n-images": {
         "architectures": ["Gemma3nForConditionalGeneration"],
         "model_type": "gemma3n",
@@ -284,4 +286,4 @@ UNMADE: dict[str, Config] = {
         "audio_config": {"model_type": "gemma3n_audio"},
     },
 }
-"""Configs of which transformers makes models only with further packages."""
+"""Configs of which transformers makes no models, or only with further packages."""

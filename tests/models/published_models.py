@@ -30,7 +30,18 @@ _GEMMA4_SMALL = _GEMMA4 | {"num_attention_heads": 8}
 _GEMMA4_LARGE = _GEMMA4 | {"attention_k_eq_v": True, "hidden_size_per_layer_input": 0}
 _FIVE, _SIX = ([*["sliding_attention"] * sliding, "full_attention"] * 7 for sliding in (4, 5))
 
+_BAICHUAN_13B: Config = {"max_position_embeddings": None, "model_max_length": 4096}
+
 PUBLISHED: dict[str, tuple[Config, int]] = {
+    "Baichuan 7B": (_sizes("BaiChuanForCausalLM", 4096, 32, 32, 32, 11008, 64000), 7_000_559_616),
+    "Baichuan 13B": (
+        _sizes("BaichuanForCausalLM", 5120, 40, 40, 40, 13696, 64000, **_BAICHUAN_13B),
+        13_264_901_120,
+    ),
+    "Baichuan 2 13B": (
+        _sizes("BaichuanForCausalLM", 5120, 40, 40, 40, 13696, 125696, **_BAICHUAN_13B),
+        13_896_668_160,
+    ),
     "Gemma 4 E2B": (
         _GEMMA4_SMALL
         | {"hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 35, "layer_types": _FIVE}

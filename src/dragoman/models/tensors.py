@@ -218,7 +218,7 @@ class Tensor(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
+class View:
     """What a tensor that is read in another shape has of the stored one."""
 
     stored: Tensor
@@ -248,7 +248,7 @@ class _View:
 
 
 @dataclass(frozen=True, slots=True)
-class Transposed(_View):
+class Transposed(View):
     """A matrix, or a stack of matrices, whose last two dimensions change places when it is read."""
 
     @property
@@ -267,7 +267,7 @@ class Transposed(_View):
 
 
 @dataclass(frozen=True, slots=True)
-class FirstRows(_View):
+class FirstRows(View):
     """The first ``count`` rows of a matrix."""
 
     count: int
@@ -308,6 +308,12 @@ def to_float32(values: NDArray[Any]) -> NDArray[np.float32]:
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32, copy=False)
+
+
+def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Return the nearest bfloat16 of each number, ties to even, as the upper halves of float32. None may be NaN."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
 def nearest_bfloat16(value: float) -> float:

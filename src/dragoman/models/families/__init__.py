@@ -12,6 +12,7 @@ from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
 from dragoman.models.families import (
     afmoe,
+    baichuan,
     bart,
     bert,
     bloom,
@@ -93,6 +94,7 @@ FAMILIES: dict[str, Family] = {
     **cohere.FAMILIES,
     **glm.FAMILIES,
     **llama_variants.FAMILIES,
+    **baichuan.FAMILIES,
     **ernie.FAMILIES,
     **hunyuan.FAMILIES,
     **scored_mixtures.FAMILIES,
