@@ -19,7 +19,8 @@ from dragoman.models.families.family import alibi_slopes
 torch = pytest.importorskip("torch")
 SETTINGS = models.ModelSettings(precision="float32", max_tokens=256, max_logit_rows=256, max_sequences=1)
 ATTENTION = "model.layers.{}.self_attn."
-LLAMA: Config = VARIANTS["llama"] | {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 6, "head_dim": 16}
+_HEADS = {"num_attention_heads": 6, "num_key_value_heads": 6, "head_dim": 16}
+LLAMA: Config = VARIANTS["llama"] | _HEADS | {"hidden_size": 96}
 
 
 def make_baichuan(root: Path, llama: Config, **changes: Any) -> tuple[Path, Any]:
