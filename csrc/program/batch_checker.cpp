@@ -29,7 +29,8 @@ CheckedBatch& BatchChecker::check(const Batch& batch) {
   check_rows(batch);
   ++step_;
   for (long s = 0; s < batch.sequences; ++s) check_sequence(batch, s);
-  for (long s = 0; limits_.cross_attends && s < batch.sequences; ++s) check_cross(batch, s);
+  const bool looks = limits_.cross_attends && batch.cross_tables != nullptr;
+  for (long s = 0; looks && s < batch.sequences; ++s) check_cross(batch, s);
   if (limits_.recurs) check_states(batch);
   return checked_;
 }
@@ -110,7 +111,7 @@ void BatchChecker::check_rows(const Batch& batch) const {
              number_of(limits_.positions));
     }
   }
-  if (limits_.cross_attends && batch.cross_tables == nullptr) {
+  if (limits_.cross_attends && !limits_.cross_is_optional && batch.cross_tables == nullptr) {
     refuse("the program looks at another text, and the batch has none");
   }
   if (batch.row_starts[0] != 0 || batch.row_starts[batch.sequences] != batch.tokens) {
@@ -133,13 +134,14 @@ void BatchChecker::require_block(long block, long group) const {
 void BatchChecker::check_cross(const Batch& batch, long s) {
   const long row = batch.row_starts[s], rows = batch.row_starts[s + 1] - row, length = batch.cross_lengths[s];
   const std::int32_t* const blocks = batch.cross_tables + s * batch.cross_width;
+  if (length == 0 && limits_.cross_is_optional) return;
   if (length < 1 || (length - 1) / kBlockTokens >= batch.cross_width) {
     refuse("another text of " + number_of(length) + " positions does not fit a block table of " +
            number_of(batch.cross_width));
   }
   for (long b = 0; b <= (length - 1) / kBlockTokens; ++b) {
     require_block(blocks[b], 0);
-    if (block_written_[0][blocks[b]] == step_) {
+    if (!limits_.looks_at_step && block_written_[0][blocks[b]] == step_) {
       refuse("block " + number_of(blocks[b]) + " would be written and looked at as another text in one step");
     }
   }
@@ -184,7 +186,7 @@ void BatchChecker::check_blocks(const Batch& batch, long s, long group, long fir
   for (long b = seen / kBlockTokens; b <= last / kBlockTokens; ++b) require_block(blocks[b], group);
   if (!limits.writes_kv) return;
   for (long b = first / kBlockTokens; b <= last / kBlockTokens; ++b) {
-    if (block_written_[group][blocks[b]] == step_) {
+    if (!limits_.looks_at_step && block_written_[group][blocks[b]] == step_) {
       refuse("block " + number_of(blocks[b]) + " would be written twice in one step");
     }
     block_written_[group][blocks[b]] = step_;

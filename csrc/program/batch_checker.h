@@ -25,6 +25,8 @@ struct BatchLimits {
   };
   std::vector<Group> groups = {};
   bool writes_kv = false, cross_attends = false, recurs = false, has_logits = false;
+  bool cross_is_optional = false;  // sequences may have no other text
+  bool looks_at_step = false;      // other texts may be what the step writes, and sequences may share blocks
 };
 
 class BatchChecker {

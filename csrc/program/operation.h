@@ -51,7 +51,8 @@ struct Operation {
   OperationKind kind;
   std::string shape;  // of a matrix, else empty
   std::function<void(const RowPartition&, Scratch&)> run;
-  bool in_order = false;  // runs after the same operation of the earlier partitions with rows of its first sequence
+  bool is_optional = false;  // left out where no sequence of the batch has another text
+  bool in_order = false;     // runs after the same operation of the earlier partitions with rows of its first sequence
 };
 
 }  // namespace dragoman

@@ -273,19 +273,6 @@ void Recorder::attend(int out, int x, long q_offset, long heads, long layer, flo
   });
 }
 
-void Recorder::cross_attend(int out, int x, long q_offset, long heads, long layer, float scale) {
-  Attention attention = this->attention(out, x, q_offset, heads, layer, scale);
-  require_tokens(buffers_.at(x), "cross_attend");
-  attention.causal = false;
-  limits_.cross_attends = true;
-  buffers_.write(out, Rows::tokens);
-  divisible_ = false;
-  push(OperationKind::attend, [=](const RowPartition& part, Scratch& scratch) {
-    const std::vector<Attention::Sequence>& texts = part.checked->cross_sequences;
-    dragoman::attend(attention, texts.data(), static_cast<long>(texts.size()), scratch);
-  });
-}
-
 void Recorder::gate(int out, int x, Activation activation) {
   const Buffer& from = buffers_.read(x);
   const Rows domain = from.rows;

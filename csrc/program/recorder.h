@@ -62,7 +62,13 @@ class Recorder {
   void write_kv(int x, long k_offset, long v_offset, long layer);
   void attend(int out, int x, long q_offset, long heads, long layer, float scale, long window, long chunk,
               const ScoreTerms& terms, bool causal, bool both_ways);
-  void cross_attend(int out, int x, long q_offset, long heads, long layer, float scale);
+  // of_step: what is looked at may be written by the same step, into blocks that its sequences share.
+  void cross_attend(int out, int x, long q_offset, long heads, long layer, float scale, bool of_step);
+  // Operations from here to `end_optional` are left out where no sequence of a batch has another text.
+  void begin_optional();
+  void end_optional();
+  // Rows of sequences without another text become 0.
+  void clear_without_text(int x);
   // In place; weight: [taps, width].
   void convolve(int x, long offset, long width, long part, long taps, const float* weight, const float* bias,
                 bool activated);
@@ -126,7 +132,8 @@ class Recorder {
 
  private:
   void push(OperationKind kind, std::function<void(const RowPartition&, Scratch&)> run, std::string shape = {}) {
-    operations_.push_back({.kind = kind, .shape = std::move(shape), .run = std::move(run)});
+    operations_.push_back(
+        {.kind = kind, .shape = std::move(shape), .run = std::move(run), .is_optional = is_optional_});
   }
   void require_apart(int out, int x, const char* operation) const;
   StatePart state_part(long part, long floats, const char* operation);
@@ -141,6 +148,7 @@ class Recorder {
   std::vector<Operation> operations_;
   int logits_ = -1;
   bool divisible_ = true;
+  bool is_optional_ = false;  // of the operations that are recorded now
   std::size_t weights_bytes_ = 0;
   ExpertsScratch experts_scratch_;
   std::thread prefault_thread_;

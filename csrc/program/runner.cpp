@@ -26,6 +26,7 @@ void Runner::run_together(const std::vector<Operation>& operations, const Range&
   Clock::time_point before = Clock::now();
   for (std::size_t i = static_cast<std::size_t>(range.begin); i < static_cast<std::size_t>(range.end); ++i) {
     if (interrupt.is_raised(before)) throw Interrupted();
+    if (operations[i].is_optional && checked.cross_sequences.empty()) continue;
     operations[i].run(all, scratch_);
     const Clock::time_point after = Clock::now();
     profiler.add(i, std::chrono::duration<double>(after - before).count());

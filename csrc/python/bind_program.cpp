@@ -342,6 +342,9 @@ void bind_program(nb::module_& m) {
           nb::arg("window"), nb::arg("softcap"), nb::arg("slopes").none(), nb::arg("bias").none(), nb::arg("causal"),
           nb::arg("sinks").none(), nb::arg("chunk"), nb::arg("both_ways"))
       .def("cross_attend", recording(&Recorder::cross_attend))
+      .def("begin_optional", recording(&Recorder::begin_optional))
+      .def("end_optional", recording(&Recorder::end_optional))
+      .def("clear_without_text", recording(&Recorder::clear_without_text))
       .def(
           "convolve",
           [](OwningProgram& p, int x, long offset, const Table& weight, const std::optional<Vector>& bias, long part,

@@ -115,7 +115,7 @@ class Limited:
 
     def __init__(self, runner: Runner, **limits: int) -> None:
         self.run = runner.run
-        self.encode = runner.encode
+        self.encode, self.write_image = runner.encode, runner.write_image
         self.copy_blocks, self.copy_states = runner.copy_blocks, runner.copy_states
         self.load_adapter, self.unload_adapter = runner.load_adapter, runner.unload_adapter
         self.max_adapters = runner.max_adapters

@@ -16,6 +16,7 @@ from dragoman.core.events import FinishEvent, FinishReason
 from dragoman.core.request import EngineRequest, PromptEmbeddings
 from dragoman.core.sampling import BeamParams, LogprobParams, SamplingParams
 from dragoman.engine.engine import Engine
+from dragoman.engine.prompt_images import looked_at_blocks
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine_client.recovery import InFlightRequest
 from dragoman.models.model import Model
@@ -23,6 +24,7 @@ from simulation import Limited, Transcript, hypotheses, run, run_alone, run_beam
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("PIL")
+mllama_models = pytest.importorskip("mllama_models")
 vision_models = pytest.importorskip("vision_models")
 
 NAMES = ("smolvlm", "gemma3", "qwen2_vl", "llava", "paligemma")
@@ -38,13 +40,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[An
     def of(name: str) -> tuple[Any, Model]:
         if name not in made:
             folder = tmp_path_factory.mktemp(name)
-            made[name] = vision_models.save(folder, name), models.load(folder, SETTINGS)
+            theirs = mllama_models.save(folder) if name == "mllama" else vision_models.save(folder, name)
+            made[name] = theirs, models.load(folder, SETTINGS)
         return made[name]
 
     return of
 
 
-@pytest.fixture(params=(*NAMES, "qwen3_vl", "lfm2_vl"))
+@pytest.fixture(params=(*NAMES, "qwen3_vl", "lfm2_vl", "mllama"))
 def model(request: pytest.FixtureRequest, served: Any) -> Model:
     found: Model = served(request.param)[1]
     return found
@@ -155,7 +158,8 @@ def test_after_preemption(model: Model) -> None:
     request = drawn(model, priority=-5, max_tokens=60)
     alone = run_alone(model, request)
     # What is computed again is seen again: nothing is kept of images.
-    engine = Engine(Limited(model, num_blocks=9, image_cache_bytes=0))
+    blocks = max(9, 5 + looked_at_blocks(request, model.tower, model.block_size))
+    engine = Engine(Limited(model, num_blocks=blocks, image_cache_bytes=0))
     intruders = [msgspec.structs.replace(each, prompt=(1,) * 250, max_tokens=5) for each in texts(3)]
     found = {each.request_id: Transcript() for each in [request, *intruders]}
     engine.submit(request)

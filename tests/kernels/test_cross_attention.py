@@ -111,3 +111,57 @@ def test_a_text_is_not_looked_at_while_it_is_written() -> None:
     program.run([0], [0], [0, 1], [[0]], [], cross_tables=[[1]], cross_lengths=[1])
     with pytest.raises(ValueError, match="block 0"):
         program.run([0], [0], [0, 1], [[0]], [], cross_tables=[[0]], cross_lengths=[1])
+
+
+def optional_programs() -> tuple[kernels.Program, kernels.Program]:
+    """One that writes keys and values of a text; one that adds to its rows what they see, where they have a text."""
+    kv = kernels.KVPool(layers=1, blocks=8, kv_heads=HEADS, head_dim=DIM, precision="float32")
+    writing = kernels.Program(max_tokens=LENGTH, max_sequences=1, max_logit_rows=1, kv=kv)
+    pair = writing.buffer(2 * WIDTH)
+    writing.embed(pair, kernels.pack(TABLE, "float32"))
+    writing.write_kv(pair, 0, WIDTH, 0)
+    looking = kernels.Program(max_tokens=8, max_sequences=4, max_logit_rows=8, kv=kv)
+    x, queries, out, picked = (looking.buffer(WIDTH) for _ in range(4))
+    looking.embed(x, kernels.pack(QUERIES, "float32"))
+    with looking.optional():
+        looking.copy_columns(queries, x, 0)
+        looking.cross_attend(out, queries, 0, HEADS, 0, 0.2)
+        looking.clear_without_text(out)
+        looking.add(x, out)
+    looking.select_rows(picked, x)
+    looking.logits(picked)
+    return writing, looking
+
+
+def test_what_is_optional_leaves_rows_without_a_text_as_they_are() -> None:
+    writing, looking = optional_programs()
+    write(writing, 0, 45, [4, 5])
+    made = look(looking, [3, 2, 1], [[4, 5], [-1, -1], [4, 5]], [45, 0, 33])
+    np.testing.assert_allclose(made[0] - QUERIES[:3], expected(slice(0, 3), 0, 45), atol=2e-5)
+    assert (made[1] == QUERIES[3:5]).all()
+    np.testing.assert_allclose(made[2] - QUERIES[5:6], expected(slice(5, 6), 0, 33), atol=2e-5)
+    assert (look(looking, [2], [[-1]], [0])[0] == QUERIES[:2]).all()
+    rows = np.arange(2)
+    assert (looking.run(rows, rows, [0, 2], [[-1]], rows) == QUERIES[:2]).all(), "without any tables"
+    with pytest.raises(ValueError, match="all of it is optional"):
+        looking.cross_attend(2, 1, 0, HEADS, 0, 0.2)
+    with pytest.raises(ValueError, match="within optional operations"):
+        looking.clear_without_text(2)
+
+
+def test_a_text_of_the_same_step_is_seen_where_that_is_recorded() -> None:
+    """Two sequences share a block, and one sees the other's positions too."""
+    kv = kernels.KVPool(layers=1, blocks=2, kv_heads=HEADS, head_dim=DIM, precision="float32")
+    program = kernels.Program(max_tokens=60, max_sequences=2, max_logit_rows=60, kv=kv)
+    pair, out, picked = program.buffer(2 * WIDTH), program.buffer(WIDTH), program.buffer(WIDTH)
+    program.embed(pair, kernels.pack(TABLE, "float32"))
+    program.write_kv(pair, 0, WIDTH, 0)
+    program.cross_attend(out, pair, 0, HEADS, 0, 0.2, of_step=True)
+    program.select_rows(picked, out)
+    program.logits(picked)
+    rows, tables = np.arange(50), [[1, 0], [1, 0]]
+    made = program.run(rows, rows, [0, 20, 50], tables, rows, cross_tables=tables, cross_lengths=[50, 20])
+    queries, keys, values = (TABLE[:50, at : at + WIDTH].reshape(-1, HEADS, DIM) for at in (0, 0, WIDTH))
+    for part, seen in ((slice(0, 20), 50), (slice(20, 50), 20)):
+        found = reference.attend(queries[part], keys[:seen], values[:seen], 0, 0.2, causal=False)
+        np.testing.assert_allclose(made[part], found, atol=2e-5)

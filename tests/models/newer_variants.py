@@ -151,18 +151,6 @@ _MLLAMA: Config = {
         "eos_token_id": 2,
         "pad_token_id": 0,
     },
-    "vision_config": {
-        "model_type": "mllama_vision_model",
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_global_layers": 1,
-        "attention_heads": 2,
-        "intermediate_layers_indices": [0],
-        "vision_output_dim": 32,
-        "image_size": 28,
-        "patch_size": 14,
-    },
     "vocab_size": 131,
     "image_token_index": 131,
 }

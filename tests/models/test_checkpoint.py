@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mllama_models
 import numpy as np
 import pytest
 from hypothesis import given
@@ -249,16 +250,20 @@ def test_making_a_model_twice_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_of_published_mllama_files_the_text_part_is_read(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, VARIANTS["mllama"])
-    settings = models.ModelSettings(precision="float32", max_tokens=64, kv_tokens=256, cache_bytes=0)
+    settings = models.ModelSettings(precision="float32", max_tokens=64, kv_tokens=288, cache_bytes=0)
     expected = run_rows(models.load(folder, settings), prompt(131))
     weights = {f"language_model.{name}": value for name, value in load_file(folder / "model.safetensors").items()}
     assert "language_model.model.layers.3.cross_attn.q_proj.weight" in weights
-    others = {"vision_model.class_embedding": np.zeros(16, np.float32)}
-    others |= {"multi_modal_projector.weight": np.zeros((64, 32), np.float32)}
-    save_file(weights | others, folder / "model.safetensors")
+    save_file(weights, folder / "model.safetensors")
     found = models.load(folder, settings)
     np.testing.assert_array_equal(run_rows(found, prompt(131)), expected)
     assert found.tower is None
+    seeing = VARIANTS["mllama"] | {"vision_config": mllama_models.CONFIG["vision_config"]}
+    (folder / "config.json").write_text(json.dumps(seeing))
+    half = {"multi_modal_projector.weight": np.zeros((64, 32), np.float32)}
+    save_file(weights | half, folder / "model.safetensors")
+    with pytest.raises(ModelError, match="missing"):
+        models.load(folder, models.ModelSettings(precision="float32", cache_bytes=0))
     config = VARIANTS["mllama"] | {"text_config": {"cross_attention_layers": [40]}}
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match="cross_attention_layers must list some of 40 layers"):

@@ -170,6 +170,11 @@ def print_plans(
         "fits": ["no" if found.refusal else "yes" for found in plans],
         "largest context": [f"{found.context_tokens:,} tokens" for found in plans],
         "  how many at once": [f"{found.concurrency:.3g}" for found in plans],
+        **(
+            {"keys and values of an image": [console.size(each.image_rows * each.kv_bytes_per_token) for each in plans]}
+            if plans[0].image_rows
+            else {}
+        ),
         **({"tokens of an image, at most": [f"{spec.vision.most_tokens:,}"] * len(plans)} if spec.vision else {}),
         "one stream, at most": [f"{console.rate(found.tokens_per_second(bandwidth))} tokens/s" for found in plans],
     }

@@ -57,7 +57,7 @@ def build_batch(
         np.array(logit_rows, np.int32),
         *_embeddings(sequences, row_starts),
         _adapters(sequences),
-        *_encoder(sequences, rows, encoder_tables),
+        *(_views(sequences, rows, encoder_tables, block_size) or _encoder(sequences, rows, encoder_tables)),
         *(_states(schedule, sequences) if has_states else ()),
     )._replace(seen_ends=seen_ends, rotary_positions=rotary)
 
@@ -118,6 +118,26 @@ def _encoder(sequences: list[Sequence], rows: list[int], tables: Int32) -> tuple
         return None, None
     width = max(len(sequence.encoder_blocks) for sequence in sequences)
     return tables[rows, :width], np.array(lengths, np.int32)
+
+
+def _views(sequences: list[Sequence], rows: list[int], tables: Int32, block_size: int) -> tuple[Int32, Int32] | None:
+    """Return the block tables and lengths of the images that the sequences' rows see, 0 for those that see none; None
+    where all see none, or no layer looks at images. All rows of a sequence in a step see the same."""
+    found: list[tuple[int, int, int]] = []
+    lengths = np.zeros(len(sequences), np.int32)
+    for index, sequence in enumerate(sequences):
+        images = sequence.group.images
+        view = None if images is None or images.looked_at is None else images.looked_at.view(sequence.computed)
+        if view is not None:
+            lengths[index] = view.length
+            found.append((index, sequence.run_blocks[view.run], view.length))
+    if not found:
+        return None
+    counts = [-(-length // block_size) for _, _, length in found]
+    views = np.full((len(sequences), max(counts)), -1, np.int32)
+    for (index, first, _), count in zip(found, counts, strict=True):
+        views[index, :count] = tables[rows[index], first : first + count]
+    return views, lengths
 
 
 def _inputs(sequences: list[Sequence]) -> list[EncoderInput]:

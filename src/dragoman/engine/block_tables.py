@@ -134,7 +134,7 @@ class BlockTables:
         cached = self._cached_blocks(self._shareable_hashes(sequence))
         tokens = len(sequence.token_ids)
         needed = [group.blocks_needed(tokens, blocks) for group, blocks in zip(self.groups, cached, strict=True)]
-        needed[0] += self._inputs.blocks_needed(sequence)
+        needed[0] += self._inputs.blocks_needed(sequence, len(cached[0]) * self._block_size)
         return needed
 
     def allocate(self, sequence: Sequence) -> None:
@@ -142,7 +142,7 @@ class BlockTables:
         cached = self._cached_blocks(self._shareable_hashes(sequence))
         for group, blocks in zip(self.groups, cached, strict=True):
             group.cache.share(blocks)
-        self._inputs.start(sequence)
+        self._inputs.start(sequence, len(cached[0]) * self._block_size)
         tokens = len(sequence.token_ids)
         sequence.blocks = [group.allocate(tokens, blocks) for group, blocks in zip(self.groups, cached, strict=True)]
         sequence.computed = len(cached[0]) * self._block_size
@@ -163,11 +163,21 @@ class BlockTables:
         cached = self._cached_blocks(self._shareable_hashes(sequence))
         return min(len(cached[0]) * self._block_size, sequence.prompt_length)
 
+    def images_needed(self, sequence: Sequence) -> list[int]:
+        """Return the images whose embeddings a sequence with images needs when it starts, or has started with."""
+        images = sequence.group.images
+        assert images is not None
+        computed = sequence.computed if sequence.blocks else self.cached_tokens(sequence)
+        if images.looked_at is not None:
+            return self._inputs.missing_images(sequence, images.looked_at, computed)
+        return images.after(computed)
+
     def share(self, parent: Sequence, sequence: Sequence) -> None:
         """Give a sequence that does not run the blocks and position of its parent."""
         sequence.blocks = [group.share(held) for group, held in zip(self.groups, parent.blocks, strict=True)]
         self._inputs.share(parent)
         sequence.encoder_blocks = list(parent.encoder_blocks)
+        sequence.run_blocks = dict(parent.run_blocks)
         sequence.encoded = parent.encoded
         sequence.computed = parent.computed
         if self.states is not None:
@@ -194,6 +204,7 @@ class BlockTables:
         sequence.blocks = []
         sequence.load = None
         sequence.encoder_blocks = []
+        sequence.run_blocks, sequence.unwritten_runs = {}, []
         sequence.encoded = False
         sequence.computed = 0
         sequence.row = -1
@@ -207,6 +218,8 @@ class BlockTables:
         before, after = sequence.computed // size, (sequence.computed + num_tokens) // size
         first = sequence.computed
         sequence.computed += num_tokens
+        if len(sequence.run_blocks) > 1 and self._inputs.advance(sequence):
+            self.encoder_blocks[sequence.row, : len(sequence.encoder_blocks)] = sequence.encoder_blocks
         if after != before and self._prefix_cache:
             self._name_blocks(sequence, before, after)
         if self.states is not None:

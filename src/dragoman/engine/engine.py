@@ -24,10 +24,11 @@ from dragoman.core.request import EngineRequest
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.engine import admission
 from dragoman.engine.arrays import Float32
-from dragoman.engine.batch import build_batch, build_encoder_batch, second_text_rows
+from dragoman.engine.batch import build_batch, second_text_rows
 from dragoman.engine.beam_search.step import results, search
 from dragoman.engine.block_recorder import BlockRecorder
 from dragoman.engine.disk_cache import close_disk, disk_stats, open_disk
+from dragoman.engine.encoder import encode
 from dragoman.engine.explain import explain
 from dragoman.engine.lora_slots import Adapter, Adapters
 from dragoman.engine.messages import EngineStats, StepOutput
@@ -248,9 +249,8 @@ class Engine:
                 meanwhile = None
             self._see(schedule.sees, bool(schedule.decodes))
         if schedule.encodes:
-            self.runner.encode(build_encoder_batch(schedule.encodes, self.scheduler.tables.encoder_blocks))
-            for sequence in schedule.encodes:
-                self.scheduler.inputs.mark_encoded(sequence)
+            tables = self.scheduler.tables.encoder_blocks
+            encode(schedule.encodes, self.scheduler.inputs, self.runner, tables)
         if schedule.decodes or schedule.chunks:
             meanwhile = self.scheduler.drafts.add_model_drafts(meanwhile)
             batch = self._batch(schedule)

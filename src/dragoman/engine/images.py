@@ -46,13 +46,13 @@ class ImageEncoder:
     """
 
     def __init__(
-        self, tower: Tower | None, limit_bytes: int, cached_tokens: Callable[[Sequence], int], *, shared: bool
+        self, tower: Tower | None, limit_bytes: int, needed: Callable[[Sequence], list[int]], *, shared: bool
     ) -> None:
-        """``cached_tokens`` returns the prompt tokens of a waiting sequence that are in the prefix cache. ``shared``:
-        embeddings are kept for other requests."""
+        """``needed`` returns which images a sequence that waits or has just started needs. ``shared``: embeddings are
+        kept for other requests."""
         self._tower = tower
         self._limit_bytes = limit_bytes if shared else 0
-        self._cached_tokens = cached_tokens
+        self._needed = needed
         self._cache: OrderedDict[bytes, Float32] = OrderedDict()
         self._work: _Work | None = None
         self.groups = 0
@@ -73,15 +73,16 @@ class ImageEncoder:
         images = sequence.group.images
         assert images is not None
         held = sequence.image_values
-        needed = images.after(self._cached_tokens(sequence))
-        return [index for index in needed if index not in held and images.digest(index) not in self._cache]
+        return [
+            index for index in self._needed(sequence) if index not in held and images.digest(index) not in self._cache
+        ]
 
     def start(self, sequence: Sequence) -> None:
         """Give a sequence that starts the embeddings of the images that it computes."""
         images = sequence.group.images
         if images is None:
             return
-        held, needed = sequence.image_values, images.after(sequence.computed)
+        held, needed = sequence.image_values, self._needed(sequence)
         sequence.image_values = {
             index: held[index] if index in held else self._find(images.digest(index)) for index in needed
         }
@@ -113,7 +114,7 @@ class ImageEncoder:
             return
         images, missing = target.group.images, self._missing(target)
         assert images is not None
-        for index in images.after(self._cached_tokens(target)):
+        for index in self._needed(target):
             if index not in missing and index not in target.image_values:
                 target.image_values[index] = self._find(images.digest(index))
         tiles = images.placed[missing[0]].tiles

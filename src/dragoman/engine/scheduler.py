@@ -57,7 +57,7 @@ from dragoman.core.service import PROMPT_COST
 from dragoman.engine.block_group import BlockGroup, groups_for, longest_sequence
 from dragoman.engine.block_tables import BlockTables
 from dragoman.engine.deferral import Deferral
-from dragoman.engine.encoder import EncoderInputs
+from dragoman.engine.encoder import EncoderInputs, input_blocks
 from dragoman.engine.fair_queue import FairQueue, Share
 from dragoman.engine.images import ImageEncoder
 from dragoman.engine.preemption import is_any_replaceable, memory_order, preemptable_for, replaceable_for, spare_rows
@@ -111,12 +111,12 @@ class Scheduler:
             self.inputs,
             rows=self.capacity,
             width=self.cache.blocks_for(self.max_length + 1),
-            encoder_width=min(self.cache.blocks_for(runner.encoder_context), self.cache.num_blocks),
+            encoder_width=input_blocks(runner, self.cache),
             prefix_cache=prefix_cache,
             states=slots_for(runner.num_states, self.cache, self.capacity, draft_rows, prefix_cache),
         )
-        cached, shared = self.tables.cached_tokens, settings.prefix_cache
-        self.images = ImageEncoder(runner.tower, runner.image_cache_bytes, cached, shared=shared)
+        needed, shared = self.tables.images_needed, settings.prefix_cache
+        self.images = ImageEncoder(runner.tower, runner.image_cache_bytes, needed, shared=shared)
         self.drafts = Drafts(
             self.tables, rows=draft_rows, block_size=self.cache.block_size, sources=settings.draft_sources
         )

@@ -235,6 +235,7 @@ class Sequence:
         "prompt_length",
         "reserved",
         "row",
+        "run_blocks",
         "sampling",
         "saves",
         "saving",
@@ -245,6 +246,7 @@ class Sequence:
         "status",
         "token_ids",
         "top_logprobs",
+        "unwritten_runs",
         "waits_for",
     )
 
@@ -283,6 +285,10 @@ class Sequence:
         """For each group of layers, while it runs."""
         self.encoder_blocks: list[int] = []
         """Blocks with the keys and values of the encoder's input for cross-attention, where there is one."""
+        self.run_blocks: dict[int, int] = {}
+        """For each run of images that it sees, where layers look at images: the first of its ``encoder_blocks``."""
+        self.unwritten_runs: list[int] = []
+        """Those of them that the scheduled step writes."""
         self.encoded = False
         """Whether these are written, or the scheduled step writes them."""
         self.state_slot = -1

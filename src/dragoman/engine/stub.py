@@ -175,6 +175,10 @@ class StubRunner:
         for source, target in zip(sources, targets, strict=True):
             self.state_data[target] = self.state_data[source]
 
+    def write_image(self, values: Float32, blocks: Int32) -> None:
+        """It looks at no images."""
+        raise NotImplementedError
+
     def copy_blocks(self, sources: Int32, targets: Int32, group: int = 0) -> None:
         data = self.block_data[group]
         for source, target in zip(sources, targets, strict=True):

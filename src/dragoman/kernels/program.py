@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import numpy as np
@@ -200,9 +201,27 @@ class Program(StreamOperations, RecurrenceOperations):
             both_ways,
         )
 
-    def cross_attend(self, out: int, x: int, q_offset: int, heads: int, layer: int, scale: float) -> None:
-        """Record attention over all positions of the row's encoder input, whose blocks are in ``cross_tables``."""
-        self._native.cross_attend(out, x, q_offset, heads, layer, scale)
+    def cross_attend(
+        self, out: int, x: int, q_offset: int, heads: int, layer: int, scale: float, *, of_step: bool = False
+    ) -> None:
+        """Record attention over all positions of the row's encoder input, whose blocks are in ``cross_tables``.
+
+        ``of_step``: a run may write what it looks at, and its sequences may share blocks: no two rows may then be
+        written to one place.
+        """
+        self._native.cross_attend(out, x, q_offset, heads, layer, scale, of_step)
+
+    @contextmanager
+    def optional(self) -> Iterator[None]:
+        """Record operations that a run leaves out where no sequence has an encoder input. Those that have none have a
+        length of 0 then, and ``cross_attend`` leaves their rows as they are."""
+        self._native.begin_optional()
+        yield
+        self._native.end_optional()
+
+    def clear_without_text(self, x: int) -> None:
+        """Record ``x = 0`` of the rows of sequences without an encoder input; among optional operations."""
+        self._native.clear_without_text(x)
 
     def gate(self, out: int, x: int, activation: Activation) -> None:
         """Record ``out = act(x[:, :F]) · x[:, F:]``, F the width of ``out``."""

@@ -10,7 +10,7 @@ from dragoman.core.errors import ModelError
 from dragoman.core.lazy_imports import np
 from dragoman.models.families import Family
 from dragoman.models.parameter import Parameter
-from dragoman.models.parameters import parameters
+from dragoman.models.parameters import parameters, seeing
 from dragoman.models.settings import PRECISIONS
 from dragoman.models.spec import DecoderSpec
 from dragoman.models.tensors import BLOCK_SIZES, ELEMENTS, Format, Quantized, Tensor, TensorFiles, to_float32
@@ -193,7 +193,7 @@ class Checkpoint:
             return spec
         tower = vision_parameters(spec.vision)
         names = (self._stored_name(module, parameter) for parameter in tower for module in self._modules(parameter))
-        return spec if any(name in self._tensors for name in names) else replace(spec, vision=None)
+        return spec if any(name in self._tensors for name in names) else seeing(spec, None)
 
     def _refuse_leftovers(self) -> None:
         used = {self._family.canonical(part.name) for parts in self.parts.values() for part in parts}

@@ -14,6 +14,7 @@ import numpy as np
 from dragoman import kernels
 from dragoman.models.branches import Parts, TokenInputs
 from dragoman.models.feed_forward import record_activation, record_experts, record_router_input
+from dragoman.models.image_layers import record_image_layers
 from dragoman.models.latent_attention import LatentBuffers, record_latent_attention
 from dragoman.models.layer_buffers import LayerBuffers, Stream
 from dragoman.models.mixers import record_mixer
@@ -28,6 +29,9 @@ from dragoman.models.vision.places import rotary_axes
 
 if TYPE_CHECKING:
     from dragoman.models.positions import Float32
+
+_NEVER = -1e30
+"""Logit of a token that only prompts have."""
 
 
 def build_program(
@@ -84,6 +88,7 @@ class Recorder:
         self.causal = spec.causal
         self.query: int | None = None  # buffer of cross-attention's queries
         self.kv_layers = {layer: place for place, layer in enumerate(spec.kv_layers)}
+        self.image_memory: tuple[int, ...] = ()
         self.latent_memory: LatentBuffers | None = None
         self.mixer_memory: dict[Mixer, tuple[int, ...]] = {}  # buffers of each kind of layer with a state
         self.tables = {rope: RotaryTables(rope, context) for rope in set(spec.ropes) if rope is not None}
@@ -119,11 +124,13 @@ class Recorder:
         if spec.altup:
             self.parts = Parts(self, spec.altup, stream.residual)
         selected = False
+        looks_last = spec.vision is not None and spec.layers in spec.vision.looked_at
         for layer in range(spec.layers):
             if layer == spec.written_layers and self.causal and spec.encoder is None:
                 # From here on rows depend on others only through the cache.
                 (stream, _), selected = self._select(stream, [], layer), True
                 qkv = self.buffers.qkv(stream)
+            record_image_layers(self, layer, stream)
             if self.parts:
                 self.parts.predict(layer, stream.residual)
             x, results = stream.normed, []
@@ -136,7 +143,7 @@ class Recorder:
                 self._join_all(layer, stream, results)
                 self._cross_attend(layer, stream, self._branch_input(stream, "cross_norm", layer))
                 results = [(stream.mixed, "cross_out")]
-            if layer == spec.layers - 1 and self.causal and not selected:
+            if layer == spec.layers - 1 and self.causal and not selected and not looks_last:
                 # From here on no row depends on another: only those whose logits are needed continue.
                 stream, results = self._select(stream, results, layer)
             if not spec.block.parallel:
@@ -152,6 +159,9 @@ class Recorder:
                 self._join_all(layer, stream, results)
                 self._feed_forward(layer, stream, x)
             self._finish_layer(layer, stream)
+        if looks_last:
+            record_image_layers(self, spec.layers, stream)
+            stream, _ = self._select(stream, [], spec.layers)
         if self.parts:
             self.parts.merge(stream.residual)
         return stream
@@ -184,13 +194,13 @@ class Recorder:
         x = stream.residual if embedding.width is None else p.buffer(embedding.width)
         p.embed(x, table, scale=scale)
         if embedding.norm is True:
-            self._norm(x, x, "embedding_norm")
+            self.norm(x, x, "embedding_norm")
         if embedding.width is not None:
             self.linear(stream.residual, x, "embedding_in")
         if embedding.positions or embedding.types:
             p.add_positions(stream.residual, self._positions())
         if embedding.norm == "last":
-            self._norm(stream.residual, stream.residual, "embedding_norm")
+            self.norm(stream.residual, stream.residual, "embedding_norm")
 
     def _positions(self) -> Float32:
         embedding = self.spec.embedding
@@ -274,7 +284,7 @@ class Recorder:
         if spec.gated_attention:
             p.multiply(mixed, 0, mixed, 0, qkv, spec.query_width, spec.query_width, "sigmoid")
         if spec.block.inner_norms:
-            self._norm(mixed, mixed, "attention_inner_norm", layer)
+            self.norm(mixed, mixed, "attention_inner_norm", layer)
         return mixed
 
     def _relative_bias(self, layer: int) -> Float32 | None:
@@ -307,7 +317,7 @@ class Recorder:
         self.linear(wide, x, "feed_forward_in", layer)
         record_activation(self, layer, narrow, wide)
         if spec.block.inner_norms:
-            self._norm(narrow, narrow, "feed_forward_inner_norm", layer)
+            self.norm(narrow, narrow, "feed_forward_inner_norm", layer)
         if experts and experts.beside:
             self._route_beside(layer, stream, narrow, experts)
         else:
@@ -319,11 +329,11 @@ class Recorder:
         assert stream.routing is not None
         assert stream.routed is not None
         self.linear(stream.branch, narrow, "feed_forward_out", layer)
-        self._norm(stream.branch, stream.branch, "dense_out_norm", layer)
-        self._norm(stream.normed, stream.residual, "expert_norm", layer)
+        self.norm(stream.branch, stream.branch, "dense_out_norm", layer)
+        self.norm(stream.normed, stream.residual, "expert_norm", layer)
         record_router_input(self, layer, stream.routing, stream.residual)
         record_experts(self, layer, stream.routed, stream.normed, experts, routing=stream.routing)
-        self._norm(stream.routed, stream.routed, "expert_out_norm", layer)
+        self.norm(stream.routed, stream.routed, "expert_out_norm", layer)
         self.program.add(stream.branch, stream.routed)
         self._finish_branch(layer, stream, "feed_forward_out")
 
@@ -332,7 +342,7 @@ class Recorder:
         out = stream.residual if stream.branch is None else stream.branch
         record_experts(self, layer, out, x, experts, accumulate=stream.branch is None)
         if experts.out_norm:
-            self._norm(out, out, "expert_out_norm", layer)
+            self.norm(out, out, "expert_out_norm", layer)
         if (bias := self.weights.bias("experts", layer)) is not None:
             self.program.add_positions(out, np.broadcast_to(bias, (self.context, self.spec.width)))  # the same at each
         self._finish_branch(layer, stream, "feed_forward_out")
@@ -344,21 +354,27 @@ class Recorder:
             projected = p.buffer(spec.embedding.width)
             self.linear(projected, x, "embedding_out")
             x = projected
-        logits = p.buffer(spec.vocab_size)
         table = self.weights.matrix("embedding" if spec.tied else "head")
+        whole = p.buffer(spec.vocab_size)
+        logits = whole if table.shape[0] == spec.vocab_size else p.buffer(table.shape[0], over=whole)
         p.linear(logits, x, table, bias=self.weights.bias("head"))
         p.adapt(logits, x, table, self._product("head", None))
         if spec.output.scale != 1.0:
             p.scale(logits, spec.output.scale)
         if spec.output.softcap:
             p.soft_cap(logits, spec.output.softcap)
-        p.logits(logits)
+        if logits != whole:
+            never = p.buffer(spec.vocab_size - table.shape[0])
+            p.copy_columns(never, logits, 0)
+            p.clip_columns(never, 0, p.width(never), _NEVER, _NEVER)
+            p.join(whole, logits, never)
+        p.logits(whole)
 
     def _final(self, stream: Stream) -> int:
         """Record the last norm, where there is one. Returns the buffer of the final hidden states."""
         if not self.spec.output.norm:
             return stream.residual
-        self._norm(stream.normed, stream.residual, "final_norm")
+        self.norm(stream.normed, stream.residual, "final_norm")
         return stream.normed
 
     def _branch_input(self, stream: Stream, module: str, layer: int) -> int:
@@ -366,7 +382,7 @@ class Recorder:
         is_first = module == "attention_norm"
         if self.spec.norms(layer) not in ("before", "around") or (is_first and not self.spec.has_first_norm(layer)):
             return stream.residual
-        self._norm(stream.normed, stream.residual, module, layer)
+        self.norm(stream.normed, stream.residual, module, layer)
         return stream.normed
 
     def _join_all(self, layer: int, stream: Stream, results: list[tuple[int, str]]) -> None:
@@ -387,12 +403,13 @@ class Recorder:
         norm = "attention_out_norm" if module == "mixer_out" else f"{module}_norm"
         if stream.branch is not None:
             if self.spec.norms(layer) in ("after", "around"):
-                self._norm(stream.branch, stream.branch, norm, layer)
+                self.norm(stream.branch, stream.branch, norm, layer)
             self.program.add(stream.residual, stream.branch, self.spec.block.scale(module))
         if self.spec.norms(layer) == "joined":
-            self._norm(stream.residual, stream.residual, norm, layer)
+            self.norm(stream.residual, stream.residual, norm, layer)
 
-    def _norm(self, out: int, x: int, module: str, layer: int | None = None) -> None:
+    def norm(self, out: int, x: int, module: str, layer: int | None = None) -> None:
+        """Record out = norm(x)."""
         unweighted = np.ones(self.program.width(x), np.float32)
         weight = self.weights.vector(module, layer) if self.spec.norm_weight else unweighted
         bias = self.weights.bias(module, layer)
@@ -427,6 +444,12 @@ class Recorder:
         if mixer not in self.mixer_memory:
             self.mixer_memory[mixer] = (*map(self.program.buffer, widths), self.program.buffer(mixer.inner))
         return self.mixer_memory[mixer][:-1]
+
+    def image_buffers(self) -> tuple[int, int]:
+        """Return buffers that layers which look at images use for queries, and for what they add to the stream."""
+        if not self.image_memory:
+            self.image_memory = (self.program.buffer(self.spec.query_width), self.program.buffer(self.spec.width))
+        return self.image_memory[0], self.image_memory[1]
 
     def mixer_out(self, mixer: Mixer) -> int:
         """Return the buffer of the output projection's input, after ``mixer_buffers``."""

@@ -20,7 +20,7 @@ from dragoman.models.checkpoint import Checkpoint, widest
 from dragoman.models.config import LARGEST_HEAD, read_json, token_ids
 from dragoman.models.families import FAMILIES, read_spec
 from dragoman.models.hub import DownloadWatcher
-from dragoman.models.parameters import parameters
+from dragoman.models.parameters import parameters, seeing
 from dragoman.models.pooling import PoolingPlan, plan_pooling
 from dragoman.models.quantized import find_scheme
 from dragoman.models.quantized.scheme import Scheme
@@ -250,9 +250,10 @@ def with_vision(spec: DecoderSpec, config: dict[str, Any], folder: Path) -> Deco
         )
     if vision.stacked >= spec.layers:
         raise ModelError(f"{folder}: images have {vision.stacked} stacked parts, the decoder {spec.layers} layers")
+    spec = seeing(spec, vision)
     if (last := max(vision.tags.image_id, vision.padding_id)) >= spec.vocab_size:
         raise ModelError(f"{folder}: image token {last} is beyond the vocabulary of {spec.vocab_size}")
-    return replace(spec, vision=vision)
+    return spec
 
 
 def _token_id(folder: Path, token: str) -> int | None:

@@ -33,7 +33,7 @@ class _EncoderRecorder(Recorder):
         stream, p = self._layers(), self.program
         x = stream.residual
         if self.spec.output.norm:
-            self._norm(stream.normed, x, "final_norm")
+            self.norm(stream.normed, x, "final_norm")
             x = stream.normed
         pair = p.buffer(2 * decoder.kv_width)
         for layer in range(decoder.layers):

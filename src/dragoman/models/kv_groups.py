@@ -157,6 +157,11 @@ def divide_blocks(
     return tuple(replace(group, blocks=count) for group, count in zip(groups, blocks, strict=True))
 
 
+def image_rows(spec: DecoderSpec) -> int:
+    """Return the positions for one image that layers look at; 0: the decoder has no such layers."""
+    return spec.vision.most_embeddings if spec.vision is not None and spec.vision.looked_at else 0
+
+
 def layer_kv_bytes(spec: DecoderSpec, layer: int, kv_precision: KVPrecision) -> int:
     """Return the bytes of a token's keys and values in one layer: in each KV head, padded to whole vectors of 16 as the
     pool stores them. The value of latent attention is part of the key."""

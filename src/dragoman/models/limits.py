@@ -18,10 +18,9 @@ from dragoman.models.description import ModelDescription
 from dragoman.models.kv_groups import layer_kv_bytes
 from dragoman.models.layout import plan_layout
 from dragoman.models.memory import plan
-from dragoman.models.parameters import LAYER_TABLE, parameters
+from dragoman.models.parameters import LAYER_TABLE, is_of_images, parameters
 from dragoman.models.settings import KVPrecision, ModelSettings, Precision
 from dragoman.models.spec import DecoderSpec
-from dragoman.models.vision.parameters import is_vision
 
 MULTIPLIED_AS: dict[Precision, Precision] = {
     "float32": "float32",
@@ -108,7 +107,7 @@ def shape_of(described: ModelDescription, precision: Precision) -> Shape:
         sum(
             math.prod(p.shape) * (1.0 if p.expert is None else share)
             for p in parameters(spec)
-            if p.matrix and p.module not in ("embedding", "head", LAYER_TABLE) and not is_vision(p)
+            if p.matrix and p.module not in ("embedding", "head", LAYER_TABLE) and not is_of_images(p)
         )
     )
     after = 2 * int(
@@ -116,7 +115,7 @@ def shape_of(described: ModelDescription, precision: Precision) -> Shape:
             math.prod(p.shape) * (1.0 if p.expert is None else share)
             for p in parameters(spec)
             if p.layer is not None and p.layer >= spec.written_layers and spec.encoder is None
-            if p.matrix and not is_vision(p)
+            if p.matrix and not is_of_images(p)
         )
     )
     entries = plan_layout(spec, planned.precision, planned.formats).entries

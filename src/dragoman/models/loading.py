@@ -20,6 +20,7 @@ from dragoman.models.description import ModelDescription, ModelInfo, PackedFile,
 from dragoman.models.encoder import build_encoder
 from dragoman.models.families import FAMILIES
 from dragoman.models.hub import DownloadWatcher
+from dragoman.models.image_layers import ImageWriter
 from dragoman.models.kv_groups import KVGroup
 from dragoman.models.layout import SMALLEST_CACHED_BYTES as _SMALLEST_CACHED_BYTES
 from dragoman.models.layout import Layout, plan_layout
@@ -33,7 +34,7 @@ from dragoman.models.progress import READING, Progress, ignore_progress, part
 from dragoman.models.settings import ModelSettings, default_cache_folder
 from dragoman.models.source import find_source, find_weights, open_files
 from dragoman.models.spec import DecoderSpec
-from dragoman.models.vision.tower import VisionTower
+from dragoman.models.vision.towers import build_tower
 
 _LOG = logging.getLogger("dragoman.models")
 
@@ -121,7 +122,9 @@ def load(
                 max_tokens=max(settings.max_tokens, planned.encoder_tokens),
                 max_sequences=settings.max_sequences,
             )
-        tower = None if spec.vision is None else VisionTower(weights, spec.vision, planned.precision)
+        tower = None if spec.vision is None else build_tower(weights, spec.vision, planned.precision)
+        looks = spec.vision is not None and spec.vision.looked_at
+        image_writer = ImageWriter(spec, weights, kv) if looks else None
     except ValueError as error:  # valid sizes beyond the kernels' limits
         raise ModelError(f"{described.source.name} cannot be run: {error}") from error
     digests = fingerprint(spec, planned, layout, checksums), weights_digest(layout, checksums)
@@ -143,6 +146,7 @@ def load(
         encoder=encoder,
         pooling=pooling,
         tower=tower,
+        image_writer=image_writer,
     )
 
 

@@ -17,13 +17,14 @@ from dragoman.models.kv_groups import (
     KVGroup,
     divide_blocks,
     group_layers,
+    image_rows,
     longest_within,
     sequence_bytes,
 )
 from dragoman.models.latent import buffer_floats
 from dragoman.models.layout import mapped_bytes, plan_layout
 from dragoman.models.parameter import Parameter
-from dragoman.models.parameters import LAYER_TABLE
+from dragoman.models.parameters import LAYER_TABLE, is_of_images
 from dragoman.models.settings import PRECISIONS, KVPrecision, ModelSettings, Precision, RequestedPrecision
 from dragoman.models.spec import DecoderSpec
 from dragoman.models.tensors import Format
@@ -51,14 +52,14 @@ class MemoryPlan:
             buffers of one step, of the vision tower, and what is kept of images.
         groups: the layers that share blocks, and their blocks: that which keeps most positions is first.
             encoder_tokens: maximum of an encoder's input, which is kept in addition; 0: there is no encoder.
+            image_rows: the same for positions of an image that layers look at.
         state_slots: states of recurrent layers: of running sequences, drafts and snapshots of prefixes; 0: the model
-            has no such layers. bytes_per_state: of one.
-        first_adapters_bytes: of adapters that are loaded at the start. adapter_room_bytes: maximum of all adapters:
-            what is left, or the limit that was set.
+            has no such layers. bytes_per_state: of one. first_adapters_bytes: of adapters that are loaded at the start.
+            adapter_room_bytes: maximum of all adapters: what is left, or the limit that was set.
         bytes_per_decoded_token: weights read to decode one token alone; memory bandwidth over this is the limit of
-            tokens per second. bytes_before_logits: of these, those read by a step that needs no logits.
-            encoder_bytes: weights read to encode an input. vision_bytes: weights of the vision tower.
-        refusal: why the model does not fit; None when it does.
+            tokens per second. bytes_before_logits: of these, those read by a step that needs no logits. encoder_bytes:
+            weights read to encode an input. vision_bytes: of the vision tower. refusal: why the model does not fit;
+            None when it does.
     """
 
     precision: Precision
@@ -73,6 +74,7 @@ class MemoryPlan:
     groups: tuple[KVGroup, ...]
     context_tokens: int
     encoder_tokens: int
+    image_rows: int
     state_slots: int
     bytes_per_state: int
     first_adapters_bytes: int
@@ -116,11 +118,11 @@ class MemoryPlan:
 
     def _kept_tokens(self, group: KVGroup) -> int:
         tokens = (group.sequence_blocks + self._encoder_blocks) * BLOCK_TOKENS
-        return tokens if self.encoder_tokens else min(self.context_tokens, tokens)
+        return tokens if self._encoder_blocks else min(self.context_tokens, tokens)
 
     @property
     def _encoder_blocks(self) -> int:
-        return math.ceil(self.encoder_tokens / BLOCK_TOKENS)
+        return math.ceil((self.encoder_tokens + self.image_rows) / BLOCK_TOKENS)
 
     @property
     def total_bytes(self) -> int:
@@ -181,7 +183,8 @@ def plan(
     context = _fitting_context(spec, requested, room, table, settings, kv_precision)
     room -= context * table
     groups = group_layers(spec, context, settings.max_tokens, kv_precision)
-    groups = _with_blocks(settings, groups, context, _encoder_tokens(spec, context), room)
+    in_addition = _encoder_tokens(spec, context) + image_rows(spec)
+    groups = _with_blocks(settings, groups, context, in_addition, room)
     found = MemoryPlan(
         precision=precision,
         formats=formats,
@@ -195,6 +198,7 @@ def plan(
         groups=groups,
         context_tokens=context,
         encoder_tokens=_encoder_tokens(spec, context),
+        image_rows=image_rows(spec),
         state_slots=states,
         bytes_per_state=state,
         first_adapters_bytes=first_adapters_bytes,
@@ -238,8 +242,7 @@ def _formats(description: ModelDescription, requested: RequestedPrecision) -> di
 
 
 def state_bytes(spec: DecoderSpec) -> int:
-    """Return the bytes of one sequence's state: float32, each part padded to whole cache lines as the pool stores it.
-    0: no layer has a state."""
+    """Return the bytes of one sequence's state: float32, each part in whole cache lines. 0: no layer has a state."""
     return sum(-(-size // 16) * 64 for size in spec.state_parts)
 
 
@@ -283,7 +286,7 @@ def activation_bytes(spec: DecoderSpec, settings: ModelSettings) -> int:
 
 
 def longest_step(context: int, settings: ModelSettings) -> int:
-    """Return the maximum number of tokens of an encoder's step, which has room for a text of the whole context."""
+    """Return the most tokens of an encoder's step, which has room for a text of the whole context."""
     return max(settings.max_tokens, min(context, settings.max_context or context))
 
 
@@ -294,14 +297,15 @@ def _branch_floats(spec: DecoderSpec) -> int:
         floats += (spec.layers + 2) * spec.layer_inputs.width
     if spec.experts and spec.experts.beside:
         floats += 3 * spec.width
+    if spec.vision and spec.vision.looked_at:
+        floats += spec.query_width + spec.width
     if spec.altup:
         floats += (3 * spec.altup.parts + 3) * spec.width + spec.altup.rank
     return floats
 
 
 def _routed_bytes(spec: DecoderSpec) -> int:
-    """Return the bytes one token takes in its experts: inputs, inner values and results of each, and quantized copies
-    of the first two for the products."""
+    """Return the bytes one token takes in its experts: inputs, inner values, results, and quantized copies."""
     if spec.experts is None:
         return 0
     each = (1 + spec.gated) * 4 + 4
@@ -349,16 +353,16 @@ def _fitting_context(
         fits = longest_within(spec, settings.max_tokens, kv_precision, table=table, most=room, most_kv=most)
     else:
         per_position = per_token if spec.encoder is None else 2 * per_token  # an input of the same length is kept too
-        fits = max(room, 0) // (per_position + table)
+        images = image_rows(spec) * per_token
+        fits = max(room - images, 0) // (per_position + table)
         if kv_bytes is not None:
-            fits = min(fits, kv_bytes // per_position)
+            fits = min(fits, max(kv_bytes - images, 0) // per_position)
     fits = fits // BLOCK_TOKENS * BLOCK_TOKENS
     return requested if fits >= requested else max(fits, min(requested, _SHORTEST_CONTEXT))
 
 
 def _encoder_tokens(spec: DecoderSpec, context: int) -> int:
-    """Return the maximum number of tokens of an input: no more than of an output, where a limit was set or memory sets
-    one."""
+    """Return the maximum number of tokens of an input: no more than of an output, where anything sets a limit."""
     return 0 if spec.encoder is None else min(spec.encoder.context, context)
 
 
@@ -419,8 +423,7 @@ def _table_bytes_per_position(spec: DecoderSpec) -> int:
 
 
 def _loading_bytes(parameter: Parameter, packed: int, stored_dtype: str) -> int:
-    """Return the bytes of the packed matrix before it is copied, and of its parts and their stack where they are stored
-    apart."""
+    """Return the bytes of the packed matrix before it is copied, and of its stored parts and their stack."""
     stacked = math.prod(parameter.shape) * (4 if stored_dtype == "float32" else 2)
     return packed + (2 * stacked if len(parameter.parts) > 1 else 0)
 
@@ -428,10 +431,10 @@ def _loading_bytes(parameter: Parameter, packed: int, stored_dtype: str) -> int:
 def _share_read(parameter: Parameter, spec: DecoderSpec) -> float:
     """Return the share of a parameter that is read for each token.
 
-    Of tables only rows, unless the table is also the output projection; of experts the active ones; of an encoder
-    and of a vision tower nothing, as they run once for each input.
+    Of tables only rows, unless the table is also the output projection; of experts the active ones; of an encoder and
+    of what is for images nothing: they run once for each input, or not at all.
     """
-    if _is_of_encoder(parameter) or is_vision(parameter):
+    if _is_of_encoder(parameter) or is_of_images(parameter):
         return 0.0
     if parameter.expert is not None and spec.experts is not None:
         return spec.experts.active / spec.experts.count
@@ -458,6 +461,7 @@ def _is_for_logits(parameter: Parameter, spec: DecoderSpec) -> bool:
     before += ["latent_query_in", "latent_query_norm", "latent_query", "latent_in", "latent_norm", "latent_key"]
     before.append("latent_value")
     is_mixer = parameter.module.startswith("mixer_") and parameter.module != "mixer_out"
+    is_mixer = is_mixer or is_of_images(parameter)
     return parameter.layer == spec.layers - 1 and not is_mixer and parameter.module not in before
 
 

@@ -15,6 +15,7 @@ from dragoman.models.adapters.loading import load_adapter
 from dragoman.models.batch import Batch, Int32s, PoolSize
 from dragoman.models.decoder import build_hidden_program
 from dragoman.models.description import ModelInfo
+from dragoman.models.image_layers import ImageWriter
 from dragoman.models.kv_groups import BLOCK_TOKENS
 from dragoman.models.memory import MemoryPlan
 from dragoman.models.packing import Weights
@@ -22,7 +23,7 @@ from dragoman.models.pooling import ModelPooling
 from dragoman.models.reads import ReadCounter
 from dragoman.models.settings import ModelSettings
 from dragoman.models.spec import DecoderSpec
-from dragoman.models.vision.tower import VisionTower
+from dragoman.models.vision.towers import Tower
 
 
 class Model:
@@ -53,7 +54,8 @@ class Model:
         encoder: kernels.Program | None = None,
         states: kernels.StatePool | None = None,
         pooling: ModelPooling | None = None,
-        tower: VisionTower | None = None,
+        tower: Tower | None = None,
+        image_writer: ImageWriter | None = None,
     ) -> None:
         self.config, self.program, self.weights, self.kv, self.card, self.plan = (
             config,
@@ -80,6 +82,7 @@ class Model:
         self._adapter_bytes = settings.adapter_bytes
         self.causal = config.causal
         self.tower = tower
+        self._image_writer = image_writer
         self.image_cache_bytes = settings.image_cache_bytes
         self._pooling = pooling
         self._hidden: kernels.Program | None = None if config.causal else program
@@ -175,6 +178,11 @@ class Model:
         assert self.encoder is not None
         self._reads.add_encoding(batch)
         self.encoder.run(*batch)
+
+    def write_image(self, values: NDArray[np.float32], blocks: Int32s) -> None:
+        """Write what layers that look at images need of embeddings ``[rows, hidden_size]`` into blocks of their own."""
+        assert self._image_writer is not None
+        self._image_writer.write(values, blocks)
 
     def copy_blocks(self, sources: Int32s, targets: Int32s, group: int = 0) -> None:
         """Copy KV blocks in all layers of a group, ``sources[i]`` to ``targets[i]``."""

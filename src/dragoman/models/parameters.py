@@ -18,7 +18,8 @@ from dragoman.models.recurrent import (
     StateSpace,
 )
 from dragoman.models.spec import AltUp, DecoderSpec, Experts, HeadNorm, Latent
-from dragoman.models.vision.parameters import vision_parameters
+from dragoman.models.vision.description import IMAGE_TOKENS, VisionDescription
+from dragoman.models.vision.parameters import is_vision, vision_parameters
 
 XIELU = ("xielu_positive", "xielu_negative", "xielu_linear", "xielu_least")
 """Modules of a trained activation, one number each."""
@@ -53,12 +54,14 @@ def parameters(spec: DecoderSpec) -> tuple[Parameter, ...]:
         found += _norm(spec, "layer_inputs_norm", None, inputs.width)
     for layer in range(spec.layers):
         found += _layer_parameters(spec, layer)
+    for number in range(len(spec.vision.looked_at) if spec.vision else 0):
+        found += _image_layer_parameters(spec, number)
     if spec.output.norm:
         found += _norm(spec, "final_norm", None)
     if embedding.width is not None:
         found.append(_matrix("embedding_out", None, (embedding.width,), spec.width))
     if not spec.tied:
-        found.append(_matrix("head", None, (spec.vocab_size,), spec.embedding_width))
+        found.append(_matrix("head", None, (spec.vocab_size - embedding.unspoken,), spec.embedding_width))
     if spec.output.bias:
         found.append(_vector("head", "bias", None, (spec.vocab_size,)))
     if spec.vision is not None:
@@ -68,6 +71,17 @@ def parameters(spec: DecoderSpec) -> tuple[Parameter, ...]:
         stored = (inputs.vocab, spec.layers * inputs.width)
         found.append(Parameter(LAYER_TABLE, "weight", None, shape, shape[:1], True, stored=stored))
     return tuple(found)
+
+
+def seeing(spec: DecoderSpec, vision: VisionDescription | None) -> DecoderSpec:
+    """Return the decoder with what it sees images with, and the tokens that it has for them; None: without."""
+    unspoken = IMAGE_TOKENS if vision is not None and vision.looked_at else 0
+    return replace(
+        spec,
+        vision=vision,
+        vocab_size=spec.vocab_size - spec.embedding.unspoken + unspoken,
+        embedding=replace(spec.embedding, unspoken=unspoken),
+    )
 
 
 def parameter_count(spec: DecoderSpec) -> int:
@@ -80,6 +94,26 @@ def _layer_parameters(decoder: DecoderSpec, layer: int) -> list[Parameter]:
     first = _first_branch_parameters(spec, layer) if spec.has_branch("first", layer) else []
     second = _second_branch_parameters(spec, layer) if spec.has_branch("second", layer) else []
     return first + second + _further_parameters(spec, layer)
+
+
+def _image_layer_parameters(spec: DecoderSpec, number: int) -> list[Parameter]:
+    """Return the parameters of a layer that looks at images; keys and values are computed once of each image."""
+    found = [
+        *_norm(spec, "image_norm", number),
+        _matrix("image_query", number, (spec.query_width,), spec.width),
+        _matrix("image_key_value", number, (spec.kv_width, spec.kv_width), spec.width),
+        _matrix("image_out", number, (spec.width,), spec.query_width),
+        *_norm(spec, "image_feed_forward_norm", number),
+        _matrix("image_feed_forward_in", number, _inward(spec, spec.feed_forward), spec.width),
+        _matrix("image_feed_forward_out", number, (spec.width,), spec.feed_forward),
+    ]
+    found += [_vector(f"image_{name}_norm", "weight", number, (spec.head_dim,)) for name in ("query", "key")]
+    return found + [_vector(f"image_{name}_gate", "weight", number, (1,)) for name in ("out", "feed_forward_out")]
+
+
+def is_of_images(parameter: Parameter) -> bool:
+    """Return whether a parameter is only used for images, or for tokens that see one."""
+    return is_vision(parameter) or parameter.module.startswith("image_")
 
 
 def _first_branch_parameters(spec: DecoderSpec, layer: int) -> list[Parameter]:

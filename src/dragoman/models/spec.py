@@ -32,6 +32,7 @@ class Embedding:
         sinusoidal: its rows are computed, not learned: sines in the first half, cosines in the second (Pegasus).
         types: rows of a table of which one more is added to each token: the first, or the second for the tokens of the
             second of two texts (BERT); 0: there is none.
+        unspoken: rows at the end of the tokens' table, of tokens that have no logits (Mllama's images).
     """
 
     scale: float = 1.0
@@ -42,6 +43,7 @@ class Embedding:
     positions_offset: int = 0
     sinusoidal: bool = False
     types: int = 0
+    unspoken: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,8 +291,8 @@ class DecoderSpec:
         chunks: for each layer the size of chunks of positions, of which a token sees its own only (Llama 4); 0: there
             are none; empty: in no layer.
         sinks: each head has one more score in its softmax, which weighs no value (gpt-oss).
-        attention_scales: factor of query · key for each layer.
-        attention_softcap: cap · tanh(scores / cap) of the scaled scores (Gemma 2); 0: none.
+        attention_scales: factor of query · key for each layer. attention_softcap: cap · tanh(scores / cap) of these
+            scores (Gemma 2); 0: none.
         alibi_slopes: for each head, how much a score falls per position of distance (Press et al. 2021, ALiBi,
             https://arxiv.org/abs/2108.12409); empty: no ALiBi.
         relative_bias: a bias of scores by distance (T5), in self-attention of the decoder and of the encoder.
@@ -308,11 +310,9 @@ class DecoderSpec:
         kv_sources: for each layer that whose keys and values it uses, an earlier one's or its own; empty: its own.
         keys_as_values: layers whose values are their keys, before norm and rotation (Gemma 4).
         value_norm: values have a norm without weight, of each head.
-        layer_inputs: each layer has a further input.
-        layer_scale: the stream has a learned factor after each layer.
+        layer_inputs: each layer has a further input. layer_scale: the stream has a learned factor after each layer.
         altup: the stream has several parts.
-        tied: the output projection is the embedding table.
-        encoder: None: a decoder-only model.
+        tied: the output projection is the embedding table. encoder: None: a decoder-only model.
         causal: a token sees those before it. Otherwise it sees all of its text (BERT): such a model has no logits, and
             is run over whole texts.
         vision: what it sees images with; None: it sees none.

@@ -24,11 +24,14 @@ class Sequences(NamedTuple):
 
     Attributes:
         positions: int32 [rows]. starts: int32 [sequences + 1]. tables: int32 [sequences, blocks].
+        lengths: int32 [sequences]: how many positions of their table the rows see, where sequences share one; None:
+            their own.
     """
 
     positions: Int32s
     starts: Int32s
     tables: Int32s
+    lengths: Int32s | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +59,8 @@ class Arrangement:
 
 def most_sequences(vision: VisionDescription, tiles: int) -> int:
     """Return how many sequences a run has at the most."""
+    if vision.layers.first_stage:
+        return 2
     return vision.tile_tokens if vision.layers.window else tiles
 
 

@@ -22,6 +22,9 @@ def products(vision: VisionDescription, tiles: int, height: int, width: int) -> 
     layers, projection = vision.layers, vision.projection
     patches = (height // vision.patch) * (width // vision.patch)
     rows, tokens = patches + vision.class_token, patches // vision.reduction.factor**2
+    if vision.tiling.kind == "canvas":
+        tiles, rows = 1, vision.tile_rows
+        patches = tokens = rows
     each = 4 * layers.width**2 + (2 + layers.gated) * layers.width * layers.feed_forward
     window = (layers.window // vision.patch) ** 2 or rows
     seen = sum(rows if layer in layers.full_layers else min(rows, window) for layer in range(layers.count))

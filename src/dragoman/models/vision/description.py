@@ -9,6 +9,11 @@ from typing import Any, Literal
 from dragoman.models.vision.parts import Layers, Pixels, Projection, Reduction, Resampler, Tags, Tiling
 from dragoman.models.vision.readers import read_vision
 
+IMAGE_TOKENS = 8
+"""Rows of a decoder's table of tokens that have no logits, after the others, where its layers look at images."""
+
+_PADDED = 8  # rows of a tile are a multiple of so many, where the tower sees all tiles at once
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionDescription:
@@ -35,6 +40,9 @@ class VisionDescription:
         both_ways: which tokens of the prompt see those after them: none; an image's tokens see all of theirs
             (``image``: Gemma 3), in some models where layers have windows alone (``both_ways_in_windows``: Gemma 4);
             all of a prompt with images do (``prompt``: PaliGemma).
+        looked_at: for each layer of the decoder that looks at images the number of its layers before that one (Mllama,
+            Meta 2024, https://arxiv.org/abs/2407.21783, section 7); an image is then one token, and its embeddings are
+            what these layers compute keys and values of; empty: an image's embeddings replace tokens.
         padding_id: the token whose inputs of layers an image's tokens get, in decoders that have any.
         rotary_sections: numbers of a head's pairs in the decoder that are rotated by positions in time, by rows and by
             columns; empty: by the position in the text alone. rotary_interleaved: one pair of each in turn, as long as
@@ -59,6 +67,7 @@ class VisionDescription:
     tags: Tags
     both_ways: Literal["none", "image", "prompt"] = "none"
     both_ways_in_windows: bool = False
+    looked_at: tuple[int, ...] = ()
     padding_id: int = 0
     rotary_sections: tuple[int, ...] = ()
     rotary_interleaved: bool = False
@@ -94,6 +103,8 @@ class VisionDescription:
         """Rows of the tower for one tile, at the most: its patches, and the class token."""
         if self.tiling.kind == "halves":
             return (self.tiling.longest // self.patch) ** 2
+        if self.tiling.kind == "canvas":
+            return self.tiling.most * self.padded_rows
         if self.tiling.kind == "mixed":
             return max(self.tiling.side**2, self.tiling.whole_most) // self.patch**2
         if self.tiling.kind == "any":
@@ -101,8 +112,20 @@ class VisionDescription:
         return self.patches_per_side**2 + self.class_token
 
     @property
+    def padded_rows(self) -> int:
+        """Rows of a tile where the tower sees all tiles at once: its patches, the class token, and padding."""
+        return -(-self.looked_rows // _PADDED) * _PADDED
+
+    @property
+    def looked_rows(self) -> int:
+        """Embeddings of a tile that the decoder looks at."""
+        return self.patches_per_side**2 + 1
+
+    @property
     def tile_tokens(self) -> int:
         """Embeddings that one tile becomes, at the most."""
+        if self.looked_at:
+            return self.looked_rows
         if self.resampler is not None:
             return self.resampler.vectors
         if self.tiling.kind in ("any", "mixed"):
@@ -110,8 +133,15 @@ class VisionDescription:
         return (self.patches_per_side // self.reduction.factor) ** 2
 
     @property
-    def most_tokens(self) -> int:
+    def most_embeddings(self) -> int:
         """Embeddings of an image, at the most."""
+        return self.looked_rows * self.tiling.most if self.looked_at else self.most_tokens
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of a prompt that stand for the embeddings of an image, at the most."""
+        if self.looked_at:
+            return 1
         if self.tiling.kind == "any":
             return self.tile_tokens
         if self.tiling.kind == "mixed":
@@ -126,7 +156,7 @@ class VisionDescription:
         tiling = self.tiling
         if tiling.kind in ("mixed", "halves"):
             return tiling.cut_above < math.inf if tiling.kind == "mixed" else tiling.most > 1
-        return tiling.kind in ("split", "fit", "closest")
+        return tiling.kind in ("split", "fit", "closest", "canvas")
 
     @property
     def taken_width(self) -> int:

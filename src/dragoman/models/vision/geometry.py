@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from dragoman.models.vision.description import VisionDescription
-from dragoman.models.vision.parts import Tiling
+from dragoman.models.vision.parts import Tiling, grids_of
 
 Detail = Literal["auto", "low", "high"]
 """How closely a client wants an image looked at: ``low`` is one tile, where a model cuts images into several."""
@@ -77,6 +77,8 @@ def cut_of(width: int, height: int, vision: VisionDescription, detail: Detail) -
         return _any_shape(size, tiling)
     if tiling.kind == "halves":
         return _halves(size, tiling, whole_only=detail == "low")
+    if tiling.kind == "canvas":
+        return _canvas(size, tiling, one_tile=detail == "low")
     if tiling.kind == "mixed":
         return _mixed(size, tiling, whole_only=detail == "low")
     cutters = {"split": _split, "fit": _fit, "closest": _closest}
@@ -96,7 +98,10 @@ def image_token_count(width: int, height: int, vision: VisionDescription, detail
 
 
 def embedding_count(grid: Grid, tiles: int, vision: VisionDescription) -> int:
-    """Return how many embeddings so many tiles become."""
+    """Return how many embeddings so many tiles become; of those that a decoder looks at, how many tokens stand for
+    them."""
+    if vision.looked_at:
+        return 1
     if vision.tiling.kind == "any":
         return grid.rows * grid.columns
     if vision.tiling.kind == "mixed":
@@ -125,6 +130,8 @@ def are_tiles(tiles: int, height: int, width: int, grid: Grid, vision: VisionDes
         whole = (height, width) == (grid.rows * tiling.side, grid.columns * tiling.side)
         return tiles == 1 and whole and 0 < height * width <= tiling.most
     cut = grid.rows * grid.columns
+    if tiling.kind == "canvas":
+        return (height, width) == (tiling.side, tiling.side) and tiles == cut and 0 < cut <= tiling.most
     if tiling.kind in ("mixed", "halves"):
         try:
             sizes = tile_sizes(grid, vision)
@@ -321,6 +328,25 @@ def _fit(size: Size, tiling: Tiling) -> Cut:
     return Cut((scaled,), Grid(rows, columns, size), whole="first")
 
 
+def _canvas(size: Size, tiling: Tiling, *, one_tile: bool) -> Cut:
+    """Return the cut of the canvas that an image fills best: that of the least factor of 1 or more, else of the
+    largest; of equal ones the smallest, and of these the first."""
+    most, side = 1 if one_tile else tiling.most, tiling.side
+    found: list[tuple[tuple[bool, float, int], Size]] = []
+    for rows, columns in grids_of(most):
+        factor = min(rows * side / size.height, columns * side / size.width)
+        rank = (factor < 1, factor if factor >= 1 else -factor, rows * columns)
+        found.append((rank, Size(rows, columns)))
+    rows, columns = min(found, key=lambda each: each[0])[1]
+    height, width = min(max(size.height, side), rows * side), min(max(size.width, side), columns * side)
+    down, across = height / size.height, width / size.width
+    if across < down:
+        scaled = Size(min(math.floor(size.height * across) or 1, height), width)
+    else:
+        scaled = Size(height, min(math.floor(size.width * down) or 1, width))
+    return Cut((scaled,), Grid(rows, columns, size), whole=None)
+
+
 def _closest(size: Size, tiling: Tiling) -> Cut:
     """Return the cut into the grid whose shape is closest: of those equally close the one with most tiles that has no
     more than twice the image's pixels."""
@@ -374,7 +400,7 @@ def _to_whole_tiles(size: Size, side: int) -> Size:
 
 def rows_of_run(vision: VisionDescription) -> int:
     """Return the rows of the largest run."""
-    together = 1 if vision.tiling.kind in ("mixed", "halves") else max(1, _RUN_ROWS // vision.tile_rows)
+    together = 1 if vision.tiling.kind in ("mixed", "halves", "canvas") else max(1, _RUN_ROWS // vision.tile_rows)
     return together * vision.tile_rows
 
 
@@ -383,4 +409,4 @@ def buffer_bytes(vision: VisionDescription) -> int:
     layers, rows, out = vision.layers, rows_of_run(vision), vision.embedding_floats
     floats = 6 * layers.width + max(3 * layers.width, layers.feed_forward) + 2 * vision.patch_floats
     reduced = 2 * vision.reduced_width + 2 * vision.taken_width + vision.projection.inner + 2 * out
-    return 4 * rows * (floats + reduced // vision.reduction.factor**2) + 4 * vision.most_tokens * out
+    return 4 * rows * (floats + reduced // vision.reduction.factor**2) + 4 * vision.most_embeddings * out

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dragoman.models.parameter import Parameter
 from dragoman.models.vision.description import VisionDescription
-from dragoman.models.vision.parts import Layers, Norm, Resampler
+from dragoman.models.vision.parts import Layers, Norm, Resampler, grids_of
 
 PREFIX = "vision_"
 """Beginning of the modules' names."""
@@ -41,8 +41,11 @@ def vision_parameters(vision: VisionDescription) -> list[Parameter]:
         found.append(replace(table, stored=(2, vision.position_side, width)))
     elif vision.positions != "none":
         rows = vision.tile_rows if vision.positions == "learned" else vision.position_side**2
+        rows = vision.looked_rows if vision.looked_at else rows
         table = Parameter(f"{PREFIX}positions", "weight", None, (rows, width), (rows,), False)
         found.append(replace(table, stored=(1, rows, width) if whole else None))
+    if layers.first_stage:
+        found += _tile_positions(vision)
     if layers.first_norm:
         found += _norm("first_norm", None, width, layers.norm)
     for layer in range(layers.count):
@@ -67,6 +70,18 @@ def vision_parameters(vision: VisionDescription) -> list[Parameter]:
         found.append(_vector("row_end", "weight", None, projection.out))
     found += _linear("project_out", None, (projection.out,), inner or reduced, projection.last_bias)
     return found if vision.resampler is None else found + _resampler(vision.resampler, projection.out)
+
+
+def _tile_positions(vision: VisionDescription) -> list[Parameter]:
+    """Return the learned rows of tiles, by their grid: before the patches, of each patch, and between the stages; and
+    the gates of these."""
+    grids, columns = 1 + len(grids_of(vision.tiling.most)), vision.tiling.most * vision.layers.width
+    sizes = {"tiles_before": columns, "tiles_each": columns * vision.looked_rows, "tiles_between": columns}
+    found = [
+        Parameter(f"{PREFIX}{module}", "weight", None, (grids, size), (grids,), False) for module, size in sizes.items()
+    ]
+    gates = ("positions_gate", "tiles_before_gate", "tiles_between_gate")
+    return found + [_vector(gate, "weight", None, 1) for gate in gates]
 
 
 def _resampler(resampler: Resampler, width: int) -> list[Parameter]:
@@ -96,7 +111,7 @@ def _layer(layers: Layers, layer: int) -> list[Parameter]:
     norm = width if layers.joint_head_norm else layers.head_dim if layers.head_norm else 0
     if norm:
         found += [_vector(module, "weight", layer, norm) for module in ("query_norm", "key_norm")]
-    found += _linear("attention_out", layer, (width,), width, layers.bias)
+    found += _linear("attention_out", layer, (width,), width, layers.bias and not layers.first_stage)
     if layers.norms_around:
         found += _norm("attention_out_norm", layer, width, layers.norm)
     found += _norm("feed_forward_norm", layer, width, layers.norm)
@@ -107,6 +122,8 @@ def _layer(layers: Layers, layer: int) -> list[Parameter]:
     found += _linear("feed_forward_out", layer, (width,), layers.feed_forward, layers.bias)
     if layers.norms_around:
         found += _norm("feed_forward_out_norm", layer, width, layers.norm)
+    if 0 < layers.first_stage <= layer:
+        found += [_vector(f"{branch}_gate", "weight", layer, 1) for branch in ("attention", "feed_forward")]
     if layers.branch_scales:
         found += [_vector(f"{branch}_scale", "weight", layer, width) for branch in ("attention", "feed_forward")]
     if layers.clipped:
@@ -150,6 +167,35 @@ def resampler_names(connector: str) -> dict[str, tuple[str, ...]]:
         "resampler_feed_forward_in": (f"{layer}mlp.gate_proj", f"{layer}mlp.up_proj"),
         "resampler_feed_forward_out": (f"{layer}mlp.down_proj",),
         "resampler_last_norm": (f"{resampler}norm",),
+    }
+    return {f"{PREFIX}{module}": found for module, found in names.items()}
+
+
+def mllama_names(tower: str, projector: str) -> dict[str, tuple[str, ...]]:
+    """Return the stored names of the modules of Mllama's tower, whose second stage's layers have numbers after those of
+    the first, and of its projection."""
+    layer = f"{tower}transformer.layers.{{layer}}."
+    names = {
+        "patch": (f"{tower}patch_embedding",),
+        "class": (f"{tower}class_embedding",),
+        "positions": (f"{tower}gated_positional_embedding.embedding",),
+        "positions_gate": (f"{tower}gated_positional_embedding.gate",),
+        "tiles_each": (f"{tower}gated_positional_embedding.tile_embedding",),
+        "tiles_before": (f"{tower}pre_tile_positional_embedding.embedding",),
+        "tiles_before_gate": (f"{tower}pre_tile_positional_embedding.gate",),
+        "tiles_between": (f"{tower}post_tile_positional_embedding.embedding",),
+        "tiles_between_gate": (f"{tower}post_tile_positional_embedding.gate",),
+        "first_norm": (f"{tower}layernorm_pre",),
+        "last_norm": (f"{tower}layernorm_post",),
+        "attention_norm": (f"{layer}input_layernorm",),
+        "qkv": tuple(f"{layer}self_attn.{part}_proj" for part in "qkv"),
+        "attention_out": (f"{layer}self_attn.o_proj",),
+        "attention_gate": (f"{layer}gate_attn",),
+        "feed_forward_norm": (f"{layer}post_attention_layernorm",),
+        "feed_forward_in": (f"{layer}mlp.fc1",),
+        "feed_forward_out": (f"{layer}mlp.fc2",),
+        "feed_forward_gate": (f"{layer}gate_ffn",),
+        "project_out": (projector,),
     }
     return {f"{PREFIX}{module}": found for module, found in names.items()}
 

@@ -45,6 +45,8 @@ class Layers:
         rotary_theta: base of a rotation by a patch's row and column, half of the pairs each; 0: there is none.
             rotary_shared: columns have the rates of rows; else those between them (Pixtral). rotary_halves: the first
             half of a head is rotated by columns, the other by rows, each on its own (Gemma 4).
+        first_stage: number of layers before the second stage, whose branches have learned gates; between the stages are
+            the last norm, and positions of tiles (Mllama); 0: there is one stage.
         window: squares of so many by so many pixels see themselves alone; 0: there are none. full_layers: layers
             without such windows.
     """
@@ -71,6 +73,7 @@ class Layers:
     rotary_theta: float = 0.0
     rotary_shared: bool = True
     rotary_halves: bool = False
+    first_stage: int = 0
     window: int = 0
     full_layers: tuple[int, ...] = ()
 
@@ -184,13 +187,15 @@ class Tiling:
             ``halves``: one tile of any shape, whose edges are at least ``least_edge`` and at most ``longest``; where
             ``most`` is 5 that is the last, after the four quarters of the image, each a tile by the same rule
             (Idefics 2). ``side`` is a patch's.
+            ``canvas``: scaled into the upper left of the grid of up to ``most`` tiles that enlarges it least, or else
+            that makes it least smaller, and cut; the tower sees all tiles at once, absent ones too (Mllama).
         side: pixels of a tile's edge.
         longest: pixels of the longer edge.
         canvases: rows and columns of tiles.
         least: tiles of an image without the whole. most: with it; of mixed ones without.
     """
 
-    kind: Literal["one", "crop", "split", "fit", "closest", "any", "mixed", "halves"]
+    kind: Literal["one", "crop", "split", "fit", "closest", "any", "mixed", "halves", "canvas"]
     side: int
     longest: int = 0
     canvases: tuple[tuple[int, int], ...] = ()
@@ -229,3 +234,8 @@ class Tags:
     whole: str = ""
     text_start: str = ""
     text_end: str = ""
+
+
+def grids_of(most: int) -> list[tuple[int, int]]:
+    """Return the rows and columns of all grids of up to so many tiles, in the order in which a tower numbers them."""
+    return [(rows, columns) for rows in range(1, most + 1) for columns in range(1, most // rows + 1)]

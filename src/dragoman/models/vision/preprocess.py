@@ -93,8 +93,10 @@ def _tiles(image: Image.Image, cut: Cut, vision: VisionDescription) -> NDArray[n
     first = 1 if cut.whole == "first" else 0
     if cut.parts:
         rows, columns = cut.grid.rows, cut.grid.columns
-        levels = _in_middle(np.asarray(image), rows * side, columns * side).reshape(rows, side, columns, side, 3)
+        place = _in_corner if tiling.kind == "canvas" else _in_middle
+        levels = place(np.asarray(image), rows * side, columns * side).reshape(rows, side, columns, side, 3)
         found[first : first + cut.parts] = levels.transpose(0, 2, 4, 1, 3).reshape(-1, 3, side, side)
+    if cut.parts and cut.whole is not None:
         image = _resized(image if cut.whole_scaled else sent, Size(side, side), resampling)
     if cut.whole is not None:
         found[0 if first else -1] = np.asarray(image).transpose(2, 0, 1)
@@ -127,6 +129,13 @@ def _mixed_tiles(image: Image.Image, cut: Cut, side: int, resampling: Resampling
         found[:-1, :, :side, :side] = levels.transpose(0, 2, 4, 1, 3).reshape(-1, 3, side, side)
     found[-1, :, : whole.height, : whole.width] = np.asarray(_resized(image, whole, resampling)).transpose(2, 0, 1)
     return found
+
+
+def _in_corner(levels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+    """Return an image ``[height, width, 3]`` in the upper left of a black canvas."""
+    canvas = np.zeros((height, width, 3), np.uint8)
+    canvas[: levels.shape[0], : levels.shape[1]] = levels
+    return canvas
 
 
 def _in_middle(levels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:

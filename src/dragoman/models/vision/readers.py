@@ -30,6 +30,7 @@ from dragoman.models.vision.parts import ACTIVATIONS, Projection, Reduction, Res
 from dragoman.models.vision.readers_gemma import read_gemma3, read_gemma4, read_paligemma
 from dragoman.models.vision.readers_internvl import read_internvl, read_internvl_chat
 from dragoman.models.vision.readers_lfm2 import read_lfm2
+from dragoman.models.vision.readers_mllama import read_mllama
 from dragoman.models.vision.readers_qwen import read_qwen2, read_qwen3, read_qwen3_5
 
 PREPROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
@@ -346,6 +347,7 @@ READERS: dict[str, Callable[[Config, Config], Fields | None]] = {
     "llava": _read_llava,
     "llava_next": _read_llava_next,
     "mistral3": _read_mistral3,
+    "mllama": read_mllama,
     "paligemma": read_paligemma,
     "qwen2_5_vl": read_qwen2,
     "qwen2_vl": read_qwen2,

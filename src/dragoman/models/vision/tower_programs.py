@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -60,21 +61,26 @@ class RecordedLayers:
     ends: tuple[int, ...]
     vision: VisionDescription
 
-    def run(self, stream: Floats, arranged: Arrangement) -> Iterator[Floats | None]:
+    def run(self, stream: Floats, arranged: Arrangement, between: Floats | None = None) -> Iterator[Floats | None]:
         """Run layer after layer: yield None after each attention and each network but the last, and then the rows after
-        that."""
+        that. ``between``: what is added to the rows before the second stage."""
         count, first = len(stream), 0
         each = np.arange(count, dtype=np.int32)
         for place, end in enumerate(self.ends):
             sequences = arranged.of_layer(self.vision.layers, place // 2)
+            given = None if place else stream
+            if between is not None and place == 2 * self.vision.layers.first_stage:
+                given = np.concatenate([np.zeros_like(between), between], axis=1)
             found = self.program.run(
                 np.zeros(count, np.int32),
                 sequences.positions,
                 sequences.starts,
                 sequences.tables,
                 each,
-                embedding_rows=None if place else each,
-                embedding_values=None if place else stream,
+                embedding_rows=None if given is None else each,
+                embedding_values=given,
+                cross_tables=None if sequences.lengths is None else sequences.tables,
+                cross_lengths=sequences.lengths,
                 rotary_positions=arranged.places,
                 operations=(first, end),
             )
@@ -95,7 +101,7 @@ def record_layers(vision: VisionDescription, weights: TowerWeights, precision: P
     p = kernels.Program(max_tokens=rows, max_sequences=sequences, max_logit_rows=rows, kv=kv)
     record = LayerRecorder(p, weights, layers.norm, layers.norm_eps)
     x, normed, mixed = p.buffer(width), p.buffer(width), p.buffer(width)
-    apart = layers.branch_scales or layers.norms_around or layers.clipped
+    apart = layers.branch_scales or layers.norms_around or layers.clipped or layers.first_stage
     branch = p.buffer(width) if apart else x
     wide = p.buffer(max(3 * width, layers.feed_forward * (1 + layers.gated)))
     qkv = p.buffer(3 * width, wide)
@@ -105,10 +111,13 @@ def record_layers(vision: VisionDescription, weights: TowerWeights, precision: P
     scale = layers.attention_scale or layers.head_dim**-0.5
     clipped = _ClippedProducts(record, layers, qkv, inner, normed) if layers.clipped else None
     p.embed(x, no_rows(width))
-    ends, taken = [], None
-    if layers.first_norm:
+    ends, taken = [], _Taken(p, layers)
+    if layers.first_norm and not layers.first_stage:
         record.norm(x, x, "first_norm")
     for layer in range(layers.count):
+        if 0 < layers.first_stage == layer:
+            replace(record, eps=layers.last_eps or layers.norm_eps).norm(x, x, "last_norm")
+            p.add_given(x, 1)
         record.norm(normed, x, "attention_norm", layer)
         if clipped:
             clipped.record_together(clipped.qkv, ("query", "key", "value"), layer)
@@ -122,7 +131,10 @@ def record_layers(vision: VisionDescription, weights: TowerWeights, precision: P
         if rotation is not None:
             _rotate(p, layers, qkv, rotation)
         p.write_kv(qkv, width, 2 * width, 0)
-        p.attend(mixed, qkv, 0, layers.heads, 0, scale, causal=False)
+        if layers.first_stage:
+            p.cross_attend(mixed, qkv, 0, layers.heads, 0, scale, of_step=True)
+        else:
+            p.attend(mixed, qkv, 0, layers.heads, 0, scale, causal=False)
         record.join(x, mixed, branch, "attention", layer, layers)
         ends.append(p.operation_count)
         record.norm(normed, x, "feed_forward_norm", layer)
@@ -137,13 +149,13 @@ def record_layers(vision: VisionDescription, weights: TowerWeights, precision: P
             record.activate(inner, layers.activation)
         record.join(x, narrow, branch, "feed_forward", layer, layers)
         if layer + 1 in layers.taken[:-1]:
-            taken = _joined(p, taken, x)
+            taken.add(x)
         ends.append(p.operation_count)
-    if layers.last_norm:
+    if layers.last_norm and not layers.first_stage:
         replace(record, eps=layers.last_eps or layers.norm_eps).norm(x, x, "last_norm")
-    taken = _joined(p, taken, x)
+    taken.add(x)
     result = p.buffer(layers.width * len(layers.taken))
-    p.select_rows(result, taken)
+    p.select_rows(result, taken.buffer)
     p.logits(result)
     return RecordedLayers(p, (*ends[:-1], p.operation_count), vision)
 
@@ -173,14 +185,29 @@ def _rotation(vision: VisionDescription, rows: int) -> tuple[Floats, Floats, NDA
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32), axes
 
 
-def _joined(p: kernels.Program, before: int | None, x: int) -> int:
-    """Record a buffer of what was taken before, and of x beside it."""
-    joined = p.buffer(p.width(x) + (0 if before is None else p.width(before)))
-    if before is None:
-        p.copy_columns(joined, x, 0)
-    else:
-        p.join(joined, before, x)
-    return joined
+class _Taken:
+    """What is taken of the layers, side by side in the memory of one buffer.
+
+    Attributes:
+        buffer: of all that was taken so far.
+    """
+
+    def __init__(self, p: kernels.Program, layers: Layers) -> None:
+        self._program, self._width, self._count = p, layers.width, 0
+        self._whole = p.buffer(layers.width * len(layers.taken))
+        self._most = len(layers.taken)
+        self.buffer = self._whole
+
+    def add(self, x: int) -> None:
+        """Record that the stream is taken."""
+        p, before = self._program, self.buffer
+        self._count += 1
+        last = self._count == self._most
+        self.buffer = self._whole if last else p.buffer(self._count * self._width, over=self._whole)
+        if self._count == 1:
+            p.copy_columns(self.buffer, x, 0)
+        else:
+            p.join(self.buffer, before, x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +336,8 @@ class LayerRecorder:
             self.norm(branch, branch, f"{module}_out_norm", layer)
         if layers.branch_scales:
             self.program.scale_columns(branch, self.weights.vector(f"{module}_scale", layer))
-        self.program.add(x, branch)
+        gated = 0 < layers.first_stage <= layer
+        self.program.add(x, branch, math.tanh(self.weights.vector(f"{module}_gate", layer)[0]) if gated else 1.0)
 
     def clip(self, x: int, limits: str, layer: int) -> None:
         """Record x = min(max(x, low), high)."""
