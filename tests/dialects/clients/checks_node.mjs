@@ -9,7 +9,7 @@ import { betaTool } from "@anthropic-ai/sdk/helpers/beta/json-schema";
 import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { generateObject, generateText, stepCountIs, streamObject, streamText, tool } from "ai";
+import { cosineSimilarity, embedMany, generateObject, generateText, stepCountIs, streamObject, streamText, tool } from "ai";
 import { Ollama } from "ollama";
 import OpenAI, { toFile } from "openai";
 import { zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
@@ -155,6 +155,26 @@ const checks = {
     for await (const each of openai.models.list()) listed.push(each.id);
     assert.ok(listed.includes(model));
     await assert.rejects(openai.chat.completions.create({ model: "other", messages: [] }), OpenAI.APIError);
+  },
+
+  async check_vectors_are_the_same_for_every_client() {
+    const values = ["Paris", "Rome"];
+    const expected = (await openai.embeddings.create({ model, input: values })).data.map((each) => each.embedding);
+    const found = {
+      ollama: (await ollama.embed({ model, input: values })).embeddings,
+      ai: (await embedMany({ model: createOpenAI({ baseURL: `${url}/v1`, apiKey: "none" }).embedding(model), values }))
+        .embeddings,
+      compatible: (
+        await embedMany({
+          model: createOpenAICompatible({ name: "dragoman", baseURL: `${url}/v1` }).textEmbeddingModel(model),
+          values,
+        })
+      ).embeddings,
+    };
+    for (const [name, vectors] of Object.entries(found)) {
+      assert.equal(vectors.length, 2, name);
+      vectors.forEach((each, i) => assert.ok(cosineSimilarity(each, expected[i]) > 0.99999, name));
+    }
   },
 
   // @anthropic-ai/sdk

@@ -11,8 +11,9 @@ from checking import run
 from haystack import Pipeline
 from haystack.components.agents import Agent
 from haystack.components.builders import ChatPromptBuilder
+from haystack.components.embedders import OpenAIDocumentEmbedder, OpenAITextEmbedder
 from haystack.components.generators.chat import OpenAIChatGenerator, OpenAIResponsesChatGenerator
-from haystack.dataclasses import ChatMessage, StreamingChunk
+from haystack.dataclasses import ChatMessage, Document, StreamingChunk
 from haystack.tools import tool
 from haystack.utils import Secret
 from pydantic import BaseModel, Field
@@ -90,6 +91,14 @@ def check_a_pipeline(url: str) -> None:
         pipeline.connect("prompt.prompt", "model.messages")
         found = pipeline.run({"prompt": {"country": "France"}})
         assert found["model"]["replies"][0].text == PARIS, (name, found)
+
+
+def check_vectors(url: str) -> None:
+    base: dict[str, Any] = {"api_key": Secret.from_token("none"), "model": "embedded", "api_base_url": f"{url}/v1"}
+    query = OpenAITextEmbedder(**base).run(CAPITAL)["embedding"]
+    (document,) = OpenAIDocumentEmbedder(**base, progress_bar=False).run([Document(content=CAPITAL)])["documents"]
+    assert len(query) > 8
+    assert query == document.embedding
 
 
 if __name__ == "__main__":
