@@ -108,6 +108,9 @@ async def test_too_many_in_the_background_are_refused(runtime: LocalServer) -> N
     second = await runtime.client.post(PATH, json=LONG | {"background": True})
     assert (second.status_code, second.json()["error"]["code"]) == (429, "rate_limit_exceeded")
     assert "retry-after" in second.headers
+    # It is refused before anything is done about its prompt, which would have been wrong.
+    wrong = {"background": True, "previous_response_id": "resp_0"}
+    assert (await runtime.client.post(PATH, json=LONG | wrong)).status_code == 429
     assert (await runtime.client.post(f"{PATH}/{first['id']}/cancel")).json()["status"] == "cancelled"
     assert (await runtime.client.post(PATH, json=LONG | {"background": True})).status_code == 200
 

@@ -183,11 +183,15 @@ class BackgroundRuns:
         """Return a response that is generated now."""
         return self._runs.get((tenant, id))
 
+    def check_room(self, serving: Serving) -> None:
+        """Raise Overloaded where too many run."""
+        if len(self) >= serving.responses.max_background:
+            raise Overloaded("Too many responses run in the background.")
+
     async def start(self, serving: Serving, stored: StoredResponse, record: Record) -> BackgroundRun:
         """Begin to generate a response, when its record is kept. Raises Overloaded where too many run, GenerationFailed
         where it cannot be kept."""
-        if len(self) >= serving.responses.max_background:
-            raise Overloaded("Too many responses run in the background.")
+        self.check_room(serving)
         self._starting += 1
         try:
             stored = msgspec.structs.replace(stored, is_running=True, record=_encode(record))

@@ -156,6 +156,8 @@ class ResponsesApi:
         store = serving.responses
         if values["background"] and not store.is_on:
             raise BadRequest("Background mode requires a store, and this server has none.", param="background")
+        if values["background"] and not context.explains:
+            self._runs.check_room(serving)  # before any work on a prompt that could not be generated from
         conversation = await read(store, context.tenant, values)
         asked = await self._asked(serving, context, RESPONSES, body, reading, conversation)
         given = reading.core.get("seeds")
