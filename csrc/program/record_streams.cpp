@@ -1,4 +1,4 @@
-// The recorder's operations on streams of several parts, and on columns of buffers.
+// The recorder's operations on streams of several parts, and on columns of buffers; what is read of buffers.
 #include <algorithm>
 #include <cstring>
 
@@ -187,6 +187,13 @@ void Recorder::keep_largest(int x, long width, float deviations) {
       kernels().streams.keep_largest(buffer.row(begin), buffer.stride, end - begin, width, deviations);
     });
   });
+}
+
+Logits Recorder::rows_of(int x, long rows) {
+  const Buffer& buffer = buffers_.read(x);
+  const long most = buffer.rows == Rows::tokens ? limits_.max_tokens : limits_.max_logit_rows;
+  require(rows >= 0 && rows <= most, "rows: buffer " + std::to_string(x) + " has no " + std::to_string(rows) + " rows");
+  return {.data = buffer.data(), .rows = rows, .vocab = buffer.width, .stride = buffer.stride};
 }
 
 }  // namespace dragoman

@@ -129,6 +129,8 @@ class Recorder {
   std::size_t weights_bytes() const { return weights_bytes_; }
   // The first rows of the buffer of logits; null without logits.
   Logits result(long rows) const;
+  // The first rows of any buffer that still holds values at the end of a run: as many as a step may have of its kind.
+  Logits rows_of(int x, long rows);
 
  private:
   void push(OperationKind kind, std::function<void(const RowPartition&, Scratch&)> run, std::string shape = {}) {

@@ -109,6 +109,13 @@ void record_experts(OwningProgram& p, int out, int x, const PackedMatrix& router
   p.recorder().experts(out, x, routed, std::move(experts), accumulate);
 }
 
+nb::object view(OwningProgram& program, const Logits& rows) {
+  const std::size_t shape[] = {static_cast<std::size_t>(rows.rows), static_cast<std::size_t>(rows.vocab)};
+  const std::int64_t strides[] = {rows.stride, 1};
+  return nb::cast(nb::ndarray<nb::numpy, float>(const_cast<float*>(rows.data), 2, shape, nb::find(program), strides),
+                  nb::rv_policy::reference);
+}
+
 nb::object run(OwningProgram& program, const Ids& token_ids, const Ids& positions, const Ids& row_starts,
                const Array<std::int32_t, 3>& block_tables, const Ids& logit_rows,
                const std::optional<Ids>& embedding_rows, const std::optional<Table>& embedding_values,
@@ -184,10 +191,7 @@ nb::object run(OwningProgram& program, const Ids& token_ids, const Ids& position
     logits = program.run(batch, ends);
   }
   if (task.error) std::rethrow_exception(task.error);
-  const std::size_t shape[] = {static_cast<std::size_t>(logits.rows), static_cast<std::size_t>(logits.vocab)};
-  const std::int64_t strides[] = {logits.stride, 1};
-  return nb::cast(nb::ndarray<nb::numpy, float>(const_cast<float*>(logits.data), 2, shape, nb::find(program), strides),
-                  nb::rv_policy::reference);
+  return view(program, logits);
 }
 
 void require_group(const KVPool& kv, long group) {
@@ -465,6 +469,7 @@ void bind_program(nb::module_& m) {
            nb::arg("adapters").none(), nb::arg("cross_tables").none(), nb::arg("cross_lengths").none(),
            nb::arg("state_slots").none(), nb::arg("state_rows").none(), nb::arg("seen_ends").none(), nb::arg("rotary_positions").none(), nb::arg("meanwhile").none(), nb::arg("interrupt"),
            nb::arg("operations"))
+      .def("rows", [](OwningProgram& p, int x, long rows) { return view(p, p.recorder().rows_of(x, rows)); })
       .def("operations", [](OwningProgram& p) { return p.recorder().operations().size(); })
       .def(
           "profile",

@@ -1,4 +1,5 @@
-"""A program run in parts computes what it computes at once; rows that see ahead see what they are told."""
+"""A program run in parts computes what it computes at once; rows that see ahead see what they are told;
+buffers can be read after a run."""
 
 from __future__ import annotations
 
@@ -148,3 +149,34 @@ def test_axes_and_places_that_cannot_be_are_refused() -> None:
     for places, message in (([[0], [0]], "three entries"), ([[0], [40], [0]], "rotary position 40 is not")):
         with pytest.raises(ValueError, match=message):
             program.run(**one(1, embedding_values=random_rows(1)[:, : 2 * HEAD_DIM]), rotary_positions=places)
+
+
+def test_rows_of_buffers_are_read_after_a_run() -> None:
+    """Those of tokens and of logits, as the last operation left them; nothing that the run has overwritten."""
+    kv = kernels.KVPool(layers=1, blocks=2, kv_heads=1, head_dim=16, precision="float32")
+    p = kernels.Program(max_tokens=8, max_sequences=2, max_logit_rows=4, kv=kv)
+    table = np.arange(5 * 32, dtype=np.float32).reshape(5, 32)
+    x, last, never = p.buffer(32), p.buffer(32), p.buffer(32)
+    gone = p.buffer(16)
+    over = p.buffer(16, over=gone)
+    p.embed(x, kernels.pack(table, "float32"))
+    p.copy_columns(gone, x, 0)
+    p.copy_columns(over, x, 16)
+    p.select_rows(last, x)
+    p.logits(last)
+    ids = np.array([3, 0, 4], np.int32)
+    p.run(ids, np.arange(3), [0, 3], [[0]], [2])
+    np.testing.assert_array_equal(p.rows(x, 3), table[ids])
+    np.testing.assert_array_equal(p.rows(over, 2), table[ids[:2], 16:])
+    np.testing.assert_array_equal(p.rows(last, 1), table[[4]])
+    assert p.rows(x, 8).shape == (8, 32)
+    for buffer, rows, message in (
+        (x, 9, "has no 9 rows"),
+        (last, 5, "has no 5 rows"),
+        (x, -1, "has no -1 rows"),
+        (gone, 1, "read before it is written"),
+        (never, 1, "read before it is written"),
+        (99, 1, "there is no buffer 99"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            p.rows(buffer, rows)

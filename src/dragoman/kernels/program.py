@@ -448,6 +448,14 @@ class Program(StreamOperations, RecurrenceOperations):
             reach(positions)
         self._positions = positions
 
+    def rows(self, x: int, rows: int) -> NDArray[np.float32]:
+        """Return the first rows of a buffer after a run, ``[rows, width]``: a view that the next run overwrites.
+
+        Rows are those of the batch's tokens, or of its logits, as the buffer's last operation left them. Raises
+        ValueError for a buffer that no longer holds values at the end of a run.
+        """
+        return self._native.rows(x, rows)
+
     def profile(self, *, by_shape: bool = False) -> dict[str, float]:
         """Return the seconds spent by kind of operation since the last call; ``by_shape`` separates matrix products."""
         return self._native.profile(by_shape)

@@ -82,10 +82,14 @@ class Recorder:
             a layer are not needed once the next one computes its own.
     """
 
-    def __init__(self, spec: DecoderSpec, weights: Weights, program: kernels.Program, context: int) -> None:
+    def __init__(
+        self, spec: DecoderSpec, weights: Weights, program: kernels.Program, context: int, *, keeps_rows: bool = False
+    ) -> None:
+        """``keeps_rows``: every row continues after the last layer of a decoder too."""
         self.spec, self.weights, self.program = spec, weights, program
         self.context = context
         self.causal = spec.causal
+        self.chooses_rows = spec.causal and not keeps_rows
         self.query: int | None = None  # buffer of cross-attention's queries
         self.kv_layers = {layer: place for place, layer in enumerate(spec.kv_layers)}
         self.image_memory: tuple[int, ...] = ()
@@ -102,7 +106,14 @@ class Recorder:
 
     def record(self) -> None:
         """Record a decoder: layers and logits."""
-        self._logits(self._layers())
+        self._logits(self._final(self._layers()))
+
+    def record_with_hidden(self) -> int:
+        """Record a decoder. Returns the buffer that has the hidden states of all rows after a run."""
+        hidden, wanted = self._final(self._layers()), self.program.buffer(self.spec.width)
+        self.program.select_rows(wanted, hidden)
+        self._logits(wanted)
+        return hidden
 
     def record_hidden(self) -> None:
         """Record a decoder or an encoder up to the hidden states after the last norm, in place of logits."""
@@ -126,7 +137,7 @@ class Recorder:
         selected = False
         looks_last = spec.vision is not None and spec.layers in spec.vision.looked_at
         for layer in range(spec.layers):
-            if layer == spec.written_layers and self.causal and spec.encoder is None:
+            if layer == spec.written_layers and self.chooses_rows and spec.encoder is None:
                 # From here on rows depend on others only through the cache.
                 (stream, _), selected = self._select(stream, [], layer), True
                 qkv = self.buffers.qkv(stream)
@@ -143,7 +154,7 @@ class Recorder:
                 self._join_all(layer, stream, results)
                 self._cross_attend(layer, stream, self._branch_input(stream, "cross_norm", layer))
                 results = [(stream.mixed, "cross_out")]
-            if layer == spec.layers - 1 and self.causal and not selected and not looks_last:
+            if layer == spec.layers - 1 and self.chooses_rows and not selected and not looks_last:
                 # From here on no row depends on another: only those whose logits are needed continue.
                 stream, results = self._select(stream, results, layer)
             if not spec.block.parallel:
@@ -347,9 +358,9 @@ class Recorder:
             self.program.add_positions(out, np.broadcast_to(bias, (self.context, self.spec.width)))  # the same at each
         self._finish_branch(layer, stream, "feed_forward_out")
 
-    def _logits(self, stream: Stream) -> None:
-        """Record softcap(scale · (head · norm(x) + bias))."""
-        spec, p, x = self.spec, self.program, self._final(stream)
+    def _logits(self, x: int) -> None:
+        """Record softcap(scale · (head · x + bias)) of the final hidden states."""
+        spec, p = self.spec, self.program
         if spec.embedding.width is not None:
             projected = p.buffer(spec.embedding.width)
             self.linear(projected, x, "embedding_out")
