@@ -6,16 +6,25 @@ import shutil
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
-from tiny_model import make_tiny_gemma3, make_tiny_lfm2, make_tiny_llama
+from safetensors.numpy import load_file, save_file
+from tiny_model import (
+    QWEN35,
+    make_tiny_gemma3,
+    make_tiny_head,
+    make_tiny_lfm2,
+    make_tiny_llama,
+    make_tiny_qwen35,
+)
 from tokenizers import Tokenizer as Pipeline
 from tokenizers.models import WordLevel
 
 from dragoman.core.errors import ModelError
-from dragoman.engine.messages import LoadModel
+from dragoman.engine.messages import LoadHead, LoadModel, WorkerSettings
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.worker_settings import draft_settings, within_budget, without_draft_memory, worker_settings
-from dragoman.models import ModelSettings, embedded_path, loading, plan_draft
+from dragoman.models import ModelSettings, embedded_path, loading, plan_draft, plan_head
 from dragoman.serving.draft_vocabulary import draft_vocabulary
 from dragoman.text import Tokenizer
 
@@ -87,3 +96,57 @@ def test_tokens_without_common_text_are_refused_by_name(tmp_path: Path) -> None:
     draft = draft_settings(ModelSettings(), SchedulerSettings(draft_model=str(tmp_path / "greek")))
     with pytest.raises(ModelError, match=r"--draft-model greek: its tokens cannot be translated"):
         draft_vocabulary(draft, Tokenizer.load(embedded_path()), 4096)
+
+
+# A head of the model itself -------------------------------------------------------------------------------------------
+
+
+def test_a_head_has_the_steps_of_the_model_and_memory_of_its_own(tmp_path: Path) -> None:
+    folder, settings = str(make_tiny_head(tmp_path, QWEN35)), ModelSettings(max_sequences=8, max_context=512)
+    scheduling = SchedulerSettings(draft_heads=True, draft_context=64)
+    worker, described = worker_settings(folder, settings, scheduling)
+    planned = plan_head(described, settings, 64)
+    assert worker.draft == LoadHead(context=64, nbytes=planned.nbytes)
+    less = without_draft_memory(1 << 30, worker.draft)
+    assert less == (1 << 30) - planned.nbytes
+    model = loading.load(folder, settings, head_context=worker.draft.context)
+    assert model.head is not None
+    kept = model.head.kv.nbytes + sum(
+        value.nbytes for name, value in model.head.weights.items() if name not in ("embedding.weight", "head.weight")
+    )
+    assert kept < planned.nbytes
+    assert msgspec.json.decode(msgspec.json.encode(worker), type=WorkerSettings) == worker
+
+
+@pytest.mark.parametrize("scheduling", [{}, {"speculation": 0}, {"draft_sources": ("lookup",)}])
+def test_a_head_is_not_loaded_where_it_would_not_be_asked(scheduling: dict[str, object], tmp_path: Path) -> None:
+    folder, asked = str(make_tiny_head(tmp_path, QWEN35)), {"draft_heads": True} if scheduling else {}
+    worker, _ = worker_settings(folder, ModelSettings(), SchedulerSettings(**scheduling, **asked))  # type: ignore[arg-type]
+    assert worker.draft is None
+    assert loading.load(folder, ModelSettings(max_context=64)).head is None
+
+
+def test_what_cannot_draft_is_refused_by_name(tmp_path: Path) -> None:
+    """A family without heads, a checkpoint without one, one that does not fit, and two things that guess the rest."""
+    heads = SchedulerSettings(draft_heads=True)
+    llama = str(make_tiny_llama(tmp_path / "llama"))
+    with pytest.raises(
+        ModelError, match=r"--draft-heads: llama is LlamaForCausalLM, whose heads are not known; known: "
+    ):
+        worker_settings(llama, ModelSettings(), heads)
+    with pytest.raises(ModelError, match="--draft-heads and --draft-model exclude each other"):
+        worker_settings(
+            str(make_tiny_qwen35(tmp_path / "qwen")),
+            ModelSettings(),
+            msgspec.structs.replace(heads, draft_model=llama),
+        )
+    with pytest.raises(ModelError, match="--draft-heads: qwen has no layer that guesses further tokens"):
+        loading.load(tmp_path / "qwen", ModelSettings(max_context=64), head_context=64)
+    other = make_tiny_head(tmp_path / "other", QWEN35)
+    weights = load_file(other / "model.safetensors")
+    weights["mtp.fc.weight"] = np.ones((64, 96), np.float32)
+    save_file(weights, other / "model.safetensors")
+    with pytest.raises(
+        ModelError, match=r"mtp.fc.weight.*its shape is \[64, 96\], where the config asks for \[64, 128\]"
+    ):
+        loading.load(other, ModelSettings(max_context=64), head_context=64)

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from dragoman.models.families import FAMILIES, find_family, read_spec
+from dragoman.models.head_spec import head_spec
 from dragoman.models.parameters import parameters
 
 CONFIG = {
@@ -113,6 +114,43 @@ YOUTU = CONFIG | {
     "qk_nope_head_dim": 16,
     "v_head_dim": 32,
     "tie_word_embeddings": False,
+}
+
+
+# The same with experts, chosen by groups; the first layer has none.
+DEEPSEEK_V3 = YOUTU | {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 3,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
+# Experts after ordinary attention with norms of heads.
+GLM4_MOE = CONFIG | {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "model_type": "glm4_moe",
+    "num_hidden_layers": 3,
+    "head_dim": 16,
+    "use_qk_norm": True,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
+# Experts in layers of two kinds.
+QWEN3_NEXT = QWEN35 | {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
 }
 
 
@@ -229,6 +267,47 @@ def make_tiny_recurrent_gemma(folder: Path) -> Path:
 def make_tiny_kimi_linear(folder: Path) -> Path:
     """Write Kimi-Linear."""
     return _make_family(folder, KIMI_LINEAR)
+
+
+def make_tiny_head(folder: Path, config: dict[str, object], *, is_right: bool = False) -> Path:
+    """Write a model of any family whose heads are known, with one.
+
+    ``is_right``: no layer adds anything, and the head reads the token alone: it says what the model is going to say.
+    """
+    _make_family(folder, config)
+    family, rng, weights = find_family(config), np.random.default_rng(11), load_file(folder / "model.safetensors")
+    spec = read_spec(config)
+    assert family.head is not None
+    names = family.head
+    single = {
+        "hidden_in": names.joined,
+        "hidden_norm": names.hidden_norm,
+        "token_norm": names.token_norm,
+        "final_norm": names.final_norm,
+    }
+    for parameter in parameters(head_spec(spec, feeds_normed=names.feeds_normed)):
+        stored = [single.get(parameter.module, "")]
+        if not stored[0]:
+            stored = [
+                name.removeprefix("model.layers.{layer}.").format(expert=parameter.expert)
+                for name in family.names[parameter.module]
+            ]
+            stored = [names.layer + name for name in stored]
+        for name, size in zip(stored, parameter.parts if len(stored) > 1 else parameter.shape[:1], strict=True):
+            shape = parameter.stored or (size, *parameter.shape[1:])
+            values = rng.normal(scale=1.5 / np.sqrt(shape[-1]), size=shape)
+            if "norm" in parameter.module:
+                values = rng.normal(1 - family.norm_offset, 0 if is_right else 0.2, size=shape)
+            if is_right and parameter.module == "hidden_in":
+                values = np.concatenate([np.eye(size), np.zeros((size, size))], axis=1)
+            short = name.format(layers=spec.layers)
+            base = "" if short.startswith("mtp.") else family.base
+            weights[f"{base}{short}.{parameter.kind}"] = values.astype(np.float32)
+    if is_right:
+        last = ("o_proj.weight", "down_proj.weight", "out_proj.weight")
+        weights |= {name: np.zeros_like(value) for name, value in weights.items() if name.endswith(last)}
+    save_file(weights, folder / "model.safetensors")
+    return folder
 
 
 def make_tiny_youtu(folder: Path) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,19 +40,28 @@ def plan(
 
     described = describe(choice.model, **settings.describing)
     first, others = adapters_of(adapters, settings)
-    draft = None if drafting.draft_model is None else _draft_of(drafting, settings)
-    plans = plans_of(described, settings, first, 0 if draft is None else draft.total_bytes)
+    draft = drafting_bytes(described, drafting, settings)
+    plans = plans_of(described, settings, first, sum(draft.values()))
     placement = machine.placement()
     bandwidth = measured_bandwidth(placement)
     offered = [adapter_sizes(described, others, found.precision) for found in plans]
     print_plans(described, plans, bandwidth, str(placement), settings.max_adapters, offered if others else [], draft)
 
 
-def _draft_of(drafting: DraftChoice, settings: ModelSettings) -> MemoryPlan:
-    from dragoman.models import plan_draft
+def drafting_bytes(described: ModelDescription, drafting: DraftChoice, settings: ModelSettings) -> dict[str, int]:
+    """Return the bytes of what drafts for a model, by its name: a draft model, its own head, or nothing.
 
-    assert drafting.draft_model is not None
-    return plan_draft(drafting.draft_model, settings, drafting.draft_precision, drafting.draft_context)[2]
+    Raises ModelError for what cannot draft for it.
+    """
+    from dragoman.models import plan_draft, plan_head
+
+    found = {}
+    if drafting.draft_model is not None:
+        planned = plan_draft(drafting.draft_model, settings, drafting.draft_precision, drafting.draft_context)[2]
+        found["draft model"] = planned.total_bytes
+    if drafting.draft_heads:
+        found["head"] = plan_head(described, settings, drafting.draft_context).nbytes
+    return found
 
 
 def adapters_of(asked: AdapterSettings, settings: ModelSettings) -> tuple[list[Path], list[Path]]:
@@ -127,10 +136,10 @@ def print_plans(
     threads: str,
     max_adapters: int,
     offered: list[int],
-    draft: MemoryPlan | None = None,
+    draft: Mapping[str, int] | None = None,
 ) -> None:
     """Print one column for each plan. ``offered``: in each, bytes of the adapters that may be loaded later; empty
-    where none are offered. ``draft``: of the draft model."""
+    where none are offered. ``draft``: bytes of what drafts, by its name."""
     from dragoman.models import parameter_count
 
     spec = described.spec
@@ -165,8 +174,8 @@ def print_plans(
         "adapters at the start": [console.size(found.first_adapters_bytes) for found in plans],
         f"  room for up to {max_adapters}": [console.size(found.adapter_room_bytes) for found in plans],
         **({"  offered beside them": [console.size(size) for size in offered]} if offered else {}),
-        **({} if draft is None else {"draft model": [console.size(draft.total_bytes)] * len(plans)}),
-        "in all": [console.size(found.total_bytes + (draft.total_bytes if draft else 0)) for found in plans],
+        **{name: [console.size(nbytes)] * len(plans) for name, nbytes in (draft or {}).items()},
+        "in all": [console.size(found.total_bytes + sum((draft or {}).values())) for found in plans],
         "fits": ["no" if found.refusal else "yes" for found in plans],
         "largest context": [f"{found.context_tokens:,} tokens" for found in plans],
         "  how many at once": [f"{found.concurrency:.3g}" for found in plans],

@@ -255,10 +255,11 @@ class MachineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DraftChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The draft model that is served with a model.
+    """The draft model, or the head, that is served with a model.
 
     Attributes:
         draft_model: a smaller model that is to guess what the model says next, as in serve.
+        draft_heads: have the model's own head draft, as in serve.
         draft_precision: of its weights, as precision.
         draft_context: tokens of the longest sequences that it drafts for; by default max_context, or 8192.
     """
@@ -266,6 +267,7 @@ class DraftChoice(msgspec.Struct, frozen=True, kw_only=True):
     PANEL = "Engine"
 
     draft_model: str | None = None
+    draft_heads: bool = False
     draft_precision: RequestedPrecision = "auto"
     draft_context: Count | None = None
 

@@ -268,7 +268,7 @@ class Engine:
                 if self.scheduler.tables.disk is not None:
                     self.scheduler.tables.disk.store.note_prompt(forward_s, len(batch.token_ids))
             self._postprocess(schedule, logits)
-            self.scheduler.drafts.note_step(schedule, len(batch.token_ids), time.perf_counter() - forward_started)
+            self.scheduler.drafts.note_step(schedule, batch, time.perf_counter() - forward_started)
             self._steps += 1
         elif meanwhile is not None:
             meanwhile()

@@ -57,11 +57,18 @@ class LoadModel(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     settings: ModelSettings = ModelSettings()
 
 
-class LoadDraft(msgspec.Struct, frozen=True, kw_only=True):
+class LoadDraft(msgspec.Struct, frozen=True, kw_only=True, tag="draft"):
     """The draft model: as ``LoadModel``, and the memory that it takes."""
 
     source: str
     settings: ModelSettings
+    nbytes: int
+
+
+class LoadHead(msgspec.Struct, frozen=True, kw_only=True, tag="head"):
+    """The model's own head: tokens of the longest sequences that it drafts for, and the memory that it takes."""
+
+    context: int
     nbytes: int
 
 
@@ -81,7 +88,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     and its requests continue in the next. ``give_up_s``: when none could be started for so long, the engine has
     failed; 0: never. ``recovery_bytes``: maximum memory for data that outlives the process: see ``block_store``.
     ``checked``: the packed weights that the previous process verified. ``report_blocks``: outputs have the events of
-    the prefix cache. ``disk``: where prefixes are kept on disk; None: nowhere. ``draft``: a model that makes drafts.
+    the prefix cache. ``disk``: where prefixes are kept on disk; None: nowhere. ``draft``: what makes drafts.
     """
 
     model: StubModel | LoadModel
@@ -95,7 +102,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     checked: PackedFile | None = None
     report_blocks: bool = False
     disk: DiskCache | None = None
-    draft: LoadDraft | None = None
+    draft: LoadDraft | LoadHead | None = None
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

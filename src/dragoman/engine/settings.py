@@ -12,7 +12,7 @@ from dragoman.core.user_folders import expand_user
 from dragoman.models.settings import RequestedPrecision
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
-DraftSourceName = Literal["prediction", "grammar", "lookup", "recent", "model"]
+DraftSourceName = Literal["prediction", "grammar", "lookup", "recent", "model", "heads"]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 LEAST_GUESSES = 3
 """Tokens that a step must have room for, for each of its sequences, for a draft model to be asked: with less, what it
@@ -34,12 +34,14 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
         speculation: rows that a step without prompts is filled up to with draft tokens; they save steps where they are
             guessed rightly, and change no token; 0 turns it off.
         draft_sources: where drafts come from: prediction (the client's), grammar (what one forces), lookup (in prompt
-            and output), recent (outputs of the same caller), model (the one of draft_model); may be given several
-            times.
+            and output), recent (outputs of the same caller), model (the one of draft_model), heads (with
+            draft_heads); may be given several times.
         draft_model: a smaller model that guesses what the model says next, where no other source does: a folder, a hub
             id or a GGUF file. Best of the same family, with the same tokenizer; other tokens are translated by their
             text. No token changes.
         draft_precision: of its weights, as precision.
+        draft_heads: have the layer that guesses one token more (MTP), which checkpoints of Qwen3-Next, Qwen 3.5,
+            DeepSeek V3 and GLM-4 have, guess what no other source does. No token changes.
         draft_context: tokens of the longest sequences that it drafts for; by default max_context, or 8192. It keeps
             keys and values, in int8, of twice as many.
     """
@@ -51,8 +53,16 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: bool = True
     share_prefix_cache: bool = False
     speculation: Annotated[int, msgspec.Meta(ge=0)] = 12  # as many rows as take hardly longer than one
-    draft_sources: tuple[DraftSourceName, ...] = ("prediction", "grammar", "lookup", "recent", "model")
+    draft_sources: tuple[DraftSourceName, ...] = (
+        "prediction",
+        "grammar",
+        "lookup",
+        "recent",
+        "model",
+        "heads",
+    )
     draft_model: str | None = None
+    draft_heads: bool = False
     draft_precision: RequestedPrecision = "auto"
     draft_context: Count | None = None
 

@@ -33,6 +33,8 @@ from dragoman.engine.messages import (
     Failed,
     FrameReader,
     LoadAdapter,
+    LoadDraft,
+    LoadHead,
     Loading,
     LoadModel,
     Pause,
@@ -55,6 +57,7 @@ from dragoman.engine.runner import Runner
 from dragoman.engine.schedule import Schedule
 from dragoman.engine.stub import StubRunner
 from dragoman.models import ModelInfo, loading
+from dragoman.models.model import Model
 from dragoman.models.progress import Progress, ignore_progress
 
 log = logging.getLogger("dragoman.engine")
@@ -197,7 +200,8 @@ class ProgressSender:
 def load(settings: WorkerSettings, progress: Progress = ignore_progress) -> tuple[Runner, ModelInfo]:
     """Load the model that the settings name. Raises ModelError."""
     if isinstance(settings.model, LoadModel):
-        loaded = loading.load(settings.model.source, settings.model.settings, progress, settings.checked)
+        head = settings.draft.context if isinstance(settings.draft, LoadHead) else None
+        loaded = loading.load(settings.model.source, settings.model.settings, progress, settings.checked, head)
         return loaded, loaded.card
     stub = StubRunner(settings.model)
     return stub, stub.card
@@ -251,11 +255,15 @@ def run(connection: socket.socket) -> None:
     settings = msgspec.msgpack.decode(first, type=WorkerSettings)
     place_threads(settings)
     # Before the model itself, which plans with the memory that is left.
-    draft = None if settings.draft is None else loading.load(settings.draft.source, settings.draft.settings)
+    draft = None
+    if isinstance(settings.draft, LoadDraft):
+        draft = loading.load(settings.draft.source, settings.draft.settings)
     runner, model = load(settings, ProgressSender(connection))
     engine = Engine(runner, settings.scheduler)
     if draft is not None:
         engine.scheduler.drafts.use_model(draft)
+    if isinstance(runner, Model) and runner.head is not None:
+        engine.scheduler.drafts.use_head(runner.head, runner.hidden_rows)
     if memory is not None:
         caches = [group.cache for group in engine.scheduler.tables.groups]
         open_block_stores(memory, runner.block_data, model.fingerprint, settings.recovery_bytes, caches)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from dragoman.core.errors import ModelError
-from dragoman.engine.messages import DiskCache, LoadDraft, LoadModel, WorkerSettings
+from dragoman.engine.messages import DiskCache, LoadDraft, LoadHead, LoadModel, WorkerSettings
 from dragoman.engine.settings import LEAST_GUESSES, DiskCacheSettings, RecoverySettings, SchedulerSettings
-from dragoman.models import ModelDescription, ModelSettings, available_memory, describe, plan, plan_draft
+from dragoman.models import ModelDescription, ModelSettings, available_memory, describe, plan, plan_draft, plan_head
 from dragoman.models.hub import DownloadWatcher
 from dragoman.models.memory_share import plan_within
 from dragoman.models.source import find_weights
@@ -36,7 +36,7 @@ def worker_settings(
     described = describe(model, **settings.describing, watcher=watcher)
     placement = placement or place()
     settings = with_step_limits(settings, scheduling)
-    draft = draft_settings(settings, scheduling, watcher)
+    draft = head_settings(described, settings, scheduling) or draft_settings(settings, scheduling, watcher)
     plan(described, settings, available_bytes=without_draft_memory(available_memory(), draft)).require_fit()
     if watcher is not None and described.source.repository is not None:
         find_weights(described.source, token=settings.token, watcher=watcher)
@@ -53,6 +53,21 @@ def worker_settings(
         draft=draft,
     )
     return worker, described
+
+
+def head_settings(
+    described: ModelDescription, settings: ModelSettings, scheduling: SchedulerSettings
+) -> LoadHead | None:
+    """Return what is loaded of the model's head; None where no drafts of heads are wanted.
+
+    ``settings``: of the model. Raises ModelError for a family whose heads are not known, and beside a draft model.
+    """
+    if not scheduling.draft_heads or not scheduling.speculation or "heads" not in scheduling.draft_sources:
+        return None
+    if scheduling.draft_model is not None:
+        raise ModelError("--draft-heads and --draft-model exclude each other: one of them guesses what no source does")
+    planned = plan_head(described, settings, scheduling.draft_context)
+    return LoadHead(context=planned.context, nbytes=planned.nbytes)
 
 
 def draft_settings(
@@ -78,7 +93,7 @@ def draft_settings(
     return LoadDraft(source=source, settings=draft, nbytes=planned.total_bytes)
 
 
-def without_draft_memory(available_bytes: int, draft: LoadDraft | None) -> int:
+def without_draft_memory(available_bytes: int, draft: LoadDraft | LoadHead | None) -> int:
     """Return the memory that is left for the served model."""
     return available_bytes if draft is None else max(0, available_bytes - draft.nbytes)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dragoman.models.adapters import AdapterInfo, find_adapter
     from dragoman.models.adapters.modules import adapter_bytes
     from dragoman.models.description import EncoderInfo, ModelDescription, ModelInfo, PackedFile, describe
-    from dragoman.models.draft import plan_draft
+    from dragoman.models.draft import plan_draft, plan_head
     from dragoman.models.loading import load
     from dragoman.models.memory import MemoryPlan, available_memory, plan
     from dragoman.models.parameters import parameter_count
@@ -38,6 +38,7 @@ __all__ = [
     "parameter_count",
     "plan",
     "plan_draft",
+    "plan_head",
 ]
 
 _MODULES = {
@@ -57,6 +58,7 @@ _MODULES = {
     "parameter_count": "parameters",
     "plan": "memory",
     "plan_draft": "draft",
+    "plan_head": "draft",
 }
 
 __getattr__ = lazy_names(__name__, _MODULES)

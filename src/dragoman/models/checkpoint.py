@@ -204,12 +204,18 @@ class Checkpoint:
             for name in sorted(self._tensors.keys() - used - self._family.unused(self.spec))
             if self._family.canonical(self._tensors[name].name) not in used  # it may be stored under another name
             and not self._family.ignored.fullmatch(name.removeprefix(self._family.base))
+            and not self._is_of_head(name.removeprefix(self._family.base))
             and not _is_bias_of_zeros(self._tensors[name])
         ]
         if left:
             raise self._tensors[left[0]].fail(
                 f"is not part of {self.spec.architecture} as its config describes it ({len(left)} such tensors)"
             )
+
+    def _is_of_head(self, name: str) -> bool:
+        """Return whether a tensor belongs to the layer that guesses one token more, which is loaded where it drafts."""
+        names = self._family.head
+        return names is not None and name.startswith(names.layer.format(layers=self.spec.layers))
 
 
 def _may_be_packed(parameter: Parameter, form: Format) -> bool:

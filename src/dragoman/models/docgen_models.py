@@ -71,6 +71,10 @@ keys, whose matrix is used transposed, become bfloat16. Adapters can change all 
 """
 
 _MARK = "`{}`".format
+_HEAD_NOTE = (
+    "The layer that guesses one token more (MTP), where a checkpoint has one, "
+    "[makes drafts](speculation.md#heads) with `--draft-heads`."
+)
 _FIRST = next(iter(FAMILIES))
 _FEW = 4
 _LAYERS = {"layer_types": ["full_attention"] * _FEW}
@@ -101,6 +105,8 @@ def _section(architecture: str, all_asked: dict[str, AccessedFields]) -> Iterato
     yield f"## {family.title or architecture}\n"
     if family.note:
         yield f"{family.note}\n"
+    if family.head is not None:
+        yield f"{_HEAD_NOTE}\n"
     if architecture == _FIRST:
         yield f"The *common fields*, read in most families: {_fields(common)}.\n"
     if common <= accessed.read:

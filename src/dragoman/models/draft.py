@@ -1,17 +1,26 @@
-"""Choice and limits of a draft model: which can be one, and what memory it gets."""
+"""Choice and limits of what drafts for a model: another model, or the model's own head, and what memory it gets."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from dragoman.core.errors import ModelError
 from dragoman.models.description import ModelDescription, describe
+from dragoman.models.families import FAMILIES
+from dragoman.models.head_spec import HeadSpec, head_spec
 from dragoman.models.hub import DownloadWatcher
-from dragoman.models.memory import MemoryPlan, plan
-from dragoman.models.settings import ModelSettings, RequestedPrecision
+from dragoman.models.kv_groups import BLOCK_TOKENS, layer_kv_bytes
+from dragoman.models.layout import plan_layout
+from dragoman.models.memory import MemoryPlan, activation_bytes, plan, table_bytes_per_position
+from dragoman.models.settings import KVPrecision, ModelSettings, RequestedPrecision
+from dragoman.models.spec import DecoderSpec
 
 CONTEXT = 8192
 """Tokens of the longest sequences that are drafted for, unless another number is set."""
 WHOLE_CONTEXTS = 2
 """Sequences of that length whose keys and values the draft model keeps."""
+HEAD_KV_PRECISION: KVPrecision = "int8"
+"""Of a head's keys and values."""
 
 
 def plan_draft(
@@ -63,3 +72,44 @@ def refusal(described: ModelDescription) -> str | None:
     if spec.state_parts:
         return "a model with recurrent layers cannot take back what it guessed; choose one with attention alone"
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPlan:
+    """What a head takes: tokens of the longest sequences that it drafts for, and bytes."""
+
+    context: int
+    nbytes: int
+
+
+def plan_head(described: ModelDescription, settings: ModelSettings, context: int | None = None) -> HeadPlan:
+    """Return the memory of a model's head. Raises ModelError for a family whose heads are not known.
+
+    ``context``: tokens of the longest sequences that it drafts for. It keeps keys and values of twice as many, and
+    hidden states that it has not read yet of as many.
+    """
+    spec = describe_head(described.spec, described.source.name)
+    tokens = _context(described.spec, settings, context)
+    layout = plan_layout(spec, described.precision(settings.precision))
+    nbytes = layout.nbytes + head_blocks(tokens) * BLOCK_TOKENS * layer_kv_bytes(spec, 0, HEAD_KV_PRECISION)
+    nbytes += tokens * (table_bytes_per_position(spec) + 4 * spec.width)
+    inputs = 4 * spec.width * settings.max_tokens * 4  # token, hidden state, and both joined
+    return HeadPlan(tokens, nbytes + activation_bytes(spec, settings) + inputs)
+
+
+def describe_head(spec: DecoderSpec, name: str) -> HeadSpec:
+    """Return a decoder's head. ``name``: of the model. Raises ModelError for a family whose heads are not known."""
+    names = FAMILIES[spec.architecture].head
+    if names is None or not spec.attention_layers:
+        known = ", ".join(sorted(each for each, family in FAMILIES.items() if family.head is not None))
+        raise ModelError(f"--draft-heads: {name} is {spec.architecture}, whose heads are not known; known: {known}")
+    return head_spec(spec, feeds_normed=names.feeds_normed)
+
+
+def _context(spec: DecoderSpec, settings: ModelSettings, context: int | None) -> int:
+    return min(spec.context, context or settings.max_context or CONTEXT)
+
+
+def head_blocks(context: int) -> int:
+    """Return the blocks of a head that drafts for sequences of so many tokens."""
+    return -(-WHOLE_CONTEXTS * context // BLOCK_TOKENS)

@@ -17,14 +17,16 @@ from dragoman.core.user_folders import expand_user, is_file
 from dragoman.models.checkpoint import Checkpoint
 from dragoman.models.decoder import build_hidden_program, build_program
 from dragoman.models.description import ModelDescription, ModelInfo, PackedFile, describe_source
+from dragoman.models.draft_head import DraftHead, build_program_for_head, head_checkpoint
 from dragoman.models.encoder import build_encoder
 from dragoman.models.families import FAMILIES
+from dragoman.models.head_spec import HeadSpec, head_spec
 from dragoman.models.hub import DownloadWatcher
 from dragoman.models.image_layers import ImageWriter
 from dragoman.models.kv_groups import KVGroup
 from dragoman.models.layout import SMALLEST_CACHED_BYTES as _SMALLEST_CACHED_BYTES
 from dragoman.models.layout import Layout, plan_layout
-from dragoman.models.memory import MemoryPlan, longest_step, plan, with_whole_images
+from dragoman.models.memory import MemoryPlan, chosen_formats, longest_step, plan, with_whole_images
 from dragoman.models.model import Model
 from dragoman.models.packed_cache import Packed, PackedCache, cache_key
 from dragoman.models.packing import Weights, entry_checksums, pack_checkpoint
@@ -64,10 +66,12 @@ def load(
     settings: ModelSettings | None = None,
     progress: Progress = ignore_progress,
     checked: PackedFile | None = None,
+    head_context: int | None = None,
 ) -> Model:
     """Load a model: a folder, a hub id, or None for the embedded one. ``progress`` is called with each stage.
 
-    ``checked``: a file of packed weights that is not verified again while it is unchanged.
+    ``checked``: a file of packed weights that is not verified again while it is unchanged. ``head_context``: tokens of
+    the longest sequences that the checkpoint's head drafts for; None: it is not loaded.
     Raises ModelError when it is missing, of an unknown architecture, unsafe, corrupt or too large for this machine.
     Checks on the config run before weights are downloaded, and all checks before memory is allocated.
     """
@@ -80,6 +84,7 @@ def load(
     packed, checksums = _packed(opened, settings, cache, key, part(progress, _DOWNLOAD_SHARE, _PACKED_SHARE))
     progress(READING, _PACKED_SHARE)
     weights = Weights(layout, packed)
+    head_weights = None if head_context is None else _head_weights(opened, settings, weights)
     spec = described.spec.served_within(planned.context_tokens)
     try:
         kv = kernels.KVPool(
@@ -92,17 +97,20 @@ def load(
             latent=spec.latent.rank if spec.latent else 0,
         )
         states = kernels.StatePool(slots=planned.state_slots, floats=spec.state_parts) if spec.state_parts else None
-        if spec.causal:
-            program = build_program(
-                spec,
-                weights,
-                kv,
-                context=planned.context_tokens,
-                max_tokens=settings.max_tokens,
-                max_sequences=settings.max_sequences,
-                max_logit_rows=settings.max_logit_rows,
-                states=states,
+        head, hidden = None, None
+        limits = {
+            "max_tokens": settings.max_tokens,
+            "max_sequences": settings.max_sequences,
+            "max_logit_rows": settings.max_logit_rows,
+        }
+        if head_context is not None and head_weights is not None:
+            program, hidden = build_program_for_head(
+                spec, weights, kv, context=planned.context_tokens, states=states, **limits
             )
+            own = head_spec(spec, feeds_normed=head_weights[0].feeds_normed)
+            head = DraftHead(own, head_weights[1], settings, min(head_context, planned.context_tokens))
+        elif spec.causal:
+            program = build_program(spec, weights, kv, context=planned.context_tokens, states=states, **limits)
         else:
             program = build_hidden_program(
                 spec,
@@ -147,7 +155,21 @@ def load(
         pooling=pooling,
         tower=tower,
         image_writer=image_writer,
+        head=head,
+        hidden=hidden,
     )
+
+
+def _head_weights(opened: _Opened, settings: ModelSettings, weights: Weights) -> tuple[HeadSpec, Weights]:
+    """Return the head of a checkpoint, and its packed weights with the tables of the decoder."""
+    described, planned = opened.described, opened.planned
+    checkpoint = head_checkpoint(opened.checkpoint.files, described.spec, described.source.name)
+    assert isinstance(checkpoint.spec, HeadSpec)
+    formats = chosen_formats(replace(described, formats=checkpoint.formats), settings.precision)
+    layout = plan_layout(checkpoint.spec, planned.precision, formats)
+    own = _Opened(described, planned, checkpoint, layout)
+    packed, _ = _packed(own, settings, *_cache_of(own, settings), ignore_progress)
+    return checkpoint.spec, Weights(layout, packed).for_head(weights, tied=described.spec.tied)
 
 
 def pack(

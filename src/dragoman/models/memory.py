@@ -166,10 +166,10 @@ def plan(
     precision = description.precision(settings.precision)
     kv_precision = _kv_precision(spec, settings, precision)
     available = available_memory() if available_bytes is None else available_bytes
-    formats = _formats(description, settings.precision)
+    formats = chosen_formats(description, settings.precision)
     layout = plan_layout(spec, precision, formats)
     requested = _requested_context(spec, settings)
-    table = _table_bytes_per_position(spec)
+    table = table_bytes_per_position(spec)
     activations = activation_bytes(spec, settings)
     activations += buffer_bytes(spec.vision) + settings.image_cache_bytes if spec.vision else 0
     loading = max(_loading_bytes(entry.parameter, entry.nbytes, description.stored_dtype) for entry in layout.entries)
@@ -228,7 +228,7 @@ def with_whole_images(spec: DecoderSpec, settings: ModelSettings) -> ModelSettin
     return structs.replace(settings, max_tokens=max(settings.max_tokens, least))
 
 
-def _formats(description: ModelDescription, requested: RequestedPrecision) -> dict[str, Format]:
+def chosen_formats(description: ModelDescription, requested: RequestedPrecision) -> dict[str, Format]:
     """Return the formats of already quantized matrices: their own, or groups of int8, which hold all integers of files,
     or, of a type of ggml that has such groups, int4 with minimums."""
     kept = {name: form for name, form in description.formats.items() if requested in ("auto", form.precision)}
@@ -418,7 +418,7 @@ def _requested_kv_bytes(settings: ModelSettings, per_token: int) -> int | None:
     return math.ceil(settings.kv_tokens / BLOCK_TOKENS) * BLOCK_TOKENS * per_token
 
 
-def _table_bytes_per_position(spec: DecoderSpec) -> int:
+def table_bytes_per_position(spec: DecoderSpec) -> int:
     return sum(4 * rope.dim for rope in set(spec.ropes) if rope is not None)  # a cosine and a sine for each pair
 
 

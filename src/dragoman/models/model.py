@@ -15,6 +15,7 @@ from dragoman.models.adapters.loading import load_adapter
 from dragoman.models.batch import Batch, Int32s, PoolSize
 from dragoman.models.decoder import build_hidden_program
 from dragoman.models.description import ModelInfo
+from dragoman.models.draft_head import DraftHead
 from dragoman.models.image_layers import ImageWriter
 from dragoman.models.kv_groups import BLOCK_TOKENS
 from dragoman.models.memory import MemoryPlan
@@ -35,6 +36,7 @@ class Model:
         max_context: maximum positions of a sequence.
         encoder_context: maximum tokens of an encoder's input; 0: the model has no encoder.
         tower: makes embeddings of images; None: the model sees none. image_cache_bytes: kept of them.
+        head: guesses one token more, where it was asked for; the hidden states of all rows are then kept.
         num_states: slots for the states of recurrent layers; 0: the model has none.
         max_tokens, max_sequences, max_logit_rows: limits of one step.
     """
@@ -56,7 +58,10 @@ class Model:
         pooling: ModelPooling | None = None,
         tower: Tower | None = None,
         image_writer: ImageWriter | None = None,
+        head: DraftHead | None = None,
+        hidden: int | None = None,
     ) -> None:
+        """``hidden``: the program's buffer of final hidden states, where it keeps those of all rows."""
         self.config, self.program, self.weights, self.kv, self.card, self.plan = (
             config,
             program,
@@ -83,6 +88,8 @@ class Model:
         self.causal = config.causal
         self.tower = tower
         self._image_writer = image_writer
+        self.head = head
+        self._kept = hidden
         self.image_cache_bytes = settings.image_cache_bytes
         self._pooling = pooling
         self._hidden: kernels.Program | None = None if config.causal else program
@@ -117,6 +124,12 @@ class Model:
         logits = self.program.run(*self._without_image_tokens(batch), meanwhile, interrupt)
         self._reads.add_step(batch)
         return logits
+
+    def hidden_rows(self, rows: int) -> NDArray[np.float32]:
+        """Return the hidden states of the last step's first rows after the last norm, ``[rows, width]``, overwritten by
+        the next step. Of a model with a ``head``."""
+        assert self._kept is not None
+        return self.program.rows(self._kept, rows)
 
     def _without_image_tokens(self, batch: Batch) -> Batch:
         """Return the batch with padding in place of image tokens, where layers have inputs that are made of tokens:

@@ -85,6 +85,14 @@ class Weights(Mapping[str, Any]):
         }
         return found
 
+    def for_head(self, weights: Weights, *, tied: bool) -> Weights:
+        """Return the weights of a head, with the tables of its decoder's ``weights``. ``tied``: that has one for
+        both."""
+        found = copy(self)
+        tables = {"embedding.weight": "embedding.weight", "head.weight": f"{'embedding' if tied else 'head'}.weight"}
+        found._found = self._found | {name: weights[stored] for name, stored in tables.items()}
+        return found
+
     def matrix(self, module: str, layer: int | None = None) -> kernels.PackedMatrix:
         """Return the packed weight of a module."""
         found = self._found[_name(module, "weight", layer)]

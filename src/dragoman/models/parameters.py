@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Literal
 
+from dragoman.models.head_spec import HeadSpec
 from dragoman.models.parameter import Parameter
 from dragoman.models.positions import RelativeBias
 from dragoman.models.recurrent import (
@@ -30,6 +31,8 @@ LAYER_TABLE = "layer_embedding"
 
 def parameters(spec: DecoderSpec) -> tuple[Parameter, ...]:
     """Return every parameter of the decoder, in the order the program reads them."""
+    if isinstance(spec, HeadSpec):
+        return _head_parameters(spec)
     embedding = spec.embedding
     found = [_matrix("embedding", None, (spec.vocab_size,), spec.embedding_width)]
     if spec.encoder is not None:
@@ -82,6 +85,13 @@ def seeing(spec: DecoderSpec, vision: VisionDescription | None) -> DecoderSpec:
         vocab_size=spec.vocab_size - spec.embedding.unspoken + unspoken,
         embedding=replace(spec.embedding, unspoken=unspoken),
     )
+
+
+def _head_parameters(spec: HeadSpec) -> tuple[Parameter, ...]:
+    """Return the parameters of a head, without the tables that are its decoder's."""
+    found = [*_norm(spec, "hidden_norm", None), *_norm(spec, "token_norm", None)]
+    found.append(_matrix("hidden_in", None, (spec.width,), 2 * spec.width))
+    return (*found, *_layer_parameters(spec, 0), *_norm(spec, "final_norm", None))
 
 
 def parameter_count(spec: DecoderSpec) -> int:

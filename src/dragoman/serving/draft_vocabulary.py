@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dragoman.core.errors import ModelError
 from dragoman.core.vocabulary import DraftVocabulary, correspondence, is_translatable
-from dragoman.engine.messages import LoadDraft
+from dragoman.engine.messages import LoadDraft, LoadHead
 from dragoman.models import describe
 from dragoman.text import Tokenizer
 
 
-def draft_vocabulary(draft: LoadDraft | None, tokenizer: Tokenizer, vocab_size: int) -> DraftVocabulary | None:
+def draft_vocabulary(
+    draft: LoadDraft | LoadHead | None, tokenizer: Tokenizer, vocab_size: int
+) -> DraftVocabulary | None:
     """Return how a draft model's tokens correspond to those of the served model, which has ``vocab_size`` rows; None
     without a draft model. Raises ModelError."""
-    if draft is None:
+    if not isinstance(draft, LoadDraft):
         return None
     described = describe(draft.source, token=draft.settings.token, mmproj=draft.settings.mmproj)
     own = Tokenizer.load(described.tokenizer_folder)

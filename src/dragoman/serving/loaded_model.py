@@ -18,7 +18,7 @@ from dragoman.core.observer import Observers
 from dragoman.core.sampling_defaults import SamplingDefaults
 from dragoman.core.serving import ModelCard
 from dragoman.engine.block_events import BlockEvent
-from dragoman.engine.messages import EngineInfo, EngineStats, LoadDraft, LoadModel, WorkerSettings
+from dragoman.engine.messages import EngineInfo, EngineStats, LoadDraft, LoadHead, LoadModel, WorkerSettings
 from dragoman.engine.worker_settings import without_draft_memory
 from dragoman.engine_client.client import EngineClient
 from dragoman.engine_client.connection import Spawn
@@ -271,8 +271,8 @@ class ModelLoader:
         )
         return ModelMemory(serving_bytes, serving_bytes + found.loading_bytes)
 
-    def _draft_of(self, source: ModelSource) -> LoadDraft | None:
-        """Return the draft model of a model: the first model has one, if any has."""
+    def _draft_of(self, source: ModelSource) -> LoadDraft | LoadHead | None:
+        """Return what drafts for a model: the first model has a draft model or a head, if any has."""
         model = self._worker.model
         return self._worker.draft if isinstance(model, LoadModel) and model.source == source.source else None
 

@@ -13,19 +13,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Sequence as SequenceOf
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from dragoman import kernels
 from dragoman.core.vocabulary import DraftVocabulary
 from dragoman.engine.arrays import Float32, Int32
-from dragoman.engine.runner import Runner
 from dragoman.engine.sampling.sampler import DRAW_TOKEN, truncation_columns
 from dragoman.engine.sequence import Sequence
+from dragoman.engine.settings import LEAST_GUESSES
 from dragoman.engine.speculation.drafter import FIRST_LENGTH, DraftSource
 from dragoman.engine.speculation.step_costs import StepCosts, best_length
-from dragoman.models.batch import Batch
+from dragoman.models.batch import Batch, PoolSize
 
 MOST_TEXTS = 64
 """Texts that are kept: of sequences that are drafted for, and of those that have ended, for prompts that go on."""
@@ -77,7 +78,7 @@ class DraftText:
         table: ``[groups, blocks of the longest text]`` ids of the draft model's blocks. owned: by group.
     """
 
-    source = DraftSource.MODEL
+    source: DraftSource = DraftSource.MODEL
 
     def __init__(self, groups: int, width: int, hash_seed: bytes, of_all: Acceptance) -> None:
         """``of_all``: of the drafts of all texts, which learns from this one's too."""
@@ -126,17 +127,35 @@ class _Ask(NamedTuple):
     text: DraftText
 
 
+class DraftRunner(Protocol):
+    """What drafts are computed with: the limits and blocks of a ``Runner``."""
+
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def pools(self) -> SequenceOf[PoolSize]: ...
+    @property
+    def max_context(self) -> int: ...
+    @property
+    def max_tokens(self) -> int: ...
+    def run(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> Float32:
+        """As that of a ``Runner``."""
+
+
 class DraftModel:
     """Makes the drafts of all sequences of a step.
 
     Attributes:
+        least_guesses: tokens that a step must have room for, for each sequence, for a draft to be asked for.
         vocabulary: how tokens of the served model become those of the draft model; None: not known yet, and there are
             no drafts.
         steps: of the served model, without prompts.
         has_computed: the last call of ``draft`` has computed something.
     """
 
-    def __init__(self, runner: Runner) -> None:
+    least_guesses = LEAST_GUESSES
+
+    def __init__(self, runner: DraftRunner) -> None:
         """``runner``: a decoder without states of recurrent layers and without an encoder."""
         self.vocabulary: DraftVocabulary | None = None
         self.steps = StepCosts()
@@ -381,6 +400,10 @@ class DraftModel:
         self, parts: list[tuple[DraftText, list[int]]], logits: int, meanwhile: Callable[[], None] | None = None
     ) -> Float32:
         """Compute the next tokens of some texts; return the logits after the last of each of the first ``logits``."""
+        return self._runner.run(self._batch(parts, logits), meanwhile)
+
+    def _batch(self, parts: list[tuple[DraftText, list[int]]], logits: int) -> Batch:
+        """Return the batch of the next tokens of some texts."""
         token_ids: list[int] = []
         positions: list[int] = []
         starts = [0]
@@ -391,14 +414,13 @@ class DraftModel:
             starts.append(len(token_ids))
         width = max(positions) // self._runner.block_size + 1
         tables = np.stack([text.table[:, :width] for text, _ in parts], axis=1)
-        batch = Batch(
+        return Batch(
             np.array(token_ids, np.int32),
             np.array(positions, np.int32),
             np.array(starts, np.int32),
             tables if len(tables) > 1 else tables[0],
             np.array([end - 1 for end in starts[1 : logits + 1]], np.int32),
         )
-        return self._runner.run(batch, meanwhile)
 
 
 def common_length(one: list[int], other: list[int]) -> int:

@@ -25,6 +25,8 @@ class DraftSource(enum.StrEnum):
     """What followed them in other recent outputs of the same caller."""
     MODEL = "model"
     """What a smaller model says next."""
+    HEADS = "heads"
+    """What the model's own further layer says of its hidden states."""
 
 
 class DraftOwner(Protocol):

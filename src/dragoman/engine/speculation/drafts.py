@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection
 
+from dragoman.engine.arrays import Float32
 from dragoman.engine.block_tables import BlockTables
 from dragoman.engine.runner import Runner
 from dragoman.engine.schedule import Schedule
 from dragoman.engine.sequence import Sequence
-from dragoman.engine.settings import LEAST_GUESSES
+from dragoman.engine.speculation.draft_head import HeadDrafts, HeadRunner
 from dragoman.engine.speculation.draft_model import DraftModel
 from dragoman.engine.speculation.drafter import Drafter, DraftSource
 from dragoman.engine.speculation.forced_text import ForcedText
 from dragoman.engine.speculation.lookup import Lookup
 from dragoman.engine.speculation.prediction import Prediction
 from dragoman.engine.speculation.recent_outputs import RecentOutputsByCaller, RecentOutputsLookup
+from dragoman.models.batch import Batch
 
 
 class Drafts:
@@ -24,7 +26,8 @@ class Drafts:
     Attributes:
         rows: rows that a step is filled up to, its sequences' own included.
         drafted: tokens of all drafts, by source. accepted: those that were drawn.
-        model: a smaller model that drafts for those for whom no other source has anything; None: there is none.
+        model: a smaller model, or a head of the model itself, that drafts for those for whom no other source has
+            anything; None: there is none.
     """
 
     def __init__(self, tables: BlockTables, *, rows: int, block_size: int, sources: Collection[str]) -> None:
@@ -36,6 +39,7 @@ class Drafts:
         self._sources = frozenset(sources)
         self._recent = RecentOutputsByCaller()
         self.model: DraftModel | None = None
+        self._hidden_rows: Callable[[int], Float32] | None = None
         self._asked: list[tuple[Sequence, int]] = []
         self._running = 0
 
@@ -47,7 +51,7 @@ class Drafts:
         """
         rows = self._tables.draft_room(self.rows - len(sequences))
         self._asked, self._running = [], len(sequences)
-        asks_model = self.model is not None and rows >= LEAST_GUESSES * len(sequences)
+        asks_model = self.model is not None and rows >= self.model.least_guesses * len(sequences)
         for index, sequence in enumerate(sequences):
             if rows <= 0:
                 break
@@ -68,6 +72,15 @@ class Drafts:
         if self.rows and DraftSource.MODEL in self._sources:
             self.model = DraftModel(runner)
 
+    def use_head(self, head: HeadRunner, hidden_rows: Callable[[int], Float32]) -> None:
+        """Have a head of the model draft too, unless drafts, or those of heads, are turned off.
+
+        ``hidden_rows`` returns the hidden states of the first rows of the model's last step.
+        """
+        if self.rows and DraftSource.HEADS in self._sources:
+            self.model = HeadDrafts(head)
+            self._hidden_rows = hidden_rows
+
     def add_model_drafts(self, meanwhile: Callable[[], None] | None) -> Callable[[], None] | None:
         """Compute the draft model's drafts for the step that was filled last, if it was. ``meanwhile`` is called once,
         if anything is computed. Returns what is still to be called."""
@@ -79,10 +92,18 @@ class Drafts:
             self._tables.add_draft(sequence)
         return None if self.model.has_computed else meanwhile
 
-    def note_step(self, schedule: Schedule, rows: int, seconds: float) -> None:
-        """Learn what a step took."""
+    def note_step(self, schedule: Schedule, batch: Batch, seconds: float) -> None:
+        """Learn what a step took, and what it computed that a head reads."""
+        rows = len(batch.token_ids)
         if self.model is not None and not schedule.chunks:
             self.model.steps.note(rows, seconds)
+        if self._hidden_rows is not None and isinstance(self.model, HeadDrafts):
+            sequences = [*schedule.decodes, *(chunk.sequence for chunk in schedule.chunks)]
+            self.model.note(
+                [each if each.group.search is None and _is_text(each) else None for each in sequences],
+                batch,
+                self._hidden_rows(rows),
+            )
 
     def record(self, sequence: Sequence, accepted: int) -> None:
         """Record that the first ``accepted`` tokens of the sequence's draft were drawn. The others are overwritten."""

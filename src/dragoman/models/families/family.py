@@ -41,6 +41,36 @@ def _none_unused(spec: DecoderSpec) -> frozenset[str]:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadNames:
+    """How checkpoints of a family name the layer that guesses one token more (``head_spec``), without the base.
+
+    Attributes:
+        layer: beginning of the names of what any layer has; ``{layers}`` is the number of the decoder's.
+        joined: the product that joins token and hidden state. token_norm, hidden_norm: the norms of these.
+            final_norm: of the result.
+        feeds_normed: as in ``HeadSpec``.
+    """
+
+    layer: str
+    joined: str
+    token_norm: str
+    hidden_norm: str
+    final_norm: str
+    feeds_normed: bool
+
+
+MTP_AFTER_LAYERS = HeadNames(
+    layer="layers.{layers}.",
+    joined="layers.{layers}.eh_proj",
+    token_norm="layers.{layers}.enorm",
+    hidden_norm="layers.{layers}.hnorm",
+    final_norm="layers.{layers}.shared_head.norm",
+    feeds_normed=False,
+)
+"""As DeepSeek V3 has it: under the number of a further layer."""
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """A family of checkpoints with one config reader and one naming of weights.
 
@@ -67,6 +97,7 @@ class Family:
         token_ids: defaults of special tokens that a config does not name.
         others: architectures of the same layers under other names: trained models, and classifiers with the head that
             makes their vectors logits, whose tensors are among the ``ignored`` ones.
+        head: how a layer is named that guesses one token more, in checkpoints that have one.
     """
 
     read: Callable[[Config], DecoderSpec]
@@ -86,6 +117,7 @@ class Family:
     note: str = ""
     token_ids: Mapping[str, int] = field(default_factory=dict)
     others: Mapping[str, PooledHead | None] = field(default_factory=dict)
+    head: HeadNames | None = None
 
     def canonical(self, name: str) -> str:
         """Return a stored name in the spelling of ``names`` and ``ignored``."""

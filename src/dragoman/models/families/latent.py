@@ -10,7 +10,7 @@ from typing import Any
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
-from dragoman.models.families.family import Family
+from dragoman.models.families.family import MTP_AFTER_LAYERS, Family
 from dragoman.models.families.llama import ACTIVATIONS, LLAMA_NAMES, ROTARY_BUFFER
 from dragoman.models.families.scored_mixtures import DEEPSEEK_NAMES, DEEPSEEK_STACKS, deepseek_experts
 from dragoman.models.latent import divide_keys_and_values
@@ -299,6 +299,7 @@ FAMILIES: dict[str, Family] = {
         _read_deepseek_v3,
         "deepseek_v3",
         r"layers\.61\..*",
+        head=MTP_AFTER_LAYERS,
         title="DeepSeek V3, R1, and Kimi K2",
         examples=("deepseek-ai/DeepSeek-V3.1", "moonshotai/Moonlight-16B-A3B-Instruct", "moonshotai/Kimi-K2-Instruct"),
     ),
@@ -315,6 +316,7 @@ FAMILIES: dict[str, Family] = {
         _read_deepseek_v32,
         "deepseek_v32",
         rf"layers\.61\..*|{_INDEXER}",
+        head=MTP_AFTER_LAYERS,
         title="DeepSeek V3.2",
         examples=("deepseek-ai/DeepSeek-V3.2",),
         note=_SHORT,
@@ -323,6 +325,7 @@ FAMILIES: dict[str, Family] = {
         _read_glm_dsa,
         "glm_moe_dsa",
         rf"layers\.78\..*|{_INDEXER}",
+        head=MTP_AFTER_LAYERS,
         title="GLM-5",
         examples=("zai-org/GLM-5",),
         note=_SHORT,
@@ -331,6 +334,7 @@ FAMILIES: dict[str, Family] = {
         _read_glm_lite,
         "glm4_moe_lite",
         r"layers\.47\..*",
+        head=MTP_AFTER_LAYERS,
         title="GLM-4.7-Flash",
         examples=("zai-org/GLM-4.7-Flash",),
     ),

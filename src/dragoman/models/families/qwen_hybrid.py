@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dragoman.core.errors import ModelError
 from dragoman.core.lazy_imports import np
 from dragoman.models.config import Config
-from dragoman.models.families.family import Family
+from dragoman.models.families.family import Family, HeadNames
 from dragoman.models.families.llama import HEAD_NORM_NAMES, LLAMA_NAMES, llama_like
 from dragoman.models.families.mixtures import QWEN2_MOE_NAMES, QWEN_STACKS, qwen_experts
 from dragoman.models.parameter import Parameter
@@ -33,6 +33,14 @@ _APART = {
     "mixer_gates": (f"{_MIXER}in_proj_b", f"{_MIXER}in_proj_a"),
 }
 _FUSED = {"mixer_in": (f"{_MIXER}in_proj_qkvz",), "mixer_gates": (f"{_MIXER}in_proj_ba",)}
+_MTP = HeadNames(
+    layer="mtp.layers.0.",
+    joined="mtp.fc",
+    token_norm="mtp.pre_fc_norm_embedding",
+    hidden_norm="mtp.pre_fc_norm_hidden",
+    final_norm="mtp.norm",
+    feeds_normed=True,
+)
 # Positions of images, which text does not have.
 _IMAGE_POSITIONS = ("mrope_section", "mrope_interleaved")
 _DEFAULTS = {"num_key_value_heads": 4, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6}
@@ -142,7 +150,8 @@ def _family(read: Any, names: dict[str, tuple[str, ...]], model_type: str, **mor
         row_order=_row_order,
         norm_offset=1.0,
         aliases=((r"^(model\.)?visual\.", "model.visual."), (r"^model\.language_model\.", "model.")),
-        ignored=re.compile(r"(visual|mtp)\..*"),  # MTP: more tokens at once, by a layer that is not used here
+        ignored=re.compile(r"(visual|mtp)\..*"),
+        head=_MTP,
         **more,
     )
 

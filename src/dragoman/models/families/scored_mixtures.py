@@ -9,7 +9,7 @@ from typing import Any
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
-from dragoman.models.families.family import Family
+from dragoman.models.families.family import MTP_AFTER_LAYERS, Family
 from dragoman.models.families.llama import HEAD_NORM_NAMES, LLAMA_NAMES, llama_like
 from dragoman.models.families.llama_variants import exaone_like
 from dragoman.models.families.mixtures import checked
@@ -222,6 +222,7 @@ FAMILIES: dict[str, Family] = {
         base="model.",
         other_names=DEEPSEEK_STACKS,
         ignored=_MTP,
+        head=MTP_AFTER_LAYERS,
         title="GLM-4.5, 4.6 and 4.7 MoE",
         examples=("zai-org/GLM-4.5-Air", "zai-org/GLM-4.6", "zai-org/GLM-4.7"),
     ),

@@ -1,0 +1,171 @@
+"""Heads: the layer of a checkpoint that guesses one token more than its decoder, as a program of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman import kernels
+from dragoman.core.errors import ModelError
+from dragoman.models.batch import Batch, PoolSize
+from dragoman.models.checkpoint import Checkpoint
+from dragoman.models.decoder import Recorder
+from dragoman.models.draft import HEAD_KV_PRECISION, describe_head, head_blocks
+from dragoman.models.families import FAMILIES
+from dragoman.models.families.family import Family
+from dragoman.models.head_spec import HeadSpec
+from dragoman.models.kv_groups import BLOCK_TOKENS
+from dragoman.models.layer_buffers import Stream
+from dragoman.models.packing import Weights
+from dragoman.models.settings import ModelSettings
+from dragoman.models.spec import DecoderSpec
+from dragoman.models.tensors import Tensor, TensorFiles, nearest_bfloat16
+
+_MODULES: dict[str, tuple[str, ...]] = {
+    "hidden_in": ("hidden_in",),
+    "hidden_norm": ("hidden_norm",),
+    "token_norm": ("token_norm",),
+}
+
+
+def build_program_for_head(
+    spec: DecoderSpec,
+    weights: Weights,
+    kv: kernels.KVPool,
+    *,
+    context: int,
+    max_tokens: int,
+    max_sequences: int,
+    max_logit_rows: int,
+    states: kernels.StatePool | None = None,
+) -> tuple[kernels.Program, int]:
+    """Record the decoder so that the hidden states of all rows after the last norm can be read after a run.
+
+    Returns the program, and the buffer that then has them. Logits are the same to the last bit: every row is computed
+    by the same operations, and the rows whose logits are wanted are chosen at the end.
+    """
+    program = kernels.Program(
+        max_tokens=max_tokens, max_sequences=max_sequences, max_logit_rows=max_logit_rows, kv=kv, states=states
+    )
+    return program, Recorder(spec, weights, program, context, keeps_rows=True).record_with_hidden()
+
+
+def head_checkpoint(files: TensorFiles, spec: DecoderSpec, name: str) -> Checkpoint:
+    """Return the parameters of a decoder's head among the tensors of its files.
+
+    ``name``: of the model. Raises ModelError where the files have no head, or one that does not fit.
+    """
+    family, own = FAMILIES[spec.architecture], describe_head(spec, name)
+    tensors = _renamed(files, family, spec.layers)
+    if not tensors:
+        raise ModelError(
+            f"--draft-heads: {name} has no layer that guesses further tokens among its weights; serve it without"
+        )
+    own_family = replace(
+        family,
+        names={**family.names, **_MODULES},
+        aliases=(),
+        ignored=re.compile(".*"),
+        unused=lambda spec: frozenset(),
+    )
+    return Checkpoint(replace(files, tensors=tensors), own_family, own)
+
+
+def _renamed(files: TensorFiles, family: Family, layers: int) -> dict[str, Tensor]:
+    """Return the tensors of the head under the names of a decoder of one layer."""
+    names = family.head
+    assert names is not None
+    singles = {
+        names.joined: "hidden_in",
+        names.token_norm: "token_norm",
+        names.hidden_norm: "hidden_norm",
+        names.final_norm: family.names["final_norm"][0],
+    }
+    found: dict[str, Tensor] = {}
+    layer = names.layer.format(layers=layers)
+    for stored, tensor in files.tensors.items():
+        short = family.canonical(stored).removeprefix(family.base)
+        module, _, kind = short.rpartition(".")
+        single = next((new for old, new in singles.items() if old.format(layers=layers) == module), None)
+        if single is not None:
+            found[f"{single}.{kind}"] = tensor
+        elif short.startswith(layer):
+            found[f"{family.base}layers.0.{short.removeprefix(layer)}"] = tensor
+    return found
+
+
+class _HeadRecorder(Recorder):
+    """Records the one layer of a head, after what makes its input."""
+
+    def _embed(self, stream: Stream) -> None:
+        """Record x = [norm(table[token] · scale), norm(hidden)] · W; the hidden state of each row is given."""
+        p, table, width = self.program, self.weights.matrix("embedding"), self.spec.width
+        scale = self.spec.embedding.scale
+        if self.spec.embedding.scale_rounded and table.precision != "float32":
+            scale = nearest_bfloat16(scale)
+        hidden, token, joined = p.buffer(width), p.buffer(width), p.buffer(2 * width)
+        p.embed(hidden, table)  # of which every row is replaced by what is given
+        p.copy_columns(token, hidden, 0)
+        p.scale(token, 0.0)
+        p.add_embeddings(token, table, scale)
+        self.norm(token, token, "token_norm")
+        self.norm(hidden, hidden, "hidden_norm")
+        p.join(joined, token, hidden, 0)
+        self.linear(stream.residual, joined, "hidden_in")
+
+    def record_head(self) -> int:
+        """Record the head. Returns the buffer of what it takes in for its own next guess, of the logits' rows."""
+        stream = self._layers()
+        normed = self._final(stream)
+        self._logits(normed)
+        assert isinstance(self.spec, HeadSpec)
+        return normed if self.spec.feeds_normed else stream.residual
+
+
+class DraftHead:
+    """A loaded head, with its own blocks of keys and values.
+
+    Attributes:
+        width: numbers of a hidden state. block_size: tokens of a block. pools: its blocks.
+        max_context: positions of a sequence. max_tokens: rows of one run.
+    """
+
+    block_size = BLOCK_TOKENS
+
+    def __init__(self, spec: HeadSpec, weights: Weights, settings: ModelSettings, context: int) -> None:
+        """``weights``: with the tables of its decoder. ``settings``: of that, whose limits of a step it has."""
+        self.spec, self.width, self.vocab_size = spec, spec.width, spec.vocab_size
+        self.weights, self.max_context, self.max_tokens = weights, context, settings.max_tokens
+        self.pools = (PoolSize(0, head_blocks(context)),)
+        self.kv = kernels.KVPool(
+            layers=1,
+            blocks=head_blocks(context),
+            kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
+            precision=HEAD_KV_PRECISION,
+            latent=spec.latent.rank if spec.latent else 0,
+        )
+        self.program = kernels.Program(
+            max_tokens=settings.max_tokens,
+            max_sequences=settings.max_sequences,
+            max_logit_rows=settings.max_logit_rows,
+            kv=self.kv,
+        )
+        self._fed = _HeadRecorder(spec, weights, self.program, context).record_head()
+
+    def run(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> NDArray[np.float32]:
+        """Return the logits ``[len(batch.logit_rows), vocab_size]`` of the token after each row's own.
+
+        Each row has the token after a position as its token, and as its given embedding the hidden state of that
+        position.
+        """
+        return self.program.run(*batch, meanwhile)
+
+    def hidden(self, rows: int) -> NDArray[np.float32]:
+        """Return what the first rows of the last run's logits give to the next guess, ``[rows, width]``; overwritten
+        by the next run."""
+        return self.program.rows(self._fed, rows)
