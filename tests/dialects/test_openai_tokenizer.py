@@ -26,6 +26,8 @@ async def test_texts_and_back(runtime: LocalServer) -> None:
     assert found == {"count": len(ids), "max_model_len": STUB.max_context, "tokens": list(ids), "token_strs": None}
     assert (await post(runtime, "/detokenize", {"tokens": list(ids)})).json()["prompt"] == "Hello world"
     assert (await post(runtime, "/detokenize", {"tokens": []})).json()["prompt"] == ""
+    refused = await post(runtime, "/detokenize", {"tokens": [10**9]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tokens")
 
 
 async def test_special_tokens_and_the_text_of_each(runtime: LocalServer) -> None:

@@ -415,6 +415,8 @@ def test_a_prompt_that_is_too_long(calling: ScriptedServer) -> None:
     assert error["error"]["type"] == "invalid_request_error"
     assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
     assert failed["response"]["error"]["code"] == "context_length_exceeded"
+    assert failed["response"]["store"] is False
+    assert [event["sequence_number"] for event in (created, progress, error, failed)] == [0, 1, 2, 3]
     assert get(calling, f"/{failed['response']['id']}").status_code == 404
 
 

@@ -105,7 +105,11 @@ async def detokenize(serving: Serving, context: RequestContext) -> None:
     """Handle ``POST /detokenize``. ``content`` is llama.cpp's name: its clients send the same body to this path."""
     core = (await context.read(DETOKENIZE)).core
     ids, card = core.get("prompt.token_ids"), serving.model(core.get("model"))
-    text = await context.unless_gone(serving.detokenize(ids, card.name)) if ids else ""
+    try:
+        text = await context.unless_gone(serving.detokenize(ids, card.name)) if ids else ""
+    except BadRequest as error:
+        error.param = "tokens"
+        raise
     await context.reply({"prompt": text, "content": text})
 
 

@@ -280,8 +280,7 @@ class ResponsesApi:
                 raise
             context.fault = error
             events += writer.fail(error)
-            if not is_refused:
-                await self._keep(serving, context, begun, writer, events)
+            await self._keep(serving, context, begun, writer, events)
             for each in events[sent:]:
                 yield each
         finally:
@@ -292,13 +291,16 @@ class ResponsesApi:
     async def _keep(
         self, serving: Serving, context: RequestContext, begun: Begun, writer: EventWriter, events: list[bytes]
     ) -> None:
-        """Keep a response that is over, where it is asked for. What cannot be kept says so: in its last event too."""
+        """Keep a response that is over, where it is asked for and its prompt was computed. What is not kept says so: in
+        its last event too."""
         response = writer.response
-        if not response["store"] or not writer.has_prompt:
+        if not response["store"]:
             return
-        stored = begun.stored(context.tenant, response, b"".join(events))
-        if not await serving.responses.keep(stored, said(stored)):
-            events[-1] = writer.unkept()
+        if writer.has_prompt:
+            stored = begun.stored(context.tenant, response, b"".join(events))
+            if await serving.responses.keep(stored, said(stored)):
+                return
+        events[-1] = writer.unkept()
 
     async def _in_background(
         self, serving: Serving, context: RequestContext, begun: Begun, headers: Mapping[str, str]
