@@ -139,3 +139,25 @@ def test_claude_code_takes_an_image_out_and_goes_on(server: RunningServer) -> No
     assert ": Could not process image: " in answer.json()["error"]["message"]
     result["content"] = texts
     assert ask_claude(server, body).status_code == 200
+
+
+def test_a_full_queue_is_refused_in_words_by_which_agents_send_again(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (asked,), (of_codex,) = claude_code(1, *SHORT), codex(1, *SHORT)
+    counted = {name: asked[name] for name in ("model", "system", "tools", "messages")}
+    with monkeypatch.context() as full:
+        full.setattr(server.runtime.serving.admission, "max_waiting", 0)
+        refused = ask_claude(server, asked)
+        error = {"type": "overloaded_error", "message": "Overloaded"}
+        assert (refused.status_code, refused.json()["error"]) == (529, error)
+        assert int(refused.headers["retry-after"]) >= 1
+        assert "x-should-retry" not in refused.headers
+        # It takes no place among those that wait.
+        path = f"{server.url}/v1/messages/count_tokens?beta=true"
+        assert httpx.post(path, json=counted, headers=CLAUDE_HEADERS).status_code == 200
+        refused = httpx.post(f"{server.url}/v1/responses", json=of_codex, headers=CODEX_HEADERS)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert int(refused.headers["retry-after"]) >= 1
+    assert ask_claude(server, asked).status_code == 200
+    assert ask_codex(server, of_codex)[-1]["type"] == "response.incomplete"
