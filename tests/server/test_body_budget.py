@@ -6,6 +6,8 @@ import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from types import TracebackType
 
 import msgspec
 import pytest
@@ -15,7 +17,8 @@ from dragoman.core.errors import EngineUnavailable
 from dragoman.core.images import ImageInfo
 from dragoman.dialects import made_dialects
 from dragoman.dialects.tgi.settings import TgiSettings
-from dragoman.server.body_budget import BodyBudget
+from dragoman.server.body import read_body
+from dragoman.server.body_budget import MANY_BYTES, BodyBudget
 from dragoman.text import ChatTemplate
 
 LIMITS = msgspec.structs.replace(QUICK, max_body_bytes=100_000, max_image_body_bytes=3_000_000, linger_s=0.02)
@@ -76,6 +79,42 @@ def test_large_bodies_have_a_budget_of_their_own() -> None:
     budget.give_back_large(20)
     budget.take_large(20)
     assert (budget.used, budget.large, budget.refused) == (100, 50, 1)
+
+
+def test_when_many_large_bodies_have_passed_it_is_told_once() -> None:
+    told: list[int] = []
+    budget = BodyBudget(on_passed=lambda: told.append(budget.large))
+    budget.take_large(MANY_BYTES - 1)
+    budget.give_back_large(MANY_BYTES - 1)
+    assert not told
+    budget.take_large(MANY_BYTES - 1)
+    budget.take_large(1)
+    budget.give_back_large(1)
+    assert not told
+    budget.give_back_large(MANY_BYTES - 1)
+    budget.take_large(1)
+    budget.give_back_large(1)
+    assert told == [0]
+
+
+@pytest.mark.anyio
+async def test_an_error_keeps_no_bytes_of_a_body_that_is_refused() -> None:
+    """Its traceback has the frame that read them, until the collector finds both."""
+    pieces = iter([b"x" * 80_000] * 3)
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": next(pieces), "more_body": True}
+
+    with pytest.raises(EngineUnavailable) as refused:
+        await read_body(receive, {}, max_bytes=300_000, timeout_s=1, budget=BodyBudget(100_000))
+    kept = [each.tb_frame.f_locals for each in walk(refused.value.__traceback__)]
+    assert sum(len(value) for found in kept for value in found.values() if isinstance(value, bytes | bytearray)) == 0
+
+
+def walk(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
 
 
 @pytest.mark.anyio

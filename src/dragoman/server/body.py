@@ -38,6 +38,7 @@ async def read_body(
     if announced.isdigit() and int(announced[:20]) > max_bytes:
         raise too_large(max_bytes)
     body: bytes | bytearray = b""
+    chunk: bytes = b""
     taken = large = 0
     ordinary = max_bytes if ordinary_bytes is None else ordinary_bytes
     try:
@@ -74,6 +75,9 @@ async def read_body(
         budget.give_back(taken)
         budget.give_back_large(large)
         raise
+    finally:
+        # An error keeps the frame, in a cycle that the collector may find minutes later.
+        body, chunk, message = b"", b"", {}
 
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"

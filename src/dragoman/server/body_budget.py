@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dragoman.core.errors import EngineUnavailable
 
 MAX_BUFFERED_BYTES = 64 * 1024 * 1024
 
 MAX_LARGE_BYTES = 256 * 1024 * 1024
+
+MANY_BYTES = 32 * 1024 * 1024
+"""Of large bodies at once, whose pieces leave the heap in fragments."""
 
 FREE_BYTES = 64 * 1024
 """Bytes of each body that are not counted: the number of connections is limited, and large bodies must not block
@@ -23,9 +28,17 @@ class BodyBudget:
         large, max_large_bytes: bytes of bodies beyond the limit of ordinary ones, and of files that requests name.
         unparsed: of ``used``, those that are not parsed yet.
         refused: requests that found no room.
+        on_passed: called when no large body is left after there were ``MANY_BYTES`` of them; None: nothing is.
     """
 
-    def __init__(self, max_bytes: int = MAX_BUFFERED_BYTES, max_large_bytes: int = MAX_LARGE_BYTES) -> None:
+    def __init__(
+        self,
+        max_bytes: int = MAX_BUFFERED_BYTES,
+        max_large_bytes: int = MAX_LARGE_BYTES,
+        on_passed: Callable[[], None] | None = None,
+    ) -> None:
+        self.on_passed = on_passed
+        self._most_large = 0
         self.max_bytes, self.max_large_bytes = max_bytes, max_large_bytes
         self.used = self.large = 0
         self.unparsed = 0
@@ -71,6 +84,11 @@ class BodyBudget:
             self.refused += 1
             raise EngineUnavailable("The server has no room for this request's images now. Try again later.")
         self.large += size
+        self._most_large = max(self._most_large, self.large)
 
     def give_back_large(self, size: int) -> None:
         self.large -= size
+        if not self.large and self._most_large >= MANY_BYTES:
+            self._most_large = 0
+            if self.on_passed is not None:
+                self.on_passed()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import functools
 import gc
 import importlib
@@ -40,6 +39,7 @@ from dragoman.server.body_budget import BodyBudget
 from dragoman.server.connection import Connection
 from dragoman.server.connection_context import connection_context
 from dragoman.server.connections import Connections
+from dragoman.server.freed_memory import return_freed_memory, return_freed_memory_soon, return_large_blocks
 from dragoman.server.idempotency import KeptAnswers
 from dragoman.server.keys import Keyring
 from dragoman.server.kv_events import NO_EVENTS, published_blocks
@@ -265,6 +265,7 @@ class Server(ListeningServer):
         bodies = BodyBudget(
             max(network.max_buffered_bytes, settings.max_body_bytes),
             max(settings.image_bytes // 4, most_image_body(settings)),
+            return_freed_memory_soon,
         )
         app = create_app(
             runtime.serving,
@@ -438,7 +439,7 @@ processes."""
 MIN_CONNECTIONS = 16
 """Connections that are allowed however low the limit of open files is."""
 
-LARGE_BLOCK_BYTES = 1 << 20  # which return to the system when free; the C library raises that to the largest freed
+LARGE_BLOCK_BYTES = 1 << 20  # which return to the system when free
 GARBAGE_THRESHOLDS = (20_000, 20, 50)
 """Of the cyclic collector. Live objects are frozen: the usual thresholds (700, 10, 10) would scan all that a crowd of
 connections holds every 70,000 objects, a fifth of the server's time at 3 x capacity."""
@@ -484,10 +485,8 @@ def _post_start_cleanup() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GARBAGE_THRESHOLDS)
-    with contextlib.suppress(AttributeError, OSError):  # another C library
-        library = ctypes.CDLL(None)
-        library.mallopt(-3, LARGE_BLOCK_BYTES)  # M_MMAP_THRESHOLD
-        library.malloc_trim(0)
+    return_large_blocks(LARGE_BLOCK_BYTES)
+    return_freed_memory()
 
 
 def _import_late() -> None:
