@@ -3,10 +3,12 @@
 
     python benchmarks/drafts.py MODEL_FOLDER DRAFT_FOLDER --precision int4 --acceptance 0.5 0.7 0.8
     python benchmarks/drafts.py MODEL_FOLDER --shrink 12
+    python benchmarks/drafts.py MODEL_FOLDER --head
 
 Models with random weights agree about nothing, so the text is given token by token, and each guess is made right with
 the given probability; what both models compute, and what drafts cost, stays the same. ``--shrink N`` makes a draft
-model of the same vocabulary with about one N-th of the parameters, where no folder is named.
+model of the same vocabulary with about one N-th of the parameters, where no folder is named. ``--head``: the model's
+own head drafts; a folder that does not exist becomes Qwen 3.5 in the sizes of the one with 0.8 billion parameters.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from dragoman import models
@@ -25,7 +28,12 @@ from dragoman.core.sampling import SamplingParams
 from dragoman.core.vocabulary import DraftVocabulary
 from dragoman.engine.engine import Engine
 from dragoman.engine.settings import SchedulerSettings
+from dragoman.engine.speculation.draft_head import HeadDrafts
 from dragoman.engine.speculation.draft_model import DraftModel, _Ask
+from dragoman.models.families import find_family, read_spec
+from dragoman.models.head_spec import head_spec
+from dragoman.models.parameters import parameters
+from dragoman.models.spec import DecoderSpec
 from make_models import make_model
 
 
@@ -35,7 +43,7 @@ class GuessingModel(DraftModel):
     acceptance = 0.0
 
     def _draw(self, logits, asks: list[_Ask], place: int) -> list[int]:  # type: ignore[no-untyped-def]
-        super()._draw(logits, asks, place)
+        DraftModel._draw(self, logits, asks, place)
         drawn = []
         for ask in asks:
             sequence, at = ask.sequence, ask.sequence.num_generated + place
@@ -45,12 +53,32 @@ class GuessingModel(DraftModel):
         return drawn
 
 
-def speed(runner: models.Model, draft: models.Model | None, acceptance: float, streams: int, tokens: int) -> float:
-    """Tokens per second of so many streams, without the prompts' time."""
-    engine = Engine(runner, SchedulerSettings(draft_sources=("model",), prefix_cache=False))
+class GuessingHead(HeadDrafts):
+    """The same of a head."""
+
+    acceptance = 0.0
+    _draw = GuessingModel._draw
+
+
+def speed(
+    runner: models.Model,
+    draft: models.Model | None,
+    acceptance: float,
+    streams: int,
+    tokens: int,
+    *,
+    head: bool = False,
+) -> float:
+    """Tokens per second of so many streams, without the prompts' time. ``head``: with the model's own one."""
+    engine = Engine(runner, SchedulerSettings(draft_sources=("model", "heads"), prefix_cache=False))
+    drafts = engine.scheduler.drafts
     if draft is not None:
-        engine.scheduler.drafts.model = model = GuessingModel(draft)
+        drafts.model = model = GuessingModel(draft)
         model.vocabulary, model.acceptance = DraftVocabulary(runner.vocab_size), acceptance
+    if head and runner.head is not None:
+        drafts.use_head(runner.head, runner.hidden_rows)
+        drafts.model = guessing = GuessingHead(runner.head)
+        guessing.acceptance = acceptance
     for index in range(streams):
         rng = random.Random(index)
         text = tuple(rng.randrange(1, runner.vocab_size) for _ in range(128 + tokens))
@@ -90,10 +118,50 @@ def shrunk(folder: Path, times: float, target: Path) -> Path:
     return target
 
 
+def make_with_head(folder: Path) -> None:
+    """Make a model with a head, in the sizes of Qwen3.5-0.8B."""
+    config = {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "vocab_size": 248_320,
+        "max_position_embeddings": 262_144,
+        "tie_word_embeddings": True,
+    }
+    spec, family = read_spec(config), find_family(config)
+    head = head_spec(spec, feeds_normed=True)
+    layer = {f"mtp.{name.removeprefix('model.')}": shape for name, shape in stored_shapes(head, family.names).items()}
+    mtp = {"mtp.fc.weight": (1024, 2048)} | {
+        f"mtp.pre_fc_norm_{each}.weight": (1024,) for each in ("hidden", "embedding")
+    }
+    make_model(folder, config, shapes=stored_shapes(spec, family.names) | layer | mtp)
+
+
+def stored_shapes(spec: DecoderSpec, names: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes of a decoder's tensors, of the modules that have a name in its family."""
+    found = {}
+    for parameter in parameters(spec):
+        stored = names.get(parameter.module, ())
+        parts = parameter.sizes(len(stored)) if stored else ()
+        for name, size in zip(stored, parts, strict=True):
+            full = name.format(layer=parameter.layer)
+            whole = full if full.endswith(("A_log", "dt_bias")) else f"{full}.{parameter.kind}"
+            found[whole] = parameter.stored or (size, *parameter.shape[1:])
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("draft", type=Path, nargs="?")
+    parser.add_argument("--head", action="store_true", help="the model's own head drafts")
     parser.add_argument("--precision", default="int8")
     parser.add_argument("--draft-precision", default="int8")
     parser.add_argument("--shrink", type=float, default=12)
@@ -102,24 +170,29 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        draft_folder = asked.draft or shrunk(asked.model, asked.shrink, Path(folder, "draft"))
-        described, settings, planned = models.plan_draft(
-            str(draft_folder), models.ModelSettings(), asked.draft_precision, 1024
-        )
-        draft = models.load(str(draft_folder), settings)
-        runner = models.load(
-            str(asked.model), models.ModelSettings(precision=asked.precision, max_context=1024, kv_tokens=16384)
-        )
+    if asked.head and not asked.model.exists():
+        make_with_head(asked.model)
+    draft = None
+    settings = models.ModelSettings(precision=asked.precision, max_context=1024, kv_tokens=16384)
+    runner = models.load(str(asked.model), settings, head_context=1024 if asked.head else None)
     print(f"{runner.card.name}: {runner.card.weight_bytes / 1e9:.2f} GB of weights at {asked.precision}")
-    print(f"draft model: {draft.card.weight_bytes / 1e9:.3f} GB at {planned.precision}, {described.spec.layers} layers")
+    if not asked.head:
+        with tempfile.TemporaryDirectory() as folder:
+            draft_folder = asked.draft or shrunk(asked.model, asked.shrink, Path(folder, "draft"))
+            described, chosen, planned = models.plan_draft(
+                str(draft_folder), models.ModelSettings(), asked.draft_precision, 1024
+            )
+            draft = models.load(str(draft_folder), chosen)
+        size = f"{draft.card.weight_bytes / 1e9:.3f} GB at {planned.precision}"
+        print(f"draft model: {size}, {described.spec.layers} layers")
     print("streams  right   without    with   times (each round)")
     for streams in asked.streams:
         for acceptance in asked.acceptance:
             pairs = []
             for _ in range(asked.rounds):
                 without = speed(runner, None, 0.0, streams, asked.tokens)
-                pairs.append((without, speed(runner, draft, acceptance, streams, asked.tokens)))
+                after = speed(runner, draft, acceptance, streams, asked.tokens, head=asked.head)
+                pairs.append((without, after))
             ratios = [after / before for before, after in pairs]
             before, after = (statistics.median(each) for each in zip(*pairs, strict=True))
             times = f"{statistics.median(ratios):.2f} ({', '.join(f'{each:.2f}' for each in ratios)})"
