@@ -134,6 +134,10 @@ def test_what_cannot_draft_is_refused_by_name(tmp_path: Path) -> None:
         ModelError, match=r"--draft-heads: llama is LlamaForCausalLM, whose heads are not known; known: "
     ):
         worker_settings(llama, ModelSettings(), heads)
+    qwen = str(make_tiny_head(tmp_path / "head", QWEN35))
+    with pytest.raises(ModelError, match="--draft-heads: a step of --speculation 1 has no room"):
+        worker_settings(qwen, ModelSettings(), msgspec.structs.replace(heads, speculation=1))
+    assert worker_settings(qwen, ModelSettings(), msgspec.structs.replace(heads, speculation=2))[0].draft is not None
     with pytest.raises(ModelError, match="--draft-heads and --draft-model exclude each other"):
         worker_settings(
             str(make_tiny_qwen35(tmp_path / "qwen")),

@@ -66,6 +66,8 @@ def head_settings(
         return None
     if scheduling.draft_model is not None:
         raise ModelError("--draft-heads and --draft-model exclude each other: one of them guesses what no source does")
+    if scheduling.speculation < 2:
+        raise ModelError("--draft-heads: a step of --speculation 1 has no room for a guess; it needs 2 or more")
     planned = plan_head(described, settings, scheduling.draft_context)
     return LoadHead(context=planned.context, nbytes=planned.nbytes)
 
