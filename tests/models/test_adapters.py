@@ -14,6 +14,7 @@ from small_models import VARIANTS, make_folder, prompt, run_rows
 from transformers_reference import assert_close, load_reference, reference_logits
 
 from dragoman import models
+from dragoman.core.errors import ModelError
 from dragoman.models.batch import Batch
 from dragoman.models.settings import Precision
 
@@ -89,6 +90,14 @@ def test_an_adapter_of_the_model_without_its_head(tmp_path: Path) -> None:
     model, ids = models.load(base, SETTINGS), prompt(131)
     model.load_adapter(0, "some", str(folder))
     assert_close(run_rows(model, ids, adapter=0), peft_logits(base, folder, ids, base=True), 1e-4)
+
+
+def test_adapters_that_count_layers_otherwise_are_refused(tmp_path: Path) -> None:
+    """Files of Llama 3.2 Vision count the layers that look at images among the others."""
+    base = make_folder(tmp_path, VARIANTS["mllama"])
+    folder = make_adapter(base, tmp_path / "adapter", target_modules=["q_proj"])
+    with pytest.raises(ModelError, match="MllamaForConditionalGeneration are not supported"):
+        models.load(base, SETTINGS).load_adapter(0, "some", str(folder))
 
 
 @pytest.mark.parametrize("use_dora", [False, True])

@@ -48,6 +48,10 @@ def load_adapter(
     require_files(folder)
     config = read_adapter_config(folder)
     family = FAMILIES[spec.architecture]
+    if family.renumbers:
+        raise ModelError(
+            f"{folder}: adapters of {spec.architecture} are not supported: they count its layers otherwise"
+        )
     contents = read_contents(folder, config, spec, family)
     changes = contents.changes
     for change in changes:

@@ -91,6 +91,7 @@ class Family:
         row_order: order of the stored rows of fused projections, weight and bias alike (queries, keys and values
             for each head: GPT-NeoX).
         divide: of stored tensors that hold several parameters and not as rows that follow each other.
+        renumbers: ``divide`` counts layers otherwise than files do, so an adapter's numbers mean other layers.
         norm_offset: added to the stored weight of a norm (Gemma: 1).
         title, examples, note: for docs/models.md: usual name, well-known repositories, and further remarks for
             know besides.
@@ -110,6 +111,7 @@ class Family:
     aliases: tuple[tuple[str, str], ...] = ()
     row_order: RowOrder = _canonical_order
     divide: Division = _undivided
+    renumbers: bool = False
     norm_offset: float = 0.0
     other_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     title: str = ""

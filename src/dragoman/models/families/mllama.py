@@ -83,6 +83,7 @@ FAMILIES: dict[str, Family] = {
         base="model.",
         aliases=_ALIASES,
         divide=_with_layers_apart,
+        renumbers=True,
         ignored=re.compile(r"(vision_model|multi_modal_projector|image_layers)\..*"),
         title="Llama 3.2 Vision",
         examples=("meta-llama/Llama-3.2-11B-Vision-Instruct",),
