@@ -60,7 +60,8 @@ def drafting_bytes(described: ModelDescription, drafting: DraftChoice, settings:
         planned = plan_draft(drafting.draft_model, settings, drafting.draft_precision, drafting.draft_context)[2]
         found["draft model"] = planned.total_bytes
     if drafting.draft_heads:
-        found["head"] = plan_head(described, settings, drafting.draft_context).nbytes
+        planned_head = plan_head(described, settings, drafting.draft_context, draft_model=drafting.draft_model)
+        found["head"] = planned_head.nbytes
     return found
 
 

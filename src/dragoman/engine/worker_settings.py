@@ -64,11 +64,9 @@ def head_settings(
     """
     if not scheduling.draft_heads or not scheduling.speculation or "heads" not in scheduling.draft_sources:
         return None
-    if scheduling.draft_model is not None:
-        raise ModelError("--draft-heads and --draft-model exclude each other: one of them guesses what no source does")
     if scheduling.speculation < 2:
         raise ModelError("--draft-heads: a step of --speculation 1 has no room for a guess; it needs 2 or more")
-    planned = plan_head(described, settings, scheduling.draft_context)
+    planned = plan_head(described, settings, scheduling.draft_context, draft_model=scheduling.draft_model)
     return LoadHead(context=planned.context, nbytes=planned.nbytes)
 
 

@@ -82,12 +82,17 @@ class HeadPlan:
     nbytes: int
 
 
-def plan_head(described: ModelDescription, settings: ModelSettings, context: int | None = None) -> HeadPlan:
-    """Return the memory of a model's head. Raises ModelError for a family whose heads are not known.
+def plan_head(
+    described: ModelDescription, settings: ModelSettings, context: int | None = None, *, draft_model: str | None = None
+) -> HeadPlan:
+    """Return the memory of a model's head. Raises ModelError for a family whose heads are not known, and beside a draft
+    model.
 
     ``context``: tokens of the longest sequences that it drafts for. It keeps keys and values of twice as many, and
     hidden states that it has not read yet of as many.
     """
+    if draft_model is not None:
+        raise ModelError("--draft-heads and --draft-model exclude each other: one of them guesses what no source does")
     spec = describe_head(described.spec, described.source.name)
     tokens = _context(described.spec, settings, context)
     layout = plan_layout(spec, described.precision(settings.precision))
