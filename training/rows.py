@@ -13,7 +13,7 @@ from training.exercises.stories import story
 from training.prose import Prose
 from training.tokenizer import END_OF_TEXT, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX, TURN_END, TURN_START, special_id
 
-PROSE_SHARE = 0.22
+PROSE_SHARE = 0.15
 FIM_SHARE = 0.04
 # What users, systems and tools say is given, not asked of the model; a little weight helps it read them.
 GIVEN_WEIGHT = 0.2
@@ -40,6 +40,7 @@ class RowMaker:
         self._turn_end = special_id(tokenizer, TURN_END)
         self._fim_middle = special_id(tokenizer, FIM_MIDDLE)
         self._answer_start = tokenizer.encode(f"{TURN_START}assistant\n", add_special_tokens=False).ids
+        self._thinking_start = tokenizer.encode("<think>\n", add_special_tokens=False).ids
 
     def row(self, step: int, place: int, length: int, kind: str | None = None) -> Row:
         """The row at `place` of `step`; `kind` (prose, fim or exercises) is drawn unless given."""
@@ -77,15 +78,19 @@ class RowMaker:
         return Row(ids, self._answer_weights(ids))
 
     def _answer_weights(self, ids: list[int]) -> list[float]:
-        """Full weight for what the assistant says, up to and with the end of its turn."""
+        """Full weight for what the assistant says, up to and with the end of its turn; none for what opens a reasoning
+        block, which the template writes where reasoning is switched on: a model that learned to say it would begin one
+        where it is switched off."""
         weights = [GIVEN_WEIGHT] * len(ids)
         start = self._answer_start
-        answering = False
+        answering, silent = False, 0
         for place, token in enumerate(ids):
             if ids[place - len(start) : place] == start:
                 answering = True
+                opened = ids[place : place + len(self._thinking_start)] == self._thinking_start
+                silent = place + len(self._thinking_start) if opened else place
             if answering:
-                weights[place] = 1.0
+                weights[place] = 1.0 if place >= silent else 0.0
                 answering = token != self._turn_end
         return weights
 
