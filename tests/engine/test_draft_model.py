@@ -47,6 +47,7 @@ def same_stub(**limits: int) -> Runner:
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts are made whether they pay or not."""
     monkeypatch.setattr(module, "best_length", lambda acceptance, most, *costs: (min(5, most), 9.0))
+    monkeypatch.setattr(module.DraftModel, "_pays", lambda *asked: True)
 
 
 def asking(

@@ -71,6 +71,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts are made whether they pay or not."""
     monkeypatch.setattr(draft_model, "best_length", lambda acceptance, most, *costs: (min(5, most), 9.0))
+    monkeypatch.setattr(draft_model.DraftModel, "_pays", lambda *asked: True)
 
 
 def drafting(runner: Runner, loaded: Loaded, sources: tuple[str, ...] = ("model",), **limits: int) -> Engine:
