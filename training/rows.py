@@ -83,14 +83,14 @@ class RowMaker:
         where it is switched off."""
         weights = [GIVEN_WEIGHT] * len(ids)
         start = self._answer_start
-        answering, silent = False, 0
+        answering, first_said = False, 0
         for place, token in enumerate(ids):
             if ids[place - len(start) : place] == start:
                 answering = True
                 opened = ids[place : place + len(self._thinking_start)] == self._thinking_start
-                silent = place + len(self._thinking_start) if opened else place
+                first_said = place + len(self._thinking_start) if opened else place
             if answering:
-                weights[place] = 1.0 if place >= silent else 0.0
+                weights[place] = 1.0 if place >= first_said else 0.0
                 answering = token != self._turn_end
         return weights
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from dragoman.engine.messages import StubModel
 from dragoman.engine.runner import Runner
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.stub import StubRunner
+from dragoman.engine_client.recovery import InFlightRequest
 
 
 @dataclass
@@ -76,6 +77,27 @@ def run_alone(runner: Runner, request: EngineRequest) -> Transcript:
     """The reference: nothing beside it, no cache, no drafts, the whole prompt in as few steps as the runner allows."""
     engine = Engine(runner, SchedulerSettings(prefix_cache=False, speculation=0))
     return run(engine, [request])[request.request_id]
+
+
+def through_preemptions_and_deaths(request: EngineRequest, start: Callable[[], Engine]) -> tuple[Transcript, int]:
+    """What a request of low priority is told by engines that each end after a few steps, and how often it is preempted.
+
+    ``start``: a new engine, with memory for one long text at most. In each a long prompt takes all of it.
+    """
+    told, unfinished, rng = Transcript(), InFlightRequest(request), random.Random(5)
+    preemptions = 0
+    while not unfinished.is_over:
+        engine = start()
+        intruder = msgspec.structs.replace(request, request_id="long", prompt=(1,) * 200, priority=3, max_tokens=4)
+        engine.submit(unfinished.as_replay())
+        for turn in range(rng.randint(4, 12)):
+            if turn == 2:
+                engine.submit(intruder)
+            for event in engine.step().events:
+                if event.request_id == request.request_id and unfinished.accept(event):
+                    told.add(event)
+        preemptions += engine.scheduler.preemptions
+    return told, preemptions
 
 
 class Hypothesis(NamedTuple):

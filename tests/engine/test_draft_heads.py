@@ -21,12 +21,11 @@ from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.speculation import draft_model
 from dragoman.engine.speculation.draft_head import HeadDrafts
 from dragoman.engine.speculation.drafter import DraftSource
-from dragoman.engine_client.recovery import InFlightRequest
 from dragoman.models import draft_head
 from dragoman.models.batch import Batch, rows_of_slot, tables_of_one
 from dragoman.models.model import Model
 from dragoman.models.settings import Precision
-from simulation import Limited, Transcript, run, run_alone
+from simulation import Limited, run, run_alone, through_preemptions_and_deaths
 
 sys.path.append(str(Path(__file__).parent.parent / "models"))
 from numpy_decoder import NumpyDecoder
@@ -182,19 +181,9 @@ def test_after_preemptions_and_deaths(loaded: Loaded) -> None:
     """Each process ends after a few steps, and has memory for one long text at most."""
     request = msgspec.structs.replace(asking(3, 0.8, tokens=60), seeds=(3,))
     alone = run_alone(loaded.runner, request)
-    told, unfinished, rng = Transcript(), InFlightRequest(request), random.Random(5)
-    preemptions = 0
-    while not unfinished.is_over:
-        engine = drafting(loaded, runner=Limited(loaded.runner, num_blocks=8))
-        intruder = msgspec.structs.replace(request, request_id="long", prompt=(1,) * 200, priority=3, max_tokens=4)
-        engine.submit(unfinished.as_replay())
-        for turn in range(rng.randint(4, 12)):
-            if turn == 2:
-                engine.submit(intruder)
-            for event in engine.step().events:
-                if event.request_id == request.request_id and unfinished.accept(event):
-                    told.add(event)
-        preemptions += engine.scheduler.preemptions
+    told, preemptions = through_preemptions_and_deaths(
+        request, lambda: drafting(loaded, runner=Limited(loaded.runner, num_blocks=8))
+    )
     assert told == alone
     assert preemptions > 0
 

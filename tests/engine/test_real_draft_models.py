@@ -23,9 +23,8 @@ from dragoman.engine.runner import Runner
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.speculation import draft_model
 from dragoman.engine.speculation.drafter import DraftSource
-from dragoman.engine_client.recovery import InFlightRequest
 from dragoman.models.settings import Precision
-from simulation import Limited, Transcript, run, run_alone
+from simulation import Limited, run, run_alone, through_preemptions_and_deaths
 
 Maker = Callable[[Path], Path]
 
@@ -119,18 +118,8 @@ def test_after_preemptions_and_deaths(pair: Loaded) -> None:
     """Each process ends after a few steps, and has memory for one long text at most."""
     request = msgspec.structs.replace(asking(pair.runner, 3, 0.8), seeds=(3,), max_tokens=60)
     alone = run_alone(pair.runner, request)
-    told, unfinished, rng = Transcript(), InFlightRequest(request), random.Random(5)
-    preemptions = 0
-    while not unfinished.is_over:
-        engine = drafting(Limited(pair.runner, num_blocks=8), pair)
-        intruder = msgspec.structs.replace(request, request_id="long", prompt=(1,) * 200, priority=3, max_tokens=4)
-        engine.submit(unfinished.as_replay())
-        for turn in range(rng.randint(4, 12)):
-            if turn == 2:
-                engine.submit(intruder)
-            for event in engine.step().events:
-                if event.request_id == request.request_id and unfinished.accept(event):
-                    told.add(event)
-        preemptions += engine.scheduler.preemptions
+    told, preemptions = through_preemptions_and_deaths(
+        request, lambda: drafting(Limited(pair.runner, num_blocks=8), pair)
+    )
     assert told == alone
     assert preemptions > 0
