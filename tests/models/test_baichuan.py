@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf_cases import Case, interleave, write_case
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 from small_models import VARIANTS, Config, make_folder, prompt, run_greedy, run_rows
@@ -88,3 +89,14 @@ def test_the_second_one_divides_the_rows_of_its_output_by_their_lengths(dtype: s
     ids = prompt(1000, length=12)
     bound = 1e-4 if dtype == "F32" else 2**-8  # the divided rows are rounded to bfloat16, as they are stored
     assert_close(run_rows(models.load(folder, SETTINGS), ids), reference_logits(theirs, ids), bound)
+
+
+def test_the_larger_one_has_alibi_in_gguf_files_too(tmp_path: Path) -> None:
+    small = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+    folder, file = write_case(
+        Case("baichuan", LLAMA | small | {"num_hidden_layers": 40, "intermediate_size": 32}, change=interleave),
+        tmp_path,
+    )
+    ids = prompt(LLAMA["vocab_size"])
+    ours = run_rows(models.load(file, SETTINGS), ids)
+    assert_close(ours, with_distances(load_reference(folder), ids, 2), 1e-4)

@@ -105,6 +105,7 @@ def describe_gptj(writer: gguf.GGUFWriter, config: Any) -> None:
 
 
 CASES = {
+    "baichuan": Case("baichuan", VARIANTS["llama"] | {"num_key_value_heads": 4}, change=interleave),
     "bitnet": Case("bitnet", VARIANTS["bitnet"], describe_bitnet, gather=name_norms),
     "nemotron": Case("nemotron", VARIANTS["nemotron"], describe_nemotron, add_one),
     "nemotron-biases": Case("nemotron", VARIANTS["nemotron-biases"], describe_nemotron, add_one),

@@ -67,6 +67,7 @@ FAMILIES: dict[str, Family] = {
         LLAMA_NAMES | {"qkv": ("model.layers.{layer}.self_attn.W_pack",)},
         "baichuan",
         base="model.",
+        other_names={"qkv": LLAMA_NAMES["qkv"]},  # GGUF files
         ignored=ROTARY_BUFFER,
         divide=_with_unit_rows,
         title="Baichuan",

@@ -1,5 +1,5 @@
-"""Architectures of GGUF files that differ from Llama in a point or two: Apertus, BitNet b1.58, Nemotron 4, Jais 2,
-OLMo 1, GLM-4 of 2024 and GPT-J."""
+"""Architectures of GGUF files that differ from Llama in a point or two: Apertus, Baichuan, BitNet b1.58, Nemotron 4,
+Jais 2, OLMo 1, GLM-4 of 2024 and GPT-J."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ _GPTJ_SIZES = {
     "attention.head_count": "n_head",
 }
 _OLMO_EPSILON = 1e-5
+_BAICHUAN_13B_LAYERS = 40  # files say nothing else of ALiBi
 
 
 def _biases(tensors: Tensors) -> Config:
@@ -65,6 +66,13 @@ def _apertus(keys: Metadata, tensors: Tensors, config: Config) -> Config:
     biases = {"attention_bias": "blk.0.attn_q.bias" in tensors}
     rope = config["rope_scaling"] or {"rope_type": "default"}  # a config without one has Llama 3's
     return heads(keys, config) | rms(keys) | biases | {"rope_scaling": rope}
+
+
+def _baichuan(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    found = heads(keys, config) | rms(keys)
+    if config["num_hidden_layers"] == _BAICHUAN_13B_LAYERS:
+        found |= {"max_position_embeddings": None, "model_max_length": config["max_position_embeddings"]}
+    return found
 
 
 def _bitnet(keys: Metadata, tensors: Tensors, config: Config) -> Config:
@@ -107,6 +115,13 @@ LLAMA_VARIANTS: dict[str, Architecture] = {
         names=_APERTUS_NAMES,
         extra=_apertus,
         numbers=_APERTUS_NUMBERS,
+    ),
+    "baichuan": Architecture(
+        name="BaichuanForCausalLM",
+        model_type="baichuan",
+        names=names.LLAMA,
+        extra=_baichuan,
+        row_order=interleaved_rows,  # also in the larger ones, which do not rotate
     ),
     "bitnet": Architecture(name="BitNetForCausalLM", model_type="bitnet", names=_BITNET_NAMES, extra=_bitnet),
     "nemotron": Architecture(
