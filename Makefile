@@ -35,8 +35,8 @@ MODULES := $(shell find src builtin -type f -not -path '*/__pycache__/*' -not -n
 ENVIRONMENT := $(VENV)/.python-$(PYTHON_VERSION)
 BUILT := $(VENV)/.built-$(MODULES)
 TEST := $(VENV)/.extra-test
-# One more than there are cores, for half of the time tests wait for processes; each is a gigabyte.
-TEST_PROCESSES = $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
+# Twice as many as there are cores, for half of the time tests wait for other processes; each is a gigabyte.
+TEST_PROCESSES = $(shell $(PYTHON) -c 'import os; print(min(6, 2 * (os.cpu_count() or 1)))')
 DEV := $(VENV)/.extra-dev
 BROWSER := $(VENV)/.extra-browser
 FUZZ := $(VENV)/.extra-fuzz
