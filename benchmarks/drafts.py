@@ -4,11 +4,14 @@
     python benchmarks/drafts.py MODEL_FOLDER DRAFT_FOLDER --precision int4 --acceptance 0.5 0.7 0.8
     python benchmarks/drafts.py MODEL_FOLDER --shrink 12
     python benchmarks/drafts.py MODEL_FOLDER --head
+    python benchmarks/drafts.py MODEL_FOLDER --eagle 32000
 
 Models with random weights agree about nothing, so the text is given token by token, and each guess is made right with
 the given probability; what both models compute, and what drafts cost, stays the same. ``--shrink N`` makes a draft
 model of the same vocabulary with about one N-th of the parameters, where no folder is named. ``--head``: the model's
 own head drafts; a folder that does not exist becomes Qwen 3.5 in the sizes of the one with 0.8 billion parameters.
+``--eagle N``: an EAGLE-3 head drafts, of the model's sizes, that guesses among N tokens; it is made beside the model.
+Of a head it is also shown what one guess takes, and one step of the model, in turns.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from dragoman import models
 from dragoman.core.request import EngineRequest
 from dragoman.core.sampling import SamplingParams
@@ -29,12 +34,13 @@ from dragoman.core.vocabulary import DraftVocabulary
 from dragoman.engine.engine import Engine
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.speculation.draft_head import HeadDrafts
-from dragoman.engine.speculation.draft_model import DraftModel, _Ask
+from dragoman.engine.speculation.draft_model import Ask, DraftModel
+from dragoman.models.batch import Batch, tables_of_one
 from dragoman.models.families import find_family, read_spec
-from dragoman.models.head_spec import head_spec
+from dragoman.models.head_spec import HeadSpec, head_spec
 from dragoman.models.parameters import parameters
 from dragoman.models.spec import DecoderSpec
-from make_models import make_model
+from make_models import make_model, tensor_shapes
 
 
 class GuessingModel(DraftModel):
@@ -42,7 +48,7 @@ class GuessingModel(DraftModel):
 
     acceptance = 0.0
 
-    def _draw(self, logits, asks: list[_Ask], place: int) -> list[int]:  # type: ignore[no-untyped-def]
+    def _draw(self, logits, asks: list[Ask], place: int) -> list[int]:  # type: ignore[no-untyped-def]
         DraftModel._draw(self, logits, asks, place)
         drawn = []
         for ask in asks:
@@ -144,6 +150,51 @@ def make_with_head(folder: Path) -> None:
     make_model(folder, config, shapes=stored_shapes(spec, family.names) | layer | mtp)
 
 
+def make_eagle(model: Path, guessed: int, folder: Path) -> None:
+    """Make an EAGLE-3 head for a model, which guesses among the first ``guessed`` tokens."""
+    config = json.loads((model / "config.json").read_text("utf-8"))
+    width = config["hidden_size"]
+    kept = ("bos_token_id", "eos_token_id", "rope_theta", "rope_scaling", "rms_norm_eps", "max_position_embeddings")
+    sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
+    config = {key: config[key] for key in (*kept, *sizes) if key in config} | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "draft_vocab_size": guessed,
+    }
+    shapes = {}
+    for name, shape in tensor_shapes(config).items():
+        if ".layers.0." in name:
+            is_wide = name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
+            shapes[name.removeprefix("model.")] = (shape[0], 2 * width) if is_wide else shape
+    shapes |= {"fc.weight": (width, 3 * width), "layers.0.hidden_norm.weight": (width,), "norm.weight": (width,)}
+    make_model(folder, config, shapes=shapes | {"lm_head.weight": (guessed, width), "d2t": (guessed,)})
+
+
+def show_costs(runner: models.Model, turns: int = 60) -> None:
+    """Print the bytes of a head, and the medians of what one guess takes, and one step of the model of one row."""
+    head = runner.head
+    assert head is not None
+    shared = {"embedding.weight"} | ({"head.weight"} if isinstance(head.spec, HeadSpec) else set())
+    own = sum(value.nbytes for name, value in head.weights.items() if name not in shared)
+    one, start = np.zeros(1, np.int32), np.array([0, 1], np.int32)
+    hidden = np.random.default_rng(1).normal(size=(1, head.width)).astype(np.float32)
+    plain = Batch(one, one, start, tables_of_one(runner.pools, 1), one)
+    guess = Batch(one, one, start, tables_of_one(head.pools, 1), one, one, hidden)
+    if runner.num_states:
+        plain = plain._replace(state_slots=one, state_rows=one)
+    times: dict[str, list[float]] = {"guess": [], "step": []}
+    for _ in range(turns):
+        for name, run in (("guess", lambda: head.run(guess)), ("step", lambda: runner.run(plain))):
+            started = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - started)
+    guess_s, step_s = (statistics.median(times[name]) for name in ("guess", "step"))
+    ratio = statistics.median(a / b for a, b in zip(times["guess"], times["step"], strict=True))
+    cost = f"a guess {guess_s * 1e3:.2f} ms, a step {step_s * 1e3:.2f} ms ({ratio:.3f})"
+    print(f"head: {own / 1e9:.3f} GB of its own; {cost}")
+
+
 def stored_shapes(spec: DecoderSpec, names: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[int, ...]]:
     """Return names and shapes of a decoder's tensors, of the modules that have a name in its family."""
     found = {}
@@ -162,6 +213,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("draft", type=Path, nargs="?")
     parser.add_argument("--head", action="store_true", help="the model's own head drafts")
+    parser.add_argument("--eagle", type=int, metavar="N", help="an EAGLE-3 head drafts, which guesses among N tokens")
     parser.add_argument("--precision", default="int8")
     parser.add_argument("--draft-precision", default="int8")
     parser.add_argument("--shrink", type=float, default=12)
@@ -174,9 +226,18 @@ def main() -> None:
         make_with_head(asked.model)
     draft = None
     settings = models.ModelSettings(precision=asked.precision, max_context=1024, kv_tokens=16384)
-    runner = models.load(str(asked.model), settings, head_context=1024 if asked.head else None)
+    has_head = asked.head or asked.eagle is not None
+    eagle = None
+    if asked.eagle is not None:
+        folder = asked.model.with_name(f"{asked.model.name}-eagle-{asked.eagle}")
+        if not folder.exists():
+            make_eagle(asked.model, asked.eagle, folder)
+        eagle = models.EagleChoice(source=str(folder))
+    runner = models.load(str(asked.model), settings, head_context=1024 if has_head else None, eagle=eagle)
     print(f"{runner.card.name}: {runner.card.weight_bytes / 1e9:.2f} GB of weights at {asked.precision}")
-    if not asked.head:
+    if has_head:
+        show_costs(runner)
+    else:
         with tempfile.TemporaryDirectory() as folder:
             draft_folder = asked.draft or shrunk(asked.model, asked.shrink, Path(folder, "draft"))
             described, chosen, planned = models.plan_draft(
@@ -191,7 +252,7 @@ def main() -> None:
             pairs = []
             for _ in range(asked.rounds):
                 without = speed(runner, None, 0.0, streams, asked.tokens)
-                after = speed(runner, draft, acceptance, streams, asked.tokens, head=asked.head)
+                after = speed(runner, draft, acceptance, streams, asked.tokens, head=has_head)
                 pairs.append((without, after))
             ratios = [after / before for before, after in pairs]
             before, after = (statistics.median(each) for each in zip(*pairs, strict=True))

@@ -97,9 +97,9 @@ def make_model(
 ) -> None:
     """Write ``config.json``, ``generation_config.json`` and the weights; ``dtype`` is BF16, F16 or F32.
 
-    Weights are normal with deviation ``std``, norms the same around 1; blocks of MXFP4 are random. ``shard_bytes``
-    splits them into several files with an index. ``shapes``: of the checkpoint's tensors, where ``tensor_shapes`` does
-    not know the family.
+    Weights are normal with deviation ``std``, norms the same around 1; blocks of MXFP4 are random, and the offsets
+    ``d2t`` of an EAGLE-3 head are 0. ``shard_bytes`` splits them into several files with an index. ``shapes``: of the
+    checkpoint's tensors, where ``tensor_shapes`` does not know the family.
     """
     folder.mkdir(parents=True, exist_ok=True)
     eos = config.get("eos_token_id", config["vocab_size"] - len(_SPECIAL))
@@ -186,7 +186,7 @@ def _gpt2_shapes(c: Config) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-_WIDTHS = {"BF16": 2, "F16": 2, "F32": 4, "U8": 1}
+_WIDTHS = {"BF16": 2, "F16": 2, "F32": 4, "U8": 1, "I64": 8}
 _BLOCKS, _BLOCK_SCALES = "_blocks", "_scales"  # of MXFP4
 _TORCH_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
@@ -213,7 +213,7 @@ def _write_safetensors(
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():
-        stored = "U8" if name.endswith((_BLOCKS, _BLOCK_SCALES)) else dtype
+        stored = "U8" if name.endswith((_BLOCKS, _BLOCK_SCALES)) else "I64" if name == "d2t" else dtype
         start, end = end, end + int(np.prod(shape)) * _WIDTHS[stored]
         header[name] = {"dtype": stored, "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
@@ -221,6 +221,9 @@ def _write_safetensors(
     with path.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for name, shape in shapes.items():
+            if name == "d2t":
+                stream.write(np.zeros(shape, np.int64).data)
+                continue
             if name.endswith((_BLOCKS, _BLOCK_SCALES)):  # numbers up to 6 · 2 ** -7
                 low, high = (0, 256) if name.endswith(_BLOCKS) else (119, 121)
                 stream.write(random.integers(low, high, shape, dtype=np.uint8).data)
