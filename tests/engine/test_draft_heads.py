@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import pytest
+from tiny_eagle import LLAMA, QWEN3, make_tiny_pair
 from tiny_model import DEEPSEEK_V3, GLM4_MOE, QWEN3_NEXT, QWEN35, make_tiny_head
 
 from dragoman import kernels, models
@@ -30,7 +31,7 @@ from simulation import Limited, run, run_alone, through_preemptions_and_deaths
 sys.path.append(str(Path(__file__).parent.parent / "models"))
 from numpy_decoder import NumpyDecoder
 
-LOADED = [("qwen3.5", False), ("qwen3.5", True), ("deepseek-v3", True)]
+LOADED = [("qwen3.5", False), ("qwen3.5", True), ("deepseek-v3", True), ("eagle qwen3", False), ("eagle llama", True)]
 TOKENS = 40
 IDS = np.random.default_rng(3).integers(0, 199, TOKENS).astype(np.int32)
 CONFIGS = {"qwen3.5": QWEN35, "qwen3-next": QWEN3_NEXT, "deepseek-v3": DEEPSEEK_V3, "glm4-moe": GLM4_MOE}
@@ -109,6 +110,14 @@ class Loaded(NamedTuple):
 @pytest.fixture(scope="module", params=LOADED, ids=str)
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     name, is_right = request.param
+    if name.startswith("eagle"):
+        config = {"eagle llama": LLAMA, "eagle qwen3": QWEN3}[name]
+        model, eagle = make_tiny_pair(tmp_path_factory.mktemp("pair"), config, is_right=is_right)
+        settings = models.ModelSettings(precision="float32", max_context=256, max_tokens=64, cache_bytes=0)
+        choice = models.EagleChoice(source=str(eagle))
+        with pytest.MonkeyPatch.context() as patch:  # rounded, what it sees of the token would differ from the model's
+            patch.setattr(draft_head, "HEAD_KV_PRECISION", "float32")
+            return Loaded(models.load(model, settings, head_context=128, eagle=choice), is_right)
     folder = make_tiny_head(tmp_path_factory.mktemp("model"), CONFIGS[name], is_right=is_right)
     return Loaded(load(folder, "bfloat16", head=128), is_right)
 

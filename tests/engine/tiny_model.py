@@ -221,52 +221,52 @@ def make_tiny_mixture(folder: Path) -> Path:
 
 def make_tiny_gemma3(folder: Path) -> Path:
     """Write Gemma 3."""
-    return _make_family(folder, GEMMA3)
+    return make_tiny_family(folder, GEMMA3)
 
 
 def make_tiny_gemma4(folder: Path) -> Path:
     """Write Gemma 4: heads of two sizes, shared keys and values, inputs of layers, and experts."""
-    return _make_family(folder, GEMMA4)
+    return make_tiny_family(folder, GEMMA4)
 
 
 def make_tiny_phi(folder: Path) -> Path:
     """Write Phi-2."""
-    return _make_family(folder, PHI)
+    return make_tiny_family(folder, PHI)
 
 
 def make_tiny_lfm2(folder: Path) -> Path:
     """Write LFM2."""
-    return _make_family(folder, LFM2)
+    return make_tiny_family(folder, LFM2)
 
 
 def make_tiny_qwen35(folder: Path) -> Path:
     """Write Qwen 3.5."""
-    return _make_family(folder, QWEN35)
+    return make_tiny_family(folder, QWEN35)
 
 
 def make_tiny_granite4(folder: Path) -> Path:
     """Write Granite 4."""
-    return _make_family(folder, GRANITE4)
+    return make_tiny_family(folder, GRANITE4)
 
 
 def make_tiny_mamba(folder: Path) -> Path:
     """Write Mamba."""
-    return _make_family(folder, MAMBA)
+    return make_tiny_family(folder, MAMBA)
 
 
 def make_tiny_falcon_h1(folder: Path) -> Path:
     """Write Falcon-H1."""
-    return _make_family(folder, FALCON_H1)
+    return make_tiny_family(folder, FALCON_H1)
 
 
 def make_tiny_recurrent_gemma(folder: Path) -> Path:
     """Write RecurrentGemma."""
-    return _make_family(folder, RECURRENT_GEMMA)
+    return make_tiny_family(folder, RECURRENT_GEMMA)
 
 
 def make_tiny_kimi_linear(folder: Path) -> Path:
     """Write Kimi-Linear."""
-    return _make_family(folder, KIMI_LINEAR)
+    return make_tiny_family(folder, KIMI_LINEAR)
 
 
 def make_tiny_head(folder: Path, config: dict[str, object], *, is_right: bool = False) -> Path:
@@ -274,7 +274,7 @@ def make_tiny_head(folder: Path, config: dict[str, object], *, is_right: bool = 
 
     ``is_right``: no layer adds anything, and the head reads the token alone: it says what the model is going to say.
     """
-    _make_family(folder, config)
+    make_tiny_family(folder, config)
     family, rng, weights = find_family(config), np.random.default_rng(11), load_file(folder / "model.safetensors")
     spec = read_spec(config)
     assert family.head is not None
@@ -312,11 +312,11 @@ def make_tiny_head(folder: Path, config: dict[str, object], *, is_right: bool = 
 
 def make_tiny_youtu(folder: Path) -> Path:
     """Write Youtu-LLM."""
-    return _make_family(folder, YOUTU)
+    return make_tiny_family(folder, YOUTU)
 
 
-def _make_family(folder: Path, config: dict[str, object]) -> Path:
-    """Whatever parameters the decoder of a config has, under the names of its family."""
+def make_tiny_family(folder: Path, config: dict[str, object]) -> Path:
+    """Write whatever parameters the decoder of a config has, under the names of its family."""
     spec, family, rng, weights = read_spec(config), find_family(config), np.random.default_rng(7), {}
     for parameter in parameters(spec):
         names = family.names.get(f"{parameter.module}.{parameter.kind}") or family.names[parameter.module]

@@ -49,11 +49,11 @@ def plan(
 
 
 def drafting_bytes(described: ModelDescription, drafting: DraftChoice, settings: ModelSettings) -> dict[str, int]:
-    """Return the bytes of what drafts for a model, by its name: a draft model, its own head, or nothing.
+    """Return the bytes of what drafts for a model, by its name: a draft model, a head, or nothing.
 
     Raises ModelError for what cannot draft for it.
     """
-    from dragoman.models import plan_draft, plan_head
+    from dragoman.models import EagleChoice, plan_draft, plan_eagle, plan_head
 
     found = {}
     if drafting.draft_model is not None:
@@ -62,6 +62,10 @@ def drafting_bytes(described: ModelDescription, drafting: DraftChoice, settings:
     if drafting.draft_heads:
         planned_head = plan_head(described, settings, drafting.draft_context, draft_model=drafting.draft_model)
         found["head"] = planned_head.nbytes
+    if drafting.draft_eagle is not None:
+        eagle = EagleChoice(source=drafting.draft_eagle, precision=drafting.draft_precision)
+        others = bool(found)
+        found["head"] = plan_eagle(described, eagle, settings, drafting.draft_context, others=others).nbytes
     return found
 
 

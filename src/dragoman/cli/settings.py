@@ -260,7 +260,8 @@ class DraftChoice(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         draft_model: a smaller model that is to guess what the model says next, as in serve.
         draft_heads: have the model's own head draft, as in serve.
-        draft_precision: of its weights, as precision.
+        draft_eagle: an EAGLE-3 head that drafts, as in serve.
+        draft_precision: of its weights, as precision; auto: as stored, and of a draft_eagle the model's.
         draft_context: tokens of the longest sequences that it drafts for; by default max_context, or 8192.
     """
 
@@ -268,6 +269,7 @@ class DraftChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     draft_model: str | None = None
     draft_heads: bool = False
+    draft_eagle: str | None = None
     draft_precision: RequestedPrecision = "auto"
     draft_context: Count | None = None
 

@@ -13,7 +13,7 @@ from dragoman.core.request import EngineRequest
 from dragoman.core.vocabulary import DraftVocabulary, Vocabulary
 from dragoman.engine.block_events import BlockEvent
 from dragoman.engine.settings import SchedulerSettings
-from dragoman.models import AdapterInfo, ModelInfo, ModelSettings, PackedFile
+from dragoman.models import AdapterInfo, EagleChoice, ModelInfo, ModelSettings, PackedFile
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 """Far above any real message: prompt log-probabilities of a whole context with twenty alternatives are 60 MB."""
@@ -66,10 +66,12 @@ class LoadDraft(msgspec.Struct, frozen=True, kw_only=True, tag="draft"):
 
 
 class LoadHead(msgspec.Struct, frozen=True, kw_only=True, tag="head"):
-    """The model's own head: tokens of the longest sequences that it drafts for, and the memory that it takes."""
+    """The model's own head, or an EAGLE-3 one: tokens of the longest sequences that it drafts for, and the memory that
+    it takes."""
 
     context: int
     nbytes: int
+    eagle: EagleChoice | None = None
 
 
 class DiskCache(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,13 +35,15 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
             guessed rightly, and change no token; 0 turns it off.
         draft_sources: where drafts come from: prediction (the client's), grammar (what one forces), lookup (in prompt
             and output), recent (outputs of the same caller), model (the one of draft_model), heads (with
-            draft_heads); may be given several times.
+            draft_heads or draft_eagle); may be given several times.
         draft_model: a smaller model that guesses what the model says next, where no other source does: a folder, a hub
             id or a GGUF file. Best of the same family, with the same tokenizer; other tokens are translated by their
             text. No token changes.
-        draft_precision: of its weights, as precision.
+        draft_precision: of its weights, as precision; auto: as stored, and of a draft_eagle the model's.
         draft_heads: have the layer that guesses one token more (MTP), which checkpoints of Qwen3-Next, Qwen 3.5,
             DeepSeek V3 and GLM-4 have, guess what no other source does. No token changes.
+        draft_eagle: an EAGLE-3 head, trained for the model and stored apart from it, that guesses what no other source
+            does: a folder or a hub id. No token changes.
         draft_context: tokens of the longest sequences that it drafts for; by default max_context, or 8192. It keeps
             keys and values, in int8, of twice as many.
     """
@@ -63,6 +65,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     )
     draft_model: str | None = None
     draft_heads: bool = False
+    draft_eagle: str | None = None
     draft_precision: RequestedPrecision = "auto"
     draft_context: Count | None = None
 

@@ -200,8 +200,15 @@ class ProgressSender:
 def load(settings: WorkerSettings, progress: Progress = ignore_progress) -> tuple[Runner, ModelInfo]:
     """Load the model that the settings name. Raises ModelError."""
     if isinstance(settings.model, LoadModel):
-        head = settings.draft.context if isinstance(settings.draft, LoadHead) else None
-        loaded = loading.load(settings.model.source, settings.model.settings, progress, settings.checked, head)
+        head = settings.draft if isinstance(settings.draft, LoadHead) else None
+        loaded = loading.load(
+            settings.model.source,
+            settings.model.settings,
+            progress,
+            settings.checked,
+            head_context=None if head is None else head.context,
+            eagle=None if head is None else head.eagle,
+        )
         return loaded, loaded.card
     stub = StubRunner(settings.model)
     return stub, stub.card

@@ -7,7 +7,17 @@ import msgspec
 from dragoman.core.errors import ModelError
 from dragoman.engine.messages import DiskCache, LoadDraft, LoadHead, LoadModel, WorkerSettings
 from dragoman.engine.settings import LEAST_GUESSES, DiskCacheSettings, RecoverySettings, SchedulerSettings
-from dragoman.models import ModelDescription, ModelSettings, available_memory, describe, plan, plan_draft, plan_head
+from dragoman.models import (
+    EagleChoice,
+    ModelDescription,
+    ModelSettings,
+    available_memory,
+    describe,
+    plan,
+    plan_draft,
+    plan_eagle,
+    plan_head,
+)
 from dragoman.models.hub import DownloadWatcher
 from dragoman.models.memory_share import plan_within
 from dragoman.models.source import find_weights
@@ -36,7 +46,7 @@ def worker_settings(
     described = describe(model, **settings.describing, watcher=watcher)
     placement = placement or place()
     settings = with_step_limits(settings, scheduling)
-    draft = head_settings(described, settings, scheduling) or draft_settings(settings, scheduling, watcher)
+    draft = head_settings(described, settings, scheduling, watcher) or draft_settings(settings, scheduling, watcher)
     plan(described, settings, available_bytes=without_draft_memory(available_memory(), draft)).require_fit()
     if watcher is not None and described.source.repository is not None:
         find_weights(described.source, token=settings.token, watcher=watcher)
@@ -56,18 +66,30 @@ def worker_settings(
 
 
 def head_settings(
-    described: ModelDescription, settings: ModelSettings, scheduling: SchedulerSettings
+    described: ModelDescription,
+    settings: ModelSettings,
+    scheduling: SchedulerSettings,
+    watcher: DownloadWatcher | None = None,
 ) -> LoadHead | None:
-    """Return what is loaded of the model's head; None where no drafts of heads are wanted.
+    """Return what is loaded of the model's head, or of an EAGLE-3 one; None where no drafts of heads are wanted.
 
-    ``settings``: of the model. Raises ModelError for a family whose heads are not known, and beside a draft model.
+    ``settings``: of the model. ``watcher``: as of ``draft_settings``. Raises ModelError for a family whose heads are
+    not known, for a head that does not fit the model, and beside a draft model.
     """
-    if not scheduling.draft_heads or not scheduling.speculation or "heads" not in scheduling.draft_sources:
+    source, model = scheduling.draft_eagle, scheduling.draft_model
+    is_asked = scheduling.draft_heads or source is not None
+    if not is_asked or not scheduling.speculation or "heads" not in scheduling.draft_sources:
         return None
     if scheduling.speculation < 2:
-        raise ModelError("--draft-heads: a step of --speculation 1 has no room for a guess; it needs 2 or more")
-    planned = plan_head(described, settings, scheduling.draft_context, draft_model=scheduling.draft_model)
-    return LoadHead(context=planned.context, nbytes=planned.nbytes)
+        option = "--draft-heads" if source is None else f"--draft-eagle {source}"
+        raise ModelError(f"{option}: a step of --speculation 1 has no room for a guess; it needs 2 or more")
+    if source is None:
+        planned = plan_head(described, settings, scheduling.draft_context, draft_model=model)
+        return LoadHead(context=planned.context, nbytes=planned.nbytes)
+    eagle = EagleChoice(source=source, precision=scheduling.draft_precision)
+    others = scheduling.draft_heads or model is not None
+    planned = plan_eagle(described, eagle, settings, scheduling.draft_context, others=others, watcher=watcher)
+    return LoadHead(context=planned.context, nbytes=planned.nbytes, eagle=eagle)
 
 
 def draft_settings(

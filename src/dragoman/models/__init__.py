@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from dragoman.models.adapters import AdapterInfo, find_adapter
     from dragoman.models.adapters.modules import adapter_bytes
     from dragoman.models.description import EncoderInfo, ModelDescription, ModelInfo, PackedFile, describe
-    from dragoman.models.draft import plan_draft, plan_head
+    from dragoman.models.draft import plan_draft, plan_eagle, plan_head
+    from dragoman.models.eagle import EagleChoice
     from dragoman.models.loading import load
     from dragoman.models.memory import MemoryPlan, available_memory, plan
     from dragoman.models.parameters import parameter_count
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdapterInfo",
+    "EagleChoice",
     "EncoderInfo",
     "MemoryPlan",
     "ModelDescription",
@@ -38,11 +40,13 @@ __all__ = [
     "parameter_count",
     "plan",
     "plan_draft",
+    "plan_eagle",
     "plan_head",
 ]
 
 _MODULES = {
     "AdapterInfo": "adapters",
+    "EagleChoice": "eagle",
     "EncoderInfo": "description",
     "MemoryPlan": "memory",
     "ModelDescription": "description",
@@ -58,6 +62,7 @@ _MODULES = {
     "parameter_count": "parameters",
     "plan": "memory",
     "plan_draft": "draft",
+    "plan_eagle": "draft",
     "plan_head": "draft",
 }
 

@@ -1,4 +1,5 @@
-"""Choice and limits of what drafts for a model: another model, or the model's own head, and what memory it gets."""
+"""Choice and limits of what drafts for a model: another model, the model's own head or an EAGLE-3 one, and what memory
+it gets."""
 
 from __future__ import annotations
 
@@ -6,13 +7,16 @@ from dataclasses import dataclass
 
 from dragoman.core.errors import ModelError
 from dragoman.models.description import ModelDescription, describe
+from dragoman.models.eagle import OPTION as EAGLE_OPTION
+from dragoman.models.eagle import EagleChoice, describe_eagle, find_eagle
 from dragoman.models.families import FAMILIES
 from dragoman.models.head_spec import HeadSpec, head_spec
 from dragoman.models.hub import DownloadWatcher
 from dragoman.models.kv_groups import BLOCK_TOKENS, layer_kv_bytes
 from dragoman.models.layout import plan_layout
 from dragoman.models.memory import MemoryPlan, activation_bytes, plan, table_bytes_per_position
-from dragoman.models.settings import KVPrecision, ModelSettings, RequestedPrecision
+from dragoman.models.settings import KVPrecision, ModelSettings, Precision, RequestedPrecision
+from dragoman.models.source import find_weights
 from dragoman.models.spec import DecoderSpec
 
 CONTEXT = 8192
@@ -95,11 +99,48 @@ def plan_head(
         raise ModelError("--draft-heads and --draft-model exclude each other: one of them guesses what no source does")
     spec = describe_head(described.spec, described.source.name)
     tokens = _context(described.spec, settings, context)
-    layout = plan_layout(spec, described.precision(settings.precision))
+    inputs = 4 * spec.width  # token, hidden state, and both joined
+    return _head_plan(spec, described.precision(settings.precision), settings, tokens, inputs)
+
+
+def plan_eagle(
+    described: ModelDescription,
+    choice: EagleChoice,
+    settings: ModelSettings,
+    context: int | None = None,
+    *,
+    others: bool = False,
+    watcher: DownloadWatcher | None = None,
+) -> HeadPlan:
+    """Return the memory of an EAGLE-3 head for a model. Raises ModelError for one that does not fit the model, or is
+    not there, and where something else is to guess too.
+
+    ``context``: as of ``plan_head``. ``others``: a draft model or the model's own head is asked for. With a
+    ``watcher``, which is told of a download, its weights are downloaded too.
+    """
+    if others:
+        raise ModelError(
+            f"{EAGLE_OPTION}, --draft-heads and --draft-model exclude each other: one of them guesses what no source "
+            "does"
+        )
+    source = find_eagle(choice, settings.token, watcher)
+    spec = describe_eagle(source, described.spec, described.source.name)
+    if watcher is not None and source.repository is not None:
+        source = find_weights(source, token=settings.token, watcher=watcher)
+        spec = describe_eagle(source, described.spec, described.source.name)
+    tokens = min(spec.context, _context(described.spec, settings, context))
+    precision = described.precision(settings.precision) if choice.precision == "auto" else choice.precision
+    # What is read of the model, and what is made of it; token and hidden state, and both joined.
+    inputs = len(spec.boundaries) * spec.target_width + (1 + 4) * spec.width
+    return _head_plan(spec, precision, settings, tokens, inputs)
+
+
+def _head_plan(spec: DecoderSpec, precision: Precision, settings: ModelSettings, tokens: int, inputs: int) -> HeadPlan:
+    """Return the memory of a head; ``inputs``: numbers of a row in what makes its input."""
+    layout = plan_layout(spec, precision)
     nbytes = layout.nbytes + head_blocks(tokens) * BLOCK_TOKENS * layer_kv_bytes(spec, 0, HEAD_KV_PRECISION)
     nbytes += tokens * (table_bytes_per_position(spec) + 4 * spec.width)
-    inputs = 4 * spec.width * settings.max_tokens * 4  # token, hidden state, and both joined
-    return HeadPlan(tokens, nbytes + activation_bytes(spec, settings) + inputs)
+    return HeadPlan(tokens, nbytes + activation_bytes(spec, settings) + inputs * settings.max_tokens * 4)
 
 
 def describe_head(spec: DecoderSpec, name: str) -> HeadSpec:

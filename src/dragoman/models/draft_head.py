@@ -1,4 +1,5 @@
-"""Heads: the layer of a checkpoint that guesses one token more than its decoder, as a program of its own."""
+"""Heads: a layer that guesses one token more than its decoder, as a program of its own. It is part of the decoder's
+checkpoint, or an EAGLE-3 head, which has a checkpoint of its own."""
 
 from __future__ import annotations
 
@@ -15,9 +16,10 @@ from dragoman.models.batch import Batch, PoolSize
 from dragoman.models.checkpoint import Checkpoint
 from dragoman.models.decoder import Recorder
 from dragoman.models.draft import HEAD_KV_PRECISION, describe_head, head_blocks
+from dragoman.models.eagle_program import EagleRecorder, ReadRecorder
 from dragoman.models.families import FAMILIES
 from dragoman.models.families.family import Family
-from dragoman.models.head_spec import HeadSpec
+from dragoman.models.head_spec import EagleSpec, HeadSpec
 from dragoman.models.kv_groups import BLOCK_TOKENS
 from dragoman.models.layer_buffers import Stream
 from dragoman.models.packing import Weights
@@ -42,8 +44,10 @@ def build_program_for_head(
     max_sequences: int,
     max_logit_rows: int,
     states: kernels.StatePool | None = None,
+    eagle: tuple[EagleSpec, Weights] | None = None,
 ) -> tuple[kernels.Program, int]:
-    """Record the decoder so that the hidden states of all rows after the last norm can be read after a run.
+    """Record the decoder so that what a head reads of all rows can be read after a run: the hidden states after the
+    last norm, or, with an ``eagle``, those that such a head makes of the stream at three depths.
 
     Returns the program, and the buffer that then has them. Logits are the same to the last bit: every row is computed
     by the same operations, and the rows whose logits are wanted are chosen at the end.
@@ -51,6 +55,8 @@ def build_program_for_head(
     program = kernels.Program(
         max_tokens=max_tokens, max_sequences=max_sequences, max_logit_rows=max_logit_rows, kv=kv, states=states
     )
+    if eagle is not None:
+        return program, ReadRecorder(spec, weights, program, context, *eagle).record_with_states()
     return program, Recorder(spec, weights, program, context, keeps_rows=True).record_with_hidden()
 
 
@@ -132,13 +138,22 @@ class DraftHead:
     Attributes:
         width: numbers of a hidden state. block_size: tokens of a block. pools: its blocks.
         max_context: positions of a sequence. max_tokens: rows of one run.
+        vocab_size: tokens of its decoder. target_ids: those of its logits, where it guesses among fewer; None: all.
     """
 
     block_size = BLOCK_TOKENS
 
-    def __init__(self, spec: HeadSpec, weights: Weights, settings: ModelSettings, context: int) -> None:
+    def __init__(
+        self,
+        spec: HeadSpec | EagleSpec,
+        weights: Weights,
+        settings: ModelSettings,
+        context: int,
+        target_ids: NDArray[np.int32] | None = None,
+    ) -> None:
         """``weights``: with the tables of its decoder. ``settings``: of that, whose limits of a step it has."""
-        self.spec, self.width, self.vocab_size = spec, spec.width, spec.vocab_size
+        self.spec, self.width, self.target_ids = spec, spec.width, target_ids
+        self.vocab_size = spec.target_vocab if isinstance(spec, EagleSpec) else spec.vocab_size
         self.weights, self.max_context, self.max_tokens = weights, context, settings.max_tokens
         self.pools = (PoolSize(0, head_blocks(context)),)
         self.kv = kernels.KVPool(
@@ -155,10 +170,12 @@ class DraftHead:
             max_logit_rows=settings.max_logit_rows,
             kv=self.kv,
         )
-        self._fed = _HeadRecorder(spec, weights, self.program, context).record_head()
+        recorder = EagleRecorder if isinstance(spec, EagleSpec) else _HeadRecorder
+        self._fed = recorder(spec, weights, self.program, context).record_head()
 
     def run(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> NDArray[np.float32]:
-        """Return the logits ``[len(batch.logit_rows), vocab_size]`` of the token after each row's own.
+        """Return the logits of the token after each row's own, ``[len(batch.logit_rows), vocab_size]``, or of the
+        ``target_ids`` alone.
 
         Each row has the token after a position as its token, and as its given embedding the hidden state of that
         position.

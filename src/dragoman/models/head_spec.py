@@ -1,8 +1,11 @@
-"""Description of a head: one layer after a decoder's last one, which guesses the token after the next.
+"""Description of a head: one layer that reads a decoder's hidden states, and guesses the token after the next.
 
-Its input is a product of the next token's embedding and of the decoder's hidden state, each after a norm of its own
-(DeepSeek-AI 2024, DeepSeek-V3, https://arxiv.org/abs/2412.19437, section 2.2). Embeddings and output table are the
-decoder's.
+That of a checkpoint comes after the decoder's last layer. Its input is a product of the next token's embedding and of
+the decoder's hidden state, each after a norm of its own (DeepSeek-AI 2024, DeepSeek-V3,
+https://arxiv.org/abs/2412.19437, section 2.2). Embeddings and output table are the decoder's.
+
+An EAGLE-3 head is trained apart, and reads the decoder at three depths (Li et al. 2025, EAGLE-3,
+https://arxiv.org/abs/2503.01840).
 """
 
 from __future__ import annotations
@@ -22,6 +25,27 @@ class HeadSpec(DecoderSpec):
     """
 
     feeds_normed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagleSpec(DecoderSpec):
+    """An EAGLE-3 head as a decoder of one layer.
+
+    Attributes:
+        vocab_size: tokens that it guesses among. target_vocab: tokens of the model, all of which it reads.
+        target_width: size of the model's residual stream.
+        boundaries: numbers of the model's layers after which its stream is read, three in ascending order.
+        own_embedding: it has a table of embeddings; otherwise the model's is used.
+        states_norm: what is read has a norm before it is multiplied.
+        stream_normed: its stream begins with the normed hidden state instead of the hidden state itself.
+    """
+
+    target_vocab: int
+    target_width: int
+    boundaries: tuple[int, ...]
+    own_embedding: bool = False
+    states_norm: bool = False
+    stream_normed: bool = False
 
 
 def head_spec(spec: DecoderSpec, *, feeds_normed: bool) -> HeadSpec:

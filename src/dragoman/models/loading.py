@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from msgspec import structs
+from numpy.typing import NDArray
 
 import dragoman
 from dragoman import kernels
@@ -18,9 +20,10 @@ from dragoman.models.checkpoint import Checkpoint
 from dragoman.models.decoder import build_hidden_program, build_program
 from dragoman.models.description import ModelDescription, ModelInfo, PackedFile, describe_source
 from dragoman.models.draft_head import DraftHead, build_program_for_head, head_checkpoint
+from dragoman.models.eagle import EagleChoice, find_eagle, open_eagle
 from dragoman.models.encoder import build_encoder
 from dragoman.models.families import FAMILIES
-from dragoman.models.head_spec import HeadSpec, head_spec
+from dragoman.models.head_spec import EagleSpec, HeadSpec, head_spec
 from dragoman.models.hub import DownloadWatcher
 from dragoman.models.image_layers import ImageWriter
 from dragoman.models.kv_groups import KVGroup
@@ -67,11 +70,13 @@ def load(
     progress: Progress = ignore_progress,
     checked: PackedFile | None = None,
     head_context: int | None = None,
+    eagle: EagleChoice | None = None,
 ) -> Model:
     """Load a model: a folder, a hub id, or None for the embedded one. ``progress`` is called with each stage.
 
     ``checked``: a file of packed weights that is not verified again while it is unchanged. ``head_context``: tokens of
-    the longest sequences that the checkpoint's head drafts for; None: it is not loaded.
+    the longest sequences that the checkpoint's head drafts for; None: it is not loaded. ``eagle``: in place of that
+    head an EAGLE-3 one.
     Raises ModelError when it is missing, of an unknown architecture, unsafe, corrupt or too large for this machine.
     Checks on the config run before weights are downloaded, and all checks before memory is allocated.
     """
@@ -84,7 +89,9 @@ def load(
     packed, checksums = _packed(opened, settings, cache, key, part(progress, _DOWNLOAD_SHARE, _PACKED_SHARE))
     progress(READING, _PACKED_SHARE)
     weights = Weights(layout, packed)
-    head_weights = None if head_context is None else _head_weights(opened, settings, weights)
+    read = None
+    if head_context is not None:
+        read = _head_weights(opened, settings, weights) if eagle is None else _eagle(opened, settings, weights, eagle)
     spec = described.spec.served_within(planned.context_tokens)
     try:
         kv = kernels.KVPool(
@@ -103,12 +110,21 @@ def load(
             "max_sequences": settings.max_sequences,
             "max_logit_rows": settings.max_logit_rows,
         }
-        if head_context is not None and head_weights is not None:
+        if head_context is not None and read is not None:
+            within = min(head_context, planned.context_tokens)
             program, hidden = build_program_for_head(
-                spec, weights, kv, context=planned.context_tokens, states=states, **limits
+                spec,
+                weights,
+                kv,
+                context=planned.context_tokens,
+                states=states,
+                **limits,
+                eagle=(read.spec, read.weights) if isinstance(read.spec, EagleSpec) else None,
             )
-            own = head_spec(spec, feeds_normed=head_weights[0].feeds_normed)
-            head = DraftHead(own, head_weights[1], settings, min(head_context, planned.context_tokens))
+            own = read.spec
+            if isinstance(own, HeadSpec):
+                own = head_spec(spec, feeds_normed=own.feeds_normed)
+            head = DraftHead(own, read.weights, settings, min(within, own.context), read.target_ids)
         elif spec.causal:
             program = build_program(spec, weights, kv, context=planned.context_tokens, states=states, **limits)
         else:
@@ -160,8 +176,18 @@ def load(
     )
 
 
-def _head_weights(opened: _Opened, settings: ModelSettings, weights: Weights) -> tuple[HeadSpec, Weights]:
-    """Return the head of a checkpoint, and its packed weights with the tables of the decoder."""
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """A head that was read: its packed weights with the tables of the decoder, and the model's token for each of its
+    own (None: they are the same)."""
+
+    spec: HeadSpec | EagleSpec
+    weights: Weights
+    target_ids: NDArray[np.int32] | None = None
+
+
+def _head_weights(opened: _Opened, settings: ModelSettings, weights: Weights) -> _Head:
+    """Return the head of a checkpoint."""
     described, planned = opened.described, opened.planned
     checkpoint = head_checkpoint(opened.checkpoint.files, described.spec, described.source.name)
     assert isinstance(checkpoint.spec, HeadSpec)
@@ -169,7 +195,20 @@ def _head_weights(opened: _Opened, settings: ModelSettings, weights: Weights) ->
     layout = plan_layout(checkpoint.spec, planned.precision, formats)
     own = _Opened(described, planned, checkpoint, layout)
     packed, _ = _packed(own, settings, *_cache_of(own, settings), ignore_progress)
-    return checkpoint.spec, Weights(layout, packed).for_head(weights, tied=described.spec.tied)
+    return _Head(checkpoint.spec, Weights(layout, packed).for_head(weights, tied=described.spec.tied))
+
+
+def _eagle(opened: _Opened, settings: ModelSettings, weights: Weights, choice: EagleChoice) -> _Head:
+    """Return an EAGLE-3 head for a model."""
+    described, planned = opened.described, opened.planned
+    source = find_eagle(choice, settings.token)
+    checkpoint, ids = open_eagle(source, described.spec, described.source.name, token=settings.token)
+    assert isinstance(checkpoint.spec, EagleSpec)
+    precision = planned.precision if choice.precision == "auto" else choice.precision
+    layout = plan_layout(checkpoint.spec, precision)
+    own = _Opened(described, planned, checkpoint, layout)
+    packed, _ = _packed(own, settings, *_cache_of(own, settings), ignore_progress)
+    return _Head(checkpoint.spec, Weights(layout, packed).with_embedding(weights), ids)
 
 
 def pack(

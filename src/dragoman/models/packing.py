@@ -93,6 +93,12 @@ class Weights(Mapping[str, Any]):
         found._found = self._found | {name: weights[stored] for name, stored in tables.items()}
         return found
 
+    def with_embedding(self, weights: Weights) -> Weights:
+        """Return the weights of a head, with the decoder's table of embeddings where it has none."""
+        found = copy(self)
+        found._found = {"embedding.weight": weights["embedding.weight"]} | self._found
+        return found
+
     def matrix(self, module: str, layer: int | None = None) -> kernels.PackedMatrix:
         """Return the packed weight of a module."""
         found = self._found[_name(module, "weight", layer)]

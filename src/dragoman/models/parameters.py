@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Literal
 
-from dragoman.models.head_spec import HeadSpec
+from dragoman.models.head_spec import EagleSpec, HeadSpec
 from dragoman.models.parameter import Parameter
 from dragoman.models.positions import RelativeBias
 from dragoman.models.recurrent import (
@@ -33,6 +33,8 @@ def parameters(spec: DecoderSpec) -> tuple[Parameter, ...]:
     """Return every parameter of the decoder, in the order the program reads them."""
     if isinstance(spec, HeadSpec):
         return _head_parameters(spec)
+    if isinstance(spec, EagleSpec):
+        return _eagle_parameters(spec)
     embedding = spec.embedding
     found = [_matrix("embedding", None, (spec.vocab_size,), spec.embedding_width)]
     if spec.encoder is not None:
@@ -92,6 +94,23 @@ def _head_parameters(spec: HeadSpec) -> tuple[Parameter, ...]:
     found = [*_norm(spec, "hidden_norm", None), *_norm(spec, "token_norm", None)]
     found.append(_matrix("hidden_in", None, (spec.width,), 2 * spec.width))
     return (*found, *_layer_parameters(spec, 0), *_norm(spec, "final_norm", None))
+
+
+def _eagle_parameters(spec: EagleSpec) -> tuple[Parameter, ...]:
+    """Return the parameters of an EAGLE-3 head, whose attention has token and hidden state beside each other as its
+    input."""
+    states = len(spec.boundaries) * spec.target_width
+    found = [_matrix("embedding", None, (spec.target_vocab,), spec.width)] if spec.own_embedding else []
+    if spec.states_norm:
+        found += _norm(spec, "states_norm", None, states)
+    found.append(_matrix("states_in", None, (spec.width,), states))
+    found += [*_norm(spec, "hidden_norm", None), *_norm(spec, "token_norm", None)]
+    for parameter in _layer_parameters(spec, 0):
+        if parameter.name == "layers.0.qkv.weight":
+            found.append(_matrix("qkv", 0, parameter.parts, 2 * spec.width))
+        elif parameter.module != "attention_norm":
+            found.append(parameter)
+    return (*found, *_norm(spec, "final_norm", None), _matrix("head", None, (spec.vocab_size,), spec.width))
 
 
 def parameter_count(spec: DecoderSpec) -> int:

@@ -14,20 +14,26 @@ from typing import Protocol
 import numpy as np
 
 from dragoman.core.vocabulary import DraftVocabulary
-from dragoman.engine.arrays import Float32
+from dragoman.engine.arrays import Float32, Int32
 from dragoman.engine.sequence import Sequence, Status
-from dragoman.engine.speculation.draft_model import Acceptance, DraftModel, DraftRunner, DraftText
+from dragoman.engine.speculation.draft_model import Acceptance, Ask, DraftModel, DraftRunner, DraftText
 from dragoman.engine.speculation.drafter import DraftSource
 from dragoman.models.batch import Batch
 
 
 class HeadRunner(DraftRunner, Protocol):
-    """A head, as ``models.draft_head.DraftHead``: the given embeddings of its batch are hidden states."""
+    """A head, as ``models.draft_head.DraftHead``: the given embeddings of its batch are hidden states.
+
+    Attributes:
+        vocab_size: tokens of the model. target_ids: those that it guesses among; None: all.
+    """
 
     @property
     def vocab_size(self) -> int: ...
     @property
     def width(self) -> int: ...
+    @property
+    def target_ids(self) -> Int32 | None: ...
     def hidden(self, rows: int) -> Float32:
         """Return what the first rows of the last run's logits give to the next guess, ``[rows, width]``."""
 
@@ -138,6 +144,11 @@ class HeadDrafts(DraftModel):
         super()._release(text)
         if isinstance(text, HeadText):
             text.forget()
+
+    def _draw(self, logits: Float32, asks: list[Ask], place: int) -> list[int]:
+        """As of ``DraftModel``; where the head guesses among some tokens only, logits and draws are in their order."""
+        drawn, ids = super()._draw(logits, asks, place), self._head.target_ids
+        return drawn if ids is None else [int(ids[each]) if each >= 0 else each for each in drawn]
 
     def _run(
         self, parts: list[tuple[DraftText, list[int]]], logits: int, meanwhile: Callable[[], None] | None = None

@@ -119,7 +119,7 @@ class DraftText:
         self.guessed = []
 
 
-class _Ask(NamedTuple):
+class Ask(NamedTuple):
     """A sequence that wants a draft of at most so many tokens, and its text."""
 
     sequence: Sequence
@@ -214,7 +214,7 @@ class DraftModel:
 
     # What is worth it ------------------------------------------------------------------------------------------------
 
-    def _length(self, asks: list[_Ask], running: int) -> tuple[int, float]:
+    def _length(self, asks: list[Ask], running: int) -> tuple[int, float]:
         """Return how long the drafts of this step are, and how many times as many tokens they give; 0 and 1: they do
         not pay."""
         if not asks:
@@ -226,7 +226,7 @@ class DraftModel:
         acceptance = sum(ask.text.acceptance.given(assumed) for ask in asks) / len(asks)
         return best_length(acceptance, most, running, len(asks), self.steps, self._costs.seconds(len(asks)))
 
-    def _pays(self, ask: _Ask, gain: float, running: int, drafting: int) -> bool:
+    def _pays(self, ask: Ask, gain: float, running: int, drafting: int) -> bool:
         """Return whether what a sequence may still win is more than reading what is not read of it.
 
         ``gain``: times as many tokens in a second, to which each of ``drafting`` sequences has an equal part.
@@ -248,10 +248,10 @@ class DraftModel:
 
     # Texts and their blocks ------------------------------------------------------------------------------------------
 
-    def _known(self, asked: list[tuple[Sequence, int]]) -> list[_Ask]:
+    def _known(self, asked: list[tuple[Sequence, int]]) -> list[Ask]:
         """Return the sequences that there is memory for, with their texts."""
         assert self.vocabulary is not None
-        asks: list[_Ask] = []
+        asks: list[Ask] = []
         for sequence, most in asked:
             text = self._texts.pop(sequence, None)
             if text is None:
@@ -260,7 +260,7 @@ class DraftModel:
             text.follow(sequence.token_ids, self.vocabulary)
             if not text.ids or len(text.ids) + most > self._runner.max_context:
                 continue
-            asks.append(_Ask(sequence, most, text))
+            asks.append(Ask(sequence, most, text))
         kept = {id(ask.text) for ask in asks}
         return [ask for ask in asks if self._allocate(ask.text, len(ask.text.ids) + ask.most, kept)]
 
@@ -326,12 +326,12 @@ class DraftModel:
     # Guessing --------------------------------------------------------------------------------------------------------
 
     def _guess(
-        self, asks: list[_Ask], length: int, meanwhile: Callable[[], None] | None
+        self, asks: list[Ask], length: int, meanwhile: Callable[[], None] | None
     ) -> list[tuple[Sequence, DraftText, list[int]]]:
         """Read what is unread, a part of it at most, and guess up to ``length`` tokens for those who have been read."""
         part = self._part()
         parts: list[tuple[DraftText, list[int]]] = []
-        ready: list[_Ask] = []
+        ready: list[Ask] = []
         for ask in sorted(asks, key=lambda ask: len(ask.text.ids) - ask.text.read):
             text = ask.text
             unread = text.ids[text.read : text.read + part]
@@ -379,7 +379,7 @@ class DraftModel:
             return -1
         return token_id if self.vocabulary.to_target is None else self.vocabulary.to_target[token_id]
 
-    def _draw(self, logits: Float32, asks: list[_Ask], place: int) -> list[int]:
+    def _draw(self, logits: Float32, asks: list[Ask], place: int) -> list[int]:
         """Draw the token at ``place`` of each draft as the served model's would be drawn, without what depends on more
         than the logits: penalties, grammars, mirostat."""
         sampling = [ask.sequence.sampling for ask in asks]

@@ -1,0 +1,94 @@
+"""Programs of an EAGLE-3 head: its layer, and the model with what the head reads of it."""
+
+from __future__ import annotations
+
+from dragoman import kernels
+from dragoman.models.decoder import Recorder
+from dragoman.models.head_spec import EagleSpec
+from dragoman.models.layer_buffers import Stream
+from dragoman.models.packing import Weights
+from dragoman.models.spec import DecoderSpec
+
+
+class ReadRecorder(Recorder):
+    """Records a decoder that also computes, for all rows of a step, the hidden states that an EAGLE-3 head reads.
+
+    Logits are the same to the last bit: what is read is copied from the stream.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: Weights,
+        program: kernels.Program,
+        context: int,
+        eagle: EagleSpec,
+        eagle_weights: Weights,
+    ) -> None:
+        """``eagle``, ``eagle_weights``: of the head."""
+        # Before this layer the rows whose logits are wanted are chosen, or within it.
+        chosen = min(spec.layers - 1, spec.written_layers)
+        super().__init__(spec, weights, program, context, keeps_rows=eagle.boundaries[-1] > chosen)
+        self._eagle, self._eagle_weights = eagle, eagle_weights
+        width = spec.width
+        whole = program.buffer(len(eagle.boundaries) * width)
+        self._joined = [whole]  # the first state, the first two, and so on, in one memory
+        for count in range(len(eagle.boundaries) - 1, 0, -1):
+            self._joined.insert(0, program.buffer(count * width, over=self._joined[0]))
+        self._out = program.buffer(eagle.width)
+
+    def record_with_states(self) -> int:
+        """Record the decoder. Returns the buffer that has what the head reads of each row after a run."""
+        x = self._final(self._layers())
+        if not self.chooses_rows:
+            wanted = self.program.buffer(self.spec.width)
+            self.program.select_rows(wanted, x)
+            x = wanted
+        self._logits(x)
+        return self._out
+
+    def _finish_layer(self, layer: int, stream: Stream) -> None:
+        super()._finish_layer(layer, stream)
+        p, eagle = self.program, self._eagle
+        for place, boundary in enumerate(eagle.boundaries):
+            if boundary != layer + 1:
+                continue
+            if place:
+                p.join(self._joined[place], self._joined[place - 1], stream.residual)
+            else:
+                p.copy_columns(self._joined[0], stream.residual, 0)
+        if layer + 1 == eagle.boundaries[-1]:
+            states = self._joined[-1]
+            if eagle.states_norm:
+                weight = self._eagle_weights.vector("states_norm")
+                p.norm(states, states, weight, bias=None, eps=eagle.norm_eps, kind=eagle.norm)
+            p.linear(self._out, states, self._eagle_weights.matrix("states_in"))
+
+
+class EagleRecorder(Recorder):
+    """Records the layer of an EAGLE-3 head. The hidden state of each row is given."""
+
+    def _embed(self, stream: Stream) -> None:
+        """Record x = hidden, or norm(hidden), and attention's input [norm(table[token]), norm(hidden)]."""
+        p, table, width = self.program, self.weights.matrix("embedding"), self.spec.width
+        assert isinstance(self.spec, EagleSpec)
+        token, hidden = p.buffer(width), p.buffer(width)
+        self._attended = p.buffer(2 * width)
+        p.embed(stream.residual, table)  # of which every row is replaced by what is given
+        p.copy_columns(token, stream.residual, 0)
+        p.scale(token, 0.0)
+        p.add_embeddings(token, table)
+        self.norm(token, token, "token_norm")
+        self.norm(hidden, stream.residual, "hidden_norm")
+        if self.spec.stream_normed:
+            p.copy_columns(stream.residual, hidden, 0)
+        p.join(self._attended, token, hidden)
+
+    def _branch_input(self, stream: Stream, module: str, layer: int) -> int:
+        return self._attended if module == "attention_norm" else super()._branch_input(stream, module, layer)
+
+    def record_head(self) -> int:
+        """Record the head. Returns the buffer of what it takes in for its own next guess, of the logits' rows."""
+        stream = self._layers()
+        self._logits(self._final(stream))
+        return stream.residual
