@@ -17,7 +17,7 @@ from small_models import prompt, run_rows
 from vision_models import CONFIGS, description, image, kind_of
 from vision_witness import LFM2_SHAPES, PIXTRAL, SIZES, WHOLE, processor, sizes_of, their_inputs, their_pixels
 
-from dragoman import models
+from dragoman import kernels, models
 from dragoman.core.errors import ModelError
 from dragoman.models.batch import Batch, rows_of_slot, tables_of_one
 from dragoman.models.model import Model
@@ -27,6 +27,7 @@ from dragoman.models.vision.places import position_shift, rotary_positions, seen
 from dragoman.models.vision.preprocess import PreparedImage, normalise, preprocess
 from dragoman.models.vision.prompt import expand, replacement, with_text_tags
 from dragoman.models.vision.tower import VisionTower
+from dragoman.models.vision.tower_programs import kept_precision
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -339,6 +340,28 @@ def test_a_packed_tower_is_close_to_the_whole_one(precision: Any, tmp_path: Path
     exact, close = (tower.encode(found.pixels, found.grid) for tower in towers)
     assert np.abs(exact - close).max() < 0.02 * np.abs(exact).max()
     assert np.abs(exact - close).max() > 0
+
+
+def test_a_quantized_tower_keeps_what_the_processor_multiplies_fastest(tmp_path: Path) -> None:
+    """On every instruction set: its keys and values are as near, and a tile has the same bits alone and with others."""
+    vision_models.save(tmp_path, "smolvlm")
+    exact = models.load(tmp_path, settings_of("float32")).tower
+    found = preprocess(image(200, 100), exact.vision)
+    true = exact.encode(found.pixels, found.grid)
+    alone, used = found.grid._replace(rows=0, columns=0), kernels.instruction_set()
+    try:
+        for name in kernels.instruction_sets():
+            kernels.force(name)
+            has_products = name in ("amx", "avx512", "neon_i8mm")
+            assert kept_precision("int8") == kept_precision("int4") == ("bfloat16" if has_products else "int8")
+            assert [kept_precision(each) for each in ("float32", "bfloat16")] == ["float32", "bfloat16"]
+            tower = models.load(tmp_path, settings_of("int8")).tower
+            together = tower.encode(found.pixels, found.grid)
+            assert 0 < np.abs(together - true).max() < 0.02 * np.abs(true).max()
+            apart = [tower.encode(found.pixels[i : i + 1], alone) for i in range(len(found.pixels))]
+            np.testing.assert_array_equal(np.concatenate(apart), together)
+    finally:
+        kernels.force(used)
 
 
 def settings_of(precision: Any) -> models.ModelSettings:

@@ -17,7 +17,7 @@ from dragoman.kernels._native import (
     threads,
 )
 from dragoman.kernels.gguf import dequantize_gguf, gguf_block, gguf_codes, gguf_scales_are_finite
-from dragoman.kernels.kv_pool import BLOCK_TOKENS, KVPool, KVPrecision
+from dragoman.kernels.kv_pool import BLOCK_TOKENS, KVPool, KVPrecision, multiplies_bfloat16
 from dragoman.kernels.lora import MOST_RANK, LowRank, LowRankPrecision
 from dragoman.kernels.matrix import (
     BLOCK_PRECISIONS,
@@ -91,6 +91,7 @@ __all__ = [
     "log_softmax_at",
     "memory_bandwidth",
     "memory_passes",
+    "multiplies_bfloat16",
     "multiply_peak",
     "pack",
     "pack_blocks",

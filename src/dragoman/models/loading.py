@@ -39,6 +39,7 @@ from dragoman.models.progress import READING, Progress, ignore_progress, part
 from dragoman.models.settings import ModelSettings, default_cache_folder
 from dragoman.models.source import find_source, find_weights, open_files
 from dragoman.models.spec import DecoderSpec
+from dragoman.models.vision.tower_programs import kept_precision
 from dragoman.models.vision.towers import build_tower
 
 _LOG = logging.getLogger("dragoman.models")
@@ -284,6 +285,8 @@ def fingerprint(spec: DecoderSpec, planned: MemoryPlan, layout: Layout, checksum
     context = planned.context_tokens
     if any(rope is not None and rope.served_within(context) != rope for rope in spec.ropes):
         digest.update(b"rotations of a long context")
+    if spec.vision is not None:
+        digest.update(f"keys and values of the tower in {kept_precision(planned.precision)}".encode())
     return f"fp_{digest.hexdigest()}"
 
 

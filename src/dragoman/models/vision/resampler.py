@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from dragoman import kernels
 from dragoman.models.settings import Precision
 from dragoman.models.vision.parts import Resampler
-from dragoman.models.vision.tower_programs import KV_PRECISIONS, LayerRecorder, TowerWeights, no_rows
+from dragoman.models.vision.tower_programs import LayerRecorder, TowerWeights, kept_precision, no_rows
 
 Floats = NDArray[np.float32]
 
@@ -29,7 +29,7 @@ class RecordedResampler:
             blocks=blocks,
             kv_heads=resampler.kv_heads,
             head_dim=resampler.head_dim,
-            precision=KV_PRECISIONS[precision],
+            precision=kept_precision(precision),
         )
         self._tables = np.arange(blocks, dtype=np.int32)[None]
         layers = range(resampler.layers)
