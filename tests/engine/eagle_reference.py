@@ -68,6 +68,8 @@ def streams(config: Mapping[str, Any], w: Weights, ids: np.ndarray) -> list[torc
 
 def fused(config: Mapping[str, Any], w: Weights, states: list[torch.Tensor]) -> torch.Tensor:
     """What a head makes of three states."""
+    if config.get("fc_norm"):
+        states = [norm(state, w[f"model.fc_norm.{place}.weight"]) for place, state in enumerate(states)]
     joined = torch.cat(states, -1)
     if config.get("norm_before_fc"):
         joined = norm(joined, w["input_norm.weight"])
@@ -77,11 +79,13 @@ def fused(config: Mapping[str, Any], w: Weights, states: list[torch.Tensor]) -> 
 def guess(
     config: Mapping[str, Any], w: Weights, embedding: torch.Tensor, hidden: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits of the head's own vocabulary, and its stream, of a text of next tokens and hidden states."""
+    """Logits of the head's own vocabulary, and what its own next guess reads, of a text of next tokens and hidden
+    states."""
     normed = norm(hidden, w["midlayer.hidden_norm.weight"])
     x = torch.cat([norm(embedding, w["midlayer.input_layernorm.weight"]), normed], -1)
     residual = normed if config.get("norm_before_residual") else hidden
     heads = (config["num_attention_heads"], config["num_key_value_heads"])
     residual = residual + attention(x, w, "midlayer.self_attn.", *heads)
     residual = residual + network(norm(residual, w["midlayer.post_attention_layernorm.weight"]), w, "midlayer.mlp.")
-    return norm(residual, w["norm.weight"]) @ w["lm_head.weight"].T, residual
+    last = norm(residual, w["norm.weight"])
+    return last @ w["lm_head.weight"].T, last if config.get("norm_output") else residual

@@ -79,11 +79,12 @@ def test_what_it_reads_changes_no_bit(
     assert kept.card.fingerprint == plain.card.fingerprint
 
 
-VARIANTS: dict[str, tuple[dict[str, object], bool, tuple[int, ...]]] = {
+VARIANTS: dict[str, tuple[dict[str, Any], bool, tuple[int, ...]]] = {
     "plain": ({}, False, (2, 3, 3)),
     "read by outputs": ({"eagle_config": {IDS_KEY: [1, 3, 4]}}, False, (2, 4, 5)),
     "read by inputs": ({IDS_KEY: [2, 4, 6]}, False, (2, 4, 6)),
     "normed": ({"norm_before_fc": True, "norm_before_residual": True}, False, (2, 3, 3)),
+    "3.1": ({"fc_norm": True, "eagle_config": {"norm_output": True}}, False, (2, 3, 3)),
     "biased": ({"attention_bias": True}, True, (2, 3, 3)),
     "narrow": ({"hidden_size": 32, "target_hidden_size": 64}, True, (2, 3, 3)),
     "whole vocabulary": ({"draft_vocab_size": VOCAB}, False, (2, 3, 3)),
@@ -106,7 +107,8 @@ def test_it_computes_the_published_formula(
     model.run(whole(model, []))
     ours = model.hidden_rows(TOKENS).copy()
     found = reference.streams(config, theirs, IDS)
-    hidden = reference.fused(EAGLE | changed, w, [found[boundary] for boundary in boundaries])
+    flat = EAGLE | changed | changed.get("eagle_config", {})
+    hidden = reference.fused(flat, w, [found[boundary] for boundary in boundaries])
     close(ours, hidden)
 
     following, tables = np.roll(IDS, -1), tables_of_one(head.pools, 2)
@@ -115,7 +117,7 @@ def test_it_computes_the_published_formula(
     ).copy()
     table = w["embed_tokens.weight"] if own else theirs["model.embed_tokens.weight"]
     embedding = table[torch.from_numpy(following).long()]
-    expected, stream = reference.guess(EAGLE | changed, w, embedding, hidden)
+    expected, stream = reference.guess(flat, w, embedding, hidden)
     close(logits, expected)
     close(head.hidden(TOKENS), stream)
     ids = head.target_ids
@@ -127,7 +129,7 @@ def test_it_computes_the_published_formula(
     next_one = np.array([0], np.int32)
     again = head.run(Batch(last, at, np.array([0, 1], np.int32), tables, next_one, next_one, fed))
     embedding, hidden = torch.cat([embedding, table[7:8]]), torch.cat([hidden, stream[-1:]])
-    close(again, reference.guess(EAGLE | changed, w, embedding, hidden)[0][-1:])
+    close(again, reference.guess(flat, w, embedding, hidden)[0][-1:])
 
 
 def close(ours: np.ndarray, theirs: torch.Tensor) -> None:
@@ -139,10 +141,12 @@ def close(ours: np.ndarray, theirs: torch.Tensor) -> None:
 
 JUNK: list[object] = [-1, 0, 1.5, "x", True, [], {"a": 1}, 10**12, [2, "3", 4], float("inf")]
 MEANINGS: dict[str, tuple[object, ...]] = {
-    **dict.fromkeys(("attention_bias", "mlp_bias", "norm_before_fc", "norm_before_residual"), (True,)),
+    **dict.fromkeys(("attention_bias", "mlp_bias", "tie_word_embeddings"), (True,)),
+    **dict.fromkeys(("norm_before_fc", "norm_before_residual", "fc_norm", "norm_output"), (True,)),
     **dict.fromkeys(("bias", "parallel_drafting", "use_moe"), (0,)),
     **dict.fromkeys(("rms_norm_eps", "rope_theta"), (1.5, 10**12)),
     **dict.fromkeys(("logit_scale", "partial_rotary_factor", "use_sliding_window"), (True,)),
+    "layer_types": ([],),
     "num_hidden_layers": (1,),
     "eagle_config": ({"a": 1},),
 }
@@ -154,7 +158,17 @@ MEANINGS: dict[str, tuple[object, ...]] = {
     [
         *(key for key in EAGLE if key != "model_type"),
         *("target_hidden_size", "rope_theta", "rope_scaling", "hidden_act", "attention_bias", "mlp_bias"),
-        *("norm_before_fc", "norm_before_residual", "eagle_config", IDS_KEY, "logit_scale", "bias"),
+        *(
+            "norm_before_fc",
+            "norm_before_residual",
+            "fc_norm",
+            "norm_output",
+            "layer_types",
+            "eagle_config",
+            IDS_KEY,
+            "logit_scale",
+            "bias",
+        ),
         *("parallel_drafting", "num_aux_hidden_states", "use_moe", "sliding_window", "use_sliding_window"),
         "partial_rotary_factor",
     ],
@@ -176,6 +190,7 @@ def test_junk_in_its_config_is_refused(key: str) -> None:
         ({IDS_KEY: [2, 3, 7]}, r"within the 6 layers of model, got \[2, 3, 7\]"),
         ({IDS_KEY: [4, 3, 2]}, "must be in ascending order"),
         ({"num_hidden_layers": 2}, "num_hidden_layers 2 is not supported"),
+        ({"norm_before_fc": True, "fc_norm": True}, "norm_before_fc and fc_norm exclude each other"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state false"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}}, "quantized weights of heads"),
     ],

@@ -44,6 +44,8 @@ def make_tiny_eagle(folder: Path, config: dict[str, object] = EAGLE, *, own_embe
     weights = {"fc.weight": matrix(width, 3 * read), "lm_head.weight": matrix(guessed, width)}
     if config.get("norm_before_fc"):
         weights["input_norm.weight"] = rng.normal(1, 0.2, 3 * read).astype(np.float32)
+    if config.get("fc_norm"):
+        weights |= {f"model.fc_norm.{each}.weight": rng.normal(1, 0.2, read).astype(np.float32) for each in range(3)}
     for name, rows, columns in (("q", queries, 2 * width), ("k", keys, 2 * width), ("v", keys, 2 * width)):
         weights[f"midlayer.self_attn.{name}_proj.weight"] = matrix(rows, columns)
         if is_biased:

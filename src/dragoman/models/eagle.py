@@ -46,6 +46,7 @@ _MAPS = ("d2t", "t2d")
 _NAMES: dict[str, tuple[str, ...]] = {
     **{module: tuple(each.removeprefix("model.") for each in names) for module, names in LLAMA_NAMES.items()},
     "states_norm": ("input_norm",),
+    "state_norms": tuple(f"fc_norm.{place}" for place in range(STATES)),
     "states_in": ("fc",),
     "hidden_norm": ("layers.0.hidden_norm",),
     "token_norm": ("layers.0.input_layernorm",),
@@ -137,8 +138,7 @@ def read_eagle(values: dict[str, Any], target: DecoderSpec, target_name: str) ->
         config.refuse("sliding_window")
     if (layers := config.size("num_hidden_layers", 1)) != 1:
         raise ModelError(f"config.json: num_hidden_layers {layers} is not supported: such heads have one layer")
-    if config.flag("tie_word_embeddings", False):
-        raise ModelError("config.json: tie_word_embeddings is not supported: such heads have an output table")
+    _refuse_layer_types(config)
     bias = config.flag("attention_bias", False)
     layer = llama_like(
         config.having({"num_hidden_layers": 1}),
@@ -154,15 +154,26 @@ def read_eagle(values: dict[str, Any], target: DecoderSpec, target_name: str) ->
     if own > vocab:
         raise ModelError(f"config.json: draft_vocab_size {own} is more than vocab_size {vocab}")
     _require_fit(target, target_name, width, vocab)
+    whole, each = _flag(config, "norm_before_fc"), _flag(config, "fc_norm")
+    if whole and each:
+        raise ModelError("config.json: norm_before_fc and fc_norm exclude each other")
     taken = {each.name: getattr(layer, each.name) for each in fields(DecoderSpec)}
     return EagleSpec(
-        **taken | {"vocab_size": own, "context": min(layer.context, target.context)},
+        **taken | {"vocab_size": own, "context": min(layer.context, target.context), "tied": False},
         target_vocab=vocab,
         target_width=width,
         boundaries=_boundaries(config, target, target_name),
-        states_norm=_flag(config, "norm_before_fc"),
+        states_norm="whole" if whole else "each" if each else None,
         stream_normed=_flag(config, "norm_before_residual"),
+        feeds_normed=_flag(config, "norm_output"),
     )
+
+
+def _refuse_layer_types(config: Config) -> None:
+    """Raise ModelError for layers that see a window: the list may be the model's, whose layers it then counts."""
+    types = config.value("layer_types")
+    if types is not None and (not isinstance(types, list) or any(each != "full_attention" for each in types)):
+        raise ModelError(f"config.json: layer_types = {str(types)[:80]} is not supported: such heads see all positions")
 
 
 def _require_fit(target: DecoderSpec, name: str, width: int, vocab: int) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dragoman import kernels
 from dragoman.models.decoder import Recorder
 from dragoman.models.head_spec import EagleSpec
@@ -35,6 +38,7 @@ class ReadRecorder(Recorder):
         self._joined = [whole]  # the first state, the first two, and so on, in one memory
         for count in range(len(eagle.boundaries) - 1, 0, -1):
             self._joined.insert(0, program.buffer(count * width, over=self._joined[0]))
+        self._normed = program.buffer(width) if eagle.states_norm == "each" else None
         self._out = program.buffer(eagle.width)
 
     def record_with_states(self) -> int:
@@ -51,18 +55,28 @@ class ReadRecorder(Recorder):
         super()._finish_layer(layer, stream)
         p, eagle = self.program, self._eagle
         for place, boundary in enumerate(eagle.boundaries):
-            if boundary != layer + 1:
-                continue
-            if place:
-                p.join(self._joined[place], self._joined[place - 1], stream.residual)
-            else:
-                p.copy_columns(self._joined[0], stream.residual, 0)
+            if boundary == layer + 1:
+                x = self._state(stream, place)
+                if place:
+                    p.join(self._joined[place], self._joined[place - 1], x)
+                else:
+                    p.copy_columns(self._joined[0], x, 0)
         if layer + 1 == eagle.boundaries[-1]:
             states = self._joined[-1]
-            if eagle.states_norm:
-                weight = self._eagle_weights.vector("states_norm")
-                p.norm(states, states, weight, bias=None, eps=eagle.norm_eps, kind=eagle.norm)
+            if eagle.states_norm == "whole":
+                self._norm(states, states, self._eagle_weights.vector("states_norm"))
             p.linear(self._out, states, self._eagle_weights.matrix("states_in"))
+
+    def _state(self, stream: Stream, place: int) -> int:
+        """Record one state as the head joins it. Returns its buffer."""
+        if self._normed is None:
+            return stream.residual
+        weights = self._eagle_weights.vector("state_norms").reshape(len(self._joined), -1)
+        self._norm(self._normed, stream.residual, weights[place])
+        return self._normed
+
+    def _norm(self, out: int, x: int, weight: NDArray[np.float32]) -> None:
+        self.program.norm(out, x, weight, bias=None, eps=self._eagle.norm_eps, kind=self._eagle.norm)
 
 
 class EagleRecorder(Recorder):
@@ -89,6 +103,8 @@ class EagleRecorder(Recorder):
 
     def record_head(self) -> int:
         """Record the head. Returns the buffer of what it takes in for its own next guess, of the logits' rows."""
+        assert isinstance(self.spec, EagleSpec)
         stream = self._layers()
-        self._logits(self._final(stream))
-        return stream.residual
+        normed = self._final(stream)
+        self._logits(normed)
+        return normed if self.spec.feeds_normed else stream.residual

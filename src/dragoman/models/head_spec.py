@@ -11,6 +11,7 @@ https://arxiv.org/abs/2503.01840).
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Literal
 
 from dragoman.models.spec import DecoderSpec, Embedding
 
@@ -36,16 +37,19 @@ class EagleSpec(DecoderSpec):
         target_width: size of the model's residual stream.
         boundaries: numbers of the model's layers after which its stream is read, three in ascending order.
         own_embedding: it has a table of embeddings; otherwise the model's is used.
-        states_norm: what is read has a norm before it is multiplied.
+        states_norm: what is read has a norm before it is multiplied, one over all of it (``whole``) or one for each
+            depth (``each``); None: it has none.
         stream_normed: its stream begins with the normed hidden state instead of the hidden state itself.
+        feeds_normed: as of ``HeadSpec``.
     """
 
     target_vocab: int
     target_width: int
     boundaries: tuple[int, ...]
     own_embedding: bool = False
-    states_norm: bool = False
+    states_norm: Literal["whole", "each"] | None = None
     stream_normed: bool = False
+    feeds_normed: bool = False
 
 
 def head_spec(spec: DecoderSpec, *, feeds_normed: bool) -> HeadSpec:

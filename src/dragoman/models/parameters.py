@@ -101,8 +101,10 @@ def _eagle_parameters(spec: EagleSpec) -> tuple[Parameter, ...]:
     input."""
     states = len(spec.boundaries) * spec.target_width
     found = [_matrix("embedding", None, (spec.target_vocab,), spec.width)] if spec.own_embedding else []
-    if spec.states_norm:
+    if spec.states_norm == "whole":
         found += _norm(spec, "states_norm", None, states)
+    if spec.states_norm == "each":
+        found.append(_vector("state_norms", "weight", None, (spec.target_width,) * len(spec.boundaries)))
     found.append(_matrix("states_in", None, (spec.width,), states))
     found += [*_norm(spec, "hidden_norm", None), *_norm(spec, "token_norm", None)]
     for parameter in _layer_parameters(spec, 0):
