@@ -61,6 +61,16 @@ def _name(number: int) -> bytes:
     return bytes([number]) * 15 + b"\0"
 
 
+def test_what_is_on_disk_needs_no_copy(file: int) -> None:
+    """It is read from there by the next process; a prompt of 20,000 tokens that has just come from there is not copied
+    before its first token."""
+    first = Life(file)
+    first.cache.is_on_disk = {_name(1), _name(2)}.__contains__
+    first.cache.release([first.compute(1), first.compute(3)])
+    first.cache.share(first.cache.match([_name(1)]))
+    assert Life(file).found() == {3}
+
+
 def test_the_next_process_has_the_blocks_that_were_owned(file: int) -> None:
     life = Life(file)
     for name in (1, 2, 3):

@@ -146,3 +146,20 @@ def test_states_and_groups_when_memory_is_short(tmp_path: Path) -> None:
     assert run(engine, asked) == expected
     assert engine.output().stats.disk_read_blocks
     engine.close()
+
+
+@pytest.mark.parametrize("tokens", [1025, 1026, 1055, 1056])
+def test_of_a_long_prompt_only_the_last_token_is_computed_again(tmp_path: Path, tokens: int) -> None:
+    """Its last block is kept too, full or not. What others generate behind it, in the same block, is not theirs."""
+    first = engine_at(tmp_path / "c")
+    expected = run(first, [request(tokens=tokens)])
+    settle(first)
+    first.close()
+    engine = engine_at(tmp_path / "c", num_blocks=80)
+    until(lambda: engine.scheduler.tables.disk.store._ready)  # type: ignore[union-attr]
+    again = [request(tokens=tokens), request("same", tokens=tokens)]
+    found = run(engine, again)
+    assert found["r"] == expected["r"]
+    assert found["same"].tokens == expected["r"].tokens
+    assert engine.output().stats.cached_tokens == 2 * (tokens - 1)
+    engine.close()

@@ -133,3 +133,19 @@ def test_no_block_is_lost_and_no_prefix_is_wrong(num_blocks: int, operations: li
     for table in tables:
         cache.release(table)
     assert cache.available == num_blocks
+
+
+def test_a_block_without_owner_is_found_by_what_it_begins_with() -> None:
+    """The end of a prompt: the name is noted while others are written behind it, and goes when the block is reused."""
+    cache = KVCache(1, SIZE)
+    (name,) = chain(1)
+    block = cache.allocate()
+    cache.note_tail(block, name)
+    assert cache.has_name(block, name)
+    assert not cache.match([name]), "its owner writes into it"
+    cache.release([block])
+    assert cache.match([name]) == [block]
+    cache.check_integrity([])
+    assert cache.allocate() == block
+    assert not cache.has_name(block, name)
+    assert not cache.match([name])

@@ -96,9 +96,10 @@ class BlockGroup:
         return len(held.ids) < self.window.end_block(len(sequence.token_ids), held.first)
 
     def keeps_last_block(self, sequence: Sequence) -> bool:
-        """Return whether the shared block that a sequence would write into has no other owner any more."""
+        """Return whether the shared block that a sequence would write into has no other owner any more, and no name."""
         held = sequence.blocks[self.index]
-        if not self._writes_into_shared(sequence, held) or self.cache.owners(held.ids[-1]) > 1:
+        last = held.ids[-1]
+        if not self._writes_into_shared(sequence, held) or self.cache.owners(last) > 1 or self.cache.is_named(last):
             return False
         held.shares_last = False
         return True

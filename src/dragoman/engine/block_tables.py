@@ -20,6 +20,9 @@ from dragoman.engine.kv_cache import block_hash
 from dragoman.engine.sequence import Sequence
 from dragoman.engine.state_slots import StateSlots
 
+LEAST_TAIL_BLOCKS = 32
+"""Full blocks of a prompt from which on its last, incomplete block is kept on disk too: one more of so many."""
+
 
 class BlockTables:
     """The tables that the runner reads, and the blocks of the sequences that have a row in them.
@@ -116,7 +119,10 @@ class BlockTables:
         if self.disk is None or sequence.load is not None:
             return False
         hashes = self._shareable_hashes(sequence)
-        sequence.load = self.disk.begin(hashes, self._cached_blocks(hashes), spare) if hashes else None
+        cached = self._cached_blocks(hashes)
+        if (tail := self._tail_name(sequence)) is not None and self._cached_tail(sequence, cached) is None:
+            hashes = [*hashes, tail]
+        sequence.load = self.disk.begin(hashes, cached, spare) if hashes else None
         return sequence.load is not None and sequence.load.is_awaited
 
     def fits(self, sequence: Sequence, *, freed: SequenceOf[Sequence] = (), spare: int = 0) -> bool:
@@ -140,17 +146,22 @@ class BlockTables:
     def allocate(self, sequence: Sequence) -> None:
         """Give the sequence the cached blocks of its prefix, and new blocks for the rest of its tokens."""
         cached = self._cached_blocks(self._shareable_hashes(sequence))
+        computed = len(cached[0]) * self._block_size
+        tail = self._cached_tail(sequence, cached)
+        if tail is not None:
+            cached, computed = [[*cached[0], tail]], len(sequence.token_ids) - 1
         for group, blocks in zip(self.groups, cached, strict=True):
             group.cache.share(blocks)
-        self._inputs.start(sequence, len(cached[0]) * self._block_size)
+        self._inputs.start(sequence, computed)
         tokens = len(sequence.token_ids)
         sequence.blocks = [group.allocate(tokens, blocks) for group, blocks in zip(self.groups, cached, strict=True)]
-        sequence.computed = len(cached[0]) * self._block_size
+        sequence.blocks[0].shares_last = tail is not None
+        sequence.computed = computed
         if sequence.group.cached_tokens is None:
             sequence.group.cached_tokens = sequence.cached_prompt_tokens
         if self._prefix_cache:
             self._extend_hashes(sequence, tokens // self._block_size)
-            self.computing.update(sequence.hashes[len(cached[0]) :])
+            self.computing.update(sequence.hashes[computed // self._block_size :])
         if self.states is not None:
             self.states.start(sequence)
 
@@ -222,6 +233,8 @@ class BlockTables:
             self.encoder_blocks[sequence.row, : len(sequence.encoder_blocks)] = sequence.encoder_blocks
         if after != before and self._prefix_cache:
             self._name_blocks(sequence, before, after)
+        if first < sequence.prompt_length <= sequence.computed:
+            self._save_tail(sequence)
         if self.states is not None:
             self.states.advance(sequence, first)
 
@@ -265,6 +278,42 @@ class BlockTables:
         """Prepare for the snapshots of states within a scheduled chunk."""
         if self.states is not None:
             self.states.add_chunk(sequence, length)
+
+    # The end of a prompt ---------------------------------------------------------------------------------------------
+
+    def _tail_name(self, sequence: Sequence) -> bytes | None:
+        """Return the name of the block with the last tokens of the prompt, all of them, where nothing is generated yet.
+        None: it is not kept. Its first tokens stay as they are, whatever is written after them."""
+        length, last = sequence.prompt_length, (sequence.prompt_length - 1) // self._block_size
+        if self.disk is None or not self.disk.keeps_tails or last < LEAST_TAIL_BLOCKS:
+            return None
+        if sequence.group.images is not None or sequence.group.cacheable_tokens < length:
+            return None
+        if len(sequence.token_ids) != length:
+            return None
+        self._extend_hashes(sequence, length // self._block_size)
+        if length % self._block_size == 0:
+            return sequence.hashes[last]
+        return block_hash(sequence.hashes[last - 1], sequence.token_ids[last * self._block_size :])
+
+    def _save_tail(self, sequence: Sequence) -> None:
+        """Have the last block of a prompt written to disk, unless it is full: then it has its name."""
+        last, held = divmod(sequence.prompt_length, self._block_size)
+        if held > 1 and (name := self._tail_name(sequence)) is not None:
+            assert self.disk is not None
+            self.disk.save_tail(sequence.blocks[0].ids[last], name, held, sequence.prompt_length)
+
+    def _cached_tail(self, sequence: Sequence, cached: list[list[int]]) -> int | None:
+        """Return the cached block with the end of the prompt, behind the other cached ones. The sequence computes the
+        last token again, in a copy, for which there is memory."""
+        name = self._tail_name(sequence)
+        if name is None or len(cached[0]) != (sequence.prompt_length - 1) // self._block_size:
+            return None
+        cache = self.groups[0].cache
+        for block in cache.match([name]):
+            if cache.available > cache.ownerless([*cached[0], block]):
+                return block
+        return None
 
     # Names -----------------------------------------------------------------------------------------------------------
 

@@ -79,6 +79,8 @@ class DiskPrefixes:
         self._groups, self._states = groups, states
         self._block_size = groups[0].cache.block_size
         self._loads: list[_Reading] = []
+        for group in groups:
+            group.cache.is_on_disk = self._stored(group.index)
         if states is not None:
             states.on_kept = self._save_state
 
@@ -90,6 +92,17 @@ class DiskPrefixes:
             if new:
                 end = (place + 1) * self._block_size
                 self.store.save(key_of(group, names[place]), blocks[place], self._block_size, end)
+
+    @property
+    def keeps_tails(self) -> bool:
+        """Whether the last block of a prompt is kept though it is not full: where all layers see all, and none has a
+        state."""
+        return len(self._groups) == 1 and not self._groups[0].window.positions and self._states is None
+
+    def save_tail(self, block: int, name: bytes, tokens: int, end: int) -> None:
+        """Have the block written that begins with the last tokens of a prompt of ``end``."""
+        self._groups[0].cache.note_tail(block, name)
+        self.store.save(key_of(0, name), block, tokens, end)
 
     def _save_state(self, name: bytes, slot: int) -> None:
         self.store.save(key_of(STATES, name), slot, SNAPSHOT_TOKENS, 0)
@@ -130,7 +143,8 @@ class DiskPrefixes:
                 return None
         if self._states is not None and not self._states.has(names[end - 1]):
             wanted.append((STATES, names[end - 1]))
-        if not self.store.is_cheaper((end - known) * self._block_size, [key_of(*each) for each in wanted]):
+        keys = [key_of(*each) for each in wanted]
+        if not wanted or not self.store.is_cheaper((end - known) * self._block_size, keys):
             return None
         for group, blocks in zip(self._groups, present, strict=True):
             group.cache.share(blocks)
@@ -186,6 +200,9 @@ class DiskPrefixes:
                     gap = place if gap is None else min(gap, place)
                     break
         return gap
+
+    def _stored(self, index: int) -> Callable[[bytes], bool]:
+        return lambda name: self.store.has(key_of(index, name))
 
     def _has(self, group: BlockGroup) -> Callable[[bytes], bool]:
         index, cache, store = group.index, group.cache, self.store

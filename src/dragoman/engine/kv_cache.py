@@ -43,8 +43,12 @@ class KVCache:
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
         self._free = list(range(num_blocks - 1, -1, -1))
+        self._tails: dict[int, bytes] = {}
+        """Names of what blocks begin with that are not full: see ``note_tail``."""
         self._cached: OrderedDict[int, None] = OrderedDict()
         self.store: BlockCopies | None = None
+        self.is_on_disk: Callable[[bytes], bool] | None = None
+        """Whether what has a name can be read from disk, which the store needs no copy of then."""
         self.on_removed: list[Callable[[bytes], None]] = []
         """Called with the name of a cached block that is allocated anew."""
 
@@ -78,8 +82,17 @@ class KVCache:
         return name in self._block_of
 
     def has_name(self, block: int, name: bytes) -> bool:
-        """Return whether a block has this name, and with it its contents; from any thread."""
-        return self._hash_of[block] == name
+        """Return whether a block has this name, or begins with what has it; from any thread."""
+        return self._hash_of[block] == name or self._tails.get(block) == name
+
+    def is_named(self, block: int) -> bool:
+        """Return whether a block can be found by a name."""
+        return self._hash_of[block] is not None
+
+    def note_tail(self, block: int, name: bytes) -> None:
+        """Note the name of the tokens that an owned block begins with, until it is allocated anew. It can be found by
+        that when it has no owner, unless it was filled and got its own name."""
+        self._tails[block] = name
 
     def names(self) -> list[tuple[bytes, int]]:
         """Return all names, with their blocks."""
@@ -100,8 +113,8 @@ class KVCache:
                 continue
             if self._owners[block] == 0:
                 del self._cached[block]
-                if self.store is not None and (name := self._hash_of[block]) is not None:
-                    self.store.retain(name, block)
+                if (name := self._hash_of[block]) is not None:
+                    self._retain(name, block)
             self._owners[block] += 1
 
     def allocate(self) -> int:
@@ -116,6 +129,7 @@ class KVCache:
             self._hash_of[block] = None
             for removed in self.on_removed:
                 removed(name)
+        self._tails.pop(block, None)
         self._owners[block] = 1
         return block
 
@@ -126,13 +140,23 @@ class KVCache:
                 continue
             self._owners[block] -= 1
             if self._owners[block] == 0:
-                name = self._hash_of[block]
+                name = self._hash_of[block] or self._named_by_tail(block)
                 if name is None:
                     self._free.append(block)
                 else:
                     self._cached[block] = None
                     if self.store is not None:
                         self.store.release(name)
+
+    def _named_by_tail(self, block: int) -> bytes | None:
+        """Give a block that nobody writes into any more the name of what it begins with, if it has none and that one is
+        free. Returns it."""
+        tail = self._tails.get(block)
+        if tail is None or tail in self._block_of:
+            return None
+        self._block_of[tail] = block
+        self._hash_of[block] = tail
+        return tail
 
     def name(self, block: int, name: bytes) -> bool:
         """Give a full, computed block a name and return True. If another block has that name already, that one
@@ -141,9 +165,12 @@ class KVCache:
             return False
         self._block_of[name] = block
         self._hash_of[block] = name
-        if self.store is not None:
-            self.store.retain(name, block)
+        self._retain(name, block)
         return True
+
+    def _retain(self, name: bytes, block: int) -> None:
+        if self.store is not None and not (self.is_on_disk is not None and self.is_on_disk(name)):
+            self.store.retain(name, block)
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
         """Check all invariants, given the block tables of all running sequences. AssertionError names the

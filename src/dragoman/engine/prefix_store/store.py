@@ -48,6 +48,8 @@ CLOSE_S = 1.0
 _REST = 9.0
 """While others compute, the thread pauses so many times as long as it has read or written."""
 _LONGEST_REST_S = 0.25
+START_PATIENCE_S = 3.0
+"""Time for which the first requests wait for the index: a long prompt takes far longer to compute."""
 PATIENCE_S = 30.0
 """Time after which a sequence does not wait any longer for a disk that does not answer."""
 _FIRST_BANDWIDTH = 200e6
@@ -150,7 +152,7 @@ class PrefixStore:
         self._seconds_per_token = 0.0
         self.is_busy = False
         self.counts = Counts()
-        self._started = time.monotonic()
+        self._asked_at = 0.0
         largest = max((rows.shape[1] for rows in self._rows.values()), default=0)
         self._buffer = np.empty(largest, np.uint8)
         self._thread = threading.Thread(target=self._run, name="prefix-store", daemon=True)
@@ -160,8 +162,9 @@ class PrefixStore:
 
     @property
     def is_starting(self) -> bool:
-        """Whether the index is not complete yet, for a second at most."""
-        return not self._ready and time.monotonic() < self._started + 1.0
+        """Whether the index is not complete yet, for ``START_PATIENCE_S`` at most after it was first asked for."""
+        self._asked_at = self._asked_at or time.monotonic()
+        return not self._ready and time.monotonic() < self._asked_at + START_PATIENCE_S
 
     @property
     def is_settled(self) -> bool:
