@@ -24,12 +24,13 @@ from simulation import Limited, Transcript, hypotheses, run, run_alone, run_beam
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("PIL")
+idefics_models = pytest.importorskip("idefics_models")
 mllama_models = pytest.importorskip("mllama_models")
 vision_models = pytest.importorskip("vision_models")
 
 NAMES = ("smolvlm", "gemma3", "qwen2_vl", "llava", "paligemma")
 SETTINGS = models.ModelSettings(precision="float32", max_tokens=512, kv_tokens=2048, cache_bytes=0)
-BEFORE, AFTER = tuple(range(5, 75)), tuple(range(40, 50))
+BEFORE, AFTER = tuple(range(5, 75)), (*range(40, 47), 2, 48, 49)  # after a 2 Idefics sees no image
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +41,15 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[An
     def of(name: str) -> tuple[Any, Model]:
         if name not in made:
             folder = tmp_path_factory.mktemp(name)
-            theirs = mllama_models.save(folder) if name == "mllama" else vision_models.save(folder, name)
+            looking = {"mllama": mllama_models, "idefics": idefics_models}
+            theirs = looking[name].save(folder) if name in looking else vision_models.save(folder, name)
             made[name] = theirs, models.load(folder, SETTINGS)
         return made[name]
 
     return of
 
 
-@pytest.fixture(params=(*NAMES, "qwen3_vl", "lfm2_vl", "mllama"))
+@pytest.fixture(params=(*NAMES, "qwen3_vl", "lfm2_vl", "mllama", "idefics"))
 def model(request: pytest.FixtureRequest, served: Any) -> Model:
     found: Model = served(request.param)[1]
     return found

@@ -264,6 +264,7 @@ ONLY_THOROUGH = {"gemma4", "gemma4-images", "gemma3n-options", "kimi-linear-opti
 """Variants that are held against transformers only with DRAGOMAN_THOROUGH."""
 
 UNMADE: dict[str, Config] = {
+    "idefics": family_config("IdeficsForVisionText2Text", "idefics", qk_layer_norms=True, vision_config={}),
     "baichuan": family_config("BaichuanForCausalLM", "baichuan"),
     "baichuan-alibi": family_config("BaichuanForCausalLM", "baichuan", max_position_embeddings=None),
     "gemma3n-images": {
@@ -274,4 +275,4 @@ UNMADE: dict[str, Config] = {
         "audio_config": {"model_type": "gemma3n_audio"},
     },
 }
-"""Configs of which transformers makes no models, or only with further packages."""
+"""Configs of which transformers makes no models, or only with further packages, or none that take tokens alone."""

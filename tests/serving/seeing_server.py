@@ -28,6 +28,7 @@ from dragoman.text import ChatTemplate, Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 
+import idefics_models
 import vision_models
 
 NAMES = ["<image>", "<fake_token_around_image>", "<global-img>", "<|end|>", "<bos>"]
@@ -43,10 +44,6 @@ STRINGS = """{% for message in messages %}{{ message.role }}:{{ message.content 
 
 def make_model(folder: Path) -> Path:
     """Write a small SmolVLM, with its tokenizer."""
-    from tokenizers import AddedToken, decoders, pre_tokenizers
-    from tokenizers import Tokenizer as Written
-    from tokenizers.models import BPE
-
     config = vision_models.CONFIGS["smolvlm"]
     text = config["text_config"] | {"vocab_size": 256 + len(NAMES), "eos_token_id": 259}
     vision_models.CONFIGS["smolvlm chat"] = config | {"image_token_id": 256, "text_config": text}
@@ -55,6 +52,21 @@ def make_model(folder: Path) -> Path:
         vision_models.save(folder, "smolvlm chat")
     finally:
         del vision_models.CONFIGS["smolvlm chat"], vision_models.PREPROCESSORS["smolvlm chat"]
+    return _with_tokenizer(folder)
+
+
+def make_idefics(folder: Path) -> Path:
+    """Write a small Idefics, with the same tokenizer, which alone says what its image token is."""
+    more = {"vocab_size": 256, "additional_vocab_size": len(NAMES), "eos_token_id": 259, "image_token_id": None}
+    idefics_models.save(folder, **more)
+    return _with_tokenizer(folder)
+
+
+def _with_tokenizer(folder: Path) -> Path:
+    from tokenizers import AddedToken, decoders, pre_tokenizers
+    from tokenizers import Tokenizer as Written
+    from tokenizers.models import BPE
+
     vocabulary = {each: place for place, each in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     written = Written(BPE(vocabulary, []))
     written.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

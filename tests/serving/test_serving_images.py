@@ -13,7 +13,7 @@ import pytest
 from asking import GREEDY, request
 from image_files import picture as photo
 from image_files import saved
-from seeing_server import PARTS, STRINGS, load_model, make_model, picture, seeing_server
+from seeing_server import PARTS, STRINGS, load_model, make_idefics, make_model, picture, seeing_server
 from stub_runtime import LocalServer
 
 from dragoman.core import capsule as capsules
@@ -121,6 +121,28 @@ async def test_images_take_their_places_in_chats_and_in_texts(seeing: tuple[Mode
             each.token_id for each in found.generations[0].tokens
         ]
         assert other.generations[0].text != again.generations[0].text
+
+
+async def test_images_side_by_side_share_a_tag(tmp_path: Path) -> None:
+    """And spaces beside them are dropped, in Idefics."""
+    folder = make_idefics(tmp_path)
+    async with seeing_server(load_model(folder), folder) as (serving, engine):
+        images = [await serving.image_tiles(picture(*size)) for size in ((120, 90), (40, 60))]
+        tag, tokenizer = "<fake_token_around_image>", serving._model.tokenizer
+        seen = f"{tag}<image>{tag}<image>{tag}which?"
+        for prompt, before, after in (
+            (
+                chat(text_part("Look: "), IMAGE_PART, IMAGE_PART, text_part(" which?")),
+                "user:Look:",
+                "<|end|>\nassistant:",
+            ),
+            (TextPrompt(text="Look: which?", image_places=(6, 6), add_special_tokens=False), "Look:", ""),
+        ):
+            found = await serving.generate(ask(prompt, *images))
+            submitted = engine.requests[-1]
+            assert submitted.prompt == tuple(tokenizer.encode(before + seen + after, False))
+            assert [each.end - each.start for each in submitted.images] == [1, 1]
+            assert found.usage.prompt_tokens == len(submitted.prompt)
 
 
 async def test_templates_get_contents_in_the_form_that_they_read(seeing: tuple[Model, Path]) -> None:

@@ -60,7 +60,7 @@ class PromptImages:
             self._whole = [(0, len(ids))]
             whole = hashlib.blake2b(ids.tobytes() + b"".join(self._salts.values()), digest_size=16)
             self._salts = {0: whole.digest()}
-        self.looked_at = LookedAtImages(self.placed, vision.looked_rows) if vision.looked_at else None
+        self.looked_at = LookedAtImages(self.placed, vision, request.prompt) if vision.looked_at else None
         """Which images each token sees, where layers look at them: their embeddings then replace no tokens."""
         self._rotary: Int32 | None = None
         self._shift = 0
@@ -130,7 +130,7 @@ def looked_at_blocks(request: EngineRequest, tower: Tower | None, block_size: in
     """Return how many blocks the images of a request take, where layers look at them."""
     if tower is None or not tower.vision.looked_at:
         return 0
-    return sum(-(-run.length // block_size) for run in runs_of(request.images, tower.vision.looked_rows))
+    return sum(-(-run.length // block_size) for run in runs_of(request.images, tower.vision, request.prompt))
 
 
 def check_images(request: EngineRequest, tower: Tower | None, step_tokens: int, rows: int) -> None:

@@ -9,9 +9,10 @@ from typing import Protocol
 import numpy as np
 
 from dragoman import kernels
+from dragoman.models.further_parts import AltUp, LayerInputs
 from dragoman.models.packing import Weights
 from dragoman.models.parameters import LAYER_TABLE
-from dragoman.models.spec import AltUp, DecoderSpec, LayerInputs
+from dragoman.models.spec import DecoderSpec
 from dragoman.models.tensors import nearest_bfloat16
 
 _LEAST = 1e-5  # of a mean square that is divided by

@@ -141,7 +141,7 @@ class Checkpoint:
             names = self._family.other_names[parameter.module]
         if len(names) == 1 and "{part}" in names[0]:
             return tuple(names[0].replace("{part}", str(part)) for part in range(len(parameter.parts)))
-        return names
+        return names if len(parameter.parts) > 1 else names[:1]  # a table may have rows of its own for added tokens
 
     def _has_other_names(self, parameter: Parameter) -> bool:
         others = self._family.other_names.get(parameter.module)
@@ -176,8 +176,8 @@ class Checkpoint:
         if self._stored_name(self._family.names["head"][0], head) not in self._tensors:
             return spec
         embedding = next(p for p in parameters(untied) if p.module == "embedding")
-        table, output = (self._find(p)[0] for p in (embedding, head))
-        return spec if np.array_equal(table.read(), output.read()) else untied
+        pairs = zip(self._find(embedding), self._find(head), strict=True)
+        return spec if all(np.array_equal(table.read(), output.read()) for table, output in pairs) else untied
 
     def _without_absent_bias(self, spec: DecoderSpec) -> DecoderSpec:
         """Return the spec without the head's bias where it is not stored: under its own name (BART) it is zero in most

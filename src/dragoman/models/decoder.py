@@ -135,7 +135,7 @@ class Recorder:
         if spec.altup:
             self.parts = Parts(self, spec.altup, stream.residual)
         selected = False
-        looks_last = spec.vision is not None and spec.layers in spec.vision.looked_at
+        looks_last = spec.layers in spec.looks_before
         for layer in range(spec.layers):
             if layer == spec.written_layers and self.chooses_rows and spec.encoder is None:
                 # From here on rows depend on others only through the cache.

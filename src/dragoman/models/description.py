@@ -239,12 +239,12 @@ def with_vision(spec: DecoderSpec, config: dict[str, Any], folder: Path) -> Deco
     """Return the spec with what a model's files say of images. Raises ModelError for a tower that cannot be
     computed."""
     files = {name: read_json(folder / name) for name in PREPROCESSOR_FILES if (folder / name).is_file()}
-    if (token := UNNAMED_IMAGE_TOKENS.get(str(config.get("model_type")))) and (found := _token_id(folder, token)):
-        config = {"image_token_id": found} | config
+    if (token := UNNAMED_IMAGE_TOKENS.get(str(config.get("model_type")))) and config.get("image_token_id") is None:
+        config = config | {"image_token_id": _token_id(folder, token)}
     vision = VisionDescription.from_config(config, preprocessor_of(files))
     if vision is None:
         return spec
-    if vision.projection.out != spec.embedding_width:
+    if vision.projection.out != spec.embedding_width and not vision.looked_at:
         raise ModelError(
             f"{folder}: images have embeddings of {vision.projection.out} numbers, text of {spec.embedding_width}"
         )

@@ -183,8 +183,7 @@ def _require_fit(target: DecoderSpec, name: str, width: int, vocab: int) -> None
     if vocab != target.vocab_size:
         raise ModelError(f"it is for a vocabulary of {vocab} tokens, {name} has {target.vocab_size}")
     delayed = target.experts is not None and target.experts.delayed
-    looks = target.vision is not None and target.vision.looked_at
-    if target.encoder is not None or not target.causal or target.altup or delayed or looks:
+    if target.encoder is not None or not target.causal or target.altup or delayed or target.looks_before:
         raise ModelError(f"{name} is {target.architecture}, whose hidden states such heads do not read")
 
 

@@ -72,6 +72,7 @@ def head_spec(spec: DecoderSpec, *, feeds_normed: bool) -> HeadSpec:
             "mixers": (),
             "tied": False,
             "vision": None,
+            "image_layers": None,
         },
         feeds_normed=feeds_normed,
     )

@@ -1,8 +1,9 @@
-"""Layers of a decoder that look at images (Mllama): their parameters, and their operations.
+"""Layers of a decoder that look at images, as those of Flamingo (Alayrac et al. 2022, https://arxiv.org/abs/2204.14198):
+Mllama's and Idefics' (Laurençon et al. 2023, https://arxiv.org/abs/2306.16527).
 
 They are between the decoder's other layers. What they look at are keys and values that were computed once from the
 embeddings of the images that a token sees, in blocks of their own; layer number n has its keys and values in the memory
-of the decoder's layer n. Sequences that see no image go past them.
+of the decoder's layer n. Tokens that see no image go past them (Mllama), or past their attention alone (Idefics).
 """
 
 from __future__ import annotations
@@ -44,36 +45,64 @@ class Recorder(Protocol):
 def record_image_layers(recorder: Recorder, place: int, stream: Stream) -> None:
     """Record the layers that come before the decoder's layer number ``place``."""
     spec = recorder.spec
-    for number, before in enumerate(spec.vision.looked_at if spec.vision else ()):
-        if before == place:
-            _record(recorder, number, stream)
+    for number, before in enumerate(spec.looks_before):
+        if before != place:
+            continue
+        if _passed_by_all(spec):
+            if spec.vision is not None:
+                with recorder.program.optional():
+                    _record_attention(recorder, number, stream)
+            _record_network(recorder, number, stream)
+        else:
+            with recorder.program.optional():
+                _record_attention(recorder, number, stream)
+                _record_network(recorder, number, stream)
 
 
-def _record(recorder: Recorder, number: int, stream: Stream) -> None:
-    """Record x += tanh(a) · Attention(norm(x)) and x += tanh(b) · FeedForward(norm(x)), for rows that see an image."""
+def _record_attention(recorder: Recorder, number: int, stream: Stream) -> None:
+    """Record x += tanh(a) · Attention(norm(x)), for rows that see an image."""
     spec, p, weights = recorder.spec, recorder.program, recorder.weights
-    query, branch = recorder.image_buffers()
-
-    def join(x: int, module: str) -> None:
-        p.linear(branch, x, weights.matrix(f"image_{module}", number))
-        p.clear_without_text(branch)
-        p.add(stream.residual, branch, math.tanh(weights.vector(f"image_{module}_gate", number)[0]))
-
-    with p.optional():
-        recorder.norm(stream.normed, stream.residual, "image_norm", number)
-        p.linear(query, stream.normed, weights.matrix("image_query", number))
+    query, _ = recorder.image_buffers()
+    recorder.norm(stream.normed, stream.residual, "image_norm", number)
+    p.linear(query, stream.normed, weights.matrix("image_query", number))
+    assert spec.image_layers is not None
+    if spec.image_layers.head_norm:
         norm = weights.vector("image_query_norm", number)
         p.head_norm(query, 0, spec.heads, spec.head_dim, norm, spec.norm_eps)
-        mixed = recorder.buffers.narrowed(stream.mixed, spec.query_width)
-        p.cross_attend(mixed, query, 0, spec.heads, number, spec.head_dim**-0.5)
-        p.clear_without_text(mixed)
-        join(mixed, "out")
-        recorder.norm(stream.normed, stream.residual, "image_feed_forward_norm", number)
-        wide = recorder.buffers.narrowed(stream.wide, 2 * spec.feed_forward)
-        narrow = recorder.buffers.narrowed(stream.narrow, spec.feed_forward)
-        p.linear(wide, stream.normed, weights.matrix("image_feed_forward_in", number))
-        record_activation(recorder, 0, narrow, wide)
-        join(narrow, "feed_forward_out")
+    mixed = recorder.buffers.narrowed(stream.mixed, spec.query_width)
+    p.cross_attend(mixed, query, 0, spec.heads, number, spec.head_dim**-0.5)
+    p.clear_without_text(mixed)
+    _join(recorder, mixed, "out", number, stream, seeing=True)
+
+
+def _record_network(recorder: Recorder, number: int, stream: Stream) -> None:
+    """Record x += tanh(b) · FeedForward(norm(x)), for rows that see an image or for all."""
+    spec, p = recorder.spec, recorder.program
+    recorder.norm(stream.normed, stream.residual, "image_feed_forward_norm", number)
+    wide = recorder.buffers.narrowed(stream.wide, (1 + spec.gated) * spec.feed_forward)
+    narrow = recorder.buffers.narrowed(stream.narrow, spec.feed_forward)
+    p.linear(wide, stream.normed, recorder.weights.matrix("image_feed_forward_in", number))
+    record_activation(recorder, 0, narrow, wide)
+    _join(recorder, narrow, "feed_forward_out", number, stream, seeing=not _passed_by_all(spec))
+
+
+def _join(recorder: Recorder, x: int, module: str, number: int, stream: Stream, *, seeing: bool) -> None:
+    """Record what a branch adds to the stream. ``seeing``: to rows that see an image alone."""
+    p, (_, branch) = recorder.program, recorder.image_buffers()
+    p.linear(branch, x, recorder.weights.matrix(f"image_{module}", number))
+    if seeing:
+        p.clear_without_text(branch)
+    gate = recorder.weights.vector(f"image_{module}_gate", number)
+    if len(gate) > 1:
+        p.scale_columns(branch, np.tanh(gate))
+        p.add(stream.residual, branch)
+    else:
+        p.add(stream.residual, branch, math.tanh(gate[0]))
+
+
+def _passed_by_all(spec: DecoderSpec) -> bool:
+    """Return whether tokens that see no image pass the networks of these layers too."""
+    return spec.image_layers is not None and bool(spec.image_layers.before)
 
 
 class ImageWriter:
@@ -82,13 +111,16 @@ class ImageWriter:
     def __init__(self, spec: DecoderSpec, weights: Weights, kv: kernels.KVPool) -> None:
         """Record it over packed weights."""
         assert spec.vision is not None
+        assert spec.image_layers is not None
         self._program = p = kernels.Program(max_tokens=_CHUNK, max_sequences=1, max_logit_rows=1, kv=kv)
-        x, pair = p.buffer(spec.width), p.buffer(2 * spec.kv_width)
-        p.embed(x, no_rows(spec.width))
+        width = spec.vision.embedding_floats
+        x, pair = p.buffer(width), p.buffer(2 * spec.kv_width)
+        p.embed(x, no_rows(width))
         for number in range(len(spec.vision.looked_at)):
             p.linear(pair, x, weights.matrix("image_key_value", number))
-            norm = weights.vector("image_key_norm", number)
-            p.head_norm(pair, 0, spec.kv_heads, spec.head_dim, norm, spec.norm_eps)
+            if spec.image_layers.head_norm:
+                norm = weights.vector("image_key_norm", number)
+                p.head_norm(pair, 0, spec.kv_heads, spec.head_dim, norm, spec.norm_eps)
             p.write_kv(pair, 0, spec.kv_width, number)
 
     def write(self, values: NDArray[np.float32], blocks: NDArray[np.int32]) -> None:

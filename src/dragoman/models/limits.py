@@ -107,7 +107,7 @@ def shape_of(described: ModelDescription, precision: Precision) -> Shape:
         sum(
             math.prod(p.shape) * (1.0 if p.expert is None else share)
             for p in parameters(spec)
-            if p.matrix and p.module not in ("embedding", "head", LAYER_TABLE) and not is_of_images(p)
+            if p.matrix and p.module not in ("embedding", "head", LAYER_TABLE) and not is_of_images(p, spec)
         )
     )
     after = 2 * int(
@@ -115,7 +115,7 @@ def shape_of(described: ModelDescription, precision: Precision) -> Shape:
             math.prod(p.shape) * (1.0 if p.expert is None else share)
             for p in parameters(spec)
             if p.layer is not None and p.layer >= spec.written_layers and spec.encoder is None
-            if p.matrix and not is_of_images(p)
+            if p.matrix and not is_of_images(p, spec)
         )
     )
     entries = plan_layout(spec, planned.precision, planned.formats).entries

@@ -297,7 +297,7 @@ def _branch_floats(spec: DecoderSpec) -> int:
         floats += (spec.layers + 2) * spec.layer_inputs.width
     if spec.experts and spec.experts.beside:
         floats += 3 * spec.width
-    if spec.vision and spec.vision.looked_at:
+    if spec.looks_before:
         floats += spec.query_width + spec.width
     if spec.altup:
         floats += (3 * spec.altup.parts + 3) * spec.width + spec.altup.rank
@@ -434,7 +434,7 @@ def _share_read(parameter: Parameter, spec: DecoderSpec) -> float:
     Of tables only rows, unless the table is also the output projection; of experts the active ones; of an encoder and
     of what is for images nothing: they run once for each input, or not at all.
     """
-    if _is_of_encoder(parameter) or is_of_images(parameter):
+    if _is_of_encoder(parameter) or is_of_images(parameter, spec):
         return 0.0
     if parameter.expert is not None and spec.experts is not None:
         return spec.experts.active / spec.experts.count
@@ -461,7 +461,7 @@ def _is_for_logits(parameter: Parameter, spec: DecoderSpec) -> bool:
     before += ["latent_query_in", "latent_query_norm", "latent_query", "latent_in", "latent_norm", "latent_key"]
     before.append("latent_value")
     is_mixer = parameter.module.startswith("mixer_") and parameter.module != "mixer_out"
-    is_mixer = is_mixer or is_of_images(parameter)
+    is_mixer = is_mixer or is_vision(parameter) or parameter.module.startswith("image_")
     return parameter.layer == spec.layers - 1 and not is_mixer and parameter.module not in before
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Literal
 
+from dragoman.models.further_parts import AltUp
 from dragoman.models.head_spec import EagleSpec, HeadSpec
 from dragoman.models.parameter import Parameter
 from dragoman.models.positions import RelativeBias
@@ -18,8 +19,8 @@ from dragoman.models.recurrent import (
     ShortConvolution,
     StateSpace,
 )
-from dragoman.models.spec import AltUp, DecoderSpec, Experts, HeadNorm, Latent
-from dragoman.models.vision.description import IMAGE_TOKENS, VisionDescription
+from dragoman.models.spec import DecoderSpec, Experts, HeadNorm, Latent
+from dragoman.models.vision.description import VisionDescription
 from dragoman.models.vision.parameters import is_vision, vision_parameters
 
 XIELU = ("xielu_positive", "xielu_negative", "xielu_linear", "xielu_least")
@@ -36,7 +37,8 @@ def parameters(spec: DecoderSpec) -> tuple[Parameter, ...]:
     if isinstance(spec, EagleSpec):
         return _eagle_parameters(spec)
     embedding = spec.embedding
-    found = [_matrix("embedding", None, (spec.vocab_size,), spec.embedding_width)]
+    table = (spec.vocab_size - embedding.added, embedding.added) if embedding.added else (spec.vocab_size,)
+    found = [_matrix("embedding", None, table, spec.embedding_width)]
     if spec.encoder is not None:
         found += [replace(p, module=f"encoder_{p.module}") for p in parameters(spec.encoder_stack)[1:]]
     if embedding.norm:
@@ -59,14 +61,15 @@ def parameters(spec: DecoderSpec) -> tuple[Parameter, ...]:
         found += _norm(spec, "layer_inputs_norm", None, inputs.width)
     for layer in range(spec.layers):
         found += _layer_parameters(spec, layer)
-    for number in range(len(spec.vision.looked_at) if spec.vision else 0):
+    for number in range(len(spec.looks_before)):
         found += _image_layer_parameters(spec, number)
     if spec.output.norm:
         found += _norm(spec, "final_norm", None)
     if embedding.width is not None:
         found.append(_matrix("embedding_out", None, (embedding.width,), spec.width))
     if not spec.tied:
-        found.append(_matrix("head", None, (spec.vocab_size - embedding.unspoken,), spec.embedding_width))
+        table = table if embedding.added else (spec.vocab_size - embedding.unspoken,)
+        found.append(_matrix("head", None, table, spec.embedding_width))
     if spec.output.bias:
         found.append(_vector("head", "bias", None, (spec.vocab_size,)))
     if spec.vision is not None:
@@ -80,7 +83,7 @@ def parameters(spec: DecoderSpec) -> tuple[Parameter, ...]:
 
 def seeing(spec: DecoderSpec, vision: VisionDescription | None) -> DecoderSpec:
     """Return the decoder with what it sees images with, and the tokens that it has for them; None: without."""
-    unspoken = IMAGE_TOKENS if vision is not None and vision.looked_at else 0
+    unspoken = vision.unspoken if vision is not None else 0
     return replace(
         spec,
         vision=vision,
@@ -128,22 +131,35 @@ def _layer_parameters(decoder: DecoderSpec, layer: int) -> list[Parameter]:
 
 
 def _image_layer_parameters(spec: DecoderSpec, number: int) -> list[Parameter]:
-    """Return the parameters of a layer that looks at images; keys and values are computed once of each image."""
-    found = [
-        *_norm(spec, "image_norm", number),
-        _matrix("image_query", number, (spec.query_width,), spec.width),
-        _matrix("image_key_value", number, (spec.kv_width, spec.kv_width), spec.width),
-        _matrix("image_out", number, (spec.width,), spec.query_width),
+    """Return the parameters of a layer that looks at images; keys and values are computed once of each image. Without a
+    tower it is the network alone."""
+    options, found = spec.image_layers, list[Parameter]()
+    assert options is not None
+    gates = ["image_feed_forward_out_gate"]
+    if spec.vision is not None:
+        found += [
+            *_norm(spec, "image_norm", number),
+            _matrix("image_query", number, (spec.query_width,), spec.width),
+            _matrix("image_key_value", number, (spec.kv_width, spec.kv_width), spec.vision.embedding_floats),
+            _matrix("image_out", number, (spec.width,), spec.query_width),
+        ]
+        gates.insert(0, "image_out_gate")
+    found += [
         *_norm(spec, "image_feed_forward_norm", number),
         _matrix("image_feed_forward_in", number, _inward(spec, spec.feed_forward), spec.width),
         _matrix("image_feed_forward_out", number, (spec.width,), spec.feed_forward),
     ]
-    found += [_vector(f"image_{name}_norm", "weight", number, (spec.head_dim,)) for name in ("query", "key")]
-    return found + [_vector(f"image_{name}_gate", "weight", number, (1,)) for name in ("out", "feed_forward_out")]
+    if spec.vision is not None and options.head_norm:
+        found += [_vector(f"image_{name}_norm", "weight", number, (spec.head_dim,)) for name in ("query", "key")]
+    wide = spec.width if options.wide_gates else 1
+    stored = (1, 1, wide) if options.wide_gates else None
+    return found + [replace(_vector(gate, "weight", number, (wide,)), stored=stored) for gate in gates]
 
 
-def is_of_images(parameter: Parameter) -> bool:
+def is_of_images(parameter: Parameter, spec: DecoderSpec) -> bool:
     """Return whether a parameter is only used for images, or for tokens that see one."""
+    if spec.image_layers and spec.image_layers.before and parameter.module.startswith("image_feed_forward"):
+        return False
     return is_vision(parameter) or parameter.module.startswith("image_")
 
 

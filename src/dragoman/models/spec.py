@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from dragoman.models.further_parts import AltUp, ImageLayers, LayerInputs
 from dragoman.models.positions import QueryScale, RelativeBias
 from dragoman.models.recurrent import Mixer
 from dragoman.models.rope import Rope
@@ -33,6 +34,7 @@ class Embedding:
         types: rows of a table of which one more is added to each token: the first, or the second for the tokens of the
             second of two texts (BERT); 0: there is none.
         unspoken: rows at the end of the tokens' table, of tokens that have no logits (Mllama's images).
+        added: rows at its end that are stored in a table of their own, as those of the head are (Idefics).
     """
 
     scale: float = 1.0
@@ -44,6 +46,7 @@ class Embedding:
     sinusoidal: bool = False
     types: int = 0
     unspoken: int = 0
+    added: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,40 +132,6 @@ class LayerSizes:
     kv_heads: int
     head_dim: int
     feed_forward: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerInputs:
-    """An input of each layer besides the stream, made of the token and of its embedding x (Gemma 3n): with the layer's
-    row of a table, i = (norm(x · projection) + row · sqrt(width)) / sqrt(2). A third branch of the layer adds
-    norm((act(stream · gate) · i) · out).
-
-    Attributes:
-        vocab: tokens in the table; others have the row of token 0. width: of the input.
-    """
-
-    vocab: int
-    width: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AltUp:
-    """A residual stream of several parts, and a product of low rank beside attention (Gemma 3n).
-
-    Layers compute one part, ``active``, and predict the others (Baykal et al. 2023, https://arxiv.org/abs/2301.13310).
-
-    Attributes:
-        scaled: what the computed part gives to the third branch has a learned scale.
-        rank: of the product beside attention.
-        deviations: for each layer, of feed-forward gates only those remain that are so many standard deviations above
-            their mean; None: all.
-    """
-
-    parts: int
-    active: int
-    scaled: bool
-    rank: int
-    deviations: tuple[float | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,6 +285,7 @@ class DecoderSpec:
         causal: a token sees those before it. Otherwise it sees all of its text (BERT): such a model has no logits, and
             is run over whole texts.
         vision: what it sees images with; None: it sees none.
+        image_layers: how its layers are that look at images; None: it has none.
     """
 
     architecture: str
@@ -368,6 +338,15 @@ class DecoderSpec:
     encoder: EncoderSpec | None = None
     causal: bool = True
     vision: VisionDescription | None = None
+    image_layers: ImageLayers | None = None
+
+    @property
+    def looks_before(self) -> tuple[int, ...]:
+        """For each layer that looks at images, or whose network is passed without one, the number of layers before
+        it."""
+        if self.image_layers is None:
+            return ()
+        return self.image_layers.before or (self.vision.looked_at if self.vision else ())
 
     @property
     def query_width(self) -> int:
@@ -447,6 +426,7 @@ class DecoderSpec:
             tied=True,
             encoder=None,
             vision=None,
+            image_layers=None,
             causal=False,
         )
 

@@ -16,7 +16,7 @@ from dragoman.models.vision.cost import image_service
 from dragoman.models.vision.description import VisionDescription
 from dragoman.models.vision.geometry import Grid, Size
 from dragoman.models.vision.preprocess import PreparedImage, preprocess
-from dragoman.models.vision.prompt import replacement, with_text_tags
+from dragoman.models.vision.prompt import joined, with_text_tags
 from dragoman.serving.model import ServedModel
 from dragoman.serving.prompts import PromptReader, overflow
 from dragoman.serving.worker_pool import WorkerPool
@@ -136,9 +136,7 @@ async def read_with_images(model: ServedModel, reader: PromptReader, request: Ge
             f"{len(request.images)} images.",
             param=param,
         )
-    whole = pieces[0]
-    for tiles, piece in zip(request.images, pieces[1:], strict=True):
-        whole += replacement(vision, _prepared(tiles)) + piece
+    whole = joined(vision, pieces, [_prepared(tiles) for tiles in request.images])
     ids = await reader.tokenized(whole, special, param)
     found = ReadPrompt(ids, _placed(ids, request.images, vision, param))
     return found if request.truncate is None else _truncated(found, request.truncate)

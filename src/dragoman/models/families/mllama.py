@@ -9,10 +9,11 @@ from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
 from dragoman.models.families.family import WITH_IMAGES, Family
 from dragoman.models.families.llama import LLAMA_NAMES, llama_like
+from dragoman.models.further_parts import ImageLayers
 from dragoman.models.spec import DecoderSpec
 from dragoman.models.tensors import FirstRows, Tensor
-from dragoman.models.vision.description import IMAGE_TOKENS
 from dragoman.models.vision.parameters import mllama_names
+from dragoman.models.vision.readers_mllama import IMAGE_TOKENS
 
 _LAYER = re.compile(r"((?:model\.)?)layers\.(\d+)(\..+)")
 _GLOBAL_LAYER = re.compile(r"(.*vision_model\.)global_transformer\.layers\.(\d+)(\..+)")
@@ -31,7 +32,7 @@ def _read_mllama(config: Config) -> DecoderSpec:
     if not all(type(layer) is int and 0 <= layer < layers for layer in listed) or len({*listed}) >= layers:
         raise ModelError(f"{config.where}: cross_attention_layers must list some of {layers} layers, got {crossed!r}")
     kept = config.having({"num_hidden_layers": layers - len({*listed})})
-    return llama_like(kept, architecture="MllamaForConditionalGeneration", theta=500_000.0)
+    return llama_like(kept, architecture="MllamaForConditionalGeneration", theta=500_000.0, image_layers=ImageLayers())
 
 
 def _with_layers_apart(spec: DecoderSpec, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -31,11 +31,13 @@ def products(vision: VisionDescription, tiles: int, height: int, width: int) -> 
     ends = vision.reduced_width, projection.inner, projection.out
     first = (1 + projection.gated) * ends[0] * ends[1]
     projected = (1 + vision.stacked) * (first + ends[1] * ends[2] if ends[1] else ends[0] * ends[2])
+    projected *= projection.product
     if resampler := vision.resampler:  # of each row keys and values, and the rest of each vector
         keys, queries = 2 * resampler.kv_heads * resampler.head_dim, 2 * resampler.heads * resampler.head_dim
         projected += resampler.layers * projection.out * keys
+        network = (2 + resampler.gated) * resampler.feed_forward
         ratio = resampler.vectors / max(1, tokens)
-        projected += int(ratio * resampler.layers * projection.out * (queries + 3 * resampler.feed_forward))
+        projected += int(ratio * resampler.layers * projection.out * (queries + network))
     weights = rows * layers.count * each + patches * vision.patch_floats * layers.width + tokens * projected
     return Products(tiles * weights, tiles * rows * seen * 2 * layers.width)
 

@@ -9,9 +9,6 @@ from typing import Any, Literal
 from dragoman.models.vision.parts import Layers, Pixels, Projection, Reduction, Resampler, Tags, Tiling
 from dragoman.models.vision.readers import read_vision
 
-IMAGE_TOKENS = 8
-"""Rows of a decoder's table of tokens that have no logits, after the others, where its layers look at images."""
-
 _PADDED = 8  # rows of a tile are a multiple of so many, where the tower sees all tiles at once
 
 
@@ -24,7 +21,8 @@ class VisionDescription:
 
     Attributes:
         patch: pixels of a patch's edge; patches are flat vectors of 3 · patch · patch numbers.
-        class_token: one more row before a tile's patches (CLIP), which is dropped after the layers.
+        class_token: one more row before a tile's patches (CLIP), which is dropped after the layers, or
+            ``class_kept`` (Idefics).
         frames: equal pictures in a patch, one after the other (Qwen2-VL: 2, since it sees video).
         channels_last: the three numbers of a pixel follow one another in a patch; else each colour by itself.
         resampler: what makes embeddings of the projection's rows; None: they are.
@@ -43,6 +41,9 @@ class VisionDescription:
         looked_at: for each layer of the decoder that looks at images the number of its layers before that one (Mllama,
             Meta 2024, https://arxiv.org/abs/2407.21783, section 7); an image is then one token, and its embeddings are
             what these layers compute keys and values of; empty: an image's embeddings replace tokens.
+        looked_alone: a token sees the last image before it (Idefics); else those right before that one too.
+        looked_until: the token after which others see no image until the next one; None: there is none.
+        unspoken: rows of the decoder's table of tokens, after the others, that are for images and have no logits.
         padding_id: the token whose inputs of layers an image's tokens get, in decoders that have any.
         rotary_sections: numbers of a head's pairs in the decoder that are rotated by positions in time, by rows and by
             columns; empty: by the position in the text alone. rotary_interleaved: one pair of each in turn, as long as
@@ -55,6 +56,7 @@ class VisionDescription:
     frames: int = 1
     channels_last: bool = False
     class_token: bool = False
+    class_kept: bool = False
     positions: Literal["learned", "interpolated", "resampled", "bucketed", "axial", "none"] = "learned"
     position_side: int = 0
     stacked: int = 0
@@ -68,6 +70,9 @@ class VisionDescription:
     both_ways: Literal["none", "image", "prompt"] = "none"
     both_ways_in_windows: bool = False
     looked_at: tuple[int, ...] = ()
+    looked_alone: bool = False
+    looked_until: int | None = None
+    unspoken: int = 0
     padding_id: int = 0
     rotary_sections: tuple[int, ...] = ()
     rotary_interleaved: bool = False
@@ -119,7 +124,7 @@ class VisionDescription:
     @property
     def looked_rows(self) -> int:
         """Embeddings of a tile that the decoder looks at."""
-        return self.patches_per_side**2 + 1
+        return self.patches_per_side**2 + 1 if self.resampler is None else self.resampler.vectors
 
     @property
     def tile_tokens(self) -> int:

@@ -400,7 +400,8 @@ def _to_whole_tiles(size: Size, side: int) -> Size:
 
 def rows_of_run(vision: VisionDescription) -> int:
     """Return the rows of the largest run."""
-    together = 1 if vision.tiling.kind in ("mixed", "halves", "canvas") else max(1, _RUN_ROWS // vision.tile_rows)
+    alone = vision.resampler is not None or vision.tiling.kind in ("mixed", "halves", "canvas")
+    together = 1 if alone else max(1, _RUN_ROWS // vision.tile_rows)
     return together * vision.tile_rows
 
 

@@ -41,7 +41,7 @@ def vision_parameters(vision: VisionDescription) -> list[Parameter]:
         found.append(replace(table, stored=(2, vision.position_side, width)))
     elif vision.positions != "none":
         rows = vision.tile_rows if vision.positions == "learned" else vision.position_side**2
-        rows = vision.looked_rows if vision.looked_at else rows
+        rows = vision.looked_rows if vision.tiling.kind == "canvas" else rows
         table = Parameter(f"{PREFIX}positions", "weight", None, (rows, width), (rows,), False)
         found.append(replace(table, stored=(1, rows, width) if whole else None))
     if layers.first_stage:
@@ -68,7 +68,8 @@ def vision_parameters(vision: VisionDescription) -> list[Parameter]:
         found += _linear("project_in", None, (inner,) * (1 + projection.gated), reduced, projection.first_bias)
     if vision.tiling.kind == "fit":
         found.append(_vector("row_end", "weight", None, projection.out))
-    found += _linear("project_out", None, (projection.out,), inner or reduced, projection.last_bias)
+    if projection.product:
+        found += _linear("project_out", None, (projection.out,), inner or reduced, projection.last_bias)
     return found if vision.resampler is None else found + _resampler(vision.resampler, projection.out)
 
 
@@ -90,15 +91,18 @@ def _resampler(resampler: Resampler, width: int) -> list[Parameter]:
     found = [Parameter(f"{PREFIX}resampler_vectors", "weight", None, (vectors, width), (vectors,), False)]
     for layer in range(resampler.layers):
         for norm in ("context", "vectors", "feed_forward"):
-            found.append(_vector(f"resampler_{norm}_norm", "weight", layer, width))
+            found += _norm(f"resampler_{norm}_norm", layer, width, resampler.norm)
+        if resampler.head_norm:
+            for norm in ("query", "key"):
+                found += _norm(f"resampler_{norm}_norm", layer, resampler.head_dim, resampler.norm)
         found += [
             _matrix("resampler_query", layer, (query,), width),
             _matrix("resampler_key_value", layer, (key, key), width),
             _matrix("resampler_out", layer, (width,), query),
-            _matrix("resampler_feed_forward_in", layer, (resampler.feed_forward,) * 2, width),
+            _matrix("resampler_feed_forward_in", layer, (resampler.feed_forward,) * (1 + resampler.gated), width),
             _matrix("resampler_feed_forward_out", layer, (width,), resampler.feed_forward),
         ]
-    return [*found, _vector("resampler_last_norm", "weight", None, width)]
+    return found + _norm("resampler_last_norm", None, width, resampler.norm)
 
 
 def _layer(layers: Layers, layer: int) -> list[Parameter]:
@@ -167,6 +171,26 @@ def resampler_names(connector: str) -> dict[str, tuple[str, ...]]:
         "resampler_feed_forward_in": (f"{layer}mlp.gate_proj", f"{layer}mlp.up_proj"),
         "resampler_feed_forward_out": (f"{layer}mlp.down_proj",),
         "resampler_last_norm": (f"{resampler}norm",),
+    }
+    return {f"{PREFIX}{module}": found for module, found in names.items()}
+
+
+def idefics_names(resampler: str) -> dict[str, tuple[str, ...]]:
+    """Return the stored names of the modules of Idefics' resampler."""
+    attention, network = (f"{resampler}blocks.{{layer}}.{place}." for place in (0, 1))
+    names = {
+        "resampler_vectors": (f"{resampler}latents",),
+        "resampler_context_norm": (f"{attention}context_layer_norm",),
+        "resampler_vectors_norm": (f"{attention}latents_layer_norm",),
+        "resampler_query_norm": (f"{attention}q_layer_norm",),
+        "resampler_key_norm": (f"{attention}k_layer_norm",),
+        "resampler_query": (f"{attention}q_proj",),
+        "resampler_key_value": (f"{attention}k_proj", f"{attention}v_proj"),
+        "resampler_out": (f"{attention}output_proj",),
+        "resampler_feed_forward_norm": (f"{network}ln",),
+        "resampler_feed_forward_in": (f"{network}fc",),
+        "resampler_feed_forward_out": (f"{network}c_proj",),
+        "resampler_last_norm": (f"{resampler}layer_norm",),
     }
     return {f"{PREFIX}{module}": found for module, found in names.items()}
 

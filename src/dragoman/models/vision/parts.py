@@ -110,6 +110,7 @@ class Projection:
 
     Attributes:
         out: width of the decoder's embeddings. inner: between the two products; 0: there is one product.
+        product: False: there is none, the rows are the embeddings (Idefics).
         norm: before the first product; None: there is none. norm_weight: it has weights. merged: there is one product
             before the others, which makes one patch's width of a token's patches (Mistral 3).
         gated: it is ``W3 · (act(W1 · x) · (W2 · x))``. first_bias, last_bias: of the products. factor: of the
@@ -117,6 +118,7 @@ class Projection:
     """
 
     out: int
+    product: bool = True
     inner: int = 0
     activation: Activation = "gelu"
     norm: Norm | None = None
@@ -132,12 +134,13 @@ class Projection:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resampler:
     """Learned vectors that look at a tile's rows, and are its embeddings (Perceiver, Jaegle et al. 2021,
-    https://arxiv.org/abs/2103.03206; Idefics 2).
+    https://arxiv.org/abs/2103.03206; Idefics 1 and 2).
 
     Attributes:
-        vectors: how many. layers: of attention to the rows and to each other, and a gated feed-forward network.
-        heads, kv_heads, head_dim: of that attention. feed_forward, activation: of those networks. norm_eps: of all
-            norms.
+        vectors: how many. layers: of attention to the rows and to each other, and a feed-forward network.
+        heads, kv_heads, head_dim: of that attention. feed_forward, activation: of those networks. gated: they are
+            ``down(act(gate(x)) · up(x))`` (Idefics 2). norm, norm_eps: of all norms; ``layer`` has biases.
+        head_norm: queries and keys have norms of each head (Idefics).
     """
 
     vectors: int
@@ -147,7 +150,10 @@ class Resampler:
     head_dim: int
     feed_forward: int
     activation: Activation
+    gated: bool = True
+    norm: Norm = "rms"
     norm_eps: float
+    head_norm: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +227,8 @@ class Tags:
         rows_end: after the last row. whole: before the tile with the whole image.
         text_start, text_end: what the text after the prompt's last image begins with, and the prompt ends with
             (PaliGemma, whose images come first).
+        once: a tag that stands once where one image's would follow another's (Idefics 1 and 2).
+        strips: spaces beside images, and at the ends of a prompt that has any, are dropped (Idefics).
     """
 
     placeholder: str
@@ -234,6 +242,8 @@ class Tags:
     whole: str = ""
     text_start: str = ""
     text_end: str = ""
+    once: str = ""
+    strips: bool = False
 
 
 def grids_of(most: int) -> list[tuple[int, int]]:

@@ -39,6 +39,18 @@ def with_text_tags(vision: VisionDescription, prompt: str) -> str:
     return images + placeholder + tags.text_start + text + tags.text_end
 
 
+def joined(vision: VisionDescription, pieces: Sequence[str], images: Sequence[PreparedImage]) -> str:
+    """Return the text of a prompt: its pieces, and between them the images' replacements. There is one image fewer than
+    pieces."""
+    tags = vision.tags
+    if tags.strips and images:
+        pieces = [piece.strip(" ") for piece in pieces]
+    whole = pieces[0]
+    for prepared, piece in zip(images, pieces[1:], strict=True):
+        whole += replacement(vision, prepared) + piece
+    return whole.replace(2 * tags.once, tags.once) if tags.once else whole
+
+
 def replacement(vision: VisionDescription, prepared: PreparedImage) -> str:
     """Return the text that replaces one placeholder in the text of a prompt, before that is encoded."""
     return "".join(tag + vision.tags.image * tokens for tag, tokens in _runs(vision, prepared))

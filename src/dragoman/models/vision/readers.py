@@ -28,6 +28,7 @@ from dragoman.models.vision.config_fields import (
 )
 from dragoman.models.vision.parts import ACTIVATIONS, Projection, Reduction, Resampler, Tags, Tiling
 from dragoman.models.vision.readers_gemma import read_gemma3, read_gemma4, read_paligemma
+from dragoman.models.vision.readers_idefics import read_idefics
 from dragoman.models.vision.readers_internvl import read_internvl, read_internvl_chat
 from dragoman.models.vision.readers_lfm2 import read_lfm2
 from dragoman.models.vision.readers_mllama import read_mllama
@@ -36,7 +37,7 @@ from dragoman.models.vision.readers_qwen import read_qwen2, read_qwen3, read_qwe
 PREPROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 """Files of a repository that say how images are prepared."""
 
-UNNAMED_IMAGE_TOKENS = {"internvl_chat": "<IMG_CONTEXT>"}
+UNNAMED_IMAGE_TOKENS = {"idefics": "<image>", "internvl_chat": "<IMG_CONTEXT>"}
 """By ``model_type``: image tokens whose ids only the tokenizer knows."""
 
 
@@ -168,6 +169,7 @@ def _read_idefics2(config: Config, preprocessor: Config) -> Fields:
             tile=around,
             whole=around,
             after=around,
+            once=around,
         ),
     }
 
@@ -338,6 +340,7 @@ def _axial_theta(tower: Config) -> float:
 READERS: dict[str, Callable[[Config, Config], Fields | None]] = {
     "gemma3": read_gemma3,
     "gemma4": read_gemma4,
+    "idefics": read_idefics,
     "idefics2": _read_idefics2,
     "idefics3": _read_idefics3,
     "lfm2-vl": read_lfm2,

@@ -18,6 +18,9 @@ from dragoman.models.vision.config_fields import (
 )
 from dragoman.models.vision.parts import Projection, Reduction, Tags, Tiling, grids_of
 
+IMAGE_TOKENS = 8
+"""Rows of the decoder's table of tokens for images."""
+
 _MEAN, _DEVIATION = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 _TAKEN = [3, 7, 15, 23, 30]
 _LOOKING = [3, 8, 13, 18, 23, 28, 33, 38]
@@ -80,6 +83,7 @@ def read_mllama(config: Config, preprocessor: Config) -> Fields:
         "projection": Projection(out=text.size("hidden_size", 4096), last_bias=True),
         "pixels": pixels_of(preprocessor, _MEAN, _DEVIATION, 2),
         "tiling": Tiling(kind="canvas", side=side, most=most),
+        "unspoken": IMAGE_TOKENS,
         "looked_at": tuple(layer - place for place, layer in enumerate(looking)),
         "tags": Tags(
             placeholder="<|image|>",

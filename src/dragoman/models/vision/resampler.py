@@ -67,6 +67,7 @@ class RecordedResampler:
         p.embed(x, no_rows(self._width))
         record.norm(normed, x, "resampler_context_norm", layer)
         record.linear(key_value, normed, "resampler_key_value", layer)
+        self._norm_heads(record, key_value, "resampler_key_norm", layer)
         p.write_kv(key_value, 0, wide, 0)
         p.select_rows(wanted, normed)
         p.logits(wanted)
@@ -81,18 +82,24 @@ class RecordedResampler:
         x, normed, wanted = p.buffer(width), p.buffer(width), p.buffer(width)
         query, wide = resampler.heads * resampler.head_dim, resampler.kv_heads * resampler.head_dim
         queries, mixed, key_value = p.buffer(query), p.buffer(query), p.buffer(2 * wide)
-        inner, narrow = p.buffer(2 * resampler.feed_forward), p.buffer(resampler.feed_forward)
+        inner = p.buffer((1 + resampler.gated) * resampler.feed_forward)
+        narrow = p.buffer(resampler.feed_forward) if resampler.gated else inner
         p.embed(x, no_rows(width))
         record.norm(normed, x, "resampler_vectors_norm", layer)
         record.linear(queries, normed, "resampler_query", layer)
         record.linear(key_value, normed, "resampler_key_value", layer)
+        self._norm_heads(record, queries, "resampler_query_norm", layer)
+        self._norm_heads(record, key_value, "resampler_key_norm", layer)
         p.write_kv(key_value, 0, wide, 0)
         p.attend(mixed, queries, 0, resampler.heads, 0, resampler.head_dim**-0.5, causal=False)
         record.linear(x, mixed, "resampler_out", layer, accumulate=True)
         record.norm(normed, x, "resampler_feed_forward_norm", layer)
         record.linear(inner, normed, "resampler_feed_forward_in", layer)
-        assert resampler.activation != "quick_gelu"
-        p.gate(narrow, inner, resampler.activation)
+        if resampler.gated:
+            assert resampler.activation != "quick_gelu"
+            p.gate(narrow, inner, resampler.activation)
+        else:
+            record.activate(inner, resampler.activation)
         record.linear(x, narrow, "resampler_feed_forward_out", layer, accumulate=True)
         if layer + 1 == resampler.layers:
             record.norm(x, x, "resampler_last_norm")
@@ -100,5 +107,14 @@ class RecordedResampler:
         p.logits(wanted)
         return p
 
+    def _norm_heads(self, record: LayerRecorder, x: int, module: str, layer: int) -> None:
+        """Record the norms of the heads of queries, or of keys, which are the first columns of x."""
+        found = self._resampler
+        if not found.head_norm:
+            return
+        heads = found.heads if module == "resampler_query_norm" else found.kv_heads
+        weight, bias = self._weights.vector(module, layer), self._weights.bias(module, layer)
+        record.program.head_norm(x, 0, heads, found.head_dim, weight, found.norm_eps, bias, found.norm)
+
     def _recorder(self, p: kernels.Program) -> LayerRecorder:
-        return LayerRecorder(p, self._weights, "rms", self._resampler.norm_eps)
+        return LayerRecorder(p, self._weights, self._resampler.norm, self._resampler.norm_eps)

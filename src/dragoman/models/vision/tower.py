@@ -43,7 +43,8 @@ class VisionTower:
         self.max_tiles = rows // vision.tile_rows
         self._layers = record_layers(vision, self._weights, precision, self.max_tiles)
         rows = self.max_tiles * (vision.tile_rows if vision.resampler else vision.tile_tokens)
-        self._projection = record_projection(vision, self._weights, rows)
+        product = vision.projection.product
+        self._projection = record_projection(vision, self._weights, rows) if product else None
         self._resampler = None
         if vision.resampler is not None:
             self._resampler = RecordedResampler(vision.resampler, vision.projection.out, self._weights, precision, rows)
@@ -88,7 +89,9 @@ class VisionTower:
         """Return the embeddings of what was taken of the layers, ``[tokens, embedding_floats]``: the last of it makes
         the embedding, what is before it the stacked parts."""
         stacked, width = self._stacked, self.vision.layers.width
-        last = self._projection.run(self._reduced(taken[:, len(stacked) * width :], tiles, arranged))
+        last = self._reduced(taken[:, len(stacked) * width :], tiles, arranged)
+        if self._projection is not None:
+            last = self._projection.run(last)
         if self._resampler is not None:  # of one tile
             return self._resampler.run(last)
         if not stacked:
@@ -169,6 +172,8 @@ class VisionTower:
     def _reduced(self, rows: Floats, tiles: int, arranged: Arrangement) -> Floats:
         """Return the rows that the projection takes, ``[tokens, reduced_width]``."""
         vision, reduction = self.vision, self.vision.reduction
+        if vision.class_kept:
+            return rows
         if arranged.order is not None:  # the patches of a token follow one another
             found: Floats = rows.reshape(-1, reduction.factor**2, vision.taken_width)[arranged.tokens]
             if reduction.kind == "average":

@@ -1,0 +1,57 @@
+"""What decoders have besides attention and one network in each layer, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerInputs:
+    """An input of each layer besides the stream, made of the token and of its embedding x (Gemma 3n): with the layer's
+    row of a table, i = (norm(x · projection) + row · sqrt(width)) / sqrt(2). A third branch of the layer adds
+    norm((act(stream · gate) · i) · out).
+
+    Attributes:
+        vocab: tokens in the table; others have the row of token 0. width: of the input.
+    """
+
+    vocab: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AltUp:
+    """A residual stream of several parts, and a product of low rank beside attention (Gemma 3n).
+
+    Layers compute one part, ``active``, and predict the others (Baykal et al. 2023, https://arxiv.org/abs/2301.13310).
+
+    Attributes:
+        scaled: what the computed part gives to the third branch has a learned scale.
+        rank: of the product beside attention.
+        deviations: for each layer, of feed-forward gates only those remain that are so many standard deviations above
+            their mean; None: all.
+    """
+
+    parts: int
+    active: int
+    scaled: bool
+    rank: int
+    deviations: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageLayers:
+    """Variants of layers between the others that look at images: attention and then a feed-forward network, each of
+    which joins the stream with tanh of a learned gate as its factor.
+
+    Attributes:
+        before: where tokens that see no image pass the networks too, for each such layer the number of layers before
+            it (Idefics); empty: only tokens that see an image pass these layers, which are where the
+            ``VisionDescription`` says (Mllama).
+        wide_gates: a gate has a number for each of the stream's; else it is one number.
+        head_norm: queries and keys have RMS norms of each head.
+    """
+
+    before: tuple[int, ...] = ()
+    wide_gates: bool = False
+    head_norm: bool = True
