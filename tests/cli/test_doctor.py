@@ -192,6 +192,30 @@ def test_an_encoder_decoder_beside_transformers(folder: Path) -> None:
 
 
 @pytest.mark.skipif(not has_witness(), reason="transformers is not installed")
+@pytest.mark.parametrize("kind", ["llava", pytest.param("idefics", marks=pytest.mark.thorough)])
+def test_the_decoder_of_a_model_that_sees_beside_transformers(kind: str, folder: Path) -> None:
+    import transformers
+
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        (folder / name).unlink()
+    text = {"vocab_size": 4096, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    text |= {"num_attention_heads": 2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    tower = {"intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28}
+    tower |= {"patch_size": 14, "hidden_size": 32, "embed_dim": 32}
+    config: dict[str, Any] = {"vision_config": tower, "image_token_id": 3, "tie_word_embeddings": False}
+    if kind == "llava":
+        config |= {"text_config": text | {"model_type": "llama"}, "image_token_index": 3}
+        config["vision_config"] |= {"model_type": "clip_vision_model"}
+    else:
+        config |= text | {"additional_vocab_size": 0, "cross_layer_interval": 1}
+    made = transformers.AutoConfig.for_model(kind, **config)
+    transformers.AutoModelForImageTextToText.from_config(made).save_pretrained(folder)
+    found = compare(examine(str(folder), ModelSettings()))
+    assert not found.differs
+    assert "same at 48 of 48" in found.rows["logits"]
+
+
+@pytest.mark.skipif(not has_witness(), reason="transformers is not installed")
 def test_a_difference_is_told(folder: Path, witness: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     examined = examine(str(folder), ModelSettings())
 

@@ -42,7 +42,7 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
 
     def logits() -> list[list[float]]:
         encoder_ids, ids = asked["encoder_ids"], torch.tensor([asked["logit_ids"]])
-        kind = transformers.AutoModelForSeq2SeqLM if encoder_ids else transformers.AutoModelForCausalLM
+        kind = transformers.AutoModelForSeq2SeqLM if encoder_ids else _class_of_decoder(asked["folder"], place)
         plain = {"attn_implementation": "eager"}
         if (
             int(transformers.__version__.partition(".")[0]) >= 5
@@ -50,7 +50,10 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
             plain["experts_implementation"] = "eager"
         model = kind.from_pretrained(asked["folder"], dtype=torch.float32, **plain, **place)
         with torch.no_grad():
-            out = model(torch.tensor([encoder_ids]), decoder_input_ids=ids) if encoder_ids else model(ids)
+            if encoder_ids:
+                out = model(torch.tensor([encoder_ids]), decoder_input_ids=ids)
+            else:
+                out = model(ids, **_unseen_image(model, ids))
             rows: list[list[float]] = out.logits[0].float().tolist()
         return rows
 
@@ -60,6 +63,30 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
         add("logits", logits)
         found |= {name: asked[name] for name in ("encoder_ids", "logit_ids")}
     return found
+
+
+def _class_of_decoder(folder: str, place: dict[str, str]) -> Any:
+    """The automatic class that loads all of a decoder; for one that sees, that is not the class of those that do not."""
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    architectures = transformers.AutoConfig.from_pretrained(folder, **place).architectures or []
+    if set(architectures) & set(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()):
+        return transformers.AutoModelForImageTextToText
+    return transformers.AutoModelForCausalLM
+
+
+def _unseen_image(model: Any, ids: Any) -> dict[str, Any]:
+    """Idefics wants an image also where no token sees one."""
+    import torch
+
+    if model.config.model_type != "idefics":
+        return {}
+    side = model.config.vision_config.image_size
+    return {
+        "pixel_values": torch.zeros(1, 1, 3, side, side),
+        "image_attention_mask": torch.zeros(1, ids.shape[1], 1, dtype=torch.bool),
+    }
 
 
 if __name__ == "__main__":
