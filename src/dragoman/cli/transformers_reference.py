@@ -66,7 +66,7 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _class_of_decoder(folder: str, place: dict[str, str]) -> Any:
-    """The automatic class that loads all of a decoder; for one that sees, that is not the class of those that do not."""
+    """The automatic class that loads all of a decoder: one that sees has another than those that do not."""
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
