@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dragoman.core.request import EngineRequest
@@ -148,18 +149,22 @@ def test_states_and_groups_when_memory_is_short(tmp_path: Path) -> None:
     engine.close()
 
 
+@pytest.mark.parametrize("blocks", [38, 80])
 @pytest.mark.parametrize("tokens", [1025, 1026, 1055, 1056])
-def test_of_a_long_prompt_only_the_last_token_is_computed_again(tmp_path: Path, tokens: int) -> None:
-    """Its last block is kept too, full or not. What others generate behind it, in the same block, is not theirs."""
+def test_of_a_long_prompt_only_the_last_token_is_computed_again(tmp_path: Path, tokens: int, blocks: int) -> None:
+    """Its last block is kept too, full or not. What others generate behind it, in the same block, is not theirs, also
+    where two texts follow it and memory is short."""
+    asked = msgspec.structs.replace(request(tokens=tokens), seeds=(1, 2), max_tokens=40)
     first = engine_at(tmp_path / "c")
-    expected = run(first, [request(tokens=tokens)])
+    expected = run(first, [asked])["r"]
     settle(first)
     first.close()
-    engine = engine_at(tmp_path / "c", num_blocks=80)
+    engine = engine_at(tmp_path / "c", num_blocks=blocks)
     until(lambda: engine.scheduler.tables.disk.store._ready)  # type: ignore[union-attr]
-    again = [request(tokens=tokens), request("same", tokens=tokens)]
-    found = run(engine, again)
-    assert found["r"] == expected["r"]
-    assert found["same"].tokens == expected["r"].tokens
-    assert engine.output().stats.cached_tokens == 2 * (tokens - 1)
+    found = run(engine, [asked, msgspec.structs.replace(asked, request_id="same")])
+    assert found["r"] == expected
+    assert found["same"].tokens == expected.tokens
+    stats = engine.output().stats
+    assert stats.cached_tokens == 2 * (tokens - 1)
+    assert (stats.preemptions > 0) == (blocks == 38)
     engine.close()
