@@ -40,6 +40,7 @@ TEST_PROCESSES = $(shell $(PYTHON) -c 'import os; print(min(6, 2 * (os.cpu_count
 DEV := $(VENV)/.extra-dev
 BROWSER := $(VENV)/.extra-browser
 FUZZ := $(VENV)/.extra-fuzz
+IMAGES := $(VENV)/.extra-images
 TIDY := $(VENV)/.extra-tidy
 RELEASE := $(VENV)/.extra-release
 LM_EVAL := .venv-witness/lm-eval
@@ -137,7 +138,7 @@ tidy: $(TIDY) ## Look for mistakes in csrc/ with clang-tidy: some minutes.
 		-DPython_EXECUTABLE=$(abspath $(BIN))/python
 	$(BIN)/python $(BIN)/run-clang-tidy.py -quiet -clang-tidy-binary $(BIN)/clang-tidy -p build/tidy '/csrc/.*'
 
-bench: $(BUILT) ## Measure speed beside what the machine allows, and draw it in docs/img/: up to half an hour; ARGS=--short takes minutes.
+bench: $(IMAGES) ## Measure speed beside what the machine allows, and draw it in docs/img/: up to half an hour; ARGS=--short takes minutes.
 	$(BIN)/python -m benchmarks.bench $(if $(MODEL),--model $(MODEL)) --charts docs/img $(ARGS)
 
 docs: $(BUILT) ## Write the pages that come from the sources: docs/configuration.md, fields.md and models.md.
@@ -215,7 +216,7 @@ $(BUILT): $(ENVIRONMENT) $(NATIVE)
 	@touch $@
 
 # An extra is installed by its own list: through `.[extra]` the package would be built once more.
-$(TEST) $(DEV) $(BROWSER) $(FUZZ) $(TIDY) $(RELEASE): $(VENV)/.extra-%: $(BUILT)
+$(TEST) $(DEV) $(BROWSER) $(FUZZ) $(IMAGES) $(TIDY) $(RELEASE): $(VENV)/.extra-%: $(BUILT)
 	$(if $(TORCH),$(if $(filter test,$*),$(PIP) install --no-compile $(TORCH)))
 	@$(BIN)/python -c 'import tomllib; \
 		extra = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$*"]; \

@@ -20,8 +20,11 @@ import asyncio
 import json
 import random
 import statistics
+import struct
 import sys
 import time
+import zlib
+from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -101,6 +104,32 @@ class Load:
                 return await time_completion(self._address, body)
         except TimeoutError:
             return StreamRecord(start_s=start, error=f"no answer within {self._timeout_s:g} s")
+
+    async def time_image(self, width: int, height: int, text: str, tokens: int, seed: str) -> StreamRecord:
+        """One chat with an image of noise, of ``seed``, whose pixels are sent as they are."""
+        url = f"data:image/png;base64,{b64encode(noise_png(width, height, seed)).decode()}"
+        content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
+        body = {**self._body, "messages": [{"role": "user", "content": content}], "max_tokens": tokens}
+        start = time.perf_counter()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await time_completion(self._address, body, path="/v1/chat/completions")
+        except TimeoutError:
+            return StreamRecord(start_s=start, error=f"no answer within {self._timeout_s:g} s")
+
+
+def noise_png(width: int, height: int, seed: str) -> bytes:
+    """A picture of noise, the same for the same seed, that nothing is compressed in
+    (https://www.w3.org/TR/png-3/)."""
+    pixels = random.Random(seed).randbytes(3 * width * height)
+    rows = b"".join(b"\0" + pixels[at : at + 3 * width] for at in range(0, len(pixels), 3 * width))
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows, 0)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + parts
 
 
 async def results(options: argparse.Namespace) -> AsyncIterator[dict[str, Any]]:

@@ -15,7 +15,7 @@ import argparse
 import json
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -244,10 +244,14 @@ def _encode(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)  # round to nearest, ties to even
 
 
-def make_tokenizer(folder: Path, vocab_size: int, *, corpus_bytes: int = 12 << 20) -> None:
-    """Write ``tokenizer.json`` and ``tokenizer_config.json`` with a chat template."""
+def make_tokenizer(
+    folder: Path, vocab_size: int, *, corpus_bytes: int = 12 << 20, tags: Sequence[str] = (), template: str = ""
+) -> None:
+    """Write ``tokenizer.json`` and ``tokenizer_config.json`` with a chat template. ``tags``: special tokens, the last
+    ids of the vocabulary before those that every model has."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+    special = (*tags, *_SPECIAL)
     split = (  # the pattern of Llama 3
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
         r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -261,19 +265,19 @@ def make_tokenizer(folder: Path, vocab_size: int, *, corpus_bytes: int = 12 << 2
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=min(vocab_size, 32000) - len(_SPECIAL),
+        vocab_size=min(vocab_size, 32000) - len(special),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train(_corpus(corpus_bytes), trainer)
     spec = json.loads(tokenizer.to_str())
     vocab = spec["model"]["vocab"]
-    while len(vocab) < vocab_size - len(_SPECIAL):  # every id the model can emit has a text
+    while len(vocab) < vocab_size - len(special):  # every id the model can emit has a text
         vocab[f"unused{len(vocab):06}"] = len(vocab)
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     spec["added_tokens"] = [
-        {"id": vocab_size - len(_SPECIAL) + i, "content": text, "special": True} | flags
-        for i, text in enumerate(_SPECIAL)
+        {"id": vocab_size - len(special) + i, "content": text, "special": True} | flags
+        for i, text in enumerate(special)
     ]
     (folder / "tokenizer.json").write_text(json.dumps(spec, ensure_ascii=False), encoding="utf-8")
     about = {
@@ -281,7 +285,7 @@ def make_tokenizer(folder: Path, vocab_size: int, *, corpus_bytes: int = 12 << 2
         "eos_token": _SPECIAL[0],
         "bos_token": None,
         "clean_up_tokenization_spaces": False,
-        "chat_template": _CHAT_TEMPLATE,
+        "chat_template": template or _CHAT_TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=1))
 

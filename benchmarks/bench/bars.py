@@ -1,5 +1,5 @@
-"""The goal of each row. On the llama-3.2-1b shape a goal is a part of the limit; on the others it is a figure, set by
-the best result of other servers on two cores of a Zen 5 server (llama.cpp, vLLM's CPU build; November 2026)."""
+"""The goal of each row. On the llama-3.2-1b shape, and of images, a goal is a part of the limit; else it is a figure,
+set by the best result of other servers on two cores of a Zen 5 server (llama.cpp, vLLM's CPU build; November 2026)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ FRACTIONS: dict[str, dict[str, float]] = {
     "32-streams": {"bfloat16": 185 / 231, "int8": 320 / 460},
     "prefix": {"bfloat16": 12.6 / 15, "int8": 6.5 / 8.5},
 }
+OF_IMAGES = {"bfloat16": 0.7, "int8": 0.7}
 MEMORY_GB = 0.25
 """Beyond weights, keys and values."""
 
@@ -33,6 +34,8 @@ FIGURES: dict[str, dict[str, dict[str, float]]] = {
 def bar(model: str, row: str, precision: str, unit: Unit, limit: float | None) -> float | None:
     """The value that a row is to reach, or to stay below; None where none is set."""
     figure = FIGURES.get(model, {}).get(row, {}).get(precision)
+    if figure is None and limit is not None and row == "image" and precision in OF_IMAGES:
+        return limit / OF_IMAGES[precision]
     if figure is not None or limit is None or model != "llama-3.2-1b":
         return figure
     if unit is Unit.SIZE:

@@ -21,6 +21,7 @@ from benchmarks.bench.servers import Ours, other
 from benchmarks.bench.workloads import SHORT, Effort, Failed, workloads
 from benchmarks.make_models import SHAPES, make_model, make_tokenizer
 from benchmarks.recurrent_shapes import RECURRENT_SHAPES, make_recurrent_model
+from benchmarks.seeing_shapes import SEEING_SHAPES, make_seeing_model
 from dragoman import kernels
 from dragoman.core.errors import DragomanError
 from dragoman.models.settings import Precision
@@ -30,6 +31,7 @@ OF_SHAPES: dict[str, tuple[tuple[Precision, ...], tuple[str, ...]]] = {
     "llama-3.2-1b": (PRECISIONS, ()),
     "qwen2.5-0.5b": (("bfloat16", "int8"), ("one-stream", "first-512", "first-2048", "8-streams", "32-streams")),
     "tiny": (("int8",), ("one-stream", "8-streams", "32-streams")),
+    **dict.fromkeys(SEEING_SHAPES, (("bfloat16", "int8"), ("image",))),
     **dict.fromkeys(RECURRENT_SHAPES, (("int8",), ("one-stream", "first-2048", "8-streams"))),
 }
 """What is measured of the shapes that we make: precisions, and rows; no rows: all."""
@@ -129,11 +131,14 @@ def made(folder: Path, name: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="making-", dir=folder) as unfinished:
             making = Path(unfinished) / name
-            if name in SHAPES:
+            if name in SEEING_SHAPES:
+                make_seeing_model(making, SEEING_SHAPES[name])
+            elif name in SHAPES:
                 make_model(making, SHAPES[name])
             else:
                 make_recurrent_model(making, RECURRENT_SHAPES[name])
-            make_tokenizer(making, (SHAPES | RECURRENT_SHAPES)[name]["vocab_size"])
+            if name not in SEEING_SHAPES:
+                make_tokenizer(making, (SHAPES | RECURRENT_SHAPES)[name]["vocab_size"])
             making.rename(model)
     return model
 

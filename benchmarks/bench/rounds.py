@@ -70,6 +70,9 @@ class Rounds:
                     self._one(case, precision, number)
 
     def _one(self, case: Case, precision: Precision, number: int) -> None:
+        fitting = _fitting(case)
+        if not fitting and not case.start:
+            return
         described = describe(case.model)
         shape = shape_of(described, precision)
         context = ("--max-context", str(min(described.spec.context, CONTEXT)))
@@ -79,7 +82,7 @@ class Rounds:
             self._ours.start_s(case.model, precision, context)
         if case.start and not self._late(1):
             self._seen(self._start(case, precision, context, number))
-        for options, rows in _by_options(_fitting(case)):
+        for options, rows in _by_options(fitting):
             if self._late(len(rows)):
                 continue
             # Weights that are still moved into huge pages would take bandwidth from the first rows.
@@ -182,9 +185,9 @@ def _by_options(rows: Sequence[Workload]) -> Iterator[tuple[tuple[str, ...], lis
 
 
 def _fitting(case: Case) -> list[Workload]:
-    """Those whose requests fit the model's context."""
-    context = describe(case.model).spec.context
-    return [row for row in case.rows if row.tokens <= context]
+    """Those whose requests fit the model's context, and with images where it sees any."""
+    spec = describe(case.model).spec
+    return [row for row in case.rows if row.tokens <= spec.context and (spec.vision is not None or not row.sees)]
 
 
 def _prompts(model: Path, row: str, which: str) -> Prompts:

@@ -57,6 +57,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         options: of the server that it is asked of.
         peers: whether other servers can do the same.
         tokens: most tokens of prompt and output that one request has.
+        sees: it is asked of models that see images alone.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[str, ...] = PLAIN
     peers: bool = True
     tokens: int = 256
+    sees: bool = False
 
 
 def fraction(unit: Unit, value: float, limit: float) -> float:
@@ -109,6 +111,17 @@ def _first_token(tokens: int) -> Measure:
         return checked([await load.time(prompts.make(tokens), 2)], 2)[0].first_token_s
 
     return measure
+
+
+IMAGE = (1024, 768)
+QUESTION, QUESTION_TOKENS = "What is this?", 16
+"""Tokens of the question, and of what a chat puts around it."""
+
+
+async def _image(load: Load, prompts: Prompts, effort: Effort) -> float | None:
+    """Each image is another one: what servers keep of images is of no use."""
+    seed = f"{prompts.ids(8)}"
+    return checked([await load.time_image(*IMAGE, QUESTION, 2, seed)], 2)[0].first_token_s
 
 
 def _streams(streams: int) -> Measure:
@@ -174,6 +187,16 @@ def workloads(effort: Effort) -> tuple[Workload, ...]:
             measure=_first_token(2048),
             times=effort.long_firsts,
             tokens=2050,
+        ),
+        Workload(
+            name="image",
+            title=f"first token after an image of {IMAGE[0]:,} x {IMAGE[1]:,}",
+            unit=Unit.TIME,
+            limit=lambda limits: limits.first_token_of_image_s(*IMAGE, QUESTION_TOKENS),
+            measure=_image,
+            times=effort.long_firsts,
+            tokens=2048,
+            sees=True,
         ),
         Workload(
             name="8-streams",

@@ -8,18 +8,20 @@ from pathlib import Path
 import pytest
 
 from dragoman import models
-from dragoman.cli.bench_images import image_limit_s, measure_image, size_of
+from dragoman.cli.bench_images import measure_image, size_of
 from dragoman.core.errors import BadRequest
-from dragoman.models.limits import Machine
-from dragoman.models.vision.cost import image_service, least_step_tokens, products
+from dragoman.models.limits import Limits, Machine, shape_of
+from dragoman.models.vision.cost import image_service, least_step_tokens, products, products_of_image
 from dragoman.models.vision.description import VisionDescription
+from dragoman.models.vision.geometry import tile_sizes
+from dragoman.models.vision.preprocess import preprocess
 
 TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(TESTS / "serving"), str(TESTS / "server"), str(TESTS / "models"), str(TESTS.parent)]
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
-pytest.importorskip("PIL")
+Image = pytest.importorskip("PIL.Image")
 
 seeing = pytest.importorskip("seeing_server")
 CONFIGS, PREPROCESSORS = seeing.vision_models.CONFIGS, seeing.vision_models.PREPROCESSORS
@@ -50,7 +52,11 @@ async def test_an_image_is_timed_beside_what_the_multiplier_needs(tmp_path: Path
     assert 0 < found.limit_s < found.first_token_s
     machine = Machine(1e9, {"float32": 1e9, "bfloat16": 1e9}, 1e9)
     whole = products(vision_of("smolvlm"), tiles.tiles, tiles.height, tiles.width)
-    assert image_limit_s(described, settings, tiles, machine) == pytest.approx(2 * sum(whole) / 1e9)
+    limits = Limits(shape_of(described, "float32"), machine)
+    assert limits.image_s(120, 90) == pytest.approx(2 * sum(whole) / 1e9)
+    assert limits.first_token_of_image_s(120, 90, 5) == pytest.approx(
+        limits.image_s(120, 90) + limits.first_token_s(tiles.tokens + 5)
+    )
 
 
 def test_multiplications_are_those_of_the_layers() -> None:
@@ -64,6 +70,27 @@ def test_multiplications_are_those_of_the_layers() -> None:
     windows = products(vision_of("qwen2_5_vl"), 1, 224, 224)
     whole = products(vision_of("qwen2_vl"), 1, 224, 224)
     assert windows.attention < whole.attention
+
+
+@pytest.mark.parametrize("name", ["smolvlm", "gemma3", "llava_next", "internvl", "qwen2_vl", "lfm2_vl", "idefics2"])
+def test_an_image_takes_the_multiplications_of_its_tiles(name: str) -> None:
+    vision = vision_of(name)
+    found = preprocess(Image.new("RGB", (200, 120)), vision)
+    tiles, _, height, width = found.pixels.shape
+    if vision.tiling.kind in ("mixed", "halves"):  # each its own size
+        expected = [
+            sum(each)
+            for each in zip(*(products(vision, 1, *size) for size in tile_sizes(found.grid, vision)), strict=True)
+        ]
+    else:
+        expected = list(products(vision, tiles, height, width))
+    assert list(products_of_image(vision, 200, 120)) == expected
+
+
+def test_a_model_without_a_tower_has_no_limit_of_images() -> None:
+    described = models.describe(models.embedded_path())
+    with pytest.raises(ValueError, match="sees no images"):
+        Limits(shape_of(described, "int8"), Machine(1e9, {"int8": 1e9, "bfloat16": 1e9}, 1e9)).image_s(5, 5)
 
 
 def test_steps_have_room_for_what_is_read_in_one() -> None:

@@ -99,8 +99,9 @@ def target_of(session: LocalSession | RemoteSession) -> Target:
     return RemoteTarget(session.address, session.model)
 
 
-async def time_completion(address: Address, body: dict[str, object]) -> StreamRecord:
-    """Ask ``/v1/completions`` for a greedy stream of full length, and record when its text arrives."""
+async def time_completion(address: Address, body: dict[str, object], *, path: str = "/v1/completions") -> StreamRecord:
+    """Ask for a greedy stream of full length, and record when its text arrives. ``path``: that of completions, or
+    ``/v1/chat/completions``."""
     body = {
         "temperature": 0,
         "stream": True,
@@ -110,7 +111,7 @@ async def time_completion(address: Address, body: dict[str, object]) -> StreamRe
     }
     record = StreamRecord(start_s=time.perf_counter())
     try:
-        async with aclosing(stream_json(address, "/v1/completions", body)) as events:
+        async with aclosing(stream_json(address, path, body)) as events:
             async for event in events:
                 now = time.perf_counter()
                 if usage := event.get("usage"):
@@ -119,7 +120,10 @@ async def time_completion(address: Address, body: dict[str, object]) -> StreamRe
                     record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
                 choice = (event.get("choices") or [None])[0]
                 # A token whose text is still held back, or that has none, arrives as an empty delta: it counts too.
-                if choice and (choice.get("text") or not choice.get("finish_reason")):
+                delta = choice.get("delta", {}) if choice else {}
+                if "role" in delta and not delta.get("content"):
+                    continue  # a chat's stream begins with it, before the first token
+                if choice and (choice.get("text") or delta.get("content") or not choice.get("finish_reason")):
                     record.arrivals_s.append(now)
     except DragomanError as error:
         record.error = error.message

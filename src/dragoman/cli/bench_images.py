@@ -20,13 +20,12 @@ from dragoman.cli.session import LocalSession, RemoteSession
 from dragoman.cli.settings import BenchSettings, MachineSettings
 from dragoman.core.errors import BadRequest, DragomanError
 from dragoman.core.events import TextDelta
-from dragoman.core.images import ImageInput, ImageTiles
+from dragoman.core.images import ImageInput
 from dragoman.core.request import GenerationRequest, TextPrompt
 from dragoman.core.sampling import EndingParams, SamplingParams
 from dragoman.core.serving import Serving
 from dragoman.models import ModelDescription, ModelSettings, describe
-from dragoman.models.limits import MULTIPLIED_AS, Limits, Machine, shape_of
-from dragoman.models.vision.cost import products
+from dragoman.models.limits import MULTIPLIED_AS, Limits, shape_of
 
 LEAST_ROUNDS = 3
 
@@ -103,30 +102,18 @@ async def measure_image(
     precision = described.precision(settings.precision)
     kinds: tuple[kernels.Precision, ...] = ("bfloat16", MULTIPLIED_AS[precision])
     before = measured(kinds)
-    times, tokens, tiles = [], 0, None
+    times, tokens = [], 0
     for number in range(max(LEAST_ROUNDS, rounds) + 1):
-        seconds, tokens, tiles = await _time(serving, size, number)
+        seconds, tokens = await _time(serving, size, number)
         times.append(seconds)
-    assert tiles is not None
-    rates = between((before, measured(kinds)))
-    limit = image_limit_s(described, settings, tiles, rates)
-    limit += Limits(shape_of(described, precision), rates).first_token_s(tokens)
+    limits = Limits(shape_of(described, precision), between((before, measured(kinds))))
+    limit = limits.image_s(*size) + limits.first_token_s(tokens)
     seconds = statistics.median(times[1:])
     return ImageFigures(width=size[0], height=size[1], tokens=tokens, first_token_s=seconds, limit_s=limit)
 
 
-def image_limit_s(described: ModelDescription, settings: ModelSettings, tiles: ImageTiles, machine: Machine) -> float:
-    """Return the time of an image's multiplications: by weights at the rate of their precision, of attention at that of
-    bfloat16."""
-    vision = described.spec.vision
-    assert vision is not None
-    found = products(vision, tiles.tiles, tiles.height, tiles.width)
-    rate = machine.operations_per_s[MULTIPLIED_AS[described.precision(settings.precision)]]
-    return 2 * found.weights / rate + 2 * found.attention / machine.operations_per_s["bfloat16"]
-
-
-async def _time(serving: Serving, size: tuple[int, int], number: int) -> tuple[float, int, ImageTiles]:
-    """Return the seconds from an image's pixels to the first token, the prompt's tokens, and the image."""
+async def _time(serving: Serving, size: tuple[int, int], number: int) -> tuple[float, int]:
+    """Return the seconds from an image's pixels to the first token, and the prompt's tokens."""
     width, height = size
     image = ImageInput(width=width, height=height, pixels=random.Random(number).randbytes(3 * width * height))
     began = time.perf_counter()
@@ -147,4 +134,4 @@ async def _time(serving: Serving, size: tuple[int, int], number: int) -> tuple[f
                 seconds = seconds or time.perf_counter() - began
                 if event.message:
                     raise DragomanError(event.message)
-    return seconds, tokens, tiles
+    return seconds, tokens

@@ -4,7 +4,8 @@ Steps that decode read every weight once, whatever the number of their rows, and
 recurrent layers and the keys and values that its token sees. A prompt's tokens are multiplied by all weights but the
 output projection and the last layers that keep no keys and values, and their attention by the multiply rate of
 bfloat16, in which keys and values are kept. Of experts, only those that the rows of a step choose are read and
-multiplied by, for even choices. Other work of a server (norms, choosing tokens, states, HTTP) is not counted.
+multiplied by, for even choices. An image takes its tower's multiplications. Other work of a server (norms, choosing
+tokens, states, HTTP) is not counted.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from dragoman.models.memory import plan
 from dragoman.models.parameters import LAYER_TABLE, is_of_images, parameters
 from dragoman.models.settings import KVPrecision, ModelSettings, Precision
 from dragoman.models.spec import DecoderSpec
+from dragoman.models.vision.cost import products_of_image
+from dragoman.models.vision.description import VisionDescription
+from dragoman.models.vision.geometry import image_token_count
 
 MULTIPLIED_AS: dict[Precision, Precision] = {
     "float32": "float32",
@@ -77,6 +81,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         decode_operations: for a token that the next is drawn from.
         attention: layers with attention, by their windows.
         state_bytes: state of the recurrent layers of one sequence.
+        vision: what it sees images with; None: it sees none.
     """
 
     precision: Precision
@@ -88,6 +93,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     decode_operations: int
     attention: tuple[AttentionShape, ...]
     state_bytes: int = 0
+    vision: VisionDescription | None = None
 
     @property
     def kv_bytes(self) -> int:
@@ -129,6 +135,7 @@ def shape_of(described: ModelDescription, precision: Precision) -> Shape:
         decode_operations=inside + 2 * spec.vocab_size * spec.width,
         attention=_attention(spec, planned.kv_precision),
         state_bytes=planned.bytes_per_state,
+        vision=spec.vision,
     )
 
 
@@ -176,6 +183,20 @@ class Limits:
     def first_token_s(self, tokens: int) -> float:
         """Return the time of a prompt that shares nothing with another."""
         return self.prompts_s(1, tokens)
+
+    def image_s(self, width: int, height: int) -> float:
+        """Return the time of the tower's multiplications for an image of so many pixels: by weights at the rate of the
+        model's precision, of attention at that of bfloat16. Raises ValueError for a model that sees none."""
+        if self._shape.vision is None:
+            raise ValueError("the model sees no images")
+        found = products_of_image(self._shape.vision, width, height)
+        return 2 * found.weights / self._peak + 2 * found.attention / self._attention_peak
+
+    def first_token_of_image_s(self, width: int, height: int, text_tokens: int) -> float:
+        """Return the time of an image and of the prompt that it is in, with so many tokens of text beside its own."""
+        seconds = self.image_s(width, height)
+        assert self._shape.vision is not None
+        return seconds + self.first_token_s(text_tokens + image_token_count(width, height, self._shape.vision))
 
     def streams_s(self, streams: int, prompt: int, output: int) -> float:
         """Return the time of ``streams`` requests at once: their prompts, then steps for all tokens but the first."""

@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 from dragoman.models.vision.description import VisionDescription
+from dragoman.models.vision.geometry import cut_of, tile_sizes
 
 _TEXT_TOKENS = 256  # of a prompt with images, where it is read in one step
 
@@ -40,6 +41,18 @@ def products(vision: VisionDescription, tiles: int, height: int, width: int) -> 
         projected += int(ratio * resampler.layers * projection.out * (queries + network))
     weights = rows * layers.count * each + patches * vision.patch_floats * layers.width + tokens * projected
     return Products(tiles * weights, tiles * rows * seen * 2 * layers.width)
+
+
+def products_of_image(vision: VisionDescription, width: int, height: int) -> Products:
+    """Return the multiplications that an image of so many pixels takes, cut and scaled as the model does. Raises
+    ValueError for one that cannot be."""
+    cut, side = cut_of(width, height, vision, "auto"), vision.tiling.side
+    if vision.tiling.kind in ("mixed", "halves"):
+        sizes = tile_sizes(cut.grid, vision)
+        each = [products(vision, 1, size.height, size.width) for size in sizes]
+        return Products(sum(found.weights for found in each), sum(found.attention for found in each))
+    size = (cut.scaled[-1].height, cut.scaled[-1].width) if cut.any_shape else (side, side)
+    return products(vision, cut.tiles, *size)
 
 
 def image_service(vision: VisionDescription, tiles: int, height: int, width: int, parameters: int) -> int:
