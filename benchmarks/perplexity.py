@@ -6,6 +6,7 @@ mean over the tokens.
     python benchmarks/perplexity.py builtin TEXT_FILE
     python benchmarks/perplexity.py MODEL_FOLDER TEXT_FILE --precision bfloat16 int8 --tokens 4096
     python benchmarks/perplexity.py builtin TEXT_FILE --precision float32 --kv-precision float32 bfloat16 int8
+    python benchmarks/perplexity.py builtin TEXT_FILE --precision float32 int4 --calibrate 0 4096
 
 The text's last tokens are used, in independent pieces; the first token of a piece has no probability.
 """
@@ -69,20 +70,28 @@ def main() -> None:
     parser.add_argument("text", type=Path)
     parser.add_argument("--precision", nargs="+", default=["float32", "bfloat16", "int8", "int4"])
     parser.add_argument("--kv-precision", nargs="+", default=["auto"])
+    parser.add_argument("--calibrate", nargs="+", type=int, default=[0], help="of int4: tokens, each for itself")
     parser.add_argument("--tokens", type=int, default=16384)
     arguments = parser.parse_args()
     ids = Tokenizer.load(arguments.model).encode(arguments.text.read_text(), add_special_tokens=False)
-    tokens = np.array(ids[-arguments.tokens :], np.int32)
-    pieces = [tokens[start : start + PIECE] for start in range(0, len(tokens) - 1, PIECE)]
+    text = np.array(ids[-arguments.tokens :], np.int32)
+    pieces = [text[start : start + PIECE] for start in range(0, len(text) - 1, PIECE)]
     count = sum(len(piece) - 1 for piece in pieces)
     first: Model | None = None
-    for precision, kv_precision in itertools.product(arguments.precision, arguments.kv_precision):
-        model = models.load(arguments.model, ModelSettings(precision=precision, kv_precision=kv_precision))
+    calibrations = {"int4": arguments.calibrate}
+    asked = [(each, tokens) for each in arguments.precision for tokens in calibrations.get(each, [0])]
+    for (precision, tokens), kv_precision in itertools.product(asked, arguments.kv_precision):
+        settings = ModelSettings(precision=precision, kv_precision=kv_precision, calibrate=tokens)
+        model = models.load(arguments.model, settings)
         first = first or model
         of_first, of_this, divergence = sum((compare(first, model, piece) for piece in pieces), np.zeros(3)) / count
         change = f"{100 * math.expm1(of_this - of_first):+.3f} %, divergence {divergence:.5f}"
         perplexity = math.exp(of_this)
-        print(f"{precision:9} {model.card.kv_precision:9} {perplexity:9.4f}  {change}  ({count} tokens)", flush=True)
+        calibrated = f", calibrated on {tokens}" if tokens else ""
+        print(
+            f"{precision:9} {model.card.kv_precision:9} {perplexity:9.4f}  {change}  ({count} tokens){calibrated}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

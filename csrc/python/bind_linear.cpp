@@ -27,6 +27,7 @@ namespace {
 using ByteArray = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using FloatRows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using WritableRows = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using WritableByteRows = nb::ndarray<std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using FloatVector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using CodeRows = nb::ndarray<const std::int8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using ByteRows = nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -173,6 +174,17 @@ nb::object quantize_blocks(const Weight& weight) {
       nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<2>>(blocks, {static_cast<std::size_t>(n), row_bytes}, owner));
 }
 
+void round_with_feedback(const FloatRows& values, const FloatRows& factor, const WritableByteRows& blocks,
+                         const WritableRows& errors) {
+  const std::size_t n = values.shape(1);
+  require(values.shape(0) == kGroup && factor.shape(0) == kGroup && factor.shape(1) == kGroup,
+          "values must be [32, N], and factor [32, 32]");
+  require(blocks.shape(0) == n && blocks.shape(1) == 18, "blocks must be [N, 18]");
+  require(errors.shape(0) == kGroup && errors.shape(1) == n, "errors must be [32, N]");
+  nb::gil_scoped_release release;
+  round_iq4_nl_with_feedback(values.data(), static_cast<long>(n), factor.data(), blocks.data(), errors.data());
+}
+
 PackedMatrix pack_rows_of_blocks(const ByteRows& blocks, long k, const std::string& precision) {
   const auto n = static_cast<long>(blocks.shape(0));
   const Matrix matrix = describe(n, k, precision, false, false);
@@ -257,6 +269,8 @@ void bind_linear(nb::module_& m) {
         nb::arg("minimums").noconvert().none(), nb::arg("precision"), nb::arg("wide"),
         nb::arg("order").noconvert().none());
   m.def("quantize_blocks", quantize_blocks, nb::arg("weight").noconvert());
+  m.def("round_with_feedback", round_with_feedback, nb::arg("values").noconvert(), nb::arg("factor").noconvert(),
+        nb::arg("blocks").noconvert(), nb::arg("errors").noconvert());
   m.def("pack_blocks", pack_rows_of_blocks, nb::arg("blocks").noconvert(), nb::arg("k"), nb::arg("precision"));
   m.def("gather_rows", gather, nb::arg("w"), nb::arg("ids").noconvert(), nb::arg("out").noconvert());
   m.def("linear", multiply_rows, nb::arg("x").noconvert(), nb::arg("w"), nb::arg("bias").none(),

@@ -268,3 +268,38 @@ def test_the_same_bytes_on_every_instruction_set(instruction_set: str) -> None:
     found = kernels.quantize_blocks(weight)
     kernels.force("portable")
     assert (kernels.quantize_blocks(weight) == found).all()
+
+
+def test_rounding_with_feedback_follows_the_recurrence() -> None:
+    """Each input is rounded to the nearest number after it made up for those before; errors are what it then lost."""
+    rng = np.random.default_rng(8)
+    values = (rng.standard_normal((32, 37)) * rng.lognormal(size=37)).astype(np.float32)
+    values[:, 4] = 0
+    factor = np.triu(0.3 * rng.standard_normal((32, 32)) + np.eye(32)).astype(np.float32)
+    np.fill_diagonal(factor, rng.uniform(0.5, 2, 32))
+    blocks, errors = kernels.round_with_feedback(values, factor)
+    found = gguf.dequantize(blocks, Type.IQ4_NL).astype(np.float64)
+    scales = blocks[:, :2].copy().view(np.float16)[:, 0].astype(np.float64)
+    left = values.astype(np.float64)
+    for i in range(32):
+        nearest = np.abs(left[i, :, None] - scales[:, None] * _levels()).min(1)
+        np.testing.assert_allclose(np.abs(left[i] - found[:, i]), nearest, atol=1e-4 * np.abs(scales).max())
+        lost = (left[i] - found[:, i]) / factor[i, i]
+        np.testing.assert_allclose(errors[i], lost, rtol=1e-3, atol=1e-3 * np.abs(scales).max())
+        left[i + 1 :] -= np.outer(factor[i, i + 1 :], lost)
+    assert not errors[:, 4].any(), "zeros stay zeros"
+    assert kernels.round_with_feedback(values[:, :1], factor)[0].tobytes() == blocks[:1].tobytes()
+
+
+def test_feedback_without_correlation_loses_no_more_than_a_search() -> None:
+    values = np.random.default_rng(2).standard_normal((32, 64)).astype(np.float32)
+    _, errors = kernels.round_with_feedback(values, np.eye(32, dtype=np.float32))
+    searched = gguf.dequantize(kernels.quantize_blocks(values.T), Type.IQ4_NL)
+    assert (errors**2).sum() < 1.1 * ((values.T - searched) ** 2).sum()
+
+
+def test_what_does_not_fit_feedback_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"\[32, N\]"):
+        kernels.round_with_feedback(np.zeros((31, 4), np.float32), np.eye(32, dtype=np.float32))
+    with pytest.raises(ValueError, match=r"factor \[32, 32\]"):
+        kernels.round_with_feedback(np.zeros((32, 4), np.float32), np.eye(31, dtype=np.float32))

@@ -295,7 +295,7 @@ def compare(
 cli.command(replay, common=common_options.MEASURE)
 cli.command(compare, common=common_options.TALK)
 cli.command(plan, common=common_options.MEASURE)
-cli.command(pack, common=common_options.MEASURE)
+cli.command(pack, common=common_options.MEASURE | {"calibrate"})
 cli.command(doctor, common=common_options.MEASURE)
 cli.command(keys)
 cli.command(usage)

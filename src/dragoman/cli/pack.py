@@ -19,7 +19,7 @@ def pack(choice: ModelChoice, settings: ModelSettings) -> None:
     """Pack a model into the cache, at the precision asked for, so that the next start only has to read it.
 
     Starting a model packs it too, once for each precision; this does it ahead, and on a machine of its own: the cache
-    is a folder of plain files.
+    is a folder of plain files. With --calibrate the weights in int4 are rounded for a text that the model writes.
     """
     from dragoman.models import loading
 
@@ -29,10 +29,10 @@ def pack(choice: ModelChoice, settings: ModelSettings) -> None:
             packed = loading.pack(choice.model, settings, bar, watcher=download)
     finally:
         bar.close()
-    _tell(packed, time.monotonic() - started)
+    _tell(packed, time.monotonic() - started, settings.calibrate)
 
 
-def _tell(packed: PackedModel, seconds: float) -> None:
+def _tell(packed: PackedModel, seconds: float, calibrate: int) -> None:
     from dragoman.models.layout import format_shares, plan_layout
 
     described, planned = packed.described, packed.planned
@@ -44,6 +44,8 @@ def _tell(packed: PackedModel, seconds: float) -> None:
         f"{console.size(planned.weight_bytes)}",
         markup=False,
     )
+    if calibrate:
+        out.print(f"Calibrated on {calibrate} tokens: served with --precision int4 --calibrate {calibrate}")
     if packed.path is None:
         out.print("Too small to be kept, or the cache is off or full: it is packed at each start")
     elif packed.was_there:

@@ -35,6 +35,7 @@ from dragoman.kernels.matrix import (
     pack_codes,
     packed_bytes,
     quantize_blocks,
+    round_with_feedback,
 )
 from dragoman.kernels.program import Activation, Norm, Program, SharedExpert
 from dragoman.kernels.recurrences import Factor
@@ -99,6 +100,7 @@ __all__ = [
     "packed_bytes",
     "philox_uniform",
     "quantize_blocks",
+    "round_with_feedback",
     "sample",
     "set_memory_nodes",
     "set_threads",

@@ -79,6 +79,23 @@ def quantize_blocks(weight: Weight) -> NDArray[np.uint8]:
     return _native.quantize_blocks(cast("Weight", np.ascontiguousarray(weight)))
 
 
+def round_with_feedback(
+    values: NDArray[np.float32], factor: NDArray[np.float32]
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Round 32 inputs of all outputs, ``[32, N]``, one after the other. Returns blocks of IQ4_NL ``[N, 18]``, and
+    errors ``[32, N]``.
+
+    ``factor``: upper triangular ``[32, 32]`` with a positive diagonal. The error of input i is what it lost, divided by
+    ``factor[i, i]``; input j after it has lost ``factor[i, j]`` times as much before it is rounded. Of eighteen scales
+    that are tried for each output, the one with the smallest sum of squared errors is taken.
+    """
+    blocks, errors = np.empty((values.shape[1], 18), np.uint8), np.empty(values.shape, np.float32)
+    _native.round_with_feedback(
+        np.ascontiguousarray(values, np.float32), np.ascontiguousarray(factor, np.float32), blocks, errors
+    )
+    return blocks, errors
+
+
 def pack_blocks(blocks: NDArray[np.uint8], k: int, precision: BlockPrecision) -> PackedMatrix:
     """Pack a matrix ``[N, k]`` of ggml's blocks, ``[N, bytes of a row]``, as a GGUF file has them.
 

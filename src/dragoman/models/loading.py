@@ -16,6 +16,7 @@ import dragoman
 from dragoman import kernels
 from dragoman.core.errors import ModelError
 from dragoman.core.user_folders import expand_user, is_file
+from dragoman.models.calibration import calibrated_matrices, calibration_name
 from dragoman.models.checkpoint import Checkpoint
 from dragoman.models.decoder import build_hidden_program, build_program
 from dragoman.models.description import ModelDescription, ModelInfo, PackedFile, describe_source
@@ -47,6 +48,7 @@ _LOG = logging.getLogger("dragoman.models")
 # Progress values at which the stages of loading end.
 _DOWNLOAD_SHARE = 0.5
 _PACKED_SHARE = 0.95
+_CALIBRATED_SHARE = 0.8
 _PACKING_SHARE = 0.85  # of packing and keeping what is packed
 
 
@@ -152,7 +154,7 @@ def load(
         image_writer = ImageWriter(spec, weights, kv) if looks else None
     except ValueError as error:  # valid sizes beyond the kernels' limits
         raise ModelError(f"{described.source.name} cannot be run: {error}") from error
-    digests = fingerprint(spec, planned, layout, checksums), weights_digest(layout, checksums)
+    digests = fingerprint(spec, planned, layout, checksums, settings.calibrate), weights_digest(layout, checksums)
     pooling = None
     if described.pooling is not None:
         pooling = ModelPooling(described.pooling, spec.width, opened.checkpoint.files)
@@ -190,6 +192,7 @@ class _Head:
 def _head_weights(opened: _Opened, settings: ModelSettings, weights: Weights) -> _Head:
     """Return the head of a checkpoint."""
     described, planned = opened.described, opened.planned
+    settings = structs.replace(settings, calibrate=0)  # a head guesses; its own weights are not rounded for texts
     checkpoint = head_checkpoint(opened.checkpoint.files, described.spec, described.source.name)
     assert isinstance(checkpoint.spec, HeadSpec)
     formats = chosen_formats(replace(described, formats=checkpoint.formats), settings.precision)
@@ -276,12 +279,15 @@ def _group_of_layers(groups: Sequence[KVGroup]) -> list[int]:
     return [group_of[place] for place in range(len(group_of))]
 
 
-def fingerprint(spec: DecoderSpec, planned: MemoryPlan, layout: Layout, checksums: Sequence[int]) -> str:
+def fingerprint(
+    spec: DecoderSpec, planned: MemoryPlan, layout: Layout, checksums: Sequence[int], calibrate: int = 0
+) -> str:
     """Return a digest of everything that decides a model's outputs: packed weights, architecture, precisions,
     kernels."""
     digest = hashlib.blake2b(digest_size=8)
     digest.update(f"{dragoman.__version__} {kernels.instruction_set()} {spec!r} {planned.kv_precision}".encode())
     digest.update(f"{layout!r} {list(checksums)}".encode())
+    digest.update(calibration_name(calibrate).encode())
     context = planned.context_tokens
     if any(rope is not None and rope.served_within(context) != rope for rope in spec.ropes):
         digest.update(b"rotations of a long context")
@@ -299,8 +305,13 @@ def _packed(opened: _Opened, settings: ModelSettings, cache: PackedCache, key: s
     """Return packed weights from the cache, or pack them and store them for the next start."""
     if key and (found := cache.read(key, opened.layout, settings.weights_memory)) is not None:
         return found
-    share = _PACKING_SHARE if key else 1.0
-    packed = pack_checkpoint(opened.checkpoint, opened.layout, part(progress, 0.0, share))
+    share, begun, ready = _PACKING_SHARE if key else 1.0, 0.0, None
+    if settings.calibrate:
+        begun = _CALIBRATED_SHARE
+        ready = calibrated_matrices(
+            opened.described, opened.checkpoint, opened.layout, settings, part(progress, 0.0, begun)
+        )
+    packed = pack_checkpoint(opened.checkpoint, opened.layout, part(progress, begun, share), ready)
     checksums = entry_checksums(packed)
     if key:
         cache.write(key, opened.layout, packed, checksums, part(progress, share, 1.0))
@@ -311,9 +322,10 @@ def _packed(opened: _Opened, settings: ModelSettings, cache: PackedCache, key: s
 def _cache_of(opened: _Opened, settings: ModelSettings, checked: PackedFile | None = None) -> tuple[PackedCache, str]:
     """Return the cache and the model's key in it; an empty key for a model that is not cached."""
     folder = expand_user(settings.cache_folder) if settings.cache_folder else default_cache_folder()
-    kept = settings.cache_bytes > 0 and opened.layout.nbytes >= _SMALLEST_CACHED_BYTES
+    large = opened.layout.nbytes >= _SMALLEST_CACHED_BYTES or settings.calibrate > 0
+    kept = settings.cache_bytes > 0 and large
     return PackedCache(folder, settings.cache_bytes, checked), cache_key(
-        opened.checkpoint, opened.layout
+        opened.checkpoint, opened.layout, calibration_name(settings.calibrate)
     ) if kept else ""
 
 

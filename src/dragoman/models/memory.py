@@ -11,6 +11,7 @@ from msgspec import structs
 
 from dragoman.core.errors import ModelError
 from dragoman.models import cgroups
+from dragoman.models.calibration_plan import calibrated_formats
 from dragoman.models.description import ModelDescription
 from dragoman.models.kv_groups import (
     BLOCK_TOKENS,
@@ -166,7 +167,7 @@ def plan(
     precision = description.precision(settings.precision)
     kv_precision = _kv_precision(spec, settings, precision)
     available = available_memory() if available_bytes is None else available_bytes
-    formats = chosen_formats(description, settings.precision)
+    formats = chosen_formats(description, settings.precision) | calibrated_formats(description, settings)
     layout = plan_layout(spec, precision, formats)
     requested = _requested_context(spec, settings)
     table = table_bytes_per_position(spec)
@@ -460,9 +461,8 @@ def _is_for_logits(parameter: Parameter, spec: DecoderSpec) -> bool:
         before += ["attention_out", "attention_out_norm", "cross_norm", "cross_query"]
     before += ["latent_query_in", "latent_query_norm", "latent_query", "latent_in", "latent_norm", "latent_key"]
     before.append("latent_value")
-    is_mixer = parameter.module.startswith("mixer_") and parameter.module != "mixer_out"
-    is_mixer = is_mixer or is_vision(parameter) or parameter.module.startswith("image_")
-    return parameter.layer == spec.layers - 1 and not is_mixer and parameter.module not in before
+    apart = parameter.module.startswith(("mixer_", "image_")) and parameter.module != "mixer_out"
+    return parameter.layer == spec.layers - 1 and not (apart or is_vision(parameter)) and parameter.module not in before
 
 
 def _adapter_room(settings: ModelSettings, left: int) -> int:

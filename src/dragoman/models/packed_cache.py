@@ -49,15 +49,16 @@ Packed = tuple[PackedBytes, list[int]]
 """Bytes of each entry of a layout, and their checksums."""
 
 
-def cache_key(checkpoint: Checkpoint, layout: Layout) -> str:
+def cache_key(checkpoint: Checkpoint, layout: Layout, calibration: str = "") -> str:
     """Return the cache key of these weight files: a digest of their names, sizes, times, headers and content samples.
 
     Samples, because hashing all of a large checkpoint takes as long as packing it. A change that keeps a file's
     size, its time and all of 64 samples is not detected, but does not happen by accident. A small matrix packed at
-    each precision represents how the kernels pack.
+    each precision represents how the kernels pack. ``calibration``: what the weights were rounded for, if anything.
     """
     digest = hashlib.blake2b(digest_size=20)
     digest.update(f"{_FORMAT} {layout!r} {checkpoint.spec!r}".encode())
+    digest.update(calibration.encode())
     for form in sorted({entry.form for entry in layout.entries if entry.form}, key=repr):
         digest.update(pack_matrix(form, _specimen(form)).tobytes())
     for path, header in sorted(checkpoint.files.files.items()):

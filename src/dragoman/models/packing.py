@@ -20,16 +20,25 @@ PackedBytes = Sequence[NDArray[np.uint8]]
 """Bytes of each entry of a layout, in its order."""
 
 
-def pack_checkpoint(checkpoint: Checkpoint, layout: Layout, progress: Progress = ignore_progress) -> PackedBytes:
-    """Read and pack every parameter. The next one is read while one is packed, so a cold disk costs its time
-    only once."""
+def pack_checkpoint(
+    checkpoint: Checkpoint,
+    layout: Layout,
+    progress: Progress = ignore_progress,
+    ready: Mapping[str, NDArray[np.uint8]] | None = None,
+) -> PackedBytes:
+    """Read and pack every parameter, except those whose bytes are ``ready``, by name. The next one is read while one is
+    packed, so a cold disk costs its time only once."""
+
+    done = ready or {}
 
     def read(entry: Entry) -> NDArray[Any] | Quantized:
+        if entry.parameter.name in done:
+            return done[entry.parameter.name]
         codes = checkpoint.codes(entry.parameter, entry.form) if entry.form else None
         return checkpoint.read(entry.parameter) if codes is None else codes
 
     def pack(entry: Entry, tensor: NDArray[Any] | Quantized) -> NDArray[np.uint8]:
-        if entry.form is None:
+        if entry.form is None or entry.parameter.name in done:
             assert isinstance(tensor, np.ndarray)
             return np.ascontiguousarray(tensor).view(np.uint8).reshape(-1)
         return pack_matrix(entry.form, tensor)

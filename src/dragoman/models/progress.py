@@ -8,6 +8,7 @@ Progress = Callable[[str, float], None]
 """Called with the name of the stage and the share of the whole that is done, from 0 to 1; the share never falls."""
 
 DOWNLOADING, READING, PACKING, WRITING = "downloading", "reading", "packing", "writing"
+CALIBRATING = "calibrating"
 
 
 def ignore_progress(stage: str, share: float) -> None:

@@ -17,6 +17,7 @@ RequestedPrecision = Literal["float32", "bfloat16", "int8", "int4", "auto"]
 AskedKVPrecision = Literal["auto", "float32", "bfloat16", "int8", "int4"]
 WeightsMemory = Literal["auto", "copy", "map"]
 Count = Annotated[int, Meta(ge=1)]
+MOST_CALIBRATION_TOKENS = 65536
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8", "int4")
 
 
@@ -39,6 +40,9 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
             none: it is served as text alone.
         token: for private and gated repositories; by default the hub's own way (HF_TOKEN or a login).
         precision: of the weights; auto: as stored, float16 as bfloat16, quantized ones as near as can be.
+        calibrate: tokens of text that the model writes itself, on which weights in int4 are then rounded so that its
+            products change least; 0: without. What was packed is a model of its own, which the same number finds again.
+            4096 are enough (docs/quantized.md); not for quantized files.
         kv_precision: of keys and values; auto: float32 for weights in float32, else bfloat16. int8 takes 17/32 of
             bfloat16's memory and is faster after long contexts; its error is that of eight bits with a scale for 32
             neighbours of each head. int4 takes 37/128 of it in heads of a multiple of 32, and costs more precision
@@ -74,6 +78,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     mmproj: str = "auto"
     token: str | None = None
     precision: RequestedPrecision = "auto"
+    calibrate: Annotated[int, Meta(ge=0, le=MOST_CALIBRATION_TOKENS)] = 0
     kv_precision: AskedKVPrecision = "auto"
     max_context: Count | None = None
     kv_bytes: Count | None = None
