@@ -40,7 +40,10 @@ def plan_draft(
     ``settings``: of the served model, of whose folders, token and limits of a step the draft model has the same.
     ``context``: tokens of the longest sequences that it drafts for.
     """
-    described = describe(source, token=settings.token, mmproj="none", watcher=watcher)
+    try:
+        described = describe(source, token=settings.token, mmproj="none", watcher=watcher)
+    except ModelError as error:
+        raise ModelError(f"--draft-model {source}: {error.message}") from None
     refused = refusal(described)
     if refused is not None:
         raise ModelError(f"--draft-model {described.source.name}: {refused}")

@@ -69,8 +69,11 @@ class EagleChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_eagle(choice: EagleChoice, token: str | None = None, watcher: DownloadWatcher | None = None) -> Source:
-    """Return the files that describe a head. Raises ModelError where there are none."""
-    source = find_source(choice.source, token=token, mmproj="none", watcher=watcher)
+    """Return the files that describe a head. Raises ModelError, which names the option, where there are none."""
+    try:
+        source = find_source(choice.source, token=token, mmproj="none", watcher=watcher)
+    except ModelError as error:
+        raise ModelError(f"{OPTION} {choice.source}: {error.message}") from None
     if source.gguf:
         raise ModelError(f"{OPTION} {source.name}: EAGLE-3 heads in GGUF are not read; name a folder or a hub id")
     return source
