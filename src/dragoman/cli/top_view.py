@@ -108,7 +108,7 @@ def _rows(figures: Figures, history: Iterable[float], *, ascii_only: bool) -> It
     yield "first token", _latency(figures.time_to_first_token)
     yield "next token", _latency(figures.between_tokens)
     yield "requests", f"{figures.requests_running} running, {figures.requests_waiting} waiting"
-    waiting = f"{figures.sequences_waiting} waiting, {figures.preemptions} set back so far"
+    waiting = f"{figures.sequences_waiting} waiting, {figures.preemptions} preempted so far"
     yield "sequences", f"{figures.sequences_running} in the batch, {waiting}"
     used = f"{figures.blocks_used:,} of {figures.blocks:,} used, {figures.blocks_cached:,} kept"
     yield "blocks", f"{_bar(figures.blocks_used, figures.blocks, ascii_only)} {used}"
