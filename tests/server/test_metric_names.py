@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import httpx
 import msgspec
@@ -169,3 +170,9 @@ def test_every_pool_is_shown() -> None:
     for name in ("text", "templates", "grammars", "disk", "models", "hub", "downloads"):
         assert f'dragoman_pool_queued{{pool="{name}"}} 0.0' in text
         assert f'dragoman_pool_wait_seconds_count{{pool="{name}"}} 0.0' in text
+
+
+def test_the_manual_lists_all_pools() -> None:
+    text = Path(__file__).parents[2].joinpath("docs", "operating.md").read_text("utf-8")
+    listed = text.partition("| pool | does | threads |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)`", listed, re.M) == [pool.name for pool in WorkerPools(WorkSettings()).all]
