@@ -75,7 +75,7 @@ def _borrowed(settled: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 cli = CommandLine(
-    "Text from a language model: a server that speaks OpenAI's dialect, on an engine of its own.",
+    "Run language models without a GPU: a server that speaks OpenAI's API and eight others, and chats in the terminal.",
     omitted=OMITTED,
     borrowed=_borrowed,
 )

@@ -45,7 +45,7 @@ class DoctorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def doctor(choice: ModelChoice, asked: DoctorSettings, settings: ModelSettings) -> None:
-    """Look a model over: what would be loaded, what its files contradict each other in, how it compares.
+    """Check a model: what would be loaded, where its files contradict each other, how it compares with transformers.
 
     Ends with code 1 where the model cannot be served, or computes something else than transformers does; or where a
     kernel computes something else than the portable one, which is all that --kernels looks at.
