@@ -8,25 +8,17 @@ from typing import Protocol
 
 import numpy as np
 
-from dragoman import kernels
 from dragoman.models.further_parts import AltUp, LayerInputs
-from dragoman.models.packing import Weights
 from dragoman.models.parameters import LAYER_TABLE
-from dragoman.models.spec import DecoderSpec
+from dragoman.models.recording import PartRecorder
 from dragoman.models.tensors import nearest_bfloat16
 
 _LEAST = 1e-5  # of a mean square that is divided by
 
 
-class Recorder(Protocol):
+class BranchRecorder(PartRecorder, Protocol):
     """What a branch needs of the recorder of a decoder."""
 
-    @property
-    def spec(self) -> DecoderSpec: ...
-    @property
-    def weights(self) -> Weights: ...
-    @property
-    def program(self) -> kernels.Program: ...
     def linear(self, out: int, x: int, module: str, layer: int | None = None, accumulate: bool = False) -> None:
         """Record out (+)= x·W (+ bias)."""
 
@@ -34,7 +26,7 @@ class Recorder(Protocol):
 class TokenInputs:
     """The inputs of all layers that are made of tokens and their embeddings, and the branch that takes them in."""
 
-    def __init__(self, recorder: Recorder, inputs: LayerInputs, embeddings: int) -> None:
+    def __init__(self, recorder: BranchRecorder, inputs: LayerInputs, embeddings: int) -> None:
         """Record i = (norm(x · projection) + table[token] · sqrt(width)) / sqrt(2), all layers' one after the other."""
         self.recorder, self.width = recorder, inputs.width
         spec, weights, p = recorder.spec, recorder.weights, recorder.program
@@ -75,7 +67,7 @@ class TokenInputs:
 class Parts:
     """A stream of several parts: what predicts and corrects those that a layer does not compute."""
 
-    def __init__(self, recorder: Recorder, altup: AltUp, embeddings: int) -> None:
+    def __init__(self, recorder: BranchRecorder, altup: AltUp, embeddings: int) -> None:
         """Record the parts: the embeddings x, and products of them with the magnitude of x."""
         self.recorder, self.altup = recorder, altup
         p, width = recorder.program, recorder.spec.width

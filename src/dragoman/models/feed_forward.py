@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dragoman import kernels
 from dragoman.models.packing import Weights
 from dragoman.models.parameters import XIELU
-from dragoman.models.spec import DecoderSpec, Experts
+from dragoman.models.recording import PartRecorder
+from dragoman.models.spec import Experts
 
 if TYPE_CHECKING:
     from dragoman.models.positions import Float32
 
 
-class Recorder(Protocol):
-    """What a feed-forward network needs of the recorder of a decoder."""
-
-    @property
-    def spec(self) -> DecoderSpec: ...
-    @property
-    def weights(self) -> Weights: ...
-    @property
-    def program(self) -> kernels.Program: ...
-
-
-def record_activation(recorder: Recorder, layer: int, narrow: int, wide: int) -> None:
+def record_activation(recorder: PartRecorder, layer: int, narrow: int, wide: int) -> None:
     """Record narrow = act(gate) * up of the two halves of ``wide``, or without a gate wide = act(wide)."""
     spec, p = recorder.spec, recorder.program
     feed_forward = p.width(narrow)
@@ -44,13 +33,13 @@ def record_activation(recorder: Recorder, layer: int, narrow: int, wide: int) ->
         p.activate(wide, activation)
 
 
-def _activate_xielu(recorder: Recorder, layer: int, x: int) -> None:
+def _activate_xielu(recorder: PartRecorder, layer: int, x: int) -> None:
     """Record the trained activation. Its two curvatures are stored as what softplus makes positive."""
     positive, negative, linear, least = (float(recorder.weights.vector(module, layer)[0]) for module in XIELU)
     recorder.program.xielu(x, softplus(positive), linear + softplus(negative), linear, least)
 
 
-def record_router_input(recorder: Recorder, layer: int, out: int, x: int) -> None:
+def record_router_input(recorder: PartRecorder, layer: int, out: int, x: int) -> None:
     """Record out = norm(x) · scale / sqrt(width): the input of a router that has a norm of its own."""
     spec = recorder.spec
     scale = recorder.weights.vector("router_scale", layer) * np.float32(spec.width**-0.5)
@@ -58,7 +47,7 @@ def record_router_input(recorder: Recorder, layer: int, out: int, x: int) -> Non
 
 
 def record_experts(
-    recorder: Recorder,
+    recorder: PartRecorder,
     layer: int,
     out: int,
     x: int,

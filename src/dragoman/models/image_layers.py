@@ -18,21 +18,16 @@ from dragoman import kernels
 from dragoman.models.feed_forward import record_activation
 from dragoman.models.layer_buffers import LayerBuffers, Stream
 from dragoman.models.packing import Weights
+from dragoman.models.recording import PartRecorder
 from dragoman.models.spec import DecoderSpec
 from dragoman.models.vision.tower_programs import no_rows
 
 _CHUNK = 512  # rows of embeddings that are made keys and values at once
 
 
-class Recorder(Protocol):
+class ImageLayerRecorder(PartRecorder, Protocol):
     """What these layers need of the recorder of a decoder."""
 
-    @property
-    def spec(self) -> DecoderSpec: ...
-    @property
-    def weights(self) -> Weights: ...
-    @property
-    def program(self) -> kernels.Program: ...
     @property
     def buffers(self) -> LayerBuffers: ...
     def image_buffers(self) -> tuple[int, int]:
@@ -42,7 +37,7 @@ class Recorder(Protocol):
         """Record out = norm(x)."""
 
 
-def record_image_layers(recorder: Recorder, place: int, stream: Stream) -> None:
+def record_image_layers(recorder: ImageLayerRecorder, place: int, stream: Stream) -> None:
     """Record the layers that come before the decoder's layer number ``place``."""
     spec = recorder.spec
     for number, before in enumerate(spec.looks_before):
@@ -59,7 +54,7 @@ def record_image_layers(recorder: Recorder, place: int, stream: Stream) -> None:
                 _record_network(recorder, number, stream)
 
 
-def _record_attention(recorder: Recorder, number: int, stream: Stream) -> None:
+def _record_attention(recorder: ImageLayerRecorder, number: int, stream: Stream) -> None:
     """Record x += tanh(a) · Attention(norm(x)), for rows that see an image."""
     spec, p, weights = recorder.spec, recorder.program, recorder.weights
     query, _ = recorder.image_buffers()
@@ -75,7 +70,7 @@ def _record_attention(recorder: Recorder, number: int, stream: Stream) -> None:
     _join(recorder, mixed, "out", number, stream, seeing=True)
 
 
-def _record_network(recorder: Recorder, number: int, stream: Stream) -> None:
+def _record_network(recorder: ImageLayerRecorder, number: int, stream: Stream) -> None:
     """Record x += tanh(b) · FeedForward(norm(x)), for rows that see an image or for all."""
     spec, p = recorder.spec, recorder.program
     recorder.norm(stream.normed, stream.residual, "image_feed_forward_norm", number)
@@ -86,7 +81,7 @@ def _record_network(recorder: Recorder, number: int, stream: Stream) -> None:
     _join(recorder, narrow, "feed_forward_out", number, stream, seeing=not _passed_by_all(spec))
 
 
-def _join(recorder: Recorder, x: int, module: str, number: int, stream: Stream, *, seeing: bool) -> None:
+def _join(recorder: ImageLayerRecorder, x: int, module: str, number: int, stream: Stream, *, seeing: bool) -> None:
     """Record what a branch adds to the stream. ``seeing``: to rows that see an image alone."""
     p, (_, branch) = recorder.program, recorder.image_buffers()
     p.linear(branch, x, recorder.weights.matrix(f"image_{module}", number))

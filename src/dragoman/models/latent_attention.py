@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman import kernels
-from dragoman.models.packing import Weights
+from dragoman.models.recording import PartRecorder
 from dragoman.models.rope import Rope, RotaryTables
 from dragoman.models.spec import DecoderSpec, Latent
 
@@ -37,17 +37,11 @@ class LatentBuffers:
     result: int
 
 
-class Recorder(Protocol):
+class LatentRecorder(PartRecorder, Protocol):
     """What latent attention needs of the recorder of a decoder."""
 
     latent_memory: LatentBuffers | None
 
-    @property
-    def spec(self) -> DecoderSpec: ...
-    @property
-    def weights(self) -> Weights: ...
-    @property
-    def program(self) -> kernels.Program: ...
     @property
     def tables(self) -> dict[Rope, RotaryTables]: ...
     @property
@@ -58,7 +52,7 @@ class Recorder(Protocol):
         """Record out = x·W (+ bias)."""
 
 
-def record_latent_attention(recorder: Recorder, latent: Latent, layer: int, x: int, out: int) -> None:
+def record_latent_attention(recorder: LatentRecorder, latent: Latent, layer: int, x: int, out: int) -> None:
     """Record a layer's attention on the branch's input x, up to the input of its last product."""
     spec, p, weights = recorder.spec, recorder.program, recorder.weights
     memory = recorder.latent_memory = recorder.latent_memory or _allocate(p, spec, latent)

@@ -6,8 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from dragoman import kernels
-from dragoman.models.packing import Weights
+from dragoman.models.recording import PartRecorder
 from dragoman.models.recurrent import (
     DeltaRule,
     GatedUnit,
@@ -17,18 +16,11 @@ from dragoman.models.recurrent import (
     ShortConvolution,
     StateSpace,
 )
-from dragoman.models.spec import DecoderSpec
 
 
-class Recorder(Protocol):
+class MixerRecorder(PartRecorder, Protocol):
     """What a mixer needs of the recorder of a decoder."""
 
-    @property
-    def spec(self) -> DecoderSpec: ...
-    @property
-    def weights(self) -> Weights: ...
-    @property
-    def program(self) -> kernels.Program: ...
     def linear(self, out: int, x: int, module: str, layer: int | None = None) -> None:
         """Record out = x·W (+ bias)."""
 
@@ -42,7 +34,7 @@ class Recorder(Protocol):
         """Return the buffer of the output projection's input, after ``mixer_buffers``."""
 
 
-def record_mixer(recorder: Recorder, layer: int, x: int) -> int:
+def record_mixer(recorder: MixerRecorder, layer: int, x: int) -> int:
     """Record a layer's mixer on the branch's input x. Returns the buffer of the output projection's input."""
     mixer = recorder.spec.mixer(layer)
     if isinstance(mixer, ShortConvolution):
@@ -59,7 +51,7 @@ def record_mixer(recorder: Recorder, layer: int, x: int) -> int:
     return _delta_rule(recorder, mixer, layer, x)
 
 
-def _short_convolution(recorder: Recorder, mixer: ShortConvolution, layer: int, x: int) -> int:
+def _short_convolution(recorder: MixerRecorder, mixer: ShortConvolution, layer: int, x: int) -> int:
     """Record c · conv(b · x) of (b, c, x) = input·W."""
     p, width = recorder.program, mixer.width
     b, c, mixed = 0, width, 2 * width
@@ -72,7 +64,7 @@ def _short_convolution(recorder: Recorder, mixer: ShortConvolution, layer: int, 
     return out
 
 
-def _delta_rule(recorder: Recorder, mixer: DeltaRule, layer: int, x: int) -> int:
+def _delta_rule(recorder: MixerRecorder, mixer: DeltaRule, layer: int, x: int) -> int:
     """Record norm(delta rule(silu(conv(q, k, v)))) · silu(z) of (q, k, v, z) = input·W."""
     p, weights, heads = recorder.program, recorder.weights, mixer.value_heads
     parts, raw, gates = recorder.mixer_buffers(mixer, mixer.convolved + mixer.inner, 2 * heads, 2 * heads)
@@ -111,7 +103,7 @@ def _delta_rule(recorder: Recorder, mixer: DeltaRule, layer: int, x: int) -> int
     return out
 
 
-def _keyed_delta_rule(recorder: Recorder, mixer: KeyedDeltaRule, layer: int, x: int) -> int:
+def _keyed_delta_rule(recorder: MixerRecorder, mixer: KeyedDeltaRule, layer: int, x: int) -> int:
     """Record norm(delta rule(silu(conv(q, k, v)))) · sigmoid(z) of (q, k, v) = input·W, z = input·W'·W''."""
     p, weights, heads, dim, inner = recorder.program, recorder.weights, mixer.heads, mixer.dim, mixer.inner
     widths = (3 * inner, dim + heads, dim, inner, inner + heads, inner + heads, dim, inner)
@@ -148,7 +140,7 @@ def _keyed_delta_rule(recorder: Recorder, mixer: KeyedDeltaRule, layer: int, x: 
     return out
 
 
-def _norm_to_length_1(recorder: Recorder, parts: int, heads: int, size: int) -> None:
+def _norm_to_length_1(recorder: MixerRecorder, parts: int, heads: int, size: int) -> None:
     """Record q = q / |q| / sqrt(n) and k = k / |k|, which are the first columns.
 
     x / sqrt(Σ x² + 1e-6) is an RMS norm with weight 1 / sqrt(n).
@@ -158,7 +150,7 @@ def _norm_to_length_1(recorder: Recorder, parts: int, heads: int, size: int) -> 
     p.head_norm(parts, heads * size, heads, size, np.full(size, size**-0.5, np.float32), eps)
 
 
-def _state_space(recorder: Recorder, mixer: StateSpace, layer: int, x: int) -> int:
+def _state_space(recorder: MixerRecorder, mixer: StateSpace, layer: int, x: int) -> int:
     """Record norm(state space(silu(conv(x, B, C)), step) · silu(z)) of (z, x, B, C, step) = scales · input·W."""
     p, weights, inner, heads = recorder.program, recorder.weights, mixer.inner, mixer.heads
     parts, gates = recorder.mixer_buffers(mixer, mixer.projected, 2 * heads)
@@ -201,7 +193,7 @@ def _state_space(recorder: Recorder, mixer: StateSpace, layer: int, x: int) -> i
     return out
 
 
-def _scale(recorder: Recorder, mixer: StateSpace, parts: int) -> None:
+def _scale(recorder: MixerRecorder, mixer: StateSpace, parts: int) -> None:
     """Record the factors on gate, inputs, B, C and time steps."""
     shared, start = mixer.groups * mixer.state_dim, 0
     for factor, width in zip(mixer.scales, (mixer.inner, mixer.inner, shared, shared, mixer.heads), strict=True):
@@ -210,7 +202,7 @@ def _scale(recorder: Recorder, mixer: StateSpace, parts: int) -> None:
         start += width
 
 
-def _selective_scan(recorder: Recorder, mixer: SelectiveScan, layer: int, x: int) -> int:
+def _selective_scan(recorder: MixerRecorder, mixer: SelectiveScan, layer: int, x: int) -> int:
     """Record scan(x, step, B, C) · silu(z) of (x, z) = input·W, x = silu(conv(x)), (r, B, C) = x·W', step = r·W''."""
     p, weights, inner, rank = recorder.program, recorder.weights, mixer.inner, mixer.rank
     widths = (2 * inner, inner, mixer.selection, rank, inner)
@@ -240,7 +232,7 @@ def _selective_scan(recorder: Recorder, mixer: SelectiveScan, layer: int, x: int
     return out
 
 
-def _norm_selection(recorder: Recorder, mixer: SelectiveScan, layer: int, selection: int) -> None:
+def _norm_selection(recorder: MixerRecorder, mixer: SelectiveScan, layer: int, selection: int) -> None:
     """Record the norms of the time steps' inputs, B and C."""
     eps, start = recorder.spec.norm_eps if mixer.norm_eps is None else mixer.norm_eps, 0
     sizes = {"mixer_rank_norm": mixer.rank, "mixer_b_norm": mixer.state_dim, "mixer_c_norm": mixer.state_dim}
@@ -251,7 +243,7 @@ def _norm_selection(recorder: Recorder, mixer: SelectiveScan, layer: int, select
         start += size
 
 
-def _gated_unit(recorder: Recorder, mixer: GatedUnit, layer: int, x: int) -> int:
+def _gated_unit(recorder: MixerRecorder, mixer: GatedUnit, layer: int, x: int) -> int:
     """Record unit(conv(x)) · gelu(y) of (x, y) = input·W."""
     p, weights, inner = recorder.program, recorder.weights, mixer.inner
     parts, convolved, inputs, decays = recorder.mixer_buffers(mixer, 2 * inner, inner, inner, inner)
@@ -277,7 +269,7 @@ def _gated_unit(recorder: Recorder, mixer: GatedUnit, layer: int, x: int) -> int
     return out
 
 
-def _convolve(recorder: Recorder, x: int, offset: int, layer: int, *, activated: bool) -> None:
+def _convolve(recorder: MixerRecorder, x: int, offset: int, layer: int, *, activated: bool) -> None:
     """Record the layer's convolution, whose weights are stored ``[columns, 1, taps]``."""
     weight = recorder.weights.vector("mixer_convolution", layer)[:, 0].T
     bias = recorder.weights.bias("mixer_convolution", layer)

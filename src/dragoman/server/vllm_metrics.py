@@ -104,7 +104,7 @@ class VllmMetrics:
             ("vllm:prefix_cache_hits_total", "Prompt tokens found in the cache.", seen.cached_tokens),
             ("vllm:gpu_prefix_cache_queries_total", "The same, under its older name.", seen.prompt_tokens),
             ("vllm:gpu_prefix_cache_hits_total", "The same, under its older name.", seen.cached_tokens),
-            ("vllm:num_preemptions_total", "Sequences preempted because no block of keys and values was free.", state.get("preemptions", 0.0)),
+            ("vllm:num_preemptions_total", "Sequences preempted for want of blocks.", state.get("preemptions", 0.0)),
         ):
             yield from counter(name, words, {labels: value})
         finished = dict.fromkeys(("stop", "length", "abort", "error"), 0)
