@@ -65,7 +65,7 @@ def test_a_model_with_states_is_refused_by_name(tmp_path: Path) -> None:
     folder = make_tiny_lfm2(tmp_path)
     with pytest.raises(ModelError, match=r"--draft-model .*: a model with recurrent layers cannot take back"):
         draft_settings(ModelSettings(), SchedulerSettings(draft_model=str(folder)))
-    with pytest.raises(ModelError, match="--draft-model .*: there is no folder or file"):
+    with pytest.raises(ModelError, match=r"--draft-model .*: there is no folder or file"):
         draft_settings(ModelSettings(), SchedulerSettings(draft_model=str(tmp_path / "missing")))
 
 

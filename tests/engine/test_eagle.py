@@ -229,7 +229,7 @@ def test_it_is_asked_alone_and_where_there_is_room(tmp_path: Path) -> None:
     for off in ({"speculation": 0}, {"draft_sources": ("lookup",)}):
         scheduling = SchedulerSettings(draft_eagle=eagle, **off)  # type: ignore[arg-type]
         assert worker_settings(folder, models.ModelSettings(), scheduling)[0].draft is None
-    with pytest.raises(ModelError, match="--draft-eagle .*missing: there is no folder or file"):
+    with pytest.raises(ModelError, match=r"--draft-eagle .*missing: there is no folder or file"):
         worker_settings(folder, models.ModelSettings(), SchedulerSettings(draft_eagle=str(tmp_path / "missing")))
 
 
