@@ -134,7 +134,7 @@ def plan_eagle(
     tokens = min(spec.context, _context(described.spec, settings, context))
     precision = described.precision(settings.precision) if choice.precision == "auto" else choice.precision
     # What is read of the model, and what is made of it; token and hidden state, and both joined.
-    inputs = len(spec.boundaries) * spec.target_width + (1 + 4) * spec.width
+    inputs = len(spec.aux_layers) * spec.target_width + (1 + 4) * spec.width
     return _head_plan(spec, precision, settings, tokens, inputs)
 
 

@@ -16,7 +16,7 @@ from dragoman.models.batch import Batch, PoolSize
 from dragoman.models.checkpoint import Checkpoint
 from dragoman.models.decoder import Recorder
 from dragoman.models.draft import HEAD_KV_PRECISION, describe_head, head_blocks
-from dragoman.models.eagle_program import EagleRecorder, ReadRecorder
+from dragoman.models.eagle_program import AuxStatesRecorder, EagleRecorder
 from dragoman.models.families import FAMILIES
 from dragoman.models.families.family import Family
 from dragoman.models.head_spec import EagleSpec, HeadSpec
@@ -56,7 +56,7 @@ def build_program_for_head(
         max_tokens=max_tokens, max_sequences=max_sequences, max_logit_rows=max_logit_rows, kv=kv, states=states
     )
     if eagle is not None:
-        return program, ReadRecorder(spec, weights, program, context, *eagle).record_with_states()
+        return program, AuxStatesRecorder(spec, weights, program, context, *eagle).record_with_states()
     return program, Recorder(spec, weights, program, context, keeps_rows=True).record_with_hidden()
 
 

@@ -165,7 +165,7 @@ def read_eagle(values: dict[str, Any], target: DecoderSpec, target_name: str) ->
         **taken | {"vocab_size": own, "context": min(layer.context, target.context), "tied": False},
         target_vocab=vocab,
         target_width=width,
-        boundaries=_boundaries(config, target, target_name),
+        aux_layers=_aux_layers(config, target, target_name),
         states_norm="whole" if whole else "each" if each else None,
         stream_normed=_flag(config, "norm_before_residual"),
         feeds_normed=_flag(config, "norm_output"),
@@ -190,8 +190,8 @@ def _require_fit(target: DecoderSpec, name: str, width: int, vocab: int) -> None
         raise ModelError(f"{name} is {target.architecture}, whose hidden states such heads do not read")
 
 
-def _boundaries(config: Config, target: DecoderSpec, name: str) -> tuple[int, ...]:
-    """Return the numbers of layers after which the model is read.
+def _aux_layers(config: Config, target: DecoderSpec, name: str) -> tuple[int, ...]:
+    """Return after how many layers the model is read, for each auxiliary hidden state.
 
     Configs count in two ways: most the layers that come before, some, whose first number is 1, the last of these from
     0 on. The first layer alone is never read, so the first number tells.

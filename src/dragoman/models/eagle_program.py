@@ -13,8 +13,9 @@ from dragoman.models.packing import Weights
 from dragoman.models.spec import DecoderSpec
 
 
-class ReadRecorder(Recorder):
-    """Records a decoder that also computes, for all rows of a step, the hidden states that an EAGLE-3 head reads.
+class AuxStatesRecorder(Recorder):
+    """Records a decoder that also computes, for all rows of a step, what an EAGLE-3 head reads: the auxiliary hidden
+    states, joined, normed as the head asks for, and multiplied by its ``fc``.
 
     Logits are the same to the last bit: what is read is copied from the stream.
     """
@@ -28,21 +29,21 @@ class ReadRecorder(Recorder):
         eagle: EagleSpec,
         eagle_weights: Weights,
     ) -> None:
-        """``eagle``, ``eagle_weights``: of the head."""
+        """``eagle``, ``eagle_weights``: of the head; the others are the decoder's, as of ``Recorder``."""
         # Before this layer the rows whose logits are wanted are chosen, or within it.
         chosen = min(spec.layers - 1, spec.written_layers)
-        super().__init__(spec, weights, program, context, keeps_rows=eagle.boundaries[-1] > chosen)
+        super().__init__(spec, weights, program, context, keeps_rows=eagle.aux_layers[-1] > chosen)
         self._eagle, self._eagle_weights = eagle, eagle_weights
         width = spec.width
-        whole = program.buffer(len(eagle.boundaries) * width)
+        whole = program.buffer(len(eagle.aux_layers) * width)
         self._joined = [whole]  # the first state, the first two, and so on, in one memory
-        for count in range(len(eagle.boundaries) - 1, 0, -1):
+        for count in range(len(eagle.aux_layers) - 1, 0, -1):
             self._joined.insert(0, program.buffer(count * width, over=self._joined[0]))
         self._normed = program.buffer(width) if eagle.states_norm == "each" else None
         self._out = program.buffer(eagle.width)
 
     def record_with_states(self) -> int:
-        """Record the decoder. Returns the buffer that has what the head reads of each row after a run."""
+        """Record the decoder. Returns the buffer that after a run has what the head reads: ``[rows, eagle.width]``."""
         x = self._final(self._layers())
         if not self.chooses_rows:
             wanted = self.program.buffer(self.spec.width)
@@ -54,14 +55,14 @@ class ReadRecorder(Recorder):
     def _finish_layer(self, layer: int, stream: Stream) -> None:
         super()._finish_layer(layer, stream)
         p, eagle = self.program, self._eagle
-        for place, boundary in enumerate(eagle.boundaries):
-            if boundary == layer + 1:
+        for place, before in enumerate(eagle.aux_layers):
+            if before == layer + 1:
                 x = self._state(stream, place)
                 if place:
                     p.join(self._joined[place], self._joined[place - 1], x)
                 else:
                     p.copy_columns(self._joined[0], x, 0)
-        if layer + 1 == eagle.boundaries[-1]:
+        if layer + 1 == eagle.aux_layers[-1]:
             states = self._joined[-1]
             if eagle.states_norm == "whole":
                 self._norm(states, states, self._eagle_weights.vector("states_norm"))

@@ -35,17 +35,19 @@ class EagleSpec(DecoderSpec):
     Attributes:
         vocab_size: tokens that it guesses among. target_vocab: tokens of the model, all of which it reads.
         target_width: size of the model's residual stream.
-        boundaries: numbers of the model's layers after which its stream is read, three in ascending order.
+        aux_layers: after how many of the model's layers its residual stream is read (auxiliary hidden states): three
+            numbers in ascending order.
         own_embedding: it has a table of embeddings; otherwise the model's is used.
         states_norm: what is read has a norm before it is multiplied, one over all of it (``whole``) or one for each
             depth (``each``); None: it has none.
-        stream_normed: its stream begins with the normed hidden state instead of the hidden state itself.
-        feeds_normed: as of ``HeadSpec``.
+        stream_normed: its stream begins with the normed hidden state instead of the hidden state itself
+            (``norm_before_residual`` in configs).
+        feeds_normed: as of ``HeadSpec`` (``norm_output`` in configs).
     """
 
     target_vocab: int
     target_width: int
-    boundaries: tuple[int, ...]
+    aux_layers: tuple[int, ...]
     own_embedding: bool = False
     states_norm: Literal["whole", "each"] | None = None
     stream_normed: bool = False

@@ -102,12 +102,12 @@ def _head_parameters(spec: HeadSpec) -> tuple[Parameter, ...]:
 def _eagle_parameters(spec: EagleSpec) -> tuple[Parameter, ...]:
     """Return the parameters of an EAGLE-3 head, whose attention has token and hidden state beside each other as its
     input."""
-    states = len(spec.boundaries) * spec.target_width
+    states = len(spec.aux_layers) * spec.target_width
     found = [_matrix("embedding", None, (spec.target_vocab,), spec.width)] if spec.own_embedding else []
     if spec.states_norm == "whole":
         found += _norm(spec, "states_norm", None, states)
     if spec.states_norm == "each":
-        found.append(_vector("state_norms", "weight", None, (spec.target_width,) * len(spec.boundaries)))
+        found.append(_vector("state_norms", "weight", None, (spec.target_width,) * len(spec.aux_layers)))
     found.append(_matrix("states_in", None, (spec.width,), states))
     found += [*_norm(spec, "hidden_norm", None), *_norm(spec, "token_norm", None)]
     for parameter in _layer_parameters(spec, 0):
