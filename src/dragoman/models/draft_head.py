@@ -16,16 +16,15 @@ from dragoman.models.batch import Batch, PoolSize
 from dragoman.models.checkpoint import Checkpoint
 from dragoman.models.decoder import Recorder
 from dragoman.models.draft import HEAD_KV_PRECISION, describe_head, head_blocks
-from dragoman.models.eagle_program import AuxStatesRecorder, EagleRecorder
 from dragoman.models.families import FAMILIES
 from dragoman.models.families.family import Family
+from dragoman.models.head_program import AuxStatesRecorder, EagleRecorder, HeadRecorder
 from dragoman.models.head_spec import EagleSpec, HeadSpec
 from dragoman.models.kv_groups import BLOCK_TOKENS
-from dragoman.models.layer_buffers import Stream
 from dragoman.models.packing import Weights
 from dragoman.models.settings import ModelSettings
 from dragoman.models.spec import DecoderSpec
-from dragoman.models.tensors import Tensor, TensorFiles, nearest_bfloat16
+from dragoman.models.tensors import Tensor, TensorFiles
 
 _MODULES: dict[str, tuple[str, ...]] = {
     "hidden_in": ("hidden_in",),
@@ -104,34 +103,6 @@ def _renamed(files: TensorFiles, family: Family, layers: int) -> dict[str, Tenso
     return found
 
 
-class _HeadRecorder(Recorder):
-    """Records the one layer of a head, after what makes its input."""
-
-    def _embed(self, stream: Stream) -> None:
-        """Record x = [norm(table[token] · scale), norm(hidden)] · W; the hidden state of each row is given."""
-        p, table, width = self.program, self.weights.matrix("embedding"), self.spec.width
-        scale = self.spec.embedding.scale
-        if self.spec.embedding.scale_rounded and table.precision != "float32":
-            scale = nearest_bfloat16(scale)
-        hidden, token, joined = p.buffer(width), p.buffer(width), p.buffer(2 * width)
-        p.embed(hidden, table)  # of which every row is replaced by what is given
-        p.copy_columns(token, hidden, 0)
-        p.scale(token, 0.0)
-        p.add_embeddings(token, table, scale)
-        self.norm(token, token, "token_norm")
-        self.norm(hidden, hidden, "hidden_norm")
-        p.join(joined, token, hidden, 0)
-        self.linear(stream.residual, joined, "hidden_in")
-
-    def record_head(self) -> int:
-        """Record the head. Returns the buffer of what it takes in for its own next guess, of the logits' rows."""
-        stream = self._layers()
-        normed = self._final(stream)
-        self._logits(normed)
-        assert isinstance(self.spec, HeadSpec)
-        return normed if self.spec.feeds_normed else stream.residual
-
-
 class DraftHead:
     """A loaded head, with its own blocks of keys and values.
 
@@ -170,7 +141,7 @@ class DraftHead:
             max_logit_rows=settings.max_logit_rows,
             kv=self.kv,
         )
-        recorder = EagleRecorder if isinstance(spec, EagleSpec) else _HeadRecorder
+        recorder = EagleRecorder if isinstance(spec, EagleSpec) else HeadRecorder
         self._fed = recorder(spec, weights, self.program, context).record_head()
 
     def run(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""Programs of an EAGLE-3 head: its layer, and the model with what the head reads of it."""
+"""Programs of heads: their layer, and the model with what an EAGLE-3 head reads of it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from numpy.typing import NDArray
 
 from dragoman import kernels
 from dragoman.models.decoder import Recorder
-from dragoman.models.head_spec import EagleSpec
+from dragoman.models.head_spec import EagleSpec, HeadSpec
 from dragoman.models.layer_buffers import Stream
 from dragoman.models.packing import Weights
 from dragoman.models.spec import DecoderSpec
+from dragoman.models.tensors import nearest_bfloat16
 
 
 class AuxStatesRecorder(Recorder):
@@ -80,20 +81,50 @@ class AuxStatesRecorder(Recorder):
         self.program.norm(out, x, weight, bias=None, eps=self._eagle.norm_eps, kind=self._eagle.norm)
 
 
-class EagleRecorder(Recorder):
-    """Records the layer of an EAGLE-3 head. The hidden state of each row is given."""
+class HeadRecorder(Recorder):
+    """Records the one layer of a checkpoint's own head, after what makes its input. The hidden state of each row is
+    given as its embedding."""
+
+    def _embed(self, stream: Stream) -> None:
+        """Record x = [norm(table[token] · scale), norm(hidden)] · W."""
+        table, scale = self.weights.matrix("embedding"), self.spec.embedding.scale
+        if self.spec.embedding.scale_rounded and table.precision != "float32":
+            scale = nearest_bfloat16(scale)
+        p, width = self.program, self.spec.width
+        hidden, token, joined = p.buffer(width), p.buffer(width), p.buffer(2 * width)
+        self._embed_given(hidden, token, scale)
+        self.norm(hidden, hidden, "hidden_norm")
+        p.join(joined, token, hidden, 0)
+        self.linear(stream.residual, joined, "hidden_in")
+
+    def _embed_given(self, hidden: int, token: int, scale: float) -> None:
+        """Record hidden = what is given of each row, and token = norm(table[token] · scale)."""
+        p, table = self.program, self.weights.matrix("embedding")
+        p.embed(hidden, table)  # of which every row is replaced by what is given
+        p.copy_columns(token, hidden, 0)
+        p.scale(token, 0.0)
+        p.add_embeddings(token, table, scale)
+        self.norm(token, token, "token_norm")
+
+    def record_head(self) -> int:
+        """Record the head. Returns the buffer of what it takes in for its own next guess, of the logits' rows."""
+        stream = self._layers()
+        normed = self._final(stream)
+        self._logits(normed)
+        assert isinstance(self.spec, HeadSpec | EagleSpec)
+        return normed if self.spec.feeds_normed else stream.residual
+
+
+class EagleRecorder(HeadRecorder):
+    """Records the layer of an EAGLE-3 head. What the model's auxiliary states made of each row is given."""
 
     def _embed(self, stream: Stream) -> None:
         """Record x = hidden, or norm(hidden), and attention's input [norm(table[token]), norm(hidden)]."""
-        p, table, width = self.program, self.weights.matrix("embedding"), self.spec.width
+        p, width = self.program, self.spec.width
         assert isinstance(self.spec, EagleSpec)
         token, hidden = p.buffer(width), p.buffer(width)
         self._attended = p.buffer(2 * width)
-        p.embed(stream.residual, table)  # of which every row is replaced by what is given
-        p.copy_columns(token, stream.residual, 0)
-        p.scale(token, 0.0)
-        p.add_embeddings(token, table)
-        self.norm(token, token, "token_norm")
+        self._embed_given(stream.residual, token, 1.0)
         self.norm(hidden, stream.residual, "hidden_norm")
         if self.spec.stream_normed:
             p.copy_columns(stream.residual, hidden, 0)
@@ -101,11 +132,3 @@ class EagleRecorder(Recorder):
 
     def _branch_input(self, stream: Stream, module: str, layer: int) -> int:
         return self._attended if module == "attention_norm" else super()._branch_input(stream, module, layer)
-
-    def record_head(self) -> int:
-        """Record the head. Returns the buffer of what it takes in for its own next guess, of the logits' rows."""
-        assert isinstance(self.spec, EagleSpec)
-        stream = self._layers()
-        normed = self._final(stream)
-        self._logits(normed)
-        return normed if self.spec.feeds_normed else stream.residual
