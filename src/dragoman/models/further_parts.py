@@ -1,4 +1,4 @@
-"""What decoders have besides attention and one network in each layer, as data."""
+"""Descriptions of what few decoders have: inputs of layers (Gemma 3n), AltUp, and cross-attention to images."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class AltUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageLayers:
-    """Variants of layers between the others that look at images: attention and then a feed-forward network, each of
-    which joins the stream with tanh of a learned gate as its factor.
+    """Gated cross-attention layers between the others, which look at images: cross-attention and then a feed-forward
+    network, each of which is added to the stream with tanh of a learned gate as its factor.
 
     Attributes:
         before: where tokens that see no image pass the networks too, for each such layer the number of layers before

@@ -1,5 +1,5 @@
-"""Layers of a decoder that look at images, as those of Flamingo (Alayrac et al. 2022, https://arxiv.org/abs/2204.14198):
-Mllama's and Idefics' (Laurençon et al. 2023, https://arxiv.org/abs/2306.16527).
+"""Gated cross-attention layers of a decoder, which look at images (Flamingo: Alayrac et al. 2022,
+https://arxiv.org/abs/2204.14198): Mllama's, and Idefics' (Laurençon et al. 2023, https://arxiv.org/abs/2306.16527).
 
 They are between the decoder's other layers. What they look at are keys and values that were computed once from the
 embeddings of the images that a token sees, in blocks of their own; layer number n has its keys and values in the memory

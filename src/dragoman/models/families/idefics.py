@@ -1,4 +1,4 @@
-"""Idefics, the first one: a Llama with more tokens, between whose layers are others that look at images."""
+"""Idefics 1: a Llama with added tokens, and gated cross-attention layers between its layers, which look at images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama 3.2 Vision: a Llama between whose layers are others that look at images."""
+"""Llama 3.2 Vision: a Llama with gated cross-attention layers between its layers, which look at images."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TABLE = re.compile(r"(model\.)?embed_tokens\.weight")
 
 
 def _read_mllama(config: Config) -> DecoderSpec:
-    """Return the decoder without its layers that look at images, which are part of what it sees with."""
+    """Return the decoder without its cross-attention layers, which ``image_layers`` and the vision tower describe."""
     config = config.within("text_config")
     config = config.over({"num_hidden_layers": 40, "num_key_value_heads": 8, "rms_norm_eps": 1e-5})
     config = config.over({"hidden_size": 4096, "intermediate_size": 14_336, "num_attention_heads": 32})

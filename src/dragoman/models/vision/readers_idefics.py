@@ -1,4 +1,4 @@
-"""Reader of the configs of Idefics, the first one."""
+"""Reader of the configs of Idefics 1; those of Idefics 2 and 3 are in ``readers.py``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TOWER = {
 
 
 def looks_before(config: Config) -> tuple[int, ...]:
-    """Return for each layer that looks at images the number of layers before it."""
+    """Return for each cross-attention layer the number of the decoder's layers before it. Raises ModelError."""
     layers, interval = config.size("num_hidden_layers", 32), config.size("cross_layer_interval", 1)
     if layers % interval:
         raise ModelError(
@@ -41,6 +41,7 @@ def looks_before(config: Config) -> tuple[int, ...]:
 
 
 def read_idefics(config: Config, preprocessor: Config) -> Fields:
+    """Return the fields of a ``VisionDescription``. Raises ModelError for what is not supported."""
     tower = tower_of(config)
     tower = tower.having({"hidden_size": tower.value("embed_dim", tower.value("hidden_size"))})
     side, patch = grid_of(tower, _TOWER)
