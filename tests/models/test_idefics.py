@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,12 @@ import idefics_models
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from same_tokens_with_images import require_equal_tokens
 from test_hostile_configs import JUNK, NESTED_JUNK, check, places
 from vision_models import image
 
 from dragoman import models
 from dragoman.core.errors import ModelError
-from dragoman.core.images import PlacedImage
-from dragoman.core.request import EngineRequest
-from dragoman.core.sampling import LogprobParams, SamplingParams
-from dragoman.engine.engine import Engine
 from dragoman.models.families import read_spec
 from dragoman.models.model import Model
 from dragoman.models.parameters import parameter_count, seeing
@@ -31,12 +27,6 @@ from dragoman.models.vision.description import VisionDescription
 from dragoman.models.vision.geometry import image_token_count
 from dragoman.models.vision.preprocess import normalise, preprocess
 from dragoman.models.vision.prompt import joined
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
-
-from seeing_models import tiles_of
-
-from simulation import run
 
 torch = pytest.importorskip("torch")
 SETTINGS = ModelSettings(precision="float32", kv_precision="float32", max_sequences=8, max_tokens=160, cache_bytes=0)
@@ -80,7 +70,7 @@ PROMPTS = {
 
 @pytest.mark.parametrize("name", PROMPTS)
 def test_logits_and_greedy_tokens_are_those_of_transformers(name: str, served: tuple[Any, Model]) -> None:
-    _equal_tokens(*served, name)
+    require_equal_tokens(*served, idefics_models, *PROMPTS[name])
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -93,7 +83,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_options_are_those_of_transformers(options: dict[str, Any], tmp_path: Path) -> None:
     theirs, ours = idefics_models.save(tmp_path, **options), models.load(tmp_path, SETTINGS)
-    _equal_tokens(theirs, ours, "two")
+    require_equal_tokens(theirs, ours, idefics_models, *PROMPTS["two"])
     assert ours.card.parameter_count == _theirs_counted(theirs)
 
 
@@ -108,37 +98,6 @@ def test_embeddings_are_those_of_transformers(served: tuple[Any, Model]) -> None
     assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
 
 
-def _equal_tokens(theirs: Any, ours: Model, name: str) -> None:
-    """Compare 64 tokens, none of which ends the text, and the logits of each to one part in 10,000."""
-    tokens, sizes = PROMPTS[name]
-    ids = [idefics_models.IMAGE if token == 0 else token for token in tokens]
-    pictures = [image(*size, seed) for seed, size in enumerate(sizes)]
-    limits = {"max_new_tokens": 64, "min_new_tokens": 64, "do_sample": False, "pad_token_id": 0}
-    with torch.no_grad():
-        inputs = idefics_models.their_inputs(ids, pictures)
-        found = theirs.generate(**inputs, **limits, return_dict_in_generate=True, output_logits=True)
-    places = [place for place, token in enumerate(tokens) if token == 0]
-    tiles = [tiles_of(ours.tower.vision, *size, seed) for seed, size in enumerate(sizes)] if ours.tower else []
-    placed = tuple(PlacedImage(start=at, end=at + 1, tiles=each) for at, each in zip(places, tiles, strict=True))
-    request = EngineRequest(
-        request_id="ours",
-        prompt=tuple(ids),
-        images=placed,
-        seeds=(1,),
-        max_tokens=64,
-        sampling=SamplingParams(temperature=0, logit_bias={2: -1e9}),
-        logprobs=LogprobParams(top=5),
-    )
-    made = run(Engine(ours), [request])["ours"]
-    assert made.ids() == found.sequences[0, len(ids) :].tolist()
-    for (_, _, top), logits in zip(made.tokens[0], found.logits, strict=True):
-        expected = torch.log_softmax(logits[0], -1)
-        best = expected.topk(5)
-        assert [each.token_id for each in top] == best.indices.tolist()
-        scale = float(logits.abs().max())
-        assert np.abs(np.array([each.logprob for each in top]) - best.values.numpy()).max() < 1e-4 * scale
-
-
 def test_files_without_a_tower_are_text_alone(tmp_path: Path) -> None:
     """Their layers between the others have networks, which all tokens pass."""
     theirs = idefics_models.save(tmp_path)
@@ -147,7 +106,7 @@ def test_files_without_a_tower_are_text_alone(tmp_path: Path) -> None:
     save_file(left, tmp_path / "model.safetensors")
     ours = models.load(tmp_path, SETTINGS)
     assert ours.tower is None
-    _equal_tokens(theirs, ours, "text")
+    require_equal_tokens(theirs, ours, idefics_models, *PROMPTS["text"])
     save_file(
         left | {"model.perceiver_resampler.latents": np.zeros((9, 48), np.float32)}, tmp_path / "model.safetensors"
     )

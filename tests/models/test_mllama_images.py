@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import mllama_models
 import numpy as np
 import pytest
+from same_tokens_with_images import require_equal_tokens
 from vision_models import image
 
 from dragoman import models
-from dragoman.core.images import PlacedImage
-from dragoman.core.request import EngineRequest
-from dragoman.core.sampling import LogprobParams, SamplingParams
-from dragoman.engine.engine import Engine
 from dragoman.models.model import Model
 from dragoman.models.settings import ModelSettings
 from dragoman.models.vision.parts import grids_of
 from dragoman.models.vision.preprocess import normalise, preprocess
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
-
-from seeing_models import tiles_of
-
-from simulation import run
 
 torch = pytest.importorskip("torch")
 
@@ -78,7 +68,7 @@ PROMPTS = {
 @pytest.mark.parametrize("name", PROMPTS)
 def test_logits_and_greedy_tokens_are_those_of_transformers(name: str, served: tuple[Any, Model]) -> None:
     theirs, ours = served
-    _equal_tokens(theirs, ours, name)
+    require_equal_tokens(theirs, ours, mllama_models, *PROMPTS[name])
 
 
 def test_a_decoder_that_ends_with_a_layer_that_looks(tmp_path: Path) -> None:
@@ -86,37 +76,4 @@ def test_a_decoder_that_ends_with_a_layer_that_looks(tmp_path: Path) -> None:
     ours = models.load(tmp_path, ModelSettings(precision="float32", kv_precision="float32", max_tokens=160))
     assert ours.config.vision is not None
     assert ours.config.vision.looked_at == (0, 4)
-    _equal_tokens(theirs, ours, "two")
-
-
-def _equal_tokens(theirs: Any, ours: Model, name: str) -> None:
-    """Compare 64 tokens, none of which ends the text, and the logits of each to one part in 10,000."""
-    tokens, sizes = PROMPTS[name]
-    ids = [mllama_models.IMAGE if token == 0 else token for token in tokens]
-    pictures = [image(*size, seed) for seed, size in enumerate(sizes)]
-    limits = {"max_new_tokens": 64, "min_new_tokens": 64, "do_sample": False, "pad_token_id": 0}
-    with torch.no_grad():
-        inputs = mllama_models.their_inputs(ids, pictures)
-        found = theirs.generate(**inputs, **limits, return_dict_in_generate=True, output_logits=True)
-    assert ours.tower is not None
-    vision = ours.tower.vision
-    tiles = [tiles_of(vision, *size, seed) for seed, size in enumerate(sizes)]
-    places = [place for place, token in enumerate(tokens) if token == 0]
-    placed = tuple(PlacedImage(start=at, end=at + 1, tiles=each) for at, each in zip(places, tiles, strict=True))
-    request = EngineRequest(
-        request_id="ours",
-        prompt=tuple(ids),
-        images=placed,
-        seeds=(1,),
-        max_tokens=64,
-        sampling=SamplingParams(temperature=0, logit_bias={2: -1e9}),
-        logprobs=LogprobParams(top=5),
-    )
-    made = run(Engine(ours), [request])["ours"]
-    assert made.ids() == found.sequences[0, len(ids) :].tolist()
-    for (_, _, top), logits in zip(made.tokens[0], found.logits, strict=True):
-        expected = torch.log_softmax(logits[0], -1)
-        best = expected.topk(5)
-        assert [each.token_id for each in top] == best.indices.tolist()
-        scale = float(logits.abs().max())
-        assert np.abs(np.array([each.logprob for each in top]) - best.values.numpy()).max() < 1e-4 * scale
+    require_equal_tokens(theirs, ours, mllama_models, *PROMPTS["two"])
