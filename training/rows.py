@@ -13,10 +13,10 @@ from training.exercises.stories import story
 from training.prose import Prose
 from training.tokenizer import END_OF_TEXT, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX, TURN_END, TURN_START, special_id
 
-PROSE_SHARE = 0.15
-FIM_SHARE = 0.04
+PROSE_SHARE = 0.1
+FIM_SHARE = 0.03
 # What users, systems and tools say is given, not asked of the model; a little weight helps it read them.
-GIVEN_WEIGHT = 0.2
+GIVEN_WEIGHT = 0.1
 LONG_ROW = 1024
 BARE_STORY_SHARE = 0.05  # of the exercises: stories without a chat around them, for prompts of plain text
 

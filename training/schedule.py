@@ -11,7 +11,7 @@ def row_length(step: int, progress: float) -> int:
     context, while the rate is still high enough to learn far positions from it."""
     if (progress > 0.4 and step % 16 == 0) or (progress > 0.9 and step % 2 == 0):
         return 2048
-    return 256 if progress < 0.6 else 512
+    return 256 if progress < 0.1 else 512
 
 
 def learning_rate(step: int, progress: float) -> float:

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -17,6 +18,7 @@ from training.chat import render
 from training.exercises import (
     copying,
     draw_conversation,
+    drills,
     first_words,
     invented_tools,
     names,
@@ -43,7 +45,7 @@ def test_same_seed_draws_the_same_conversation() -> None:
 
 
 @pytest.mark.parametrize("held_out", [False, True])
-@pytest.mark.parametrize("draw", [sums.single, sums.sheet, sums.word_problem])
+@pytest.mark.parametrize("draw", [sums.single, sums.larger, sums.sheet, sums.word_problem])
 def test_sums_are_right(draw: Callable[..., Exchange], held_out: bool) -> None:
     for seed in SEEDS:
         answer = draw(Random(seed), held_out=held_out).answer
@@ -56,6 +58,7 @@ def test_sums_are_right(draw: Callable[..., Exchange], held_out: bool) -> None:
 
 def test_training_never_sees_a_held_out_sum() -> None:
     trained = {sums.draw(Random(seed), held_out=False) for seed in range(5_000)}
+    trained |= {sums.draw(Random(seed), held_out=False, small_share=0.0) for seed in range(5_000)}
     held_out = {sums.draw(Random(seed), held_out=True) for seed in range(1_000)}
     assert len(held_out) > 100
     assert not trained & held_out
@@ -156,7 +159,7 @@ def test_reasoning_about_a_sum_is_right(seed: int) -> None:
             assert int(left) + int(sign + right) == int(result)
 
 
-INVENTED = [names.a_person, names.a_city, names.a_code, names.a_made_up_word]
+INVENTED = [names.a_person, names.a_city, names.a_code, names.a_made_up_word, drills.a_word]
 
 
 @pytest.mark.parametrize("draw", INVENTED)
@@ -207,6 +210,48 @@ def test_calls_of_invented_tools_fit_them_and_say_what_was_asked(held_out: bool)
         assert calls or drawn.messages[-1]["content"] in invented_tools.REFUSALS
     assert refused > 10
     assert called_without_arguments > 10
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_tools_are_called_for_what_they_do_and_refused_for_the_rest(held_out: bool) -> None:
+    for seed in SEEDS:
+        drawn = invented_tools.many_questions(Random(seed), held_out=held_out)
+        described = {tool["function"]["name"]: tool["function"]["description"].lower() for tool in drawn.tools}
+        for question, answer in pairwise(drawn.messages):
+            if question["role"] != "user":
+                continue
+            words = set(re.findall(r"\w+", question["content"].split(" with ")[0].lower()))
+            fitting = [
+                name for name, about in described.items() if set(re.findall(r"\w+", about)) - {"a", "the"} <= words
+            ]
+            if calls := answer.get("tool_calls"):
+                assert calls[0]["function"]["name"] in fitting
+            else:
+                assert answer["content"] in invented_tools.REFUSALS
+                assert not fitting
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_drills_pick_out_what_was_said(held_out: bool) -> None:
+    verdicts = set()
+    for seed in SEEDS:
+        exchange = drills.pairs(Random(seed), held_out=held_out)
+        for key, value in json.loads(exchange.answer).items():
+            assert re.search(rf"\b{key}(:| =| is) {re.escape(str(value))}(,|$)", exchange.question, re.MULTILINE)
+            assert names.is_held_out(key) == held_out
+        looked_up = drills.look_up_word(Random(seed), held_out=held_out)
+        assert looked_up.answer in looked_up.question.rpartition("\n")[0]
+        listed = drills.is_it_there(Random(seed), held_out=held_out)
+        verdicts.add(listed.answer)
+    assert verdicts == {drills.YES, drills.NO}
+
+
+def test_drills_write_the_same_letters_again() -> None:
+    for seed in SEEDS:
+        exchange = drills.written_again(Random(seed))
+        asked, said = (re.sub(r"[^a-z0-9]", "", text.lower()) for text in (exchange.question, exchange.answer))
+        asked = asked.removesuffix("incapitalletters") if asked.startswith("spell") else asked
+        assert asked.endswith(said)
 
 
 def test_first_messages_are_typed_in_a_hurry_and_have_apt_answers() -> None:

@@ -58,7 +58,7 @@ def first_message(rng: Random, *, held_out: bool = False) -> Exchange:
     """A greeting or a simple question, as typed. Held out are one in sixteen of all spellings, so that the model is
     asked about typing errors it has never read."""
     while True:
-        exchange = _opener(rng) if rng.random() < 0.55 else _question(rng, held_out=held_out)
+        exchange = _opener(rng, held_out=held_out) if rng.random() < 0.55 else _question(rng, held_out=held_out)
         if is_held_out(exchange.question) == held_out:
             return exchange
 
@@ -101,14 +101,15 @@ def misspelt(rng: Random, text: str) -> str:
     )
 
 
-def _opener(rng: Random) -> Exchange:
+def _opener(rng: Random, *, held_out: bool) -> Exchange:
+    slips, endings = (0.25, 0.15) if held_out else (0.4, 0.3)
     said, answers = rng.choice([*OPENERS, OPENERS[0], OPENERS[0]])
     question = rng.choice(said)
-    if rng.random() < 0.25:
+    if rng.random() < slips:
         question = misspelt(rng, question)
     if rng.random() < 0.2:
         question = question.capitalize()
-    if rng.random() < 0.15:
+    if rng.random() < endings:
         question += rng.choice(["!", ".", " :)", "!!", " there", " dragoman", "..."])
     return Exchange("first message", question, rng.choice(answers))
 

@@ -6,6 +6,7 @@ from random import Random
 from training.exercises import (
     copying,
     counting,
+    drills,
     facts,
     first_words,
     invented_tools,
@@ -27,29 +28,29 @@ from training.exercises.systems import Manner, asked_in_a_manner, manner
 PLAIN = Manner("", "plain")
 
 WEIGHTED: list[tuple[int, Callable[[Random], Exchange]]] = [
-    (2, talk.greeting),
-    (4, talk.who_are_you),
-    (3, talk.small_talk),
-    (7, counting.count),
-    (4, counting.count_in_steps),
-    (4, counting.comes_next),
+    (1, talk.greeting),
+    (2, talk.who_are_you),
+    (2, talk.small_talk),
+    (3, counting.count),
+    (2, counting.count_in_steps),
+    (2, counting.comes_next),
     (1, counting.listing),
-    (6, facts.capital),
-    (7, facts.opposite),
+    (4, facts.capital),
+    (5, facts.opposite),
     (2, facts.colour),
     (1, facts.sound),
     (2, facts.definition),
-    (1, facts.yes_or_no),
-    (5, rewriting.letters),
-    (8, reading.echo),
-    (4, reading.next_in_list),
-    (5, reading.who_has_what),
-    (3, rewriting.plural),
-    (2, rewriting.plural_sentence),
-    (3, rewriting.past_tense),
-    (2, rewriting.past_of_verb),
-    (3, rewriting.question_form),
-    (4, stories.story),
+    (3, facts.yes_or_no),
+    (6, rewriting.letters),
+    (6, reading.echo),
+    (3, reading.next_in_list),
+    (4, reading.who_has_what),
+    (1, rewriting.plural),
+    (1, rewriting.plural_sentence),
+    (2, rewriting.past_tense),
+    (1, rewriting.past_of_verb),
+    (2, rewriting.question_form),
+    (3, stories.story),
     (2, writing.sorted_words),
     (1, writing.name_some),
     (1, writing.printed),
@@ -57,18 +58,25 @@ WEIGHTED: list[tuple[int, Callable[[Random], Exchange]]] = [
 
 SPLIT: list[tuple[int, Callable[..., Exchange]]] = [
     # These hold whole questions out of training, so that their accuracy is not memory.
-    (22, sums.single),
-    (14, sums.sheet),
+    (8, sums.single),
+    (36, sums.larger),
+    (26, sums.sheet),
     (4, sums.word_problem),
-    (6, records.record),
+    (4, records.record),
     (12, first_words.first_message),
     (14, copying.look_up),
-    (8, copying.say_it_again),
-    (16, schemas.extraction),
-    (12, passages.about_a_text),
+    (10, copying.say_it_again),
+    (30, schemas.extraction),
+    (14, passages.about_a_text),
     (3, writing.table),
-    (3, writing.program),
+    (2, writing.program),
+    (16, drills.written_again),
+    (12, drills.pairs),
+    (4, drills.is_it_there),
+    (8, drills.look_up_word),
 ]
+
+MANNERS_OF_FACTS = {"short", "upper", "lower", "json", "opening"}
 
 TASKS = [task for _, task in WEIGHTED] + [task for _, task in SPLIT]
 WEIGHTS = [weight for weight, _ in WEIGHTED] + [weight for weight, _ in SPLIT]
@@ -81,21 +89,25 @@ TOOL_LIKE = {"sum", "sum sheet", "word problem", "talk", "first message"}
 def draw_conversation(rng: Random, *, held_out: bool = False) -> Conversation:
     """A conversation of one to six exchanges, or one with tools."""
     kind = rng.random()
-    if kind < 0.09:
+    if kind < 0.04:
         return tools.conversation(rng)
-    if kind < 0.20:
+    if kind < 0.07:
         return invented_tools.conversation(rng, held_out=held_out)
-    if kind < 0.23:
+    if kind < 0.20:
+        return invented_tools.many_questions(rng, held_out=held_out)
+    if kind < 0.22:
         drawn = draw_exchange(rng, held_out=held_out)
         while drawn.task in TOOL_LIKE:
             drawn = draw_exchange(rng, held_out=held_out)
         return tools.unneeded(rng, drawn.question, drawn.answer)
-    if kind < 0.27:
+    if kind < 0.25:
         return thinking.conversation(rng, held_out=held_out)
-    if kind < 0.32:
+    if kind < 0.28:
         return _remembering(rng, rng.choice([0, 0, 1, 2]), held_out=held_out)
-    if kind < 0.37:
+    if kind < 0.36:
         return _opened(rng, held_out=held_out)
+    if kind < 0.42:
+        return _facts_in_one_manner(rng)
     length = rng.choice([1, 1, 1, 2, 2, 3, 4, 6])
     return _in_one_manner(rng, length, held_out=held_out)
 
@@ -130,6 +142,18 @@ def _in_one_manner(rng: Random, length: int, *, held_out: bool) -> Conversation:
     for each in exchanges:
         messages += _turns(each)
     return Conversation([each.task for each in exchanges], messages)
+
+
+def _facts_in_one_manner(rng: Random) -> Conversation:
+    """One to three facts under a system message that changes how they are written, in capitals half of the time."""
+    chosen = manner(rng)
+    while chosen.style not in MANNERS_OF_FACTS or (chosen.style != "upper" and rng.random() < 0.6):
+        chosen = manner(rng)
+    asked = [
+        rng.choice([facts.capital, facts.opposite, facts.opposite, facts.colour])(rng) for _ in range(rng.randint(1, 3))
+    ]
+    turns = [turn for each in asked for turn in _turns(chosen.applied(rng, each))]
+    return Conversation([each.task for each in asked], [system(chosen.message), *turns])
 
 
 def _opened(rng: Random, *, held_out: bool) -> Conversation:

@@ -13,8 +13,9 @@ from typing import Any
 from training.exercises.conversation import Conversation, Message, Tool, assistant, user
 from training.exercises.names import a_city, a_code, a_made_up_word, a_person, is_held_out
 from training.exercises.phrasing import phrased
-from training.exercises.schemas import spoken
+from training.exercises.schemas import ANY_WORD_SHARE, spoken
 from training.exercises.vocabulary import DAYS, MONTHS
+from training.exercises.words import WORDS
 
 VERBS = (
     "get find open close book cancel create delete update list show send check start stop order buy sell rent "
@@ -59,17 +60,45 @@ def conversation(rng: Random, *, held_out: bool = False) -> Conversation:
             return Conversation(["no fitting tool"], [user(question), assistant(rng.choice(REFUSALS))], definitions)
     messages: list[Message] = []
     for _ in range(rng.choice([1, 1, 1, 2])):
-        tool = rng.choice(offered)
-        question, arguments = _question(rng, tool, held_out=held_out)
-        result, answer = _result(rng, tool, held_out=held_out)
-        call = {"name": tool.name, "arguments": arguments}
-        messages += [
-            user(question),
-            {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": call}]},
-            {"role": "tool", "content": result},
-            assistant(answer),
-        ]
+        messages += _used(rng, rng.choice(offered), held_out=held_out)
     return Conversation(["tool call"], messages, definitions)
+
+
+def many_questions(rng: Random, *, held_out: bool = False) -> Conversation:
+    """One to four tools and two to five questions: for one of them, or (half of them) for none, which is refused."""
+    offered = _several(rng, rng.choice([1, 1, 2, 2, 3, 4]), held_out=held_out)
+    tasks: list[str] = []
+    messages: list[Message] = []
+    for _ in range(rng.randint(2, 5)):
+        if rng.random() < 0.5:
+            tasks.append("tool call")
+            messages += _used(rng, rng.choice(offered), held_out=held_out)
+        else:
+            tasks.append("no fitting tool")
+            question, _ = _question(rng, _unlike(rng, offered, held_out=held_out), held_out=held_out)
+            messages += [user(question), assistant(rng.choice(REFUSALS))]
+    return Conversation(tasks, messages, [tool.definition for tool in offered])
+
+
+def _used(rng: Random, tool: InventedTool, *, held_out: bool) -> list[Message]:
+    """A question for the tool, its call, the result, and the answer."""
+    question, arguments = _question(rng, tool, held_out=held_out)
+    result, answer = _result(rng, tool, held_out=held_out)
+    call = {"name": tool.name, "arguments": arguments}
+    return [
+        user(question),
+        {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": call}]},
+        {"role": "tool", "content": result},
+        assistant(answer),
+    ]
+
+
+def _unlike(rng: Random, offered: list[InventedTool], *, held_out: bool) -> InventedTool:
+    """A tool that none of the offered ones is."""
+    while True:
+        other = _tool(rng, held_out=held_out)
+        if all(other.verb != tool.verb and other.noun != tool.noun for tool in offered):
+            return other
 
 
 def _several(rng: Random, count: int, *, held_out: bool) -> list[InventedTool]:
@@ -87,6 +116,8 @@ def _tool(rng: Random, *, held_out: bool) -> InventedTool:
         verb, noun = rng.choice(VERBS), rng.choice(NOUNS)
         if rng.random() < 0.2:
             noun = a_made_up_word(rng, held_out=held_out)
+        elif not held_out and rng.random() < ANY_WORD_SHARE:
+            noun = rng.choice(WORDS)
         if is_held_out(f"{verb} {noun}") == held_out:
             break
     name = rng.choice([f"{verb}_{noun}", f"{verb}_{noun}", f"{verb}{noun.capitalize()}", f"{noun}_{verb}"])

@@ -17,6 +17,8 @@ MIDDLES = "b d l ll m n nn r rd s st t v z".split()  # noqa: SIM905
 ENDS = ["a", "e", "o", "y", "an", "en", "in", "ia", "us", "el", "ie", "or"]
 PLACE_ENDS = ["ton", "burg", "ville", "field", "ford", "port", "holm", "wick", "stad", "mouth"]
 
+NEVER = {"shit", "tit", "tits"}
+
 HELD_OUT_PARTS = 16
 
 
@@ -52,7 +54,7 @@ def a_made_up_word(rng: Random, *, held_out: bool = False) -> str:
 def _drawn(rng: Random, make: Callable[[Random], str], *, held_out: bool) -> str:
     while True:
         name = make(rng)
-        if is_held_out(name) == held_out:
+        if is_held_out(name) == held_out and name.lower() not in NEVER:
             return name
 
 

@@ -8,6 +8,7 @@ from training.exercises.phrasing import phrased
 from training.exercises.vocabulary import COLOURS, DAYS, JOBS, MONTHS, THINGS
 
 NOT_THERE = "The text does not say."
+ABSENT_SHARE, HELD_OUT_ABSENT_SHARE = 0.24, 0.12
 
 
 def about_a_text(rng: Random, *, held_out: bool = False) -> Exchange:
@@ -36,7 +37,7 @@ def about_a_text(rng: Random, *, held_out: bool = False) -> Exchange:
     told = rng.sample(facts, rng.randint(2, 5))
     asked = rng.choice(told)
     answer, short = asked[2], asked[3]
-    if rng.random() < 0.12:
+    if rng.random() < (HELD_OUT_ABSENT_SHARE if held_out else ABSENT_SHARE):
         asked = rng.choice([fact for fact in facts if fact not in told])
         answer = short = NOT_THERE
     text = " ".join(fact[0] for fact in told)

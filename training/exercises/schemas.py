@@ -11,6 +11,7 @@ from training.exercises.conversation import Exchange
 from training.exercises.names import a_city, a_code, a_made_up_word, a_person, is_held_out
 from training.exercises.phrasing import phrased
 from training.exercises.vocabulary import DAYS, MONTHS
+from training.exercises.words import WORDS
 
 Value = str | int | float | bool
 
@@ -27,6 +28,8 @@ NUMBER_KEYS = (
     "copies wheels doors capacity temperature power voltage budget salary discount balance population area"
 ).split()
 FLAG_KEYS = "active paid open closed public private new sold ready urgent verified hidden fragile organic".split()
+
+ANY_WORD_SHARE = 0.5  # of the trained keys: any English word, whatever it would mean, so that keys are read
 
 HEADS = ["first", "last", "main", "home", "old", "next", "net", "max", "min", "order", "user", "item", "car", "book"]
 
@@ -53,6 +56,8 @@ def _keys(rng: Random, count: int, *, held_out: bool) -> list[str]:
     keys: dict[str, None] = {}
     while len(keys) < count:
         key = rng.choice([*STRING_KEYS, *NUMBER_KEYS, *FLAG_KEYS])
+        if not held_out and rng.random() < ANY_WORD_SHARE:
+            key = rng.choice(WORDS)
         if rng.random() < 0.4:
             head = rng.choice(HEADS)
             key = rng.choice([f"{head}_{key}", f"{head}{key.capitalize()}"])

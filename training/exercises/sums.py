@@ -9,6 +9,7 @@ from training.exercises.names import a_person
 from training.exercises.vocabulary import THINGS
 
 SMALL_SHARE = 0.75  # of the sums have numbers up to twelve: few enough for a tiny model to know by heart
+FEW_SMALL = 0.15  # of the sums in exercises about numbers of two digits
 
 WORDS = {"+": "plus", "-": "minus", "*": "times"}
 
@@ -32,13 +33,13 @@ class Sum(NamedTuple):
         return zlib.crc32(f"{self.left}{self.sign}{self.right}".encode()) % 16 == 0
 
 
-def draw(rng: Random, *, held_out: bool) -> Sum:
+def draw(rng: Random, *, held_out: bool, small_share: float = SMALL_SHARE) -> Sum:
     """A sum from the training share, or (with `held_out`) one that training never sees."""
     while True:
         sign = rng.choice("+++--*")
         if sign == "*" and not held_out:
             return Sum(rng.randint(0, 10), "*", rng.randint(0, 10))
-        if rng.random() < SMALL_SHARE and not held_out:
+        if rng.random() < small_share and not held_out:
             left, right = rng.randint(0, 12), rng.randint(0, 12)
         else:
             left, right = rng.randint(1, 99), rng.randint(1, 99)
@@ -49,8 +50,8 @@ def draw(rng: Random, *, held_out: bool) -> Sum:
             return candidate
 
 
-def single(rng: Random, *, held_out: bool = False) -> Exchange:
-    drawn = draw(rng, held_out=held_out)
+def single(rng: Random, *, held_out: bool = False, small_share: float = SMALL_SHARE) -> Exchange:
+    drawn = draw(rng, held_out=held_out, small_share=small_share)
     left, sign, right = drawn
     written = f"{left} {rng.choice([sign, sign, WORDS[sign]])} {right}"
     question = rng.choice(
@@ -69,18 +70,23 @@ def single(rng: Random, *, held_out: bool = False) -> Exchange:
     return Exchange("sum", question, answer, short=str(drawn.result))
 
 
+def larger(rng: Random, *, held_out: bool = False) -> Exchange:
+    """One sum, mostly of numbers with two digits."""
+    return single(rng, held_out=held_out, small_share=FEW_SMALL)
+
+
 def sheet(rng: Random, *, held_out: bool = False) -> Exchange:
     """Several sums at once, one to a line: many sums in few tokens."""
-    sums = [draw(rng, held_out=held_out) for _ in range(rng.randint(2, 6))]
+    sums = [draw(rng, held_out=held_out, small_share=FEW_SMALL) for _ in range(rng.randint(2, 6))]
     asked = ", ".join(f"{s.left} {s.sign} {s.right}" for s in sums)
     question = rng.choice(["Work out these sums: {}.", "Calculate: {}.", "Solve these: {}."]).format(asked)
     return Exchange("sum sheet", question, "\n".join(f"{s.left} {s.sign} {s.right} = {s.result}" for s in sums))
 
 
 def word_problem(rng: Random, *, held_out: bool = False) -> Exchange:
-    drawn = draw(rng, held_out=held_out)
+    drawn = draw(rng, held_out=held_out, small_share=FEW_SMALL)
     while drawn.sign == "*" or drawn.right < 2 or drawn.left < 2:
-        drawn = draw(rng, held_out=held_out)
+        drawn = draw(rng, held_out=held_out, small_share=FEW_SMALL)
     who, thing = a_person(rng), rng.choice(THINGS)
     if drawn.sign == "+":
         change = rng.choice([f"gets {drawn.right} more", f"finds {drawn.right} more", f"buys {drawn.right} more"])

@@ -4,13 +4,13 @@ from random import Random
 
 from training.exercises.conversation import Conversation, user
 from training.exercises.copying import look_up
-from training.exercises.sums import Sum, draw
+from training.exercises.sums import FEW_SMALL, Sum, draw
 
 
 def conversation(rng: Random, *, held_out: bool = False) -> Conversation:
     """One question that is thought about before it is answered; its template has reasoning switched on."""
     if rng.random() < 0.7:
-        drawn = draw(rng, held_out=held_out)
+        drawn = draw(rng, held_out=held_out, small_share=FEW_SMALL)
         question = rng.choice(["What is {} {} {}?", "How much is {} {} {}?", "{} {} {} = ?"]).format(*drawn)
         reasoning = steps(drawn)
         answer = f"{drawn.left} {drawn.sign} {drawn.right} = {drawn.result}"

@@ -1,0 +1,108 @@
+"""Drills of copying: any words, codes and numbers written again in another form, picked out, or found missing.
+
+A word is written with other tokens at the start of a text, after a quote or in capitals than within a sentence. These
+exercises teach how, for many words, so that a key, a name or a tool that was never seen can be said as well.
+"""
+
+import json
+from random import Random
+
+from training.exercises.conversation import Exchange
+from training.exercises.names import a_city, a_code, a_made_up_word, a_person, is_held_out
+from training.exercises.words import WORDS
+
+YES, NO = "Yes.", "No."
+
+
+def a_word(rng: Random, *, held_out: bool = False) -> str:
+    """A common English word; one in sixteen of them is held out."""
+    while True:
+        word = rng.choice(WORDS)
+        if is_held_out(word) == held_out:
+            return word
+
+
+def written_again(rng: Random, *, held_out: bool = False) -> Exchange:
+    """Words in quotes, in capitals, in small letters, joined as programs join them, or letter by letter."""
+    words = _things(rng, rng.randint(1, 5), held_out=held_out)
+    plain = [a_word(rng, held_out=held_out) for _ in range(rng.randint(1, 4))]
+    listed, spoken = ", ".join(words), " ".join(plain)
+    capitalised = [word.capitalize() for word in plain]
+    question, answer = rng.choice(
+        [
+            (f"Write this as a JSON list: {listed}", json.dumps(words)),
+            (f"Put each word in quotes: {listed}", ", ".join(f'"{word}"' for word in words)),
+            (f"One word to a line: {listed}", "\n".join(words)),
+            (f"Say only this: {listed}", listed),
+            (f"Write in capital letters: {spoken}", spoken.upper()),
+            (f"Put this in capitals: {' '.join(words)}", " ".join(words).upper()),
+            (f"Write in lower case: {spoken.upper()}", spoken),
+            (f"Begin each word with a capital letter: {spoken}", " ".join(capitalised)),
+            (f"Write in snake case: {spoken}", "_".join(plain)),
+            (f"Write in camel case: {spoken}", "".join([plain[0], *capitalised[1:]])),
+            (f"Spell {plain[0]}.", "-".join(plain[0])),
+            (f"Spell {plain[0].capitalize()} in capital letters.", "-".join(plain[0].upper())),
+            (f"Which word is this? {'-'.join(plain[0])}", plain[0]),
+        ]
+    )
+    return Exchange("drill", question, answer, verbatim=True)
+
+
+def pairs(rng: Random, *, held_out: bool = False) -> Exchange:
+    """Pairs of a word and a value, as JSON: all of them, or those that are asked for, in the order asked."""
+    keys = list(dict.fromkeys(_key(rng, held_out=held_out) for _ in range(rng.randint(1, 5))))
+    record = {key: _value(rng, held_out=held_out) for key in keys}
+    told = rng.choice([", ", "\n"]).join(f"{key}{rng.choice([':', ' =', ' is'])} {record[key]}" for key in keys)
+    if rng.random() < 0.4:
+        return Exchange("drill", f"Write these pairs as JSON: {told}", json.dumps(record), verbatim=True)
+    asked = rng.sample(keys, rng.randint(1, len(keys)))
+    question = rng.choice(["{}\nOf these, write {} as JSON.", "{}\nJSON of {} alone, please."])
+    answer = json.dumps({key: record[key] for key in asked})
+    return Exchange("drill", question.format(told, " and ".join(asked)), answer, verbatim=True)
+
+
+def is_it_there(rng: Random, *, held_out: bool = False) -> Exchange:
+    """Whether a list holds a word: half of the time it does."""
+    words = _things(rng, rng.randint(2, 7), held_out=held_out)
+    asked = rng.choice(words)
+    if rng.random() < 0.5:
+        asked = next(thing for thing in iter(lambda: _things(rng, 1, held_out=held_out)[0], "") if thing not in words)
+    question = rng.choice(["Is {1} in this list? {0}", "{0}\nIs {1} among these?", "List: {0}. Does it hold {1}?"])
+    verdict = YES if asked in words else NO
+    return Exchange("drill", question.format(", ".join(words), asked), verdict, short=verdict, verbatim=True)
+
+
+def look_up_word(rng: Random, *, held_out: bool = False) -> Exchange:
+    """The word that belongs to another one, both of them English words, in a list of pairs."""
+    keys = list(dict.fromkeys(a_word(rng, held_out=held_out) for _ in range(rng.randint(2, 6))))
+    values = [rng.choice([a_word, a_word, a_code, a_person])(rng, held_out=held_out) for _ in keys]
+    form, asked = rng.choice(
+        [("{} -> {}", "{} -> ?"), ("{} = {}", "What is {}?"), ("the {} is {}", "What is the {}?"),
+         ("{} means {}", "What does {} mean?"), ("{}: {}", "Which is the value of {}?")]
+    )  # fmt: skip
+    place = rng.randrange(len(keys))
+    told = rng.choice([", ", "\n"]).join(form.format(*pair) for pair in zip(keys, values, strict=True))
+    return Exchange("drill", f"{told}\n{asked.format(keys[place])}", values[place], short=values[place], verbatim=True)
+
+
+def _things(rng: Random, count: int, *, held_out: bool) -> list[str]:
+    """Different words, names and codes; half of the lists are of one kind."""
+    kinds = [a_word, a_word, a_made_up_word, a_person, a_city, a_code]
+    if rng.random() < 0.5:
+        kinds = [rng.choice(kinds)]
+    return list(dict.fromkeys(rng.choice(kinds)(rng, held_out=held_out) for _ in range(count)))
+
+
+def _key(rng: Random, *, held_out: bool) -> str:
+    """One or two words, joined as in the names of fields."""
+    while True:
+        first, second = a_word(rng, held_out=held_out), a_word(rng, held_out=held_out)
+        key = rng.choice([first, first, f"{first}_{second}", f"{first}{second.capitalize()}"])
+        if is_held_out(key) == held_out:
+            return key
+
+
+def _value(rng: Random, *, held_out: bool) -> str | int:
+    if rng.random() < 0.4:
+        return rng.randint(1, rng.choice([99, 2999]))
+    return rng.choice([a_word, a_made_up_word, a_person, a_city, a_code])(rng, held_out=held_out)
