@@ -10,6 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the recipe is run from the repository, never installed
 
+from training.average import between
 from training.checkpoint import Position, load_checkpoint, saved_config
 from training.export import export, load_model
 from training.feeder import Feeder
@@ -98,6 +99,13 @@ def test_an_exported_model_is_the_one_that_was_trained(maker: RowMaker, tmp_path
     assert loaded.config == TINY
     for name, weight in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], weight.bfloat16().float())
+
+
+def test_an_average_lies_between_two_models() -> None:
+    first, second = Llama(TINY), Llama(TINY)
+    found = between(first, second, 0.25).state_dict()
+    for name, weight in first.state_dict().items():
+        torch.testing.assert_close(found[name], 0.75 * weight + 0.25 * second.state_dict()[name])
 
 
 @pytest.mark.parametrize("shape", [(24, 40), (40, 24), (16, 16)])
