@@ -47,7 +47,7 @@ def make_adapter(folder: Path, seed: int) -> Path:
 
 
 def test_adapters_are_named_by_requests(llm: LLM, tmp_path: Path) -> None:
-    adapters = {"poems": make_adapter(tmp_path / "a", 1), "recipes": make_adapter(tmp_path / "b", 2)}
+    adapters = {"poems": make_adapter(tmp_path / "a", 3), "recipes": make_adapter(tmp_path / "b", 2)}
     messages = [{"role": "user", "content": "Tell me a story."}]
     with LLM(max_context=512, adapters=adapters) as own:
         plain = own.generate("Once upon a time", SEEDED)[0].text
