@@ -19,6 +19,7 @@ from dragoman.cli import checkpoint_lint, comparison
 from dragoman.cli.app import cli
 from dragoman.cli.checkpoint_lint import Examination, examine
 from dragoman.cli.comparison import compare, has_witness
+from dragoman.cli.transformers_reference import class_of_decoder
 from dragoman.models import ModelSettings, embedded_path, generation_config
 
 
@@ -192,7 +193,23 @@ def test_an_encoder_decoder_beside_transformers(folder: Path) -> None:
 
 
 @pytest.mark.skipif(not has_witness(), reason="transformers is not installed")
-@pytest.mark.parametrize("kind", ["llava", pytest.param("idefics", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [
+        ("LlamaForCausalLM", "AutoModelForCausalLM"),
+        ("LlavaForConditionalGeneration", "AutoModelForImageTextToText"),
+        ("IdeficsForVisionText2Text", "AutoModelForImageTextToText"),
+    ],
+)
+def test_transformers_loads_all_of_a_decoder(architecture: str, kind: str, tmp_path: Path) -> None:
+    model_type = architecture.partition("For")[0].lower()
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture], "model_type": model_type}))
+    assert class_of_decoder(str(tmp_path), {}).__name__ == kind
+
+
+@pytest.mark.skipif(not has_witness(), reason="transformers is not installed")
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["llava", "idefics"])
 def test_the_decoder_of_a_model_that_sees_beside_transformers(kind: str, folder: Path) -> None:
     import transformers
 

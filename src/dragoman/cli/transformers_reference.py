@@ -42,7 +42,7 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
 
     def logits() -> list[list[float]]:
         encoder_ids, ids = asked["encoder_ids"], torch.tensor([asked["logit_ids"]])
-        kind = transformers.AutoModelForSeq2SeqLM if encoder_ids else _class_of_decoder(asked["folder"], place)
+        kind = transformers.AutoModelForSeq2SeqLM if encoder_ids else class_of_decoder(asked["folder"], place)
         plain = {"attn_implementation": "eager"}
         if (
             int(transformers.__version__.partition(".")[0]) >= 5
@@ -65,8 +65,8 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _class_of_decoder(folder: str, place: dict[str, str]) -> Any:
-    """The automatic class that loads all of a decoder: one that sees has another than those that do not."""
+def class_of_decoder(folder: str, place: dict[str, str]) -> Any:
+    """Return the automatic class that loads all of a decoder: one that sees has another than those that do not."""
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
