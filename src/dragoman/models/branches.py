@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from dragoman.models.further_parts import AltUp, LayerInputs
+from dragoman.models.optional_parts import AltUp, LayerInputs
 from dragoman.models.parameters import LAYER_TABLE
 from dragoman.models.recording import PartRecorder
 from dragoman.models.tensors import nearest_bfloat16

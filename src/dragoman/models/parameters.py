@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 from typing import Literal
 
-from dragoman.models.further_parts import AltUp
 from dragoman.models.head_spec import EagleSpec, HeadSpec
+from dragoman.models.optional_parts import AltUp
 from dragoman.models.parameter import Parameter
 from dragoman.models.positions import RelativeBias
 from dragoman.models.recurrent import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from dragoman.models.further_parts import AltUp, ImageLayers, LayerInputs
+from dragoman.models.optional_parts import AltUp, ImageLayers, LayerInputs
 from dragoman.models.positions import QueryScale, RelativeBias
 from dragoman.models.recurrent import Mixer
 from dragoman.models.rope import Rope

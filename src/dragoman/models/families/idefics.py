@@ -7,7 +7,7 @@ import re
 from dragoman.models.config import Config
 from dragoman.models.families.family import Family, even_head_dim
 from dragoman.models.families.llama import LLAMA_NAMES, llama_like
-from dragoman.models.further_parts import ImageLayers
+from dragoman.models.optional_parts import ImageLayers
 from dragoman.models.spec import DecoderSpec, Embedding
 from dragoman.models.vision.parameters import idefics_names, siglip_names
 from dragoman.models.vision.readers_idefics import looks_before

@@ -9,7 +9,7 @@ from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
 from dragoman.models.families.family import WITH_IMAGES, Family
 from dragoman.models.families.llama import LLAMA_NAMES, llama_like
-from dragoman.models.further_parts import ImageLayers
+from dragoman.models.optional_parts import ImageLayers
 from dragoman.models.spec import DecoderSpec
 from dragoman.models.tensors import FirstRows, Tensor
 from dragoman.models.vision.parameters import mllama_names

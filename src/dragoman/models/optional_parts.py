@@ -1,4 +1,4 @@
-"""Descriptions of what few decoders have: inputs of layers (Gemma 3n), AltUp, and cross-attention to images."""
+"""Descriptions of parts that few decoders have: inputs of layers (Gemma 3n), AltUp, and cross-attention to images."""
 
 from __future__ import annotations
 
