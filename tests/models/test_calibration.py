@@ -99,7 +99,7 @@ def test_the_fingerprint_tells_what_weights_were_calibrated_on(folder: Path) -> 
 
 @pytest.mark.parametrize("variant", ["mixtral", "deepseek-v3", "granite4", "gemma3n"])
 def test_every_kind_of_decoder_shows_its_inputs(variant: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Through one seam; what cannot be seen is said, and packed as without calibration."""
+    """Through one seam; what cannot be read is said, and packed without calibration."""
     made = make_folder(tmp_path / "model", VARIANTS[variant], "BF16")
     with caplog.at_level(logging.WARNING, "dragoman.models"):
         packed = load(made, settings(tmp_path / "cache", calibrate=512))
@@ -111,7 +111,9 @@ def test_every_kind_of_decoder_shows_its_inputs(variant: str, tmp_path: Path, ca
         and not np.array_equal(plain.weights[name].data, packed.weights[name].data)
     ]
     assert len(changed) >= 2
-    assert ("cannot be seen, and are packed as without it: latent_value" in caplog.text) == (variant == "deepseek-v3")
+    assert ("cannot be read; these are packed without calibration: latent_value" in caplog.text) == (
+        variant == "deepseek-v3"
+    )
     assert np.isfinite(run_rows(packed, np.arange(9, dtype=np.int32))).all()
 
 
@@ -156,7 +158,7 @@ def test_models_that_cannot_be_calibrated_are_refused(folder: Path, tmp_path: Pa
     described, asked = describe(folder), settings(tmp_path)
     with pytest.raises(ModelError, match="is quantized already"):
         calibrated_formats(replace(described, formats={"layers.0.qkv.weight": Format("int8")}), asked)
-    with pytest.raises(ModelError, match="cannot write a text"):
+    with pytest.raises(ModelError, match="writes no text by itself"):
         calibrated_formats(replace(described, spec=replace(described.spec, causal=False)), asked)
     assert calibrated_formats(described, msgspec.structs.replace(asked, calibrate=0)) == {}
 

@@ -1,6 +1,6 @@
 """Calibration of four bits without data: the model writes a text, and its products' inputs on it decide the rounding.
 
-Of every matrix whose inputs can be seen, the numbers of IQ4_NL's table are those that change its outputs on that text
+Of every matrix whose inputs can be read, the numbers of IQ4_NL's table are those that change its outputs on that text
 least (``error_feedback``). The rest is packed as without calibration, and a warning says what that is.
 """
 
@@ -106,7 +106,7 @@ def _tell_of_others(wanted: Mapping[str, Entry], found: Mapping[str, NDArray[np.
     others = sorted({entry.parameter.module for name, entry in wanted.items() if name not in found})
     if others:
         _LOG.warning(
-            "calibration: %d of %d matrices have inputs that cannot be seen, and are packed as without it: %s",
+            "calibration: the inputs of %d of %d matrices cannot be read; these are packed without calibration: %s",
             len(wanted) - len(found),
             len(wanted),
             ", ".join(others),

@@ -46,7 +46,7 @@ def _require_calibratable(description: ModelDescription, settings: ModelSettings
     elif description.formats:
         reason = f"{name} is quantized already ({description.quantized_as}); calibrate the model that it was made of"
     elif not spec.causal or spec.encoder is not None:
-        reason = f"{name} cannot write a text from nothing, which its products would be seen with"
+        reason = f"{name} writes no text by itself, and calibration needs one"
     elif settings.calibrate < LEAST_CALIBRATION_TOKENS:
         reason = f"{settings.calibrate} tokens say too little; at least {LEAST_CALIBRATION_TOKENS}, 4096 are enough"
     if reason:
