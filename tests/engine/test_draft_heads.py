@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from dragoman.core.sampling import LogprobParams, SamplingParams
 from dragoman.engine.engine import Engine
 from dragoman.engine.runner import Runner
 from dragoman.engine.settings import SchedulerSettings
-from dragoman.engine.speculation import draft_model
+from dragoman.engine.speculation import cost_table, draft_model
 from dragoman.engine.speculation.draft_head import HeadDrafts
 from dragoman.engine.speculation.drafter import DraftSource
 from dragoman.models import draft_head
@@ -183,6 +184,24 @@ def test_what_is_guessed_rightly_saves_steps(loaded: Loaded, temperature: float)
         assert stats.accepted["heads"] >= 30
     else:
         assert stats.accepted["heads"] < stats.drafted["heads"] / 2
+
+
+def test_its_steps_are_timed_at_the_start(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With hidden states that are nobody's, in blocks and slots that are nobody's."""
+    monkeypatch.setattr(cost_table, "ROUNDS", 1)
+    engine, request = drafting(loaded), asking(7, 0.8)
+    engine.scheduler.drafts.plan_costs(loaded.runner)
+    costs, before = engine.scheduler.drafts.costs, engine.output().stats
+    assert costs is not None
+    reading, writing = os.pipe()
+    while not costs.is_over:
+        costs.measure(reading)
+    os.close(reading)
+    os.close(writing)
+    assert {rows for is_model, rows in costs._seconds if is_model} == set(cost_table.MODEL_ROWS)
+    assert {rows for is_model, rows in costs._seconds if not is_model} == set(cost_table.DRAFT_ROWS)
+    assert engine.output().stats == before
+    assert run(engine, [request])[request.request_id] == run_alone(loaded.runner, request)
 
 
 @pytest.mark.usefixtures("always")

@@ -493,7 +493,7 @@ class Engine:
             accepted=dict(scheduler.drafts.accepted),
             busy_s=self._busy_s,
             forward_s=self._forward_s,
-            read_bytes=self.runner.read_bytes,
+            read_bytes=self.runner.read_bytes - self.scheduler.drafts.tried_bytes,
             **scheduler.images.stats(),
             **disk_stats(scheduler),
         )

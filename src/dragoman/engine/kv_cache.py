@@ -61,6 +61,11 @@ class KVCache:
     def cached(self) -> int:
         return len(self._cached)
 
+    @property
+    def spare(self) -> int | None:
+        """A free block, which stays free: what is written into it is nobody's. None where there is none."""
+        return self._free[-1] if self._free else None
+
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 

@@ -67,6 +67,11 @@ class StateSlots:
         return len(self._snapshots)
 
     @property
+    def spare(self) -> int | None:
+        """A free slot, which stays free: what is written into it is nobody's. None where there is none."""
+        return self._free[-1] if self._free else None
+
+    @property
     def draft_room(self) -> int:
         """Number of draft rows that can have a slot now. Sequences that fork in the same step must get theirs."""
         for_forks = max(0, self._running - self._owned - len(self._snapshots))

@@ -64,6 +64,8 @@ log = logging.getLogger("dragoman.engine")
 
 _PATIENCE_S = 0.02
 """Time that a step waits for the rest of a long message, while it comes."""
+_QUIET_MS = 300
+"""Time without any message after which an idle process may time steps: the server is then ready, as it is."""
 _GAP_MS = 2
 """Time without any part of it after which the step does not wait."""
 
@@ -88,9 +90,12 @@ class Worker:
 
     def serve(self) -> None:
         """Run until the parent closes the socket or sends ``Shutdown``. Exceptions of a step pass through."""
-        engine = self._engine
+        engine, costs = self._engine, self._engine.scheduler.drafts.costs
+        is_quiet = False
         while True:
-            ready = [file for file, _ in self._poll.poll(0 if engine.has_work else None)]
+            wait_ms = None if costs is None or costs.is_over else 0 if is_quiet else _QUIET_MS
+            ready = [file for file, _ in self._poll.poll(0 if engine.has_work else wait_ms)]
+            is_quiet = not ready
             arrived = self._connection.fileno() in ready
             if arrived and not self._receive():
                 return
@@ -98,6 +103,8 @@ class Worker:
                 for answer in self._reader.finished():
                     self._connection.sendall(frame(answer))
             if engine.has_work:
+                if costs is not None:
+                    costs.end()
                 schedule = engine.schedule()
                 self._announce(schedule)
                 self._output = engine.run(schedule, self._send_output, self._connection.fileno())
@@ -106,6 +113,8 @@ class Worker:
             elif arrived:
                 self._send_output()
                 self._connection.sendall(frame(engine.output()))
+            elif is_quiet and costs is not None:
+                costs.measure(self._connection.fileno())
 
     def _send_output(self) -> None:
         """Send the output of the last step, unless it is sent already.
@@ -271,6 +280,7 @@ def run(connection: socket.socket) -> None:
         engine.scheduler.drafts.use_model(draft)
     if isinstance(runner, Model) and runner.head is not None:
         engine.scheduler.drafts.use_head(runner.head, runner.hidden_rows)
+    engine.scheduler.drafts.plan_costs(runner)
     if memory is not None:
         caches = [group.cache for group in engine.scheduler.tables.groups]
         open_block_stores(memory, runner.block_data, model.fingerprint, settings.recovery_bytes, caches)

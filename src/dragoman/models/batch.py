@@ -64,6 +64,14 @@ class Batch(NamedTuple):
     rotary_positions: Int32s | None = None
 
 
+def first_rows(blocks: Sequence[int], count: int) -> Batch:
+    """Return the batch of the first so many tokens of one text, with the logits of each. ``blocks``: the one of each
+    group of layers that has them."""
+    rows = np.arange(count, dtype=np.int32)
+    starts = np.array([0, count], np.int32)
+    return Batch(np.zeros(count, np.int32), rows, starts, np.array(blocks, np.int32).reshape(-1, 1, 1), rows)
+
+
 def rows_of_slot(count: int, slot: int) -> Int32s:
     """Return ``state_rows`` of one sequence of so many rows, whose last state goes to a slot."""
     rows = np.full(count, -1, np.int32)

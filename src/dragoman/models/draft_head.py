@@ -108,7 +108,7 @@ class DraftHead:
 
     Attributes:
         width: numbers of a hidden state. block_size: tokens of a block. pools: its blocks.
-        max_context: positions of a sequence. max_tokens: rows of one run.
+        max_context: positions of a sequence. max_tokens: rows of one run, of which ``max_logit_rows`` may have logits.
         vocab_size: tokens of its decoder. target_ids: those of its logits, where it guesses among fewer; None: all.
     """
 
@@ -126,6 +126,7 @@ class DraftHead:
         self.spec, self.width, self.target_ids = spec, spec.width, target_ids
         self.vocab_size = spec.target_vocab if isinstance(spec, EagleSpec) else spec.vocab_size
         self.weights, self.max_context, self.max_tokens = weights, context, settings.max_tokens
+        self.max_logit_rows = settings.max_logit_rows
         self.pools = (PoolSize(0, head_blocks(context)),)
         self.kv = kernels.KVPool(
             layers=1,

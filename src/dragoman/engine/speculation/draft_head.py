@@ -137,6 +137,10 @@ class HeadDrafts(DraftModel):
         if text is not None:
             self._release(text)
 
+    def _trial(self, rows: int) -> Batch:
+        hidden = np.ones((rows, self._head.width), np.float32)
+        return super()._trial(rows)._replace(embedding_rows=np.arange(rows, dtype=np.int32), embedding_values=hidden)
+
     def _begin(self, sequence: Sequence) -> DraftText:
         return HeadText(self._width, sequence.hash_seed, self._acceptance)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple, Protocol
 
@@ -26,7 +26,7 @@ from dragoman.engine.sequence import Sequence
 from dragoman.engine.settings import LEAST_GUESSES
 from dragoman.engine.speculation.drafter import FIRST_LENGTH, DraftSource
 from dragoman.engine.speculation.step_costs import StepCosts, best_length
-from dragoman.models.batch import Batch, PoolSize
+from dragoman.models.batch import Batch, PoolSize, first_rows
 
 MOST_TEXTS = 64
 """Texts that are kept: of sequences that are drafted for, and of those that have ended, for prompts that go on."""
@@ -138,6 +138,8 @@ class DraftRunner(Protocol):
     def max_context(self) -> int: ...
     @property
     def max_tokens(self) -> int: ...
+    @property
+    def max_logit_rows(self) -> int: ...
     def run(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> Float32:
         """As that of a ``Runner``."""
 
@@ -211,6 +213,28 @@ class DraftModel:
         self._ended.append(text)
         while len(self._texts) + len(self._ended) > MOST_TEXTS and self._ended:
             self._release(self._ended.pop(0))
+
+    # What steps cost, before any has run -----------------------------------------------------------------------------
+
+    def has_room(self, rows: int) -> bool:
+        """Return whether a step of so many rows can be tried without taking anything from any text."""
+        runner = self._runner
+        most = min(runner.max_tokens, runner.max_logit_rows, runner.block_size, runner.max_context)
+        return rows <= most and all(self._free)
+
+    def try_step(self, rows: int) -> Float32:
+        """Compute the first so many tokens of a text that nobody has; return logits, ``[rows, vocabulary]``."""
+        return self._runner.run(self._trial(rows))
+
+    def learn_costs(self, model: Mapping[int, float], draft: Mapping[int, float]) -> None:
+        """Begin with what steps take that were tried: seconds by their rows."""
+        for rows, seconds in model.items():
+            self.steps.note(rows, seconds)
+        for rows, seconds in draft.items():
+            self._costs.note(rows, seconds)
+
+    def _trial(self, rows: int) -> Batch:
+        return first_rows([free[-1] for free in self._free], rows)
 
     # What is worth it ------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from dragoman.engine.block_tables import BlockTables
 from dragoman.engine.runner import Runner
 from dragoman.engine.schedule import Schedule
 from dragoman.engine.sequence import Sequence
+from dragoman.engine.speculation.cost_table import CostTable
 from dragoman.engine.speculation.draft_head import HeadDrafts, HeadRunner
 from dragoman.engine.speculation.draft_model import DraftModel
 from dragoman.engine.speculation.drafter import Drafter, DraftSource
@@ -28,6 +29,7 @@ class Drafts:
         drafted: tokens of all drafts, by source. accepted: those that were drawn.
         model: a smaller model, or a head of the model itself, that drafts for those for whom no other source has
             anything; None: there is none.
+        costs: times steps while nothing else is to be done; None where no model or head drafts.
     """
 
     def __init__(self, tables: BlockTables, *, rows: int, block_size: int, sources: Collection[str]) -> None:
@@ -39,9 +41,15 @@ class Drafts:
         self._sources = frozenset(sources)
         self._recent = RecentOutputsByCaller()
         self.model: DraftModel | None = None
+        self.costs: CostTable | None = None
         self._hidden_rows: Callable[[int], Float32] | None = None
         self._asked: list[tuple[Sequence, int]] = []
         self._running = 0
+
+    @property
+    def tried_bytes(self) -> int:
+        """What the runner has read in steps that were only timed."""
+        return 0 if self.costs is None else self.costs.read_bytes
 
     def fill(self, sequences: list[Sequence]) -> None:
         """Fill a step that computes one token of each of these sequences, in equal parts.
@@ -80,6 +88,12 @@ class Drafts:
         if self.rows and DraftSource.HEADS in self._sources:
             self.model = HeadDrafts(head)
             self._hidden_rows = hidden_rows
+
+    def plan_costs(self, runner: Runner) -> None:
+        """Have steps timed before the first request, where their costs decide about drafts. ``runner``: of the model
+        that is drafted for."""
+        if self.model is not None:
+            self.costs = CostTable(runner, self._tables, self.model)
 
     def add_model_drafts(self, meanwhile: Callable[[], None] | None) -> Callable[[], None] | None:
         """Compute the draft model's drafts for the step that was filled last, if it was. ``meanwhile`` is called once,
