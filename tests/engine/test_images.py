@@ -16,7 +16,7 @@ from dragoman.core.events import FinishEvent, FinishReason
 from dragoman.core.request import EngineRequest, PromptEmbeddings
 from dragoman.core.sampling import BeamParams, LogprobParams, SamplingParams
 from dragoman.engine.engine import Engine
-from dragoman.engine.prompt_images import looked_at_blocks
+from dragoman.engine.prompt_images import cross_attention_blocks
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine_client.recovery import InFlightRequest
 from dragoman.models.model import Model
@@ -160,7 +160,7 @@ def test_after_preemption(model: Model) -> None:
     request = drawn(model, priority=-5, max_tokens=60)
     alone = run_alone(model, request)
     # What is computed again is seen again: nothing is kept of images.
-    blocks = max(9, 5 + looked_at_blocks(request, model.tower, model.block_size))
+    blocks = max(9, 5 + cross_attention_blocks(request, model.tower, model.block_size))
     engine = Engine(Limited(model, num_blocks=blocks, image_cache_bytes=0))
     intruders = [msgspec.structs.replace(each, prompt=(1,) * 250, max_tokens=5) for each in texts(3)]
     found = {each.request_id: Transcript() for each in [request, *intruders]}

@@ -75,5 +75,5 @@ def test_a_decoder_that_ends_with_a_layer_that_looks(tmp_path: Path) -> None:
     theirs = mllama_models.save(tmp_path, cross_attention_layers=[0, 5])
     ours = models.load(tmp_path, ModelSettings(precision="float32", kv_precision="float32", max_tokens=160))
     assert ours.config.vision is not None
-    assert ours.config.vision.looked_at == (0, 4)
+    assert ours.config.vision.cross_attention_layers == (0, 4)
     require_equal_tokens(theirs, ours, mllama_models, *PROMPTS["two"])

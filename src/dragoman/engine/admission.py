@@ -15,7 +15,7 @@ import numpy as np
 from dragoman.core.errors import BadRequest, ContextOverflow
 from dragoman.core.request import EngineRequest, PromptEmbeddings
 from dragoman.core.sampling import MAX_SEED, BeamParams
-from dragoman.engine.prompt_images import check_images, looked_at_blocks
+from dragoman.engine.prompt_images import check_images, cross_attention_blocks
 from dragoman.engine.runner import Runner
 from dragoman.models.kv_groups import blocks_per_sequence
 
@@ -35,7 +35,7 @@ def check(request: EngineRequest, runner: Runner, step_tokens: int, rows: int = 
     _check_encoder_input(request, runner)
     _check_pooling(request, runner)
     size = runner.block_size
-    encoder_blocks = -(-len(request.encoder_input) // size) + looked_at_blocks(request, runner.tower, size)
+    encoder_blocks = -(-len(request.encoder_input) // size) + cross_attention_blocks(request, runner.tower, size)
     for pool in runner.pools:
         if blocks_per_sequence(total, pool.window, step_tokens, size) + encoder_blocks > pool.blocks:
             total += len(request.encoder_input)

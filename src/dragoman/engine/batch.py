@@ -127,7 +127,9 @@ def _views(sequences: list[Sequence], rows: list[int], tables: Int32, block_size
     lengths = np.zeros(len(sequences), np.int32)
     for index, sequence in enumerate(sequences):
         images = sequence.group.images
-        view = None if images is None or images.looked_at is None else images.looked_at.view(sequence.computed)
+        view = (
+            None if images is None or images.cross_attention is None else images.cross_attention.view(sequence.computed)
+        )
         if view is not None:
             lengths[index] = view.length
             found.append((index, sequence.run_blocks[view.run], view.length))

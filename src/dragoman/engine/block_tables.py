@@ -179,8 +179,8 @@ class BlockTables:
         images = sequence.group.images
         assert images is not None
         computed = sequence.computed if sequence.blocks else self.cached_tokens(sequence)
-        if images.looked_at is not None:
-            return self._inputs.missing_images(sequence, images.looked_at, computed)
+        if images.cross_attention is not None:
+            return self._inputs.missing_images(sequence, images.cross_attention, computed)
         return images.after(computed)
 
     def share(self, parent: Sequence, sequence: Sequence) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from dragoman.engine.arrays import Int32
 from dragoman.engine.batch import build_encoder_batch
-from dragoman.engine.image_runs import LookedAtImages
+from dragoman.engine.image_runs import CrossAttentionImages
 from dragoman.engine.kv_cache import NO_BLOCK, KVCache
 from dragoman.engine.prompt_inputs import EncoderInput
 from dragoman.engine.runner import Runner
@@ -44,11 +44,11 @@ class EncoderInputs:
         """Return whether this step encodes the sequence's input for another one."""
         if not self._shared or not self._encoding:
             return False
-        looked_at = _looked_at(sequence)
-        if looked_at is None:
+        images = _cross_attention(sequence)
+        if images is None:
             return any(other.hash_seed == sequence.hash_seed for other in self._encoding)
         coming = {name for other in self._encoding for name in self._first_names(other)}
-        return not coming.isdisjoint(self._names(sequence, number)[0] for number in range(len(looked_at.runs)))
+        return not coming.isdisjoint(self._names(sequence, number)[0] for number in range(len(images.runs)))
 
     def tokens_to_encode(self, sequence: Sequence) -> int:
         """Return how many tokens of its input starting the sequence encodes."""
@@ -58,9 +58,9 @@ class EncoderInputs:
     def blocks_needed(self, sequence: Sequence, computed: int) -> int:
         """Return how many available blocks the sequence's input takes. ``computed``: tokens that come from the
         cache."""
-        looked_at = _looked_at(sequence)
-        if looked_at is not None:
-            return sum(self._blocks_of_run(sequence, number) for number in looked_at.needed(computed))
+        images = _cross_attention(sequence)
+        if images is not None:
+            return sum(self._blocks_of_run(sequence, number) for number in images.needed(computed))
         encoder = sequence.group.encoder
         if encoder is None:
             return 0
@@ -69,9 +69,9 @@ class EncoderInputs:
 
     def start(self, sequence: Sequence, computed: int) -> None:
         """Give the sequence the blocks of its input: cached ones, or new ones to encode into."""
-        looked_at = _looked_at(sequence)
-        if looked_at is not None:
-            self._start_runs(sequence, looked_at, computed)
+        images = _cross_attention(sequence)
+        if images is not None:
+            self._start_runs(sequence, images, computed)
             return
         encoder = sequence.group.encoder
         if encoder is None:
@@ -94,8 +94,8 @@ class EncoderInputs:
 
     def mark_encoded(self, sequence: Sequence) -> None:
         """Record that the sequence's input is in its blocks, which can be shared now."""
-        looked_at = _looked_at(sequence)
-        if looked_at is not None:
+        images = _cross_attention(sequence)
+        if images is not None:
             for number in sequence.unwritten_runs if self._shared else ():
                 names, first = self._names(sequence, number), sequence.run_blocks[number]
                 for block, name in zip(sequence.encoder_blocks[first:], names, strict=False):
@@ -120,50 +120,50 @@ class EncoderInputs:
 
     # Images ----------------------------------------------------------------------------------------------------------
 
-    def missing_images(self, sequence: Sequence, looked_at: LookedAtImages, computed: int) -> list[int]:
+    def missing_images(self, sequence: Sequence, images: CrossAttentionImages, computed: int) -> list[int]:
         """Return the images whose embeddings the sequence needs when it starts: those of runs that are not in the
         cache."""
         if sequence.blocks:
             missing = sequence.unwritten_runs
         else:
-            missing = [number for number in looked_at.needed(computed) if not self._cached_run(sequence, number)]
-        return [image for number in missing for image in looked_at.runs[number].images]
+            missing = [number for number in images.needed(computed) if not self._cached_run(sequence, number)]
+        return [image for number in missing for image in images.runs[number].images]
 
     def to_write(self, sequence: Sequence) -> list[tuple[range, list[int]]]:
         """Return the images of each run that the scheduled step writes for the sequence, and its blocks."""
-        looked_at = _looked_at(sequence)
-        if looked_at is None:
+        images = _cross_attention(sequence)
+        if images is None:
             return []
         found = []
         for number in sequence.unwritten_runs:
-            run, first = looked_at.runs[number], sequence.run_blocks[number]
+            run, first = images.runs[number], sequence.run_blocks[number]
             blocks = sequence.encoder_blocks[first : first + self._cache.blocks_for(run.length)]
             found.append((run.images, blocks))
         return found
 
     def advance(self, sequence: Sequence) -> bool:
         """Remove an owner from the blocks of images that no later token sees. Return whether there were any."""
-        looked_at = _looked_at(sequence)
-        assert looked_at is not None
-        needed = looked_at.needed(sequence.computed)
+        images = _cross_attention(sequence)
+        assert images is not None
+        needed = images.needed(sequence.computed)
         passed = [number for number in sequence.run_blocks if number not in needed]
         for number in passed:
             first = sequence.run_blocks.pop(number)
-            end = first + self._cache.blocks_for(looked_at.runs[number].length)
+            end = first + self._cache.blocks_for(images.runs[number].length)
             self._cache.release(sequence.encoder_blocks[first:end])
             sequence.encoder_blocks[first:end] = [NO_BLOCK] * (end - first)
         return bool(passed)
 
-    def _start_runs(self, sequence: Sequence, looked_at: LookedAtImages, computed: int) -> None:
+    def _start_runs(self, sequence: Sequence, images: CrossAttentionImages, computed: int) -> None:
         """Give the sequence the blocks of all runs that its tokens see: first the cached ones, so that none is lost."""
-        needed = looked_at.needed(computed)
+        needed = images.needed(computed)
         found = {number: self._cached_run(sequence, number) for number in needed}
         for blocks in found.values():
             self._cache.share(blocks)
         sequence.unwritten_runs = [number for number in needed if not found[number]]
         sequence.encoder_blocks, sequence.run_blocks = [], {}
         for number in needed:
-            count = self._cache.blocks_for(looked_at.runs[number].length)
+            count = self._cache.blocks_for(images.runs[number].length)
             sequence.run_blocks[number] = len(sequence.encoder_blocks)
             sequence.encoder_blocks += found[number] or [self._cache.allocate() for _ in range(count)]
         if sequence.unwritten_runs:
@@ -182,10 +182,10 @@ class EncoderInputs:
         return found if len(found) == len(names) else []
 
     def _names(self, sequence: Sequence, number: int) -> list[bytes]:
-        looked_at = _looked_at(sequence)
-        assert looked_at is not None
-        count = self._cache.blocks_for(looked_at.runs[number].length)
-        return looked_at.block_names(number, sequence.hash_seed, count)
+        images = _cross_attention(sequence)
+        assert images is not None
+        count = self._cache.blocks_for(images.runs[number].length)
+        return images.block_names(number, sequence.hash_seed, count)
 
     def _first_names(self, sequence: Sequence) -> list[bytes]:
         return [self._names(sequence, number)[0] for number in sequence.unwritten_runs]
@@ -207,11 +207,11 @@ def encode(sequences: list[Sequence], inputs: EncoderInputs, runner: Runner, tab
 
 def input_blocks(runner: Runner, cache: KVCache) -> int:
     """Return the maximum number of blocks of a sequence's inputs."""
-    if runner.tower is not None and runner.tower.vision.looked_at:
+    if runner.tower is not None and runner.tower.vision.cross_attention_layers:
         return cache.num_blocks
     return min(cache.blocks_for(runner.encoder_context), cache.num_blocks)
 
 
-def _looked_at(sequence: Sequence) -> LookedAtImages | None:
+def _cross_attention(sequence: Sequence) -> CrossAttentionImages | None:
     images = sequence.group.images
-    return None if images is None else images.looked_at
+    return None if images is None else images.cross_attention

@@ -50,7 +50,7 @@ class View(NamedTuple):
 
 def runs_of(placed: Sequence[PlacedImage], vision: VisionDescription, prompt: Sequence[int]) -> list[ImageRun]:
     """Return the runs of a prompt's images."""
-    if vision.looked_alone:
+    if vision.cross_attention_alone:
         starts = list(range(len(placed)))
     else:
         starts = [index for index, each in enumerate(placed) if not index or each.start != placed[index - 1].end]
@@ -58,14 +58,14 @@ def runs_of(placed: Sequence[PlacedImage], vision: VisionDescription, prompt: Se
     for first, end in pairwise([*starts, len(placed)]):
         rows, total = [], 0
         for each in placed[first:end]:
-            total += each.tiles.tiles * vision.looked_rows
+            total += each.tiles.tiles * vision.cross_attention_rows
             rows.append(total)
         images = b"".join(each.tiles.digest for each in placed[first:end])
         seen[images] += 1
         digest = hashlib.blake2b(images, key=seen[images].to_bytes(4, "little"), digest_size=16).digest()
         follows = placed[end].start if end < len(placed) else None
-        if vision.looked_until is not None:
-            follows = _place_after(prompt, vision.looked_until, placed[end - 1].end, follows)
+        if vision.cross_attention_until is not None:
+            follows = _place_after(prompt, vision.cross_attention_until, placed[end - 1].end, follows)
         found.append(ImageRun(range(first, end), placed[first].start, follows, tuple(rows), digest))
     return found
 
@@ -77,7 +77,7 @@ def _place_after(prompt: Sequence[int], token: int, first: int, end: int | None)
     return next((place + 1 for place in range(first, last) if prompt[place] == token), end)
 
 
-class LookedAtImages:
+class CrossAttentionImages:
     """The runs of one prompt. ``runs``: in their order."""
 
     def __init__(self, placed: Sequence[PlacedImage], vision: VisionDescription, prompt: Sequence[int]) -> None:

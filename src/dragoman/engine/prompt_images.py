@@ -12,7 +12,7 @@ from dragoman.core.errors import BadRequest, ContextOverflow
 from dragoman.core.images import ImageTiles
 from dragoman.core.request import EngineRequest
 from dragoman.engine.arrays import Float32, Int32
-from dragoman.engine.image_runs import LookedAtImages, runs_of
+from dragoman.engine.image_runs import CrossAttentionImages, runs_of
 from dragoman.models.vision.description import VisionDescription
 from dragoman.models.vision.geometry import Detail, Grid, Size, are_tiles, cut_of, embedding_count
 from dragoman.models.vision.places import position_shift, rotary_positions, seen_ends
@@ -60,7 +60,9 @@ class PromptImages:
             self._whole = [(0, len(ids))]
             whole = hashlib.blake2b(ids.tobytes() + b"".join(self._salts.values()), digest_size=16)
             self._salts = {0: whole.digest()}
-        self.looked_at = LookedAtImages(self.placed, vision, request.prompt) if vision.looked_at else None
+        self.cross_attention = (
+            CrossAttentionImages(self.placed, vision, request.prompt) if vision.cross_attention_layers else None
+        )
         """Which images each token sees, where layers look at them: their embeddings then replace no tokens."""
         self._rotary: Int32 | None = None
         self._shift = 0
@@ -90,8 +92,8 @@ class PromptImages:
         """Return where a step that computes the tokens from ``start`` on ends, which would end at ``end``: before
         tokens that see each other both ways, or after them where it begins within; and before a token that sees other
         images."""
-        if self.looked_at is not None:
-            change = self.looked_at.next_change(start)
+        if self.cross_attention is not None:
+            change = self.cross_attention.next_change(start)
             return end if change is None else min(end, change)
         for begin, stop in self._whole:
             if begin < end < stop:
@@ -101,7 +103,7 @@ class PromptImages:
     def values(self, held: dict[int, Float32], start: int, end: int) -> Iterator[tuple[Int32, Float32]]:
         """Yield the places of the tokens from ``start`` to before ``end`` that stand for embeddings, and these, image
         by image. ``held``: the embeddings of those images."""
-        for index, places in enumerate(self._places if self.looked_at is None else ()):
+        for index, places in enumerate(self._places if self.cross_attention is None else ()):
             first, last = np.searchsorted(places, (start, end))
             if first < last:
                 yield places[first:last], held[index][first:last]
@@ -126,9 +128,9 @@ def images_of(request: EngineRequest, tower: Tower | None) -> PromptImages | Non
     return PromptImages(request, tower.vision) if request.images and tower is not None else None
 
 
-def looked_at_blocks(request: EngineRequest, tower: Tower | None, block_size: int) -> int:
+def cross_attention_blocks(request: EngineRequest, tower: Tower | None, block_size: int) -> int:
     """Return how many blocks the images of a request take, where layers look at them."""
-    if tower is None or not tower.vision.looked_at:
+    if tower is None or not tower.vision.cross_attention_layers:
         return 0
     return sum(-(-run.length // block_size) for run in runs_of(request.images, tower.vision, request.prompt))
 

@@ -82,7 +82,7 @@ class Runner(Protocol):
 
     def write_image(self, values: Float32, blocks: Int32) -> None:
         """Write what layers that look at images need of embeddings ``[rows, hidden_size]`` into blocks of their own;
-        where the tower's ``looked_at`` says that there are such layers."""
+        where the tower's ``cross_attention_layers`` says that there are such layers."""
 
     def copy_blocks(self, sources: Int32, targets: Int32, group: int = 0) -> None:
         """Copy whole blocks, all layers of a group, one pair after the other: a target may be the source of an earlier

@@ -244,7 +244,7 @@ def with_vision(spec: DecoderSpec, config: dict[str, Any], folder: Path) -> Deco
     vision = VisionDescription.from_config(config, preprocessor_of(files))
     if vision is None:
         return spec
-    if vision.projection.out != spec.embedding_width and not vision.looked_at:
+    if vision.projection.out != spec.embedding_width and not vision.cross_attention_layers:
         raise ModelError(
             f"{folder}: images have embeddings of {vision.projection.out} numbers, text of {spec.embedding_width}"
         )

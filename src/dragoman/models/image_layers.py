@@ -111,7 +111,7 @@ class ImageWriter:
         width = spec.vision.embedding_floats
         x, pair = p.buffer(width), p.buffer(2 * spec.kv_width)
         p.embed(x, no_rows(width))
-        for number in range(len(spec.vision.looked_at)):
+        for number in range(len(spec.vision.cross_attention_layers)):
             p.linear(pair, x, weights.matrix("image_key_value", number))
             if spec.image_layers.head_norm:
                 norm = weights.vector("image_key_norm", number)

@@ -159,7 +159,7 @@ def divide_blocks(
 
 def image_rows(spec: DecoderSpec) -> int:
     """Return the positions for one image that layers look at; 0: the decoder has no such layers."""
-    return spec.vision.most_embeddings if spec.vision is not None and spec.vision.looked_at else 0
+    return spec.vision.most_embeddings if spec.vision is not None and spec.vision.cross_attention_layers else 0
 
 
 def layer_kv_bytes(spec: DecoderSpec, layer: int, kv_precision: KVPrecision) -> int:

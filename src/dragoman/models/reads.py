@@ -25,8 +25,8 @@ class ReadCounter:
         self.total = 0
         self._plan = plan
         self._position_bytes = plan.kv_bytes_per_token
-        if spec.vision is not None and spec.vision.looked_at:
-            looking = range(len(spec.vision.looked_at))
+        if spec.vision is not None and spec.vision.cross_attention_layers:
+            looking = range(len(spec.vision.cross_attention_layers))
             self._position_bytes = sum(layer_kv_bytes(spec, layer, plan.kv_precision) for layer in looking)
         windows: Counter[int] = Counter()
         for layer in spec.kv_layers:  # other layers read what these have read

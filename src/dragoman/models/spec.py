@@ -346,7 +346,7 @@ class DecoderSpec:
         it."""
         if self.image_layers is None:
             return ()
-        return self.image_layers.before or (self.vision.looked_at if self.vision else ())
+        return self.image_layers.before or (self.vision.cross_attention_layers if self.vision else ())
 
     @property
     def query_width(self) -> int:

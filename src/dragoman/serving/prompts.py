@@ -60,7 +60,7 @@ class PromptReader:
         encode = self._model.tokenizer.encode_with_offsets
         if bounded:
             return await self._maybe_inline(len(text), lambda: encode(text, add_special_tokens, most), "prompt")
-        return await self._looked_at(len(text), lambda: encode(text, add_special_tokens, most))
+        return await self._cross_attention(len(text), lambda: encode(text, add_special_tokens, most))
 
     async def predicted(self, text: str, most: int) -> tuple[int, ...]:
         """Return the first ``most`` tokens of a text that is expected as the output. Raises BadRequest."""
@@ -119,9 +119,9 @@ class PromptReader:
         encode = self._model.tokenizer.encode
         if bounded:
             return await self._maybe_inline(len(text), lambda: encode(text, *special, max_tokens=most), param)
-        return await self._looked_at(len(text), lambda: encode(text, *special, max_tokens=most))
+        return await self._cross_attention(len(text), lambda: encode(text, *special, max_tokens=most))
 
-    async def _looked_at(self, chars: int, encode: Callable[[], tuple[Token, ...]]) -> tuple[Token, ...]:
+    async def _cross_attention(self, chars: int, encode: Callable[[], tuple[Token, ...]]) -> tuple[Token, ...]:
         """Return the tokens of a text that need not fit into the context. Raises PayloadTooLarge."""
         most = self._model.card.max_text_tokens
         too_many = PayloadTooLarge(f"The text has more than {most} tokens, which is the most that are looked at here.")

@@ -33,10 +33,10 @@ class CanvasTower:
         self.vision = vision
         self._weights = TowerWeights(weights)
         self._layers = record_layers(vision, self._weights, precision, 1)
-        self._projection = record_projection(vision, self._weights, vision.looked_rows)
+        self._projection = record_projection(vision, self._weights, vision.cross_attention_rows)
 
     def encode(self, pixels: NDArray[np.uint8], grid: Grid) -> Floats:
-        """Return the embeddings ``[tiles · looked_rows, hidden]`` of an image's tiles ``[tiles, 3, side, side]``."""
+        """Return embeddings ``[tiles · cross_attention_rows, hidden]`` of tiles ``[tiles, 3, side, side]``."""
         *_, found = self._steps(pixels, grid)
         assert found is not None
         return found
@@ -56,15 +56,15 @@ class CanvasTower:
         yield None
         between = np.broadcast_to(self._of_tiles("tiles_between", number)[:, None], (*self._shape, vision.layers.width))
         between = between.reshape(-1, vision.layers.width)[order]
-        count = len(pixels) * vision.looked_rows
+        count = len(pixels) * vision.cross_attention_rows
         taken: Floats | None = None
         for part in self._layers.run(stream, self._arranged(count), between):
             taken = part
             yield None
         assert taken is not None
         found = []
-        for first in range(0, count, vision.looked_rows):
-            found.append(self._projection.run(self._in_order(taken[first : first + vision.looked_rows])))
+        for first in range(0, count, vision.cross_attention_rows):
+            found.append(self._projection.run(self._in_order(taken[first : first + vision.cross_attention_rows])))
             yield None
         yield np.concatenate(found)
 
@@ -75,7 +75,7 @@ class CanvasTower:
     def _order(self, tiles: int) -> NDArray[np.intp]:
         """Return the rows of a canvas, those of patches and class tokens of so many tiles before all others."""
         is_real = np.zeros(self._shape, bool)
-        is_real[:tiles, : self.vision.looked_rows] = True
+        is_real[:tiles, : self.vision.cross_attention_rows] = True
         return np.argsort(~is_real.reshape(-1), kind="stable")
 
     def _arranged(self, count: int) -> Arrangement:
@@ -103,7 +103,7 @@ class CanvasTower:
         patch, side, width = vision.patch, vision.patches_per_side, vision.layers.width
         levels = normalise(pixels, vision.pixels).reshape(len(pixels), 3, side, patch, side, patch)
         flat = levels.transpose(0, 2, 4, 1, 3, 5).reshape(-1, vision.patch_floats)
-        rows = np.zeros((vision.tiling.most, vision.looked_rows, width), np.float32)
+        rows = np.zeros((vision.tiling.most, vision.cross_attention_rows, width), np.float32)
         patches = kernels.linear(flat, self._weights.matrix("patch"), self._weights.bias("patch"))
         rows[: len(pixels), 1:] = patches.reshape(len(pixels), side * side, width)
         rows[:, 1:] += self._of_tiles("tiles_before", number)[:, None]
@@ -116,7 +116,7 @@ class CanvasTower:
         bias = self._weights.bias("first_norm")
         assert bias is not None
         found = np.zeros((*self._shape, width), np.float32)
-        found[:, : vision.looked_rows] = rows * self._weights.vector("first_norm") + bias
+        found[:, : vision.cross_attention_rows] = rows * self._weights.vector("first_norm") + bias
         return found.reshape(-1, width)
 
     def _in_order(self, taken: Floats) -> Floats:

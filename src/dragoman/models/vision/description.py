@@ -38,11 +38,11 @@ class VisionDescription:
         both_ways: which tokens of the prompt see those after them: none; an image's tokens see all of theirs
             (``image``: Gemma 3), in some models where layers have windows alone (``both_ways_in_windows``: Gemma 4);
             all of a prompt with images do (``prompt``: PaliGemma).
-        looked_at: for each layer of the decoder that looks at images the number of its layers before that one (Mllama,
-            Meta 2024, https://arxiv.org/abs/2407.21783, section 7); an image is then one token, and its embeddings are
-            what these layers compute keys and values of; empty: an image's embeddings replace tokens.
-        looked_alone: a token sees the last image before it (Idefics); else those right before that one too.
-        looked_until: the token after which others see no image until the next one; None: there is none.
+        cross_attention_layers: for each layer of the decoder that looks at images the number of its layers before that
+            one (Mllama, Meta 2024, https://arxiv.org/abs/2407.21783, section 7); an image is then one token, and its
+            embeddings are what these layers compute keys and values of; empty: an image's embeddings replace tokens.
+        cross_attention_alone: a token sees the last image before it (Idefics); else those right before that one too.
+        cross_attention_until: the token after which others see no image until the next one; None: there is none.
         unspoken: rows of the decoder's table of tokens, after the others, that are for images and have no logits.
         padding_id: the token whose inputs of layers an image's tokens get, in decoders that have any.
         rotary_sections: numbers of a head's pairs in the decoder that are rotated by positions in time, by rows and by
@@ -69,9 +69,9 @@ class VisionDescription:
     tags: Tags
     both_ways: Literal["none", "image", "prompt"] = "none"
     both_ways_in_windows: bool = False
-    looked_at: tuple[int, ...] = ()
-    looked_alone: bool = False
-    looked_until: int | None = None
+    cross_attention_layers: tuple[int, ...] = ()
+    cross_attention_alone: bool = False
+    cross_attention_until: int | None = None
     unspoken: int = 0
     padding_id: int = 0
     rotary_sections: tuple[int, ...] = ()
@@ -119,18 +119,18 @@ class VisionDescription:
     @property
     def padded_rows(self) -> int:
         """Rows of a tile where the tower sees all tiles at once: its patches, the class token, and padding."""
-        return -(-self.looked_rows // _PADDED) * _PADDED
+        return -(-self.cross_attention_rows // _PADDED) * _PADDED
 
     @property
-    def looked_rows(self) -> int:
+    def cross_attention_rows(self) -> int:
         """Embeddings of a tile that the decoder looks at."""
         return self.patches_per_side**2 + 1 if self.resampler is None else self.resampler.vectors
 
     @property
     def tile_tokens(self) -> int:
         """Embeddings that one tile becomes, at the most."""
-        if self.looked_at:
-            return self.looked_rows
+        if self.cross_attention_layers:
+            return self.cross_attention_rows
         if self.resampler is not None:
             return self.resampler.vectors
         if self.tiling.kind in ("any", "mixed"):
@@ -140,12 +140,12 @@ class VisionDescription:
     @property
     def most_embeddings(self) -> int:
         """Embeddings of an image, at the most."""
-        return self.looked_rows * self.tiling.most if self.looked_at else self.most_tokens
+        return self.cross_attention_rows * self.tiling.most if self.cross_attention_layers else self.most_tokens
 
     @property
     def most_tokens(self) -> int:
         """Tokens of a prompt that stand for the embeddings of an image, at the most."""
-        if self.looked_at:
+        if self.cross_attention_layers:
             return 1
         if self.tiling.kind == "any":
             return self.tile_tokens

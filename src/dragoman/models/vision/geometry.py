@@ -100,7 +100,7 @@ def image_token_count(width: int, height: int, vision: VisionDescription, detail
 def embedding_count(grid: Grid, tiles: int, vision: VisionDescription) -> int:
     """Return how many embeddings so many tiles become; of those that a decoder looks at, how many tokens stand for
     them."""
-    if vision.looked_at:
+    if vision.cross_attention_layers:
         return 1
     if vision.tiling.kind == "any":
         return grid.rows * grid.columns

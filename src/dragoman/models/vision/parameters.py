@@ -41,7 +41,7 @@ def vision_parameters(vision: VisionDescription) -> list[Parameter]:
         found.append(replace(table, stored=(2, vision.position_side, width)))
     elif vision.positions != "none":
         rows = vision.tile_rows if vision.positions == "learned" else vision.position_side**2
-        rows = vision.looked_rows if vision.tiling.kind == "canvas" else rows
+        rows = vision.cross_attention_rows if vision.tiling.kind == "canvas" else rows
         table = Parameter(f"{PREFIX}positions", "weight", None, (rows, width), (rows,), False)
         found.append(replace(table, stored=(1, rows, width) if whole else None))
     if layers.first_stage:
@@ -77,7 +77,7 @@ def _tile_positions(vision: VisionDescription) -> list[Parameter]:
     """Return the learned rows of tiles, by their grid: before the patches, of each patch, and between the stages; and
     the gates of these."""
     grids, columns = 1 + len(grids_of(vision.tiling.most)), vision.tiling.most * vision.layers.width
-    sizes = {"tiles_before": columns, "tiles_each": columns * vision.looked_rows, "tiles_between": columns}
+    sizes = {"tiles_before": columns, "tiles_each": columns * vision.cross_attention_rows, "tiles_between": columns}
     found = [
         Parameter(f"{PREFIX}{module}", "weight", None, (grids, size), (grids,), False) for module, size in sizes.items()
     ]

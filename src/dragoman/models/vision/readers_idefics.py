@@ -59,9 +59,9 @@ def read_idefics(config: Config, preprocessor: Config) -> Fields:
         "resampler": _resampler(config, layers.width) if config.flag("use_resampler", False) else None,
         "pixels": pixels_of(preprocessor, CLIP_MEAN, CLIP_DEVIATION, 3),
         "tiling": Tiling(kind="one", side=side),
-        "looked_at": looks_before(config),
-        "looked_alone": True,
-        "looked_until": ends[0] if ends else None,
+        "cross_attention_layers": looks_before(config),
+        "cross_attention_alone": True,
+        "cross_attention_until": ends[0] if ends else None,
         "tags": Tags(
             placeholder="<image>",
             image="<image>",

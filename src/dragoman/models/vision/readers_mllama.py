@@ -84,7 +84,7 @@ def read_mllama(config: Config, preprocessor: Config) -> Fields:
         "pixels": pixels_of(preprocessor, _MEAN, _DEVIATION, 2),
         "tiling": Tiling(kind="canvas", side=side, most=most),
         "unspoken": IMAGE_TOKENS,
-        "looked_at": tuple(layer - place for place, layer in enumerate(looking)),
+        "cross_attention_layers": tuple(layer - place for place, layer in enumerate(looking)),
         "tags": Tags(
             placeholder="<|image|>",
             image="<|image|>",
