@@ -20,7 +20,7 @@ from dragoman.engine.engine import Engine
 from dragoman.engine.messages import FrameReader, FromEngine, Shutdown, StepOutput, Submit, frame
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.speculation import cost_table as module
-from dragoman.engine.speculation.cost_table import DRAFT_ROWS, LONGEST_S, MODEL_ROWS, ROUNDS, CostTable
+from dragoman.engine.speculation.cost_table import DRAFT_ROWS, LONGEST_S, MODEL_ROWS, ROUNDS, CostTable, plausible
 from dragoman.engine.stub import StubRunner
 from dragoman.engine.worker import Worker
 from simulation import run, run_alone, stub
@@ -102,6 +102,12 @@ def test_the_first_drafts_know_what_steps_cost(silent: int, caplog: pytest.LogCa
         group.cache.check_integrity([])
     alone = run_alone(stub(vocab_size=SIZE, num_states=40), asking("ours"))
     assert run(engine, [asking("ours")])["ours"] == alone, "what was written nobody reads"
+
+
+def test_what_another_process_made_longer_does_not_count() -> None:
+    assert plausible({1: 0.6, 2: 0.7, 4: 0.5, 8: 90.0, 16: 1.2}) == {1: 0.5, 2: 0.5, 4: 0.5, 8: 1.0, 16: 1.2}
+    assert plausible({1: 0.5, 8: 0.6, 16: 90.0}) == {1: 0.5, 8: 0.6, 16: 1.2}
+    assert plausible({}) == {}
 
 
 def test_a_request_ends_it_at_once_and_what_was_found_is_kept(silent: int) -> None:

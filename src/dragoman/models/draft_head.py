@@ -17,7 +17,7 @@ from dragoman.models.checkpoint import Checkpoint
 from dragoman.models.decoder import Recorder
 from dragoman.models.draft import HEAD_KV_PRECISION, describe_head, head_blocks
 from dragoman.models.families import FAMILIES
-from dragoman.models.families.family import Family
+from dragoman.models.families.family import MTP_AFTER_LAYERS, Family
 from dragoman.models.head_program import AuxStatesRecorder, EagleRecorder, HeadRecorder
 from dragoman.models.head_spec import EagleSpec, HeadSpec
 from dragoman.models.kv_groups import BLOCK_TOKENS
@@ -82,7 +82,9 @@ def head_checkpoint(files: TensorFiles, spec: DecoderSpec, name: str) -> Checkpo
 
 def _renamed(files: TensorFiles, family: Family, layers: int) -> dict[str, Tensor]:
     """Return the tensors of the head under the names of a decoder of one layer."""
-    names = family.head
+    names, stored_tensors = family.head, files.tensors
+    if files.further is not None:
+        names, stored_tensors = MTP_AFTER_LAYERS, files.further()
     assert names is not None
     singles = {
         names.joined: "hidden_in",
@@ -92,7 +94,7 @@ def _renamed(files: TensorFiles, family: Family, layers: int) -> dict[str, Tenso
     }
     found: dict[str, Tensor] = {}
     layer = names.layer.format(layers=layers)
-    for stored, tensor in files.tensors.items():
+    for stored, tensor in stored_tensors.items():
         short = family.canonical(stored).removeprefix(family.base)
         module, _, kind = short.rpartition(".")
         single = next((new for old, new in singles.items() if old.format(layers=layers) == module), None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
@@ -295,12 +295,15 @@ class TensorFiles:
         files: each with its header, used to tell files apart.
         where: names the files in errors.
         upright: all matrices are ``[outputs, inputs]``, even where the family's own checkpoints are transposed.
+        further: returns the tensors of a layer after the decoder's that guesses one token more, where the format keeps
+            it apart: under the names that DeepSeek V3's checkpoints have.
     """
 
     tensors: Mapping[str, Tensor]
     files: Mapping[Path, bytes]
     where: str
     upright: bool = False
+    further: Callable[[], Mapping[str, Tensor]] | None = None
 
 
 def to_float32(values: NDArray[Any]) -> NDArray[np.float32]:

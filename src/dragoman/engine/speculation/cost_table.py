@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -27,7 +28,7 @@ DRAFT_ROWS = (1, 4, 16)
 """In the order in which they are timed: a model whose steps are long gets to the first ones alone."""
 LONGEST_S = 1.0
 """Seconds after which no further step begins."""
-ROUNDS = 3
+ROUNDS = 8
 """Of each size the shortest of so many times counts: what else uses the machine only makes steps longer."""
 
 
@@ -75,8 +76,8 @@ class CostTable:
         if self.is_over:
             return
         self.is_over = True
-        model = {rows: seconds for (is_model, rows), seconds in self._seconds.items() if is_model}
-        draft = {rows: seconds for (is_model, rows), seconds in self._seconds.items() if not is_model}
+        model = plausible({rows: seconds for (is_model, rows), seconds in self._seconds.items() if is_model})
+        draft = plausible({rows: seconds for (is_model, rows), seconds in self._seconds.items() if not is_model})
         if model and draft:
             self._drafts.learn_costs(model, draft)
             _LOG.info("milliseconds of steps by their rows: %s; of those that draft: %s", _text(model), _text(draft))
@@ -112,6 +113,15 @@ class CostTable:
             _draw(self._runner.run(batch, None, interrupt))
         finally:
             self.read_bytes += self._runner.read_bytes - before
+
+
+def plausible(seconds: Mapping[int, float]) -> dict[int, float]:
+    """Return seconds of steps by their rows without what something else has made longer: no step takes longer than one
+    of more rows, or than steps of fewer rows that have as many together."""
+    found = dict(seconds)
+    for rows in found:
+        found[rows] = min(each for others, each in seconds.items() if others >= rows)
+    return {rows: min(found[fewer] * max(1.0, rows / fewer) for fewer in found if fewer <= rows) for rows in found}
 
 
 def _draw(logits: Float32) -> None:

@@ -147,8 +147,8 @@ def read_config(architecture: Architecture, file: GgufFile, tensors: Tensors) ->
 
 
 def draft_blocks(file: GgufFile) -> tuple[str, ...]:
-    """Return the beginnings of the names of the last blocks' tensors, where these predict further tokens: they are not
-    used here. Raises ModelError where no other block remains."""
+    """Return the beginnings of the names of the last blocks' tensors, where these predict further tokens: they are no
+    layers of the decoder. Raises ModelError where no other block remains."""
     keys = Metadata(file, f"{Metadata(file).text('general.architecture')}.")
     if not keys.is_on(_DRAFTS):
         return ()

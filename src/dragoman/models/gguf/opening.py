@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from dragoman.models.tensors import Tensor, TensorFiles
 _FORMAT = 4  # of the folders: changes when other content is generated from the same metadata
 _MOST_FOLDERS = 64
 _MATRICES_OF_HEADS = (".k_b_proj.weight", ".v_b_proj.weight")
+_FURTHER = {"eh_proj": "eh_proj", "enorm": "enorm", "hnorm": "hnorm", "shared_head_norm": "shared_head.norm"}
 _ABANDONED_AFTER_S = 3600.0
 
 
@@ -120,7 +122,29 @@ def tensor_files(model: GgufModel) -> TensorFiles:
         tensors |= projector_tensors(model.projector, _whole_config(model, config)[0])
         raw[model.projector.file.path] = model.projector.file.raw
     where = str(model.first.path) if len(model.files) == 1 else f"{model.first.path} and {len(model.files) - 1} more"
-    return TensorFiles(tensors, raw, where, upright=True)
+    further = partial(_further_layer, model, architecture, config, drafts[0]) if drafts else None
+    return TensorFiles(tensors, raw, where, upright=True, further=further)
+
+
+def _further_layer(model: GgufModel, architecture: Architecture, config: Config, block: str) -> dict[str, Tensor]:
+    """Return the tensors of a block that guesses one token more. What it has besides, tables of embeddings and of
+    tokens, repeats the model's own.
+
+    ``block``: how their names begin.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in model.stored.items():
+        if not name.startswith(block):
+            continue
+        module, _, kind = name.removeprefix(block).removeprefix("nextn.").rpartition(".")
+        if name.startswith(f"{block}nextn."):
+            own = f"model.layers.{block.split('.')[1]}.{_FURTHER[module]}.{kind}" if module in _FURTHER else None
+        else:
+            own = family_name(architecture, name)
+        for each in () if own is None else _split_stack(replace(tensor, name=own)):
+            for part in architecture.adjust(config, each):
+                found[part.name] = _as_family(architecture, config, part)
+    return found
 
 
 def _whole_config(model: GgufModel, config: Config) -> tuple[Config, Config]:
