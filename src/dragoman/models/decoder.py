@@ -135,7 +135,7 @@ class Recorder:
         if spec.altup:
             self.parts = Parts(self, spec.altup, stream.residual)
         selected = False
-        looks_last = spec.layers in spec.looks_before
+        ends_in_cross_attention = spec.layers in spec.cross_attention_layers
         for layer in range(spec.layers):
             if layer == spec.written_layers and self.chooses_rows and spec.encoder is None:
                 # From here on rows depend on others only through the cache.
@@ -154,7 +154,7 @@ class Recorder:
                 self._join_all(layer, stream, results)
                 self._cross_attend(layer, stream, self._branch_input(stream, "cross_norm", layer))
                 results = [(stream.mixed, "cross_out")]
-            if layer == spec.layers - 1 and self.chooses_rows and not selected and not looks_last:
+            if layer == spec.layers - 1 and self.chooses_rows and not selected and not ends_in_cross_attention:
                 # From here on no row depends on another: only those whose logits are needed continue.
                 stream, results = self._select(stream, results, layer)
             if not spec.block.parallel:
@@ -170,7 +170,7 @@ class Recorder:
                 self._join_all(layer, stream, results)
                 self._feed_forward(layer, stream, x)
             self._finish_layer(layer, stream)
-        if looks_last:
+        if ends_in_cross_attention:
             record_image_layers(self, spec.layers, stream)
             stream, _ = self._select(stream, [], spec.layers)
         if self.parts:

@@ -186,7 +186,7 @@ def _require_fit(target: DecoderSpec, name: str, width: int, vocab: int) -> None
     if vocab != target.vocab_size:
         raise ModelError(f"it is for a vocabulary of {vocab} tokens, {name} has {target.vocab_size}")
     delayed = target.experts is not None and target.experts.delayed
-    if target.encoder is not None or not target.causal or target.altup or delayed or target.looks_before:
+    if target.encoder is not None or not target.causal or target.altup or delayed or target.cross_attention_layers:
         raise ModelError(f"{name} is {target.architecture}, whose hidden states such heads do not read")
 
 

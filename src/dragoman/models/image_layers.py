@@ -40,7 +40,7 @@ class ImageLayerRecorder(PartRecorder, Protocol):
 def record_image_layers(recorder: ImageLayerRecorder, place: int, stream: Stream) -> None:
     """Record the layers that come before the decoder's layer number ``place``."""
     spec = recorder.spec
-    for number, before in enumerate(spec.looks_before):
+    for number, before in enumerate(spec.cross_attention_layers):
         if before != place:
             continue
         if _passed_by_all(spec):

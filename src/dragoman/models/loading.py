@@ -150,8 +150,8 @@ def load(
                 max_sequences=settings.max_sequences,
             )
         tower = None if spec.vision is None else build_tower(weights, spec.vision, planned.precision)
-        looks = spec.vision is not None and spec.vision.cross_attention_layers
-        image_writer = ImageWriter(spec, weights, kv) if looks else None
+        has_cross_attention = spec.vision is not None and spec.vision.cross_attention_layers
+        image_writer = ImageWriter(spec, weights, kv) if has_cross_attention else None
     except ValueError as error:  # valid sizes beyond the kernels' limits
         raise ModelError(f"{described.source.name} cannot be run: {error}") from error
     digests = fingerprint(spec, planned, layout, checksums, settings.calibrate), weights_digest(layout, checksums)

@@ -298,7 +298,7 @@ def _branch_floats(spec: DecoderSpec) -> int:
         floats += (spec.layers + 2) * spec.layer_inputs.width
     if spec.experts and spec.experts.beside:
         floats += 3 * spec.width
-    if spec.looks_before:
+    if spec.cross_attention_layers:
         floats += spec.query_width + spec.width
     if spec.altup:
         floats += (3 * spec.altup.parts + 3) * spec.width + spec.altup.rank

@@ -61,7 +61,7 @@ def parameters(spec: DecoderSpec) -> tuple[Parameter, ...]:
         found += _norm(spec, "layer_inputs_norm", None, inputs.width)
     for layer in range(spec.layers):
         found += _layer_parameters(spec, layer)
-    for number in range(len(spec.looks_before)):
+    for number in range(len(spec.cross_attention_layers)):
         found += _image_layer_parameters(spec, number)
     if spec.output.norm:
         found += _norm(spec, "final_norm", None)

@@ -341,9 +341,9 @@ class DecoderSpec:
     image_layers: ImageLayers | None = None
 
     @property
-    def looks_before(self) -> tuple[int, ...]:
-        """For each layer that looks at images, or whose network is passed without one, the number of layers before
-        it."""
+    def cross_attention_layers(self) -> tuple[int, ...]:
+        """For each cross-attention layer the number of the decoder's other layers before it: those that look at images,
+        or whose networks are passed without one."""
         if self.image_layers is None:
             return ()
         return self.image_layers.before or (self.vision.cross_attention_layers if self.vision else ())

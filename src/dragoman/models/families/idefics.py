@@ -10,7 +10,7 @@ from dragoman.models.families.llama import LLAMA_NAMES, llama_like
 from dragoman.models.optional_parts import ImageLayers
 from dragoman.models.spec import DecoderSpec, Embedding
 from dragoman.models.vision.parameters import idefics_names, siglip_names
-from dragoman.models.vision.readers_idefics import looks_before
+from dragoman.models.vision.readers_idefics import cross_attention_layers
 
 _SIZES = {
     "vocab_size": 32_000,
@@ -29,7 +29,7 @@ def _read_idefics(config: Config) -> DecoderSpec:
     config.refuse("head_dim", head_dim)
     added = config.count("additional_vocab_size", 0)
     layers = ImageLayers(
-        before=looks_before(config),
+        before=cross_attention_layers(config),
         wide_gates=config.choice("alpha_type", "float", {"float": False, "vector": True}),
         head_norm=config.flag("qk_layer_norms", False),
     )

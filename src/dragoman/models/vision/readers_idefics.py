@@ -30,7 +30,7 @@ _TOWER = {
 }
 
 
-def looks_before(config: Config) -> tuple[int, ...]:
+def cross_attention_layers(config: Config) -> tuple[int, ...]:
     """Return for each cross-attention layer the number of the decoder's layers before it. Raises ModelError."""
     layers, interval = config.size("num_hidden_layers", 32), config.size("cross_layer_interval", 1)
     if layers % interval:
@@ -59,7 +59,7 @@ def read_idefics(config: Config, preprocessor: Config) -> Fields:
         "resampler": _resampler(config, layers.width) if config.flag("use_resampler", False) else None,
         "pixels": pixels_of(preprocessor, CLIP_MEAN, CLIP_DEVIATION, 3),
         "tiling": Tiling(kind="one", side=side),
-        "cross_attention_layers": looks_before(config),
+        "cross_attention_layers": cross_attention_layers(config),
         "cross_attention_alone": True,
         "cross_attention_until": ends[0] if ends else None,
         "tags": Tags(
