@@ -21,39 +21,91 @@ ScoreTerms terms_from(ScoreTerms terms, long head) {
   return terms;
 }
 
-std::vector<AttentionTile> tiles_of(const Attention& a, const Attention::Sequence* sequences, long count) {
-  std::vector<AttentionTile> tiles;
+// The tiles of a step: `parts` one after the other for the same queries, whose states are merged in that order.
+struct Tiles {
+  std::vector<AttentionTile> all;
+  long parts;
+
+  long number() const { return static_cast<long>(all.size()) / parts; }
+  const AttentionTile* of(long i) const { return all.data() + i * parts; }
+
+  // Calls visit(part, split) for every split of tile i, in the order of their merge.
+  template <class Visit>
+  void for_each_split(long i, const Visit& visit) const {
+    for (long part = 0; part < parts; ++part) {
+      const AttentionTile& tile = of(i)[part];
+      if (tile.sees_none()) continue;
+      for (long split = tile.first_split(); split <= tile.last_split(); ++split) visit(part, split);
+    }
+  }
+};
+
+// Whether all queries of a sequence with one KV head are a tile, or of each own block one.
+bool is_small(const Attention& a, const Attention::Sequence& sequence) {
+  return sequence.rows * a.group <= kTileQueries;
+}
+
+// Calls visit(begin, end) for the rows of a sequence: all of them or, where there are own blocks, those of each one.
+// Here and below the longest come first, so that no thread is left with one at the end.
+template <class Visit>
+void for_each_run(const Attention& a, const Attention::Sequence& sequence, const Visit& visit) {
+  for (long end = sequence.rows; end > 0;) {
+    const long block = (sequence.position + end - 1) / kBlockTokens * kBlockTokens - sequence.position;
+    const long begin = a.own && block > 0 ? block : 0;
+    visit(begin, end);
+    end = begin;
+  }
+}
+
+Tiles tiles_of(const Attention& a, const Attention::Sequence* sequences, long count) {
+  Tiles tiles{.all = {}, .parts = a.own ? 2 : 1};
+  const auto add = [&](const Attention::Sequence& sequence, long head, long begin, long end) {
+    const long column = head * a.group * a.kv.head_dim, result = head * a.group * a.kv.value_dim;
+    const long start = begin * a.group, queries = end * a.group - start;
+    for (long first = start + (queries - 1) / kTileQueries * kTileQueries; first >= start; first -= kTileQueries) {
+      tiles.all.push_back({.kv = &a.kv,
+                           .blocks = sequence.blocks_of(a.kv.group),
+                           .kv_head = head,
+                           .q = a.q + sequence.row * a.ldq + column,
+                           .ldq = a.ldq,
+                           .out = a.out + sequence.row * a.ldout + result,
+                           .ldout = a.ldout,
+                           .group = a.group,
+                           .first = first,
+                           .count = std::min(kTileQueries, start + queries - first),
+                           .position = sequence.position,
+                           .length = a.causal ? 0 : sequence.length,
+                           .window = a.window,
+                           .chunk = a.chunk,
+                           .scale = a.scale,
+                           .terms = terms_from(a.terms, head * a.group),
+                           .ends = a.causal && a.both_ways ? sequence.ends : nullptr});
+      if (!a.own) continue;
+      tiles.all.back().part = AttentionPart::before_own;
+      AttentionTile& own = tiles.all.emplace_back(tiles.all.back());
+      own.part = AttentionPart::from_own;
+      own.kv = &*a.own;
+      own.blocks = sequence.blocks_of(a.own->group);
+    }
+  };
   for (long s = 0; s < count; ++s) {
     const Attention::Sequence& sequence = sequences[s];
-    const long queries = sequence.rows * a.group;
+    if (is_small(a, sequence)) {
+      for_each_run(a, sequence, [&](long begin, long end) {
+        for (long head = 0; head < a.kv_heads; ++head) add(sequence, head, begin, end);
+      });
+      continue;
+    }
     for (long head = 0; head < a.kv_heads; ++head) {
-      const long column = head * a.group * a.kv.head_dim, result = head * a.group * a.kv.value_dim;
-      // The longest first, so that no thread is left with one at the end.
-      for (long first = (queries - 1) / kTileQueries * kTileQueries; first >= 0; first -= kTileQueries) {
-        tiles.push_back({.kv = &a.kv,
-                         .blocks = sequence.blocks_of(a.kv.group),
-                         .kv_head = head,
-                         .q = a.q + sequence.row * a.ldq + column,
-                         .ldq = a.ldq,
-                         .out = a.out + sequence.row * a.ldout + result,
-                         .ldout = a.ldout,
-                         .group = a.group,
-                         .first = first,
-                         .count = std::min(kTileQueries, queries - first),
-                         .position = sequence.position,
-                         .length = a.causal ? 0 : sequence.length,
-                         .window = a.window,
-                         .chunk = a.chunk,
-                         .scale = a.scale,
-                         .terms = terms_from(a.terms, head * a.group),
-                         .ends = a.causal && a.both_ways ? sequence.ends : nullptr});
-      }
+      for_each_run(a, sequence, [&](long begin, long end) { add(sequence, head, begin, end); });
     }
   }
   return tiles;
 }
 
-long pairs(const AttentionTile& tile) { return tile.count * (tile.last_position() - tile.first_position() + 1); }
+long pairs(const AttentionTile& tile) {
+  return tile.sees_none() ? 0 : tile.count * (tile.last_position() - tile.first_position() + 1);
+}
 
 // Memory of the calling thread for its current tile.
 float* tile_memory(long floats) {
@@ -66,17 +118,16 @@ float* tile_memory(long floats) {
 long expected_after(long end, long grain) { return end + grain * (pool().threads_of_cursor() - 1); }
 
 // A thread takes whole tiles and merges their splits at once.
-void attend_by_tile(const std::vector<AttentionTile>& tiles, long grain) {
+void attend_by_tile(const Tiles& tiles, long grain) {
   const AttentionKernels& kernel = kernels().attention;
-  const KVLayer& kv = *tiles.front().kv;
-  const long dim = kv.padded_value_dim, number = static_cast<long>(tiles.size());
+  const KVLayer& kv = *tiles.all.front().kv;
+  const long dim = kv.padded_value_dim, number = tiles.number();
   std::vector<AttentionPiece> pieces;
   std::vector<long> firsts;  // each tile's first piece
-  for (const AttentionTile& tile : tiles) {
+  for (long i = 0; i < number; ++i) {
     firsts.push_back(static_cast<long>(pieces.size()));
-    for (long split = tile.first_split(); split <= tile.last_split(); ++split) {
-      pieces.push_back({.tile = &tile, .split = split});
-    }
+    tiles.for_each_split(
+        i, [&](long part, long split) { pieces.push_back({.tile = tiles.of(i) + part, .split = split}); });
   }
   firsts.push_back(static_cast<long>(pieces.size()));
   for (long i = 0; i < number; ++i) {
@@ -93,27 +144,31 @@ void attend_by_tile(const std::vector<AttentionTile>& tiles, long grain) {
       kernel.attend_split(pieces[firsts[i]], total, workspace);
       for (long at = firsts[i] + 1; at < firsts[i + 1]; ++at) {
         kernel.attend_split(pieces[at], part, workspace);
-        kernel.merge(dim, tiles[i].count, total, part);
+        kernel.merge(dim, tiles.of(i)->count, total, part);
       }
-      kernel.finish(tiles[i], total);
+      kernel.finish(*tiles.of(i), total);
     }
   });
 }
 
-// Every KV split is one piece, merged afterwards in the order of attend_by_tile; `tiles` has so many for each sequence,
-// over the same splits: one for each head, or the queries of a single row. A thread takes all heads of a split: a
+// Every KV split is one piece, merged afterwards in the order of attend_by_tile; `heads` tiles, one after the other,
+// have the same splits: one for each head, or the queries of a single row. A thread takes all heads of a split: a
 // block's heads are adjacent, so what the processor prefetches beyond the end of one is soon used.
-void attend_by_split(const std::vector<AttentionTile>& tiles, long heads, Scratch& scratch) {
+void attend_by_split(const Tiles& tiles, long heads, Scratch& scratch) {
   const AttentionKernels& kernel = kernels().attention;
-  const KVLayer& kv = *tiles.front().kv;
-  const long dim = kv.padded_value_dim, number = static_cast<long>(tiles.size());
+  const KVLayer& kv = *tiles.all.front().kv;
+  const long dim = kv.padded_value_dim, number = tiles.number();
   std::vector<AttentionPiece> pieces;
   std::vector<long> firsts;  // each tile's first piece; the one over its next split is `heads` further
+  std::vector<long> ends;    // and the end of its last split's
   for (long first = 0; first < number; first += heads) {
     for (long head = 0; head < heads; ++head) firsts.push_back(static_cast<long>(pieces.size()) + head);
-    for (long split = tiles[first].first_split(); split <= tiles[first].last_split(); ++split) {
-      for (long head = 0; head < heads; ++head) pieces.push_back({.tile = &tiles[first + head], .split = split});
-    }
+    tiles.for_each_split(first, [&](long part, long split) {
+      for (long head = 0; head < heads; ++head) {
+        pieces.push_back({.tile = tiles.of(first + head) + part, .split = split});
+      }
+    });
+    ends.resize(firsts.size(), static_cast<long>(pieces.size()));
   }
   const long count = static_cast<long>(pieces.size());
   const long grain = std::min(heads, std::max(1L, count / (4 * pool().threads())));
@@ -134,11 +189,10 @@ void attend_by_split(const std::vector<AttentionTile>& tiles, long heads, Scratc
   pool().parallel_for(number, std::max(1L, number / pool().threads()), [&](long begin, long end) {
     for (long i = begin; i < end; ++i) {
       float* const total = memory + states[firsts[i]];
-      long at = firsts[i];
-      for (long split = tiles[i].first_split() + 1; split <= tiles[i].last_split(); ++split) {
-        kernel.merge(dim, tiles[i].count, total, memory + states[at += heads]);
+      for (long at = firsts[i] + heads; at < ends[i]; at += heads) {
+        kernel.merge(dim, tiles.of(i)->count, total, memory + states[at]);
       }
-      kernel.finish(tiles[i], total);
+      kernel.finish(*tiles.of(i), total);
     }
   });
 }
@@ -146,19 +200,21 @@ void attend_by_split(const std::vector<AttentionTile>& tiles, long heads, Scratc
 }  // namespace
 
 void attend(const Attention& attention, const Attention::Sequence* sequences, long count, Scratch& scratch) {
-  const std::vector<AttentionTile> tiles = tiles_of(attention, sequences, count);
-  if (tiles.empty()) return;
-  const long number = static_cast<long>(tiles.size());
-  bool single_rows = true;
-  for (long s = 0; s < count; ++s) single_rows = single_rows && sequences[s].rows == 1;
-  const long together = single_rows ? number / count : attention.kv_heads;
-  long total = 0, splits = 0;
-  for (const AttentionTile& tile : tiles) {
-    total += pairs(tile);
-    splits += tile.last_split() - tile.first_split() + 1;
+  const Tiles tiles = tiles_of(attention, sequences, count);
+  if (tiles.all.empty()) return;
+  const long number = tiles.number();
+  bool single_rows = true, small = true;
+  for (long s = 0; s < count; ++s) {
+    single_rows = single_rows && sequences[s].rows == 1;
+    small = small && is_small(attention, sequences[s]);
   }
-  if (splits > number && number == count * together) {
-    attend_by_split(tiles, together, scratch);
+  long total = 0, splits = 0;
+  for (const AttentionTile& tile : tiles.all) {
+    total += pairs(tile);
+    splits += tile.sees_none() || tile.part == AttentionPart::from_own ? 0 : tile.last_split() - tile.first_split() + 1;
+  }
+  if (splits > number && (single_rows || small)) {
+    attend_by_split(tiles, small ? attention.kv_heads : number / count, scratch);
     return;
   }
   attend_by_tile(tiles, std::max(1L, kChunkPairs / std::max(1L, total / number)));

@@ -6,9 +6,14 @@
 // all its visible tokens, their maximum m, the running state rescaled by exp(m_old − m), then exp(score − m) · value
 // added to it over ascending tokens. The splits' states are then merged in ascending order. Tokens that the query does
 // not see are not touched arithmetically: the contents of their slots (old contents, even NaN) have no influence.
+//
+// Where a layer has own blocks (kv_pool.h), a query reads the positions before its own block in the pool's precision,
+// and those from its own block's first on in that of the own blocks. Each of the two parts has splits as above; those
+// of the second are merged after those of the first.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "attention/kv_pool.h"
 #include "gemm/linear.h"
@@ -31,6 +36,10 @@ struct ScoreTerms {
   bool any() const { return softcap > 0 || slopes != nullptr || bias != nullptr; }
 };
 
+// The positions that a tile covers: all that its queries see, or those before or from their own block, the same for
+// all.
+enum class AttentionPart : std::uint8_t { whole, before_own, from_own };
+
 // Up to 32 queries of one sequence that share a KV head. Queries are numbered row · group + head, `group` being the
 // number of query heads per KV head: query n is q[(n / group) · ldq + (n % group) · head_dim], at
 // `position` + n / group; its result has value_dim numbers.
@@ -52,21 +61,34 @@ struct AttentionTile {
   float scale;
   ScoreTerms terms;                    // its pointers begin at the tile's first query head
   const std::int32_t* ends = nullptr;  // of each row the position before which it sees all, ascending; null: its own
+  AttentionPart part = AttentionPart::whole;
 
-  // Positions that the queries of a row see: from first_seen to before seen_end.
+  // Positions of the part that the queries of a row see: from first_seen to before seen_end.
   long seen_end(long row) const {
-    if (length == 0) return ends == nullptr ? position + row + 1 : ends[row];
-    return window == 0 || position + row + window > length ? length : position + row + window;
+    const long end = whole_end(row), own = own_begin(row);
+    return part == AttentionPart::before_own && end > own ? own : end;
   }
   long last_position() const { return seen_end((first + count - 1) / group) - 1; }
   long first_seen(long row) const {
+    const long begin = whole_begin(row), own = own_begin(row);
+    return part == AttentionPart::from_own && begin < own ? own : begin;
+  }
+  long first_position() const { return first_seen(first / group); }
+  bool sees_none() const { return last_position() < first_position(); }
+  long first_split() const { return first_position() / kKVSplitTokens; }
+  long last_split() const { return last_position() / kKVSplitTokens; }
+
+ private:
+  long own_begin(long row) const { return (position + row) / kBlockTokens * kBlockTokens; }
+  long whole_end(long row) const {
+    if (length == 0) return ends == nullptr ? position + row + 1 : ends[row];
+    return window == 0 || position + row + window > length ? length : position + row + window;
+  }
+  long whole_begin(long row) const {
     if (chunk > 0) return (position + row) / chunk * chunk;
     const long seen = position + row - window + 1;
     return window == 0 || seen < 0 ? 0 : seen;
   }
-  long first_position() const { return first_seen(first / group); }
-  long first_split() const { return first_position() / kKVSplitTokens; }
-  long last_split() const { return last_position() / kKVSplitTokens; }
 };
 
 // One split of a tile.
@@ -128,6 +150,7 @@ struct Attention {
   };
 
   KVLayer kv;
+  std::optional<KVLayer> own = {};  // the layer's own blocks; none: all is read in kv
   long kv_heads;
   const float* q;  // first query head of row 0
   long ldq;

@@ -17,12 +17,16 @@
 // Layers of one group share blocks, and each group has separate ones: layers that see a window of positions need fewer
 // of them than layers that see all.
 //
+// A pool in int4 may have a further group, of all layers, in bfloat16: of own blocks. A token's own block is the one
+// that its position is in; the nearest tokens weigh most, so it is read in bfloat16, and all before it in int4.
+//
 // In a latent pool (multi-head latent attention) the first numbers of a token's key are its value, so there are keys
 // only; a tile of queries turns the layout of a step's keys into that of values (attention/turn.inl).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "memory/anonymous_memory.h"
@@ -51,7 +55,7 @@ struct KVLayer {
   bool latent;  // the first value_dim numbers of a key, a multiple of 32, are the value
   KVPrecision precision;
   long kv_heads;
-  long group;
+  long group;  // of blocks
 
   std::uint8_t* keys(long block, long head) const { return data + block * block_bytes + head * head_bytes; }
   std::uint8_t* values(long block, long head) const { return keys(block, head) + key_bytes; }
@@ -66,9 +70,11 @@ struct KVHeads {
 class KVPool {
  public:
   // heads: of each layer; no layers: blocks that hold nothing. blocks: of each group. latent: the first numbers of a
-  // key that are the value; 0: values are kept beside keys. Throws std::invalid_argument on any other size below 1 or
-  // above the limits, on a layer of no group, and on latent keys in int4.
-  KVPool(std::vector<KVHeads> heads, const std::vector<long>& blocks, KVPrecision precision, long latent = 0);
+  // key that are the value; 0: values are kept beside keys. own_blocks: of the group of own blocks, which is the last;
+  // 0: there is none. Throws std::invalid_argument on any other size below 1 or above the limits, on a layer of no
+  // group, on latent keys in int4, and on own blocks in other precisions.
+  KVPool(std::vector<KVHeads> heads, const std::vector<long>& blocks, KVPrecision precision, long latent = 0,
+         long own_blocks = 0);
   KVPool(const KVPool&) = delete;
   KVPool& operator=(const KVPool&) = delete;
 
@@ -84,6 +90,9 @@ class KVPool {
 
   KVLayer layer(long layer) const;
 
+  // The layer's own blocks; none where the pool has no such group.
+  std::optional<KVLayer> own_layer(long layer) const;
+
   // Lets the system provide the memory of the first `blocks` of each group now instead of at first touch.
   void touch(long blocks) const;
 
@@ -94,19 +103,24 @@ class KVPool {
  private:
   struct Group {
     long blocks;
+    KVPrecision precision;
     std::size_t bytes_per_block = 0;
     AnonymousMemory memory = {};
   };
 
-  std::size_t layer_bytes(long layer) const { return head_bytes(layer) * heads_[layer].count; }
-  std::size_t head_bytes(long layer) const;
-  std::size_t key_bytes(long layer) const;
+  // Of a layer in blocks of a precision.
+  std::size_t layer_bytes(long layer, KVPrecision precision) const {
+    return head_bytes(layer, precision) * heads_[layer].count;
+  }
+  std::size_t head_bytes(long layer, KVPrecision precision) const;
+  std::size_t key_bytes(long layer, KVPrecision precision) const;
+  KVLayer layer_in(long layer, long index, std::size_t offset) const;
 
   std::vector<KVHeads> heads_;
   long latent_;
   KVPrecision precision_;
   std::vector<Group> groups_;
-  std::vector<std::size_t> offsets_;  // of each layer in a block of its group
+  std::vector<std::size_t> offsets_, own_offsets_;  // of each layer in a block of its group, and in an own block
 };
 
 }  // namespace dragoman

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <optional>
 
 #include "program/for_rows.h"
 #include "program/require.h"
@@ -213,9 +214,14 @@ void Recorder::write_kv(int x, long k_offset, long v_offset, long layer) {
   require(kv.latent || (v_offset >= 0 && v_offset + width <= buffer.width),
           "write_kv: the values reach beyond the buffer");
   limits_.writes_kv = limits_.groups[kv.group].writes_kv = true;
+  const std::optional<KVLayer> own = kv_->own_layer(layer);
+  if (own) limits_.groups[own->group].writes_kv = true;
   push(OperationKind::write_kv, [=, &buffer](const RowPartition& part, Scratch&) {
-    dragoman::write_kv(kv, kv.kv_heads, buffer.data() + k_offset, buffer.data() + v_offset, buffer.stride,
-                       part.first_sequence(), part.sequences.count());
+    const float* const k = buffer.data() + k_offset;
+    const float* const v = buffer.data() + v_offset;
+    dragoman::write_kv(kv, kv.kv_heads, k, v, buffer.stride, part.first_sequence(), part.sequences.count());
+    if (!own) return;
+    dragoman::write_kv(*own, kv.kv_heads, k, v, buffer.stride, part.first_sequence(), part.sequences.count());
   });
   operations_.back().in_order = kv.precision == KVPrecision::int4;  // tokens of a block share bytes and an origin
 }
@@ -259,6 +265,12 @@ void Recorder::attend(int out, int x, long q_offset, long heads, long layer, flo
   BatchLimits::Group& limits = limits_.groups[attention.kv.group];
   limits.window = limits.attends && (limits.window == 0 || window == 0) ? 0 : std::max(limits.window, window);
   limits.attends = true;
+  if (causal) attention.own = kv_->own_layer(layer);
+  if (attention.own) {
+    BatchLimits::Group& own = limits_.groups[attention.own->group];
+    own.window = 1;
+    own.attends = true;
+  }
   const Rows domain = buffers_.at(x).rows;
   require(causal || domain == Rows::tokens, "attend: rows of logits attend causally");
   buffers_.write(out, domain);

@@ -203,15 +203,15 @@ void bind_kv_pool(nb::module_& m) {
   nb::class_<KVPool>(m, "KVPool")
       .def(nb::new_([](const std::vector<long>& blocks, const std::vector<long>& kv_heads,
                        const std::vector<long>& head_dims, const std::vector<long>& groups,
-                       const std::string& precision, long latent) {
+                       const std::string& precision, long latent, long own_blocks) {
              require(kv_heads.size() == head_dims.size() && kv_heads.size() == groups.size(),
                      "kv_heads, head_dims and groups differ in length");
              std::vector<KVHeads> heads;
              for (std::size_t i = 0; i < kv_heads.size(); ++i) heads.push_back({kv_heads[i], head_dims[i], groups[i]});
-             return std::make_shared<KVPool>(std::move(heads), blocks, kv_precision(precision), latent);
+             return std::make_shared<KVPool>(std::move(heads), blocks, kv_precision(precision), latent, own_blocks);
            }),
            nb::kw_only(), nb::arg("blocks"), nb::arg("kv_heads"), nb::arg("head_dims"), nb::arg("groups"),
-           nb::arg("precision"), nb::arg("latent"))
+           nb::arg("precision"), nb::arg("latent"), nb::arg("own_blocks"))
       .def_prop_ro("layers", &KVPool::layers)
       .def_prop_ro("precision", [](const KVPool& kv) { return name_of(kv.precision()); })
       .def(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -18,10 +18,12 @@ from dragoman.kernels.reference import attention as reference
 
 Floats = NDArray[np.float32]
 BLOCKS = 200
-PRECISIONS: tuple[KVPrecision, ...] = ("float32", "bfloat16", "int8", "int4")
-LATENT_PRECISIONS = PRECISIONS[:3]
+Kept = KVPrecision | Literal["own"]  # int4, with each query's own block in bfloat16
+PRECISIONS: tuple[Kept, ...] = ("float32", "bfloat16", "int8", "int4", "own")
+MOST_PRECISIONS: tuple[Kept, ...] = ("float32", "bfloat16", "int8", "own")
+LATENT_PRECISIONS: tuple[KVPrecision, ...] = ("float32", "bfloat16", "int8")
 # In bfloat16 the AVX-512 kernel also rounds queries and weights: relative errors of 2⁻⁹ each. In int8 those are 2⁻¹⁶.
-TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "int8": 5e-4, "int4": 5e-4}
+TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "int8": 5e-4, "int4": 5e-4, "own": 2e-2}
 
 
 def rounded(x: Floats) -> Floats:
@@ -50,7 +52,7 @@ class Layer:
     heads: int
     kv_heads: int
     head_dim: int
-    precision: KVPrecision
+    precision: Kept
     window: int = 0
     sequences: int = 4
     length: int = 200
@@ -85,12 +87,12 @@ class Layer:
             blocks=BLOCKS,
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
-            precision=self.precision,
+            precision="int4" if self.precision == "own" else self.precision,
             latent=self.latent,
+            own_blocks=BLOCKS if self.precision == "own" else 0,
         )
-        kv.data[:] = 0xFF
-        if self.head_dim % 16:  # only the padding of the head dimension is nobody's, and stays zero
-            kv.data[:] = 0
+        for group in range(len(kv.blocks)):  # only the padding of the head dimension is nobody's, and stays zero
+            kv.block_data(group)[:] = 0 if self.head_dim % 16 else 0xFF
         p = kernels.Program(max_tokens=700, max_sequences=16, max_logit_rows=700, kv=kv)
         mixed = self.heads * (self.latent or self.head_dim)
         qkv, out, picked = p.buffer(self.table.shape[1]), *(p.buffer(mixed) for _ in range(2))
@@ -110,6 +112,11 @@ class Layer:
         tables = np.full((len(chunks), max(len(c.blocks) for c in chunks)), -1)
         for i, c in enumerate(chunks):
             tables[i, : len(c.blocks)] = c.blocks
+        if self.precision == "own":  # of this step's positions alone, and others than theirs in the first group
+            own = np.where(tables < 0, -1, (tables + 7) % BLOCKS)
+            for i, c in enumerate(chunks):
+                own[i, : c.begin // 32] = -1
+            tables = np.stack([tables, own])
         result = program.run(
             np.concatenate(ids), np.concatenate(positions), starts, tables, np.arange(starts[-1])
         ).copy()
@@ -125,15 +132,19 @@ class Layer:
         rows = self.table[sequence * self.length :][:length]
         q, k, *rest = np.split(rows, [self.heads * self.head_dim, (self.heads + self.kv_heads) * self.head_dim], axis=1)
         v = rest[0] if not self.latent else k
-        if self.precision == "bfloat16":
-            k, v = rounded(np.ascontiguousarray(k)), rounded(np.ascontiguousarray(v))
         shape = (length, -1, self.head_dim)
+        near = rounded(np.ascontiguousarray(k)).reshape(shape), rounded(np.ascontiguousarray(v)).reshape(shape)
+        if self.precision == "bfloat16":
+            k, v = near
         if self.precision == "int8":
             k, v = reference.in_int8(k.reshape(shape)), reference.in_int8(v.reshape(shape))
-        if self.precision == "int4":
+        if self.precision in ("int4", "own"):
             k, v = reference.int4_keys(k.reshape(shape)), reference.int4_values(v.reshape(shape))
         v = v.reshape(shape)[..., : self.latent or None]
-        return reference.attend(q.reshape(shape), k.reshape(shape), v, 0, self.scale, self.window, **self.terms)
+        own = near if self.precision == "own" and self.causal else None
+        return reference.attend(
+            q.reshape(shape), k.reshape(shape), v, 0, self.scale, self.window, **self.terms, own=own
+        )
 
 
 @pytest.fixture(params=kernels.instruction_sets(), autouse=True)
@@ -149,7 +160,7 @@ def _instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
     ("heads", "kv_heads", "head_dim"), [(1, 1, 16), (4, 4, 64), (8, 2, 32), (3, 1, 20), (6, 2, 128), (40, 1, 24)]
 )
 @pytest.mark.parametrize("window", [0, 1, 45])
-def test_equals_the_reference(precision: KVPrecision, heads: int, kv_heads: int, head_dim: int, window: int) -> None:
+def test_equals_the_reference(precision: Kept, heads: int, kv_heads: int, head_dim: int, window: int) -> None:
     layer = Layer(heads, kv_heads, head_dim, precision, window, length=100)
     tolerance = TOLERANCE[precision]
     np.testing.assert_allclose(layer.alone(2, 97), layer.expected(2, 97), rtol=tolerance, atol=tolerance)
@@ -157,7 +168,7 @@ def test_equals_the_reference(precision: KVPrecision, heads: int, kv_heads: int,
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("window", [0, 600])
-def test_equals_the_reference_over_several_splits(precision: KVPrecision, window: int) -> None:
+def test_equals_the_reference_over_several_splits(precision: Kept, window: int) -> None:
     layer = Layer(4, 2, 16, precision, window, sequences=1, length=650)
     tolerance = TOLERANCE[precision]
     np.testing.assert_allclose(layer.alone(0, 640), layer.expected(0, 640), rtol=tolerance, atol=tolerance)
@@ -189,6 +200,27 @@ def test_a_latent_pool_keeps_keys_alone(precision: KVPrecision) -> None:
 def test_a_latent_that_is_no_part_of_a_key_is_refused(latent: int) -> None:
     with pytest.raises(ValueError, match="latent must be a multiple of 32 up to head_dim"):
         kernels.KVPool(layers=1, blocks=1, kv_heads=1, head_dim=64, precision="float32", latent=latent)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+def test_own_blocks_beside_other_precisions_than_int4_are_refused(precision: KVPrecision) -> None:
+    with pytest.raises(ValueError, match="only a pool in int4 has own blocks"):
+        kernels.KVPool(layers=1, blocks=1, kv_heads=1, head_dim=16, precision=precision, own_blocks=1)
+
+
+def test_a_batch_without_its_own_blocks_is_refused() -> None:
+    """They must be there from the first position of a step on, and before it they may be gone."""
+    layer = Layer(2, 1, 16, "own")
+    _, program = layer.start()
+    layer.run(program, [Chunk(0, 0, 40, (0, 1))])
+    one, starts, row = np.array([40], np.int32), np.array([0, 1], np.int32), np.array([0], np.int32)
+    tables = np.array([[[0, 1]], [[-1, 8]]], np.int32)
+    assert np.isfinite(program.run(one, one, starts, tables, row)).all()
+    tables[1, 0, 1] = -1
+    with pytest.raises(ValueError, match="block -1 is not in a pool"):
+        program.run(one, one, starts, tables, row)
+    with pytest.raises(ValueError, match="block tables of 2 groups"):
+        program.run(one, one, starts, tables[:1], row)
 
 
 def test_latent_keys_in_int4_are_refused() -> None:
@@ -293,8 +325,8 @@ LAYERS = [
     Layer(4, 4, 32, "int8", window=33),
     Layer(20, 1, 72, "bfloat16", window=40, latent=64),
     Layer(6, 1, 48, "int8", latent=32),
-    Layer(6, 2, 80, "int4"),
-    Layer(4, 4, 32, "int4", window=33),
+    Layer(6, 2, 80, "own"),
+    Layer(4, 4, 32, "own", window=20),
 ]
 
 
@@ -323,9 +355,9 @@ def test_a_row_is_the_same_bits_in_any_batch_and_chunking(
         kernels.set_threads(before)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", MOST_PRECISIONS)
 @pytest.mark.parametrize("window", [0, 700])
-def test_long_contexts_are_the_same_bits_however_divided(precision: KVPrecision, window: int) -> None:
+def test_long_contexts_are_the_same_bits_however_divided(precision: Kept, window: int) -> None:
     """A sequence of several KV splits: whole chunks in one thread, then single rows whose splits go to two threads."""
     layer = Layer(2, 1, 16, precision, window, sequences=2, length=1700)
     blocks = tuple(range(54))
@@ -362,15 +394,16 @@ def test_a_row_of_several_tiles_is_the_same_bits_however_divided() -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "latent"), [*((each, 0) for each in PRECISIONS), *((each, 32) for each in LATENT_PRECISIONS)]
+    ("precision", "latent"), [*((each, 0) for each in MOST_PRECISIONS), *((each, 32) for each in LATENT_PRECISIONS)]
 )
-def test_what_lies_in_foreign_slots_has_no_influence(precision: KVPrecision, latent: int) -> None:
+def test_what_lies_in_foreign_slots_has_no_influence(precision: Kept, latent: int) -> None:
     """The pool starts as NaN, zeros or huge numbers: the results do not differ in a bit."""
     layer = Layer(4, 1 if latent else 2, 48 if latent else 32, precision, latent=latent)
     results = []
     for garbage in (0x00, 0xFF, 0x7F):
         kv, program = layer.start()
-        kv.data[:] = garbage
+        for group in range(len(kv.blocks)):
+            kv.block_data(group)[:] = garbage
         chunks = [Chunk(0, 0, 33, (3, 7)), Chunk(1, 0, 1, (5,))]
         first = layer.run(program, chunks)
         second = layer.run(program, [Chunk(1, 1, 2, (5,)), Chunk(0, 33, 100, (3, 7, 1, 2))])
@@ -389,9 +422,9 @@ def test_rows_that_see_to_both_sides_do_not_see_their_neighbours(window: int) ->
     np.testing.assert_array_equal(both[1], layer.alone(1, 41))
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", MOST_PRECISIONS)
 @pytest.mark.parametrize("part", ["queries", "keys", "values", "all"])
-def test_a_sequence_of_nan_stays_alone(precision: KVPrecision, part: str) -> None:
+def test_a_sequence_of_nan_stays_alone(precision: Kept, part: str) -> None:
     layer = Layer(4, 2, 32, precision)
     columns = {"queries": slice(0, 128), "keys": slice(128, 192), "values": slice(192, 256), "all": slice(None)}[part]
     layer.table[layer.length : 2 * layer.length, columns] = np.nan
@@ -401,12 +434,14 @@ def test_a_sequence_of_nan_stays_alone(precision: KVPrecision, part: str) -> Non
     np.testing.assert_array_equal(healthy, layer.alone(0, 90))
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_copied_blocks_continue_as_the_original(precision: KVPrecision) -> None:
+@pytest.mark.parametrize("precision", MOST_PRECISIONS)
+def test_copied_blocks_continue_as_the_original(precision: Kept) -> None:
     layer = Layer(4, 2, 32, precision)
     kv, program = layer.start()
     layer.run(program, [Chunk(0, 0, 50, (0, 1))])
     kv.copy_blocks([1], [9])
+    if precision == "own":
+        kv.copy_blocks([1 + 7], [9 + 7], group=1)
     original, copy = layer.run(program, [Chunk(0, 50, 60, (0, 1)), Chunk(0, 50, 60, (0, 9))])
     np.testing.assert_array_equal(original, copy)
 

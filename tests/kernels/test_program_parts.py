@@ -11,6 +11,7 @@ import pytest
 from dragoman import kernels
 from dragoman.kernels.reference import attention as reference
 from dragoman.kernels.reference import transform
+from dragoman.kernels.reference.linear import from_bfloat16, to_bfloat16
 
 ROWS, WINDOW = 70, 50
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 12
@@ -33,10 +34,12 @@ def random_rows(count: int = ROWS) -> Any:
     return np.random.default_rng(5).normal(size=(count, (HEADS + 2 * KV_HEADS) * HEAD_DIM)).astype(np.float32)
 
 
-def _attention(window: int, both_ways: bool = True) -> kernels.Program:
-    """A program whose result is the attention of its rows, which are queries, keys and values."""
+def _attention(window: int, both_ways: bool = True, own: bool = False) -> kernels.Program:
+    """A program whose result is the attention of its rows, which are queries, keys and values. ``own``: in int4, with
+    own blocks in bfloat16."""
     width = (HEADS + 2 * KV_HEADS) * HEAD_DIM
-    kv = kernels.KVPool(layers=1, blocks=8, kv_heads=KV_HEADS, head_dim=HEAD_DIM, precision="float32")
+    kept = {"precision": "int4", "own_blocks": 8} if own else {"precision": "float32"}
+    kv = kernels.KVPool(layers=1, blocks=8, kv_heads=KV_HEADS, head_dim=HEAD_DIM, **kept)  # type: ignore[arg-type]
     p = kernels.Program(max_tokens=256, max_sequences=2, max_logit_rows=256, kv=kv)
     x, mixed, wanted = p.buffer(width), p.buffer(HEADS * HEAD_DIM), p.buffer(HEADS * HEAD_DIM)
     p.embed(x, kernels.pack(np.zeros((1, width), np.float32), "float32"))
@@ -69,8 +72,10 @@ def test_parts_that_are_none_are_refused(operations: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("window", [0, WINDOW])
 @pytest.mark.parametrize("chunks", [(ROWS,), (41, 29), (3, 38, 29)])
-def test_rows_see_up_to_the_end_they_are_given(window: int, chunks: tuple[int, ...]) -> None:
-    """As the tokens of an image: 5 to 41 see each other both ways, the others what is before them."""
+@pytest.mark.parametrize("own", [False, True])
+def test_rows_see_up_to_the_end_they_are_given(window: int, chunks: tuple[int, ...], own: bool) -> None:
+    """As the tokens of an image: 5 to 41 see each other both ways, the others what is before them. In int4 they see all
+    from their own block on in bfloat16, also what is behind it."""
     rows = random_rows()
     ends = np.arange(1, ROWS + 1, dtype=np.int32)
     if chunks[0] != 3:
@@ -80,17 +85,23 @@ def test_rows_see_up_to_the_end_they_are_given(window: int, chunks: tuple[int, .
         part.reshape(ROWS, -1, HEAD_DIM)
         for part in np.split(rows, [HEADS * HEAD_DIM, (HEADS + KV_HEADS) * HEAD_DIM], axis=1)
     )
-    expected = [
-        reference.attend(q[r : r + 1], k[begin:end], v[begin:end], r - begin, HEAD_DIM**-0.5, causal=False)
-        for r, end in enumerate(ends)
-        for begin in [max(0, r - window + 1) if window else 0]
-    ]
-    program, found, first = _attention(window), [], 0
+    near = far = k, v
+    if own:
+        near = from_bfloat16(to_bfloat16(k)), from_bfloat16(to_bfloat16(v))
+        far = reference.int4_keys(k), reference.int4_values(v)
+    expected = []
+    for r, end in enumerate(ends):
+        begin, block = max(0, r - window + 1) if window else 0, r // 32 * 32
+        seen = [np.concatenate([b[:block], a[block:]])[begin:end] for a, b in zip(near, far, strict=True)]
+        expected.append(reference.attend(q[r : r + 1], *seen, r - begin, HEAD_DIM**-0.5, causal=False))
+    program, found, first = _attention(window, own=own), [], 0
     for count in chunks:
         batch = one(count, first, embedding_values=rows[first : first + count])
+        if own:
+            batch["block_tables"] = [batch["block_tables"], [[1, 6, 3]]]
         found.append(program.run(**batch, seen_ends=ends[first : first + count]).copy())
         first += count
-    np.testing.assert_allclose(np.concatenate(found), np.concatenate(expected), atol=1e-5)
+    np.testing.assert_allclose(np.concatenate(found), np.concatenate(expected), atol=1e-2 if own else 1e-5)
 
 
 def test_ends_do_not_hold_where_a_layer_sees_one_way() -> None:

@@ -98,6 +98,7 @@ class KVPool:
         groups: list[int],
         precision: str,
         latent: int,
+        own_blocks: int,
     ) -> None: ...
     @property
     def layers(self) -> int: ...

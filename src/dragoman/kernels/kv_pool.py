@@ -29,9 +29,10 @@ class KVPool:
 
     ``blocks``: of each group, or one number where there is one group. ``groups``: that of each layer; None: the first.
     ``kv_heads`` and ``head_dim``: of all layers, or one number for each. ``latent``: the first numbers of a token's key
-    that are its value as well, a multiple of 32 (latent attention); 0: values are kept beside keys. The memory is
-    allocated by the system as it is touched. ValueError on invalid sizes (``head_dim`` at most 1024), MemoryError where
-    the address space is limited.
+    that are its value as well, a multiple of 32 (latent attention); 0: values are kept beside keys. ``own_blocks``: of
+    a further group, the last, in which a pool in int4 keeps all layers in bfloat16: each token reads the block that its
+    own position is in from there; 0: it reads all in int4. The memory is allocated by the system as it is touched.
+    ValueError on invalid sizes (``head_dim`` at most 1024), MemoryError where the address space is limited.
     """
 
     def __init__(
@@ -44,20 +45,24 @@ class KVPool:
         precision: KVPrecision,
         groups: Sequence[int] | None = None,
         latent: int = 0,
+        own_blocks: int = 0,
     ) -> None:
         heads, dims = ([sizes] * layers if isinstance(sizes, int) else list(sizes) for sizes in (kv_heads, head_dim))
         if len(heads) != layers:
             raise ValueError(f"there are heads of {len(heads)} layers for {layers}")
+        self.blocks = (blocks,) if isinstance(blocks, int) else tuple(blocks)
         self.native = _native.KVPool(
-            blocks=[blocks] if isinstance(blocks, int) else list(blocks),
+            blocks=list(self.blocks),
             kv_heads=heads,
             head_dims=dims,
             groups=[0] * layers if groups is None else list(groups),
             precision=precision,
             latent=latent,
+            own_blocks=own_blocks,
         )
         self.layers = layers
-        self.blocks = (blocks,) if isinstance(blocks, int) else tuple(blocks)
+        if own_blocks:
+            self.blocks = (*self.blocks, own_blocks)
         self.precision = precision
 
     @property

@@ -21,6 +21,7 @@ def attend(
     causal: bool = True,
     sinks: Floats | None = None,
     chunk: int = 0,
+    own: tuple[Floats, Floats] | None = None,
 ) -> Floats:
     """Return the attention of queries ``[rows, heads, head_dim]`` at positions ``first``, ``first + 1``, …
 
@@ -28,13 +29,19 @@ def attend(
     head. ``softcap`` as in Gemma 2 (Gemma Team 2024), ``slopes`` ``[heads]`` as in ALiBi (Press et al. 2021),
     ``bias`` ``[heads, 2 · D + 1]`` by distance as in T5 (Raffel et al. 2019), ``sinks`` ``[heads]`` as in gpt-oss
     (OpenAI 2025), ``chunk`` as in Llama 4. Values may have
-    another size than keys, as in latent attention. Returns ``[rows, heads · size of a value]``.
+    another size than keys, as in latent attention. ``own``: the keys and values that a query reads in place of the
+    others in the block of 32 positions that its own is in. Returns ``[rows, heads · size of a value]``.
     """
     rows, heads, _ = q.shape
     group = heads // k.shape[1]
-    keys = np.repeat(np.asarray(k, np.float64), group, axis=1)
-    values = np.repeat(np.asarray(v, np.float64), group, axis=1)
-    scores = np.einsum("rhd,phd->rhp", np.asarray(q, np.float64), keys) * scale
+    keys, values, own_keys, own_values = (
+        np.repeat(np.asarray(each, np.float64), group, axis=1) for each in (k, v, *(own or (k, v)))
+    )
+    queries, place = np.asarray(q, np.float64), first + np.arange(rows)[:, None, None]
+    is_own = np.arange(len(k)) // 32 == place // 32
+    scores = (
+        np.where(is_own, np.einsum("rhd,phd->rhp", queries, own_keys), np.einsum("rhd,phd->rhp", queries, keys)) * scale
+    )
     distance = np.arange(len(k)) - (first + np.arange(rows)[:, None, None])
     if softcap > 0:
         scores = softcap * np.tanh(scores / softcap)
@@ -56,7 +63,8 @@ def attend(
     if sinks is not None:
         total = total + np.exp(np.asarray(sinks, np.float64)[None, :, None] - most)
     weights /= total
-    mixed: Floats = np.einsum("rhp,phd->rhd", weights, values)
+    mixed: Floats = np.einsum("rhp,phd->rhd", np.where(is_own, 0, weights), values)
+    mixed += np.einsum("rhp,phd->rhd", np.where(is_own, weights, 0), own_values)
     return mixed.reshape(rows, heads * values.shape[2])
 
 
