@@ -63,8 +63,8 @@ def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     layers; "int8 mixture" has experts; "window" sees 70 positions in every layer; "gemma 3", "gemma 4" and "int4 phi"
     are other families than Llama; "lfm2", "qwen 3.5", "granite 4", "falcon h1" and "stub with states" have states of
     recurrent layers, "recurrent gemma" windows too, and "mamba" has nothing else; "stub with groups" has these and
-    layers of three windows, which are groups in "gemma 3" and "gemma 4" as well; "latent" has latent attention, "kimi
-    linear" that beside states.
+    layers of three windows, which are groups in "gemma 3" and "gemma 4" as well; "stub with own blocks" has these, as
+    "int4 kv"; "latent" has latent attention, "kimi linear" that beside states.
     """
     if "stub" in request.param:
         limits = {"num_blocks": 256, "max_tokens": 256, "max_sequences": 64, "max_logit_rows": 64}
@@ -72,7 +72,8 @@ def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         states = 70 if request.param in ("stub with states", "stub with groups") else 0
         period = 19 if request.param in ("repeating stub", "stub with states", "stub with groups") else 0
         groups = ((40, 20), (90, 24)) if request.param == "stub with groups" else ()
-        return stub(vocab_size=199, period=period, window=window, num_states=states, more_pools=groups, **limits)
+        own = {"own_blocks": 80 if request.param == "stub with own blocks" else 0}
+        return stub(vocab_size=199, period=period, window=window, num_states=states, more_pools=groups, **own, **limits)
     make = _MAKERS.get(request.param, make_tiny_llama)
     folder = make(tmp_path_factory.mktemp("tiny"))
     if request.param in ("int8 kv", "int4 kv"):

@@ -157,6 +157,54 @@ def test_the_next_process_finds_the_blocks_of_all_groups() -> None:
     assert told == alone(asked)
 
 
+# Own blocks, which hold what running sequences write -----------------------------------------------------------------
+
+
+def engine_with_own(num_blocks: int, own_blocks: int, **limits: int) -> Engine:
+    runner = stub(num_blocks=num_blocks, more_pools=((WINDOW, num_blocks),), own_blocks=own_blocks, **LIMITS)
+    return Engine(runner, SchedulerSettings(step_tokens=STEP, **limits))
+
+
+def test_a_long_text_takes_the_own_blocks_of_a_step() -> None:
+    """Two for a step that begins within one, and one more; a token at a time takes one."""
+    engine, asked = engine_with_own(WHOLE, 3), request()
+    assert engine.scheduler.max_length == CONTEXT
+    own, held = engine.scheduler.tables.groups[2], []
+    engine.submit(asked)
+    told = Transcript()
+    while engine.has_work:
+        for event in engine.step().events:
+            told.add(event)
+        check_integrity(engine.scheduler)
+        held.append(own.cache.num_blocks - own.cache.available)
+    assert told == alone(asked)
+    assert max(held) <= 3
+    assert set(held[40:-1]) == {1}
+    assert engine.scheduler.preemptions == 0
+    assert set(run(engine_with_own(WHOLE, 2), [asked])["r1"].finish.values()) == {FinishReason.ERROR}
+
+
+def test_own_blocks_have_no_names_and_a_prefix_needs_none() -> None:
+    engine, asked = engine_with_own(100, 8), request(output=1)
+    run(engine, [asked])
+    own = engine.scheduler.tables.groups[2].cache
+    assert (own.cached, own.available, own.names()) == (0, 8, [])
+    longer = msgspec.structs.replace(asked, request_id="longer", prompt=(*asked.prompt, 7, 8, 9))
+    assert cached_tokens(engine, longer) == 31 * 32
+    stats = engine.output().stats
+    assert stats.free_blocks == stats.blocks == 100
+
+
+def test_where_own_blocks_run_short_others_give_way() -> None:
+    requests = [request(10 * seed, prompt=300, output=120, sequences=6) for seed in range(2)]
+    engine = engine_with_own(200, 4, max_running=12)
+    found = run(engine, requests)
+    assert engine.scheduler.preemptions > 0
+    assert all(found[each.request_id] == alone(each) for each in requests)
+    for group in engine.scheduler.tables.groups:
+        assert group.cache.available == group.cache.num_blocks
+
+
 @pytest.mark.parametrize("runner", ["gemma 3"], indirect=True)
 def test_a_decoder_with_two_kinds_of_layers_in_little_memory(runner: Runner) -> None:
     assert [pool.window for pool in runner.pools] == [0, 40]

@@ -135,8 +135,9 @@ def test_memory_that_is_short(tmp_path: Path) -> None:
         engine.close()
 
 
-def test_states_and_groups_when_memory_is_short(tmp_path: Path) -> None:
-    stub = {"num_states": 12, "max_sequences": 4, "num_blocks": 64, "more_pools": ((64, 40),)}
+@pytest.mark.parametrize("own_blocks", [0, 12])
+def test_states_and_groups_when_memory_is_short(tmp_path: Path, own_blocks: int) -> None:
+    stub = {"num_states": 12, "max_sequences": 4, "num_blocks": 64, "more_pools": ((64, 40),), "own_blocks": own_blocks}
     asked = [request(f"r{seed}", tokens=600, seed=seed % 4) for seed in range(8)]
     first = engine_at(tmp_path / "c", **stub)  # type: ignore[arg-type]
     expected = run(first, asked)

@@ -46,7 +46,7 @@ def on_models(stub: int, real: int, further: bool = False) -> pytest.MarkDecorat
     """
     turn = next(_TURNS)
     counts = {"stub": stub // 2, "repeating stub": stub, "stub with a window": stub // 4, "stub with states": stub // 4}
-    counts |= {"stub with groups": stub // 4}
+    counts |= {"stub with groups": stub // 4, "stub with own blocks": stub // 4}
     variants = VARIANTS + (FURTHER if further or THOROUGH else ())
     counts |= dict.fromkeys(get_args(Precision), real) | dict.fromkeys(variants, max(1, real // 2))
     cases = [

@@ -34,6 +34,7 @@ class Traffic(RuleBasedStateMachine):
         prefix_cache=st.booleans(),
         speculation=st.sampled_from([0, 5, 16]),
         windows=st.sampled_from(WINDOWS),
+        own_blocks=st.sampled_from([0, 0, 4, 9]),
     )
     def start(
         self,
@@ -44,10 +45,11 @@ class Traffic(RuleBasedStateMachine):
         prefix_cache: bool,
         speculation: int,
         windows: tuple[int, ...],
+        own_blocks: int,
     ) -> None:
         stubs = {"vocab_size": VOCAB, "max_context": 700, "max_logit_rows": 16, "period": 6, "window": windows[0]}
         more = [(window, max(4, num_blocks - 3 * index)) for index, window in enumerate(windows[1:])]
-        self.runner = stub(num_blocks=num_blocks, more_pools=tuple(more), **stubs)
+        self.runner = stub(num_blocks=num_blocks, more_pools=tuple(more), own_blocks=own_blocks, **stubs)
         self.reference = stub(num_blocks=32, **stubs)
         limits = SchedulerSettings(
             step_tokens=step_tokens,
@@ -187,6 +189,7 @@ def test_a_busy_day(seed: int) -> None:
         prefix_cache=rng.random() < 0.9,
         speculation=rng.choice([0, 5, 16]),
         windows=rng.choice(WINDOWS),
+        own_blocks=rng.choice([0, 0, 4, 9]),
     )
     for _ in range(60):
         chance = rng.random()

@@ -58,6 +58,8 @@ def plan_of(seed: int) -> Plan:
     of_groups = random.Random(f"groups {seed}")
     if of_groups.random() < 0.3:
         stub = msgspec.structs.replace(stub, more_pools=((of_groups.choice([40, 100]), of_groups.choice([20, 30])),))
+    if of_groups.random() < 0.2:
+        stub = msgspec.structs.replace(stub, own_blocks=of_groups.choice([12, 40]))
     plan = Plan(
         seed=seed,
         stub=stub,
@@ -109,6 +111,7 @@ def _flood(plan: Plan, rng: random.Random) -> None:
         plan.stub, max_context=512, num_blocks=200, max_tokens=256, max_sequences=rng.choice([3, 4, 8])
     )
     plan.stub = msgspec.structs.replace(plan.stub, more_pools=tuple((w, 200) for w, _ in plan.stub.more_pools))
+    plan.stub = msgspec.structs.replace(plan.stub, own_blocks=200 if plan.stub.own_blocks else 0)
     plan.settings = msgspec.structs.replace(plan.settings, max_waiting=256, generation_timeout_s=None)
     plan.faults = [(rng.uniform(0, 4), rng.choice(["kill", "slow", "clock"])) for _ in range(rng.choice([0, 1, 2]))]
 

@@ -23,13 +23,15 @@ class BlockGroup:
     """The cache of one group, and the blocks that running sequences hold in it.
 
     Attributes:
-        index: number of the group. table: ``[rows, width]`` ids of the blocks of a sequence's tokens; -1 after the last
-            and before the window. copies: pairs of blocks (from, to) to copy before the scheduled step.
+        index: number of the group. own: its blocks are own blocks, which have no names.
+        table: ``[rows, width]`` ids of the blocks of a sequence's tokens; -1 after the last and before the window.
+        copies: pairs of blocks (from, to) to copy before the scheduled step.
         loading: lists of blocks that are owned while what is on disk is read into some of them.
     """
 
-    def __init__(self, index: int, cache: KVCache, window: Window) -> None:
+    def __init__(self, index: int, cache: KVCache, window: Window, *, own: bool = False) -> None:
         self.index = index
+        self.own = own
         self.cache = cache
         self.window = window
         self.table: Int32 = np.empty((0, 0), np.int32)
@@ -120,7 +122,10 @@ class BlockGroup:
         return held.shares_last and sequence.computed < len(held.ids) * self._block_size
 
     def name_blocks(self, sequence: Sequence, first: int, end: int) -> list[bool]:
-        """Name the full blocks of a sequence from ``first`` to before ``end``. Returns which of the names are new."""
+        """Name the full blocks of a sequence from ``first`` to before ``end``, but for own blocks. Returns which of the
+        names are new."""
+        if self.own:
+            return [False] * (end - first)
         ids, hashes = sequence.blocks[self.index].ids, sequence.hashes
         return [self.cache.name(ids[index], hashes[index]) for index in range(first, end)]
 
@@ -146,7 +151,7 @@ def groups_for(runner: Runner, step_tokens: int) -> list[BlockGroup]:
     """Return the groups of a model, whose sequences compute at most so many tokens in a step."""
     size = runner.block_size
     return [
-        BlockGroup(index, KVCache(pool.blocks, size), Window(pool.window, step_tokens, size))
+        BlockGroup(index, KVCache(pool.blocks, size), Window(pool.window, step_tokens, size), own=pool.own)
         for index, pool in enumerate(runner.pools)
     ]
 
@@ -158,12 +163,17 @@ def longest_sequence(groups: Iterable[BlockGroup], max_context: int) -> int:
 
 def match_prefix(groups: SequenceOf[BlockGroup], hashes: list[bytes]) -> list[list[int]]:
     """Return, for each group, the cached blocks that the next token sees after the longest prefix that all groups can
-    continue, and NO_BLOCK for those before a window. All are equally long; no ownership is taken."""
-    if len(groups) == 1 and not groups[0].window.positions:
-        return [groups[0].cache.match(hashes)]
+    continue, and NO_BLOCK for those before a window. All are equally long; no ownership is taken.
+
+    A prefix ends with a full block, after which a token has an own block that is new."""
+    if not groups[0].window.positions and all(group.own for group in groups[1:]):
+        found = groups[0].cache.match(hashes)
+        return [found, *([NO_BLOCK] * len(found) for _ in groups[1:])]
     end = len(hashes)
     with_window: list[BlockGroup] = []
     for group in groups:
+        if group.own:
+            continue
         if group.window.positions:
             end = 0 if group.cache.has_none_of(hashes) else end
             with_window.append(group)

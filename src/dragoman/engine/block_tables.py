@@ -65,10 +65,13 @@ class BlockTables:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks without owner, in the first group; fewer where a larger part of another group's is owned."""
+        """Blocks without owner, in the first group; fewer where a larger part of another group's is owned, but for own
+        blocks."""
         first = self.groups[0].cache
         free = first.available
         for group in self.groups[1:]:
+            if group.own:
+                continue
             free = min(free, group.cache.available * first.num_blocks // group.cache.num_blocks)
         return free
 
@@ -129,7 +132,8 @@ class BlockTables:
         """Return whether there is memory for a sequence, and for ``spare`` blocks more in each group, when those of the
         sequences ``freed`` are free."""
         for group, needed in zip(self.groups, self._blocks_needed(sequence), strict=True):
-            available = group.cache.available + sum(len(each.blocks[group.index].ids) for each in freed)
+            held = (each.blocks[group.index] for each in freed)
+            available = group.cache.available + sum(len(each.ids) - each.first for each in held)
             if needed + spare > available:
                 return False
         return True

@@ -28,7 +28,7 @@ class StubModel(msgspec.Struct, frozen=True, kw_only=True, tag="stub"):
     that triggers the fault. ``encoder_context``: the longest input of its encoder; 0: it has none. ``window``: its
     logits depend on so many positions; 0: on all. ``more_pools``: of layers that see less, the window and the number of
     blocks; the logits are the same as without, unless their blocks have something else. ``num_states``: slots of a
-    state that they depend on as well; 0: on none.
+    state that they depend on as well; 0: on none. ``own_blocks``: of a pool of own blocks; 0: there is none.
     """
 
     vocab_size: int = 512
@@ -38,6 +38,7 @@ class StubModel(msgspec.Struct, frozen=True, kw_only=True, tag="stub"):
     encoder_context: int = 0
     window: int = 0
     more_pools: tuple[tuple[int, int], ...] = ()
+    own_blocks: int = 0
     num_states: int = 0
     max_tokens: int = 256
     max_sequences: int = 32

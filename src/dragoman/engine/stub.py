@@ -62,6 +62,7 @@ class StubRunner:
         self.pools = (
             PoolSize(settings.window, settings.num_blocks),
             *(PoolSize(window, blocks) for window, blocks in settings.more_pools),
+            *([PoolSize(1, settings.own_blocks, own=True)] if settings.own_blocks else []),
         )
         self.num_states = settings.num_states
         self.max_tokens = settings.max_tokens
@@ -118,8 +119,7 @@ class StubRunner:
             state = self._state_before(batch, index)
             for row in range(batch.row_starts[index], batch.row_starts[index + 1]):
                 position = int(batch.positions[row])
-                for pool, table in enumerate(tables):
-                    self._write(pool, table, position, int(batch.token_ids[row]), given.get(row, 0) ^ adapter)
+                self._write(tables, position, int(batch.token_ids[row]), given.get(row, 0) ^ adapter)
                 state = self._step_state(batch, row, state)
                 if row in wanted:
                     self._read(tables, position, logits[wanted[row]], seen ^ state)
@@ -210,18 +210,23 @@ class StubRunner:
     def _adapter(self, slot: int) -> int:
         return 0 if slot < 0 else self._adapters[slot]
 
-    def _write(self, pool: int, table: Int32, position: int, token_id: int, given: int) -> None:
-        cells, block, offset = self._cells[pool], *divmod(position, self.block_size)
-        before = _EMPTY
-        if position:
-            before = int(cells[table[(position - 1) // self.block_size], (position - 1) % self.block_size])
-        cells[table[block], offset] = _mix(before ^ (token_id * _MASK // 3) ^ position ^ (given << 32))
-        self._tokens[pool][table[block], offset] = token_id
+    def _write(self, tables: Int32, position: int, token_id: int, given: int) -> None:
+        block, offset = divmod(position, self.block_size)
+        for pool, (size, table) in enumerate(zip(self.pools, tables, strict=True)):
+            cells, before = self._cells[pool], _EMPTY
+            if size.own:  # the block before is gone; all pools have the same cells
+                cells[table[block], offset] = self._cells[0][tables[0][block], offset]
+            else:
+                if position:
+                    before = int(cells[table[(position - 1) // self.block_size], (position - 1) % self.block_size])
+                cells[table[block], offset] = _mix(before ^ (token_id * _MASK // 3) ^ position ^ (given << 32))
+            self._tokens[pool][table[block], offset] = token_id
 
     def _read(self, tables: Int32, position: int, logits: Float32, seen: int) -> None:
         """Compute logits from every visible cell of the history, as in attention, not only the last."""
         history, total = self._visible(0, tables[0], position, self.pools[0].window)
-        for pool, (window, _) in enumerate(self.pools[1:], 1):
+        for pool, size in enumerate(self.pools[1:], 1):
+            window = position % self.block_size + 1 if size.own else size.window
             differs = self._visible(pool, tables[pool], position, window)[1]
             differs ^= self._visible(0, tables[0], position, window)[1]
             total += _mix(differs) if differs else 0

@@ -282,8 +282,10 @@ def run(connection: socket.socket) -> None:
         engine.scheduler.drafts.use_head(runner.head, runner.hidden_rows)
     engine.scheduler.drafts.plan_costs(runner)
     if memory is not None:
-        caches = [group.cache for group in engine.scheduler.tables.groups]
-        open_block_stores(memory, runner.block_data, model.fingerprint, settings.recovery_bytes, caches)
+        named = [group for group in engine.scheduler.tables.groups if not group.own]
+        data = [runner.block_data[group.index] for group in named]
+        caches = [group.cache for group in named]
+        open_block_stores(memory, data, model.fingerprint, settings.recovery_bytes, caches)
         os.close(memory)
     if settings.report_blocks:
         engine.report_blocks()

@@ -16,10 +16,12 @@ class PoolSize(NamedTuple):
     """The blocks of one group of layers.
 
     ``window``: maximum positions a token sees in these layers, its own included; 0: all before it are seen.
+    ``own``: they are own blocks, of what running sequences write. Nobody else reads them: they have no names.
     """
 
     window: int
     blocks: int
+    own: bool = False
 
 
 class Batch(NamedTuple):
