@@ -78,10 +78,12 @@ def test_plan_shows_the_stored_precision_and_those_below() -> None:
 
 
 def test_plan_says_memory_context_and_speed() -> None:
-    said = dragoman("plan", "--precision", "int8")
-    [found] = plans_of(describe(None), ModelSettings(precision="int8"))
+    said = dragoman("plan", "--precision", "int8", "--kv-precision", "int4")
+    [found] = plans_of(describe(None), ModelSettings(precision="int8", kv_precision="int4"))
     for words in (console.size(found.weight_bytes), "2,048 tokens", "tokens/s", "GB/s", "int8"):
         assert words in said
+    (own,) = (line for line in said.splitlines() if "of the blocks being written" in line)
+    assert console.size(found.groups[1].nbytes) in own
 
 
 def adapter(folder: Path, **config: object) -> Path:

@@ -24,7 +24,7 @@ from dragoman.engine.messages import EngineStats, LoadModel, WorkerSettings
 from dragoman.engine_client.client import EngineClient
 from dragoman.engine_client.health import State
 from dragoman.engine_client.watchdog import Watchdog
-from dragoman.models.settings import Precision
+from dragoman.models.settings import AskedKVPrecision, Precision
 from simulation import Transcript, random_request, run_alone, stub
 
 T = TypeVar("T")
@@ -159,10 +159,10 @@ def test_killed_at_random_moments_streams_go_on_as_they_would_have(seed: int) ->
     assert restarts >= 1
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
-def test_a_real_decoder_goes_on_bit_for_bit(precision: Precision, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("precision", "kept"), [("bfloat16", "int4"), ("int8", "auto")])
+def test_a_real_decoder_goes_on_bit_for_bit(precision: Precision, kept: AskedKVPrecision, tmp_path: Path) -> None:
     folder = make_tiny_llama(tmp_path / "tiny")
-    settings = models.ModelSettings(precision=precision, cache_folder=str(tmp_path / "cache"))
+    settings = models.ModelSettings(precision=precision, kv_precision=kept, cache_folder=str(tmp_path / "cache"))
     rng = random.Random(9)
     requests = [
         msgspec.structs.replace(harmless(rng, f"r{index}"), max_tokens=300, end_token_ids=(), stop_token_ids=())

@@ -30,9 +30,10 @@ class NumpyDecoder:
     """A decoder over ``weights[name]`` as float32.
 
     ``round_input`` is what a product with a weight sees of its input, ``round_kv`` what is kept of keys and values
-    ``[tokens, heads, head_dim]`` (of keys ``round_key``, where they are kept in another way), and
-    ``round_query`` what attention sees of queries and of softmax weights (relative to the largest; their sum is taken
-    before). The last holds up to 32 tokens: further ones are weighed relative to a maximum that is still growing.
+    ``[tokens, heads, head_dim]`` (of keys ``round_key``, where they are kept in another way), ``round_own`` what a
+    token sees instead in the block of 32 that it is in, and ``round_query`` what attention sees of queries and of
+    softmax weights (relative to the largest; their sum is taken before), with ``round_own`` only in that block. The
+    last holds up to 32 tokens: further ones are weighed relative to a maximum that is still growing.
     """
 
     spec: DecoderSpec
@@ -41,6 +42,7 @@ class NumpyDecoder:
     round_kv: Callable[[Array], Array] = lambda x: x
     round_query: Callable[[Array], Array] = lambda x: x
     round_key: Callable[[Array], Array] | None = None
+    round_own: Callable[[Array], Array] | None = None
     rounded: bool = False  # the table is not float32
 
     def logits(self, token_ids: NDArray[np.int32]) -> Array:
@@ -172,11 +174,16 @@ class NumpyDecoder:
             )
         if spec.query_scale is not None and layer in spec.query_scale.layers:
             q = q * spec.query_scale.table(tokens)[:, None, None]
-        q, k, v = self.round_query(q), (self.round_key or self.round_kv)(k), self.round_kv(v)
+        near, q = self.round_query(q), self.round_query(q) if self.round_own is None else q
         k, v = shared.setdefault(layer, (k, v)) if module != "query" else shared[spec.kv_source(layer)]
         groups = spec.heads // spec.kv_heads
+        own = [np.repeat((self.round_own or self.round_kv)(part), groups, axis=1) for part in (k, v)]
+        k, v = (self.round_key or self.round_kv)(k), self.round_kv(v)
         k, v = (np.repeat(part, groups, axis=1) for part in (k, v))
-        scores = np.einsum("qhd,khd->hqk", q, k) * np.float32(spec.attention_scales[layer])
+        block = np.arange(tokens) // 32
+        is_own = (block[:, None] == block) & (self.round_own is not None)
+        scores = np.where(is_own, np.einsum("qhd,khd->hqk", near, own[0]), np.einsum("qhd,khd->hqk", q, k))
+        scores = scores * np.float32(spec.attention_scales[layer])
         scores = soft_cap(scores, spec.attention_softcap)
         distance = np.arange(tokens)[:, None] - np.arange(tokens)
         if spec.alibi_slopes:
@@ -190,7 +197,17 @@ class NumpyDecoder:
         total = weights.sum(-1).T[:, :, None]
         if spec.sinks:
             total = total + np.exp(self.weights[at + "sinks.weight"][:, None] - scores.max(-1)).T[:, :, None]
-        mixed = (np.einsum("hqk,khd->qhd", self.round_query(weights), v) / total).reshape(tokens, spec.query_width)
+        if self.round_own is None:
+            mixed = np.einsum("hqk,khd->qhd", self.round_query(weights), v)
+        else:
+            scores_near = np.where(is_own, scores, -np.inf)
+            most = scores_near.max(-1, keepdims=True)
+            weights_near = self.round_query(np.exp(scores_near - most))
+            mixed = np.einsum("hqk,khd->qhd", weights_near, own[1]) * np.exp(
+                most - scores.max(-1, keepdims=True)
+            ).swapaxes(0, 1)
+            mixed = mixed + np.einsum("hqk,khd->qhd", np.where(is_own, 0, weights), v)
+        mixed = (mixed / total).reshape(tokens, spec.query_width)
         if spec.gated_attention:
             mixed = mixed * sigmoid(gate)
         if spec.block.inner_norms:

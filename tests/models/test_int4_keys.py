@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from numpy_decoder import NumpyDecoder
+from numpy_decoder import NumpyDecoder, round_to_bfloat16
 from safetensors.torch import load_file, save_file
 from small_adapters import make_adapter
 from small_models import VARIANTS, make_folder, prompt, run_rows
@@ -44,7 +44,16 @@ def judge(model: models.Model) -> NumpyDecoder:
         name: value.dequantize() if isinstance(value, kernels.PackedMatrix) else np.asarray(value)
         for name, value in model.weights.items()
     }
-    return NumpyDecoder(model.config, weights, round_kv=int4_values, round_key=int4_keys)
+    # Of bfloat16, AVX-512 multiplies queries and weights in bfloat16 too.
+    round_query = round_to_bfloat16 if kernels.instruction_set() == "avx512" else np.asarray
+    return NumpyDecoder(
+        model.config,
+        weights,
+        round_kv=int4_values,
+        round_query=round_query,
+        round_key=int4_keys,
+        round_own=round_to_bfloat16,
+    )
 
 
 def off(ours: Floats, theirs: Floats) -> float:

@@ -310,6 +310,44 @@ def test_pools_serve_long_texts_and_short_ones(kv_mib: int, max_sequences: int) 
         assert sliding.blocks >= max_sequences * min(length, 33)
 
 
+def test_keys_and_values_in_int4_have_own_blocks() -> None:
+    """In bfloat16, of all layers: two for each sequence, and twice what one has while its prompt is computed: 512
+    tokens that begin within a block, and one more."""
+    found = plan_1b(24, kv_precision="int4")
+    kept, own = found.groups
+    assert (own.own, own.window, own.layers, own.sequence_blocks) == (True, 1, kept.layers, 18)
+    assert own.bytes_per_token == plan_1b(24, kv_precision="bfloat16").kv_bytes_per_token
+    assert own.blocks == 2 * (ModelSettings().max_sequences + 18)
+    assert found.kv_bytes == kept.nbytes + own.nbytes
+    assert found.sequence_kv_bytes == 131072 * found.kv_bytes_per_token + 18 * own.bytes_per_block
+    windows = plan(gemma_3_1b(), ModelSettings(kv_precision="int4"), available_bytes=24 * GIB)
+    assert [(group.window, group.own, len(group.layers)) for group in windows.groups] == [
+        (0, False, 4),
+        (512, False, 22),
+        (1, True, 26),
+    ]
+
+
+def test_a_context_asked_for_in_tokens_has_its_own_blocks_too() -> None:
+    found = plan_1b(24, kv_precision="int4", kv_tokens=8192, max_context=8192)
+    assert (found.refusal, found.context_tokens, found.concurrency) == (None, 8192, 1)
+    assert found.kv_bytes == found.sequence_kv_bytes
+    assert plan_1b(24, kv_precision="int4", kv_tokens=8192).context_tokens == 8192
+    with pytest.raises(ModelError, match="cannot hold one context of 8192 tokens"):
+        plan_1b(24, kv_precision="int4", kv_bytes=found.kv_bytes - 1, max_context=8192)
+
+
+@given(kv_mib=st.integers(37, 5_000), max_sequences=st.integers(1, 128))
+def test_own_blocks_take_a_small_part_of_little_memory(kv_mib: int, max_sequences: int) -> None:
+    settings = {"kv_precision": "int4", "kv_bytes": kv_mib << 20, "max_sequences": max_sequences, "max_context": 2048}
+    found = plan_1b(24, **settings)
+    kept, own = found.groups
+    assert found.concurrency >= 1
+    assert 0 <= (kv_mib << 20) - found.kv_bytes < kept.bytes_per_block
+    assert 18 <= own.blocks <= 2 * (max_sequences + 18)
+    assert own.nbytes <= max(found.kv_bytes / 4 + own.bytes_per_block, 18 * own.bytes_per_block)
+
+
 def hybrid(width: int = 2048, **changes: object) -> ModelDescription:
     """LFM2 1.2B."""
     config = {"architectures": ["Lfm2ForCausalLM"], "hidden_size": width, "num_hidden_layers": 16, "vocab_size": 65536}

@@ -71,6 +71,19 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(name: str, served: t
     require_equal_tokens(theirs, ours, mllama_models, *PROMPTS[name])
 
 
+def test_keys_and_values_in_int4_have_no_own_blocks(tmp_path: Path) -> None:
+    """The layers that look at images share blocks with the others, which all are in int4."""
+    mllama_models.save(tmp_path)
+    ours = models.load(
+        tmp_path, ModelSettings(precision="float32", kv_precision="int4", max_sequences=8, max_tokens=160)
+    )
+    assert [pool.own for pool in ours.pools] == [False]
+    assert ours.tower is not None
+    prepared = preprocess(image(100, 70), ours.tower.vision)
+    rows = ours.tower.encode(prepared.pixels, prepared.grid)
+    ours.write_image(rows, np.arange(-(-len(rows) // 32), dtype=np.int32))
+
+
 def test_a_decoder_that_ends_with_a_layer_that_looks(tmp_path: Path) -> None:
     theirs = mllama_models.save(tmp_path, cross_attention_layers=[0, 5])
     ours = models.load(tmp_path, ModelSettings(precision="float32", kv_precision="float32", max_tokens=160))

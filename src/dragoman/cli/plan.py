@@ -124,13 +124,18 @@ def measured_bandwidth(placement: Placement) -> float:
 
 
 def _group_rows(plans: list[MemoryPlan]) -> dict[str, list[str]]:
-    """Return the rows of layers that keep different positions: one for each window; none where all keep the same."""
-    windows = {group.window for found in plans if len(found.groups) > 1 for group in found.groups}
+    """Return the rows of layers that keep different positions: one for each window; none where all keep the same. And
+    one of own blocks, where keys and values in int4 have these."""
+    kept = [[group for group in found.groups if not group.own] for found in plans]
+    windows = {group.window for found in kept if len(found) > 1 for group in found}
     rows = {}
     for window in sorted(windows, key=lambda each: each or math.inf, reverse=True):
-        groups = [next((group for group in found.groups if group.window == window), None) for found in plans]
+        groups = [next((group for group in found if group.window == window), None) for found in kept]
         name = f"  of layers with a window of {window:,}" if window else "  of layers that see all"
         rows[name] = ["-" if group is None else console.size(group.nbytes) for group in groups]
+    own = [sum(group.nbytes for group in found.groups if group.own) for found in plans]
+    if any(own):
+        rows["  of the blocks being written"] = [console.size(nbytes) for nbytes in own]
     return rows
 
 

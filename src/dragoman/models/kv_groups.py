@@ -2,6 +2,9 @@
 
 A layer with a window needs the positions of the window and of one step; a layer without one needs all. A model with
 both keeps the blocks of each kind as long as that kind needs them.
+
+Keys and values in int4 have one group more, the last: of own blocks. A token reads the block that its own position is
+in from there, in bfloat16, and all before it in int4.
 """
 
 from __future__ import annotations
@@ -10,10 +13,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dragoman.models.settings import KVPrecision
+from dragoman.models.settings import KVPrecision, ModelSettings
 from dragoman.models.spec import DecoderSpec
 
 BLOCK_TOKENS = 32  # positions of one KV block
+OWN_PRECISION: KVPrecision = "bfloat16"  # of own blocks
+_OWN_SHARE = 4  # one part of so many is the most that own blocks get where memory is short
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +30,7 @@ class KVGroup:
         layers: of those that have memory for keys and values, by their place among these.
         bytes_per_token: keys and values of one token in these layers.
         sequence_blocks: maximum that one sequence of the whole context holds at one time, without an encoder's input.
+        own: the group of own blocks, which has all layers and a window of one position: the next token's own.
         blocks: of 32 tokens each, shared by all sequences.
     """
 
@@ -32,6 +38,7 @@ class KVGroup:
     layers: tuple[int, ...]
     bytes_per_token: int
     sequence_blocks: int
+    own: bool = False
     blocks: int = 0
 
     @property
@@ -48,14 +55,15 @@ class KVGroup:
 def group_layers(spec: DecoderSpec, context: int, step_tokens: int, kv_precision: KVPrecision) -> tuple[KVGroup, ...]:
     """Return the groups of a decoder that serves ``context`` tokens, without blocks: that which sees most is first.
 
-    A window of the whole context is none. Where layers differ, neither is one that saves no block.
+    A window of the whole context is none. Where layers differ, neither is one that saves no block. In int4 the group of
+    own blocks is the last.
     """
     windows = _windows(spec, context)
     if len(set(windows)) > 1:
         whole = math.ceil(context / BLOCK_TOKENS)
         windows = [w if blocks_per_sequence(context, w, step_tokens) < whole else 0 for w in windows]
     sizes = [layer_kv_bytes(spec, layer, kv_precision) for layer in spec.kept_layers]
-    return tuple(
+    groups = tuple(
         KVGroup(
             window=window,
             layers=tuple(place for place, own in enumerate(windows) if own == window),
@@ -64,6 +72,23 @@ def group_layers(spec: DecoderSpec, context: int, step_tokens: int, kv_precision
         )
         for window in sorted(set(windows) or {0}, key=lambda each: each or context, reverse=True)
     )
+    if not (kv_precision == "int4" and _has_own_blocks(spec)):
+        return groups
+    own = KVGroup(
+        window=1,
+        layers=tuple(range(len(sizes))),
+        bytes_per_token=sum(layer_kv_bytes(spec, layer, OWN_PRECISION) for layer in spec.kept_layers),
+        sequence_blocks=blocks_per_sequence(context, 1, step_tokens),
+        own=True,
+    )
+    return (*groups, own)
+
+
+def _has_own_blocks(spec: DecoderSpec) -> bool:
+    """Return whether a decoder's keys and values in int4 have own blocks: not where layers look at another text or at
+    images besides, nor where they see their whole text."""
+    looks = spec.encoder is not None or image_rows(spec) > 0
+    return spec.causal and not looks and bool(spec.kept_layers)
 
 
 def _windows(spec: DecoderSpec, context: int) -> list[int]:
@@ -95,6 +120,20 @@ def sequence_bytes(groups: Sequence[KVGroup]) -> int:
     return sum(group.sequence_blocks * group.bytes_per_block for group in groups)
 
 
+def bytes_per_token(groups: Sequence[KVGroup]) -> int:
+    """Return the memory of the keys and values of one token, without own blocks: these do not grow with a text."""
+    return sum(group.bytes_per_token for group in groups if not group.own)
+
+
+def requested_kv_bytes(settings: ModelSettings, groups: Sequence[KVGroup]) -> int | None:
+    """Return the requested memory: in bytes, or in tokens, to which the own blocks of one sequence are added. None: no
+    size is requested."""
+    if settings.kv_bytes is not None or settings.kv_tokens is None:
+        return settings.kv_bytes
+    tokens = math.ceil(settings.kv_tokens / BLOCK_TOKENS) * BLOCK_TOKENS
+    return tokens * bytes_per_token(groups) + sequence_bytes([group for group in groups if group.own])
+
+
 def longest_within(
     spec: DecoderSpec, step_tokens: int, kv_precision: KVPrecision, *, table: int, most: int, most_kv: int
 ) -> int:
@@ -120,10 +159,22 @@ def divide_blocks(
 ) -> tuple[KVGroup, ...]:
     """Return the groups with their blocks: as many as ``nbytes`` hold.
 
+    Own blocks come first: one for each sequence that decodes and one more for it to grow, and those of two steps; at
+    most a quarter of the memory, but enough for one sequence.
+
     Short sequences need as many blocks of each group, and long ones fewer of those with a window. So several groups get
     half of the memory as whole contexts, at least one, and the rest for ``max_sequences`` sequences of equal length,
     the longest for which it is enough: whatever the lengths are, that is half of what a division made for them gives.
     """
+    if groups[-1].own and sequence_bytes(groups) <= nbytes:
+        own = groups[-1]
+        wanted = 2 * (max_sequences + own.sequence_blocks)
+        most = max(own.sequence_blocks, nbytes // _OWN_SHARE // own.bytes_per_block)
+        left = (nbytes - sequence_bytes(groups[:-1])) // own.bytes_per_block
+        own = replace(own, blocks=min(wanted, most, left))
+        sizes = {"context": context, "step_tokens": step_tokens, "max_sequences": max_sequences}
+        return (*divide_blocks(groups[:-1], nbytes - own.nbytes, **sizes), own)
+
     if len(groups) == 1:
         return (replace(groups[0], blocks=nbytes // groups[0].bytes_per_block),)
 

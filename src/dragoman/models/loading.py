@@ -27,7 +27,7 @@ from dragoman.models.families import FAMILIES
 from dragoman.models.head_spec import EagleSpec, HeadSpec, head_spec
 from dragoman.models.hub import DownloadWatcher
 from dragoman.models.image_layers import ImageWriter
-from dragoman.models.kv_groups import KVGroup
+from dragoman.models.kv_groups import OWN_PRECISION, KVGroup
 from dragoman.models.layout import SMALLEST_CACHED_BYTES as _SMALLEST_CACHED_BYTES
 from dragoman.models.layout import Layout, plan_layout
 from dragoman.models.memory import MemoryPlan, chosen_formats, longest_step, plan, with_whole_images
@@ -99,12 +99,13 @@ def load(
     try:
         kv = kernels.KVPool(
             layers=len(spec.kept_layers),
-            blocks=[group.blocks for group in planned.groups],
+            blocks=[group.blocks for group in planned.groups if not group.own],
             groups=_group_of_layers(planned.groups),
             kv_heads=[spec.of_layer(layer).kv_heads for layer in spec.kept_layers],
             head_dim=[spec.of_layer(layer).head_dim for layer in spec.kept_layers],
             precision=planned.kv_precision,
             latent=spec.latent.rank if spec.latent else 0,
+            own_blocks=sum(group.blocks for group in planned.groups if group.own),
         )
         states = kernels.StatePool(slots=planned.state_slots, floats=spec.state_parts) if spec.state_parts else None
         head, hidden = None, None
@@ -275,7 +276,7 @@ def _open(
 
 def _group_of_layers(groups: Sequence[KVGroup]) -> list[int]:
     """Return the group of each layer that has memory for keys and values."""
-    group_of = {place: index for index, group in enumerate(groups) for place in group.layers}
+    group_of = {place: index for index, group in enumerate(groups) if not group.own for place in group.layers}
     return [group_of[place] for place in range(len(group_of))]
 
 
@@ -286,6 +287,8 @@ def fingerprint(
     kernels."""
     digest = hashlib.blake2b(digest_size=8)
     digest.update(f"{dragoman.__version__} {kernels.instruction_set()} {spec!r} {planned.kv_precision}".encode())
+    if any(group.own for group in planned.groups):
+        digest.update(f"own blocks in {OWN_PRECISION}".encode())
     digest.update(f"{layout!r} {list(checksums)}".encode())
     digest.update(calibration_name(calibrate).encode())
     context = planned.context_tokens

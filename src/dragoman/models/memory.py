@@ -16,10 +16,12 @@ from dragoman.models.description import ModelDescription
 from dragoman.models.kv_groups import (
     BLOCK_TOKENS,
     KVGroup,
+    bytes_per_token,
     divide_blocks,
     group_layers,
     image_rows,
     longest_within,
+    requested_kv_bytes,
     sequence_bytes,
 )
 from dragoman.models.latent import buffer_floats
@@ -51,7 +53,8 @@ class MemoryPlan:
             in the packed cache's file, since steps read single rows of them. loading_bytes: in addition to what is
             in memory while serving, only while weights are packed. table_bytes: rotary tables. activation_bytes:
             buffers of one step, of the vision tower, and what is kept of images.
-        groups: the layers that share blocks, and their blocks: that which keeps most positions is first.
+        groups: the layers that share blocks, and their blocks: that which keeps most positions is first, own blocks are
+            last.
             encoder_tokens: maximum of an encoder's input, which is kept in addition; 0: there is no encoder.
             image_rows: the same for positions of an image that layers look at.
         state_slots: states of recurrent layers: of running sequences, drafts and snapshots of prefixes; 0: the model
@@ -93,8 +96,8 @@ class MemoryPlan:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Memory of the keys and values of one token in all layers."""
-        return sum(group.bytes_per_token for group in self.groups)
+        """Memory of the keys and values of one token in all layers, without own blocks."""
+        return bytes_per_token(self.groups)
 
     @property
     def kv_blocks(self) -> int:
@@ -139,7 +142,7 @@ class MemoryPlan:
     @property
     def concurrency(self) -> float:
         """Number of sequences of the whole context that fit at once."""
-        return min(group.blocks * BLOCK_TOKENS / self._kept_tokens(group) for group in self.groups)
+        return min(group.blocks * BLOCK_TOKENS / self._kept_tokens(group) for group in self.groups if not group.own)
 
     def tokens_per_second(self, bandwidth_bytes_per_s: float) -> float:
         """Return the expected speed of one stream when it is limited by reading the weights."""
@@ -340,12 +343,12 @@ def _fitting_context(
     if settings.max_context is not None:
         return requested
     groups = group_layers(spec, requested, settings.max_tokens, kv_precision)
-    per_token = sum(group.bytes_per_token for group in groups)
+    per_token = bytes_per_token(groups)
     if not per_token + table:  # only the blocks that name prefixes have a limit
         if settings.kv_bytes is not None or settings.kv_tokens is None:
             return requested
         return min(requested, max(math.ceil(settings.kv_tokens / BLOCK_TOKENS) * BLOCK_TOKENS, _SHORTEST_CONTEXT))
-    kv_bytes = _requested_kv_bytes(settings, per_token)
+    kv_bytes = requested_kv_bytes(settings, groups)
     most = max(room, 0) if kv_bytes is None else kv_bytes
     one = sequence_bytes(groups)
     if one < requested * per_token and one <= min(room - requested * table, most):
@@ -375,7 +378,7 @@ def _with_blocks(
     encoder_blocks = math.ceil(encoder_tokens / BLOCK_TOKENS)
     one = sequence_bytes(groups) + encoder_blocks * groups[0].bytes_per_block
     if one:
-        nbytes = _kv_bytes(settings, context, one, sum(group.bytes_per_token for group in groups), room)
+        nbytes = _kv_bytes(settings, context, one, groups, room)
         sizes = {"step_tokens": settings.max_tokens, "max_sequences": settings.max_sequences}
         return divide_blocks(groups, nbytes, context=context, **sizes)
     needed = groups[0].sequence_blocks
@@ -387,10 +390,10 @@ def _with_blocks(
     return (replace(groups[0], blocks=blocks),)
 
 
-def _kv_bytes(settings: ModelSettings, context: int, one: int, per_token: int, room: int) -> int:
+def _kv_bytes(settings: ModelSettings, context: int, one: int, groups: tuple[KVGroup, ...], room: int) -> int:
     """Return the requested bytes; by default enough for all sequences, at most half the room and 8 GiB, at least one
     context, which takes ``one`` bytes."""
-    kv_bytes = _requested_kv_bytes(settings, per_token)
+    kv_bytes = requested_kv_bytes(settings, groups)
     if kv_bytes is None:
         return max(min(settings.max_sequences * one, room // 2, _MOST_KV_BYTES), min(one, max(room, 0)))
     if kv_bytes < one:
@@ -410,13 +413,6 @@ def _state_slots(settings: ModelSettings, state: int, room: int) -> int:
             raise ModelError(f"{_gib(settings.state_bytes)} for states cannot hold one, which takes {_gib(state)}")
         return settings.state_bytes // state
     return max(1, min(settings.max_sequences + _SPARE_STATES, min(room // 4, _MOST_STATE_BYTES) // state))
-
-
-def _requested_kv_bytes(settings: ModelSettings, per_token: int) -> int | None:
-    """Return the requested size, given in bytes or in tokens."""
-    if settings.kv_bytes is not None or settings.kv_tokens is None:
-        return settings.kv_bytes
-    return math.ceil(settings.kv_tokens / BLOCK_TOKENS) * BLOCK_TOKENS * per_token
 
 
 def table_bytes_per_position(spec: DecoderSpec) -> int:

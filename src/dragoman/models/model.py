@@ -73,7 +73,7 @@ class Model:
         self.vocab_size = config.vocab_size
         self.hidden_size = config.embedding_width
         self.states = states
-        self.pools = tuple(PoolSize(group.window, group.blocks) for group in plan.groups)
+        self.pools = tuple(PoolSize(group.window, group.blocks, group.own) for group in plan.groups)
         self.num_blocks = plan.kv_blocks
         self.num_states = 0 if states is None else states.slots
         self.max_context = plan.context_tokens

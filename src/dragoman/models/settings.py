@@ -45,8 +45,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
             4096 are enough (docs/quantized.md); not for quantized files.
         kv_precision: of keys and values; auto: float32 for weights in float32, else bfloat16. int8 takes 17/32 of
             bfloat16's memory and is faster after long contexts; its error is that of eight bits with a scale for 32
-            neighbours of each head. int4 takes 37/128 of it in heads of a multiple of 32, and costs more precision
-            (docs/kv-cache.md); not for latent attention.
+            neighbours of each head. int4 takes 37/128 of it in heads of a multiple of 32, and the newest block of each
+            sequence in bfloat16 besides (docs/kv-cache.md); it costs more precision. Not for latent attention.
         max_context: limits prompt and output together, in tokens; by default what the model allows and memory holds.
         kv_bytes: memory for keys and values; by default enough for max_sequences whole contexts, at most 8 GiB
             and half of what the weights leave free, at least one context.
