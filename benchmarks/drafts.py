@@ -34,7 +34,8 @@ from dragoman.core.vocabulary import DraftVocabulary
 from dragoman.engine.engine import Engine
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.speculation.draft_head import HeadDrafts
-from dragoman.engine.speculation.draft_model import Ask, DraftModel
+from dragoman.engine.speculation.draft_model import DraftModel
+from dragoman.engine.speculation.draft_texts import Ask
 from dragoman.models.batch import Batch, tables_of_one
 from dragoman.models.families import find_family, read_spec
 from dragoman.models.head_spec import HeadSpec, head_spec

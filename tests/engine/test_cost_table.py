@@ -92,8 +92,8 @@ def test_the_first_drafts_know_what_steps_cost(silent: int, caplog: pytest.LogCa
         calls += 1
     assert calls == 2 + ROUNDS * (len(MODEL_ROWS) + len(DRAFT_ROWS))
     for rows in (1, 5, 12):
-        assert math.isclose(model(engine).steps.seconds(rows), 0.020 + 0.0005 * rows, rel_tol=0.02)
-        assert math.isclose(model(engine)._costs.seconds(rows), 0.001 + 0.0001 * rows, rel_tol=0.02)
+        assert math.isclose(model(engine).gain.model_costs.seconds(rows), 0.020 + 0.0005 * rows, rel_tol=0.02)
+        assert math.isclose(model(engine).gain.draft_costs.seconds(rows), 0.001 + 0.0001 * rows, rel_tol=0.02)
     assert "milliseconds of steps by their rows: 1: 20.50, 2: 21.00, 4: 22.00, 8: 24.00, 16: 28.00;" in caplog.text
     after = engine.output().stats
     assert after == before, "it is in no count"
@@ -115,11 +115,11 @@ def test_a_request_ends_it_at_once_and_what_was_found_is_kept(silent: int) -> No
     for _ in range(5):
         costs.measure(silent)
     costs.end()
-    assert model(engine).steps.is_known
-    assert model(engine)._costs.is_known
-    noted = model(engine).steps._weight
+    assert model(engine).gain.model_costs.is_known
+    assert model(engine).gain.draft_costs.is_known
+    noted = model(engine).gain.model_costs._weight
     costs.end()
-    assert model(engine).steps._weight == noted
+    assert model(engine).gain.model_costs._weight == noted
 
 
 def test_a_step_that_a_message_interrupts_is_measured_again() -> None:
@@ -144,8 +144,8 @@ def test_no_step_begins_after_the_longest_time(silent: int, clock: Clock) -> Non
     while not costs.is_over:
         costs.measure(silent)
     assert clock.now < LONGEST_S + 0.7
-    assert math.isclose(model(engine).steps.seconds(1), 0.6005)
-    assert math.isclose(model(engine)._costs.seconds(1), 0.0011)
+    assert math.isclose(model(engine).gain.model_costs.seconds(1), 0.6005)
+    assert math.isclose(model(engine).gain.draft_costs.seconds(1), 0.0011)
 
 
 def test_an_error_of_a_step_costs_the_figures_alone(silent: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def test_an_error_of_a_step_costs_the_figures_alone(silent: int, monkeypatch: py
     monkeypatch.setattr(Timed, "run", lambda *args: 1 / 0)
     costs.measure(silent)
     assert costs.is_over
-    assert not model(engine).steps.is_known
+    assert not model(engine).gain.model_costs.is_known
 
 
 def test_nothing_is_measured_where_nothing_drafts() -> None:
@@ -185,7 +185,7 @@ def test_the_process_measures_while_it_is_quiet(monkeypatch: pytest.MonkeyPatch)
                 for message in map(decoder.decode, frames.feed(ours.recv(1 << 20))):
                     events += len(message.events) if isinstance(message, StepOutput) else 0
             assert costs.is_over
-            assert model(engine).steps.is_known
+            assert model(engine).gain.model_costs.is_known
         finally:
             ours.sendall(frame(Shutdown()))
             thread.join()

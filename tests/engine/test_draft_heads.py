@@ -20,7 +20,7 @@ from dragoman.core.sampling import LogprobParams, SamplingParams
 from dragoman.engine.engine import Engine
 from dragoman.engine.runner import Runner
 from dragoman.engine.settings import SchedulerSettings
-from dragoman.engine.speculation import cost_table, draft_model
+from dragoman.engine.speculation import cost_table, draft_gain
 from dragoman.engine.speculation.draft_head import HeadDrafts
 from dragoman.engine.speculation.drafter import DraftSource
 from dragoman.models import draft_head
@@ -126,8 +126,8 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts are made whether they pay or not."""
-    monkeypatch.setattr(draft_model, "best_length", lambda acceptance, most, *costs: (min(5, most), 9.0))
-    monkeypatch.setattr(draft_model.DraftModel, "_pays", lambda *asked: True)
+    monkeypatch.setattr(draft_gain, "best_length", lambda acceptance, most, *costs: (min(5, most), 9.0))
+    monkeypatch.setattr(draft_gain.DraftGain, "pays", lambda *asked: True)
 
 
 def drafting(
@@ -163,8 +163,8 @@ def test_no_token_changes(loaded: Loaded, temperature: float) -> None:
         assert run(engine, requests) == alone
         drafts = engine.scheduler.drafts.model
         assert isinstance(drafts, HeadDrafts)
-        assert not drafts._texts
-        assert [len(free) for free in drafts._free] == [pool.blocks for pool in loaded.runner.head.pools]  # type: ignore[union-attr]
+        assert not drafts.texts.of_sequences
+        assert [len(free) for free in drafts.texts.blocks.free] == [pool.blocks for pool in loaded.runner.head.pools]  # type: ignore[union-attr]
         stats = engine.output().stats
         if sources == ("heads",):
             assert stats.drafted["heads"] > 50
@@ -249,9 +249,9 @@ def test_a_head_that_does_not_pay_is_asked_less_and_less(loaded: Loaded) -> None
     drafts = engine.scheduler.drafts.model
     assert isinstance(drafts, HeadDrafts)
     for rows in (1, 4, 12):
-        drafts.steps.note(rows, 1e-3)
+        drafts.gain.model_costs.note(rows, 1e-3)
         for _ in range(50):
-            drafts._costs.note(rows, 1.0)
+            drafts.gain.draft_costs.note(rows, 1.0)
     request = msgspec.structs.replace(asking(11, 0.5, tokens=60), seeds=(11,))
     assert run(engine, [request])[request.request_id] == run_alone(loaded.runner, request)
     assert not engine.output().stats.drafted.get("heads")

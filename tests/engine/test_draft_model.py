@@ -16,8 +16,10 @@ from dragoman.engine.engine import Engine
 from dragoman.engine.runner import Runner
 from dragoman.engine.sequence import SequenceGroup
 from dragoman.engine.settings import SchedulerSettings
-from dragoman.engine.speculation import draft_model as module
-from dragoman.engine.speculation.draft_model import DraftModel, common_length
+from dragoman.engine.speculation import draft_gain
+from dragoman.engine.speculation.draft_gain import DraftGain
+from dragoman.engine.speculation.draft_model import DraftModel
+from dragoman.engine.speculation.draft_texts import common_length
 from dragoman.engine.speculation.step_costs import StepCosts, best_length, expected_tokens
 from simulation import Limited, Transcript, random_request, run, run_alone, step, stub
 
@@ -46,8 +48,8 @@ def same_stub(**limits: int) -> Runner:
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts are made whether they pay or not."""
-    monkeypatch.setattr(module, "best_length", lambda acceptance, most, *costs: (min(5, most), 9.0))
-    monkeypatch.setattr(module.DraftModel, "_pays", lambda *asked: True)
+    monkeypatch.setattr(draft_gain, "best_length", lambda acceptance, most, *costs: (min(5, most), 9.0))
+    monkeypatch.setattr(DraftGain, "pays", lambda *asked: True)
 
 
 def asking(
@@ -101,10 +103,10 @@ def test_in_company_with_little_memory(case: int) -> None:
     engine.scheduler.drafts.use_model(draft)
     model(engine).vocabulary = DraftVocabulary(SIZE)
     assert run(engine, requests) == alone
-    free = [len(each) for each in model(engine)._free]
-    held = [sum(map(len, owned)) for owned in zip(*(text.owned for text in model(engine)._ended), strict=True)]
+    free = [len(each) for each in model(engine).texts.blocks.free]
+    held = [sum(map(len, owned)) for owned in zip(*(text.owned for text in model(engine).texts.ended), strict=True)]
     assert [a + b for a, b in zip(free, held or [0] * len(free), strict=True)] == [pool.blocks for pool in draft.pools]
-    assert not model(engine)._texts
+    assert not model(engine).texts.of_sequences
 
 
 @pytest.mark.usefixtures("always")
@@ -265,8 +267,8 @@ def test_what_drawing_costs_is_counted(always: None, monkeypatch: pytest.MonkeyP
     postprocess = engine._postprocess
     monkeypatch.setattr(engine, "_postprocess", lambda *args: (time.sleep(0.008), postprocess(*args))[1])
     run(engine, [asking("ours", tokens=30)])
-    assert model(engine)._costs.seconds(1) > 0.004
-    assert model(engine).steps.seconds(1) > 0.006
+    assert model(engine).gain.draft_costs.seconds(1) > 0.004
+    assert model(engine).gain.model_costs.seconds(1) > 0.006
 
 
 def test_a_text_is_read_if_its_own_part_of_what_is_saved_is_more() -> None:
@@ -274,10 +276,10 @@ def test_a_text_is_read_if_its_own_part_of_what_is_saved_is_more() -> None:
     drafts = DraftModel(same_stub())
     drafts.vocabulary = DraftVocabulary(SIZE)
     for rows in (1, 200) * 100:
-        drafts._costs.note(rows, rows / 200)
-        drafts.steps.note(1, 0.1)
+        drafts.gain.draft_costs.note(rows, rows / 200)
+        drafts.gain.model_costs.note(1, 0.1)
     group = SequenceGroup(asking("ours", prompt=200, tokens=40), 1, tuple)
-    (ask,) = drafts._known([(group.sequences[0], 4)])
+    (ask,) = drafts.texts.follow([(group.sequences[0], 4)], drafts.vocabulary)
     assert drafts._pays(ask, 2.0, 1, 1)
     assert not drafts._pays(ask, 2.0, 1, 4)
 
@@ -306,6 +308,6 @@ def test_cancelled_sequences_give_back_their_blocks(always: None) -> None:
     for _ in range(5):
         step(engine, found)
     engine.cancel("ours")
-    assert not model(engine)._texts
-    model(engine)._release(model(engine)._ended.pop())
-    assert len(model(engine)._free[0]) == 16
+    assert not model(engine).texts.of_sequences
+    model(engine).texts.release(model(engine).texts.ended.pop())
+    assert len(model(engine).texts.blocks.free[0]) == 16

@@ -21,7 +21,7 @@ from dragoman.core.vocabulary import DraftVocabulary
 from dragoman.engine.engine import Engine
 from dragoman.engine.runner import Runner
 from dragoman.engine.settings import SchedulerSettings
-from dragoman.engine.speculation import draft_model
+from dragoman.engine.speculation import draft_gain
 from dragoman.engine.speculation.drafter import DraftSource
 from dragoman.models.settings import Precision
 from simulation import Limited, run, run_alone, through_preemptions_and_deaths
@@ -69,8 +69,8 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts are made whether they pay or not."""
-    monkeypatch.setattr(draft_model, "best_length", lambda acceptance, most, *costs: (min(5, most), 9.0))
-    monkeypatch.setattr(draft_model.DraftModel, "_pays", lambda *asked: True)
+    monkeypatch.setattr(draft_gain, "best_length", lambda acceptance, most, *costs: (min(5, most), 9.0))
+    monkeypatch.setattr(draft_gain.DraftGain, "pays", lambda *asked: True)
 
 
 def drafting(runner: Runner, loaded: Loaded, sources: tuple[str, ...] = ("model",), **limits: int) -> Engine:

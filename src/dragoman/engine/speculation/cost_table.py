@@ -79,7 +79,7 @@ class CostTable:
         model = plausible({rows: seconds for (is_model, rows), seconds in self._seconds.items() if is_model})
         draft = plausible({rows: seconds for (is_model, rows), seconds in self._seconds.items() if not is_model})
         if model and draft:
-            self._drafts.learn_costs(model, draft)
+            self._drafts.gain.learn_costs(model, draft)
             _LOG.info("milliseconds of steps by their rows: %s; of those that draft: %s", _text(model), _text(draft))
 
     def _note(self, point: tuple[bool, int], seconds: float) -> None:

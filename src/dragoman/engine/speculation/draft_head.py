@@ -16,7 +16,9 @@ import numpy as np
 from dragoman.core.vocabulary import DraftVocabulary
 from dragoman.engine.arrays import Float32, Int32
 from dragoman.engine.sequence import Sequence, Status
-from dragoman.engine.speculation.draft_model import Acceptance, Ask, DraftModel, DraftRunner, DraftText
+from dragoman.engine.speculation.draft_gain import Acceptance
+from dragoman.engine.speculation.draft_model import DraftModel, DraftRunner
+from dragoman.engine.speculation.draft_texts import Ask, DraftText, DraftTexts
 from dragoman.engine.speculation.drafter import DraftSource
 from dragoman.models.batch import Batch
 
@@ -98,14 +100,57 @@ class HeadText(DraftText):
         self.read = self.dropped = 0
 
 
+class HeadTexts(DraftTexts):
+    """Keeps texts as a head knows them: none of a sequence that has ended."""
+
+    def begin(self, sequence: Sequence, vocabulary: DraftVocabulary) -> HeadText:
+        """Return the text of a new sequence, an empty one."""
+        return self._empty(sequence)
+
+    def end(self, sequence: Sequence) -> None:
+        """Let a sequence go."""
+        text = self.of_sequences.pop(sequence, None)
+        if text is not None:
+            self.release(text)
+
+    def release(self, text: DraftText) -> None:
+        """Give back the blocks of a text, and forget its hidden states."""
+        super().release(text)
+        if isinstance(text, HeadText):
+            text.forget()
+
+    def text_of(self, sequence: Sequence) -> HeadText:
+        """Return the text of a sequence, an empty one if it has none yet."""
+        text = self.of_sequences.get(sequence)
+        if text is None:
+            text = self.of_sequences[sequence] = self._empty(sequence)
+        assert isinstance(text, HeadText)
+        return text
+
+    def forget_some(self) -> None:
+        """Keep no more hidden states than one whole context has: the texts that were drafted for longest ago lose
+        theirs."""
+        texts = [text for text in self.of_sequences.values() if isinstance(text, HeadText)]
+        held = sum(len(text.hidden) for text in texts)
+        for text in texts:
+            if held <= self._max_context:
+                break
+            held -= len(text.hidden)
+            text.forget()
+
+    def _empty(self, sequence: Sequence) -> HeadText:
+        return HeadText(self.blocks.width, sequence.hash_seed, self._acceptance)
+
+
 class HeadDrafts(DraftModel):
     """Makes the drafts of all sequences of a step with a head. No more than one whole context of hidden states is kept
     for later."""
 
     least_guesses = 1
+    texts: HeadTexts
 
     def __init__(self, head: HeadRunner) -> None:
-        super().__init__(head)
+        super().__init__(head, HeadTexts)
         self.vocabulary = DraftVocabulary(head.vocab_size)
         self._head = head
 
@@ -117,37 +162,15 @@ class HeadDrafts(DraftModel):
                 continue
             first = int(batch.positions[begin])
             count = min(end - begin, len(sequence.token_ids) - 1 - first)  # the others are of a draft's wrong tokens
-            text = self._texts.get(sequence)
-            if text is None:
-                text = self._texts[sequence] = self._begin(sequence)
-            if count > 0 and isinstance(text, HeadText):
+            text = self.texts.text_of(sequence)
+            if count > 0:
                 following = sequence.token_ids[first + 1 : first + 1 + count]
                 text.add(first, following, hidden[begin : begin + count], self._head.max_context)
-        texts = [text for text in self._texts.values() if isinstance(text, HeadText)]
-        held = sum(len(text.hidden) for text in texts)
-        for text in texts:
-            if held <= self._head.max_context:
-                break
-            held -= len(text.hidden)
-            text.forget()
-
-    def end(self, sequence: Sequence) -> None:
-        """Let a sequence go."""
-        text = self._texts.pop(sequence, None)
-        if text is not None:
-            self._release(text)
+        self.texts.forget_some()
 
     def _trial(self, rows: int) -> Batch:
         hidden = np.ones((rows, self._head.width), np.float32)
         return super()._trial(rows)._replace(embedding_rows=np.arange(rows, dtype=np.int32), embedding_values=hidden)
-
-    def _begin(self, sequence: Sequence) -> DraftText:
-        return HeadText(self._width, sequence.hash_seed, self._acceptance)
-
-    def _release(self, text: DraftText) -> None:
-        super()._release(text)
-        if isinstance(text, HeadText):
-            text.forget()
 
     def _draw(self, logits: Float32, asks: list[Ask], place: int) -> list[int]:
         """As of ``DraftModel``; where the head guesses among some tokens only, logits and draws are in their order."""

@@ -110,7 +110,7 @@ class Drafts:
         """Learn what a step took, and what it computed that a head reads."""
         rows = len(batch.token_ids)
         if self.model is not None and not schedule.chunks:
-            self.model.steps.note(rows, seconds)
+            self.model.gain.model_costs.note(rows, seconds)
         if self._hidden_rows is not None and isinstance(self.model, HeadDrafts):
             sequences = [*schedule.decodes, *(chunk.sequence for chunk in schedule.chunks)]
             self.model.note(
