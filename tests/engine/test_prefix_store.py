@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Self
 
 import numpy as np
@@ -307,6 +308,22 @@ def test_room_is_made_by_age_and_worth(tmp_path: Path) -> None:
     assert gone[:2] == [names[3], names[1]], "what costs little, then what is old"
     assert {names[2], names[4]} <= set(gone), "a time in the future keeps nothing for ever"
     opened.close()
+
+
+def test_a_clock_that_jumps_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten years on, back before 1970, and to now: all is read again, and room is still made."""
+    years_s = 10 * 365 * 86400
+    for number, jump_s in enumerate((0, years_s, -6 * years_s, 0)):
+        clock = SimpleNamespace(time=lambda: time.time() + jump_s, time_ns=lambda: time.time_ns() + jump_s * 10**9)  # noqa: B023
+        monkeypatch.setattr(folders, "time", clock)
+        with Store(tmp_path / "c") as store:
+            assert all(store.read(*range(number)))
+            store.write(number)
+    limit = 3 * max(file.stat().st_size for file in files(tmp_path / "c"))
+    with Store(tmp_path / "c", limit=limit) as store:
+        store.write(9)
+        assert store.read(9) == [True]
+    assert sum(file.stat().st_size for file in files(tmp_path / "c")) <= limit
 
 
 def test_the_folder_stays_within_its_bytes(tmp_path: Path) -> None:
