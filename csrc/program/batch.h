@@ -74,6 +74,8 @@ struct RowPartition {
   Range tokens, logits;   // rows of the buffers
   Range sequences;        // of checked->sequences
   std::size_t waits_for;  // the first partition with rows of this one's first sequence; itself, if it has them all
+  // The first partition with rows of the KV block that this one's first row is written to; itself, if it has them all.
+  std::size_t shares_block_with;
 
   const Batch& batch() const { return *checked->batch; }
   const Range& rows(Rows kind) const { return kind == Rows::tokens ? tokens : logits; }

@@ -1,6 +1,7 @@
 // A recorded operation: a function of the rows to compute.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -52,7 +53,9 @@ struct Operation {
   std::string shape;  // of a matrix, else empty
   std::function<void(const RowPartition&, Scratch&)> run;
   bool is_optional = false;  // left out where no sequence of the batch has another text
-  bool in_order = false;     // runs after the same operation of the earlier partitions with rows of its first sequence
+  // Of write_kv: the layer that it writes, and the end of the operations that read or write that layer.
+  long kv_layer = -1;
+  std::size_t reads_end = 0;
 };
 
 }  // namespace dragoman

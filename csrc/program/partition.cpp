@@ -45,11 +45,13 @@ void divide(CheckedBatch& checked, long rows, std::vector<RowPartition>& partiti
         if (row > 0) end_partition(row);
         const long count = static_cast<long>(cut.size());
         const std::size_t here = partitions.size();
+        const long in_block = std::min(done, (sequence.position + done) % kBlockTokens);  // of the rows before
         partitions.push_back({.checked = &checked,
                               .tokens = {row, row},
                               .logits = {logit, logit},
                               .sequences = {count, count},
-                              .waits_for = done == 0 ? here : first});
+                              .waits_for = done == 0 ? here : first,
+                              .shares_block_with = static_cast<std::size_t>((row - in_block) / rows)});
       }
       if (done == 0) first = partitions.size() - 1;
       const long count = std::min(sequence.rows - done, rows - row % rows);

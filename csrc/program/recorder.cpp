@@ -223,7 +223,8 @@ void Recorder::write_kv(int x, long k_offset, long v_offset, long layer) {
     if (!own) return;
     dragoman::write_kv(*own, kv.kv_heads, k, v, buffer.stride, part.first_sequence(), part.sequences.count());
   });
-  operations_.back().in_order = kv.precision == KVPrecision::int4;  // tokens of a block share bytes and an origin
+  operations_.back().kv_layer = layer;  // written in order, because tokens of a block share bytes and an origin in int4
+  operations_.back().reads_end = operations_.size();
 }
 
 // The checks and fields common to both kinds of attention.
@@ -283,6 +284,9 @@ void Recorder::attend(int out, int x, long q_offset, long heads, long layer, flo
     }
     dragoman::attend(attention, part.first_sequence(), part.sequences.count(), scratch);
   });
+  for (Operation& operation : operations_) {
+    if (operation.kv_layer == layer) operation.reads_end = operations_.size();
+  }
 }
 
 void Recorder::gate(int out, int x, Activation activation) {

@@ -22,7 +22,8 @@ void Runner::run_together(const std::vector<Operation>& operations, const Range&
                          .tokens = {0, batch.tokens},
                          .logits = {0, batch.logits},
                          .sequences = {0, batch.sequences},
-                         .waits_for = 0};
+                         .waits_for = 0,
+                         .shares_block_with = 0};
   Clock::time_point before = Clock::now();
   for (std::size_t i = static_cast<std::size_t>(range.begin); i < static_cast<std::size_t>(range.end); ++i) {
     if (interrupt.is_raised(before)) throw Interrupted();
@@ -62,18 +63,22 @@ void Runner::run_partitions(const std::vector<Operation>& operations, const std:
 void Runner::run_partition(const std::vector<Operation>& operations, const std::vector<RowPartition>& partitions,
                            std::size_t number, Scratch& scratch, Interrupt& interrupt) {
   const RowPartition& partition = partitions[number];
+  const auto wait_for = [&](std::size_t first, std::size_t done) {
+    for (std::size_t other = first; other < number; ++other) {
+      wait_until([&] { return progress_[other].operations.load(std::memory_order_acquire) >= done; });
+    }
+  };
   Clock::time_point before = Clock::now();
   for (std::size_t i = 0; i < operations.size(); ++i) {
     if (interrupt.is_raised(before)) {
       progress_[number].operations.store(kInterrupted, std::memory_order_release);
       return;
     }
-    // Keys and values before the partition's own rows must be written.
-    if (operations[i].kind == OperationKind::attend || operations[i].in_order) {
-      const std::size_t done = operations[i].in_order ? i + 1 : i;
-      for (std::size_t other = partition.waits_for; other < number; ++other) {
-        wait_until([&] { return progress_[other].operations.load(std::memory_order_acquire) >= done; });
-      }
+    // Keys and values before the partition's own rows must be written. And a block is read as a whole, with the tokens
+    // that a row does not see: it is written when the earlier partitions have read it. None waits for later ones.
+    if (operations[i].kind == OperationKind::attend) wait_for(partition.waits_for, i);
+    if (operations[i].kind == OperationKind::write_kv) {
+      wait_for(partition.shares_block_with, operations[i].reads_end);
     }
     operations[i].run(partition, scratch);
     progress_[number].operations.store(i + 1, std::memory_order_release);

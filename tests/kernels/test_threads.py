@@ -102,6 +102,44 @@ def test_calls_from_several_python_threads_at_once_are_all_right():
     assert not wrong
 
 
+def attention_of_two_layers(precision: kernels.KVPrecision) -> kernels.Program:
+    """A small model's program: its threads take some rows each. What layer 0 has written is read again at the end."""
+    rng = np.random.default_rng(0)
+    heads, kv_heads, dim, vocab = 4, 2, 32, 50
+    attended_width, width = heads * dim, (heads + 2 * kv_heads) * dim
+    pool = kernels.KVPool(layers=2, blocks=3, kv_heads=kv_heads, head_dim=dim, precision=precision)
+    p = kernels.Program(max_tokens=96, max_sequences=1, max_logit_rows=96, kv=pool)
+    x, attended, last = p.buffer(width), p.buffer(attended_width), p.buffer(attended_width)
+    p.embed(x, kernels.pack(rng.standard_normal((vocab, width)).astype(np.float32), "float32"))
+    for layer in (0, 1):
+        p.write_kv(x, heads * dim, (heads + kv_heads) * dim, layer)
+        p.attend(attended, x, 0, heads, layer, dim**-0.5)
+        p.linear(x, attended, kernels.pack(rng.standard_normal((width, attended_width)).astype(np.float32), "float32"))
+    p.attend(attended, x, 0, heads, 0, dim**-0.5)
+    p.select_rows(last, attended)
+    p.logits(last)
+    return p
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
+def test_threads_with_rows_of_one_text_read_and_write_its_blocks(precision):
+    """Their 9 to 16 rows share blocks of 32: the thread sanitizer sees one written while another thread reads it."""
+    program = attention_of_two_layers(precision)
+    tokens = np.random.default_rng(1).integers(0, 50, 96).astype(np.int32)
+
+    def run(first: int, end: int) -> np.ndarray:
+        rows = np.arange(first, end)
+        return program.run(tokens[rows], rows, [0, len(rows)], [[2, 0, 1]], np.arange(len(rows))).copy()
+
+    kernels.set_threads(1)
+    expected = run(0, 96)
+    for threads in (2, 3, 5):
+        kernels.set_threads(threads)
+        for _ in range(3):
+            np.testing.assert_array_equal(run(0, 96), expected)
+            np.testing.assert_array_equal(run(39, 91), expected[39:91])
+
+
 def multiply_in_child(queue: "multiprocessing.Queue[bytes]") -> None:
     x, w = work()
     queue.put(kernels.linear(x, w).tobytes())
