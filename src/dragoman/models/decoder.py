@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dragoman import kernels
+from dragoman.models.attention import record_attention
 from dragoman.models.branches import Parts, TokenInputs
 from dragoman.models.feed_forward import record_activation, record_experts, record_router_input
 from dragoman.models.image_layers import record_image_layers
@@ -19,11 +20,11 @@ from dragoman.models.latent_attention import LatentBuffers, record_latent_attent
 from dragoman.models.layer_buffers import LayerBuffers, Stream
 from dragoman.models.mixers import record_mixer
 from dragoman.models.packing import Weights
-from dragoman.models.parameters import attention_module, product_name
+from dragoman.models.parameters import product_name
 from dragoman.models.positions import sinusoids
 from dragoman.models.recurrent import Mixer
 from dragoman.models.rope import RotaryTables
-from dragoman.models.spec import DecoderSpec, Experts, HeadNorm
+from dragoman.models.spec import DecoderSpec, Experts
 from dragoman.models.tensors import nearest_bfloat16
 from dragoman.models.vision.places import rotary_axes
 
@@ -233,7 +234,7 @@ class Recorder:
         results = []
         if self.spec.attends(layer):
             if self.spec.latent is None:
-                mixed = self._attend(layer, stream, x, qkv)
+                mixed = record_attention(self, layer, stream, x, qkv)
             else:
                 mixed = stream.mixed
                 record_latent_attention(self, self.spec.latent, layer, x, mixed)
@@ -241,69 +242,6 @@ class Recorder:
         if self.spec.mixer(layer) is not None:
             results.append((record_mixer(self, layer, x), "mixer_out"))
         return results
-
-    def _attend(self, layer: int, stream: Stream, x: int, widest: int) -> int:
-        """Record mixed = Attention(rotate(x·Wq), rotate(x·Wk), x·Wv). Returns its buffer."""
-        spec, p = self.spec.of_layer(layer), self.program
-        module = attention_module(spec, layer)
-        keys = spec.query_width + (spec.query_width if spec.gated_attention else 0)
-        values = keys + spec.kv_width
-        projected = self.buffers.narrowed(widest, self.weights.matrix(module, layer).shape[0])
-        self.linear(projected, x, module, layer)
-        qkv = projected if module == "query" else self.buffers.narrowed(widest, values + spec.kv_width)
-        if module == "query_key":
-            p.join(qkv, projected, projected, keys)
-        if spec.qkv_clip:
-            p.clip(qkv, spec.qkv_clip)
-        norm = spec.head_normed(layer)
-        if norm and not norm.rotated:
-            self._norm_queries_and_keys(qkv, keys, norm, layer)
-        if spec.value_norm and module != "query":
-            unweighted = np.ones(spec.head_dim, np.float32)
-            p.head_norm(qkv, values, spec.kv_heads, spec.head_dim, unweighted, spec.norm_eps)
-        if rope := spec.rope(layer):
-            cos, sin = self.tables[rope].cos, self.tables[rope].sin
-            p.rotate(qkv, 0, spec.heads, spec.head_dim, cos, sin, rope.interleaved, self.rotary_axes)
-            if module != "query":
-                p.rotate(qkv, keys, spec.kv_heads, spec.head_dim, cos, sin, rope.interleaved, self.rotary_axes)
-        if norm and norm.rotated:
-            self._norm_queries_and_keys(qkv, keys, norm, layer)
-        if self.query_factors is not None and spec.query_scale and layer in spec.query_scale.layers:
-            p.scale_by_position(qkv, 0, spec.query_width, self.query_factors)
-        place = self.kv_layers[spec.kv_source(layer)] if self.causal else 0
-        if module != "query":
-            p.write_kv(qkv, keys, values, place)
-        mixed = self.buffers.narrowed(stream.mixed, spec.query_width)
-        window = spec.windows[layer] if spec.windows[layer] < self.context else 0
-        slopes = spec.alibi_slopes or None
-        p.attend(
-            mixed,
-            qkv,
-            0,
-            spec.heads,
-            place,
-            spec.attention_scales[layer],
-            window=window,
-            softcap=spec.attention_softcap,
-            slopes=slopes,
-            bias=self._relative_bias(layer),
-            causal=self.causal,
-            sinks=self.weights.vector("sinks", layer) if spec.sinks else None,
-            chunk=spec.chunks[layer] if spec.chunks else 0,
-            both_ways=not (spec.vision and spec.vision.both_ways_in_windows) or bool(spec.windows[layer]),
-        )
-        if spec.gated_attention:
-            p.multiply(mixed, 0, mixed, 0, qkv, spec.query_width, spec.query_width, "sigmoid")
-        if spec.block.inner_norms:
-            self.norm(mixed, mixed, "attention_inner_norm", layer)
-        return mixed
-
-    def _relative_bias(self, layer: int) -> Float32 | None:
-        relative = self.spec.relative_bias
-        if relative is None:
-            return None
-        learned = self.weights.vector("relative_bias", layer if relative.by_layer else None)
-        return relative.table(learned, both_sides=not self.causal)
 
     def _cross_attend(self, layer: int, stream: Stream, x: int) -> None:
         """Record mixed = Attention(x·Wq, K, V), with the keys and values that the encoder left for its input."""
@@ -425,19 +363,6 @@ class Recorder:
         weight = self.weights.vector(module, layer) if self.spec.norm_weight else unweighted
         bias = self.weights.bias(module, layer)
         self.program.norm(out, x, weight, bias=bias, eps=self.spec.norm_eps, kind=self.spec.norm)
-
-    def _norm_queries_and_keys(self, qkv: int, keys: int, norm: HeadNorm, layer: int) -> None:
-        self._norm_heads(qkv, 0, self.spec.heads, norm, "query_norm", layer)
-        if self.spec.kv_source(layer) == layer:
-            self._norm_heads(qkv, keys, self.spec.of_layer(layer).kv_heads, norm, "key_norm", layer)
-
-    def _norm_heads(self, x: int, offset: int, heads: int, norm: HeadNorm, module: str, layer: int) -> None:
-        head_dim = self.spec.of_layer(layer).head_dim
-        if norm.over == "all":
-            heads, head_dim = 1, heads * head_dim
-        weight = self.weights.vector(module, layer) if norm.weighted else np.ones(head_dim, np.float32)
-        bias = self.weights.bias(module, layer)
-        self.program.head_norm(x, offset, heads, head_dim, weight, self.spec.norm_eps, bias, norm.kind)
 
     def linear(self, out: int, x: int, module: str, layer: int | None = None, accumulate: bool = False) -> None:
         """Record out (+)= x·W (+ bias), and what adapters change in it."""
