@@ -264,8 +264,8 @@ def test_what_drawing_costs_is_counted(always: None, monkeypatch: pytest.MonkeyP
     draw = DraftModel._draw
     monkeypatch.setattr(DraftModel, "_draw", lambda *args: (time.sleep(0.004), draw(*args))[1])
     engine = drafting(stub(vocab_size=SIZE), same_stub())
-    postprocess = engine._postprocess
-    monkeypatch.setattr(engine, "_postprocess", lambda *args: (time.sleep(0.008), postprocess(*args))[1])
+    process = engine.postprocessor.process
+    monkeypatch.setattr(engine.postprocessor, "process", lambda *args: (time.sleep(0.008), process(*args))[1])
     run(engine, [asking("ours", tokens=30)])
     assert model(engine).gain.draft_costs.seconds(1) > 0.004
     assert model(engine).gain.model_costs.seconds(1) > 0.006

@@ -11,42 +11,34 @@ import numpy as np
 from dragoman import kernels
 from dragoman.core.errors import BadRequest, DragomanError
 from dragoman.core.events import (
-    BeamStep,
-    EngineEvent,
     FinishEvent,
     FinishReason,
-    Predictions,
-    PromptEvent,
-    TokenEvent,
 )
 from dragoman.core.explanation import EngineExplanation
 from dragoman.core.request import EngineRequest
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.engine import admission
-from dragoman.engine.arrays import Float32
 from dragoman.engine.batch import build_batch, second_text_rows
-from dragoman.engine.beam_search.step import results, search
+from dragoman.engine.beam_search.step import results
 from dragoman.engine.block_recorder import BlockRecorder
 from dragoman.engine.disk_cache import close_disk, disk_stats, open_disk
 from dragoman.engine.encoder import encode
 from dragoman.engine.explain import explain
 from dragoman.engine.lora_slots import Adapter, Adapters
 from dragoman.engine.messages import EngineStats, StepOutput
+from dragoman.engine.postprocessor import Postprocessor
 from dragoman.engine.progress import PromptProgress
 from dragoman.engine.prompt_images import images_of
 from dragoman.engine.runner import Runner
 from dragoman.engine.sampling.grammar_state import CompiledRequest, Grammars
 from dragoman.engine.sampling.processors import processors_for
-from dragoman.engine.sampling.sampler import Sampler, top_logprobs
-from dragoman.engine.schedule import Chunk, Schedule
+from dragoman.engine.schedule import Schedule
 from dragoman.engine.scheduler import Scheduler
 from dragoman.engine.sequence import Sequence, SequenceGroup, Status
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models import AdapterInfo
 from dragoman.models.batch import Batch
 
-_FAILED_ROW = "the model gave no valid distribution for the next token"
-_FAILED_VECTOR = "the model gave no valid vector for the text"
 _PATIENCE_S = 0.005
 """Maximum time a step without other work waits for a grammar, or for the disk. Messages wait as long."""
 _PROMPT_ROWS = 32
@@ -59,21 +51,15 @@ class Engine:
     def __init__(self, runner: Runner, settings: SchedulerSettings | None = None) -> None:
         self.runner = runner
         self.scheduler = Scheduler(runner, settings)
-        self._sampler = Sampler()
+        self.postprocessor = Postprocessor(self.scheduler)
         self.adapters = Adapters(runner)
         self._grammars = Grammars()
         self._pending_adapters: dict[str, Adapter] = {}
         """Adapters of requests that wait for their grammar."""
-        self._events: list[EngineEvent] = []
-        self._beam_steps: list[BeamStep] = []
-        self._step_started = 0.0
         self._was_interrupted = False
         self._arrivals = 0
         self._progress = PromptProgress()
         self._steps = 0
-        self._prompt_tokens = 0
-        self._cached_tokens = 0
-        self._generated_tokens = 0
         self._busy_s = 0.0
         self._forward_s = 0.0
 
@@ -109,7 +95,7 @@ class Engine:
             if adapter is not None:
                 self._pending_adapters[request.request_id] = adapter
         except DragomanError as error:
-            self._refuse(request, error.message)
+            self.postprocessor.refuse(request, error.message)
 
     def explain(self, request: EngineRequest) -> EngineExplanation:
         """Return what would be done with a request now, which is not queued."""
@@ -156,20 +142,16 @@ class Engine:
             for sequence in group.cancel(index):
                 sequence.status = Status.FINISHED
         if group.search is not None and group.search.is_over:
-            self._events += results(group)
+            self.postprocessor.events += results(group)
             return
         for sequence in group.unfinished if group.search is None else ():
             if sequence.num_generated >= request.max_tokens > 0:
                 sequence.status = Status.FINISHED
-                self._events.append(FinishEvent(request.request_id, sequence.index, FinishReason.LENGTH))
+                self.postprocessor.events.append(FinishEvent(request.request_id, sequence.index, FinishReason.LENGTH))
         if group.unfinished:
             self.scheduler.add(group)
             if request.progress:
                 self._progress.add(group)
-
-    def _refuse(self, request: EngineRequest, message: str) -> None:
-        for index in range(len(request.seeds)):
-            self._events.append(FinishEvent(request.request_id, index, FinishReason.ERROR, message))
 
     def cancel(self, request_id: str, sequence: int | None = None) -> None:
         """Cancel a request or one of its sequences; unknown ones are ignored. No event follows."""
@@ -196,7 +178,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._events) or bool(self._grammars)
+        return self.scheduler.has_work or bool(self.postprocessor.events) or bool(self._grammars)
 
     def step(self) -> StepOutput:
         """Schedule and run one step; return its output."""
@@ -204,10 +186,10 @@ class Engine:
 
     def schedule(self) -> Schedule:
         """Return the schedule of the next step. Requests whose grammars have become ready take part."""
-        idle = not (self.scheduler.has_work or self._events)
+        idle = not (self.scheduler.has_work or self.postprocessor.events)
         for prepared in self._grammars.ready(_PATIENCE_S if idle else 0.0):
             if prepared.error:
-                self._refuse(prepared.request, prepared.error)
+                self.postprocessor.refuse(prepared.request, prepared.error)
             else:
                 self._admit(prepared, self._pending_adapters.get(prepared.request.request_id))
             self._pending_adapters.pop(prepared.request.request_id, None)
@@ -218,7 +200,7 @@ class Engine:
         disk.finish()
         schedule = self.scheduler.schedule()
         disk.store.is_busy = bool(self.scheduler.running)
-        if not self.scheduler.running and not self._events and disk.is_reading:
+        if not self.scheduler.running and not self.postprocessor.events and disk.is_reading:
             disk.store.wait(_PATIENCE_S)
         return schedule
 
@@ -234,9 +216,9 @@ class Engine:
         if self._was_interrupted or self.scheduler.tables.states is not None or not schedule.is_deferrable:
             interrupt = None
         self._was_interrupted = False
-        self._step_started = started = time.perf_counter()
+        self.postprocessor.step_started_s = started = time.perf_counter()
         for chunk in (*schedule.chunks, *schedule.pooled):
-            self._note_queue_time(chunk.sequence.group)
+            self.postprocessor.note_queue_time(chunk.sequence.group)
         for group, copies in schedule.copies.items():
             sources, targets = np.array(copies, np.int32).T.copy()
             self.runner.copy_blocks(sources, targets, group)
@@ -267,14 +249,14 @@ class Engine:
                 self.scheduler.images.note_prompt(forward_s, len(batch.token_ids))
                 if self.scheduler.tables.disk is not None:
                     self.scheduler.tables.disk.store.note_prompt(forward_s, len(batch.token_ids))
-            self._postprocess(schedule, logits)
+            self.postprocessor.process(schedule, logits)
             self.scheduler.drafts.note_step(schedule, batch, time.perf_counter() - forward_started)
             self._steps += 1
         elif meanwhile is not None:
             meanwhile()
         if schedule.pooled:
             self._pool(schedule, interrupt)
-        self._events += self._progress.events(self.scheduler.waiting)
+        self.postprocessor.events += self._progress.events(self.scheduler.waiting)
         self._busy_s += time.perf_counter() - started
         return self.output()
 
@@ -285,11 +267,11 @@ class Engine:
 
     def _see(self, sequence: Sequence, is_awaited: bool) -> None:
         """Compute a part of an image of a waiting sequence. ``is_awaited``: the step has decode rows."""
-        self._note_queue_time(sequence.group)
+        self.postprocessor.note_queue_time(sequence.group)
         tokens = self.scheduler.settings.mixed_prefill_tokens if is_awaited else None
         if message := self.scheduler.images.run(tokens):
             for each in sequence.group.unfinished:
-                self._end(each, FinishReason.ERROR, message)
+                self.postprocessor.end(each, FinishReason.ERROR, message)
 
     def _pool(self, schedule: Schedule, interrupt: int | None) -> None:
         """Compute the scheduled texts whose hidden states are pooled; those that are complete are finished."""
@@ -312,169 +294,13 @@ class Engine:
             row += chunk.logit_rows
             tables.mark_computed(sequence, chunk.length)
             if not sequence.remaining:
-                self._finish_pooled(sequence, self.runner.project(group.pooled.vector))
-
-    def _finish_pooled(self, sequence: Sequence, vector: Float32) -> None:
-        """Finish a text without tokens of its own: with its vector."""
-        if not np.isfinite(vector).all():
-            self._end(sequence, FinishReason.ERROR, _FAILED_VECTOR)
-            return
-        self._finish_prompt(sequence.group, vector.tobytes())
-        self._end(sequence, FinishReason.LENGTH)
+                self.postprocessor.finish_pooled(sequence, self.runner.project(group.pooled.vector))
 
     def output(self) -> StepOutput:
         """Return all events since the last output."""
-        events, self._events = self._events, []
-        steps, self._beam_steps = self._beam_steps, []
+        events, beam_steps = self.postprocessor.take()
         blocks = self.scheduler.tables.events
-        return StepOutput(events, self._stats(), steps, [] if blocks is None else blocks.take())
-
-    def _postprocess(self, schedule: Schedule, logits: Float32) -> None:
-        drawing, rows = self._record_computed(schedule, logits)
-        if any(sequence.group.search is not None for sequence in drawing):
-            drawing, rows = self._search(drawing, rows, logits)
-        place = 0
-        while drawing:
-            drawing, rows = self._draw(drawing, rows, logits, place)
-            place += 1
-
-    def _search(self, drawing: list[Sequence], rows: list[int], logits: Float32) -> tuple[list[Sequence], list[int]]:
-        """Advance beam searches. Returns the sequences that draw for themselves, with their rows."""
-        found = search(self.scheduler, drawing, rows, logits)
-        self._beam_steps += found.steps
-        self._events += found.events
-        others = [(sequence, row) for sequence, row in zip(drawing, rows, strict=True) if sequence.group.search is None]
-        self._generated_tokens += len(drawing) - len(others)
-        return [sequence for sequence, _ in others], [row for _, row in others]
-
-    def _draw(
-        self, drawing: list[Sequence], rows: list[int], logits: Float32, place: int
-    ) -> tuple[list[Sequence], list[int]]:
-        """Draw the next token of each sequence from its row of the logits.
-
-        Returns those whose draft has that token at ``place``, with the rows that are valid because of it. They draw
-        again, exactly as in the next step: processors and random numbers do not depend on drafts.
-        """
-        first, end = rows[0], rows[-1] + 1
-        logits = logits[first:end] if rows == list(range(first, end)) else logits[rows]
-        sampled = self._sampler.sample(logits, drawing)
-        continuing: list[Sequence] = []
-        continuing_rows: list[int] = []
-        for index, (sequence, token_id) in enumerate(zip(drawing, sampled.token_ids, strict=True)):
-            grammar_state = sequence.grammar_state
-            if token_id < 0:
-                self._end(sequence, FinishReason.ERROR, (grammar_state and grammar_state.error) or _FAILED_ROW)
-                continue
-            sequence.token_ids.append(token_id)
-            mirostat = sampled.mirostat.get(index)
-            if mirostat is not None:
-                sequence.mirostat = mirostat
-            finish = sequence.end_reason(token_id, complete=grammar_state is not None and grammar_state.push(token_id))
-            draft = sequence.draft
-            is_drafted = finish is None and place < len(draft) and draft[place] == token_id
-            is_tried = draft and not is_drafted and sequence.drafts_prediction
-            self._events.append(
-                TokenEvent(
-                    sequence.group.request_id,
-                    sequence.index,
-                    sequence.num_generated - 1,
-                    token_id,
-                    finish,
-                    sampled.logprobs.get(index),
-                    sampled.top.get(index, ()),
-                    mirostat,
-                    predictions=Predictions(place, len(draft) - place) if is_tried else None,
-                )
-            )
-            if is_drafted:
-                self.scheduler.tables.mark_computed(sequence, 1)
-                continuing.append(sequence)
-                continuing_rows.append(rows[index] + 1)
-                continue
-            if draft:
-                self.scheduler.record_draft(sequence, place)
-            if finish is not None:
-                self.scheduler.finish(sequence)
-        self._generated_tokens += len(drawing)
-        return continuing, continuing_rows
-
-    def _record_computed(self, schedule: Schedule, logits: Float32) -> tuple[list[Sequence], list[int]]:
-        """Record the computed tokens. Returns the sequences that draw a token now, and their rows of the logits."""
-        drawing, rows, row = list(schedule.decodes), [], 0
-        mark_computed = self.scheduler.tables.mark_computed
-        for sequence in schedule.decodes:
-            mark_computed(sequence, 1)
-            rows.append(row)
-            row += 1 + len(sequence.draft)
-        for chunk in schedule.chunks:
-            self._add_prompt_logprobs(chunk, logits, row)
-            mark_computed(chunk.sequence, chunk.length)
-            if chunk.sequence.computed >= chunk.sequence.prompt_length:
-                self.scheduler.images.release(chunk.sequence)
-            row += chunk.logit_rows
-            if chunk.is_last:
-                drawing.append(chunk.sequence)
-                rows.append(row - 1)
-        for sequence, row in list(zip(drawing, rows, strict=True)):
-            group = sequence.group
-            if group.request.pooling is not None:
-                place = drawing.index(sequence)
-                del drawing[place], rows[place]
-                self._finish_pooled(sequence, logits[row, list(group.request.pooling.token_ids)])
-                continue
-            if not group.prompt_done:
-                self._finish_prompt(group)
-            if sequence.num_generated or group.search is not None:
-                continue
-            if group.request.max_tokens == 0:
-                for each in group.unfinished:
-                    self._end(each, FinishReason.LENGTH)
-                place = drawing.index(sequence)
-                del drawing[place], rows[place]
-                continue
-            for fork in self.scheduler.fork(sequence):
-                drawing.append(fork)
-                rows.append(row)
-        return drawing, rows
-
-    def _finish_prompt(self, group: SequenceGroup, vector: bytes = b"") -> None:
-        group.prompt_done = True
-        queue_s = self._note_queue_time(group)
-        cached = group.cached_tokens or 0
-        self._prompt_tokens += group.request.prompt_tokens
-        self._cached_tokens += cached
-        requested = group.request.logprobs
-        if requested is None or not requested.prompt:
-            self._events.append(PromptEvent(group.request_id, cached, queue_s=queue_s, pooled=vector))
-        else:
-            logprobs, top = tuple(group.prompt_logprobs), tuple(group.prompt_top)
-            self._events.append(PromptEvent(group.request_id, cached, logprobs, top, queue_s))
-
-    def _note_queue_time(self, group: SequenceGroup) -> float:
-        """Record and return the seconds from the group's arrival to the first step that computes for it."""
-        if group.queue_s is None:
-            group.queue_s = max(0.0, self._step_started - group.arrived_s)
-        return group.queue_s
-
-    def _add_prompt_logprobs(self, chunk: Chunk, logits: Float32, row: int) -> None:
-        """Record log-probabilities of the prompt tokens after the chunk's prompt rows, the first of which is
-        ``row``."""
-        sequence, group = chunk.sequence, chunk.sequence.group
-        count = chunk.end_prompt_row - chunk.first_prompt_row
-        first = sequence.computed + chunk.first_prompt_row + 1
-        known = max(0, len(group.prompt_logprobs) - first)
-        if count <= known:
-            return
-        rows = list(range(row + known, row + count))
-        values = kernels.log_softmax_at(logits, rows, sequence.token_ids[first + known : first + count])
-        count = len(rows)
-        top = top_logprobs(logits, rows, [sequence.top_logprobs] * count, [sequence.keeps_ties] * count)
-        group.prompt_logprobs.extend(values.tolist())
-        group.prompt_top.extend(top.get(each, ()) for each in rows)
-
-    def _end(self, sequence: Sequence, finish: FinishReason, message: str = "") -> None:
-        self._events.append(FinishEvent(sequence.group.request_id, sequence.index, finish, message))
-        self.scheduler.finish(sequence)
+        return StepOutput(events, self._stats(), beam_steps, [] if blocks is None else blocks.take())
 
     def _stats(self) -> EngineStats:
         scheduler, free = self.scheduler, self.scheduler.tables.free_blocks
@@ -485,9 +311,9 @@ class Engine:
             free_blocks=free,
             cached_blocks=min(scheduler.cache.cached, free),
             steps=self._steps,
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=self._cached_tokens,
-            generated_tokens=self._generated_tokens,
+            prompt_tokens=self.postprocessor.prompt_tokens,
+            cached_tokens=self.postprocessor.cached_tokens,
+            generated_tokens=self.postprocessor.generated_tokens,
             preemptions=scheduler.preemptions,
             drafted=dict(scheduler.drafts.drafted),
             accepted=dict(scheduler.drafts.accepted),
