@@ -117,6 +117,23 @@ def test_every_kind_of_decoder_shows_its_inputs(variant: str, tmp_path: Path, ca
     assert np.isfinite(run_rows(packed, np.arange(9, dtype=np.int32))).all()
 
 
+def test_what_errs_most_has_five_bits(tmp_path: Path) -> None:
+    """All of the last layer, the first network's first matrix, and attention from the last layer on: 5 % at most."""
+    described = describe(Path(__file__).parents[2] / "builtin")
+    formats = calibrated_formats(described, settings(tmp_path))
+    assert set(formats.values()) == {Format("q5_k")}
+    layers = {5: ["qkv", "attention_out", "feed_forward_in"], 0: ["feed_forward_in"]}
+    layers |= {layer: ["qkv", "attention_out"] for layer in (4, 3)}
+    assert formats.keys() == {f"layers.{layer}.{each}.weight" for layer, all_ in layers.items() for each in all_}
+    plain = plan_layout(described.spec, "int4").nbytes
+    assert plain < plan_layout(described.spec, "int4", formats).nbytes <= 1.05 * plain
+
+
+def test_rows_that_are_not_whole_blocks_of_five_bits_have_eight(folder: Path, tmp_path: Path) -> None:
+    formats = calibrated_formats(describe(folder), settings(tmp_path))
+    assert set(formats.values()) <= {Format("int8", wide=True)}
+
+
 def test_rounding_for_inputs_errs_less_on_them() -> None:
     rng = np.random.default_rng(3)
     inputs = (rng.standard_normal((512, 40)) @ rng.standard_normal((40, 160))).astype(np.float32)

@@ -1,7 +1,8 @@
 """Calibration of four bits without data: the model writes a text, and its products' inputs on it decide the rounding.
 
-Of every matrix whose inputs can be read, the numbers of IQ4_NL's table are those that change its outputs on that text
-least (``error_feedback``). The rest is packed as without calibration, and a warning says what that is.
+Of every matrix whose inputs can be read, the numbers (of IQ4_NL's table, or of five bits) are those that change its
+outputs on that text least (``error_feedback``). The rest is packed as without calibration, and a warning says what that
+is.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dragoman.core.errors import ModelError
 from dragoman.models.checkpoint import Checkpoint
 from dragoman.models.description import ModelDescription
 from dragoman.models.error_feedback import MOST_INPUTS, inverse_factor, quantize_for_inputs
+from dragoman.models.five_bits import round_to_five_bits
 from dragoman.models.layout import Entry, Layout, plan_layout
 from dragoman.models.memory import activation_bytes, available_memory
 from dragoman.models.packing import Weights, pack_checkpoint, pack_matrix
@@ -29,7 +31,7 @@ from dragoman.models.tensors import to_float32
 
 _LOG = logging.getLogger("dragoman.models")
 
-VERSION = 1
+VERSION = 2
 """Of the method: what it packs has other bytes than that of any other version."""
 _WEIGHTS_SHARE, _WRITTEN_SHARE = 0.1, 0.4  # of the progress, when weights are read, and the text is written
 
@@ -48,7 +50,9 @@ def calibrated_matrices(
     Raises ModelError where that does not fit into memory.
     """
     wanted = {
-        entry.parameter.name: entry for entry in layout.entries if entry.form and entry.form.precision == "iq4_nl"
+        entry.parameter.name: entry
+        for entry in layout.entries
+        if entry.form and entry.form.precision in ("iq4_nl", "q5_k")
     }
     stored = plan_layout(described.spec, described.precision("auto"))
     _require_memory(described, settings, stored, layout)
@@ -82,7 +86,8 @@ def _round(
     for entry in entries:
         assert entry.form is not None
         weight = to_float32(checkpoint.read(entry.parameter))
-        yield entry.parameter.name, pack_matrix(entry.form, quantize_for_inputs(weight, factor))
+        rounded = (quantize_for_inputs if entry.form.precision == "iq4_nl" else round_to_five_bits)(weight, factor)
+        yield entry.parameter.name, pack_matrix(entry.form, rounded)
 
 
 def _require_memory(described: ModelDescription, settings: ModelSettings, stored: Layout, layout: Layout) -> None:

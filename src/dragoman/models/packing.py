@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from dragoman import kernels
 from dragoman.models.checkpoint import Checkpoint
+from dragoman.models.five_bits import round_to_five_bits
 from dragoman.models.layout import Entry, Layout
 from dragoman.models.progress import PACKING, Progress, ignore_progress
-from dragoman.models.tensors import Blocks, Codes, Format, Quantized
+from dragoman.models.tensors import Blocks, Codes, Format, Quantized, to_float32
 
 PackedBytes = Sequence[NDArray[np.uint8]]
 """Bytes of each entry of a layout, in its order."""
@@ -64,6 +65,8 @@ def pack_matrix(form: Format, tensor: NDArray[Any] | Quantized) -> NDArray[np.ui
         return kernels.pack_codes(*codes, wide=form.wide).data
     if form.precision == "iq4_nl":
         return kernels.pack_blocks(kernels.quantize_blocks(tensor), tensor.shape[1], form.precision).data
+    if form.precision == "q5_k":
+        return pack_matrix(form, round_to_five_bits(to_float32(tensor)))
     return kernels.pack(tensor, form.precision, minimum=form.minimum, wide=form.wide).data
 
 
