@@ -66,6 +66,11 @@ def test_list_counts_the_tokens_of_names_once(cache: Path) -> None:
     ]
 
 
+def test_a_name_that_no_model_has_is_said(cache: Path) -> None:
+    done = asked(cache, "list", "--cached-model", "medium")
+    assert (done.stdout, done.stderr) == ("", "No model with 'medium' in its name has cached prompts\n")
+
+
 @pytest.mark.parametrize("wanted", ["large", LARGE[:8]])
 def test_a_model_is_chosen_by_its_name_or_digest(cache: Path, wanted: str) -> None:
     chosen = ("--cached-model", wanted)
@@ -81,6 +86,11 @@ def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path, command: str) ->
     done = asked(tmp_path / "none", command)
     assert done.returncode == 0
     assert not (tmp_path / "none").exists()
+    if command == "list":
+        assert (done.stdout, done.stderr) == (
+            "",
+            "No prompts are cached on disk yet: a server writes them as it runs\n",
+        )
 
 
 @pytest.mark.parametrize("command", ["list", "verify", "clear"])

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from dragoman.cli import configuration
 from dragoman.cli.app import cli
-from dragoman.cli.options import CommandLine, options_of
+from dragoman.cli.command_line import CommandLine
+from dragoman.cli.options import options_of
 from dragoman.core.errors import DragomanError
 
 
@@ -155,6 +156,11 @@ def test_value_of_another_type_in_the_file_is_refused_by_name(kitchen) -> None:
 def test_file_that_is_no_toml_is_refused(kitchen, text: str) -> None:
     Path("dragoman.toml").write_text(text)
     assert "dragoman.toml: " in boil(kitchen, code=2)
+
+
+def test_a_value_that_is_no_choice_is_refused_in_plain_words(kitchen) -> None:
+    said = boil(kitchen, "--tea", "mate", code=2)
+    assert "Invalid value for '--tea': 'mate' is not one of 'black', 'green'." in said
 
 
 def test_missing_named_file_is_refused(kitchen) -> None:

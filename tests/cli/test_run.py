@@ -88,12 +88,16 @@ def test_ps_and_stop_ask_a_server() -> None:
         assert "parrot" in listed
         assert "10.4 MB" in listed
         assert "2,048 tokens" in listed
+        adapters = run_forked("adapters", "list", "--url", address)
+        assert (adapters.stdout, "has no adapters yet" in adapters.stderr) == ("", True)
         other = run_forked("stop", "cat", "--url", address)
         assert other.returncode == 1
         assert "cat is not loaded" in other.stderr
         stopped = run_forked("stop", "parrot", "--url", address)
         assert stopped.returncode == 0, stopped.stderr
-        assert "No model is loaded" in run_forked("ps", "--url", address).stderr
+        for command in ("ps",), ("models", "ps"):
+            listed = run_forked(*command, "--url", address)
+            assert (listed.stdout, "No model is loaded" in listed.stderr) == ("", True)
     finally:
         server.terminate()
         server.communicate(timeout=60)

@@ -61,6 +61,9 @@ class AdapterChoice(LoadedAdapterChoice, frozen=True, kw_only=True):
 def list_adapters(server: ServerChoice) -> None:
     """List the adapters of a running server: those that are loaded, and those that can be."""
     answer = ask_json(server.address, "/v1/lora_adapters")
+    if not answer["data"]:
+        console.notes().print("The server has no adapters yet: load one with dragoman adapters load", markup=False)
+        return
     table = console.table(("ADAPTER", "STATE", "RANK", "MEMORY"), no_wrap=False)
     for entry in answer["data"]:
         table.add_row(*_row(entry))

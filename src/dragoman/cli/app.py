@@ -25,12 +25,12 @@ from dragoman.cli import (
     served,
     suggest,
 )
+from dragoman.cli.command_line import CommandLine, Given, configuration_notes
 from dragoman.cli.completion import answer_shell, completion
 from dragoman.cli.doctor import doctor
 from dragoman.cli.env_compat import borrowed, chat_variables, useless
 from dragoman.cli.keys import keys
 from dragoman.cli.locallab_start import StartSettings
-from dragoman.cli.options import CommandLine, Given, configuration_notes
 from dragoman.cli.output_format import StructureSettings
 from dragoman.cli.pack import pack
 from dragoman.cli.plan import plan

@@ -51,7 +51,12 @@ def list_cache(choice: CacheChoice) -> None:
             size = console.size(sum(segment.nbytes for segment in segments))
             table.add_row(folder.label(model), model[:12], str(tokens), str(len(found)), size, used)
         folder.close()
-    console.output().print(table)
+    if table.rows:
+        console.output().print(table)
+    elif choice.cached_model:
+        console.notes().print(f"No model with {choice.cached_model!r} in its name has cached prompts", markup=False)
+    else:
+        console.notes().print("No prompts are cached on disk yet: a server writes them as it runs", markup=False)
 
 
 def clear(choice: CacheChoice) -> None:

@@ -16,8 +16,9 @@ import msgspec
 from msgspec import Meta
 
 from dragoman.cli import console
+from dragoman.cli.command_line import CommandLine
 from dragoman.cli.console import COMPLETE
-from dragoman.cli.options import CommandLine, Option
+from dragoman.cli.options import Option
 from dragoman.core.errors import DragomanError
 from dragoman.core.user_folders import expand_user
 

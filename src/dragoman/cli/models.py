@@ -142,6 +142,9 @@ def list_models(asked: ListSettings) -> None:
     embedded_rows = [] if asked.custom_only else _embedded_row()
     for row in (*embedded_rows, *map(_source_row, others), *map(_cached_row, cached)):
         table.add_row(*row)
+    if not table.rows:
+        console.notes().print("There are no models yet: dragoman models pull gets one", markup=False)
+        return
     console.output().print(table)
 
 

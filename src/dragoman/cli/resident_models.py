@@ -65,6 +65,8 @@ def _print(answer: Any) -> None:
         models, budget = answer["models"], answer["memory_bytes"]
     except (TypeError, KeyError):
         raise DragomanError("the server does not tell which models it has in memory: it is no dragoman") from None
+    if not models:
+        console.notes().print("No model is loaded")
     table = console.table(
         ("MODEL", "STATE", "PLANNED", "MEASURED", "RUNNING", "WAITING", "UNLOADED"),
         right=("PLANNED", "MEASURED", "RUNNING", "WAITING"),
@@ -78,7 +80,8 @@ def _print(answer: Any) -> None:
             str(each["waiting"]),
             _until(each),
         )
-    console.output().print(table)
+    if models:
+        console.output().print(table)
     if budget is not None:
         console.notes().print(f"Budget of the server and its models: {console.size(budget)}", markup=False)
 
