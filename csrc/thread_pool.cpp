@@ -22,6 +22,10 @@ constexpr std::uint64_t kClosed = 0xffffffff;  // not a valid chunk number
 
 thread_local bool inside_loop = false;
 
+#if defined(DRAGOMAN_COUNT_LOST_CLAIMS)  // by benchmarks/contention.cpp only: the count is one more line to wait for
+std::atomic<long> lost_claims{0};
+#endif
+
 // Spins until condition() or the spin time is over; returns true when the condition held.
 template <class Condition>
 bool spin_until(Condition condition) {
@@ -152,6 +156,9 @@ void ThreadPool::work_on_cursor(std::uint32_t epoch, int number) {
     if (chunk >= last) return;
     const std::uint32_t taken = share == 0 ? 1 : std::max(1u, (last - chunk) / share);
     if (!cursor.next.compare_exchange_weak(next, next + taken, std::memory_order_acq_rel, std::memory_order_acquire)) {
+#if defined(DRAGOMAN_COUNT_LOST_CLAIMS)
+      lost_claims.fetch_add(1, std::memory_order_relaxed);
+#endif
       continue;
     }
     const long begin = static_cast<long>(chunk) * grain;
