@@ -7,6 +7,7 @@ program, which the kernels run once per step.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,7 @@ from dragoman.models.mixers import record_mixer
 from dragoman.models.packing import Weights
 from dragoman.models.parameters import product_name
 from dragoman.models.positions import sinusoids
+from dragoman.models.recording import StepLimits
 from dragoman.models.recurrent import Mixer
 from dragoman.models.rope import RotaryTables
 from dragoman.models.spec import DecoderSpec, Experts
@@ -36,42 +38,21 @@ _NEVER = -1e30
 
 
 def build_program(
-    spec: DecoderSpec,
-    weights: Weights,
-    kv: kernels.KVPool,
-    *,
-    context: int,
-    max_tokens: int,
-    max_sequences: int,
-    max_logit_rows: int,
-    states: kernels.StatePool | None = None,
+    spec: DecoderSpec, weights: Weights, kv: kernels.KVPool, limits: StepLimits, states: kernels.StatePool | None = None
 ) -> kernels.Program:
-    """Record the decoder over packed weights; positions 0 … ``context`` - 1 can be run.
-
-    ``states``: of a decoder some of whose layers keep one.
-    """
-    program = kernels.Program(
-        max_tokens=max_tokens, max_sequences=max_sequences, max_logit_rows=max_logit_rows, kv=kv, states=states
-    )
-    Recorder(spec, weights, program, context).record()
+    """Record the decoder over packed weights. ``states``: of a decoder some of whose layers keep one."""
+    program = limits.program(kv, states)
+    Recorder(spec, weights, program, limits.context).record()
     return program
 
 
 def build_hidden_program(
-    spec: DecoderSpec,
-    weights: Weights,
-    kv: kernels.KVPool,
-    *,
-    context: int,
-    max_tokens: int,
-    max_sequences: int,
-    states: kernels.StatePool | None = None,
+    spec: DecoderSpec, weights: Weights, kv: kernels.KVPool, limits: StepLimits, states: kernels.StatePool | None = None
 ) -> kernels.Program:
-    """Record the same layers up to the hidden states after the last norm, which any row of a step may have."""
-    program = kernels.Program(
-        max_tokens=max_tokens, max_sequences=max_sequences, max_logit_rows=max_tokens, kv=kv, states=states
-    )
-    Recorder(spec, weights, program, context).record_hidden()
+    """Record the same layers up to the hidden states after the last norm, which any row of a step may have, whatever
+    ``max_logit_rows`` the limits have."""
+    program = replace(limits, max_logit_rows=limits.max_tokens).program(kv, states)
+    Recorder(spec, weights, program, limits.context).record_hidden()
     return program
 
 

@@ -22,6 +22,7 @@ from dragoman.models.head_program import AuxStatesRecorder, EagleRecorder, HeadR
 from dragoman.models.head_spec import EagleSpec, HeadSpec
 from dragoman.models.kv_groups import BLOCK_TOKENS
 from dragoman.models.packing import Weights
+from dragoman.models.recording import StepLimits
 from dragoman.models.settings import ModelSettings
 from dragoman.models.spec import DecoderSpec
 from dragoman.models.tensors import Tensor, TensorFiles
@@ -37,11 +38,7 @@ def build_program_for_head(
     spec: DecoderSpec,
     weights: Weights,
     kv: kernels.KVPool,
-    *,
-    context: int,
-    max_tokens: int,
-    max_sequences: int,
-    max_logit_rows: int,
+    limits: StepLimits,
     states: kernels.StatePool | None = None,
     eagle: tuple[EagleSpec, Weights] | None = None,
 ) -> tuple[kernels.Program, int]:
@@ -51,9 +48,7 @@ def build_program_for_head(
     Returns the program, and the buffer that then has them. Logits are the same to the last bit: every row is computed
     by the same operations, and the rows whose logits are wanted are chosen at the end.
     """
-    program = kernels.Program(
-        max_tokens=max_tokens, max_sequences=max_sequences, max_logit_rows=max_logit_rows, kv=kv, states=states
-    )
+    program, context = limits.program(kv, states), limits.context
     if eagle is not None:
         return program, AuxStatesRecorder(spec, weights, program, context, *eagle).record_with_states()
     return program, Recorder(spec, weights, program, context, keeps_rows=True).record_with_hidden()

@@ -37,6 +37,7 @@ from dragoman.models.packing import Weights, entry_checksums, pack_checkpoint
 from dragoman.models.parameters import parameter_count
 from dragoman.models.pooling import ModelPooling
 from dragoman.models.progress import READING, Progress, ignore_progress, part
+from dragoman.models.recording import StepLimits
 from dragoman.models.settings import ModelSettings, default_cache_folder
 from dragoman.models.source import find_source, find_weights, open_files
 from dragoman.models.spec import DecoderSpec
@@ -109,20 +110,17 @@ def load(
         )
         states = kernels.StatePool(slots=planned.state_slots, floats=spec.state_parts) if spec.state_parts else None
         head, hidden = None, None
-        limits = {
-            "max_tokens": settings.max_tokens,
-            "max_sequences": settings.max_sequences,
-            "max_logit_rows": settings.max_logit_rows,
-        }
+        limits = StepLimits(
+            planned.context_tokens, settings.max_tokens, settings.max_sequences, settings.max_logit_rows
+        )
         if head_context is not None and read is not None:
             within = min(head_context, planned.context_tokens)
             program, hidden = build_program_for_head(
                 spec,
                 weights,
                 kv,
-                context=planned.context_tokens,
-                states=states,
-                **limits,
+                limits,
+                states,
                 eagle=(read.spec, read.weights) if isinstance(read.spec, EagleSpec) else None,
             )
             own = read.spec
@@ -130,16 +128,10 @@ def load(
                 own = head_spec(spec, feeds_normed=own.feeds_normed)
             head = DraftHead(own, read.weights, settings, min(within, own.context), read.target_ids)
         elif spec.causal:
-            program = build_program(spec, weights, kv, context=planned.context_tokens, states=states, **limits)
+            program = build_program(spec, weights, kv, limits, states)
         else:
-            program = build_hidden_program(
-                spec,
-                weights,
-                kv,
-                context=planned.context_tokens,
-                max_tokens=longest_step(planned.context_tokens, settings),
-                max_sequences=settings.max_sequences,
-            )
+            limits = replace(limits, max_tokens=longest_step(planned.context_tokens, settings))
+            program = build_hidden_program(spec, weights, kv, limits)
         encoder = None
         if spec.encoder is not None:
             encoder = build_encoder(

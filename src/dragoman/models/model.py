@@ -22,6 +22,7 @@ from dragoman.models.memory import MemoryPlan
 from dragoman.models.packing import Weights
 from dragoman.models.pooling import ModelPooling
 from dragoman.models.reads import ReadCounter
+from dragoman.models.recording import StepLimits
 from dragoman.models.settings import ModelSettings
 from dragoman.models.spec import DecoderSpec
 from dragoman.models.vision.towers import Tower
@@ -157,15 +158,8 @@ class Model:
         if self._hidden is not None:
             return self._hidden
         with self._adapters_lock:  # an adapter is either set below, or later in all programs
-            program = build_hidden_program(
-                self.config,
-                self.weights,
-                self.kv,
-                context=self.max_context,
-                max_tokens=self.max_tokens,
-                max_sequences=self.max_sequences,
-                states=self.states,
-            )
+            limits = StepLimits(self.max_context, self.max_tokens, self.max_sequences, self.max_logit_rows)
+            program = build_hidden_program(self.config, self.weights, self.kv, limits, self.states)
             for slot, changes in self._changes.items():
                 _set_adapter(program, slot, changes)
             self._programs.append(program)
