@@ -64,6 +64,7 @@ def _read_granite_moe_shared(config: Config) -> DecoderSpec:
 
 
 def read_experts(config: Config) -> Experts:
+    """Return the experts of a Granite MoE's config. Raises ModelError."""
     return checked(
         Experts(
             count=config.size("num_local_experts", 8),
@@ -123,6 +124,7 @@ def _read_hyperclova(config: Config) -> DecoderSpec:
 
 
 def granite_like(config: Config, **variant: Any) -> DecoderSpec:
+    """Return the spec of a Llama with Granite's four factors, with fields of a ``variant``. Raises ModelError."""
     layers, bias = config.size("num_hidden_layers"), config.flag("attention_bias", False)
     fields: dict[str, Any] = {
         "embedding": Embedding(scale=config.number("embedding_multiplier", 1.0)),

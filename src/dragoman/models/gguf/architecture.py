@@ -280,6 +280,7 @@ def partly_rotated(keys: Metadata, config: Config) -> Config:
 
 
 def rms(keys: Metadata) -> Config:
+    """Return the epsilon of RMSNorm under its name in the config."""
     return {"rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon")}
 
 

@@ -53,6 +53,11 @@ def tower_of(config: Config) -> Config:
 
 
 def layers_of(tower: Config, defaults: Mapping[str, Any], **variant: Any) -> Layers:
+    """Return the layers of a transformer that the config of a ``tower`` describes, all of which are run.
+
+    ``defaults``: values of fields that the config leaves out. ``variant``: fields of the ``Layers`` in place of what
+    the config says. Raises ModelError.
+    """
     tower = tower.over(dict(defaults))
     width, heads = tower.size("hidden_size"), tower.size("num_attention_heads")
     count = tower.size("num_hidden_layers")
@@ -83,6 +88,8 @@ def grid_of(tower: Config, defaults: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def pixels_of(preprocessor: Config, mean: tuple[float, ...], deviation: tuple[float, ...], resampling: int) -> Pixels:
+    """Return what an image processor's config says of pixels. The others are the values where it says nothing;
+    ``resampling``: in Pillow's numbers. Raises ModelError."""
     preprocessor.refuse("do_resize", True)
     preprocessor.refuse("do_rescale", True)
     preprocessor.refuse("do_normalize", True)
@@ -135,6 +142,8 @@ def pixel_limits(preprocessor: Config, least: int, most: int, limit: int, token:
 
 
 def image_id_of(config: Config, *keys: str, default: int | None = None) -> int:
+    """Return the id of the token that stands for an image, from the first of these keys that the config has. Raises
+    ModelError."""
     for key in keys:
         value = config.value(key)
         if value is not None:

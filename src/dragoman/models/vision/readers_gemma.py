@@ -21,6 +21,7 @@ from dragoman.models.vision.parts import Projection, Reduction, Tags, Tiling
 
 
 def read_gemma3(config: Config, preprocessor: Config) -> Fields:
+    """Return the fields of a ``VisionDescription`` of Gemma 3. Raises ModelError for what is not supported."""
     tower = tower_of(config)
     side, patch = grid_of(tower, SIGLIP)
     tokens = config.size("mm_tokens_per_image", 256)
@@ -51,6 +52,7 @@ def read_gemma3(config: Config, preprocessor: Config) -> Fields:
 
 
 def read_paligemma(config: Config, preprocessor: Config) -> Fields:
+    """Return the fields of a ``VisionDescription`` of PaliGemma. Raises ModelError for what is not supported."""
     tower = tower_of(config)
     side, patch = grid_of(tower, SIGLIP)
     require_square(preprocessor, side)
@@ -90,6 +92,7 @@ _MOST_GEMMA4_TOKENS = 1120
 
 
 def read_gemma4(config: Config, preprocessor: Config) -> Fields:
+    """Return the fields of a ``VisionDescription`` of Gemma 4. Raises ModelError for what is not supported."""
     tower = tower_of(config).over(_GEMMA4)
     tower = tower.having(
         {"hidden_act": tower.value("hidden_activation"), "layer_norm_eps": tower.number("rms_norm_eps", 1e-6)}

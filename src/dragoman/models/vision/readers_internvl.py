@@ -23,6 +23,7 @@ from dragoman.models.vision.parts import ACTIVATIONS, Projection, Reduction, Tag
 
 
 def read_internvl(config: Config, preprocessor: Config) -> Fields:
+    """Return the fields of a ``VisionDescription`` of InternVL. Raises ModelError for what is not supported."""
     tower = tower_of(config)
     for key in ("image_size", "patch_size"):
         edges = tower.value(key)

@@ -21,6 +21,7 @@ from dragoman.models.vision.parts import ACTIVATIONS, Projection, Reduction, Tag
 
 
 def read_lfm2(config: Config, preprocessor: Config) -> Fields:
+    """Return the fields of a ``VisionDescription`` of LFM2-VL. Raises ModelError for what is not supported."""
     tower = tower_of(config)
     tower.choice("model_type", "siglip2_vision_model", {"siglip2_vision_model": ""})
     config.refuse("vision_feature_layer", -1)

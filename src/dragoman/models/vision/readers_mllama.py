@@ -36,6 +36,7 @@ _TOWER = {
 
 
 def read_mllama(config: Config, preprocessor: Config) -> Fields:
+    """Return the fields of a ``VisionDescription`` of Llama 3.2 Vision. Raises ModelError for what is not supported."""
     tower = tower_of(config)
     tower = tower.having({"num_attention_heads": tower.value("attention_heads", 16)})
     side, patch = grid_of(tower, _TOWER)

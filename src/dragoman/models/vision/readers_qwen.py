@@ -23,6 +23,7 @@ from dragoman.models.vision.parts import Layers, Projection, Reduction, Tags, Ti
 
 
 def read_qwen2(config: Config, preprocessor: Config) -> Fields:
+    """Return the fields of a ``VisionDescription`` of Qwen2-VL and 2.5. Raises ModelError for what is not supported."""
     tower = tower_of(config.having({"vision_config": _without_channels(config)}))
     newer = config.value("model_type") == "qwen2_5_vl"
     text = config.within("text_config")

@@ -40,14 +40,17 @@ class TowerWeights:
         self._weights = weights
 
     def matrix(self, module: str, layer: int | None = None) -> kernels.PackedMatrix:
+        """Return the packed matrix of a product, of one of the layers or of none."""
         found = self._weights[_name(module, "weight", layer)]
         assert isinstance(found, kernels.PackedMatrix)
         return found
 
     def vector(self, module: str, layer: int | None = None) -> Floats:
+        """Return the float32 weight of a norm, a scale or a table."""
         return np.asarray(self._weights[_name(module, "weight", layer)], np.float32)
 
     def bias(self, module: str, layer: int | None = None) -> Floats | None:
+        """Return the float32 bias of a product or a norm; None: it has none."""
         found = self._weights.get(_name(module, "bias", layer))
         return None if found is None else np.asarray(found, np.float32)
 
@@ -94,6 +97,8 @@ class RecordedLayers:
 
 
 def record_layers(vision: VisionDescription, weights: TowerWeights, precision: Precision, tiles: int) -> RecordedLayers:
+    """Record the layers of a tower, for images of so many ``tiles``, each of ``vision.tile_rows`` rows. ``precision``:
+    of the matrices, which decides that of keys and values."""
     layers, rows = vision.layers, tiles * vision.tile_rows
     width, sequences = layers.width, most_sequences(vision, tiles)
     kv = kernels.KVPool(
