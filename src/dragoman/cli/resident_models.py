@@ -91,5 +91,5 @@ def _until(entry: dict[str, Any]) -> str:
     if entry["is_pinned"]:
         return "never: pinned"
     if entry["idle_limit_s"] is None:
-        return "for another one"
+        return "when another needs its memory"
     return f"after {entry['idle_limit_s']:g} s idle"

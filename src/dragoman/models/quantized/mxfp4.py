@@ -69,8 +69,8 @@ class Mxfp4:
 
 
 @dataclass(frozen=True, slots=True)
-class Mxfp4Stack:
-    """A stack of matrices ``[E, N, K]``."""
+class _Stored:
+    """Blocks and scales, as one tensor."""
 
     name: str
     blocks: StoredTensor
@@ -97,6 +97,16 @@ class Mxfp4Stack:
         """The packed format of its matrices."""
         return _FORM
 
+    def fail(self, reason: str) -> ModelError:
+        """Return an error that names file and tensor."""
+        return self.blocks.fail(reason)
+
+
+class Mxfp4Stack(_Stored):
+    """A stack of matrices ``[E, N, K]``."""
+
+    __slots__ = ()
+
     def read(self) -> NDArray[np.float32]:
         """Raise ModelError: it is read matrix by matrix."""
         raise self.fail("is a stack of matrices")
@@ -110,39 +120,11 @@ class Mxfp4Stack:
         outputs, inputs = self.shape[1:]
         return Mxfp4Matrix(self.name, self.blocks.matrix(index), self.scales.matrix(index), (outputs, inputs))
 
-    def fail(self, reason: str) -> ModelError:
-        """Return an error that names file and tensor."""
-        return self.blocks.fail(reason)
 
-
-@dataclass(frozen=True, slots=True)
-class Mxfp4Matrix:
+class Mxfp4Matrix(_Stored):
     """One matrix ``[N, K]``."""
 
-    name: str
-    stored: StoredTensor
-    scales: StoredTensor
-    shape: tuple[int, ...]
-
-    @property
-    def dtype(self) -> str:
-        """The type of the numbers that ``read`` returns."""
-        return "float32"
-
-    @property
-    def file(self) -> Path:
-        """The file of the blocks."""
-        return self.stored.file
-
-    @property
-    def nbytes(self) -> int:
-        """Size in the file."""
-        return self.stored.nbytes + self.scales.nbytes
-
-    @property
-    def form(self) -> Format:
-        """The packed format."""
-        return _FORM
+    __slots__ = ()
 
     def read(self) -> NDArray[np.float32]:
         """Return its numbers."""
@@ -156,14 +138,10 @@ class Mxfp4Matrix:
         """Raise ModelError: the tensor is a single matrix."""
         raise self.fail("is one matrix, not a stack of them")
 
-    def fail(self, reason: str) -> ModelError:
-        """Return an error that names file and tensor."""
-        return self.stored.fail(reason)
-
     def _blocks(self) -> Blocks:
         outputs, inputs = self.shape
         values, size = BLOCK_SIZES["mxfp4"]
-        halves = self.stored.read_stored().reshape(outputs, inputs // values, 16)
+        halves = self.blocks.read_stored().reshape(outputs, inputs // values, 16)
         blocks = np.empty((outputs, inputs // values, size), np.uint8)
         blocks[..., 0] = _exponents(self.scales).reshape(outputs, -1)
         pairs = np.empty((outputs, inputs // values, values), np.uint8)
@@ -175,7 +153,7 @@ class Mxfp4Matrix:
         outputs, inputs = self.shape
 
         def read_integers() -> NDArray[np.int8]:
-            return integers(self.stored.read_stored().reshape(outputs, inputs // 2))
+            return integers(self.blocks.read_stored().reshape(outputs, inputs // 2))
 
         def read_grid() -> Grid:
             scales = np.ldexp(np.float32(1), _exponents(self.scales).astype(np.int32) - 128)
