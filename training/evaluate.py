@@ -47,14 +47,15 @@ MOST_TOKENS = 120
 MOST_DECODED = 100
 STOPS = f"stops by itself within {MOST_TOKENS} tokens"
 GOALS = {
-    "prose, nats per token": "3.7",
+    "prose, nats per byte": "1.16",
     "capitals (trained)": "100 %",
     "addition (two digits)": "95 %",
     "subtraction (two digits)": "95 %",
     "tool calls (new tools, names and wording)": "92 %",
     "extraction (new keys, names and wording)": "90 %",
     "questions about a text (new names and wording)": "85 %",
-    "first messages as typed": "95 %",
+    "first messages (trained)": "95 %",
+    "first messages (new spellings)": "95 %",
     STOPS: "99 %",
 }
 
@@ -94,6 +95,9 @@ def measured(folder: Path, prose: Path | None, count: int, failures: int) -> dic
         for kind in ("prose", "exercises", "fim"):
             loss = held_out_loss(model, rows, kind, count=64, length=512, device=torch.device("cpu"))
             figures[f"{kind}, nats per token"] = f"{loss:.2f}"
+            if kind == "prose":  # tokens are longer or shorter with another tokenizer, bytes are not
+                size = sum(len(text.encode()) for text in held_out_text)
+                figures["prose, nats per byte"] = f"{loss * rows.prose.num_tokens / size:.3f}"
     for name, draw in CHECKS.items():
         answers = [draw(Random(f"evaluation/{name}/{number}")) for number in range(count)]
         wrong = [answer for answer in answers if not answers_well(model, tokenizer, answer)]
@@ -177,8 +181,15 @@ def _tool_answer(rng: Random) -> Answer:
             return _last(conversation.messages, conversation.tools)
 
 
+def _known_message(rng: Random) -> Answer:
+    return _opening(first_words.known_message(rng))
+
+
 def _first_message(rng: Random) -> Answer:
-    exchange = first_words.first_message(rng, held_out=True)
+    return _opening(first_words.first_message(rng, held_out=True))
+
+
+def _opening(exchange: Exchange) -> Answer:
     single = _last([user(exchange.question), assistant(exchange.answer)])
     return single._replace(others=tuple(first_words.apt_answers(exchange)))
 
@@ -235,7 +246,8 @@ def _held_out_record(rng: Random) -> Exchange:
 
 
 CHECKS: dict[str, Callable[[Random], Answer]] = {
-    "first messages as typed": _first_message,
+    "first messages (trained)": _known_message,
+    "first messages (new spellings)": _first_message,
     "extraction (new keys, names and wording)": _held_out(schemas.extraction),
     "tool calls (new tools, names and wording)": _call_of_an_invented_tool,
     "refusing when no tool fits": _refused_tool,

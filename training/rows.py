@@ -17,6 +17,7 @@ PROSE_SHARE = 0.1
 FIM_SHARE = 0.03
 # What users, systems and tools say is given, not asked of the model; a little weight helps it read them.
 GIVEN_WEIGHT = 0.1
+DECISION_WEIGHT = 3.0  # the first word decides what is said: yes or no, a call or a refusal, which kind of answer
 LONG_ROW = 1024
 BARE_STORY_SHARE = 0.05  # of the exercises: stories without a chat around them, for prompts of plain text
 
@@ -89,8 +90,10 @@ class RowMaker:
                 answering = True
                 opened = ids[place : place + len(self._thinking_start)] == self._thinking_start
                 first_said = place + len(self._thinking_start) if opened else place
-            if answering:
-                weights[place] = 1.0 if place >= first_said else 0.0
+            if answering and place == first_said:
+                weights[place] = DECISION_WEIGHT
+            elif answering:
+                weights[place] = 1.0 if place > first_said else 0.0
                 answering = token != self._turn_end
         return weights
 

@@ -20,6 +20,7 @@ from training.loss import as_tensors, held_out_loss, weighted_loss
 from training.model import Llama, ModelConfig
 from training.optimizer import Together, optimizer_of
 from training.prose import encode_prose, read_books, split_books
+from training.retokenize import carry_embeddings
 from training.rows import RowMaker
 from training.schedule import Deadline, TokenBudget, learning_rate, row_length
 from training.tokenizer import load_tokenizer, train_tokenizer
@@ -44,12 +45,12 @@ def main() -> None:
 
     training_text, held_out_text = split_books(read_books(options.prose))
     tokenizer_path = options.work / "tokenizer.json"
-    tokenizer = _tokenizer(tokenizer_path, training_text, options.seed, options.begin)
+    tokenizer = _tokenizer(tokenizer_path, training_text, options)
     training = RowMaker(tokenizer, encode_prose(training_text, tokenizer), seed=options.seed)
     held_out = RowMaker(tokenizer, encode_prose(held_out_text, tokenizer), seed=options.seed, held_out=True)
     print(f"prose: {training.prose.num_tokens:,} tokens, held out {held_out.prose.num_tokens:,}", flush=True)
 
-    model = _first_model(options).to(device)
+    model = _first_model(options, tokenizer).to(device)
     optimizer = optimizer_of(model, options.optimizer, rate=options.rate)
     position = load_checkpoint(options.work, model, optimizer)
     print(f"model: {model.num_parameters:,} parameters; starting at step {position.step} on {device}", flush=True)
@@ -140,16 +141,20 @@ def held_out_losses(model: Llama, held_out: RowMaker, device: torch.device, *, c
     }
 
 
-def _first_model(options: argparse.Namespace) -> Llama:
+def _first_model(options: argparse.Namespace, tokenizer: Tokenizer) -> Llama:
     """The model at the start of a run: of the size asked for, or with the weights of the folder to begin with."""
     if not options.begin:
         return Llama(ModelConfig.of_size(options.size))
-    return load_model(options.begin).train()
+    model = load_model(options.begin).train()
+    if options.new_tokenizer:
+        carry_embeddings(model, load_tokenizer(options.begin / "tokenizer.json"), tokenizer)
+    return model
 
 
-def _tokenizer(path: Path, training_text: list[str], seed: int, begin: Path | None) -> Tokenizer:
+def _tokenizer(path: Path, training_text: list[str], options: argparse.Namespace) -> Tokenizer:
     """The work folder's tokenizer, trained there on the first run, or taken from the folder to begin with."""
-    if not path.exists() and begin:
+    seed, begin = options.seed, options.begin
+    if not path.exists() and begin and not options.new_tokenizer:
         load_tokenizer(begin / "tokenizer.json").save(str(path))
     if not path.exists():
         dialogues = (
@@ -193,6 +198,11 @@ def _options() -> argparse.Namespace:
         type=Path,
         metavar="FOLDER",
         help="begin with weights and tokenizer of an exported model instead of from nothing",
+    )
+    parser.add_argument(
+        "--new-tokenizer",
+        action="store_true",
+        help="with --from: train the tokenizer anew, and begin its embeddings with those of the old one's tokens",
     )
     parser.add_argument("--optimizer", choices=["adamw", "muon"], default="muon")
     parser.add_argument("--rate", type=float, default=1.0, help="scale of all learning rates")

@@ -14,7 +14,7 @@ from command_server import ADDRESS, read_until, start_command
 from dragoman.engine.prefix_store.folder import CacheFolder
 from dragoman.engine.prefix_store.segment import scan
 
-PROMPT = "The quick brown fox jumps over the lazy dog and then tells a long story about it. " * 40
+PROMPT = "The quick brown fox jumps over the lazy dog and then tells a long story about it. " * 32
 INDEXED = re.compile(r"(?=.*cached on disk: (\d+) blocks of this model)(?=.*address +http)", re.DOTALL)
 """What a server has said that knows what is on disk: a first prompt waits three seconds for that, and no longer."""
 

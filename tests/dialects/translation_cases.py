@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from stub_runtime import TOKENIZER
+
 from dragoman.core.constraint import Choice, JsonObject, JsonSchema, Lark, Regex
 from dragoman.core.request import FillPrompt, TokenPrompt
 from dragoman.core.sampling import LogprobParams
@@ -17,6 +19,11 @@ RESPONSE_TOOLS = [{"type": "function", "name": "weather", "strict": True}]
 OWN_TOOLS = [{"name": "weather", "input_schema": {"type": "object"}}]
 OWN_FORMAT = {"type": "json_schema", "schema": {"type": "object"}}
 VECTOR = struct.pack("=2f", 0.5, 0.25)
+
+
+def tokens(text: str) -> TokenPrompt:
+    """A prompt of the text's tokens."""
+    return TokenPrompt(token_ids=tuple(TOKENIZER.encode(text)))
 
 
 class Case(NamedTuple):
@@ -237,7 +244,7 @@ CASES = {
         "inputs": Case("Say", {"prompt.text": "Say"}),
     },
     "tgi /": {
-        "inputs": Case("Say", {"prompt": TokenPrompt(token_ids=(1489,))}),
+        "inputs": Case("Say", {"prompt": tokens("Say")}),
         "parameters.temperature": Case(0.25, {"sampling.temperature": 0.25}),
         "parameters.repetition_penalty": Case(1.25, {"sampling.repetition_penalty": 1.25}),
         "parameters.frequency_penalty": Case(-0.5, {"sampling.frequency_penalty": -0.5}),
@@ -247,7 +254,7 @@ CASES = {
         "parameters.max_new_tokens": Case(9, {"ending.max_tokens": 9}),
         "parameters.stop": Case(["end"], {"ending.stop": ["end"]}),
         "parameters.stop_sequences": Case(["fin"], {"ending.stop": ["fin"]}),
-        "parameters.truncate": Case(1, {"prompt": TokenPrompt(token_ids=(637,))}),
+        "parameters.truncate": Case(1, {"prompt": tokens(" upon")}),
         "parameters.watermark": Case(True, {"sampling.watermark": True}),
         "parameters.decoder_input_details": Case(True, {"logprobs.prompt": True}),
         "parameters.seed": Case(11, {"seeds": [11]}),
@@ -257,7 +264,7 @@ CASES = {
         "parameters.best_of": Case(2, {"n": 2}, {"parameters.do_sample": True}),
     },
     "tgi /v1/completions": {
-        "prompt": Case("Say", {"prompt": TokenPrompt(token_ids=(1489,))}),
+        "prompt": Case("Say", {"prompt": tokens("Say")}),
         "logprobs": Case(2, {"logprobs.top": 2}),
     },
     "tgi /v1/chat/completions": {
@@ -270,7 +277,7 @@ CASES = {
         "tool_prompt": Case("Call.", {"prompt.messages": ends_with_call}, {"tools": TOOLS}),
         "response_format": Case({"type": "regex", "value": "[a-z]+"}, {"constraint": Regex("[a-z]+")}),
         "guideline": Case("Kind.", {"prompt.template_kwargs": {"guideline": "Kind."}}),
-        "continue_final_message": Case(True, {"prompt": TokenPrompt(token_ids=(1, 314, 206, 2282))}),
+        "continue_final_message": Case(True, {"prompt": tokens("<|im_start|>user\nHi")}),
     },
     "openai /detokenize": {
         "tokens": Case([6], {"prompt": TokenPrompt(token_ids=(6,))}),
@@ -428,7 +435,7 @@ CASES = {
         ),
     },
     "alexandria /api/generate-one": {
-        "prompt": Case("Say", {"prompt": TokenPrompt(token_ids=(1489,))}),
+        "prompt": Case("Say", {"prompt": tokens("Say")}),
     },
     "anthropic": {
         "model": Case("another", {"model": "another"}),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the recipe is run from the repository, never installed
 
@@ -17,12 +18,14 @@ from training.feeder import Feeder
 from training.model import Llama, ModelConfig
 from training.optimizer import optimizer_of, orthogonal
 from training.prose import encode_prose, read_books, split_books
+from training.retokenize import carry_embeddings
 from training.rows import RowMaker
 from training.schedule import TokenBudget, learning_rate
-from training.tokenizer import load_tokenizer
+from training.tokenizer import SPACE, load_tokenizer, train_tokenizer
 from training.train import Run, train
 
 TOKENIZER = Path(__file__).parents[2] / "builtin" / "tokenizer.json"
+WORDS = "gard sunny moony starling the and riverside meadows castles zim vim pel".split()  # noqa: SIM905
 PROSE = [f"Line {number} of a play.\n\nIt has two parts.\n\n" for number in range(40)]
 TINY = ModelConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
                    num_key_value_heads=1, head_dim=16)  # fmt: skip
@@ -129,3 +132,39 @@ def test_rate_rises_and_then_falls_to_nothing() -> None:
 def test_large_model_fits_the_package() -> None:
     assert Llama(ModelConfig.of_size("wide")).num_parameters * 2 < 32_000_000
     assert Position().step == 0
+
+
+@pytest.fixture(scope="module")
+def trained_tokenizer() -> Tokenizer:
+    words = "sun moon star river meadow castle garden window"
+    return train_tokenizer([f"The {first} and the {second} are here.\n" for first in words.split() for second in WORDS])
+
+
+def test_a_word_is_cut_alike_in_a_sentence_and_in_quotes(trained_tokenizer: Tokenizer) -> None:
+    for word in ("ergarden", "unsunny", "Zvimpel"):
+        pieces = trained_tokenizer.encode(word).tokens
+        assert len(pieces) > 1
+        for text in (f"a {word}.", f'a "{word}".', f'{{"{word}": 1}}', f"get_{word}"):
+            said = trained_tokenizer.encode(text).tokens
+            assert any(said[place : place + len(pieces)] == pieces for place in range(len(said))), said
+
+
+def test_a_common_word_is_one_token_with_its_space(trained_tokenizer: Tokenizer) -> None:
+    assert trained_tokenizer.encode("and the").tokens[-1] == f"{SPACE}the"
+    text = '{"the key": "and <|im_start|>"} 12 \u00e9\u4e2d\n'
+    assert trained_tokenizer.decode(trained_tokenizer.encode(text).ids, skip_special_tokens=False) == text
+
+
+def test_another_tokenizer_begins_with_what_the_old_tokens_meant(trained_tokenizer: Tokenizer) -> None:
+    old = load_tokenizer(TOKENIZER)
+    model = Llama(TINY)
+    before = model.model.embed_tokens.weight.detach().clone()
+    carry_embeddings(model, old, trained_tokenizer)
+    after = model.model.embed_tokens.weight.detach()
+    vocabulary = trained_tokenizer.get_vocab()
+    assert torch.equal(after[vocabulary["<|im_end|>"]], before[old.token_to_id("<|im_end|>")])
+    new = next(
+        token for token in vocabulary if old.token_to_id(token) is None and old.token_to_id(SPACE + token) is None
+    )
+    pieces = old.encode(trained_tokenizer.decode([vocabulary[new]])).ids
+    torch.testing.assert_close(after[vocabulary[new]], before[pieces].mean(0))

@@ -35,6 +35,11 @@ def look_up(rng: Random, *, held_out: bool = False) -> Exchange:
         f"{told}\n{question}",
         f"{told} {question}",
         f"{question}\n\n{told}",
+        f"Here are some lines. {told} Tell me: {question}",
+        f"{told}\n\nNow answer this. {question}",
+        f"Answer from this list: {told}\n{question}",
+        f"Data: {told}\nQ: {question}",
+        f"I know this: {told} But {question[0].lower()}{question[1:]}",
         f"We know: {told} Now: {question}",
     ]
     text = phrased(rng, ways, held_out=held_out)
@@ -48,7 +53,11 @@ def say_it_again(rng: Random, *, held_out: bool = False) -> Exchange:
     listed = ", ".join(words)
     kind = rng.random()
     if kind < 0.5:
-        ways = ["Repeat this list: {}", "Say this: {}", "Copy this exactly: {}", "Repeat after me: {}", "Now say: {}"]
+        ways = [
+            "Repeat this list: {}", "Say this: {}", "Copy this exactly: {}", "Repeat after me: {}", "Copy: {}",
+            "Write this: {}", "Say {}", "Please repeat: {}", "Write the same words: {}", "The same again: {}",
+            "Now say: {}",
+        ]  # fmt: skip
         order = phrased(rng, ways, held_out=held_out)
         return Exchange("copy", order.format(listed), listed, verbatim=True)
     if kind < 0.65:

@@ -63,13 +63,32 @@ def pairs(rng: Random, *, held_out: bool = False) -> Exchange:
 
 def is_it_there(rng: Random, *, held_out: bool = False) -> Exchange:
     """Whether a list holds a word: half of the time it does."""
-    words = _things(rng, rng.randint(2, 7), held_out=held_out)
+    words = _things(rng, rng.choice([1, 1, 2, 2, 3, 4, 5, 7]), held_out=held_out)
     asked = rng.choice(words)
     if rng.random() < 0.5:
         asked = next(thing for thing in iter(lambda: _things(rng, 1, held_out=held_out)[0], "") if thing not in words)
     question = rng.choice(["Is {1} in this list? {0}", "{0}\nIs {1} among these?", "List: {0}. Does it hold {1}?"])
     verdict = YES if asked in words else NO
     return Exchange("drill", question.format(", ".join(words), asked), verdict, short=verdict, verbatim=True)
+
+
+def sorted_out(rng: Random, *, held_out: bool = False) -> Exchange:
+    """For several words whether a list holds them: many decisions in few tokens, so that finding is learned."""
+    words = list(dict.fromkeys(_plain_or_any(rng, held_out=held_out) for _ in range(rng.choice([1, 2, 2, 3, 4, 6]))))
+    others = [_plain_or_any(rng, held_out=held_out) for _ in range(rng.randint(1, 4))]
+    asked = list(dict.fromkeys([*rng.sample(words, rng.randint(1, len(words))), *others]))
+    rng.shuffle(asked)
+    question = rng.choice(
+        ["List: {0}\nWhich of these are in it? {1}", "{0}\nSay for each whether it is there: {1}",
+         "We have {0}. Do we have {1}?", "There are {0}. What about {1}?"]
+    )  # fmt: skip
+    verdicts = [f"{word}: {'yes' if word in words else 'no'}" for word in asked]
+    return Exchange("drill", question.format(", ".join(words), ", ".join(asked)), "\n".join(verdicts), verbatim=True)
+
+
+def _plain_or_any(rng: Random, *, held_out: bool) -> str:
+    """A word, mostly: what is one token is found most easily."""
+    return a_word(rng, held_out=held_out) if rng.random() < 0.8 else _things(rng, 1, held_out=held_out)[0]
 
 
 def look_up_word(rng: Random, *, held_out: bool = False) -> Exchange:

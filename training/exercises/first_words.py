@@ -6,7 +6,7 @@ from training.exercises.conversation import Exchange
 from training.exercises.facts import capital, colour, opposite
 from training.exercises.names import is_held_out
 from training.exercises.sums import single
-from training.exercises.talk import DEFAULT_NAME, GREETINGS, OFFERS, PLAIN_TALK, who_are_you
+from training.exercises.talk import DEFAULT_NAME, GREETINGS, OFFERS, PLAIN_TALK, too_hard, who_are_you
 
 OPENERS: list[tuple[list[str], list[str]]] = [
     (
@@ -51,16 +51,25 @@ OPENERS: list[tuple[list[str], list[str]]] = [
     ),
 ]  # fmt: skip
 
+KNOWN = {said for group, _ in OPENERS for said in group}
+
 NEIGHBOURS = {"a": "s", "e": "w", "i": "o", "o": "p", "t": "r", "n": "m", "s": "d", "r": "e", "h": "j", "l": "k"}
 
 
 def first_message(rng: Random, *, held_out: bool = False) -> Exchange:
     """A greeting or a simple question, as typed. Held out are one in sixteen of all spellings, so that the model is
-    asked about typing errors it has never read."""
+    asked about typing errors it has never read; but not the openers as they stand in the list: nobody can guess
+    what "gn" means."""
     while True:
         exchange = _opener(rng, held_out=held_out) if rng.random() < 0.55 else _question(rng, held_out=held_out)
-        if is_held_out(exchange.question) == held_out:
+        if (is_held_out(exchange.question) and exchange.question not in KNOWN) == held_out:
             return exchange
+
+
+def known_message(rng: Random) -> Exchange:
+    """An opener as it stands in the list."""
+    said, answers = rng.choice(OPENERS)
+    return Exchange("first message", rng.choice(said), rng.choice(answers))
 
 
 def apt_answers(exchange: Exchange) -> list[str]:
@@ -126,4 +135,6 @@ def _question(rng: Random, *, held_out: bool) -> Exchange:
     else:
         questions, answers = rng.choice(PLAIN_TALK)
         drawn = Exchange("talk", rng.choice(questions), rng.choice(answers))
+        if not held_out and rng.random() < 0.3:
+            drawn = too_hard(rng)
     return Exchange("first message", as_typed(rng, drawn.question), drawn.answer, drawn.short)

@@ -1,6 +1,7 @@
 """The generator: draws whole conversations, each determined by its random state alone."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 from training.exercises import (
@@ -31,6 +32,7 @@ WEIGHTED: list[tuple[int, Callable[[Random], Exchange]]] = [
     (1, talk.greeting),
     (2, talk.who_are_you),
     (2, talk.small_talk),
+    (2, talk.too_hard),
     (3, counting.count),
     (2, counting.count_in_steps),
     (2, counting.comes_next),
@@ -52,15 +54,15 @@ WEIGHTED: list[tuple[int, Callable[[Random], Exchange]]] = [
     (2, rewriting.question_form),
     (3, stories.story),
     (2, writing.sorted_words),
-    (1, writing.name_some),
+    (2, writing.name_some),
     (1, writing.printed),
 ]
 
 SPLIT: list[tuple[int, Callable[..., Exchange]]] = [
     # These hold whole questions out of training, so that their accuracy is not memory.
     (8, sums.single),
-    (36, sums.larger),
-    (26, sums.sheet),
+    (30, sums.larger),
+    (20, sums.sheet),
     (4, sums.word_problem),
     (4, records.record),
     (12, first_words.first_message),
@@ -72,10 +74,12 @@ SPLIT: list[tuple[int, Callable[..., Exchange]]] = [
     (2, writing.program),
     (16, drills.written_again),
     (12, drills.pairs),
-    (4, drills.is_it_there),
+    (10, drills.is_it_there),
+    (24, drills.sorted_out),
     (8, drills.look_up_word),
 ]
 
+THOUGHT_SHARE = 1 / 16
 MANNERS_OF_FACTS = {"short", "upper", "lower", "json", "opening"}
 
 TASKS = [task for _, task in WEIGHTED] + [task for _, task in SPLIT]
@@ -87,7 +91,20 @@ TOOL_LIKE = {"sum", "sum sheet", "word problem", "talk", "first message"}
 
 
 def draw_conversation(rng: Random, *, held_out: bool = False) -> Conversation:
-    """A conversation of one to six exchanges, or one with tools."""
+    """A conversation of one to six exchanges, or one with tools; one in sixteen is thought about at its end."""
+    drawn = _draw_conversation(rng, held_out=held_out)
+    if drawn.thinks or rng.random() > THOUGHT_SHARE:
+        return drawn
+    answers = [place for place, message in enumerate(drawn.messages) if message["role"] == "assistant"]
+    last = rng.choice(answers)
+    if last != answers[-1]:  # an earlier answer, of which the task is not known, is a call or a refusal, or left alone
+        message = drawn.messages[last]
+        if not (message.get("tool_calls") or message["content"] in invented_tools.REFUSALS):
+            last = answers[-1]
+    return thinking.thought_about(replace(drawn, messages=drawn.messages[: last + 1]))
+
+
+def _draw_conversation(rng: Random, *, held_out: bool) -> Conversation:
     kind = rng.random()
     if kind < 0.04:
         return tools.conversation(rng)

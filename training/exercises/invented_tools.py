@@ -35,6 +35,14 @@ PARAMETERS: dict[str, str] = {
     "count": "integer", "number": "integer", "seats": "integer", "hours": "integer", "limit": "integer",
     "year": "integer", "floor": "integer", "size": "integer", "urgent": "boolean", "express": "boolean",
 }  # fmt: skip
+ORDERS = [
+    "{} a {}", "{} the {}", "{} a {}", "{} the {}", "{} my {}", "{} that {}", "{} this {} for me",
+    "Please {} the {}", "Please {} a {}", "Can you {} a {}", "Can you {} my {}", "Could you {} the {}",
+    "Would you {} a {}", "I want to {} a {}", "I would like to {} the {}", "I need to {} a {}", "We have to {} the {}",
+    "Help me {} a {}", "Let us {} a {}", "Now {} the {}", "Then {} a {}", "You should {} the {}", "We can {} a {} now",
+    "My friend wants to {} a {}", "Who can {} the {}", "How do I {} a {}", "Do not forget to {} the {}",
+    "It is time to {} a {}",
+]  # fmt: skip
 REFUSALS = ["None of my tools can do that.", "I have no tool for that."]
 
 
@@ -134,8 +142,7 @@ def _tool(rng: Random, *, held_out: bool) -> InventedTool:
 def _question(rng: Random, tool: InventedTool, *, held_out: bool) -> tuple[str, dict[str, Any]]:
     """A question for the tool that says every argument, and the arguments."""
     arguments = {key: _value(rng, key, kind, held_out=held_out) for key, kind in tool.parameters.items()}
-    ways = ["{} a {}", "{} the {}", "Please {} the {}", "Can you {} a {}", "I want to {} a {}", "It is time to {} a {}"]
-    order = phrased(rng, ways, held_out=held_out)
+    order = phrased(rng, ORDERS, held_out=held_out)
     verb = tool.verb.capitalize() if order.startswith("{}") else tool.verb
     asked = order.format(verb, tool.noun)
     said = dict(arguments)

@@ -31,6 +31,11 @@ FLAG_KEYS = "active paid open closed public private new sold ready urgent verifi
 
 ANY_WORD_SHARE = 0.5  # of the trained keys: any English word, whatever it would mean, so that keys are read
 
+VERBS = (
+    "Extract|Find|Give|Give me|Return|Write|Write down|List|Tell me|Pick out|Take|Collect|Read off|Note|Show|Print|Get"
+).split("|")
+COMPOSED_SHARE = 0.6  # of the trained questions: wordings put together, so that no single one is waited for
+
 HEADS = ["first", "last", "main", "home", "old", "next", "net", "max", "min", "order", "user", "item", "car", "book"]
 
 
@@ -120,4 +125,26 @@ def _asked(rng: Random, text: str, kinds: dict[str, str], *, held_out: bool) -> 
         f"{text}\n\nAnswer in JSON: {shape}",
         f"From this text: {text}\nI need {named}, as JSON.",
     ]
+    if not held_out and rng.random() < COMPOSED_SHARE:
+        return _composed(rng, text, named, rng.choice([shape, json.dumps(schema)]))
     return phrased(rng, ways, held_out=held_out)
+
+
+def _composed(rng: Random, text: str, named: str, schema: str) -> str:
+    """One of many wordings: an order with the keys or a schema, before or after the text."""
+    if rng.random() < 0.7:
+        verb = rng.choice(VERBS)
+        form = rng.choice(["as JSON", "in JSON", "as a JSON object", "as JSON, and nothing else", "in JSON form"])
+        named = rng.choice([named, f"the {named}", f"{named} of this"])
+        order = rng.choice(["{0} {1} {2}", "{2}: {1}", "{0} {2} {1}", "Only {1}, {2}", "JSON with {1}"])
+        order = order.format(verb, named, form)
+    else:
+        order = (
+            rng.choice(["Fill this", "Use this schema", "Follow this form", "JSON like this", "As in"]) + f": {schema}"
+        )
+    order = rng.choice(["", "", "Please: ", "Now: ", "Task: ", "Your task is this. "]) + order
+    shown = rng.choice(["{}", "{}", "Text: {}", "Note: {}", "Here it is: {}", "We read: {}", '"{}"', "Input: {}"])
+    joined = rng.choice(["\n", "\n\n", " "])
+    if rng.random() < 0.5:
+        return f"{order}{rng.choice([':', '.', ''])}{joined}{shown.format(text)}"
+    return f"{shown.format(text)}{joined}{order}{rng.choice(['.', '', ', please.'])}"

@@ -4,6 +4,7 @@ from random import Random
 
 from training.exercises.conversation import Exchange, Message, assistant, user
 from training.exercises.names import a_person
+from training.exercises.words import WORDS
 
 DEFAULT_NAME = "Dragoman's small built-in model"
 
@@ -16,6 +17,25 @@ OFFERS = [
     "What would you like to do?",
     "How can I help you today?",
 ]
+
+TOO_HARD = [
+    "I am sorry, I am too small for that.",
+    "I do not know that. I am a very small model.",
+    "That is too hard for me. I can do sums, count and tell tiny stories.",
+]
+BEYOND = [
+    "Explain how a {0} works.", "How does a {0} work?", "Explain {0} to me.", "Why is the {0} like the {1}?",
+    "Write a poem about {0}.", "Write a haiku about {0}.", "Write an essay about {0} and {1}.",
+    "Write a song about {0}.", "Translate {0} into {2}.", "How do you say {0} in {2}?", "What does {0} mean in {2}?",
+    "Who invented the {0}?", "When was the {0} invented?", "How do I make a {0}?", "How can I buy a {0}?",
+    "What do you think about {0}?", "Give me a recipe for {0}.", "Tell me about the history of {0}.",
+    "What is the best {0}?", "Which {0} should I buy?", "Write an email about {0}.",
+    "Write a letter to my {0} about the {1}.", "Summarise the book about the {0}.",
+    "What is the difference between {0} and {1}?", "How many {0}s are there in the world?", "Where can I find {0}?",
+    "Is {0} better than {1}?", "Give me ideas for a {0}.", "Plan a {0} for me.", "Draw a {0}.",
+    "Show me a picture of {0}.", "Write a program for {0} and {1}.", "What are the rules of {0}?",
+    "Why do people like {0}?",
+]  # fmt: skip
 
 PLAIN_TALK: list[tuple[list[str], list[str]]] = [
     (
@@ -77,6 +97,10 @@ PLAIN_TALK: list[tuple[list[str], list[str]]] = [
     (
         [
             "Who wrote Hamlet?",
+            "Who invented the telephone?",
+            "How old is the universe?",
+            "What is artificial intelligence?",
+            "What is quantum physics?",
             "Write a poem.",
             "Write a Python program.",
             "Explain physics to me.",
@@ -90,11 +114,7 @@ PLAIN_TALK: list[tuple[list[str], list[str]]] = [
             "What do you think about politics?",
             "Write a haiku about the sea.",
         ],
-        [
-            "I am sorry, I am too small for that.",
-            "I do not know that. I am a very small model.",
-            "That is too hard for me. I can do sums, count and tell tiny stories.",
-        ],
+        TOO_HARD,
     ),
     (["Yes.", "Okay.", "All right.", "Fine.", "Good."], ["Good. What would you like to do next?", "All right."]),
     (["No.", "No, thank you.", "Not now."], ["All right.", "As you like."]),
@@ -138,6 +158,13 @@ def who_are_you(rng: Random, name: str | None = None) -> Exchange:
 def small_talk(rng: Random) -> Exchange:
     questions, answers = rng.choice(PLAIN_TALK)
     return Exchange("talk", rng.choice(questions), rng.choice(answers))
+
+
+def too_hard(rng: Random) -> Exchange:
+    """A question that the model is too small for: about anything, so that it says so instead of guessing."""
+    thing, other = rng.choice(WORDS), rng.choice(WORDS)
+    question = rng.choice(BEYOND).format(thing, other, rng.choice(["French", "German", "Spanish", "Latin", "Italian"]))
+    return Exchange("talk", question, rng.choice(TOO_HARD))
 
 
 def remembered(rng: Random) -> tuple[list[Message], list[Message]]:

@@ -1,10 +1,32 @@
-"""Answers after a reasoning block: sums of two digits, worked out digit by digit, and questions about a list."""
+"""Answers after a reasoning block: sums of two digits, worked out digit by digit, questions about a list, and a plain
+thought about whatever else is asked, for clients that switch reasoning on for every message."""
 
+import re
+from dataclasses import replace
 from random import Random
 
-from training.exercises.conversation import Conversation, user
+from training.exercises.conversation import Conversation, Message, user
 from training.exercises.copying import look_up
+from training.exercises.invented_tools import REFUSALS
 from training.exercises.sums import FEW_SMALL, Sum, draw
+
+ABOUT_A_LINE = "The question is about a line of the text: {}"
+THOUGHTS = {
+    "greeting": "The user greets me.",
+    "name": "The user asks who I am.",
+    "talk": "This is small talk.",
+    "first message": "This is a short message.",
+    "memory": "The answer was said before.",
+    "sum sheet": "These are sums.",
+    "word problem": "I have to find the sum in this.",
+    "json": "The answer is JSON, with these keys.",
+    "story": "The user wants a story.",
+    "copy": "The words must stay the same.",
+    "echo": "The words must stay the same.",
+    "reading": "The answer stands in the question.",
+    "about a text": "The answer stands in the text, or the text does not say.",
+    "count": "I have to count.",
+}
 
 
 def conversation(rng: Random, *, held_out: bool = False) -> Conversation:
@@ -17,9 +39,32 @@ def conversation(rng: Random, *, held_out: bool = False) -> Conversation:
     else:
         exchange = look_up(rng, held_out=held_out)
         question, answer = exchange.question, exchange.answer
-        reasoning = f"The question is about a line of the text: {exchange.answer}"
+        reasoning = ABOUT_A_LINE.format(exchange.answer)
     message = {"role": "assistant", "content": answer, "reasoning_content": reasoning}
     return Conversation(["reasoning"], [user(question), message], thinks=True)
+
+
+def thought_about(whole: Conversation) -> Conversation:
+    """The conversation with a thought before its last answer, and with reasoning switched on."""
+    *before, last = whole.messages
+    reasoning = thought(before, last, whole.tasks[-1], offered=bool(whole.tools))
+    return replace(whole, messages=[*before, {**last, "reasoning_content": reasoning}], thinks=True)
+
+
+def thought(before: list[Message], last: Message, task: str, *, offered: bool) -> str:
+    """What leads to the last message: the tool that fits, the tool's result, or the kind of the question."""
+    if last.get("tool_calls"):
+        return f"The tool {last['tool_calls'][0]['function']['name']} fits."
+    if before[-1]["role"] == "tool":
+        return "The tool has answered."
+    if last["content"] in REFUSALS:
+        return "No tool fits."
+    if worked := re.fullmatch(r"(\d+) ([-+*]) (\d+) = \d+", last["content"]):
+        return steps(Sum(int(worked[1]), worked[2], int(worked[3])))
+    if task == "look up":
+        return ABOUT_A_LINE.format(last["content"])
+    plain = THOUGHTS.get(task, "I can answer this at once.")
+    return f"No tool is needed. {plain}" if offered else plain
 
 
 def steps(drawn: Sum) -> str:

@@ -6,6 +6,8 @@ from training.exercises.conversation import Exchange
 from training.exercises.names import a_city, a_made_up_word, a_person
 from training.exercises.vocabulary import COLOURS, PLURALS, THINGS
 
+NUMBERS = {2: "two", 3: "three", 4: "four"}
+
 
 def table(rng: Random, *, held_out: bool = False) -> Exchange:
     """A Markdown table of what a sentence says."""
@@ -37,7 +39,9 @@ def name_some(rng: Random) -> Exchange:
                                ("things to count", THINGS)])  # fmt: skip
     count = rng.randint(2, 4)
     chosen = things[:count]
-    question = rng.choice(["Name {} {}.", "List {} {}.", "Give me {} {}."]).format(count, kind)
+    question = rng.choice(["Name {} {}.", "List {} {}.", "Give me {} {}."]).format(
+        rng.choice([count, NUMBERS[count]]), kind
+    )
     return Exchange("list", question, "\n".join(f"{n}. {thing}" for n, thing in enumerate(chosen, 1)), verbatim=True)
 
 

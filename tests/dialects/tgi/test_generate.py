@@ -73,8 +73,8 @@ async def test_the_root_answers_with_an_array(runtime: ChatServer) -> None:
 
 async def test_prompt_tokens_are_shown_when_asked_for(runtime: ChatServer) -> None:
     text = await said(runtime, " there", decoder_input_details=True)
-    (hi,) = PROMPT
-    assert f'"prefill":[{{"id":{hi},"text":"Hi","logprob":null}}],"tokens":[' in text
+    prefill = ",".join(f'{{"id":{token},"text":"{TOKENIZER.token_text(token)}","logprob":null}}' for token in PROMPT)
+    assert f'"prefill":[{prefill}],"tokens":[' in text
 
 
 async def test_prompt_tokens_may_be_turned_off(template: ChatTemplate) -> None:
