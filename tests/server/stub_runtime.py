@@ -19,6 +19,7 @@ import httpx
 import msgspec
 import pytest
 import uvicorn
+from plain_model import plain_folder
 
 from dragoman.core.events import EngineEvent, FinishEvent, FinishReason
 from dragoman.core.explanation import EngineExplanation
@@ -75,7 +76,7 @@ QUIET_LOCALLAB = LocalLabSettings(locallab_rate_limit=0)
 DIALECTS = made_dialects({"locallab": QUIET_LOCALLAB})
 """All dialects, which tests share."""
 
-FOLDER = Path(__file__).parents[2] / "builtin"
+FOLDER = plain_folder()
 TOKENIZER = Tokenizer.load(FOLDER)
 STUB = StubModel(vocab_size=TOKENIZER.vocab_size, max_context=256, num_blocks=64)
 LONG = msgspec.structs.replace(STUB, max_context=200_000, num_blocks=32_768)

@@ -1,0 +1,39 @@
+"""The embedded model without its switch for reasoning, for tests of what a server does for models that have none."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+BUILTIN = Path(__file__).parents[2] / "builtin"
+TEMPLATE = Path(__file__).with_name("plain_chat.jinja")
+MARKS = {"<think>": "<|unused_1|>", "</think>": "<|unused_2|>"}
+
+
+def plain_folder() -> Path:
+    """A folder of its own for each version of the embedded model, which all processes of a user share."""
+    tokenizer, config = ((BUILTIN / name).read_text("utf-8") for name in ("tokenizer.json", "tokenizer_config.json"))
+    template = TEMPLATE.read_text("utf-8").removesuffix("\n")
+    digest = hashlib.sha256("\0".join([str(BUILTIN), tokenizer, config, template]).encode()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"dragoman-tests-{os.getuid()}" / digest
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(mode=0o700, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=folder.parent))
+    for mark, name in MARKS.items():
+        tokenizer, config = tokenizer.replace(f'"{mark}"', f'"{name}"'), config.replace(f'"{mark}"', f'"{name}"')
+    (made / "tokenizer.json").write_text(tokenizer, "utf-8")
+    (made / "tokenizer_config.json").write_text(json.dumps(json.loads(config) | {"chat_template": template}), "utf-8")
+    for file in BUILTIN.iterdir():
+        if not (made / file.name).exists():
+            (made / file.name).symlink_to(file)
+    try:
+        made.rename(folder)
+    except OSError:  # another process was first
+        for file in made.iterdir():
+            file.unlink()
+        made.rmdir()
+    return folder
