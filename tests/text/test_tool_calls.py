@@ -427,7 +427,8 @@ def test_a_template_takes_tools_when_it_uses_the_variable(source: str, takes: bo
 def test_reasoning_marks_are_found_from_template_or_vocabulary() -> None:
     assert find_reasoning_marks(TEMPLATES["qwen3"], lambda token: False) == ("<think>", "</think>")
     assert find_reasoning_marks("", {"[THINK]", "[/THINK]"}.__contains__) == ("[THINK]", "[/THINK]")
-    assert find_reasoning_marks(BUILTIN["chat_template"], lambda token: False) is None
+    assert find_reasoning_marks(BUILTIN["chat_template"], lambda token: False) == ("<think>", "</think>")
+    assert find_reasoning_marks("{{ messages[-1].content }}", lambda token: False) is None
 
 
 def test_mistrals_ids_have_nine_characters() -> None:
