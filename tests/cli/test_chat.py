@@ -161,7 +161,7 @@ def test_a_message_of_several_lines_and_what_is_set() -> None:
     terminal.type("/set verbose\n")
     terminal.wait_for("> ")
     terminal.type("What is the capital of Italy?\n")
-    terminal.wait_for(r"8 tokens in [\d.]+ s, [\d.,]+ tokens/s after [\d.]+ s")
+    terminal.wait_for(r"10 tokens in [\d.]+ s, [\d.,]+ tokens/s after [\d.]+ s")
     terminal.wait_for("> ")
     assert terminal.leave("/exit\n") == 0
 

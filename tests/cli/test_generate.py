@@ -85,7 +85,7 @@ def test_the_best_of_a_beam_search_is_shown(engine: SharedEngine) -> None:
     options = ("generate", "Once upon a time", "--max-new-tokens", "12", "--num-beams", "4")
     best = done(engine.run(*options))
     assert best == done(engine.run(*options, "--seed", "3"))
-    drawn = ("--beam-search-type", "stochastic", "--seed", "1")
+    drawn = ("--beam-search-type", "stochastic", "--seed", "2")
     assert done(engine.run(*options, *drawn)) not in ("\n", best)
 
 

@@ -266,7 +266,6 @@ def _given(call: Any) -> dict[str, Any]:
         ([{"role": "user", "content": "Hi", "mood": 1}], {}, r"messages\[0\].mood"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], {}, "not supported"),
         (QUESTION, {"tool_choice": "required"}, "tool_choice"),
-        (QUESTION, {"separate_reasoning": True}, "separate_reasoning"),
         (QUESTION, {"continue_final_message": True, "add_generation_prompt": True}, "exclude each other"),
         (QUESTION, {"chat_template_kwargs": 5}, "chat_template_kwargs"),
     ],
@@ -274,6 +273,17 @@ def _given(call: Any) -> dict[str, Any]:
 def test_conversations_that_cannot_be_are_refused(llm: LLM, messages: Any, options: Any, words: str) -> None:
     with pytest.raises(BadRequest, match=words):
         llm.chat(messages, **options)
+
+
+def test_reasoning_is_switched_on_and_set_apart(llm: LLM) -> None:
+    """The embedded model works a sum out, where it is told to, before the answer."""
+    question = [{"role": "user", "content": "What is 47 + 38?"}]
+    switched_on = {"chat_template_kwargs": {"enable_thinking": True}, "separate_reasoning": True}
+    greedy = SamplingParams(temperature=0)
+    (thought,) = llm.chat(question, greedy, **switched_on)
+    assert "Tens: 40 + 30 = 70." in (thought.outputs[0].reasoning or "")
+    assert thought.text == "47 + 38 = 85"
+    assert llm.chat(question, greedy)[0].text == "47 + 38 = 85"
 
 
 def test_options_that_a_chat_has_not_are_errors(llm: LLM) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dragoman.core.errors import ModelError
 from dragoman.models.description import ModelDescription
-from dragoman.models.five_bits import BLOCK as FIVE_BITS_BLOCK
 from dragoman.models.layout import packed_bytes, plan_layout
 from dragoman.models.parameter import Parameter
 from dragoman.models.settings import ModelSettings
-from dragoman.models.tensors import Format
+from dragoman.models.tensors import BLOCK_SIZES, Format
 
 LEAST_CALIBRATION_TOKENS = 512
 FINER_SHARE = 0.05
@@ -36,7 +35,7 @@ def calibrated_formats(description: ModelDescription, settings: ModelSettings) -
         if entry.parameter.module not in _FINER_MODULES or entry.form is None or entry.form.precision != "iq4_nl":
             continue
         outputs, inputs = entry.parameter.shape
-        finer = Format("int8", wide=True) if inputs % FIVE_BITS_BLOCK else Format("q5_k")
+        finer = Format("int8", wide=True) if inputs % BLOCK_SIZES["q5_k"][0] else Format("q5_k")
         added = packed_bytes(outputs, inputs, finer) - entry.nbytes
         if added < left:
             left -= added
