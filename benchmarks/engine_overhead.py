@@ -116,7 +116,8 @@ def measure(rows: int, vocab_size: int, steps: int, kind: str) -> dict[str, floa
     watch = Stopwatch()
     runner.run = watch.around("run", runner.run)  # type: ignore[method-assign]
     engine.scheduler.schedule = watch.around("schedule", engine.scheduler.schedule)  # type: ignore[method-assign]
-    engine._sampler.sample = watch.around("sample", engine._sampler.sample)  # type: ignore[method-assign]
+    sampler = engine.postprocessor._sampler
+    sampler.sample = watch.around("sample", sampler.sample)  # type: ignore[method-assign]
     build_batch = batch_module.build_batch
     setattr(engine_module, "build_batch", watch.around("batch", build_batch))  # noqa: B010
     parts: dict[str, list[float]] = {}
