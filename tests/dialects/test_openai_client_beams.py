@@ -122,5 +122,6 @@ def test_best_of_is_the_width_or_refused(client: openai.OpenAI) -> None:
 
 
 def test_a_search_under_a_schema(client: openai.OpenAI) -> None:
-    fields = {"num_beams": 4, "guided_choice": ["left", "right"], "ignore_eos": False}
-    assert set(texts(chat(client, n=2, extra_body=fields, max_tokens=12))) == {"left", "right"}
+    """One text may be several hypotheses, of other tokens."""
+    fields = {"num_beams": 16, "guided_choice": ["left", "right"], "ignore_eos": False}
+    assert set(texts(chat(client, n=16, extra_body=fields, max_tokens=12))) == {"left", "right"}

@@ -218,7 +218,8 @@ def test_pipelined_requests_are_answered_in_order(server: RunningServer) -> None
     first, second = request_of({**BODY, "seed": 5}, close=False), request_of({**BODY, "seed": 6})
     answer = ask(server, first + second)
     one, two = (ask(server, request_of({**BODY, "seed": seed})) for seed in (5, 6))
-    places = [answer.index(json_of(each)["choices"][0]["text"].encode()) for each in (one, two)]
+    texts = [json.dumps(json_of(each)["choices"][0]["text"], ensure_ascii=False).encode() for each in (one, two)]
+    places = [answer.index(text) for text in texts]
     assert places == sorted(places)
 
 

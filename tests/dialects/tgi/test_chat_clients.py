@@ -110,12 +110,14 @@ def test_openai_tools(client: openai.OpenAI) -> None:
 
 def test_openai_auto(client: openai.OpenAI) -> None:
     outcomes = set()
-    for seed in range(12):
+    for seed in range(100):
         choice = chat(client, tools=TOOLS, seed=seed, temperature=1.5, max_tokens=200).choices[0]
         for call in choice.message.tool_calls or ():
             check_call(call.function)
         assert bool(choice.message.tool_calls) != bool(choice.message.content)
         outcomes.add(bool(choice.message.tool_calls))
+        if seed >= 12 and len(outcomes) == 2:
+            break
     assert outcomes == {True, False}, "some call, and some decline"
 
 
