@@ -116,7 +116,7 @@ BROKEN: dict[str, tuple[int, Any, str, Any, str]] = {
     "the ledger loses a request": (0, Ledger, "_write", lambda self: self._pending.clear(), "the ledger has"),
     "changed keys are not read": (18, Keyring, "reload_if_changed", lambda self: None, "are not in force"),
     "keys do not expire": (158, Keyring, "_check_expiry", lambda self, key: None, "was let in"),
-    "a WebSocket keeps a scope that its key has lost": (424, Keyring, "renewed", _without_scope, "goes on without"),
+    "a WebSocket keeps a scope that its key has lost": (861, Keyring, "renewed", _without_scope, "goes on without"),
     "service is not divided by weight": (39, Share, "charge", _without_weight, "by weight and charged"),
     "who comes back keeps its credit": (39, FairQueue, "_lift", lambda self, share: None, "comes back with"),
     "callers are served as they come": (79, Share, "rank", property(_of_arrival), "ahead of"),
