@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -49,7 +50,7 @@ def test_an_answer_is_forked_at_a_token(playground: Playground) -> None:
     tokens = playground.tokens()
     entries = as_sent(playground, 1)
     assert tokens.count() == len(entries) == 20
-    likely = [entry["logprob"] > -0.1 for entry in entries]
+    likely = [math.exp(entry["logprob"]) >= 0.9 for entry in entries]
     shown = ["p4" in (each.get_attribute("class") or "") for each in tokens.all()]
     assert shown == likely, "the colour is the probability's"
     tokens.nth(6).hover()
