@@ -12,9 +12,12 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+import torch
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
+
+from training.model import Llama
 
 VOCABULARY_SIZE = 4096
 SPACED_WORDS = 1000  # entries that are a word with the space before it
@@ -81,6 +84,21 @@ def _common_words(parts: list[str], pieces: Tokenizer) -> list[str]:
             whole[word] += count
     common = [word for word, count in whole.most_common() if count >= WHOLE_SHARE * first[word]]
     return common[:SPACED_WORDS]
+
+
+@torch.no_grad()
+def carry_embeddings(model: Llama, old: Tokenizer, new: Tokenizer) -> None:
+    """Give a model another tokenizer: its embeddings [tokens, width] are the output's too.
+
+    Each new token gets the row of the old token of the same text. A word without its space also has a part in the row
+    of the word with it, where most of its old text stood. A token that the old tokenizer lacks has the mean of the
+    tokens it was cut into."""
+    rows = model.model.embed_tokens.weight
+    before, text_of = rows.clone(), decoders.ByteLevel()
+    for token, place in new.get_vocab().items():
+        spaced = old.token_to_id(SPACE + token) if token[0].isalpha() else None
+        found = [row for row in (old.token_to_id(token), spaced) if row is not None]
+        rows[place] = before[found or old.encode(text_of.decode([token]), add_special_tokens=False).ids].mean(0)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

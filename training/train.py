@@ -20,10 +20,9 @@ from training.loss import as_tensors, held_out_loss, weighted_loss
 from training.model import Llama, ModelConfig
 from training.optimizer import Together, optimizer_of
 from training.prose import encode_prose, read_books, split_books
-from training.retokenize import carry_embeddings
 from training.rows import RowMaker
 from training.schedule import Deadline, TokenBudget, learning_rate, row_length
-from training.tokenizer import load_tokenizer, train_tokenizer
+from training.tokenizer import carry_embeddings, load_tokenizer, train_tokenizer
 
 CPU_STEP = 2048
 GPU_STEP = 131_072

@@ -18,10 +18,9 @@ from training.feeder import Feeder
 from training.model import Llama, ModelConfig
 from training.optimizer import optimizer_of, orthogonal
 from training.prose import encode_prose, read_books, split_books
-from training.retokenize import carry_embeddings
 from training.rows import RowMaker
 from training.schedule import TokenBudget, learning_rate
-from training.tokenizer import SPACE, load_tokenizer, train_tokenizer
+from training.tokenizer import SPACE, carry_embeddings, load_tokenizer, train_tokenizer
 from training.train import Run, train
 
 TOKENIZER = Path(__file__).parents[2] / "builtin" / "tokenizer.json"

@@ -96,12 +96,14 @@ def draw_conversation(rng: Random, *, held_out: bool = False) -> Conversation:
     if drawn.thinks or rng.random() > THOUGHT_SHARE:
         return drawn
     answers = [place for place, message in enumerate(drawn.messages) if message["role"] == "assistant"]
-    last = rng.choice(answers)
-    if last != answers[-1]:  # an earlier answer, of which the task is not known, is a call or a refusal, or left alone
-        message = drawn.messages[last]
-        if not (message.get("tool_calls") or message["content"] in invented_tools.REFUSALS):
-            last = answers[-1]
+    # Of earlier answers the task is not known, unless they are calls or refusals.
+    known = [place for place in answers if place == answers[-1] or _is_about_tools(drawn.messages[place])]
+    last = rng.choice(known)
     return thinking.thought_about(replace(drawn, messages=drawn.messages[: last + 1]))
+
+
+def _is_about_tools(answer: Message) -> bool:
+    return bool(answer.get("tool_calls")) or answer["content"] in invented_tools.REFUSALS
 
 
 def _draw_conversation(rng: Random, *, held_out: bool) -> Conversation:
