@@ -5,18 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
 
 BUILTIN = Path(__file__).parents[2] / "builtin"
-TEMPLATE = Path(__file__).with_name("plain_chat.jinja")
+SWITCHED = re.compile(r"\{%- if enable_thinking.*?\{%- endif -%\}", re.DOTALL)
 MARKS = {"<think>": "<|unused_1|>", "</think>": "<|unused_2|>"}
 
 
 def plain_folder() -> Path:
     """A folder of its own for each version of the embedded model, which all processes of a user share."""
     tokenizer, config = ((BUILTIN / name).read_text("utf-8") for name in ("tokenizer.json", "tokenizer_config.json"))
-    template = TEMPLATE.read_text("utf-8").removesuffix("\n")
+    template = SWITCHED.sub("", json.loads(config)["chat_template"])
+    assert "think" not in template
     digest = hashlib.sha256("\0".join([str(BUILTIN), tokenizer, config, template]).encode()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"dragoman-tests-{os.getuid()}" / digest
     if folder.exists():
