@@ -82,7 +82,7 @@ def test_plan_says_memory_context_and_speed() -> None:
     [found] = plans_of(describe(None), ModelSettings(precision="int8", kv_precision="int4"))
     for words in (console.size(found.weight_bytes), "2,048 tokens", "tokens/s", "GB/s", "int8"):
         assert words in said
-    (own,) = (line for line in said.splitlines() if "of the blocks being written" in line)
+    (own,) = (line for line in said.splitlines() if "of own blocks" in line)
     assert console.size(found.groups[1].nbytes) in own
 
 

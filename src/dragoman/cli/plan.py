@@ -135,7 +135,7 @@ def _group_rows(plans: list[MemoryPlan]) -> dict[str, list[str]]:
         rows[name] = ["-" if group is None else console.size(group.nbytes) for group in groups]
     own = [sum(group.nbytes for group in found.groups if group.own) for found in plans]
     if any(own):
-        rows["  of the blocks being written"] = [console.size(nbytes) for nbytes in own]
+        rows["  of own blocks"] = [console.size(nbytes) for nbytes in own]
     return rows
 
 

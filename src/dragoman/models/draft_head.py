@@ -78,8 +78,8 @@ def head_checkpoint(files: TensorFiles, spec: DecoderSpec, name: str) -> Checkpo
 def _renamed(files: TensorFiles, family: Family, layers: int) -> dict[str, Tensor]:
     """Return the tensors of the head under the names of a decoder of one layer."""
     names, stored_tensors = family.head, files.tensors
-    if files.further is not None:
-        names, stored_tensors = MTP_AFTER_LAYERS, files.further()
+    if files.mtp_layer is not None:
+        names, stored_tensors = MTP_AFTER_LAYERS, files.mtp_layer()
     assert names is not None
     singles = {
         names.joined: "hidden_in",

@@ -295,15 +295,15 @@ class TensorFiles:
         files: each with its header, used to tell files apart.
         where: names the files in errors.
         upright: all matrices are ``[outputs, inputs]``, even where the family's own checkpoints are transposed.
-        further: returns the tensors of a layer after the decoder's that guesses one token more, where the format keeps
-            it apart: under the names that DeepSeek V3's checkpoints have.
+        mtp_layer: returns the tensors of the layer that guesses one token more (multi-token prediction), where the
+            format keeps them apart: under the names that DeepSeek V3's checkpoints have.
     """
 
     tensors: Mapping[str, Tensor]
     files: Mapping[Path, bytes]
     where: str
     upright: bool = False
-    further: Callable[[], Mapping[str, Tensor]] | None = None
+    mtp_layer: Callable[[], Mapping[str, Tensor]] | None = None
 
 
 def to_float32(values: NDArray[Any]) -> NDArray[np.float32]:

@@ -42,7 +42,7 @@ from dragoman.models.tensors import Tensor, TensorFiles
 _FORMAT = 4  # of the folders: changes when other content is generated from the same metadata
 _MOST_FOLDERS = 64
 _MATRICES_OF_HEADS = (".k_b_proj.weight", ".v_b_proj.weight")
-_FURTHER = {"eh_proj": "eh_proj", "enorm": "enorm", "hnorm": "hnorm", "shared_head_norm": "shared_head.norm"}
+_MTP_NAMES = {"eh_proj": "eh_proj", "enorm": "enorm", "hnorm": "hnorm", "shared_head_norm": "shared_head.norm"}
 _ABANDONED_AFTER_S = 3600.0
 
 
@@ -122,11 +122,11 @@ def tensor_files(model: GgufModel) -> TensorFiles:
         tensors |= projector_tensors(model.projector, _whole_config(model, config)[0])
         raw[model.projector.file.path] = model.projector.file.raw
     where = str(model.first.path) if len(model.files) == 1 else f"{model.first.path} and {len(model.files) - 1} more"
-    further = partial(_further_layer, model, architecture, config, drafts[0]) if drafts else None
-    return TensorFiles(tensors, raw, where, upright=True, further=further)
+    mtp_layer = partial(_mtp_layer, model, architecture, config, drafts[0]) if drafts else None
+    return TensorFiles(tensors, raw, where, upright=True, mtp_layer=mtp_layer)
 
 
-def _further_layer(model: GgufModel, architecture: Architecture, config: Config, block: str) -> dict[str, Tensor]:
+def _mtp_layer(model: GgufModel, architecture: Architecture, config: Config, block: str) -> dict[str, Tensor]:
     """Return the tensors of a block that guesses one token more. What it has besides, tables of embeddings and of
     tokens, repeats the model's own.
 
@@ -138,7 +138,7 @@ def _further_layer(model: GgufModel, architecture: Architecture, config: Config,
             continue
         module, _, kind = name.removeprefix(block).removeprefix("nextn.").rpartition(".")
         if name.startswith(f"{block}nextn."):
-            own = f"model.layers.{block.split('.')[1]}.{_FURTHER[module]}.{kind}" if module in _FURTHER else None
+            own = f"model.layers.{block.split('.')[1]}.{_MTP_NAMES[module]}.{kind}" if module in _MTP_NAMES else None
         else:
             own = family_name(architecture, name)
         for each in () if own is None else _split_stack(replace(tensor, name=own)):
