@@ -15,31 +15,24 @@ from dragoman.core.caller import current_caller, is_deferrable
 from dragoman.core.catalog import listed, without_tag
 from dragoman.core.constraint import opened
 from dragoman.core.errors import (
-    SHUTTING_DOWN,
     AdapterNotFound,
     BadRequest,
     Conflict,
-    GenerationCancelled,
     ModelNotFound,
     Overloaded,
-    ShuttingDown,
     UnsupportedOperation,
 )
 from dragoman.core.events import (
-    FinishReason,
     GenerationDone,
     GenerationEvent,
     GenerationResult,
-    ProgressEvent,
-    PromptEvent,
     PromptToken,
     Timings,
-    TokenEvent,
 )
 from dragoman.core.explanation import EngineExplanation, Explanation
 from dragoman.core.images import ImageInput, ImageTiles
 from dragoman.core.observer import Observers, current_request
-from dragoman.core.progress import ProgressReport, current_progress
+from dragoman.core.progress import current_progress
 from dragoman.core.request import ChatPrompt, EngineRequest, GenerationRequest, Prompt
 from dragoman.core.sampling import LogprobParams
 from dragoman.core.serving import ModelCard
@@ -51,7 +44,6 @@ from dragoman.serving.catalog import FixedCatalog
 from dragoman.serving.checks import check_beams, check_images, check_streamed
 from dragoman.serving.collect import best, collect
 from dragoman.serving.constraints import ConstraintReader
-from dragoman.serving.deadline import Deadline
 from dragoman.serving.engine_request import (
     engine_request,
     for_encoder,
@@ -65,7 +57,7 @@ from dragoman.serving.image_prompts import ImageTiler, ReadPrompt, read_with_ima
 from dragoman.serving.image_reader import ImageReader, request_of_images, without_images, without_sources
 from dragoman.serving.journaled import Events, JournaledEngine
 from dragoman.serving.model import ServedModel
-from dragoman.serving.output_processor import make_output_processors, prompt_ready, usage_of
+from dragoman.serving.output_processor import OutputProcessor, make_output_processors, usage_of
 from dragoman.serving.pooled_prompts import read_pooled
 from dragoman.serving.prompts import BadWordsReader, PromptReader
 from dragoman.serving.reasoning import constraint_of, reasoning_limit, stop_matcher
@@ -73,6 +65,7 @@ from dragoman.serving.recorder import Recorder
 from dragoman.serving.replay import TOP, Replayer
 from dragoman.serving.response_store import SqliteResponseStore
 from dragoman.serving.resume_store import SqliteResumeStore
+from dragoman.serving.running_generation import RunningGeneration, TimeLimits
 from dragoman.serving.settings import WorkSettings
 from dragoman.serving.worker_pool import WorkerPools
 
@@ -83,8 +76,6 @@ SAMPLING = "x-dragoman-sampling"
 """The header of an answer that names the sampling parameters which the request left open, and their values."""
 
 NOT_RECORDED = Recorder()
-
-_OF_PROMPT = (PromptEvent, ProgressEvent)
 
 CheckPrompt = Callable[[int], None]
 """Called with the number of a prompt's tokens before it is handed to the engine. Raises BadRequest or RateLimited where
@@ -298,33 +289,15 @@ class EngineServing:
         stats = GenerationStats(self._observers, without_images(request), count)
         request, adapter = self._with_adapter(request)
         check_beams(request)
-        request = with_forced_length(request)
         caller = current_caller.get()
-        request = with_priority(request, caller)
-        admission, limit_s, most_queue_s = self.admission, self._limit(request), self._queue_s
-        if is_deferrable.get():
-            # It waits for as long as there is other work: the server's limits of time are not about it.
-            admission, limit_s, most_queue_s = admission.deferrable, request.timeout_s, None
-        queue_s = min((limit for limit in (limit_s, most_queue_s) if limit is not None), default=None)
-        with admission.enter(caller, request_id=request.request_id, sequences=count, limit_s=queue_s) as place:
+        request = with_priority(with_forced_length(request), caller)
+        admission, limits = self._admitted_by(request)
+        with admission.enter(caller, request_id=request.request_id, sequences=count, limit_s=limits.shorter_s) as place:
             request, prompt, submitted = await self._prepare(request, count, logprobs)
-            output_processors = make_output_processors(
-                self._model,
-                count,
-                submitted.prompt,
-                request.ending,
-                request.shown_tokens,
-                resumable=request.resumable,
-                own_matcher=partial(stop_matcher, self._model, request, submitted.prompt),
-            )
-            earlier_text = ""
-            if request.resumed is not None:
-                resume = partial(output_processors[0].resume, request.resumed.output)
-                earlier_text = await self._pools.text.run(resume)
+            output_processors, earlier_text = await self._output_processors(request, submitted, count)
             self._check_prompt(submitted.prompt_tokens)  # again: the caller's other requests ran meanwhile
             if (journaled := self.journaled.begin(submitted, adapter)) is not None:
                 submitted = journaled.request
-            cached_tokens, running = 0, count
             cancel = partial(self._engine.cancel, submitted.request_id)
             images = sum(image.tiles.service for image in submitted.images)
             place.submit(submitted.prompt_tokens + images, submitted.max_tokens, cancel)
@@ -340,70 +313,66 @@ class EngineServing:
                 events = self.journaled.submit(submitted, journaled)
             except Overloaded as refusal:
                 raise admission.turned_away(place, refusal) from None
-            deadline = Deadline(arrived, limit_s, cancel)
-            waiting = Deadline(arrived, most_queue_s, cancel)
+            generation = RunningGeneration(
+                self._model,
+                request,
+                submitted,
+                output_processors,
+                adapter=adapter,
+                earlier_text=earlier_text,
+                place=place,
+                admission=admission,
+                stats=stats,
+                recording=recording,
+                report=report,
+                arrived=arrived,
+                limits=limits,
+                cancel=cancel,
+            )
             try:
                 stats.submit(submitted, request.adapter or self._model.card.name, cancel, handed_over)
                 async for event in events:
-                    if isinstance(event, _OF_PROMPT):
-                        if isinstance(event, ProgressEvent):
-                            _tell(report, event)
-                            continue
-                        if report is not None:
-                            report.end()
-                        place.run()
-                        waiting.lift()
-                        cached_tokens = event.cached_tokens
-                        stats.prompt(cached_tokens, event.queue_s)
-                        yield prompt_ready(self._model, request, submitted, event, earlier_text, adapter)
-                        continue
-                    output_processor = output_processors[event.sequence]
-                    if output_processor.finish is not None:
-                        # A stop string ended it here; the engine did not know yet.
-                        continue
-                    if isinstance(event, TokenEvent):
-                        stats.token(event.sequence)
-                        if recording is not None:
-                            event = recording.note(event)
-                        delta = output_processor.push(event)
-                        if request.resumable:
-                            ids = (event.token_id,)
-                            delta = msgspec.structs.replace(delta, token_ids=ids, mirostat=event.mirostat)
-                        if event.score is not None:
-                            delta = msgspec.structs.replace(delta, score=event.score)
-                    else:
-                        if event.message == SHUTTING_DOWN:
-                            raise ShuttingDown
-                        if place.waits:
-                            place.check()
-                            if waiting.has_passed and not deadline.has_passed:
-                                raise admission.late(place, f"waited {most_queue_s:g} s for its first token")
-                            if event.finish is FinishReason.CANCELLED and not deadline.has_passed:
-                                raise GenerationCancelled("The generation was cancelled.")
-                            raise deadline.failure(event.message or "The generation was cancelled.")
-                        delta = output_processor.stop(deadline.reason(event.finish), deadline.words(event.message))
-                    if delta.finish is not None:
-                        stats.finish(delta.finish)
-                        if recording is not None:
-                            recording.finish(event.sequence, delta.finish)
-                        self.admission.rate.finish(output_processor.num_tokens)
-                        running -= 1
-                        if running and delta.finish is FinishReason.STOP_STRING:
-                            self._engine.cancel(submitted.request_id, event.sequence)
-                    yield delta
-                    if not running:
+                    shown = generation.read(event)
+                    if shown is not None:
+                        yield shown
+                    if not generation.running:
                         break
             finally:
-                deadline.lift()
-                waiting.lift()
+                generation.lift_limits()
                 await events.aclose()
                 seen = stats.leave()
                 if recording is not None:
                     recording.end()
             yield GenerationDone(
-                usage=usage_of(request, output_processors, tokens_before(request, prompt), cached_tokens),
+                usage=usage_of(request, output_processors, tokens_before(request, prompt), generation.cached_tokens),
                 timings=Timings(validation_s=seen.validation_s, queue_s=seen.queue_s, inference_s=seen.inference_s),
             )
+
+    def _admitted_by(self, request: GenerationRequest) -> tuple[Admission, TimeLimits]:
+        """Return what lets the request in, and how long it may take."""
+        if is_deferrable.get():
+            # It waits for as long as there is other work: the server's limits of time are not about it.
+            return self.admission.deferrable, TimeLimits(request.timeout_s, None)
+        limits = [limit for limit in (request.timeout_s, self._timeout_s) if limit is not None]
+        return self.admission, TimeLimits(min(limits, default=None), self._queue_s)
+
+    async def _output_processors(
+        self, request: GenerationRequest, submitted: EngineRequest, count: int
+    ) -> tuple[list[OutputProcessor], str]:
+        """Return what makes text of each sequence's tokens, and the text that a continued generation has already."""
+        output_processors = make_output_processors(
+            self._model,
+            count,
+            submitted.prompt,
+            request.ending,
+            request.shown_tokens,
+            resumable=request.resumable,
+            own_matcher=partial(stop_matcher, self._model, request, submitted.prompt),
+        )
+        if request.resumed is None:
+            return output_processors, ""
+        resume = partial(output_processors[0].resume, request.resumed.output)
+        return output_processors, await self._pools.text.run(resume)
 
     async def _prepare(self, request: GenerationRequest, count: int, logprobs: LogprobParams | None) -> _Prepared:
         """Return the request as it goes to the engine: everything that can be refused before that is."""
@@ -476,13 +445,3 @@ class EngineServing:
             return await read_with_images(self._model, self._prompts, request)
         prompt = await self._prompts.read(request.prompt)
         return ReadPrompt(prompt if request.truncate is None else prompt[-request.truncate :])
-
-    def _limit(self, request: GenerationRequest) -> float | None:
-        return min((limit for limit in (request.timeout_s, self._timeout_s) if limit is not None), default=None)
-
-
-def _tell(report: ProgressReport | None, event: ProgressEvent) -> None:
-    if report is not None and event.position:
-        report.queued(event.position)
-    elif report is not None:
-        report.prefill(event.done, event.total)
