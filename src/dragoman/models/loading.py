@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import structs
@@ -98,40 +99,9 @@ def load(
         read = _head_weights(opened, settings, weights) if eagle is None else _eagle(opened, settings, weights, eagle)
     spec = described.spec.served_within(planned.context_tokens)
     try:
-        kv = kernels.KVPool(
-            layers=len(spec.kept_layers),
-            blocks=[group.blocks for group in planned.groups if not group.own],
-            groups=_group_of_layers(planned.groups),
-            kv_heads=[spec.of_layer(layer).kv_heads for layer in spec.kept_layers],
-            head_dim=[spec.of_layer(layer).head_dim for layer in spec.kept_layers],
-            precision=planned.kv_precision,
-            latent=spec.latent.rank if spec.latent else 0,
-            own_blocks=sum(group.blocks for group in planned.groups if group.own),
-        )
+        kv = _kv_pool(spec, planned)
         states = kernels.StatePool(slots=planned.state_slots, floats=spec.state_parts) if spec.state_parts else None
-        head, hidden = None, None
-        limits = StepLimits(
-            planned.context_tokens, settings.max_tokens, settings.max_sequences, settings.max_logit_rows
-        )
-        if head_context is not None and read is not None:
-            within = min(head_context, planned.context_tokens)
-            program, hidden = build_program_for_head(
-                spec,
-                weights,
-                kv,
-                limits,
-                states,
-                eagle=(read.spec, read.weights) if isinstance(read.spec, EagleSpec) else None,
-            )
-            own = read.spec
-            if isinstance(own, HeadSpec):
-                own = head_spec(spec, feeds_normed=own.feeds_normed)
-            head = DraftHead(own, read.weights, settings, min(within, own.context), read.target_ids)
-        elif spec.causal:
-            program = build_program(spec, weights, kv, limits, states)
-        else:
-            limits = replace(limits, max_tokens=longest_step(planned.context_tokens, settings))
-            program = build_hidden_program(spec, weights, kv, limits)
+        decoder = _decoder(spec, weights, kv, states, planned, settings, read, head_context)
         encoder = None
         if spec.encoder is not None:
             encoder = build_encoder(
@@ -156,7 +126,7 @@ def load(
         card = structs.replace(card, packed_file=cache.checked)
     return Model(
         config=spec,
-        program=program,
+        program=decoder.program,
         weights=weights,
         kv=kv,
         states=states,
@@ -167,9 +137,59 @@ def load(
         pooling=pooling,
         tower=tower,
         image_writer=image_writer,
-        head=head,
-        hidden=hidden,
+        head=decoder.head,
+        hidden=decoder.hidden,
     )
+
+
+def _kv_pool(spec: DecoderSpec, planned: MemoryPlan) -> kernels.KVPool:
+    """Memory for the keys and values that were planned. Raises ValueError where the kernels have no such sizes."""
+    return kernels.KVPool(
+        layers=len(spec.kept_layers),
+        blocks=[group.blocks for group in planned.groups if not group.own],
+        groups=_group_of_layers(planned.groups),
+        kv_heads=[spec.of_layer(layer).kv_heads for layer in spec.kept_layers],
+        head_dim=[spec.of_layer(layer).head_dim for layer in spec.kept_layers],
+        precision=planned.kv_precision,
+        latent=spec.latent.rank if spec.latent else 0,
+        own_blocks=sum(group.blocks for group in planned.groups if group.own),
+    )
+
+
+class _Decoder(NamedTuple):
+    """The decoder's program; with a head, the head, and the buffer of the hidden states that it reads."""
+
+    program: kernels.Program
+    head: DraftHead | None = None
+    hidden: int | None = None
+
+
+def _decoder(
+    spec: DecoderSpec,
+    weights: Weights,
+    kv: kernels.KVPool,
+    states: kernels.StatePool | None,
+    planned: MemoryPlan,
+    settings: ModelSettings,
+    read: _Head | None,
+    head_context: int | None,
+) -> _Decoder:
+    """Record the decoder: with the head that was ``read``, whose sequences are as long as ``head_context``; for logits;
+    or for the hidden states alone, of a model that is not causal. Raises ValueError where the kernels have no such
+    sizes."""
+    limits = StepLimits(planned.context_tokens, settings.max_tokens, settings.max_sequences, settings.max_logit_rows)
+    if read is None or head_context is None:
+        if spec.causal:
+            return _Decoder(build_program(spec, weights, kv, limits, states))
+        limits = replace(limits, max_tokens=longest_step(planned.context_tokens, settings))
+        return _Decoder(build_hidden_program(spec, weights, kv, limits))
+    eagle = (read.spec, read.weights) if isinstance(read.spec, EagleSpec) else None
+    program, hidden = build_program_for_head(spec, weights, kv, limits, states, eagle=eagle)
+    own = read.spec
+    if isinstance(own, HeadSpec):
+        own = head_spec(spec, feeds_normed=own.feeds_normed)
+    context = min(head_context, planned.context_tokens, own.context)
+    return _Decoder(program, DraftHead(own, read.weights, settings, context, read.target_ids), hidden)
 
 
 @dataclass(frozen=True, slots=True)
