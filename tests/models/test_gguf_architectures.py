@@ -331,6 +331,7 @@ def test_logits_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
 def test_every_architecture_has_a_case() -> None:
     elsewhere = {"llama", "qwen2", "qwen3", "gpt2"}  # test_gguf_models.py
     elsewhere |= {"t5"}  # test_gguf_t5.py
+    elsewhere |= {"eagle3"}  # test_gguf_eagle.py
     elsewhere |= {"gemma-embedding", "bert", "nomic-bert", "nomic-bert-moe", "modern-bert"}  # test_gguf_encoders.py
     others = (LLAMA_VARIANTS, QWEN_HYBRIDS, MAMBA_HYBRIDS, MIXTURES, LATENT, RECURRENT)
     assert {case.arch for case in CASES.values()}.union(elsewhere, {"kimi-linear"}, *others) == set(ARCHITECTURES)

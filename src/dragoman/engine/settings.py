@@ -43,7 +43,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
         draft_heads: have the layer that guesses one token more (MTP), which checkpoints of Qwen3-Next, Qwen 3.5,
             DeepSeek V3 and GLM-4 have, guess what no other source does. No token changes.
         draft_eagle: an EAGLE-3 head, trained for the model and stored apart from it, that guesses what no other source
-            does: a folder or a hub id. No token changes.
+            does: a folder, a GGUF file or a hub id. No token changes.
         draft_context: tokens of the longest sequences that it drafts for; by default max_context, or 8192. It keeps
             keys and values, in int8, of twice as many.
     """

@@ -62,7 +62,8 @@ _REFUSED: dict[str, tuple[object, ...]] = REFUSED | {
 
 
 class EagleChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """An EAGLE-3 head that is to draft: a folder or a hub id, and the precision of its weights; auto: the model's."""
+    """An EAGLE-3 head that is to draft: a folder, a GGUF file or a hub id, and the precision of its weights; auto: the
+    model's."""
 
     source: str
     precision: RequestedPrecision = "auto"
@@ -71,12 +72,9 @@ class EagleChoice(msgspec.Struct, frozen=True, kw_only=True):
 def find_eagle(choice: EagleChoice, token: str | None = None, watcher: DownloadWatcher | None = None) -> Source:
     """Return the files that describe a head. Raises ModelError, which names the option, where there are none."""
     try:
-        source = find_source(choice.source, token=token, mmproj="none", watcher=watcher)
+        return find_source(choice.source, token=token, mmproj="none", watcher=watcher)
     except ModelError as error:
         raise ModelError(f"{OPTION} {choice.source}: {error.message}") from None
-    if source.gguf:
-        raise ModelError(f"{OPTION} {source.name}: EAGLE-3 heads in GGUF are not read; name a folder or a hub id")
-    return source
 
 
 def describe_eagle(source: Source, target: DecoderSpec, target_name: str) -> EagleSpec:
@@ -89,7 +87,7 @@ def describe_eagle(source: Source, target: DecoderSpec, target_name: str) -> Eag
         spec = read_eagle(read_json(source.folder / "config.json"), target, target_name)
         if find_scheme(source.folder, read_json(source.folder / "config.json")) is not None:
             raise ModelError("quantized weights of heads are not read")
-        if source.repository is None or source.weight_files:
+        if source.repository is None or source.weight_files or source.gguf:
             files = open_files(source if source.weight_files else find_weights(source))
             return replace(spec, own_embedding=_has_embedding(files))
         return replace(spec, own_embedding=True)
@@ -194,12 +192,14 @@ def _aux_layers(config: Config, target: DecoderSpec, name: str) -> tuple[int, ..
     """Return after how many layers the model is read, for each auxiliary hidden state.
 
     Configs count in two ways: most the layers that come before, some, whose first number is 1, the last of these from
-    0 on. The first layer alone is never read, so the first number tells.
+    0 on. The first layer alone is never read, so the first number tells. GGUF files count in the first way.
     """
     key, block = "eagle_aux_hidden_state_layer_ids", Config(config.block("eagle_config"), "config.json: eagle_config")
     if not block.flag("use_aux_hidden_state", True):
         raise ModelError("config.json: use_aux_hidden_state false is not supported: EAGLE-3 heads read three layers")
-    ids = config.value(key, block.value(key))
+    ids, before = config.value(key, block.value(key)), config.value("layers_before_states")
+    if before is not None:
+        key, ids = "layers_before_states", before
     if ids is None:
         found = (2, target.layers // 2, target.layers - 3)
         if sorted(found) != list(found):
@@ -208,7 +208,7 @@ def _aux_layers(config: Config, target: DecoderSpec, name: str) -> tuple[int, ..
     is_listed = isinstance(ids, list) and len(ids) == STATES
     if not is_listed or not all(isinstance(each, int) and not isinstance(each, bool) for each in ids):
         raise ModelError(f"config.json: {key} must be {STATES} numbers of layers, got {str(ids)[:80]}")
-    found = tuple(each + (ids[0] == 1) for each in ids)
+    found = tuple(each + (ids[0] == 1 and before is None) for each in ids)
     if sorted(found) != list(found) or found[0] < 1 or found[-1] > target.layers:
         raise ModelError(
             f"config.json: {key} must be in ascending order, and within the {target.layers} layers of {name}, got {ids}"
@@ -225,17 +225,26 @@ def _flag(config: Config, key: str) -> bool:
 def _target_ids(
     spec: EagleSpec, files: TensorFiles, offsets: Tensor | None, mask: Tensor | None
 ) -> NDArray[np.int32] | None:
-    """Return the model's token for each token of a head, by the offsets that it stores."""
-    own = np.arange(spec.vocab_size, dtype=np.int64)
-    if offsets is None:
-        if spec.vocab_size != spec.target_vocab:
-            raise ModelError(f"{files.where}: tensor d2t is missing, the model's token for each of the head's")
+    """Return the model's token for each token of a head, by the offsets that it stores, or as a GGUF file says."""
+    if files.target_ids is not None:
+        ids = files.target_ids()
+        if ids.shape != (spec.vocab_size,):
+            raise ModelError(
+                f"{files.where}: tensor d2t: its shape is {list(ids.shape)}, where the output table has "
+                f"{spec.vocab_size} rows"
+            )
+    elif offsets is not None:
+        ids = np.arange(spec.vocab_size, dtype=np.int64) + _integers(offsets, spec.vocab_size)
+    elif spec.vocab_size != spec.target_vocab:
+        raise ModelError(f"{files.where}: tensor d2t is missing, the model's token for each of the head's")
+    else:
         return None
-    ids = own + _integers(offsets, spec.vocab_size)
     if (beyond := ids[(ids < 0) | (ids >= spec.target_vocab)]).size:
-        raise offsets.fail(f"names token {beyond[0]}, beyond the model's vocabulary of {spec.target_vocab}")
+        raise ModelError(
+            f"{files.where}: tensor d2t: names token {beyond[0]}, beyond the model's vocabulary of {spec.target_vocab}"
+        )
     if len(np.unique(ids)) != len(ids):
-        raise offsets.fail("names a token of the model twice")
+        raise ModelError(f"{files.where}: tensor d2t: names a token of the model twice")
     if mask is not None and not np.array_equal(np.flatnonzero(_integers(mask, spec.target_vocab)), np.sort(ids)):
         raise mask.fail("marks other tokens than d2t names")
     return ids.astype(np.int32)

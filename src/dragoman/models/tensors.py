@@ -297,6 +297,8 @@ class TensorFiles:
         upright: all matrices are ``[outputs, inputs]``, even where the family's own checkpoints are transposed.
         mtp_layer: returns the tensors of the layer that guesses one token more (multi-token prediction), where the
             format keeps them apart: under the names that DeepSeek V3's checkpoints have.
+        target_ids: returns the model's token for each of an EAGLE-3 head's, where the format has these themselves and
+            not their offsets.
     """
 
     tensors: Mapping[str, Tensor]
@@ -304,6 +306,7 @@ class TensorFiles:
     where: str
     upright: bool = False
     mtp_layer: Callable[[], Mapping[str, Tensor]] | None = None
+    target_ids: Callable[[], NDArray[np.int64]] | None = None
 
 
 def to_float32(values: NDArray[Any]) -> NDArray[np.float32]:

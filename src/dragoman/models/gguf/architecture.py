@@ -98,6 +98,7 @@ class Architecture:
         score_scaling: with YaRN, how scores are scaled, in the terms of the family's config.
         described: tensors that belong to the config, not to the checkpoint.
         repeated: tensors with nothing that others do not have.
+        is_head: it drafts for a model, whose tokens it has, and whose table of embeddings it may lack.
         numbers: tensors of one number that are arrays in the metadata, one number for each layer: their names, and the
             keys without a prefix.
     """
@@ -114,6 +115,7 @@ class Architecture:
     score_scaling: ScoreScaling = no_score_scaling
     described: frozenset[str] = frozenset({"rope_freqs.weight"})
     repeated: frozenset[str] = frozenset()
+    is_head: bool = False
     numbers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -121,12 +123,10 @@ def read_config(architecture: Architecture, file: GgufFile, tensors: Tensors) ->
     """Return the ``config.json`` of a file's model. Raises ModelError naming a key with a wrong value or an unknown
     one."""
     keys = Metadata(file, f"{Metadata(file).text('general.architecture')}.")
-    if "token_embd.weight" not in tensors or len(tensors["token_embd.weight"].shape) != 2:
-        raise ModelError(f"{file.path}: tensor token_embd.weight is missing or not a matrix")
     config: Config = {
         "architectures": [architecture.name],
         "model_type": architecture.model_type,
-        "vocab_size": tensors["token_embd.weight"].shape[0],
+        "vocab_size": _vocab_size(architecture, keys, tensors),
         "tie_word_embeddings": "output.weight" not in tensors,
     }
     for theirs, ours in architecture.sizes.items():
@@ -144,6 +144,15 @@ def read_config(architecture: Architecture, file: GgufFile, tensors: Tensors) ->
         keys.has(key)
     keys.refuse_others()
     return config
+
+
+def _vocab_size(architecture: Architecture, keys: Metadata, tensors: Tensors) -> int:
+    table = tensors.get("token_embd.weight")
+    if table is None and architecture.is_head:
+        return keys.size("vocab_size")
+    if table is None or len(table.shape) != 2:
+        raise ModelError(f"{keys.file.path}: tensor token_embd.weight is missing or not a matrix")
+    return table.shape[0]
 
 
 def draft_blocks(file: GgufFile) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from dragoman.models.gguf.architecture import (
     rms,
     whole_score_scaling,
 )
+from dragoman.models.gguf.eagle import EAGLE
 from dragoman.models.gguf.encoders import ENCODERS
 from dragoman.models.gguf.file import GgufFile
 from dragoman.models.gguf.kimi_linear import KIMI_LINEAR
@@ -471,4 +472,5 @@ ARCHITECTURES: dict[str, Architecture] = {
     **LATENT,
     "t5": T5,
     "kimi-linear": KIMI_LINEAR,
+    "eagle3": EAGLE,
 }

@@ -55,6 +55,9 @@ BLOCK_TYPES: dict[int, BlockType] = {
     39: BlockType("MXFP4", 32, 17, Format("mxfp4")),
 }
 
+INTEGERS, INTEGERS_NAME = 27, "d2t"
+"""The type of integers, and the one tensor that has it: the model's token for each of an EAGLE-3 head's."""
+
 # Other known types, which are refused by name.
 _OTHER_NAMES = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dragoman.core.errors import ModelError
 from dragoman.core.lfs_pointer import HEAD_BYTES, lfs_pointer_problem
-from dragoman.models.gguf.block_types import BLOCK_TYPES, type_name
+from dragoman.models.gguf.block_types import BLOCK_TYPES, INTEGERS, INTEGERS_NAME, BlockType, type_name
 from dragoman.models.gguf.parts import MAGIC
 
 Value = int | float | bool | str | NDArray[Any] | list[Any]
@@ -191,10 +191,13 @@ class _Reader:
         kind, offset = self._number("<I"), self._number("<Q")
         if not all(1 <= size <= _LARGEST_DIMENSION for size in sizes) or math.prod(sizes) > 1 << 48:
             self._fail(f"tensor {name}: its shape {sizes[::-1]} is not possible")
-        if kind not in BLOCK_TYPES:
+        if kind == INTEGERS and name == INTEGERS_NAME:
+            block = BlockType(type_name(kind), 1, 8)
+        elif kind not in BLOCK_TYPES:
             known = ", ".join(block.name for block in BLOCK_TYPES.values())
             self._fail(f"tensor {name}: its type {type_name(kind)} is not supported; known: {known}")
-        block = BLOCK_TYPES[kind]
+        else:
+            block = BLOCK_TYPES[kind]
         if sizes[0] % block.values:
             self._fail(
                 f"tensor {name}: rows of {sizes[0]} numbers are not whole blocks of {block.values} ({block.name})"

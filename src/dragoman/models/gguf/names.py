@@ -63,6 +63,11 @@ GEMMA4 = GEMMA2 | _LAYER_INPUTS | {
     "blk.post_ffw_norm_2": _LAYER + "post_feedforward_layernorm_2",
 }  # fmt: skip
 OLMO2 = _ENDS | _ATTENTION | _GATED | _NORMS_AFTER
+EAGLE = {key: name.removeprefix("model.") for key, name in LLAMA.items()} | {
+    "blk.attn_norm_2": "layers.{layer}.hidden_norm",
+    "fc": "fc",
+    "enc.output_norm": "input_norm",
+}  # fmt: skip
 ARCEE = _ENDS | _ATTENTION | _NORMS | {"blk.ffn_up": _GATED["blk.ffn_up"], "blk.ffn_down": _GATED["blk.ffn_down"]}
 SEED_OSS = _ENDS | _ATTENTION | _GATED | _NORM | {
     "blk.post_attention_norm": _LAYER + "post_attention_layernorm",

@@ -28,7 +28,7 @@ from dragoman.models.gguf.architecture import (
     row_order,
 )
 from dragoman.models.gguf.architectures import find_architecture
-from dragoman.models.gguf.block_types import BLOCK_TYPES
+from dragoman.models.gguf.block_types import BLOCK_TYPES, INTEGERS
 from dragoman.models.gguf.file import GgufFile, read_gguf
 from dragoman.models.gguf.metadata import Metadata
 from dragoman.models.gguf.pooling import pooling_files
@@ -52,11 +52,13 @@ class GgufModel:
 
     Attributes:
         stored: all tensors by their names in the files. projector: the vision tower, in a file of its own.
+        target_ids: of an EAGLE-3 head, the tensor of the model's token for each of its own.
     """
 
     files: tuple[GgufFile, ...]
     stored: Mapping[str, GgufTensor]
     projector: Projector | None = None
+    target_ids: GgufTensor | None = None
 
     @property
     def first(self) -> GgufFile:
@@ -89,7 +91,11 @@ def _open(paths: tuple[tuple[Path, int, int], ...]) -> GgufModel:
     declared = files[0].metadata.get("split.tensors.count", len(stored))
     if declared != len(stored):
         raise files[0].fail("split.tensors.count", f"is {declared}, but the files have {len(stored)} tensors")
-    return GgufModel(files, stored)
+    target_ids = next((tensor for tensor in stored.values() if tensor.kind == INTEGERS), None)
+    weights = {name: tensor for name, tensor in stored.items() if tensor is not target_ids}
+    if target_ids is not None and not find_architecture(files[0], weights).is_head:
+        raise target_ids.fail("is of no known use but in an EAGLE-3 head")
+    return GgufModel(files, weights, target_ids=target_ids)
 
 
 def _check_part(file: GgufFile, number: int, count: int) -> None:
@@ -123,7 +129,8 @@ def tensor_files(model: GgufModel) -> TensorFiles:
         raw[model.projector.file.path] = model.projector.file.raw
     where = str(model.first.path) if len(model.files) == 1 else f"{model.first.path} and {len(model.files) - 1} more"
     mtp_layer = partial(_mtp_layer, model, architecture, config, drafts[0]) if drafts else None
-    return TensorFiles(tensors, raw, where, upright=True, mtp_layer=mtp_layer)
+    target_ids = None if model.target_ids is None else model.target_ids.read_integers
+    return TensorFiles(tensors, raw, where, upright=True, mtp_layer=mtp_layer, target_ids=target_ids)
 
 
 def _mtp_layer(model: GgufModel, architecture: Architecture, config: Config, block: str) -> dict[str, Tensor]:
@@ -261,7 +268,10 @@ def cache_root() -> Path:
 
 
 def _contents(model: GgufModel) -> dict[str, Any]:
-    config = read_config(find_architecture(model.first, model.stored), model.first, model.stored)
+    architecture = find_architecture(model.first, model.stored)
+    config = read_config(architecture, model.first, model.stored)
+    if architecture.is_head:
+        return {"config.json": config}
     check_vocabulary(model.first, config["vocab_size"])
     Metadata(model.first, "split.").refuse("axis")
     images = {}

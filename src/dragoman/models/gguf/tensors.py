@@ -85,6 +85,10 @@ class GgufTensor:
                 return np.log(-numbers.astype(np.float32))
         return numbers - np.float32(self.offset) if self.offset else numbers
 
+    def read_integers(self) -> NDArray[np.int64]:
+        """Return its numbers, where its type is the one of integers. Raises ModelError as ``read`` does."""
+        return self._read_bytes().view("<i8").reshape(self.shape)
+
     def codes(self, form: Format) -> Quantized | None:
         """Return its numbers in ``form``: as stored where possible, else rounded as docs/gguf.md says."""
         if form.is_blocks:
