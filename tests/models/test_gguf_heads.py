@@ -14,6 +14,8 @@ from gguf import GGMLQuantizationType as Type
 from gguf_cases import describe_all, rename_choice
 from gguf_files import Weights, write_gguf
 from test_gguf_hybrids import change_qwen, describe_qwen, rename
+from test_gguf_latent import CASES as LATENT
+from test_gguf_latent import divide_latents
 from test_gguf_mixtures import CASES as MIXTURES
 from transformers_reference import transformers
 
@@ -23,9 +25,13 @@ from dragoman.models.batch import Batch, tables_of_one
 from dragoman.models.model import Model
 
 sys.path.append(str(Path(__file__).parent.parent / "engine"))
-from tiny_model import GLM4_MOE, QWEN35, make_tiny_head
+from tiny_model import DEEPSEEK_V3, GLM4_MOE, QWEN35, make_tiny_head
 
 LAYERS, TOKENS = 3, 40
+V3 = DEEPSEEK_V3 | {"qk_nope_head_dim": 10}
+INDEX = {"index_topk": 1024, "index_n_heads": 2, "index_head_dim": 16}
+V32 = V3 | INDEX | {"architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32"}
+GATHER = {"glm4moe": rename_choice, "qwen35": rename, "deepseek2": divide_latents, "glm-dsa": divide_latents}
 NAMES = {
     "eh_proj": "eh_proj", "enorm": "enorm", "hnorm": "hnorm", "shared_head.norm": "shared_head_norm",
     "fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "shared_head_norm",
@@ -43,7 +49,7 @@ def as_block(weights: Weights, arch: str) -> Weights:
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(number, 1)
     found: Weights = {}
-    for name, value in {"glm4moe": rename_choice, "qwen35": rename}[arch](weights).items():
+    for name, value in GATHER[arch](weights).items():
         name = name.replace(".bias.bias", ".bias")
         inner = name.removeprefix(f"model.layers.{LAYERS}.").removeprefix("mtp.").removeprefix("layers.0.")
         module, _, kind = inner.rpartition(".")
@@ -62,6 +68,14 @@ def describe_glm(writer: gguf.GGUFWriter, config: Any) -> None:
     describe_all(MIXTURES["glm4moe"], config)(writer, {})
 
 
+def describe_v3(writer: gguf.GGUFWriter, config: Any) -> None:
+    describe_all(LATENT["deepseek2-v3"], config)(writer, {})
+
+
+def describe_v32(writer: gguf.GGUFWriter, config: Any) -> None:
+    describe_all(LATENT["deepseek32"], config)(writer, {})
+
+
 def with_head(describe: Callable[..., None], config: Any) -> Callable[..., None]:
     def described(writer: gguf.GGUFWriter, _: dict[str, Any]) -> None:
         describe(writer, config)
@@ -73,7 +87,7 @@ def with_head(describe: Callable[..., None], config: Any) -> Callable[..., None]
 
 def write(folder: Path, arch: str, describe: Callable[..., None], kind: Type = Type.F32, **options: Any) -> Path:
     config = transformers.AutoConfig.from_pretrained(folder)
-    gather = lambda weights: as_block(weights, arch)  # noqa: E731
+    gather = lambda weights: as_block(weights, options.get("names_of", arch))  # noqa: E731
     path = folder / "model.gguf"
     return write_gguf(path, folder, arch, lambda name: kind, with_head(describe, config), gather=gather, **options)
 
@@ -93,13 +107,18 @@ def opened(source: Path) -> Model:
     return load(source, settings, head_context=64)
 
 
-@pytest.mark.parametrize("name", ["glm4moe", "qwen35"])
+# llama.cpp's converter leaves the layer of DeepSeek V3 out, and keeps that of others with the same blocks.
+@pytest.mark.parametrize("name", ["glm4moe", "qwen35", "deepseek2", "deepseek32"])
 def test_what_it_guesses_is_what_the_checkpoint_guesses(name: str, tmp_path: Path) -> None:
-    config, describe = {"glm4moe": (GLM4_MOE, describe_glm), "qwen35": (QWEN35, describe_qwen)}[name]
+    config, describe, options = {
+        "glm4moe": (GLM4_MOE, describe_glm, {}),
+        "qwen35": (QWEN35, describe_qwen, {"change": change_qwen}),
+        "deepseek2": (V3, describe_v3, {}),
+        "deepseek32": (V32, describe_v32, {"names_of": "glm-dsa"}),
+    }[name]
     folder = make_tiny_head(tmp_path, config)
-    change = {"change": change_qwen} if name == "qwen35" else {}
     expected = guesses(opened(folder)).copy()
-    found = guesses(opened(write(folder, name, describe, **change)))
+    found = guesses(opened(write(folder, name, describe, **options)))
     np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
     assert np.abs(expected).max() > 1
 
