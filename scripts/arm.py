@@ -3,7 +3,8 @@
 Needs Debian's or Ubuntu's ``g++-aarch64-linux-gnu`` and ``qemu-user``. Python for ARM comes from the system's archive,
 what has C code from PyPI; all of it is unpacked below ``build/arm``, nothing is installed. In the short form each set
 of kernels is held against the portable one; the long form runs ``tests/kernels`` too, and generates 64 tokens with the
-embedded model at each precision and with each set. The exit code is 1 where anything failed.
+embedded model at each precision and with each set. Then it builds with clang, where that is installed, and holds the
+sets against each other once more. The exit code is 1 where anything failed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ import stat
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
+
+from compilers import newest
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "arm"
@@ -30,7 +34,7 @@ PACKAGES = (
 )
 # The releases of manylinux that wheels for it are built for.
 PLATFORMS = [f"manylinux_2_{minor}_aarch64" for minor in (34, 31, 28, 27, 26, 24, 17)] + ["manylinux2014_aarch64"]
-COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+TARGET, COMPILER, EMULATOR = "aarch64-linux-gnu", "aarch64-linux-gnu-g++", "qemu-aarch64"
 LEVELS = ("neon_i8mm", "neon", "portable")
 # Most by which a log-probability of 64 tokens differs from that of the portable kernels: where numbers are rounded to
 # few bits, a last bit moves some of them to their neighbours. (With AVX2: 5e-6, 0.02, 0.07, 0.06.)
@@ -72,18 +76,17 @@ def install_packages() -> None:
     subprocess.run([*pip, f"hypothesis=={importlib.metadata.version('hypothesis')}"], check=True)
 
 
-def build() -> None:
-    """Build the module with every warning an error, and put it beside copies of the package's sources."""
-    folder = BUILD / "native"
+def build(compiler: str, folder: Path, options: Sequence[str] = ()) -> None:
+    """Build the module in ``folder`` with every warning an error, and put it beside copies of the package's sources."""
     environment = {**os.environ, "PATH": PATH}
     if shutil.which("ninja", path=PATH) and not (folder / "CMakeCache.txt").is_file():
         environment["CMAKE_GENERATOR"] = "Ninja"
     include = DEBIAN / "usr" / "include"
     configure = (
         "cmake", "-S", str(ROOT), "-B", str(folder), "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
-        f"-DCMAKE_CXX_COMPILER={COMPILER}", "-DDRAGOMAN_WARNINGS_ARE_ERRORS=ON",
+        f"-DCMAKE_CXX_COMPILER={compiler}", "-DDRAGOMAN_WARNINGS_ARE_ERRORS=ON",
         f"-DPython_EXECUTABLE={sys.executable}", f"-DPython_INCLUDE_DIR={include / NAME}",
-        f"-DCMAKE_CXX_FLAGS=-isystem {include}",
+        f"-DCMAKE_CXX_FLAGS=-isystem {include}", *options,
     )  # fmt: skip
     subprocess.run(configure, check=True, env=environment, stdout=subprocess.DEVNULL)
     subprocess.run(("cmake", "--build", str(folder), "--parallel", str(min(4, os.cpu_count() or 1))), check=True,
@@ -108,6 +111,16 @@ exec {EMULATOR} -L '{DEBIAN}' -0 '{PYTHON}' '{DEBIAN}/usr/bin/{NAME}' "$@"
 """
     )
     PYTHON.chmod(PYTHON.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+
+
+def beside_portable(environment: dict[str, str]) -> dict[str, bool]:
+    """Whether each set of kernels passes the self-test, which holds it against the portable one."""
+    results = {}
+    for level in LEVELS:
+        command = (PYTHON, "-m", "dragoman", "doctor", "--kernels")
+        done = subprocess.run(command, env=environment | {"DRAGOMAN_KERNELS": level})
+        results[f"{level} beside portable"] = done.returncode == 0
+    return results
 
 
 def compare_tokens(environment: dict[str, str]) -> bool:
@@ -147,14 +160,10 @@ def main() -> int:
         return 2
     unpack_debian()
     install_packages()
-    build()
+    build(COMPILER, BUILD / "native")
     write_python()
     environment = {**os.environ, "PYTHONPATH": "", "DRAGOMAN_CONFIG": os.devnull}
-    results: dict[str, bool] = {}
-    for level in LEVELS:
-        command = (PYTHON, "-m", "dragoman", "doctor", "--kernels")
-        done = subprocess.run(command, env=environment | {"DRAGOMAN_KERNELS": level})
-        results[f"{level} beside portable"] = done.returncode == 0
+    results = beside_portable(environment)
     if not options.short:
         tests = (
             PYTHON,
@@ -173,6 +182,10 @@ def main() -> int:
         done = subprocess.run((*tests, "tests/kernels"), cwd=ROOT, env=environment)
         results["tests/kernels"] = done.returncode == 0
         results["64 tokens"] = compare_tokens(environment)
+        if clang := newest("clang++"):
+            build(clang, BUILD / "native-clang", (f"-DCMAKE_CXX_COMPILER_TARGET={TARGET}",))
+            found = beside_portable(environment)
+            results |= {f"{clang}: {name}": passed for name, passed in found.items()}
     for name, passed in results.items():
         print(f"{name}: {'passed' if passed else 'FAILED'}")
     return int(not all(results.values()))
