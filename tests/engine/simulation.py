@@ -88,7 +88,9 @@ def through_preemptions_and_deaths(request: EngineRequest, start: Callable[[], E
     preemptions = 0
     while not unfinished.is_over:
         engine = start()
-        intruder = msgspec.structs.replace(request, request_id="long", prompt=(1,) * 200, priority=3, max_tokens=4)
+        intruder = msgspec.structs.replace(
+            request, request_id="long", prompt=(1,) * 200, priority=3, max_tokens=4, grammar=None
+        )
         engine.submit(unfinished.as_replay())
         for turn in range(rng.randint(4, 12)):
             if turn == 2:
