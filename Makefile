@@ -33,10 +33,14 @@ CPP := $(filter %.h %.inl %.cpp,$(NATIVE))
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' src/dragoman/__init__.py)
 MODULES := $(shell find src builtin -type f -not -path '*/__pycache__/*' -not -name '*.so' | sort | cksum | cut -d ' ' -f 1)
 ENVIRONMENT := $(VENV)/.python-$(PYTHON_VERSION)
+PACKAGES := $(VENV)/.packages
 BUILT := $(VENV)/.built-$(MODULES)
+EXTRAS := test dev browser fuzz images tidy release
 TEST := $(VENV)/.extra-test
 # Twice as many as there are cores, for half of the time tests wait for other processes; each is a gigabyte.
 TEST_PROCESSES = $(shell $(PYTHON) -c 'import os; print(min(6, 2 * (os.cpu_count() or 1)))')
+# Forks of one process, where forks are safe: the tests are collected once (tests/processes.py).
+DIVIDED = $(if $(filter Darwin,$(shell uname -s)),--numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder,--processes $(TEST_PROCESSES))
 DEV := $(VENV)/.extra-dev
 BROWSER := $(VENV)/.extra-browser
 FUZZ := $(VENV)/.extra-fuzz
@@ -57,8 +61,7 @@ PIP_TOOLS := .venv-witness/pip-tools
 COMPILE := --quiet --upgrade --rebuild --generate-hashes --strip-extras --no-header --no-emit-index-url \
 	--no-emit-find-links --no-emit-trusted-host
 
-# Every process that tests start would compile its modules again, and every process of tests all tests: two thirds of the
-# time of collecting them.
+# Every process that tests start would compile its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -76,13 +79,13 @@ serve: $(BUILT) ## Serve the embedded model (or MODEL=...) on port 8000 (or PORT
 	$(BIN)/dragoman serve $(MODEL) --port $(PORT) $(ARGS)
 
 test: $(TEST) ## Install what the tests need, and run them.
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest $(DIVIDED) $(ARGS)
 
 test-fast: $(TEST) ## Run the tests of all files that take no seconds: for every change, before `make test`.
-	$(BIN)/python -m pytest --fast --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest --fast $(DIVIDED) $(ARGS)
 
 test-thorough: $(TEST) ## Run all tests, also the cases that `make test` leaves out: on two cores half an hour.
-	DRAGOMAN_THOROUGH=1 $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
+	DRAGOMAN_THOROUGH=1 $(BIN)/python -m pytest $(DIVIDED) $(ARGS)
 
 test-room: $(TEST) ## Run the tests of one room: ROOM=engine, or ROOM=dialects/tgi.
 	@test -n "$(ROOM)" -a -e "tests/$(ROOM)" || { echo "ROOM=... is a folder in tests/, as in ROOM=engine" >&2; exit 1; }
@@ -123,7 +126,7 @@ browser: $(TEST) $(BROWSER) ## Drive the playground and hostile pages in Chromiu
 playground: ## Build the web page at / from playground/ into the package: needs Node 20 and npm.
 	cd playground && npm ci --no-audit --no-fund --ignore-scripts && npm run --silent check && npm run --silent build
 
-lint: $(DEV) ## Check style and types.
+lint: $(VENV)/.packages-dev ## Check style and types.
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --strict src plugins/vllm/src
@@ -211,12 +214,16 @@ $(ENVIRONMENT):
 		|| $(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
-$(BUILT): $(ENVIRONMENT) $(NATIVE)
-	@$(BIN)/python scripts/install.py
+$(PACKAGES): $(ENVIRONMENT) pyproject.toml
+	@$(BIN)/python scripts/install.py packages
+	@touch $@
+
+$(BUILT): $(PACKAGES) $(NATIVE)
+	@$(BIN)/python scripts/install.py module
 	@touch $@
 
 # An extra is installed by its own list: through `.[extra]` the package would be built once more.
-$(TEST) $(DEV) $(BROWSER) $(FUZZ) $(IMAGES) $(TIDY) $(RELEASE): $(VENV)/.extra-%: $(BUILT)
+$(EXTRAS:%=$(VENV)/.packages-%): $(VENV)/.packages-%: $(PACKAGES)
 	$(if $(TORCH),$(if $(filter test,$*),$(PIP) install --no-compile $(TORCH)))
 	@$(BIN)/python -c 'import tomllib; \
 		extra = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$*"]; \
@@ -224,6 +231,9 @@ $(TEST) $(DEV) $(BROWSER) $(FUZZ) $(IMAGES) $(TIDY) $(RELEASE): $(VENV)/.extra-%
 		print(*(line for line in extra if not line.startswith(left_out)), sep="\n")' > $(VENV)/$*.txt
 	$(PIP) install --no-compile --requirement $(VENV)/$*.txt
 	$(if $(ALONE),$(if $(filter test,$*),$(PIP) install --no-deps $(ALONE)))
+	@touch $@
+
+$(EXTRAS:%=$(VENV)/.extra-%): $(VENV)/.extra-%: $(BUILT) $(VENV)/.packages-%
 	@touch $@
 
 $(SITE)/.made: constraints-site.txt

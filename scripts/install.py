@@ -3,8 +3,9 @@
 pip shows nothing of a build but a turning stroke, for minutes, or with `--verbose` all that every tool says. Here that
 goes to build/install.log, whose end is shown where the installation fails.
 
-What the build needs is installed into this environment first: in a build environment of pip's own, nanobind would be in
-another folder each time, and every file be compiled again after each change.
+What the build and the package need is installed into this environment first: in a build environment of pip's own,
+nanobind would be in another folder each time, and every file be compiled again after each change. ``packages`` installs
+that alone, ``module`` the checkout alone: while it compiles, other packages can be unpacked beside it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 LOG = Path("build", "install.log")
@@ -35,23 +36,30 @@ def progress(line: str) -> str | None:
     return None
 
 
-def build_requirements() -> list[str]:
-    """What pyproject.toml says that a build needs."""
+def requirements() -> list[str]:
+    """What pyproject.toml says that a build and the package need."""
     with open("pyproject.toml", "rb") as file:
-        return list(tomllib.load(file)["build-system"]["requires"])
+        said = tomllib.load(file)
+    return [*said["build-system"]["requires"], *said["project"]["dependencies"]]
 
 
-def steps() -> Iterator[list[str]]:
-    """The commands, one after the other. The second prints what else the backend needs: CMake, Ninja, or nothing."""
+def steps(packages: bool = True, module: bool = True) -> Iterator[list[str]]:
+    """The commands, one after the other: for the packages, for the module, or for both.
+
+    The second prints what else the backend needs: CMake, Ninja, or nothing. Python compiles modules when it imports
+    them: to compile all of all packages now would take longer than the first start.
+    """
     pip = [sys.executable, "-m", "pip", "install", "--verbose", "--progress-bar", "off"]
-    yield [*pip, *build_requirements()]
-    code = "import sys; sys.path.insert(0, 'scripts'); import build_backend as b; "
-    code += "print('needs:', *b.get_requires_for_build_editable(), sep='\\n  needs: ')"
-    yield [sys.executable, "-c", code]
-    needed = re.findall(r"^  needs: (.+)$", LOG.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    if needed:
-        yield [*pip, *needed]
-    yield [*pip, "--no-build-isolation", "--editable", "."]
+    if packages:
+        yield [*pip, "--no-compile", *requirements()]
+        code = "import sys; sys.path.insert(0, 'scripts'); import build_backend as b; "
+        code += "print('needs:', *b.get_requires_for_build_editable(), sep='\\n  needs: ')"
+        yield [sys.executable, "-c", code]
+        needed = re.findall(r"^  needs: (.+)$", LOG.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        if needed:
+            yield [*pip, *needed]
+    if module:
+        yield [*pip, "--no-deps", "--no-build-isolation", "--editable", "."]
 
 
 def run(command: list[str]) -> int:
@@ -70,13 +78,20 @@ def run(command: list[str]) -> int:
     return process.returncode
 
 
-def main() -> int:
+def main(arguments: Sequence[str] = ()) -> int:
+    """Install the parts that the arguments name, or both. Returns the exit status."""
+    packages, module = "module" not in arguments, "packages" not in arguments
     begin = time.monotonic()
     LOG.parent.mkdir(exist_ok=True)
     LOG.write_text("", encoding="utf-8")
-    print("Installing Dragoman and what it needs; the native module takes some minutes at first.", flush=True)
+    print(
+        "Installing Dragoman; the native module takes some minutes at first."
+        if module
+        else "Installing the packages that Dragoman needs.",
+        flush=True,
+    )
     try:
-        status = next((status for command in steps() if (status := run(command))), 0)
+        status = next((status for command in steps(packages, module) if (status := run(command))), 0)
     except KeyboardInterrupt:
         print("Interrupted; what was compiled is kept for the next time.", file=sys.stderr)
         return 130
@@ -91,4 +106,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -39,25 +39,41 @@ def test_what_a_line_says(install: ModuleType, line: str, said: str | None) -> N
 
 def run(install: ModuleType, monkeypatch: pytest.MonkeyPatch, code: str) -> int:
     """The installation, where its one step is this code."""
-    monkeypatch.setattr(install, "steps", lambda: [[sys.executable, "-c", code]])
+    monkeypatch.setattr(install, "steps", lambda *parts: [[sys.executable, "-c", code]])
     return int(install.main())
 
 
-def test_it_installs_what_the_build_needs_first(
-    install: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_it_installs_what_the_build_needs_first(install: ModuleType, tmp_path: Path) -> None:
     """So that files are not compiled again because nanobind is in another folder."""
-    (tmp_path / "pyproject.toml").write_text('[build-system]\nrequires = ["a>=1", "b"]\n')
+    (tmp_path / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["a>=1", "b"]\n[project]\ndependencies = ["c"]\n'
+    )
     install.LOG.parent.mkdir()
     install.LOG.write_text("Looking\nneeds:\n  needs: cmake>=3.20\n  needs: ninja>=1.5\n")
-    commands = [command for command in install.steps() if "pip" in command]
-    assert [command[command.index("off") + 1 :] for command in commands] == [
-        ["a>=1", "b"],
-        ["cmake>=3.20", "ninja>=1.5"],
-        ["--no-build-isolation", "--editable", "."],
-    ]
+    packages = [["--no-compile", "a>=1", "b", "c"], ["cmake>=3.20", "ninja>=1.5"]]
+    module = [["--no-deps", "--no-build-isolation", "--editable", "."]]
+
+    def installed(*parts: bool) -> list[list[str]]:
+        commands = [command for command in install.steps(*parts) if "pip" in command]
+        return [command[command.index("off") + 1 :] for command in commands]
+
+    assert installed() == packages + module
+    assert installed(True, False) == packages
+    assert installed(False, True) == module
     install.LOG.write_text("needs:\n")
-    assert len([command for command in install.steps() if "pip" in command]) == 2
+    assert installed() == packages[:1] + module
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"), [([], (True, True)), (["packages"], (True, False)), (["module"], (False, True))]
+)
+def test_an_argument_names_a_part(
+    install: ModuleType, monkeypatch: pytest.MonkeyPatch, arguments: list[str], parts: tuple[bool, bool]
+) -> None:
+    asked: list[tuple[bool, ...]] = []
+    monkeypatch.setattr(install, "steps", lambda *parts: asked.append(parts) or [])
+    assert install.main(arguments) == 0
+    assert asked == [parts]
 
 
 def test_a_machine_that_cannot_compile_gets_one_line(
