@@ -17,7 +17,7 @@ from dragoman.kernels.kv_pool import KVPrecision
 from dragoman.kernels.reference import attention as reference
 
 Floats = NDArray[np.float32]
-BLOCKS = 200
+BLOCKS, OWN = 200, 7  # of a pool; and so far behind a block of the first group lies the own one
 Kept = KVPrecision | Literal["own"]  # int4, with each query's own block in bfloat16
 PRECISIONS: tuple[Kept, ...] = ("float32", "bfloat16", "int8", "int4", "own")
 MOST_PRECISIONS: tuple[Kept, ...] = ("float32", "bfloat16", "int8", "own")
@@ -80,16 +80,16 @@ class Layer:
             "chunk": self.chunk,
         }
 
-    def start(self) -> tuple[kernels.KVPool, kernels.Program]:
+    def start(self, blocks: int = BLOCKS) -> tuple[kernels.KVPool, kernels.Program]:
         """A pool full of NaN, as a worst case of what others may have left there, and a program over it."""
         kv = kernels.KVPool(
             layers=2,
-            blocks=BLOCKS,
+            blocks=blocks,
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
             precision="int4" if self.precision == "own" else self.precision,
             latent=self.latent,
-            own_blocks=BLOCKS if self.precision == "own" else 0,
+            own_blocks=blocks if self.precision == "own" else 0,
         )
         for group in range(len(kv.blocks)):  # only the padding of the head dimension is nobody's, and stays zero
             kv.block_data(group)[:] = 0 if self.head_dim % 16 else 0xFF
@@ -113,7 +113,7 @@ class Layer:
         for i, c in enumerate(chunks):
             tables[i, : len(c.blocks)] = c.blocks
         if self.precision == "own":  # of this step's positions alone, and others than theirs in the first group
-            own = np.where(tables < 0, -1, (tables + 7) % BLOCKS)
+            own = np.where(tables < 0, -1, (tables + OWN) % BLOCKS)
             for i, c in enumerate(chunks):
                 own[i, : c.begin // 32] = -1
             tables = np.stack([tables, own])
@@ -124,8 +124,8 @@ class Layer:
 
     def alone(self, sequence: int, length: int) -> Floats:
         """The whole sequence in one chunk, by itself."""
-        _, program = self.start()
         blocks = tuple(range(-(-length // 32)))
+        _, program = self.start(len(blocks) + OWN)
         return self.run(program, [Chunk(sequence, 0, length, blocks)])[0]
 
     def expected(self, sequence: int, length: int) -> Floats:
@@ -441,7 +441,7 @@ def test_copied_blocks_continue_as_the_original(precision: Kept) -> None:
     layer.run(program, [Chunk(0, 0, 50, (0, 1))])
     kv.copy_blocks([1], [9])
     if precision == "own":
-        kv.copy_blocks([1 + 7], [9 + 7], group=1)
+        kv.copy_blocks([1 + OWN], [9 + OWN], group=1)
     original, copy = layer.run(program, [Chunk(0, 50, 60, (0, 1)), Chunk(0, 50, 60, (0, 9))])
     np.testing.assert_array_equal(original, copy)
 

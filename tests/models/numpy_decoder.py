@@ -177,12 +177,13 @@ class NumpyDecoder:
         near, q = self.round_query(q), self.round_query(q) if self.round_own is None else q
         k, v = shared.setdefault(layer, (k, v)) if module != "query" else shared[spec.kv_source(layer)]
         groups = spec.heads // spec.kv_heads
-        own = [np.repeat((self.round_own or self.round_kv)(part), groups, axis=1) for part in (k, v)]
+        own = [np.repeat(self.round_own(part), groups, axis=1) for part in (k, v)] if self.round_own is not None else []
         k, v = (self.round_key or self.round_kv)(k), self.round_kv(v)
         k, v = (np.repeat(part, groups, axis=1) for part in (k, v))
-        block = np.arange(tokens) // 32
-        is_own = (block[:, None] == block) & (self.round_own is not None)
-        scores = np.where(is_own, np.einsum("qhd,khd->hqk", near, own[0]), np.einsum("qhd,khd->hqk", q, k))
+        scores = np.einsum("qhd,khd->hqk", q, k)
+        is_own = np.arange(tokens)[:, None] // 32 == np.arange(tokens) // 32
+        if own:
+            scores = np.where(is_own, np.einsum("qhd,khd->hqk", near, own[0]), scores)
         scores = scores * np.float32(spec.attention_scales[layer])
         scores = soft_cap(scores, spec.attention_softcap)
         distance = np.arange(tokens)[:, None] - np.arange(tokens)
@@ -197,7 +198,7 @@ class NumpyDecoder:
         total = weights.sum(-1).T[:, :, None]
         if spec.sinks:
             total = total + np.exp(self.weights[at + "sinks.weight"][:, None] - scores.max(-1)).T[:, :, None]
-        if self.round_own is None:
+        if not own:
             mixed = np.einsum("hqk,khd->qhd", self.round_query(weights), v)
         else:
             scores_near = np.where(is_own, scores, -np.inf)

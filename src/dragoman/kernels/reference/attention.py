@@ -34,14 +34,16 @@ def attend(
     """
     rows, heads, _ = q.shape
     group = heads // k.shape[1]
-    keys, values, own_keys, own_values = (
-        np.repeat(np.asarray(each, np.float64), group, axis=1) for each in (k, v, *(own or (k, v)))
-    )
-    queries, place = np.asarray(q, np.float64), first + np.arange(rows)[:, None, None]
-    is_own = np.arange(len(k)) // 32 == place // 32
-    scores = (
-        np.where(is_own, np.einsum("rhd,phd->rhp", queries, own_keys), np.einsum("rhd,phd->rhp", queries, keys)) * scale
-    )
+
+    def by_head(x: Floats) -> Floats:
+        return np.repeat(np.asarray(x, np.float64), group, axis=1).transpose(1, 0, 2)
+
+    queries = np.asarray(q, np.float64).transpose(1, 0, 2)  # and scores, [heads, rows, positions]
+    scores = queries @ by_head(k).transpose(0, 2, 1)
+    is_own = np.arange(len(k)) // 32 == (first + np.arange(rows)[:, None]) // 32
+    if own is not None:
+        scores = np.where(is_own, queries @ by_head(own[0]).transpose(0, 2, 1), scores)
+    scores = scores.transpose(1, 0, 2) * scale
     distance = np.arange(len(k)) - (first + np.arange(rows)[:, None, None])
     if softcap > 0:
         scores = softcap * np.tanh(scores / softcap)
@@ -63,9 +65,11 @@ def attend(
     if sinks is not None:
         total = total + np.exp(np.asarray(sinks, np.float64)[None, :, None] - most)
     weights /= total
-    mixed: Floats = np.einsum("rhp,phd->rhd", np.where(is_own, 0, weights), values)
-    mixed += np.einsum("rhp,phd->rhd", np.where(is_own, weights, 0), own_values)
-    return mixed.reshape(rows, heads * values.shape[2])
+    weights = weights.transpose(1, 0, 2)
+    mixed: Floats = (weights if own is None else np.where(is_own, 0, weights)) @ by_head(v)
+    if own is not None:
+        mixed += np.where(is_own, weights, 0) @ by_head(own[1])
+    return mixed.transpose(1, 0, 2).reshape(rows, heads * v.shape[2])
 
 
 def in_int8(x: Floats) -> Floats:
