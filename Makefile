@@ -39,8 +39,7 @@ EXTRAS := test dev browser fuzz images tidy release
 TEST := $(VENV)/.extra-test
 # Twice as many as there are cores, for half of the time tests wait for other processes; each is a gigabyte.
 TEST_PROCESSES = $(shell $(PYTHON) -c 'import os; print(min(6, 2 * (os.cpu_count() or 1)))')
-# Forks of one process, where forks are safe: the tests are collected once (tests/processes.py).
-DIVIDED = $(if $(filter Darwin,$(shell uname -s)),--numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder,--processes $(TEST_PROCESSES))
+DIVIDED = --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 DEV := $(VENV)/.extra-dev
 BROWSER := $(VENV)/.extra-browser
 FUZZ := $(VENV)/.extra-fuzz

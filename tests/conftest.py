@@ -8,16 +8,11 @@ import os
 import re
 import signal
 import ssl
-import sys
 from collections.abc import Generator
 from pathlib import Path
 
 import httpx
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import processes
 
 # One thread for each product of NumPy and PyTorch: with several processes of tests on two cores, their threads wait for
 # each other in a loop, up to a hundred times as long as a small product takes. Read when the libraries are loaded.
@@ -82,7 +77,6 @@ VERBS = {"browser", "fuzz", "siege", "simulation", "soak"}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="leave out files of tests that take seconds")
-    processes.add_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -91,7 +85,6 @@ def pytest_configure(config: pytest.Config) -> None:
     The short profile draws the same examples in every run, so a change is judged by what it changes; the thorough
     one draws new ones.
     """
-    config.pluginmanager.register(processes)
     config.addinivalue_line("markers", "thorough: only with DRAGOMAN_THOROUGH, as a case of something that others show")
     if not config.getoption("--fast"):
         from hypothesis import settings
