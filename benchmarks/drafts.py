@@ -2,22 +2,28 @@
 """What a draft model saves: tokens per second of an engine with and without one, in turns.
 
     python benchmarks/drafts.py MODEL_FOLDER DRAFT_FOLDER --precision int4 --acceptance 0.5 0.7 0.8
+    python benchmarks/drafts.py models/llama-3.1-8b models/llama-0.6b --precision int4 --streams 1
     python benchmarks/drafts.py MODEL_FOLDER --shrink 12
     python benchmarks/drafts.py MODEL_FOLDER --head
     python benchmarks/drafts.py MODEL_FOLDER --eagle 32000
 
 Models with random weights agree about nothing, so the text is given token by token, and each guess is made right with
-the given probability; what both models compute, and what drafts cost, stays the same. ``--shrink N`` makes a draft
-model of the same vocabulary with about one N-th of the parameters, where no folder is named. ``--head``: the model's
-own head drafts; a folder that does not exist becomes Qwen 3.5 in the sizes of the one with 0.8 billion parameters.
-``--eagle N``: an EAGLE-3 head drafts, of the model's sizes, that guesses among N tokens; it is made beside the model.
-Of a head it is also shown what one guess takes, and one step of the model, in turns.
+the given probability: so many places of the text are right, others in each round. What both models compute, and what
+drafts cost, stays the same. ``--shrink N`` makes a draft model of the same vocabulary with about one N-th of the
+parameters, where no folder is named. Folders named llama-3.1-8b (16 GB) and llama-0.6b (1 GB, a draft model for it in
+the sizes of Qwen3-0.6B) are made where they do not exist. ``--head``: the model's own head drafts; a folder that does
+not exist becomes Qwen 3.5 in the sizes of the one with 0.8 billion parameters. ``--eagle N``: an EAGLE-3 head drafts,
+of the model's sizes, that guesses among N tokens; it is made beside the model. Of a head it is also shown what one
+guess takes, and one step of the model, in turns; what it is compared with is the model loaded without it, so that what
+it costs where it is not asked counts too.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import os
 import random
 import statistics
 import tempfile
@@ -41,7 +47,36 @@ from dragoman.models.families import find_family, read_spec
 from dragoman.models.head_spec import HeadSpec, head_spec
 from dragoman.models.parameters import parameters
 from dragoman.models.spec import DecoderSpec
-from make_models import make_model, tensor_shapes
+from make_models import SHAPES, make_model, tensor_shapes
+
+_LLAMA = SHAPES["llama-3.2-1b"]
+PAIR = {
+    "llama-3.1-8b": _LLAMA
+    | {
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "head_dim": 128,
+        "intermediate_size": 14336,
+        "rope_scaling": _LLAMA["rope_scaling"] | {"factor": 8.0},
+        "tie_word_embeddings": False,
+    },
+    "llama-0.6b": _LLAMA
+    | {
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+    },
+}
+"""Shapes that are made where a folder of that name does not exist. They have one vocabulary."""
+SHARD_BYTES = 4 << 30
+
+
+@functools.lru_cache(maxsize=64)
+def right_places(seed: int, tokens: int, acceptance: float) -> frozenset[int]:
+    """Return where in a text of so many tokens guesses are right."""
+    return frozenset(random.Random(seed).sample(range(tokens), round(acceptance * tokens)))
 
 
 class GuessingModel(DraftModel):
@@ -55,8 +90,7 @@ class GuessingModel(DraftModel):
         for ask in asks:
             sequence, at = ask.sequence, ask.sequence.num_generated + place
             text = sequence.sampling.forced_tokens
-            is_right = at < len(text) and random.Random(f"{sequence.seed} {at}").random() < self.acceptance
-            drawn.append(text[at] if is_right else 0)
+            drawn.append(text[at] if at in right_places(sequence.seed, len(text), self.acceptance) else 0)
         return drawn
 
 
@@ -73,10 +107,16 @@ def speed(
     acceptance: float,
     streams: int,
     tokens: int,
+    prompt: int,
+    turn: int,
     *,
     head: bool = False,
 ) -> float:
-    """Tokens per second of so many streams, without the prompts' time. ``head``: with the model's own one."""
+    """Tokens per second of so many streams, without the prompts' time. ``turn``: each has other texts. ``head``: with
+    the model's own one.
+
+    What steps cost is timed before, as servers do at their start.
+    """
     engine = Engine(runner, SchedulerSettings(draft_sources=("model", "heads"), prefix_cache=False))
     drafts = engine.scheduler.drafts
     if draft is not None:
@@ -86,13 +126,19 @@ def speed(
         drafts.use_head(runner.head, runner.hidden_rows)
         drafts.model = guessing = GuessingHead(runner.head)
         guessing.acceptance = acceptance
-    for index in range(streams):
+    drafts.plan_costs(runner)
+    reading, writing = os.pipe()
+    while drafts.costs is not None and not drafts.costs.is_over:
+        drafts.costs.measure(reading)
+    os.close(reading)
+    os.close(writing)
+    for index in range(turn * streams, (turn + 1) * streams):
         rng = random.Random(index)
-        text = tuple(rng.randrange(1, runner.vocab_size) for _ in range(128 + tokens))
-        sampling = SamplingParams(temperature=0.0, forced_tokens=text[128:])
+        text = tuple(rng.randrange(1, runner.vocab_size) for _ in range(prompt + tokens))
+        sampling = SamplingParams(temperature=0.0, forced_tokens=text[prompt:])
         engine.submit(
             EngineRequest(
-                request_id=str(index), prompt=text[:128], seeds=(index,), max_tokens=tokens, sampling=sampling
+                request_id=str(index), prompt=text[:prompt], seeds=(index,), max_tokens=tokens, sampling=sampling
             )
         )
     generated, started = 0, 0.0
@@ -221,8 +267,12 @@ def main() -> None:
     parser.add_argument("--acceptance", type=float, nargs="+", default=[0.5, 0.7, 0.8])
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--prompt", type=int, default=128, help="tokens before those that are timed")
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
+    for folder in (asked.model, asked.draft):
+        if folder is not None and folder.name in PAIR and not folder.exists():
+            make_model(folder, PAIR[folder.name], shard_bytes=SHARD_BYTES)
     if asked.head and not asked.model.exists():
         make_with_head(asked.model)
     draft = None
@@ -236,6 +286,7 @@ def main() -> None:
         eagle = models.EagleChoice(source=str(folder))
     runner = models.load(str(asked.model), settings, head_context=1024 if has_head else None, eagle=eagle)
     print(f"{runner.card.name}: {runner.card.weight_bytes / 1e9:.2f} GB of weights at {asked.precision}")
+    plain = models.load(str(asked.model), settings) if has_head else runner
     if has_head:
         show_costs(runner)
     else:
@@ -251,9 +302,10 @@ def main() -> None:
     for streams in asked.streams:
         for acceptance in asked.acceptance:
             pairs = []
-            for _ in range(asked.rounds):
-                without = speed(runner, None, 0.0, streams, asked.tokens)
-                after = speed(runner, draft, acceptance, streams, asked.tokens, head=has_head)
+            for turn in range(asked.rounds):
+                sizes = streams, asked.tokens, asked.prompt, turn
+                without = speed(plain, None, 0.0, *sizes)
+                after = speed(runner, draft, acceptance, *sizes, head=has_head)
                 pairs.append((without, after))
             ratios = [after / before for before, after in pairs]
             before, after = (statistics.median(each) for each in zip(*pairs, strict=True))
