@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import httpx
@@ -15,7 +16,16 @@ ASK: dict[str, Any] = {"model": "stub", "messages": [USER], "seed": 4, "max_comp
 FEW = {"logit_bias": {str(token): 60 for token in TOKENS}}
 
 
-def test_a_right_prediction_is_accepted_and_a_wrong_one_changes_nothing(client: openai.OpenAI) -> None:
+def drafted(server: Any, result: str) -> int:
+    """Tokens of predictions that the metrics have counted."""
+    text = httpx.get(f"{server.url}/metrics", timeout=60).text
+    found = re.search(rf'^dragoman_draft_tokens_total{{result="{result}",source="prediction"}} (\d+)', text, re.M)
+    return int(found[1]) if found else 0
+
+
+def test_a_right_prediction_is_accepted_and_a_wrong_one_changes_nothing(client: openai.OpenAI, server: Any) -> None:
+    before = {result: drafted(server, result) for result in ("accepted", "rejected")}
+    accepted = rejected = 0
     plain = client.chat.completions.create(**ASK, **FEW)
     text = plain.choices[0].message.content
     assert text
@@ -27,10 +37,15 @@ def test_a_right_prediction_is_accepted_and_a_wrong_one_changes_nothing(client: 
         assert answer.usage.prompt_tokens == plain.usage.prompt_tokens
         details = answer.usage.completion_tokens_details
         assert details.accepted_prediction_tokens > 30
+        accepted += details.accepted_prediction_tokens
+        rejected += details.rejected_prediction_tokens
     answer = client.chat.completions.create(**ASK, **FEW, prediction={"type": "content", "content": "Z" * 400})
     assert answer.choices[0].message.content == text
     details = answer.usage.completion_tokens_details
     assert details.accepted_prediction_tokens == 0 < details.rejected_prediction_tokens
+    rejected += details.rejected_prediction_tokens
+    assert drafted(server, "accepted") - before["accepted"] == accepted
+    assert drafted(server, "rejected") - before["rejected"] == rejected
 
 
 def test_a_stream_counts_it_too_and_all_choices_have_it(client: openai.OpenAI) -> None:
