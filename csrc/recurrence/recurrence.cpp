@@ -12,23 +12,36 @@ namespace {
 // Channels of a sequence that one thread takes at a time, where it has few rows: some µs of work.
 constexpr long kChannelChunk = 256;
 
+// Channels of a convolution: a multiple of a line's, and so many that each thread has this many parts.
+constexpr long kLineChannels = 16;
+constexpr long kPartsOfSingleRows = 2, kPartsOfManyRows = 8;
+
 // Channels of a selective scan, each with a state: some µs of work for a single row.
 constexpr long kScanChunk = 64;
+
+bool is_single(const StateRows* sequences, long count) {
+  return std::all_of(sequences, sequences + count, [](const StateRows& each) { return each.rows == 1; });
+}
 
 }  // namespace
 
 void convolve(const Convolution& layer, const StateRows* sequences, long count) {
-  const long chunks = (layer.width + kChannelChunk - 1) / kChannelChunk;
+  // Of a single row most of the time is fetching the state, which is done ahead within a part: parts are as long as
+  // they can be. Of many rows it is the rows, and parts are short, so that threads end together.
+  const long parts = pool().threads() * (is_single(sequences, count) ? kPartsOfSingleRows : kPartsOfManyRows);
+  const long wanted = layer.width * count / parts / kLineChannels * kLineChannels;
+  const long channels = std::min(std::max(wanted, kLineChannels), layer.width);
+  const long chunks = (layer.width + channels - 1) / channels;
   pool().parallel_for(count * chunks, 1, [&](long begin, long end) {
     for (long i = begin; i < end; ++i) {
-      const long first = i % chunks * kChannelChunk;
-      kernels().recurrence.convolve(layer, sequences[i / chunks], first, std::min(first + kChannelChunk, layer.width));
+      const long first = i % chunks * channels;
+      kernels().recurrence.convolve(layer, sequences[i / chunks], first, std::min(first + channels, layer.width));
     }
   });
 }
 
 void recur(const LinearRecurrence& layer, const StateRows* sequences, long count) {
-  const bool single = std::all_of(sequences, sequences + count, [](const StateRows& each) { return each.rows == 1; });
+  const bool single = is_single(sequences, count);
   const long columns = single ? kColumnsOfOne : kColumnsOfMany;
   const long chunks = (layer.value_dim + columns - 1) / columns, tasks = layer.heads * chunks;
   const auto run = [&](long begin, long end) {
