@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "simd/kernels.h"
+
 namespace dragoman {
 
 // The candidate tokens, ascending by id, and their weights: exp((logit − maximum) / temperature).
@@ -28,6 +30,11 @@ struct Candidates {
       kept += stays;
     }
     count = kept;
+  }
+
+  // Keeps the candidates i with low <= x[i] <= high, in their order.
+  void keep_between(const float* x, float low, float high) {
+    count = kernels().sampling.keep_between(x, low, high, count, ids.data(), logits.data(), weights.data());
   }
 
   double mass() const {

@@ -6,18 +6,28 @@ namespace {
 // Philox4x64-10 of the counters (first … first + 7, previous, 0, 0) and key (key, 1): four numbers of each.
 DRAGOMAN_INLINE void green_numbers(std::uint64_t first, std::uint64_t previous, std::uint64_t key,
                                    std::uint64_t* numbers) {
-  Longs counter[4] = {count_from(first), broadcast_long(previous), broadcast_long(0), broadcast_long(0)};
+  constexpr std::uint64_t kFactors[] = {0xd2e7470ee14c6c93u, 0xca5a826395121157u};
+  constexpr std::uint64_t kSteps[] = {0x9e3779b97f4a7c15u, 0xbb67ae8584caa73bu};
   std::uint64_t keys[2] = {key, 1};
-  for (int round = 0; round < 10; ++round) {
-    Longs high[2];
-    const Longs a = multiply_wide(counter[0], 0xd2e7470ee14c6c93u, high[0]);
-    const Longs b = multiply_wide(counter[2], 0xca5a826395121157u, high[1]);
+  const auto next_keys = [&] { keys[0] += kSteps[0], keys[1] += kSteps[1]; };
+  Longs counter[4], high[2];
+  // Of the first two rounds, half of the products are the same for all counters, or of 0.
+  counter[3] = multiply_wide(count_from(first), kFactors[0], high[0]);
+  counter[2] = high[0] ^ broadcast_long(keys[1]);
+  const auto same = static_cast<unsigned __int128>(previous ^ keys[0]) * kFactors[0];
+  next_keys();
+  counter[1] = multiply_wide(counter[2], kFactors[1], high[1]);
+  counter[0] = high[1] ^ broadcast_long(keys[0]);
+  counter[2] = counter[3] ^ broadcast_long(static_cast<std::uint64_t>(same >> 64) ^ keys[1]);
+  counter[3] = broadcast_long(static_cast<std::uint64_t>(same));
+  for (int round = 2; round < 10; ++round) {
+    next_keys();
+    const Longs a = multiply_wide(counter[0], kFactors[0], high[0]);
+    const Longs b = multiply_wide(counter[2], kFactors[1], high[1]);
     counter[0] = high[1] ^ counter[1] ^ broadcast_long(keys[0]);
     counter[1] = b;
     counter[2] = high[0] ^ counter[3] ^ broadcast_long(keys[1]);
     counter[3] = a;
-    keys[0] += 0x9e3779b97f4a7c15u;
-    keys[1] += 0xbb67ae8584caa73bu;
   }
   store_interleaved(numbers, counter);
 }

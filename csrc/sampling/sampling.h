@@ -34,6 +34,11 @@ struct SamplingKernels {
   // Ids and values of all x >= floor, ascending by id; returns how many. ids and values have room for all of vocab.
   long (*collect)(const float* x, long vocab, const float* block_maxima, float floor, std::int32_t* ids, float* values);
 
+  // Moves the candidates i with low <= x[i] <= high to the front of ids, logits and weights, in their order; returns
+  // how many there are. x may be weights or logits, of which it is read before it is overwritten.
+  long (*keep_between)(const float* x, float low, float high, long count, std::int32_t* ids, float* logits,
+                       float* weights);
+
   // x[i] += delta where token first + i is on the green list, i < count; first is a multiple of 8.
   void (*add_to_green)(float* x, long first, long count, const GreenList& green, float delta);
 };

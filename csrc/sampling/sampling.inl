@@ -54,21 +54,8 @@ double sum(const float* x, long vocab, float maximum, float inverse_temperature,
 }
 
 void moments(const float* x, long count, float maximum, float inverse_temperature, double* mass, double* products) {
-  typedef float Quad __attribute__((vector_size(16)));
-  typedef double WideQuad __attribute__((vector_size(32)));
-  constexpr int kQuads = kWidth / 4;
   const Vec top = broadcast(maximum), factor = broadcast(inverse_temperature);
-  WideQuad masses[kQuads] = {}, sums[kQuads] = {};
-  const auto add = [](WideQuad* to, Vec part) {
-    float lanes[kWidth];
-    store(lanes, part);
-#pragma GCC unroll 4
-    for (int q = 0; q < kQuads; ++q) {
-      Quad four;
-      std::memcpy(&four, lanes + q * 4, sizeof four);
-      to[q] += __builtin_convertvector(four, WideQuad);
-    }
-  };
+  WideSums masses = no_wide_sums(), sums = no_wide_sums();
   static_assert(kScanVectors == 4);
   for_each_block(x, count, [&](long, const Vec* v) {
     Vec logarithm[kScanVectors], weight[kScanVectors];
@@ -78,15 +65,15 @@ void moments(const float* x, long count, float maximum, float inverse_temperatur
       weight[j] = exp(logarithm[j]);
     }
     // Each number is rounded twice before it is added in float64: the error is below 2⁻²³ of the sum.
-    add(masses, (weight[0] + weight[1]) + (weight[2] + weight[3]));
-    add(sums, fma(weight[0], logarithm[0], weight[1] * logarithm[1]));
-    add(sums, fma(weight[2], logarithm[2], weight[3] * logarithm[3]));
+    add_widened(masses, (weight[0] + weight[1]) + (weight[2] + weight[3]));
+    add_widened(sums, fma(weight[0], logarithm[0], weight[1] * logarithm[1]));
+    add_widened(sums, fma(weight[2], logarithm[2], weight[3] * logarithm[3]));
   });
+  double all_masses[kWidth], all_sums[kWidth];
+  store_wide(all_masses, masses);
+  store_wide(all_sums, sums);
   *mass = *products = 0;
-  for (int i = 0; i < kWidth; ++i) {
-    *mass += masses[i / 4][i % 4];
-    *products += sums[i / 4][i % 4];
-  }
+  for (int i = 0; i < kWidth; ++i) *mass += all_masses[i], *products += all_sums[i];
 }
 
 void weigh(const float* x, long count, float maximum, float inverse_temperature, float* weights) {
@@ -112,6 +99,20 @@ long collect(const float* x, long vocab, const float* block_maxima, float floor,
   return count;
 }
 
+long keep_between(const float* x, float low, float high, long count, std::int32_t* ids, float* logits, float* weights) {
+  const Vec least = broadcast(low), most = broadcast(high);
+  long kept = 0, i = 0;
+  for (; i + kWidth <= count; i += kWidth) {
+    kept += move_between(load(x + i), least, most, i, kept, ids, logits, weights);
+  }
+  for (; i < count; ++i) {
+    const bool stays = (x[i] >= low) & (x[i] <= high);
+    ids[kept] = ids[i], logits[kept] = logits[i], weights[kept] = weights[i];
+    kept += stays;
+  }
+  return kept;
+}
+
 }  // namespace
 
 constexpr SamplingKernels sampling_kernels{
@@ -120,6 +121,7 @@ constexpr SamplingKernels sampling_kernels{
     .moments = moments,
     .weigh = weigh,
     .collect = collect,
+    .keep_between = keep_between,
     .add_to_green = add_to_green,
 };
 

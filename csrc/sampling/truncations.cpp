@@ -103,16 +103,15 @@ void keep_top_p(Remaining& r, float top_p) {
   const long size = crossing.count;
   const long members = std::clamp(needed < static_cast<double>(size) ? static_cast<long>(needed) : size, 1L, size);
   const std::int32_t last = c.ids[crossing.in_bin[members - 1]];
-  c.filter([&](long i) { return c.weights[i] > weight || (c.weights[i] == weight && c.ids[i] <= last); });
+  c.keep_between(c.weights.data(), weight, kInfinity);
+  if (members == size) return;
+  c.filter([&](long i) { return c.weights[i] > weight || c.ids[i] <= last; });
 }
 
 // Min-p: drops tokens less likely than min_p times the most likely one, whose weight is 1.
 bool is_above_zero(float value, long) { return value > 0; }
 float min_p_floor(Remaining& r, float min_p) { return r.logit_of(min_p); }
-void keep_min_p(Remaining& r, float min_p) {
-  const Candidates& c = r.candidates;
-  r.candidates.filter([&](long i) { return c.weights[i] >= min_p; });
-}
+void keep_min_p(Remaining& r, float min_p) { r.candidates.keep_between(r.candidates.weights.data(), min_p, kInfinity); }
 
 // Typical-p (Meister et al., "Locally typical sampling", 2023): the tokens whose surprise is nearest to the entropy, as
 // many as it takes to reach the share p of the mass. Those as near as the last one stay too.
@@ -171,10 +170,19 @@ bool keep_clearly_typical(Remaining& r, float typical_p) {
   for (; bin < kBins && nearer + (even[bin] + odd[bin]) < target; ++bin) nearer += even[bin] + odd[bin];
   if (bin == kBins) return false;
   long size = 0;
-  for (long i = 0; i < c.count; ++i) {
-    const bool is_in_bin = in_bin[i] == bin;
-    in_bin[size] = static_cast<std::int32_t>(i);
-    size += is_in_bin;
+  constexpr long kLookedAt = 16;  // of which seldom one is in the bin
+  for (long first = 0; first < c.count; first += kLookedAt) {
+    const long end = std::min(first + kLookedAt, c.count);
+    std::int32_t found = 0;
+    if (end - first == kLookedAt) {
+      for (long i = first; i < first + kLookedAt; ++i) found |= in_bin[i] == bin ? -1 : 0;
+      if (found == 0) continue;
+    }
+    for (long i = first; i < end; ++i) {
+      const bool is_in_bin = in_bin[i] == bin;
+      in_bin[size] = static_cast<std::int32_t>(i);
+      size += is_in_bin;
+    }
   }
   if (size > kMostInBin) return false;
   std::sort(in_bin, in_bin + size, [&](std::int32_t a, std::int32_t b) { return distance[a] < distance[b]; });
@@ -199,7 +207,7 @@ bool keep_clearly_typical(Remaining& r, float typical_p) {
     if (bin_of(most) != bin || !(most < reach)) return false;
     if (first > 0 && distance[in_bin[first - 1]] >= least) return false;
     if (end < size && distance[in_bin[end]] <= most) return false;
-    c.filter([&](long i) { return distance[i] <= farthest; });
+    c.keep_between(distance, 0, farthest);
     return true;
   }
   return false;
@@ -224,7 +232,7 @@ void keep_typical(Remaining& r, float typical_p) {
   const Crossing crossing = find_crossing(c, nearness, typical_p * mass, r.scratch);
   if (crossing.count == 0) return;
   const float farthest = distance[crossing.in_bin[0]];
-  c.filter([&](long i) { return distance[i] <= farthest; });
+  c.keep_between(distance.data(), 0, farthest);
 }
 
 // XTC ("exclude top choices"): where two tokens or more have at least the threshold's share of the mass, all of these
@@ -273,7 +281,7 @@ void keep_top_k(Candidates& c, long k, CandidateScratch& scratch) {
   selection.assign(c.logits.begin(), c.logits.begin() + c.count);
   std::nth_element(selection.begin(), selection.begin() + (k - 1), selection.end(), std::greater<>());
   const float floor = selection[k - 1];
-  c.filter([&](long i) { return c.logits[i] >= floor; });
+  c.keep_between(c.logits.data(), floor, kInfinity);
 }
 
 long draw(const Candidates& c, float uniform) {

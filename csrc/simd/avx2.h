@@ -146,6 +146,38 @@ DRAGOMAN_INLINE long append_reaching(Vec a, float floor, long first, std::int32_
   return count + append_reaching_half(a.hi, least, id + 8, ids + count, values + count);
 }
 
+DRAGOMAN_INLINE long move_between_half(__m256 x, __m256 low, __m256 high, long from, long to, std::int32_t* ids,
+                                       float* a, float* b) {
+  const __m256 between = _mm256_and_ps(_mm256_cmp_ps(x, low, _CMP_GE_OQ), _mm256_cmp_ps(x, high, _CMP_LE_OQ));
+  const auto mask = static_cast<unsigned>(_mm256_movemask_ps(between));
+  const __m256i lanes =
+      _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(kLanesOfMask.places[mask])));
+  const __m256i id = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(ids + from));
+  const __m256 first = _mm256_loadu_ps(a + from), second = _mm256_loadu_ps(b + from);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(ids + to), _mm256_permutevar8x32_epi32(id, lanes));
+  _mm256_storeu_ps(a + to, _mm256_permutevar8x32_ps(first, lanes));
+  _mm256_storeu_ps(b + to, _mm256_permutevar8x32_ps(second, lanes));
+  return __builtin_popcount(mask);
+}
+DRAGOMAN_INLINE long move_between(Vec x, Vec low, Vec high, long from, long to, std::int32_t* ids, float* a, float* b) {
+  const long count = move_between_half(x.lo, low.lo, high.lo, from, to, ids, a, b);
+  return count + move_between_half(x.hi, low.hi, high.hi, from + 8, to + count, ids, a, b);
+}
+
+struct WideSums {
+  __m256d v[4];
+};
+DRAGOMAN_INLINE WideSums no_wide_sums() { return {}; }
+DRAGOMAN_INLINE void add_widened(WideSums& sums, Vec a) {
+  sums.v[0] = _mm256_add_pd(sums.v[0], _mm256_cvtps_pd(_mm256_castps256_ps128(a.lo)));
+  sums.v[1] = _mm256_add_pd(sums.v[1], _mm256_cvtps_pd(_mm256_extractf128_ps(a.lo, 1)));
+  sums.v[2] = _mm256_add_pd(sums.v[2], _mm256_cvtps_pd(_mm256_castps256_ps128(a.hi)));
+  sums.v[3] = _mm256_add_pd(sums.v[3], _mm256_cvtps_pd(_mm256_extractf128_ps(a.hi, 1)));
+}
+DRAGOMAN_INLINE void store_wide(double* p, const WideSums& a) {
+  for (int i = 0; i < 4; ++i) _mm256_storeu_pd(p + 4 * i, a.v[i]);
+}
+
 struct Longs {
   __m256i lo, hi;
 };

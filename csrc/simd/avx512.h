@@ -103,6 +103,31 @@ DRAGOMAN_INLINE long append_reaching(Vec a, float floor, long first, std::int32_
   return __builtin_popcount(mask);
 }
 
+DRAGOMAN_INLINE long move_between(Vec x, Vec low, Vec high, long from, long to, std::int32_t* ids, float* a, float* b) {
+  const __mmask16 above = _mm512_cmp_ps_mask(x.v, low.v, _CMP_GE_OQ);
+  const __mmask16 mask = _mm512_mask_cmp_ps_mask(above, x.v, high.v, _CMP_LE_OQ);
+  const __m512i id = _mm512_loadu_si512(ids + from);
+  const Vec first = load(a + from), second = load(b + from);
+  _mm512_storeu_si512(ids + to, _mm512_maskz_compress_epi32(mask, id));
+  _mm512_storeu_ps(a + to, _mm512_maskz_compress_ps(mask, first.v));
+  _mm512_storeu_ps(b + to, _mm512_maskz_compress_ps(mask, second.v));
+  return __builtin_popcount(mask);
+}
+
+// Sums of each element, in float64.
+struct WideSums {
+  __m512d lo, hi;
+};
+DRAGOMAN_INLINE WideSums no_wide_sums() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }
+DRAGOMAN_INLINE void add_widened(WideSums& sums, Vec a) {
+  sums.lo = _mm512_add_pd(sums.lo, _mm512_cvtps_pd(low_half(a)));
+  sums.hi = _mm512_add_pd(sums.hi, _mm512_cvtps_pd(high_half(a)));
+}
+DRAGOMAN_INLINE void store_wide(double* p, WideSums a) {
+  _mm512_storeu_pd(p, a.lo);
+  _mm512_storeu_pd(p + 8, a.hi);
+}
+
 struct Longs {
   __m512i v;
 };
@@ -111,9 +136,15 @@ DRAGOMAN_INLINE Longs count_from(std::uint64_t a) {
   return {_mm512_add_epi64(broadcast_long(a).v, _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7))};
 }
 DRAGOMAN_INLINE void store_interleaved(std::uint64_t* p, const Longs (&a)[4]) {
-  std::uint64_t lanes[4][8];
-  for (int i = 0; i < 4; ++i) _mm512_storeu_si512(lanes[i], a[i].v);
-  for (int i = 0; i < 32; ++i) p[i] = lanes[i % 4][i / 4];
+  const __m512i rows[] = {_mm512_unpacklo_epi64(a[0].v, a[1].v), _mm512_unpacklo_epi64(a[2].v, a[3].v),
+                          _mm512_unpackhi_epi64(a[0].v, a[1].v), _mm512_unpackhi_epi64(a[2].v, a[3].v)};
+  // Pairs of numbers: the transpose of 4 × 4 of them.
+  const __m512i lower[] = {_mm512_shuffle_i64x2(rows[0], rows[1], 0x44), _mm512_shuffle_i64x2(rows[2], rows[3], 0x44)};
+  const __m512i upper[] = {_mm512_shuffle_i64x2(rows[0], rows[1], 0xee), _mm512_shuffle_i64x2(rows[2], rows[3], 0xee)};
+  _mm512_storeu_si512(p, _mm512_shuffle_i64x2(lower[0], lower[1], 0x88));
+  _mm512_storeu_si512(p + 8, _mm512_shuffle_i64x2(lower[0], lower[1], 0xdd));
+  _mm512_storeu_si512(p + 16, _mm512_shuffle_i64x2(upper[0], upper[1], 0x88));
+  _mm512_storeu_si512(p + 24, _mm512_shuffle_i64x2(upper[0], upper[1], 0xdd));
 }
 DRAGOMAN_INLINE Longs operator^(Longs a, Longs b) { return {_mm512_xor_si512(a.v, b.v)}; }
 // As on paper, with digits of 32 bits.

@@ -17,6 +17,39 @@ DRAGOMAN_INLINE long append_reaching(Vec a, float floor, long first, std::int32_
   return count;
 }
 
+// Of 16 elements of ids, a and b at `from`, moves those where low <= x <= high to `to`, which is at most `from`;
+// returns how many these are. The rest of the 16 at `to` may be overwritten too.
+DRAGOMAN_INLINE long move_between(Vec x, Vec low, Vec high, long from, long to, std::int32_t* ids, float* a, float* b) {
+  float all[kWidth], least[kWidth], most[kWidth];
+  store(all, x), store(least, low), store(most, high);
+  long count = 0;
+  for (int i = 0; i < kWidth; ++i) {
+    const bool stays = (all[i] >= least[i]) & (all[i] <= most[i]);
+    ids[to + count] = ids[from + i], a[to + count] = a[from + i], b[to + count] = b[from + i];
+    count += stays;
+  }
+  return count;
+}
+
+// For each element a sum in float64.
+struct WideSums {
+  typedef float Quad __attribute__((vector_size(16)));
+  typedef double WideQuad __attribute__((vector_size(32)));
+  WideQuad v[kWidth / 4];
+};
+DRAGOMAN_INLINE WideSums no_wide_sums() { return {}; }
+DRAGOMAN_INLINE void add_widened(WideSums& sums, Vec a) {
+  float all[kWidth];
+  store(all, a);
+#pragma GCC unroll 4
+  for (int q = 0; q < kWidth / 4; ++q) {
+    WideSums::Quad four;
+    std::memcpy(&four, all + q * 4, sizeof four);
+    sums.v[q] += __builtin_convertvector(four, WideSums::WideQuad);
+  }
+}
+DRAGOMAN_INLINE void store_wide(double* p, const WideSums& a) { std::memcpy(p, a.v, sizeof a.v); }
+
 // Eight numbers of 64 bits.
 struct Longs {
   std::uint64_t v[8];

@@ -218,6 +218,23 @@ def test_typical_alone_keeps_what_it_keeps_of_all_tokens(spread: float, temperat
             assert np.array_equal(alone[1], behind[1])
 
 
+@pytest.mark.parametrize("vocab", [5, 16, 47, 20_011])
+def test_many_candidates_and_equal_ones_stay_as_the_reference_says(vocab: int) -> None:
+    """Vectors of them are moved to the front of where they were; what is left of a vector, and equals, one by one."""
+    row = (np.random.default_rng(vocab).normal(size=vocab) * 2).astype(np.float32)
+    equals = (np.round(row * 2) / 2).astype(np.float32)
+    for each, truncation in (
+        (row, {"min_p": 1e-3}),
+        (equals, {"min_p": 0.1}),
+        (row, {"top_k": 4}),
+        (equals, {"top_k": 3}),
+    ):
+        check_kept(run(each, **truncation)[1], each, 1.0, [reference.kept(each, 1.0, **truncation)])
+    for mass in (0.3, 0.9, 0.99):
+        alternatives = [reference.kept(row, 1.0, top_p=mass + d) for d in (0, BORDER, -BORDER)]
+        check_kept(run(row, top_p=mass)[1], row, 1.0, alternatives)
+
+
 @pytest.mark.parametrize(
     "bad",
     [{"typical_p": 1.1}, {"xtc_threshold": -0.1}, {"version": 3}, {"version": 1, "limit": float("nan")}],
