@@ -5,6 +5,24 @@ from __future__ import annotations
 
 from typing import Any
 
+_QWEN: dict[str, Any] = {
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
+_GRANITE: dict[str, Any] = {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "vocab_size": 100352,
+    "num_local_experts": 0,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "mamba_n_heads": 48,
+    "mamba_d_state": 128,
+    "mamba_expand": 2,
+    "tie_word_embeddings": True,
+}
+
 RECURRENT: dict[str, tuple[dict[str, Any], int]] = {
     "LFM2 8B A1B": (
         {
@@ -231,5 +249,39 @@ RECURRENT: dict[str, tuple[dict[str, Any], int]] = {
             "rope_parameters": {"rope_theta": None},
         },
         7_430_870_688,
+    ),
+    "Qwen3-Next 80B A3B": (
+        _QWEN
+        | {"architectures": ["Qwen3NextForCausalLM"], "vocab_size": 151936, "hidden_size": 2048}
+        | {"num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 2, "linear_num_value_heads": 32}
+        | {"num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512}
+        | {"shared_expert_intermediate_size": 512, "intermediate_size": 5120},
+        79_674_391_296,
+    ),
+    "Qwen 3.5 0.8B": (
+        _QWEN
+        | {"architectures": ["Qwen3_5ForCausalLM"], "vocab_size": 248320, "hidden_size": 1024}
+        | {"intermediate_size": 3584, "num_hidden_layers": 24, "num_attention_heads": 8, "num_key_value_heads": 2}
+        | {"linear_num_value_heads": 16, "tie_word_embeddings": True},
+        752_393_024,
+    ),
+    "Qwen 3.5 4B": (
+        _QWEN
+        | {"architectures": ["Qwen3_5ForCausalLM"], "vocab_size": 248320, "hidden_size": 2560}
+        | {"intermediate_size": 9216, "num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4}
+        | {"linear_num_value_heads": 32, "tie_word_embeddings": True},
+        4_205_751_296,
+    ),
+    "Granite 4.0 H 350M": (
+        _GRANITE
+        | {"hidden_size": 768, "shared_intermediate_size": 2048, "num_hidden_layers": 32, "mamba_d_head": 32}
+        | {"layer_types": ["attention" if i in (10, 13, 17, 27) else "mamba" for i in range(32)]},
+        340_332_224,
+    ),
+    "Granite 4.0 H 1B": (
+        _GRANITE
+        | {"hidden_size": 1536, "shared_intermediate_size": 4096, "num_hidden_layers": 40, "mamba_d_head": 64}
+        | {"layer_types": ["attention" if i in (5, 15, 25, 35) else "mamba" for i in range(40)]},
+        1_461_538_368,
     ),
 }
