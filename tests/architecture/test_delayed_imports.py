@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "src" / "dragoman"
@@ -55,6 +56,7 @@ def delayed_imports(source: str) -> set[str]:
     return found
 
 
+@functools.cache
 def by_file() -> dict[str, set[str]]:
     found = {
         path.relative_to(PACKAGE).as_posix(): delayed_imports(path.read_text(encoding="utf-8"))
@@ -89,5 +91,6 @@ def test_only_the_helper_makes_names_of_packages_late() -> None:
 
 
 def _defines_getattr(path: Path) -> bool:
-    body = ast.parse(path.read_text(encoding="utf-8")).body
+    source = path.read_text(encoding="utf-8")
+    body = ast.parse(source).body if "def __getattr__" in source else []
     return any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in body)
