@@ -207,7 +207,7 @@ def test_calls_of_invented_tools_fit_them_and_say_what_was_asked(held_out: bool)
             said = [message["content"].lower() for message in drawn.messages if message["role"] == "user"]
             for value in call["arguments"].values():
                 assert any(str(value).lower() in text for text in said)
-        assert calls or drawn.messages[-1]["content"] in invented_tools.REFUSALS
+        assert calls or drawn.messages[-1]["content"] == invented_tools.REFUSAL
     assert refused > 10
     assert called_without_arguments > 10
 
@@ -227,7 +227,7 @@ def test_tools_are_called_for_what_they_do_and_refused_for_the_rest(held_out: bo
             if calls := answer.get("tool_calls"):
                 assert calls[0]["function"]["name"] in fitting
             else:
-                assert answer["content"] in invented_tools.REFUSALS
+                assert answer["content"] == invented_tools.REFUSAL
                 assert not fitting
 
 

@@ -56,6 +56,7 @@ def say_it_again(rng: Random, *, held_out: bool = False) -> Exchange:
         ways = [
             "Repeat this list: {}", "Say this: {}", "Copy this exactly: {}", "Repeat after me: {}", "Copy: {}",
             "Write this: {}", "Say {}", "Please repeat: {}", "Write the same words: {}", "The same again: {}",
+            "Please say: {}", "Then write: {}", "Say once more: {}", "Now repeat: {}", "Again: {}", "Now copy {}",
             "Now say: {}",
         ]  # fmt: skip
         order = phrased(rng, ways, held_out=held_out)

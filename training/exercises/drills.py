@@ -7,7 +7,7 @@ exercises teach how, for many words, so that a key, a name or a tool that was ne
 import json
 from random import Random
 
-from training.exercises.conversation import Exchange
+from training.exercises.conversation import Conversation, Exchange, Message, assistant, user
 from training.exercises.names import a_city, a_code, a_made_up_word, a_person, is_held_out
 from training.exercises.words import WORDS
 
@@ -64,12 +64,29 @@ def pairs(rng: Random, *, held_out: bool = False) -> Exchange:
 def is_it_there(rng: Random, *, held_out: bool = False) -> Exchange:
     """Whether a list holds a word: half of the time it does."""
     words = _things(rng, rng.choice([1, 1, 2, 2, 3, 4, 5, 7]), held_out=held_out)
-    asked = rng.choice(words)
-    if rng.random() < 0.5:
-        asked = next(thing for thing in iter(lambda: _things(rng, 1, held_out=held_out)[0], "") if thing not in words)
-    question = rng.choice(["Is {1} in this list? {0}", "{0}\nIs {1} among these?", "List: {0}. Does it hold {1}?"])
+    asked = _there_or_not(rng, words, held_out=held_out)
+    question = rng.choice(["{0}\nIs {1} among these?", "List: {0}. Does it hold {1}?", "{0}\n{1}?", "In {0}: {1}?"])
     verdict = YES if asked in words else NO
     return Exchange("drill", question.format(", ".join(words), asked), verdict, short=verdict, verbatim=True)
+
+
+def asked_about_a_list(rng: Random, *, held_out: bool = False) -> Conversation:
+    """A list, and one question after another whether it holds a word: many decisions of one word."""
+    words = list(dict.fromkeys(_plain_or_any(rng, held_out=held_out) for _ in range(rng.choice([1, 2, 3, 4, 6]))))
+    form = rng.choice(["{}?", "{}?", "Is {} there?", "And {}?", "What about {}?", "Do we have {}", "{}"])
+    messages: list[Message] = []
+    for place in range(rng.randint(4, 10)):
+        asked = _there_or_not(rng, words, held_out=held_out)
+        opening = rng.choice(["List: {}. ", "We have {}. ", "{}\n"]).format(", ".join(words)) if place == 0 else ""
+        messages += [user(opening + form.format(asked)), assistant(YES if asked in words else NO)]
+    return Conversation(["drill"], messages)
+
+
+def _there_or_not(rng: Random, words: list[str], *, held_out: bool) -> str:
+    """One of the words, or half of the time one that is not among them."""
+    if rng.random() < 0.5:
+        return rng.choice(words)
+    return next(word for word in iter(lambda: _plain_or_any(rng, held_out=held_out), "") if word not in words)
 
 
 def sorted_out(rng: Random, *, held_out: bool = False) -> Exchange:
@@ -79,7 +96,7 @@ def sorted_out(rng: Random, *, held_out: bool = False) -> Exchange:
     asked = list(dict.fromkeys([*rng.sample(words, rng.randint(1, len(words))), *others]))
     rng.shuffle(asked)
     question = rng.choice(
-        ["List: {0}\nWhich of these are in it? {1}", "{0}\nSay for each whether it is there: {1}",
+        ["List: {0}\nWhich of these are in it? {1}", "{0}\nIs each of these there? {1}",
          "We have {0}. Do we have {1}?", "There are {0}. What about {1}?"]
     )  # fmt: skip
     verdicts = [f"{word}: {'yes' if word in words else 'no'}" for word in asked]

@@ -61,21 +61,21 @@ WEIGHTED: list[tuple[int, Callable[[Random], Exchange]]] = [
 SPLIT: list[tuple[int, Callable[..., Exchange]]] = [
     # These hold whole questions out of training, so that their accuracy is not memory.
     (8, sums.single),
-    (30, sums.larger),
-    (20, sums.sheet),
+    (24, sums.larger),
+    (16, sums.sheet),
     (4, sums.word_problem),
-    (4, records.record),
+    (8, records.record),
     (12, first_words.first_message),
     (14, copying.look_up),
     (10, copying.say_it_again),
-    (30, schemas.extraction),
+    (50, schemas.extraction),
     (14, passages.about_a_text),
     (3, writing.table),
     (2, writing.program),
     (16, drills.written_again),
     (12, drills.pairs),
     (10, drills.is_it_there),
-    (24, drills.sorted_out),
+    (10, drills.sorted_out),
     (8, drills.look_up_word),
 ]
 
@@ -103,7 +103,7 @@ def draw_conversation(rng: Random, *, held_out: bool = False) -> Conversation:
 
 
 def _is_about_tools(answer: Message) -> bool:
-    return bool(answer.get("tool_calls")) or answer["content"] in invented_tools.REFUSALS
+    return bool(answer.get("tool_calls")) or answer["content"] == invented_tools.REFUSAL
 
 
 def _draw_conversation(rng: Random, *, held_out: bool) -> Conversation:
@@ -112,20 +112,24 @@ def _draw_conversation(rng: Random, *, held_out: bool) -> Conversation:
         return tools.conversation(rng)
     if kind < 0.07:
         return invented_tools.conversation(rng, held_out=held_out)
-    if kind < 0.20:
+    if kind < 0.15:
         return invented_tools.many_questions(rng, held_out=held_out)
     if kind < 0.22:
+        return invented_tools.short_orders(rng, held_out=held_out)
+    if kind < 0.28:
+        return drills.asked_about_a_list(rng, held_out=held_out)
+    if kind < 0.30:
         drawn = draw_exchange(rng, held_out=held_out)
         while drawn.task in TOOL_LIKE:
             drawn = draw_exchange(rng, held_out=held_out)
         return tools.unneeded(rng, drawn.question, drawn.answer)
-    if kind < 0.25:
+    if kind < 0.33:
         return thinking.conversation(rng, held_out=held_out)
-    if kind < 0.28:
-        return _remembering(rng, rng.choice([0, 0, 1, 2]), held_out=held_out)
     if kind < 0.36:
+        return _remembering(rng, rng.choice([0, 0, 1, 2]), held_out=held_out)
+    if kind < 0.44:
         return _opened(rng, held_out=held_out)
-    if kind < 0.42:
+    if kind < 0.49:
         return _facts_in_one_manner(rng)
     length = rng.choice([1, 1, 1, 2, 2, 3, 4, 6])
     return _in_one_manner(rng, length, held_out=held_out)

@@ -6,7 +6,7 @@ Several arguments or none, several tools of which one fits, and questions that n
 # ruff: noqa: SIM905 - words in one line read better than one word per line
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -41,9 +41,12 @@ ORDERS = [
     "Would you {} a {}", "I want to {} a {}", "I would like to {} the {}", "I need to {} a {}", "We have to {} the {}",
     "Help me {} a {}", "Let us {} a {}", "Now {} the {}", "Then {} a {}", "You should {} the {}", "We can {} a {} now",
     "My friend wants to {} a {}", "Who can {} the {}", "How do I {} a {}", "Do not forget to {} the {}",
+    "It is important to {} the {}", "It would be good to {} a {}", "It is best to {} the {}", "It may help to {} a {}",
+    "We are ready to {} the {}", "The plan is to {} a {}", "There is reason to {} the {}", "You may {} a {}",
+    "We forgot to {} the {}", "Today we {} a {}", "Try to {} the {}", "She asks you to {} a {}",
     "It is time to {} a {}",
 ]  # fmt: skip
-REFUSALS = ["None of my tools can do that.", "I have no tool for that."]
+REFUSAL = "None of my tools can do that."
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ def conversation(rng: Random, *, held_out: bool = False) -> Conversation:
         other = _tool(rng, held_out=held_out)
         if all(other.verb != tool.verb and other.noun != tool.noun for tool in offered):
             question, _ = _question(rng, other, held_out=held_out)
-            return Conversation(["no fitting tool"], [user(question), assistant(rng.choice(REFUSALS))], definitions)
+            return Conversation(["no fitting tool"], [user(question), assistant(REFUSAL)], definitions)
     messages: list[Message] = []
     for _ in range(rng.choice([1, 1, 1, 2])):
         messages += _used(rng, rng.choice(offered), held_out=held_out)
@@ -84,8 +87,24 @@ def many_questions(rng: Random, *, held_out: bool = False) -> Conversation:
         else:
             tasks.append("no fitting tool")
             question, _ = _question(rng, _unlike(rng, offered, held_out=held_out), held_out=held_out)
-            messages += [user(question), assistant(rng.choice(REFUSALS))]
+            messages += [user(question), assistant(REFUSAL)]
     return Conversation(tasks, messages, [tool.definition for tool in offered])
+
+
+def short_orders(rng: Random, *, held_out: bool = False) -> Conversation:
+    """One or two tools and many orders of a few words, most of them for none: many decisions in few tokens."""
+    offered = _several(rng, rng.choice([1, 1, 2]), held_out=held_out)
+    messages: list[Message] = []
+    for _ in range(rng.randint(4, 9)):
+        if rng.random() < 0.35:
+            messages += _used(rng, rng.choice(offered), held_out=held_out)
+        else:
+            other = _unlike(rng, offered, held_out=held_out)
+            if rng.random() < 0.7:
+                other = replace(other, parameters={})
+            question, _ = _question(rng, other, held_out=held_out)
+            messages += [user(question), assistant(REFUSAL)]
+    return Conversation(["no fitting tool"], messages, [tool.definition for tool in offered])
 
 
 def _used(rng: Random, tool: InventedTool, *, held_out: bool) -> list[Message]:
@@ -129,7 +148,7 @@ def _tool(rng: Random, *, held_out: bool) -> InventedTool:
         if is_held_out(f"{verb} {noun}") == held_out:
             break
     name = rng.choice([f"{verb}_{noun}", f"{verb}_{noun}", f"{verb}{noun.capitalize()}", f"{noun}_{verb}"])
-    chosen = rng.sample(list(PARAMETERS), rng.choice([0, 1, 1, 2, 2, 3]))
+    chosen = rng.sample(list(PARAMETERS), rng.choice([0, 0, 1, 1, 2, 2, 3]))
     parameters = {key: PARAMETERS[key] for key in chosen}
     schema: dict[str, Any] = {"type": "object", "properties": {key: {"type": kind} for key, kind in parameters.items()}}
     if parameters or rng.random() < 0.5:

@@ -32,7 +32,10 @@ FLAG_KEYS = "active paid open closed public private new sold ready urgent verifi
 ANY_WORD_SHARE = 0.5  # of the trained keys: any English word, whatever it would mean, so that keys are read
 
 VERBS = (
-    "Extract|Find|Give|Give me|Return|Write|Write down|List|Tell me|Pick out|Take|Collect|Read off|Note|Show|Print|Get"
+    "Extract|Find|Give|Give me|Return|Write|Write down|List|Tell me|Pick out|Take|Collect|Read off|Note|Show|Print|Get|"
+    "I want|We want|She wants|They want|I would like|Could you give me|Can you find|Can we have|Let me have|Let us see|"
+    "You should find|We are looking for|They asked for|My boss wants|The form has|We only want|Please look up|Send me|"
+    "What are|What we want is|Fields:|Keys:"
 ).split("|")
 COMPOSED_SHARE = 0.6  # of the trained questions: wordings put together, so that no single one is waited for
 
@@ -136,14 +139,17 @@ def _composed(rng: Random, text: str, named: str, schema: str) -> str:
         verb = rng.choice(VERBS)
         form = rng.choice(["as JSON", "in JSON", "as a JSON object", "as JSON, and nothing else", "in JSON form"])
         named = rng.choice([named, f"the {named}", f"{named} of this"])
-        order = rng.choice(["{0} {1} {2}", "{2}: {1}", "{0} {2} {1}", "Only {1}, {2}", "JSON with {1}"])
+        order = rng.choice(["{0} {1} {2}", "{0} {1}, {2}", "{2}: {1}", "{0} {2} {1}", "Only {1}, {2}", "JSON with {1}"])
         order = order.format(verb, named, form)
     else:
         order = (
             rng.choice(["Fill this", "Use this schema", "Follow this form", "JSON like this", "As in"]) + f": {schema}"
         )
     order = rng.choice(["", "", "Please: ", "Now: ", "Task: ", "Your task is this. "]) + order
-    shown = rng.choice(["{}", "{}", "Text: {}", "Note: {}", "Here it is: {}", "We read: {}", '"{}"', "Input: {}"])
+    shown = rng.choice(
+        ["{}", "{}", "Text: {}", "Note: {}", "Here it is: {}", "We read: {}", '"{}"', "Input: {}",
+         "This is the text: {}", "From a letter: {}"]
+    )  # fmt: skip
     joined = rng.choice(["\n", "\n\n", " "])
     if rng.random() < 0.5:
         return f"{order}{rng.choice([':', '.', ''])}{joined}{shown.format(text)}"

@@ -7,7 +7,7 @@ from random import Random
 
 from training.exercises.conversation import Conversation, Message, user
 from training.exercises.copying import look_up
-from training.exercises.invented_tools import REFUSALS
+from training.exercises.invented_tools import REFUSAL
 from training.exercises.sums import FEW_SMALL, Sum, draw
 
 ABOUT_A_LINE = "The question is about a line of the text: {}"
@@ -57,7 +57,7 @@ def thought(before: list[Message], last: Message, task: str, *, offered: bool) -
         return f"The tool {last['tool_calls'][0]['function']['name']} fits."
     if before[-1]["role"] == "tool":
         return "The tool has answered."
-    if last["content"] in REFUSALS:
+    if last["content"] == REFUSAL:
         return "No tool fits."
     if worked := re.fullmatch(r"(\d+) ([-+*]) (\d+) = \d+", last["content"]):
         return steps(Sum(int(worked[1]), worked[2], int(worked[3])))

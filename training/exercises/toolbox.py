@@ -211,7 +211,7 @@ def _made_up(rng: Random) -> OfferedTool:
         order = rng.choice([f"{verb.capitalize()} a {noun}", f"Please {verb} the {noun}", f"Use {name}"])
         asked = rng.choice([f"{order} with {' and '.join(spelled)}.", f"{order}: {', '.join(spelled)}."])
         result = rng.choice(["ok", "done", {"status": "done"}])
-        return Use(asked, arguments, result, rng.choice(["It is done.", f"Done: {verb} {noun}."]))
+        return Use(asked, arguments, result, "Done.")
 
     return OfferedTool(_defined(name, f"{verb.capitalize()} a {noun}.", parameters), use)
 
