@@ -39,7 +39,7 @@ EXTRAS := test dev browser fuzz images tidy release
 TEST := $(VENV)/.extra-test
 # Twice as many as there are cores, for half of the time tests wait for other processes; each is a gigabyte.
 TEST_PROCESSES = $(shell $(PYTHON) -c 'import os; print(min(6, 2 * (os.cpu_count() or 1)))')
-DIVIDED = --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+IN_PARALLEL = --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 DEV := $(VENV)/.extra-dev
 BROWSER := $(VENV)/.extra-browser
 FUZZ := $(VENV)/.extra-fuzz
@@ -78,13 +78,13 @@ serve: $(BUILT) ## Serve the embedded model (or MODEL=...) on port 8000 (or PORT
 	$(BIN)/dragoman serve $(MODEL) --port $(PORT) $(ARGS)
 
 test: $(TEST) ## Install what the tests need, and run them.
-	$(BIN)/python -m pytest $(DIVIDED) $(ARGS)
+	$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 test-fast: $(TEST) ## Run the tests of all files that take no seconds: for every change, before `make test`.
-	$(BIN)/python -m pytest --fast $(DIVIDED) $(ARGS)
+	$(BIN)/python -m pytest --fast $(IN_PARALLEL) $(ARGS)
 
 test-thorough: $(TEST) ## Run all tests, also the cases that `make test` leaves out: on two cores half an hour.
-	DRAGOMAN_THOROUGH=1 $(BIN)/python -m pytest $(DIVIDED) $(ARGS)
+	DRAGOMAN_THOROUGH=1 $(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 test-room: $(TEST) ## Run the tests of one room: ROOM=engine, or ROOM=dialects/tgi.
 	@test -n "$(ROOM)" -a -e "tests/$(ROOM)" || { echo "ROOM=... is a folder in tests/, as in ROOM=engine" >&2; exit 1; }
