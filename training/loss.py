@@ -25,6 +25,17 @@ def weighted_loss(model: Llama, ids: Tensor, weights: Tensor) -> Tensor:
     return (losses * weights.flatten()).sum() / weights.sum()
 
 
+def distilled_loss(model: Llama, teacher: Llama, ids: Tensor, weights: Tensor) -> Tensor:
+    """Mean cross-entropy (nats) per unit of target weight between what the teacher expects at each place and what the
+    model does (Hinton et al., 2015)."""
+    with torch.autocast(ids.device.type, dtype=torch.bfloat16):
+        with torch.no_grad():
+            expected = teacher(ids[:, :-1]).float().softmax(-1)
+        logits = model(ids[:, :-1])
+    losses = functional.cross_entropy(logits.float().flatten(0, 1), expected.flatten(0, 1), reduction="none")
+    return (losses * weights.flatten()).sum() / weights.sum()
+
+
 @torch.no_grad()
 def held_out_loss(model: Llama, rows: RowMaker, kind: str, *, count: int, length: int, device: torch.device) -> float:
     """Nats per token over `count` rows: of all tokens for prose, of what is to be answered for the rest."""

@@ -5,6 +5,7 @@ import math
 import os
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -16,7 +17,7 @@ from training.chat import render
 from training.checkpoint import Position, load_checkpoint, save_checkpoint
 from training.export import export, load_model
 from training.feeder import Feeder
-from training.loss import as_tensors, held_out_loss, weighted_loss
+from training.loss import as_tensors, distilled_loss, held_out_loss, weighted_loss
 from training.model import Llama, ModelConfig
 from training.optimizer import Together, optimizer_of
 from training.prose import encode_prose, read_books, split_books
@@ -62,6 +63,7 @@ def main() -> None:
         step_tokens=options.step_tokens or (GPU_STEP if gpu else CPU_STEP),
         compiled=gpu if options.compile is None else options.compile,
         pause_s=time.time() + 60 * options.pause_after,
+        teacher=load_model(options.teacher).to(device) if options.teacher else None,
     )
     with Feeder(training, run.step_tokens, position.step, run.length, workers=workers, tokenizer=tokenizer_path,
                 prose=options.prose) as feeder:  # fmt: skip
@@ -87,6 +89,7 @@ class Run:
     step_tokens: int
     compiled: bool = False
     pause_s: float = math.inf  # the time at which to leave off, with a checkpoint
+    teacher: Llama | None = None  # whose expectations the model learns, instead of the text alone
 
     def length(self, step: int) -> int:
         """The row length of a step near the present one."""
@@ -96,7 +99,8 @@ class Run:
 def train(run: Run, feeder: Feeder, held_out: RowMaker, device: torch.device) -> None:
     """Steps until the budget is spent, moving the run's position; checkpoints lie in its work folder."""
     model, optimizer, position = run.model, run.optimizer, run.position
-    loss_of = torch.compile(weighted_loss, dynamic=False) if run.compiled else weighted_loss
+    loss_of = weighted_loss if run.teacher is None else partial(distilled_loss, teacher=run.teacher)
+    loss_of = torch.compile(loss_of, dynamic=False) if run.compiled else loss_of
     saved_s = reported_s = measured_s = time.time()
     reported_tokens = position.tokens
     position.progress = run.budget.advanced(position.progress, position.tokens)
@@ -104,7 +108,8 @@ def train(run: Run, feeder: Feeder, held_out: RowMaker, device: torch.device) ->
         share = learning_rate(position.step, position.progress)
         optimizer.set_rate(share)
         batch = feeder.batch()
-        loss = loss_of(model, *as_tensors(batch, device))
+        ids, weights = as_tensors(batch, device)
+        loss = loss_of(model, ids=ids, weights=weights)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -141,9 +146,15 @@ def held_out_losses(model: Llama, held_out: RowMaker, device: torch.device, *, c
 
 
 def _first_model(options: argparse.Namespace, tokenizer: Tokenizer) -> Llama:
-    """The model at the start of a run: of the size asked for, or with the weights of the folder to begin with."""
+    """The model at the start of a run: of the size asked for, or with the weights of the folder to begin with.
+
+    A draft model begins with its teacher's embeddings, which are most of it.
+    """
     if not options.begin:
-        return Llama(ModelConfig.of_size(options.size))
+        model = Llama(ModelConfig.of_size(options.size))
+        if options.size == "draft" and options.teacher:
+            model.model.embed_tokens.load_state_dict(load_model(options.teacher).model.embed_tokens.state_dict())
+        return model
     model = load_model(options.begin).train()
     if options.new_tokenizer:
         carry_embeddings(model, load_tokenizer(options.begin / "tokenizer.json"), tokenizer)
@@ -152,7 +163,7 @@ def _first_model(options: argparse.Namespace, tokenizer: Tokenizer) -> Llama:
 
 def _tokenizer(path: Path, training_text: list[str], options: argparse.Namespace) -> Tokenizer:
     """The work folder's tokenizer, trained there on the first run, or taken from the folder to begin with."""
-    seed, begin = options.seed, options.begin
+    seed, begin = options.seed, options.begin or options.teacher
     if not path.exists() and begin and not options.new_tokenizer:
         load_tokenizer(begin / "tokenizer.json").save(str(path))
     if not path.exists():
@@ -190,7 +201,14 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads; more only where cores are idle")
-    parser.add_argument("--size", choices=["small", "wide"], default="small", help="5.2 or 14.2 million parameters")
+    parser.add_argument("--size", choices=["draft", "small", "wide"], default="small",
+                        help="1.7, 5.2 or 14.2 million parameters")  # fmt: skip
+    parser.add_argument(
+        "--teacher",
+        type=Path,
+        metavar="FOLDER",
+        help="an exported model whose guesses are learned, not the text",
+    )
     parser.add_argument(
         "--from",
         dest="begin",

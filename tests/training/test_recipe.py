@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the recipe is run from the
 from training.average import between
 from training.checkpoint import Position, load_checkpoint, saved_config
 from training.export import export, load_model
-from training.feeder import Feeder
+from training.feeder import Feeder, made
+from training.loss import as_tensors, distilled_loss, weighted_loss
 from training.model import Llama, ModelConfig
 from training.optimizer import optimizer_of, orthogonal
 from training.prose import encode_prose, read_books, split_books
@@ -110,6 +111,20 @@ def test_an_average_lies_between_two_models() -> None:
         torch.testing.assert_close(found[name], 0.75 * weight + 0.25 * second.state_dict()[name])
 
 
+def test_distilling_learns_what_the_teacher_expects_and_not_the_text(maker: RowMaker) -> None:
+    torch.manual_seed(4)
+    teacher, model = Llama(TINY).eval(), Llama(TINY)
+    model.load_state_dict(teacher.state_dict())
+    ids, weights = as_tensors(made(maker, 0, 64, 256), torch.device("cpu"))
+
+    def slope(loss: torch.Tensor) -> float:
+        model.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return float(model.model.embed_tokens.weight.grad.norm())  # type: ignore[union-attr]
+
+    assert slope(distilled_loss(model, teacher, ids, weights)) < 0.05 * slope(weighted_loss(model, ids, weights))
+
+
 @pytest.mark.parametrize("shape", [(24, 40), (40, 24), (16, 16)])
 def test_orthogonal_keeps_the_directions_and_evens_the_singular_values(shape: tuple[int, int]) -> None:
     torch.manual_seed(1)
@@ -128,8 +143,9 @@ def test_rate_rises_and_then_falls_to_nothing() -> None:
     assert learning_rate(2000, 1.0) == 0.0
 
 
-def test_large_model_fits_the_package() -> None:
+def test_models_have_the_size_they_are_to_be_shipped_with() -> None:
     assert Llama(ModelConfig.of_size("wide")).num_parameters * 2 < 32_000_000
+    assert 1_000_000 < Llama(ModelConfig.of_size("draft")).num_parameters < 2_000_000
     assert Position().step == 0
 
 
