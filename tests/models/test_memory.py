@@ -277,6 +277,15 @@ def test_one_layer_that_sees_all_needs_the_whole_context_and_the_others_a_window
     assert found.kv_bytes == found.sequence_kv_bytes == 8192 * found.kv_bytes_per_token
 
 
+def test_a_small_budget_is_for_some_short_sequences() -> None:
+    """Beside a whole context of 4,096 tokens, 128 blocks of 4 layers and 33 of 12, memory is left for 71 of both:
+    too little for one of each of 100 sequences, but enough for 8 sequences of 8 blocks."""
+    settings = ModelSettings(kv_tokens=4096, max_context=4096, max_sequences=100)
+    found = plan(with_windows((512,) * 12 + (0,) * 4), settings, available_bytes=6 * GIB)
+    assert [group.blocks for group in found.groups] == [128 + 71 + 1, 33 + 71]
+    assert found.kv_bytes == 4096 * found.kv_bytes_per_token
+
+
 def gemma_3_1b() -> ModelDescription:
     config = {"architectures": ["Gemma3ForCausalLM"], "hidden_size": 1152, "num_hidden_layers": 26, "head_dim": 256}
     config |= {"num_attention_heads": 4, "num_key_value_heads": 1, "intermediate_size": 6912, "vocab_size": 262144}

@@ -165,6 +165,7 @@ def divide_blocks(
     Short sequences need as many blocks of each group, and long ones fewer of those with a window. So several groups get
     half of the memory as whole contexts, at least one, and the rest for ``max_sequences`` sequences of equal length,
     the longest for which it is enough: whatever the lengths are, that is half of what a division made for them gives.
+    What is not enough for a block more of all these sequences is for as many of them as it is enough for.
     """
     if groups[-1].own and sequence_bytes(groups) <= nbytes:
         own = groups[-1]
@@ -202,6 +203,10 @@ def divide_blocks(
         middle = (low + high) // 2
         low, high = (middle, high) if size(blocks_at(middle)) <= nbytes else (low, middle)
     blocks = blocks_at(low)
+    longer = blocks_at(low + 1)
+    growing = [group for count, most, group in zip(blocks, longer, groups, strict=True) if most > count]
+    more = (nbytes - size(blocks)) // sum(group.bytes_per_block for group in growing) if growing else 0
+    blocks = [min(count + more, most) for count, most in zip(blocks, longer, strict=True)]
     more = (nbytes - size(blocks)) // one  # whole contexts, where all sequences have theirs
     blocks = [count + more * group.sequence_blocks for count, group in zip(blocks, groups, strict=True)]
     blocks[0] += (nbytes - size(blocks)) // groups[0].bytes_per_block
