@@ -358,3 +358,12 @@ def test_a_request_has_one_host_and_a_version(server: RunningServer, data: bytes
 
 def test_http_1_0_needs_no_host(server: RunningServer) -> None:
     assert status_of(ask(server, b"GET /livez HTTP/1.0\r\n\r\n")) == 200
+
+
+def test_a_stream_to_http_1_0_has_no_chunks_and_ends_with_its_connection(server: RunningServer) -> None:
+    body = b'{"prompt": "a", "max_tokens": 3, "stream": true}'
+    head = b"POST /v1/completions HTTP/1.0\r\nexpect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(body)
+    head, _, events = ask(server, head + body).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    assert b"transfer-encoding" not in head and b"connection: close" in head
+    assert events.startswith(b"data: {") and events.endswith(b"}\n\ndata: [DONE]\n\n")

@@ -38,8 +38,10 @@ async def read_form(
     """
     kind, options = parse_options_header(content_type)
     boundary = options.get(b"boundary", b"")
-    if kind != b"multipart/form-data" or not boundary:
+    if kind != b"multipart/form-data":
         raise WrongMediaType(f"The content type must be multipart/form-data, not '{content_type[:64]}'.")
+    if not boundary:
+        raise WrongMediaType("The content type multipart/form-data has no boundary; HTTP clients add it by themselves.")
     reader = _FormReader(file)
     try:
         parser = MultipartParser(

@@ -18,6 +18,7 @@ from dragoman.core.errors import BadRequest, DragomanError, EngineUnavailable, P
 from dragoman.server.connection_context import ConnectionContext
 from dragoman.server.connections import FULL, GRACE_S, Slot, client_of, counted_as
 from dragoman.server.exchange import ABORT, BODY, CUT, ON_LEFT
+from dragoman.server.http_1_0 import end_with_connection
 from dragoman.server.middleware import CROWDED
 from dragoman.server.parsing import (
     BODY_PIECE_BYTES,
@@ -342,6 +343,8 @@ class Connection(HttpToolsProtocol):
         self._body_bytes = self._chunked_bytes = 0
         self._expect_nothing()
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            end_with_connection(self.cycle)
         self.scope["extensions"][BODY] = self.cycle.send  # type: ignore[assignment]
         if not self._unanswered and (is_chunked or length):
             self.context.connections.set_uploading(slot)
