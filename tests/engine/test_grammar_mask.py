@@ -278,6 +278,30 @@ def test_a_broken_grammar_fails_its_own_request() -> None:
     assert not made.has_work
 
 
+def test_a_grammar_that_fails_in_an_unknown_way_fails_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile = Matching.matcher
+
+    def matcher(matching: Matching, grammar: str) -> Any:
+        if grammar == wrong.grammar:
+            raise RuntimeError("not seen before")
+        return compile(matching, grammar)
+
+    wrong = request(Regex("b+"), "wrong")
+    monkeypatch.setattr(Matching, "matcher", matcher)
+    done = run(engine(runner()), [wrong, request(Choice(("yes",)))])
+    assert (done["wrong"].finish[0], text(done["ours"])) == (FinishReason.ERROR, b"yes")
+
+
+def test_a_process_of_low_priority_follows_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
+    def set_priority(which: int, who: int, niceness: int) -> None:
+        if niceness < 15:
+            raise PermissionError  # as of users who started it with `nice`, and are not root
+
+    monkeypatch.setattr("os.getpriority", lambda which, who: 15)
+    monkeypatch.setattr("os.setpriority", set_priority)
+    assert text(alone(runner(), request(Choice(("yes",))))) == b"yes"
+
+
 def test_others_go_on_while_a_grammar_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     may_go_on = threading.Event()
     compile_grammar = Matching.matcher

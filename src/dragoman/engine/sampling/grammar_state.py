@@ -7,6 +7,8 @@ sequence that is preempted, replayed or forked continues unchanged.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import sys
 import threading
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 CACHED = 64
 """Compiled grammars that are kept for the next request."""
 _NICE = 10
+"""Niceness of the thread that compiles, unless that of the process is higher already."""
+
+log = logging.getLogger("dragoman.engine")
 
 
 class GrammarState:
@@ -173,6 +178,11 @@ class Grammars:
                 prepared.append(CompiledRequest(request, grammar_states.result(), cancelled))
             except BadRequest as error:
                 prepared.append(CompiledRequest(request, error=error.message))
+            except Exception as error:  # the other requests go on
+                log.exception("request %s: its grammar", request.request_id)
+                prepared.append(
+                    CompiledRequest(request, error=f"The grammar cannot be followed ({type(error).__name__}).")
+                )
         return prepared
 
     def _thread(self) -> ThreadPoolExecutor:
@@ -219,6 +229,11 @@ def _allow_only(logits: Float32, token_ids: tuple[int, ...]) -> None:
 
 
 def _be_nice() -> None:
-    """Lower the priority of this thread below those that compute, on Linux: elsewhere priorities are per process."""
+    """Lower the priority of this thread below those that compute, on Linux: elsewhere priorities are per process.
+
+    Where the whole process has a lower one already (``nice``, systemd's ``Nice=``) it may not be raised.
+    """
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        with contextlib.suppress(OSError):  # some containers allow no change
+            thread = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread, max(_NICE, os.getpriority(os.PRIO_PROCESS, thread)))

@@ -307,6 +307,10 @@ class VllmClient:
             except BadRequest as error:
                 self._fail(request, None, error.message)
                 return
+            except Exception as error:
+                log.exception("request %s: its grammar", request.request.request_id)
+                self._fail(request, None, f"the grammar cannot be followed ({type(error).__name__})")
+                return
         if logprobs is not None and logprobs.prompt:
             event = await self._on_some_server(request, None)
             if event is None:
