@@ -145,6 +145,8 @@ def test_a_body_that_is_no_form_is_refused(server: RunningServer) -> None:
         answer = httpx.post(f"{server.url}/v1/files", content=body, headers=headers, timeout=30)
         assert answer.status_code == 400, (body, answer.text)
     assert httpx.post(f"{server.url}/v1/files", json={}, headers=headers | {"content-type": "a/b"}).status_code == 400
+    unbounded = httpx.post(f"{server.url}/v1/files", json={}, headers=headers | {"content-type": "multipart/form-data"})
+    assert "has no boundary" in unbounded.json()["error"]["message"]
 
 
 # Batches --------------------------------------------------------------------------------------------------------------

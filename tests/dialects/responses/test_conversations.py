@@ -84,6 +84,7 @@ def test_items_are_listed_added_and_deleted(server: ScriptedServer) -> None:
     assert call(server, "DELETE", f"/{id}/items/msg_9").json() == call(server, "GET", f"/{id}").json()
     missing(call(server, "GET", f"/{id}/items/msg_9"), "Item with id 'msg_9' not found.")
     missing(call(server, "DELETE", f"/{id}/items/msg_9"), "Item with id 'msg_9' not found.")
+    missing(call(server, "GET", f"/{id}/items", after="msg_9"), "Item with id 'msg_9' not found.", "after")
     assert texts(server, id) == ["The number is 7.", "And 8."]
 
 

@@ -52,7 +52,10 @@ def test_events_are_the_same_bytes_again(server: ScriptedServer) -> None:
     assert events_of(later)[0]["sequence_number"] == 4
     assert streamed.text.endswith(later.text)
     assert get(server, f"/{id}", stream="true", starting_after=999).text == ""
-    assert get(server, f"/{id}", stream="true", starting_after="x").status_code == 400
+    for wrong in ("x", "-1"):
+        refused = get(server, f"/{id}", stream="true", starting_after=wrong)
+        assert refused.json()["error"]["message"] == "Invalid 'starting_after': expected an integer from 0."
+    assert get(server, f"/{id}", starting_after=3).headers["x-dragoman-warnings"] == "ignored: starting_after"
     assert get(server, f"/{id}", include="all").json()["error"]["code"] == "invalid_value"
     asked = {"include[]": "reasoning.encrypted_content", "stream": "true", "include_obfuscation": "true"}
     told = get(server, f"/{id}", **asked)
@@ -89,6 +92,8 @@ def test_a_chain_precedes_the_input(server: ScriptedServer) -> None:
     assert listed["last_id"] == f"msg_{digits}_i0"
     page = get(server, f"/{second['id']}/input_items", limit=1, after=listed["last_id"]).json()
     assert ([item["id"] for item in page["data"]], page["has_more"]) == ([listed["data"][1]["id"]], True)
+    behind = get(server, f"/{second['id']}/input_items", after="msg_9")
+    assert (behind.status_code, behind.json()["error"]["param"]) == (404, "after"), "not the first page once more"
 
 
 def test_a_deleted_response_stays_in_its_descendants(server: ScriptedServer) -> None:

@@ -32,6 +32,7 @@ from dragoman.dialects.openai.responses.stored import (
     asked_page,
     conversation_items,
     decoded,
+    item_not_found,
     kept_items,
     page,
 )
@@ -225,14 +226,14 @@ async def retrieve_item(serving: Serving, context: RequestContext) -> None:
         if item.id == wanted:
             await context.reply(item.data)
             return
-    raise _no_item(wanted)
+    raise item_not_found(wanted)
 
 
 async def delete_item(serving: Serving, context: RequestContext) -> None:
     """Handle ``DELETE /v1/conversations/{id}/items/{item}``."""
     found, wanted = await _found(serving, context), context.path_params["item"]
     if not await serving.responses.delete_item(context.tenant, found.id, wanted):
-        raise _no_item(wanted)
+        raise item_not_found(wanted)
     await context.reply(_shown(found))
 
 
@@ -254,10 +255,6 @@ async def _new_items(
     placed = await with_files(placed, files)
     check_items(placed, card)
     return [_listed(item) for item in kept_items(placed, token_hex(16))]
-
-
-def _no_item(id: str) -> NotFound:
-    return ObjectNotFound(f"Item with id '{id[:128]}' not found.")
 
 
 def _shown(stored: StoredConversation) -> dict[str, Any]:

@@ -335,8 +335,10 @@ class ResponsesApi:
         unused = [name for name in ("include", "include[]") if query.get(name) in (ENCRYPTED, LOGPROBS)]
         if _flag(query, "include_obfuscation"):
             unused.append("include_obfuscation")
-        context.report(msgspec.structs.replace(NOTHING_READ, reported=tuple(unused)))
         is_stream = _flag(query, "stream")
+        if not is_stream and "starting_after" in query:
+            unused.append("starting_after")
+        context.report(msgspec.structs.replace(NOTHING_READ, reported=tuple(unused)))
         after = number_of(query, "starting_after", least=0, default=-1)
         stored, run = await self._found(serving, context)
         if not is_stream:

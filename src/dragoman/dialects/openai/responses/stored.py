@@ -53,6 +53,11 @@ def not_found(id: str) -> NotFound:
     return ObjectNotFound(f"Response with id '{id[:128]}' not found.")
 
 
+def item_not_found(id: str, *, param: str | None = None) -> NotFound:
+    """Return the error of an item that is not in a list."""
+    return ObjectNotFound(f"Item with id '{id[:128]}' not found.", param=param)
+
+
 async def chain_items(store: ResponseStore, tenant: str, previous: str) -> list[Placed]:
     """Return the items of a response and of those before it, the oldest first.
 
@@ -247,7 +252,7 @@ def asked_page(query: Mapping[str, str]) -> AskedPage:
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise FieldError(FieldRule.CHOICE, ("order",), order, bound=("asc", "desc"))
-    return AskedPage(limit, order == "asc", query.get("after"))
+    return AskedPage(limit, order == "asc", query.get("after") or None)
 
 
 def number_of(query: Mapping[str, str], name: str, *, least: int, most: int | None = None, default: int) -> int:
@@ -256,7 +261,8 @@ def number_of(query: Mapping[str, str], name: str, *, least: int, most: int | No
     if value is None:
         return default
     if not (value.isascii() and value.isdigit() and len(value) <= 9):
-        raise InvalidRequest(f"Invalid '{name}': expected an integer.", param=name, code="invalid_type")
+        bounds = f"from {least}" if most is None else f"from {least} to {most}"
+        raise InvalidRequest(f"Invalid '{name}': expected an integer {bounds}.", param=name, code="invalid_type")
     number = int(value)
     if number < least or (most is not None and number > most):
         raise InvalidRequest(f"Invalid '{name}': expected a value from {least} to {most}.", param=name)
@@ -264,10 +270,13 @@ def number_of(query: Mapping[str, str], name: str, *, least: int, most: int | No
 
 
 def page(items: Sequence[dict[str, Any]], asked: AskedPage) -> dict[str, Any]:
-    """Return a page of a list of items."""
+    """Return a page of a list of items. Raises NotFound where ``after`` is none of them: its first page once more would
+    have a client read the same items for ever."""
     listed = list(items) if asked.is_ascending else list(reversed(items))
     ids = [item.get("id") for item in listed]
-    first = ids.index(asked.after) + 1 if asked.after in ids else 0
+    if asked.after is not None and asked.after not in ids:
+        raise item_not_found(asked.after, param="after")
+    first = 0 if asked.after is None else ids.index(asked.after) + 1
     shown = listed[first : first + asked.limit]
     return {
         "object": "list",
