@@ -47,7 +47,7 @@ def test_options_come_before_the_file(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (asked["path"], asked["dialect"]) == ("/generate", "tgi")
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(BODY)))
     assert parsed_file(ExplainOptions(file="-")) == {"body": BODY}
-    with pytest.raises(DragomanError, match="cannot be read"):
+    with pytest.raises(DragomanError, match=r"missing cannot be read: No such file or directory$"):
         parsed_file(ExplainOptions(file=str(tmp_path / "missing")))
 
 

@@ -251,8 +251,9 @@ def _told(error: Exception) -> str:
     """Return the message of an error for the user: that of one of ours, with the file of one of the system's."""
     if isinstance(error, DragomanError):
         return error.message
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror} (--debug tells more)"
+    if isinstance(error, OSError) and error.strerror:
+        named = "" if error.filename is None else f"{error.filename}: "
+        return f"{named}{error.strerror} (--debug tells more)"
     return f"{type(error).__name__}: {error} (--debug tells more)"
 
 

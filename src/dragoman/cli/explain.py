@@ -42,7 +42,8 @@ def parsed_file(options: ExplainOptions) -> dict[str, Any]:
             with Path(options.file).open(encoding="utf-8") as opened:
                 text = opened.read(MOST_BYTES)
         except (OSError, UnicodeDecodeError) as error:
-            raise DragomanError(f"{options.file} cannot be read: {error}") from None
+            reason = getattr(error, "strerror", None) or error
+            raise DragomanError(f"{options.file} cannot be read: {reason}") from None
     asked = parsed(text)
     given = {"path": options.path, "dialect": None if options.dialect == "auto" else options.dialect}
     return asked | {name: value for name, value in given.items() if value is not None}

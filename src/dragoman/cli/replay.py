@@ -173,7 +173,7 @@ def read_prompts(path: Path) -> Iterator[TextPrompt | ChatPrompt]:
         with path.open(encoding="utf-8") as opened:
             text = opened.read(MOST_PROMPT_BYTES)
     except (OSError, UnicodeDecodeError) as error:
-        raise DragomanError(f"{path} cannot be read: {error}") from None
+        raise DragomanError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     lines = [line for line in text.splitlines() if line.strip()]
     if not 0 < len(lines) <= MOST_PROMPTS:
         raise DragomanError(f"{path} has {len(lines)} prompts; 1 to {MOST_PROMPTS} are compared")
