@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from typing import Any
 
 import msgspec
@@ -58,6 +59,17 @@ def test_a_capsule_survives_its_file() -> None:
     assert again == CAPSULE
     request = capsules.engine_request("a", again.request)
     assert (request.prompt, request.seeds, request.sampling.logit_bias) == ((1, 2, 3), (7, 2**64 - 1), {5: -1.0})
+
+
+def test_a_banned_token_survives_its_file() -> None:
+    biases = {5: -math.inf, 6: -1.0}
+    asked = EngineRequest(
+        request_id="a", prompt=(1,), seeds=(1,), max_tokens=1, sampling=SamplingParams(logit_bias=biases)
+    )
+    request = capsules.recorded(asked, reported=False, stop=(), adapter=None)
+    capsule = msgspec.structs.replace(CAPSULE, request=request, outputs=(RecordedSequence(),))
+    again = capsules.decode(capsules.encode(capsule))
+    assert capsules.engine_request("a", again.request) == asked
 
 
 def test_a_recorded_request_has_no_caller() -> None:
@@ -159,6 +171,7 @@ VERSION_1: dict[str, Any] = {
         "last_token_id": None,
         "reported": False,
         "stop": [],
+        "banned_token_ids": [],
     },
     "RecordedSequence": {"token_ids": [], "logprobs": [], "top": [], "finish": None},
 }

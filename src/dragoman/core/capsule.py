@@ -81,7 +81,8 @@ class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The parameters as the engine had them, after all defaults; see ``EngineRequest``.
 
     ``reported``: the client asked for the log-probabilities, by ``logprobs``; otherwise they are the recorder's.
-    ``stop``: the stop strings, which end a sequence after its tokens.
+    ``stop``: the stop strings, which end a sequence after its tokens. ``banned_token_ids``: those whose bias is -inf,
+    which JSON cannot say; ``sampling.logit_bias`` has the others.
     """
 
     prompt: Ids
@@ -107,6 +108,7 @@ class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     last_token_id: Id | None = None
     reported: bool = False
     stop: Annotated[tuple[str, ...], Meta(max_length=4096)] = ()
+    banned_token_ids: Ids = ()
 
 
 class RecordedSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -168,7 +170,12 @@ def recorded(request: EngineRequest, *, reported: bool, stop: tuple[str, ...], a
     shared = {name: getattr(request, name) for name in _SHARED}
     shared["adapter"] = adapter
     shared["images"] = tuple(map(_recorded_image, request.images))
-    return RecordedRequest(**shared, logprobs=request.logprobs, reported=reported, stop=stop)
+    biases = request.sampling.logit_bias
+    banned = tuple(id for id, bias in biases.items() if bias == -math.inf)
+    if banned:
+        others = {id: bias for id, bias in biases.items() if bias > -math.inf}
+        shared["sampling"] = msgspec.structs.replace(request.sampling, logit_bias=others)
+    return RecordedRequest(**shared, logprobs=request.logprobs, reported=reported, stop=stop, banned_token_ids=banned)
 
 
 def engine_request(request_id: str, found: RecordedRequest) -> EngineRequest:
@@ -177,6 +184,9 @@ def engine_request(request_id: str, found: RecordedRequest) -> EngineRequest:
     if sum(_pixel_bytes(image) for image in found.images) > MOST_PIXEL_BYTES:
         raise BadRequest(f"its images have more than {MOST_PIXEL_BYTES} bytes")
     images = tuple(map(_placed_image, found.images))
+    if found.banned_token_ids:
+        biases = found.sampling.logit_bias | dict.fromkeys(found.banned_token_ids, -math.inf)
+        shared["sampling"] = msgspec.structs.replace(found.sampling, logit_bias=biases)
     return EngineRequest(request_id=request_id, logprobs=found.logprobs, images=images, **shared)
 
 
