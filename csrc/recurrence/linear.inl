@@ -23,6 +23,16 @@ struct HeadRow {
     factor = layer.factor[row * layer.ldgates + head];
     out = layer.out + row * layer.ldout + head * layer.value_dim + begin;
   }
+
+  // Fetches the inputs of the row after it: rows are too far apart for the processor's own prefetcher.
+  __attribute__((always_inline)) inline void fetch_after(const LinearRecurrence& layer, int vectors) const {
+    for (long i = 0; i < layer.key_dim; i += 16) {
+      __builtin_prefetch(q + layer.ldx + i);
+      __builtin_prefetch(k + layer.ldx + i);
+    }
+    for (int j = 0; j < vectors; ++j) __builtin_prefetch(v + layer.ldx + j * kWidth);
+    __builtin_prefetch(decays + layer.ldgates);
+  }
 };
 
 // Columns [begin, begin + vectors · kWidth) of a head, of which the last may be padding.
@@ -134,6 +144,8 @@ void recur_delta(const LinearRecurrence& layer, const StateRows& rows, long head
     Vec change[vectors], sum[vectors];
     delta_change<vectors, key_decays>(columns, row, seen, change);
     for (int j = 0; j < vectors; ++j) seen[j] = sum[j] = zero();
+    next.fetch_after(layer, vectors);
+#pragma GCC unroll 4
     for (long i = 0; i < layer.key_dim; ++i) {
       const Vec key = broadcast(row.k[i]), query = broadcast(row.q[i]), next_key = delta_key<key_decays>(next, i);
       const Vec kept = broadcast(row.decays[key_decays ? i : 0]);

@@ -12,7 +12,8 @@ namespace {
 // Channels of a sequence that one thread takes at a time, where it has few rows: some µs of work.
 constexpr long kChannelChunk = 256;
 
-// Channels of a convolution: a multiple of a line's, and so many that each thread has this many parts.
+// Channels of a convolution: so many that each thread has this many parts, and a multiple of a line's, or of those that
+// are computed together.
 constexpr long kLineChannels = 16;
 constexpr long kPartsOfSingleRows = 2, kPartsOfManyRows = 8;
 
@@ -28,9 +29,11 @@ bool is_single(const StateRows* sequences, long count) {
 void convolve(const Convolution& layer, const StateRows* sequences, long count) {
   // Of a single row most of the time is fetching the state, which is done ahead within a part: parts are as long as
   // they can be. Of many rows it is the rows, and parts are short, so that threads end together.
-  const long parts = pool().threads() * (is_single(sequences, count) ? kPartsOfSingleRows : kPartsOfManyRows);
-  const long wanted = layer.width * count / parts / kLineChannels * kLineChannels;
-  const long channels = std::min(std::max(wanted, kLineChannels), layer.width);
+  const bool single = is_single(sequences, count);
+  const long parts = pool().threads() * (single ? kPartsOfSingleRows : kPartsOfManyRows);
+  const long least = single ? kLineChannels : kChannelsTogether;
+  const long wanted = layer.width * count / parts / least * least;
+  const long channels = std::min(std::max(wanted, least), layer.width);
   const long chunks = (layer.width + channels - 1) / channels;
   pool().parallel_for(count * chunks, 1, [&](long begin, long end) {
     for (long i = begin; i < end; ++i) {

@@ -36,6 +36,9 @@ struct Convolution {
 
 constexpr long kMostTaps = 16;
 
+// Channels of many rows that are computed together: rows are far apart, and their lines fetched faster by fours.
+constexpr long kChannelsTogether = 64;
+
 // For each head, with S of [key_dim, value_dim], zero at first:
 //
 //   S = decay · S;  u = factor · (v − Sᵀ·k) where delta, else factor · v;  S = S + k·uᵀ;  out = Sᵀ·q + skip · v

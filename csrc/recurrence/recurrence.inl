@@ -21,36 +21,46 @@ DRAGOMAN_INLINE Vec softplus(Vec x) { return max(x, zero()) + log1p_of_share(exp
 
 constexpr long kRowsAhead = 6, kChannelsAhead = 8 * kWidth;
 
-// One vector of channels. fixed_taps: as many as the layer has, for loops of known length, or 0.
-template <int fixed_taps>
-DRAGOMAN_INLINE void convolve_vector(const Convolution& layer, const StateRows& rows, long channel, long n) {
+// Some vectors of channels, the last of which has n. fixed_taps: as many as the layer has, for loops of known length,
+// or 0.
+template <int fixed_taps, int vectors>
+DRAGOMAN_INLINE void convolve_vectors(const Convolution& layer, const StateRows& rows, long channel, long n) {
   const long taps = fixed_taps == 0 ? layer.taps : fixed_taps, kept = taps - 1;
   constexpr long kRoom = fixed_taps == 0 ? kMostTaps : fixed_taps;
-  Vec weight[kRoom], past[kRoom];
-  for (long j = 0; j < taps; ++j) weight[j] = load_up_to(layer.weight + j * layer.width + channel, n);
-  const Vec bias = layer.bias == nullptr ? zero() : load_up_to(layer.bias + channel, n);
-  for (long j = 0; j < kept; ++j) {
-    past[j] = rows.before < 0 ? zero() : load_up_to(layer.state.slot(rows.before) + j * layer.width + channel, n);
+  const auto count = [&](int v) { return v + 1 < vectors ? kWidth : n; };
+  Vec weight[kRoom][vectors], past[kRoom][vectors], bias[vectors];
+  for (int v = 0; v < vectors; ++v) {
+    const long c = channel + v * kWidth;
+    for (long j = 0; j < taps; ++j) weight[j][v] = load_up_to(layer.weight + j * layer.width + c, count(v));
+    bias[v] = layer.bias == nullptr ? zero() : load_up_to(layer.bias + c, count(v));
+    for (long j = 0; j < kept; ++j) {
+      past[j][v] = rows.before < 0 ? zero() : load_up_to(layer.state.slot(rows.before) + j * layer.width + c, count(v));
+    }
   }
   for (long r = 0; r < rows.rows; ++r) {
     float* const x = layer.x + (rows.row + r) * layer.ldx + channel;
-    // Rows are too far apart for the processor's own prefetcher.
-    if (r + kRowsAhead < rows.rows) __builtin_prefetch(x + kRowsAhead * layer.ldx, 1);
-    past[kept] = load_up_to(x, n);
-    Vec sum = bias;
-    for (long j = 0; j <= kept; ++j) sum = fma(weight[j], past[j], sum);
-    store_up_to(x, layer.activated ? apply<Activation::silu>(sum) : sum, n);
-    for (long j = 0; j < kept; ++j) past[j] = past[j + 1];
+    for (int v = 0; v < vectors; ++v) {
+      // Rows are too far apart for the processor's own prefetcher.
+      if (r + kRowsAhead < rows.rows) __builtin_prefetch(x + kRowsAhead * layer.ldx + v * kWidth, 1);
+      past[kept][v] = load_up_to(x + v * kWidth, count(v));
+      Vec sum = bias[v];
+      for (long j = 0; j <= kept; ++j) sum = fma(weight[j][v], past[j][v], sum);
+      store_up_to(x + v * kWidth, layer.activated ? apply<Activation::silu>(sum) : sum, count(v));
+      for (long j = 0; j < kept; ++j) past[j][v] = past[j + 1][v];
+    }
     if (rows.slots[r] < 0) continue;
     float* const state = layer.state.slot(rows.slots[r]) + channel;
-    for (long j = 0; j < kept; ++j) store_up_to(state + j * layer.width, past[j], n);
+    for (int v = 0; v < vectors; ++v) {
+      for (long j = 0; j < kept; ++j) store_up_to(state + j * layer.width + v * kWidth, past[j][v], count(v));
+    }
   }
 }
 
 template <int fixed_taps>
 void convolve_channels(const Convolution& layer, const StateRows& rows, long begin, long end) {
-  for_each_vector(end - begin, [&](long i, long n) {
-    const long channel = begin + i, ahead = channel + kChannelsAhead;
+  constexpr int kVectorsTogether = fixed_taps == 0 ? 1 : kChannelsTogether / kWidth;
+  const auto fetch = [&](long channel) {
+    const long ahead = channel + kChannelsAhead;
     // A few lines of each of many streams: too few for the processor's own prefetcher.
     for (long j = 0; j < layer.taps && ahead < end; ++j) {
       __builtin_prefetch(layer.weight + j * layer.width + ahead);
@@ -58,8 +68,17 @@ void convolve_channels(const Convolution& layer, const StateRows& rows, long beg
         __builtin_prefetch(layer.state.slot(rows.before) + j * layer.width + ahead, 1);
       }
     }
-    convolve_vector<fixed_taps>(layer, rows, channel, n);
-  });
+  };
+  long channel = begin;
+  if (rows.rows > 1) {
+    for (; channel + kVectorsTogether * kWidth <= end; channel += kVectorsTogether * kWidth) {
+      convolve_vectors<fixed_taps, kVectorsTogether>(layer, rows, channel, kWidth);
+    }
+  }
+  for (; channel < end; channel += kWidth) {
+    fetch(channel);
+    convolve_vectors<fixed_taps, 1>(layer, rows, channel, end - channel < kWidth ? end - channel : kWidth);
+  }
 }
 
 void convolve(const Convolution& layer, const StateRows& rows, long begin, long end) {

@@ -176,7 +176,7 @@ def gated_unit(rng: np.random.Generator, width: int) -> tuple[Record, list[int],
 def made(rng: np.random.Generator, kind: str) -> tuple[Recurrent, Floats]:
     """A small one of each kind, and its outputs by the reference."""
     if kind == "convolution":
-        record, floats, both = convolution(rng, 35, 4, True)
+        record, floats, both = convolution(rng, 150, 4, True)  # twice 64 channels together, and 22
         width = both.shape[1] // 2
     elif kind == "selective scan":
         record, floats, both = selective_scan(rng, 100, 12)
