@@ -81,6 +81,9 @@ def test_lists_say_which_models_are_in_memory(server: RunningServer) -> None:
     one = httpx.get(server.url + "/v1/models/second").json()
     assert one == found["second"]
     assert httpx.get(server.url + "/v1/models/third").status_code == 404
+    told = completed(server, "third").json()["error"]["message"]
+    assert told.startswith("The model 'third' does not exist. This server has: first, ")
+    assert "second" in told, "what would be loaded by its name"
     for path in ("/octoai/v1/models", "/llamacpp/models", "/friendli/v1/models"):
         other = listed(server, path)
         assert other["first"]["status"] == {"value": "loaded"}, path
@@ -112,7 +115,11 @@ def test_lists_show_no_models_that_the_caller_may_not_have_loaded(models: Path, 
     ring = Keyring((hashed("key-of-the-admin", "ann"), hashed("key-of-somebody", "bob", ("infer",))))
     with serving(models, tmp_path, ring) as server:
         assert "second" in listed(server, headers={"authorization": "Bearer key-of-the-admin"})
-        assert list(listed(server, headers={"authorization": "Bearer key-of-somebody"})) == ["first"]
+        somebody = {"authorization": "Bearer key-of-somebody"}
+        assert list(listed(server, headers=somebody)) == ["first"]
+        body = {"model": "third", "prompt": "a"}
+        told = httpx.post(server.url + "/v1/completions", json=body, headers=somebody).json()["error"]["message"]
+        assert told == "The model 'third' does not exist. This server has: first."
     with serving(models, tmp_path, request_loads="never") as server:
         assert list(listed(server)) == ["first"]
         assert httpx.get(server.url + "/v1/models/second").status_code == 404

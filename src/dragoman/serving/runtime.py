@@ -10,7 +10,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from pathlib import Path
 
 from dragoman.core.adapters import Adapters
-from dragoman.core.errors import EngineUnavailable
+from dragoman.core.caller import current_caller
+from dragoman.core.catalog import may_have_loaded
+from dragoman.core.errors import EngineUnavailable, ModelNotFound
 from dragoman.core.events import GenerationEvent, GenerationResult, PromptToken
 from dragoman.core.explanation import Explanation
 from dragoman.core.images import ImageInput, ImageTiles
@@ -37,7 +39,7 @@ from dragoman.serving.replay import TOP, Replayer
 from dragoman.serving.response_store import IN_MEMORY as RESPONSES_IN_MEMORY
 from dragoman.serving.response_store import SqliteResponseStore
 from dragoman.serving.resume_store import IN_MEMORY, SqliteResumeStore
-from dragoman.serving.serving import NOT_RECORDED, CheckPrompt, EngineServing, let_pass
+from dragoman.serving.serving import NOT_RECORDED, CheckPrompt, EngineServing, let_pass, unknown_model
 from dragoman.serving.settings import (
     AdapterSettings,
     BatchSettings,
@@ -99,13 +101,22 @@ class ActiveModel:
         return tuple(found.values())
 
     def model(self, name: str | None) -> ModelCard:
-        if name is None or self.catalog.is_leased:
+        if name is not None and not self.catalog.is_leased:
+            # Nothing is generated: every model in memory can be described.
+            for loaded in self.catalog.all_loaded:
+                if loaded.serves(name):
+                    return loaded.serving.model(name)
+        try:
             return self._serving.model(name)
-        # Nothing is generated: every model in memory can be described.
-        for loaded in self.catalog.all_loaded:
-            if loaded.serves(name):
-                return loaded.serving.model(name)
-        return self._serving.model(name)
+        except ModelNotFound:  # it lists the names of one model alone
+            raise unknown_model(name or "", self._names()) from None
+
+    def _names(self) -> list[str]:
+        """Return the names of the models in memory, and of those that the caller may have loaded by naming them."""
+        names = [card.name for card in self.models()]
+        if may_have_loaded(self.catalog, current_caller.get().scopes):
+            names += [each.id for each in self.catalog.entries() if not {each.id, *each.aliases} & set(names)]
+        return names
 
     def adapter(self, name: str) -> ModelCard:
         return self._serving.adapter(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from time import perf_counter
@@ -106,6 +106,11 @@ class _Prepared(NamedTuple):
     submitted: EngineRequest
 
 
+def unknown_model(name: str, there: Iterable[str]) -> ModelNotFound:
+    """Return the error of a request that names none of the models that are there."""
+    return ModelNotFound(f"The model '{name[:256]}' does not exist. This server has: {listed(there)}.", param="model")
+
+
 class EngineServing:
     """Serves one model. ``timeout_s`` bounds every generation, whatever a request asks; ``queue_s`` its wait for the
     first token.
@@ -181,8 +186,7 @@ class EngineServing:
                 observed.answer_headers[MODEL] = self._model.card.name
             return self._model.card
         if card is None:
-            there = listed(card.name for card in self.models())
-            raise ModelNotFound(f"The model '{name[:256]}' does not exist. This server has: {there}.", param="model")
+            raise unknown_model(name, (card.name for card in self.models()))
         return card
 
     def _card(self, name: str) -> ModelCard | None:
