@@ -175,6 +175,7 @@ def test_every_line_is_answered_as_the_request_alone(client: openai.OpenAI) -> N
     hot, streamed = results(client, batch.error_file_id)
     assert (hot["custom_id"], hot["response"]["status_code"], hot["error"]) == ("c2", 400, None)
     assert hot["response"]["body"]["error"]["param"] == "temperature"
+    assert {len(each["response"]["request_id"]) for each in (*answered, hot, streamed)} == {28}, "each has an id"
     assert streamed["response"]["body"]["error"]["param"] == "stream"
     assert batch.output_file_id is not None
     assert client.files.retrieve(batch.output_file_id).purpose == "batch_output"
@@ -271,6 +272,11 @@ def test_a_faulty_input_fails_before_anything_runs(client: openai.OpenAI) -> Non
         batch = finished(client, begin(client, lines))
         assert batch.errors is not None
         assert [each.code for each in batch.errors.data or ()] == [code]
+    batch = finished(client, begin(client, [line("a", {"model": None}), line("b")]))
+    assert batch.errors is not None
+    assert batch.errors.data is not None
+    told = "All lines of a batch name one model: this one names 'stub', the first one none."
+    assert [each.message for each in batch.errors.data] == [told]
 
 
 def test_a_cancelled_batch_has_what_was_done(server: RunningServer, client: openai.OpenAI) -> None:

@@ -210,11 +210,11 @@ class BatchStore(Protocol):
 
 
 class LineRequest(msgspec.Struct, frozen=True):
-    """The HTTP request that a line is. ``result``: what it is answered with instead, without being run."""
+    """The HTTP request that a line is. ``answer``: the status and body that it gets without being run."""
 
     path: str
     body: bytes
-    result: LineResult | None = None
+    answer: tuple[int, bytes] | None = None
 
 
 class ReadLine(msgspec.Struct, frozen=True):

@@ -315,7 +315,13 @@ class _RunningBatch:
         """Run a line and save its result; it stays without one where no more lines are begun meanwhile."""
         raw = await self._store.read(partial(read_line, line=line), self._batch.input_file)
         request = self._form.request(raw, self._batch, line)
-        result = request.result or await self._answer(line, request)
+        result: LineResult | None
+        if request.answer is not None:
+            status, body = request.answer
+            request_id = LineExchange(self._batch, line, request.path, request.body).request_id
+            result = self._form.answered(self._batch, line, status, request_id, body)
+        else:
+            result = await self._answer(line, request)
         while result is not None:
             try:
                 await self._store.save_result(self._batch, line, result)
@@ -465,7 +471,8 @@ def _fault_of(found: ReadLine, seen: set[str], model: str | None) -> BatchFault 
         words = f"The custom_id '{found.custom_id}' is that of an earlier line."
         return BatchFault(code="duplicate_custom_id", message=words, param="custom_id")
     if model is not None and found.model != model:
-        words = f"All lines of a batch name one model: '{found.model[:256]}' is not '{model[:256]}'."
+        ours, theirs = (f"'{each[:256]}'" if each else "none" for each in (found.model, model))
+        words = f"All lines of a batch name one model: this one names {ours}, the first one {theirs}."
         return BatchFault(code="model_mismatch", message=words, param="body.model")
     return None
 

@@ -62,8 +62,9 @@ class AnthropicBatchFormat:
     def request(self, raw: bytes, batch: StoredBatch, line: BatchLine) -> LineRequest:
         params = bytes(_decode_line(raw).params)
         refusal = _refusal(_decode_params(params))
-        result = None if refusal is None else self._errored(line, refusal)
-        return LineRequest(f"/anthropic{batch.endpoint}", params, result)
+        error = None if refusal is None else render_error(refusal)
+        answer = None if error is None else (error.status, _encode(error.body))
+        return LineRequest(f"/anthropic{batch.endpoint}", params, answer)
 
     def answered(self, batch: StoredBatch, line: BatchLine, status: int, request_id: str, body: bytes) -> LineResult:
         if status != 200:

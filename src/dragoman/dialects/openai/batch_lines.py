@@ -99,8 +99,7 @@ class OpenAIBatchFormat:
             if getattr(known, name) is True:
                 error = UnsupportedFeature(f"'{name}' is not supported in a batch.", param=name)
                 refusal = render_error(error)
-                content = _encode(refusal.body)
-                return LineRequest(path, body, self.answered(batch, line, refusal.status, "", content))
+                return LineRequest(path, body, (refusal.status, _encode(refusal.body)))
         if batch.endpoint == RESPONSES:
             body = _kept_in_the_file_alone(body)
         return LineRequest(path, body)
