@@ -13,6 +13,8 @@ from dragoman.core.errors import EngineUnavailable
 from dragoman.core.events import FinishReason, TokenEvent
 from dragoman.core.sampling import LogprobParams, SamplingParams
 from dragoman.engine_client.client import State
+from dragoman.engine_client.vllm import upstream
+from dragoman.engine_client.vllm.probe import Probe
 
 
 @in_loop
@@ -166,6 +168,33 @@ async def test_an_unhealthy_server_gets_no_requests() -> None:
         assert not first.requests
         first.is_healthy = True
         await until(lambda: client.stats().blocks == 200)
+
+
+@in_loop
+async def test_a_server_is_asked_again_whatever_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, answers = FakeVllm(), [ValueError("an answer not seen before"), None]
+    answer, version = FakeVllm._logprobs, Probe._version
+
+    def logprobs(fake: FakeVllm, token_id: int, params: dict[str, Any]) -> dict[str, Any] | None:
+        if answers and params.get("logprobs"):
+            answers.pop()
+            return {"content": []}  # of a generation that was aborted
+        return answer(fake, token_id, params)
+
+    async def asked(probe: Probe) -> str:
+        if len(answers) == 2 and (error := answers.pop(0)) is not None:
+            raise error
+        return await version(probe)
+
+    async with started(fake) as client:
+        await fake.die()
+        await until(lambda: client.health().state is State.RESTARTING)
+        monkeypatch.setattr(upstream, "CHECK_S", 0.1)
+        monkeypatch.setattr(FakeVllm, "_logprobs", logprobs)
+        monkeypatch.setattr(Probe, "_version", asked)
+        await fake.start()
+        await until(lambda: client.health().state is State.READY)
+        assert not answers
 
 
 @in_loop

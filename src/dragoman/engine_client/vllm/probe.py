@@ -204,7 +204,7 @@ class Probe:
             logprobs = answer.choices[0].logprobs
         except (msgspec.DecodeError, IndexError):
             logprobs = None
-        if status != 200 or logprobs is None or logprobs.content is None:
+        if status != 200 or logprobs is None or not logprobs.content:
             raise self._refusal(f"does not generate: status {status}, {error_message(content)}")
         return {each.token_id: each.logprob for each in logprobs.content}
 

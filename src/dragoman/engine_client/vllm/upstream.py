@@ -92,6 +92,16 @@ class Upstream:
 
     async def watch(self) -> None:
         """Check the server's health for good: while it can be used, and until it can be used again."""
+        while True:
+            try:
+                await self._watch()
+            except Exception:  # otherwise a lost server would stay lost
+                log.exception(
+                    "an answer of the vLLM server at %s cannot be understood; it is asked again", self.address
+                )
+                await asyncio.sleep(CHECK_S)
+
+    async def _watch(self) -> None:
         wait_s = FIRST_WAIT_S
         while True:
             if self.is_ready:
