@@ -43,6 +43,12 @@ async def test_prefix_and_bare_path_are_the_same(client: httpx.AsyncClient) -> N
     assert prefixed.json() == bare.json()
 
 
+async def test_documents_are_where_its_users_look(client: httpx.AsyncClient) -> None:
+    for path in ("/docs", "/redoc", "/locallab/docs", "/locallab/redoc"):
+        page = await client.get(path)
+        assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8"), path
+
+
 async def test_chat_has_one_choice(client: httpx.AsyncClient) -> None:
     answer = (await client.post("/chat", json=CHAT)).json()
     (choice,) = answer["choices"]

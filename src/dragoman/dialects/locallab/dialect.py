@@ -44,6 +44,7 @@ def make(settings: LocalLabSettings) -> Dialect:
         headers=system.headers,
         max_body_bytes=settings.locallab_max_body_bytes,
         key_headers=("x-api-key",),
+        page_paths=("/redoc",),
     )
 
 
