@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from stub_runtime import LocalServer
 
 from dragoman.core.errors import PayloadTooLarge
+from dragoman.dialects.api import NotJson
 from dragoman.server import json_cost as complexity
+from dragoman.server.body import decode_json
 from dragoman.server.json_cost import MAX_EXTREMES, MAX_ITEMS, MAX_PARTS, check_complexity
 
 
@@ -125,3 +127,20 @@ async def test_the_dialect_words_the_refusal(runtime: LocalServer) -> None:
     answer = await runtime.client.post("/v1/completions", content=repeated("1.5e300", MAX_EXTREMES + 1))
     assert answer.status_code == 413
     assert "exponents" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", "it is empty"),
+        (rb'{"prompt": "\ud83d", "max_tokens": 5}', "a character is half of a UTF-16 surrogate pair"),
+        (rb'{"prompt": "cut \ud83d"}', "a character is half of a UTF-16 surrogate pair"),
+        (rb'{"prompt": "cut \ude00 here"}', "a character is half of a UTF-16 surrogate pair"),
+        (b'{"prompt": "a"', "Input data was truncated"),
+        (b'{"temperature": 1e999}', "Number out of range"),
+    ],
+)
+def test_what_is_no_json_is_told_by_its_fault(body: bytes, reason: str) -> None:
+    with pytest.raises(NotJson) as refused:
+        decode_json(body)
+    assert refused.value.message == f"The request's body is not valid JSON: {reason}."

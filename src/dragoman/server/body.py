@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -97,8 +98,20 @@ def decode_json(body: bytes) -> Any:
     except RecursionError:
         raise NotJson("The request's body is nested too deeply.") from None
     except ValueError as error:
-        reason = "it is empty" if not body else str(error)
-        raise NotJson(f"The request's body is not valid JSON: {reason}.") from None
+        raise NotJson(f"The request's body is not valid JSON: {_json_fault(body, str(error))}.") from None
+
+
+_HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+
+
+def _json_fault(body: bytes, told: str) -> str:
+    """Return what is wrong with a JSON text, by what its decoder has told."""
+    if not body:
+        return "it is empty"
+    # Texts that a client has cut in the middle of an emoji. Near the end of a body the other half seems to be missing.
+    if "surrogate" in told or ("truncated" in told and _HALF_PAIR.search(body[-16:])):
+        return "a character is half of a UTF-16 surrogate pair"
+    return told.partition(" - at ")[0]  # the place in the value, which says nothing here
 
 
 def check_content_type(headers: Mapping[str, str]) -> None:
