@@ -76,6 +76,18 @@ def test_a_message_that_is_too_large_closes_the_socket(server: RunningServer) ->
     assert closed.value.rcvd.code == 1009
 
 
+def test_a_text_that_is_not_utf8_closes_the_socket_and_is_no_error_of_the_server(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(server, "/north-talk") as socket:
+        socket.send(b"\xc3(", text=True)
+        with pytest.raises(ConnectionClosed) as closed:
+            socket.recv(timeout=30)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1007
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
 def test_leaving_ends_the_generation(server: RunningServer) -> None:
     with opened(server, "/north-talk") as socket:
         socket.send("Once upon a time")

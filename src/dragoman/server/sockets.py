@@ -43,7 +43,7 @@ STOPPING = "dragoman.stopping"
 # Also there: the event for a closed connection, and the client and scheme that a proxy names.
 LEFT, CLIENT = "dragoman.left", "dragoman.client"
 
-GOING_AWAY, INTERNAL_ERROR, RESTARTING = 1001, 1011, 1012
+GOING_AWAY, NOT_UTF8, INTERNAL_ERROR, RESTARTING = 1001, 1007, 1011, 1012
 
 
 def socket_paths(dialects: Sequence[Dialect]) -> frozenset[bytes]:
@@ -67,6 +67,19 @@ class SocketConnection(WebSocketsSansIOProtocol):
             if CLIENT in self.app_state:
                 self.scope["client"], scheme = self.app_state[CLIENT]
                 self.scope["scheme"] = {"http": "ws", "https": "wss"}.get(scheme, self.scheme)
+
+    def send_receive_event_to_app(self) -> None:
+        if self.curr_msg_data_type == "text" and not self.close_sent:
+            text = b"".join(self.frames)
+            self.frames = [text]
+            try:
+                text.decode()
+            except UnicodeDecodeError:  # uvicorn logs it as an error of the server's, with a traceback
+                self.frames = []
+                self.conn.send_close(NOT_UTF8)
+                self.handle_parser_exception()
+                return
+        super().send_receive_event_to_app()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.app_state.get(LEFT, lambda: None)()
