@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -319,3 +320,30 @@ def test_the_end_waits_for_nobody_for_long() -> None:
     writer.write("too late\n")
     assert writer.dropped == 1
     os.close(reading)
+
+
+def test_what_is_written_without_a_thread_is_seen_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a limit of processes or of memory: the error that tells of it is often the only text."""
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    reading, writing = os.pipe()
+    writer = LogWriter(writing, note)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        writer.write("one\n")
+        assert os.read(reading, 100) == b"one\n"
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+        os.write(writing, bytes(4096))
+        writer.write("two\n")  # the reader does not take it: it waits
+        assert not writer.flush(0.01)
+        assert os.read(reading, 4096) == bytes(4096)
+        assert writer.flush(1)
+        assert os.read(reading, 100) == b"two\n"
+    writer.write("three\n")
+    assert writer.flush()
+    assert os.read(reading, 100) == b"three\n"
+    writer.close()
+    os.close(reading)
+    os.close(writing)

@@ -254,6 +254,11 @@ def _told(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         named = "" if error.filename is None else f"{error.filename}: "
         return f"{named}{error.strerror} (--debug tells more)"
+    if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
+        return (
+            "the system lets this process start no more threads: raise its limit of processes or of memory "
+            "(ulimit -u, ulimit -v, TasksMax= of a systemd unit)"
+        )
     return f"{type(error).__name__}: {error} (--debug tells more)"
 
 

@@ -71,8 +71,7 @@ class LogWriter:
             self._tell_of_dropped()
             self._put(_Text(content, lines))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="log", daemon=True)
-                self._thread.start()
+                self._start()
 
     def flush(self, limit_s: float = FLUSH_S) -> bool:
         """Wait until everything is written, for so long at most. Return whether it is."""
@@ -82,7 +81,10 @@ class LogWriter:
                 rest_s = end - time.monotonic()
                 if rest_s <= 0:
                     return False
-                self._changed.wait(rest_s)
+                if self._thread is None:
+                    self._write_here(rest_s)
+                else:
+                    self._changed.wait(rest_s)
         return True
 
     def close(self, limit_s: float = FLUSH_S) -> None:
@@ -91,6 +93,30 @@ class LogWriter:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
+
+    def _start(self) -> None:
+        """Start the thread. Where the system allows no other one (a limit of processes or of memory), write here what
+        the reader takes at once: the error that tells of the limit has to be seen."""
+        thread = threading.Thread(target=self._run, name="log", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            self._write_here(0)
+        else:
+            self._thread = thread
+
+    def _write_here(self, wait_s: float) -> None:
+        """Write the queue from this thread, while the reader takes it. ``wait_s``: how long to wait for the reader
+        before the first text."""
+        while self._queue:
+            with contextlib.suppress(OSError, ValueError):  # a closed file: writing drops the text
+                if not select.select([], [self._descriptor], [], wait_s)[1]:
+                    return
+            wait_s = 0
+            text = self._queue.popleft()
+            self._bytes -= len(text.content)
+            if not self._write_all(text.content):
+                self._drop(text)
 
     def _put(self, text: _Text) -> None:
         self._queue.append(text)
