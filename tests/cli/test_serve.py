@@ -169,6 +169,14 @@ def test_a_first_start_that_others_can_reach_makes_a_key(tmp_path: Path) -> None
     assert key not in (tmp_path / "dragoman" / "api-key").read_text()
 
 
+def test_a_start_on_an_address_that_is_not_there_makes_no_key(tmp_path: Path) -> None:
+    server = start_command("--host", "192.0.2.1", XDG_STATE_HOME=str(tmp_path))
+    _, said = server.communicate(timeout=60)
+    assert server.returncode == 1
+    assert "192.0.2.1 is no address of this machine" in said
+    assert not list(tmp_path.rglob("*api-key*"))
+
+
 def test_a_log_that_nobody_reads_is_json_throughout_and_keeps_nobody_waiting() -> None:
     reading, writing = os.pipe()
     server = subprocess.Popen(

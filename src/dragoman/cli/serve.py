@@ -45,6 +45,8 @@ def serve(settings: ServeSettings, prespawned: PrespawnedWorker | None = None, n
     # The permissions of a Unix socket decide who may connect.
     host = "localhost" if settings.network.uds is not None else settings.server.host
     defaults = settings.limits.applied_to(NO_LIMITS)
+    if settings.network.uds is None:  # before a first key is made, and before a download, which may take an hour
+        check_free(settings.server.host, settings.server.port)
     keyring = open_keyring(settings.keys, host, settings.continuing.folder, defaults)
     if settings.tunnel.public and (settings.network.uds is not None or settings.network.tls_cert is not None):
         raise DragomanError("--public needs a port without TLS: the tunnel has TLS of its own")
@@ -54,8 +56,6 @@ def serve(settings: ServeSettings, prespawned: PrespawnedWorker | None = None, n
         # engine's settings come first, so that the process need not wait for the server.
         from dragoman.engine.worker_settings import within_budget, worker_settings
 
-        if settings.network.uds is None:
-            check_free(settings.server.host, settings.server.port)  # before a download, which may take an hour
         if settings.remote.engine:
             from dragoman.cli.running import run_remote
 
