@@ -116,21 +116,25 @@ def _draw_conversation(rng: Random, *, held_out: bool) -> Conversation:
         return invented_tools.many_questions(rng, held_out=held_out)
     if kind < 0.22:
         return invented_tools.short_orders(rng, held_out=held_out)
-    if kind < 0.28:
+    if kind < 0.26:
         return drills.asked_about_a_list(rng, held_out=held_out)
-    if kind < 0.30:
+    if kind < 0.28:
         drawn = draw_exchange(rng, held_out=held_out)
         while drawn.task in TOOL_LIKE:
             drawn = draw_exchange(rng, held_out=held_out)
         return tools.unneeded(rng, drawn.question, drawn.answer)
-    if kind < 0.33:
+    if kind < 0.31:
         return thinking.conversation(rng, held_out=held_out)
-    if kind < 0.36:
+    if kind < 0.34:
         return _remembering(rng, rng.choice([0, 0, 1, 2]), held_out=held_out)
-    if kind < 0.44:
+    if kind < 0.42:
         return _opened(rng, held_out=held_out)
-    if kind < 0.49:
+    if kind < 0.47:
         return _facts_in_one_manner(rng)
+    if kind < 0.55:
+        return schemas.asked_again(rng, held_out=held_out)
+    if kind < 0.58:
+        return passages.several_questions(rng, held_out=held_out)
     length = rng.choice([1, 1, 1, 2, 2, 3, 4, 6])
     return _in_one_manner(rng, length, held_out=held_out)
 

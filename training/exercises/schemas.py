@@ -7,7 +7,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from training.exercises.conversation import Exchange
+from training.exercises.conversation import Conversation, Exchange, Message, assistant, user
+from training.exercises.drills import a_word
 from training.exercises.names import a_city, a_code, a_made_up_word, a_person, is_held_out
 from training.exercises.phrasing import phrased
 from training.exercises.vocabulary import DAYS, MONTHS
@@ -37,7 +38,10 @@ VERBS = (
     "You should find|We are looking for|They asked for|My boss wants|The form has|We only want|Please look up|Send me|"
     "What are|What we want is|Fields:|Keys:"
 ).split("|")
-COMPOSED_SHARE = 0.6  # of the trained questions: wordings put together, so that no single one is waited for
+COMPOSED_SHARE = 0.8  # of the trained questions: wordings put together, so that no single one is waited for
+ANY_ORDER_SHARE = 0.6  # of those: any words in place of the verb, so that the keys are found by their place alone
+SUBJECTS = ["", "", "I ", "We ", "You ", "They ", "Please ", "She ", "Now ", "Can you ", "Let us ", "To "]
+HELD_OUT_ORDER = {"need"}  # the verb of the wording that is held out
 
 HEADS = ["first", "last", "main", "home", "old", "next", "net", "max", "min", "order", "user", "item", "car", "book"]
 
@@ -58,6 +62,25 @@ def extraction(rng: Random, *, held_out: bool = False) -> Exchange:
     text = _told(rng, told)
     question = _asked(rng, text, kinds, held_out=held_out)
     return Exchange("json", question, json.dumps(record), verbatim=True)
+
+
+def asked_again(rng: Random, *, held_out: bool = False) -> Conversation:
+    """One text, and one order after another for JSON of some of what it says: many choices of keys in few tokens."""
+    kinds: dict[str, str] = {}
+    record: dict[str, Value] = {}
+    for key in _keys(rng, rng.randint(2, 6), held_out=held_out):
+        kinds[key], record[key] = _value(rng, key, held_out=held_out)
+    text = _told(rng, rng.sample(list(record.items()), len(record)))
+    messages: list[Message] = []
+    for place in range(rng.randint(2, 6)):
+        asked = rng.sample(list(record), rng.choice([1, 1, 2, 3]) if len(record) > 2 else rng.randint(1, len(record)))
+        chosen = {key: kinds[key] for key in asked}
+        if place == 0:
+            question = _asked(rng, text, chosen, held_out=held_out)
+        else:
+            question = _order(rng, _listed(rng, asked), json.dumps(_schema(chosen))) + rng.choice([".", "", "?"])
+        messages += [user(question), assistant(json.dumps({key: record[key] for key in asked}))]
+    return Conversation(["json"], messages)
 
 
 def _keys(rng: Random, count: int, *, held_out: bool) -> list[str]:
@@ -117,40 +140,70 @@ def _said(value: Value) -> str:
 def _asked(rng: Random, text: str, kinds: dict[str, str], *, held_out: bool) -> str:
     keys = list(kinds)
     named = keys[0] if len(keys) == 1 else f"{', '.join(keys[:-1])} and {keys[-1]}"
-    schema: dict[str, Any] = {"type": "object", "properties": {key: {"type": kind} for key, kind in kinds.items()}}
     shape = "{" + ", ".join(f'"{key}": {kind}' for key, kind in kinds.items()) + "}"
     ways = [
         f"Extract {named} as JSON: {text}",
         f"{text}\nGive me JSON with {named}.",
         f"Write this as JSON with the keys {named}. {text}",
         f"Fill in this JSON: {shape}\n{text}",
-        f"Extract as JSON of this schema: {json.dumps(schema)}\n{text}",
+        f"Extract as JSON of this schema: {json.dumps(_schema(kinds))}\n{text}",
         f"{text}\n\nAnswer in JSON: {shape}",
         f"From this text: {text}\nI need {named}, as JSON.",
     ]
     if not held_out and rng.random() < COMPOSED_SHARE:
-        return _composed(rng, text, named, rng.choice([shape, json.dumps(schema)]))
+        return _composed(rng, text, _listed(rng, keys), rng.choice([shape, json.dumps(_schema(kinds))]))
     return phrased(rng, ways, held_out=held_out)
+
+
+def _schema(kinds: dict[str, str]) -> dict[str, Any]:
+    return {"type": "object", "properties": {key: {"type": kind} for key, kind in kinds.items()}}
+
+
+def _listed(rng: Random, keys: list[str]) -> str:
+    """The keys in a row, in one of the ways in which people write them."""
+    if len(keys) == 1:
+        return rng.choice(["{}", "{}", "{}", '"{}"', "`{}`"]).format(keys[0])
+    between, last = rng.choice(
+        [(", ", " and "), (", ", " and "), (", ", " and "), (", ", ", and "), (", ", ", "), (" and ", " and "),
+         ("; ", "; "), (" ", " "), ("/", "/")]
+    )  # fmt: skip
+    shown = [rng.choice(['"{}"', "`{}`"]).format(key) for key in keys] if rng.random() < 0.1 else keys
+    return between.join(shown[:-1]) + last + shown[-1]
 
 
 def _composed(rng: Random, text: str, named: str, schema: str) -> str:
     """One of many wordings: an order with the keys or a schema, before or after the text."""
-    if rng.random() < 0.7:
-        verb = rng.choice(VERBS)
-        form = rng.choice(["as JSON", "in JSON", "as a JSON object", "as JSON, and nothing else", "in JSON form"])
-        named = rng.choice([named, f"the {named}", f"{named} of this"])
-        order = rng.choice(["{0} {1} {2}", "{0} {1}, {2}", "{2}: {1}", "{0} {2} {1}", "Only {1}, {2}", "JSON with {1}"])
-        order = order.format(verb, named, form)
-    else:
-        order = (
-            rng.choice(["Fill this", "Use this schema", "Follow this form", "JSON like this", "As in"]) + f": {schema}"
-        )
-    order = rng.choice(["", "", "Please: ", "Now: ", "Task: ", "Your task is this. "]) + order
+    order = rng.choice(["", "", "", "Please: ", "Now: ", "Task: ", "Your task is this. "]) + _order(rng, named, schema)
     shown = rng.choice(
         ["{}", "{}", "Text: {}", "Note: {}", "Here it is: {}", "We read: {}", '"{}"', "Input: {}",
-         "This is the text: {}", "From a letter: {}"]
+         "This is the text: {}", "From a letter: {}", *[f"{_words(rng).capitalize()}: {{}}"] * 6]
     )  # fmt: skip
     joined = rng.choice(["\n", "\n\n", " "])
-    if rng.random() < 0.5:
+    if rng.random() < 0.4:
         return f"{order}{rng.choice([':', '.', ''])}{joined}{shown.format(text)}"
-    return f"{shown.format(text)}{joined}{order}{rng.choice(['.', '', ', please.'])}"
+    return f"{shown.format(text)}{joined}{order}{rng.choice(['.', '.', '', '?', ', please.'])}"
+
+
+def _order(rng: Random, named: str, schema: str) -> str:
+    """An order that names the keys, mostly, or gives a schema."""
+    if rng.random() > 0.75:
+        said = rng.choice(["Fill this", "Use this schema", "Follow this form", "JSON like this", "As in", _words(rng)])
+        return f"{said}: {schema}"
+    verb = rng.choice(VERBS)
+    if rng.random() < ANY_ORDER_SHARE:
+        verb = rng.choice(SUBJECTS) + _words(rng)
+        verb = verb[0].upper() + verb[1:]
+    form = rng.choice(["as JSON", "in JSON", "as a JSON object", "as JSON, and nothing else", "in JSON form"])
+    named = rng.choice([named, named, f"the {named}", f"{named} of this"])
+    order = rng.choice(["{0} {1} {2}", "{0} {1}, {2}", "{2}: {1}", "{0} {2} {1}", "{0} {1}, {2}", "JSON with {1}"])
+    return order.format(verb, named, form)
+
+
+def _words(rng: Random) -> str:
+    """One to three English words, whatever they mean."""
+    drawn: list[str] = []
+    while len(drawn) < 1 or rng.random() < 0.4:
+        word = a_word(rng)
+        if word not in HELD_OUT_ORDER:
+            drawn.append(word)
+    return " ".join(drawn)
