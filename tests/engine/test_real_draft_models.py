@@ -24,6 +24,7 @@ from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine.speculation import draft_gain
 from dragoman.engine.speculation.drafter import DraftSource
 from dragoman.models.settings import Precision
+from dragoman.text.tokenizer import Tokenizer
 from simulation import Limited, run, run_alone, through_preemptions_and_deaths
 
 Maker = Callable[[Path], Path]
@@ -123,3 +124,30 @@ def test_after_preemptions_and_deaths(pair: Loaded) -> None:
     )
     assert told == alone
     assert preemptions > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_trained_draft_model_guesses_what_the_embedded_model_says(temperature: float) -> None:
+    folder = Path(__file__).resolve().parents[2] / "builtin-draft"
+    settings = models.ModelSettings(max_context=512, max_tokens=256)
+    runner = models.load(None, settings)
+    draft = models.load(folder, models.plan_draft(str(folder), settings, "int8", 256)[1])
+    tokenizer = Tokenizer.load(folder)
+    questions = ("Who are you?", "Count from 1 to 20.", "Tell me a story about a fox called Pip.", "What is 47 + 38?")
+    requests = [
+        EngineRequest(
+            request_id=question,
+            prompt=tokenizer.encode(f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"),
+            seeds=(7,),
+            max_tokens=80,
+            end_token_ids=runner.card.eos_token_ids,
+            sampling=SamplingParams(temperature=temperature),
+        )
+        for question in questions
+    ]
+    alone = {request.request_id: run_alone(runner, request) for request in requests}
+    engine = drafting(runner, Loaded(runner, draft, is_alike=False))
+    assert run(engine, requests) == alone
+    stats = engine.output().stats
+    assert stats.drafted["model"] > 100
+    assert stats.accepted["model"] > 0.6 * stats.drafted["model"]
