@@ -19,6 +19,7 @@ from dragoman.cluster.replica_state import Replica
 from dragoman.cluster.routing import Wanted
 from dragoman.cluster.running import Arrivals
 from dragoman.cluster.upstream import ReplicaPool
+from dragoman.core.errors import GenerationFailed
 from dragoman.dialects import DIALECTS
 from dragoman.server.relay import END_FRAME, HEAD_FRAME
 from dragoman.server.settings import NetworkSettings
@@ -136,22 +137,57 @@ async def test_requests_go_to_the_replicas_that_have_their_adapter(replicas: lis
             assert {each.status_code for each in replies} == {200}
 
 
+class Listed:
+    """Replicas that are there; the first of them makes each change first."""
+
+    ready = ("first",)
+
+    def __init__(self, there: list[Replica]) -> None:
+        self.there = there
+
+    @asynccontextmanager
+    async def slot(self, wanted: Wanted, wait_s: float) -> AsyncIterator[Replica]:
+        yield self.there[0]
+
+    def all(self) -> list[Replica]:
+        return list(self.there)
+
+    def admit_by(self, admits: object) -> None: ...
+
+
+LOADING = Change(0, "/v1/load_lora_adapter poems", "poems", "POST", b"/v1/load_lora_adapter", [], b"{}")
+
+
+async def test_a_refusal_is_told_whoever_brought_the_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What watches for replicas that lack a change is faster here than the change's own request."""
+    first, refusing = Replica("first", "127.0.0.1", 9), Replica("refusing", "127.0.0.1", 9)
+    asked: list[str] = []
+
+    async def ask(replica: Replica, request: object) -> Frames:
+        asked.append(replica.name)
+        return [(HEAD_FRAME, msgspec.msgpack.encode([200 if replica is first else 404, []])), (END_FRAME, b"")]
+
+    async def left_behind(pool: object, replica: Replica, secret: object, method: str, *rest: object) -> bytes:
+        if replica is first and method == "PUT":
+            async with asyncio.timeout(10):
+                while "refusing" not in asked:
+                    await asyncio.sleep(0.001)
+        return b""
+
+    monkeypatch.setattr("dragoman.cluster.changes.ask_replica", left_behind)
+    monkeypatch.setattr("dragoman.cluster.changes.LOOK_S", 0.001)
+    changes = Changes(Listed([first, refusing]), ask, ReplicaPool(), SECRET, Arrivals())
+    watching = asyncio.create_task(changes.watch())
+    with pytest.raises(GenerationFailed, match=r"1 of 2 replicas: refusing answered .* with status 404"):
+        await changes.make(LOADING, "r", 1.0)
+    watching.cancel()
+    assert asked == ["first", "refusing"]
+
+
 async def test_a_replica_that_leaves_while_it_is_busy_is_no_longer_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The change is made by then, and its client is told so."""
     first, leaving = Replica("first", "127.0.0.1", 9), Replica("leaving", "127.0.0.1", 9)
     there = [first, leaving]
-
-    class Replicas:
-        ready = ("first",)
-
-        @asynccontextmanager
-        async def slot(self, wanted: Wanted, wait_s: float) -> AsyncIterator[Replica]:
-            yield first
-
-        def all(self) -> list[Replica]:
-            return list(there)
-
-        def admit_by(self, admits: object) -> None: ...
 
     async def ask(replica: Replica, request: object) -> Frames:
         if replica is leaving and leaving in there:
@@ -163,10 +199,9 @@ async def test_a_replica_that_leaves_while_it_is_busy_is_no_longer_asked(monkeyp
 
     monkeypatch.setattr("dragoman.cluster.changes.ask_replica", left_behind)
     monkeypatch.setattr("dragoman.cluster.changes.LOOK_S", 0.01)
-    changes = Changes(Replicas(), ask, ReplicaPool(), SECRET, Arrivals())
+    changes = Changes(Listed(there), ask, ReplicaPool(), SECRET, Arrivals())
     watching = asyncio.create_task(changes.watch())
-    change = Change(0, "/v1/load_lora_adapter poems", "poems", "POST", b"/v1/load_lora_adapter", [], b"{}")
-    frames = await changes.make(change, "r", 1.0)
+    frames = await changes.make(LOADING, "r", 1.0)
     watching.cancel()
     assert status_of(frames) == 200
     assert there == [first]

@@ -128,6 +128,8 @@ class Changes:
         self._newest = 0
         self._given: dict[str, int] = {}
         """By the name of a replica: the serial of the newest change that it was given."""
+        self._refused: dict[str, tuple[int, str]] = {}
+        """By the name of a replica: the serial of the newest change that it refused, and what it answered."""
         self._joined: set[str] = set()
         """Those that were given, once, all that there was."""
         self._locks: dict[str, asyncio.Lock] = {}
@@ -158,8 +160,9 @@ class Changes:
             self._given[first.name] = self._newest
             self._joined.add(first.name)
             await self._leave(first)
-            others = [each for each in self._replicas.all() if each.name != first.name]
-            refusals = list(filter(None, await asyncio.gather(*map(self._catch_up, others))))
+            others, made_now = [each for each in self._replicas.all() if each.name != first.name], self._newest
+            caught_up = await asyncio.gather(*(self._catch_up(each, made_now) for each in others))
+            refusals = list(filter(None, caught_up))
             if refusals:
                 made = 1 + len(others) - len(refusals)
                 raise GenerationFailed(
@@ -187,11 +190,11 @@ class Changes:
         while len(self._kept) > MOST_CHANGES or sum(len(each.body) for each in self._kept) > MOST_BYTES:
             log.warning("the oldest change is forgotten, replicas to come lack it: %s", self._kept.pop(0).subject)
 
-    async def _catch_up(self, replica: Replica) -> str:
-        """Give a replica the changes that it lacks. Return why it refused one, else nothing. One that is lost meanwhile
-        is tried again later, where it is still there."""
+    async def _catch_up(self, replica: Replica, serial: int | None = None) -> str:
+        """Give a replica the changes that it lacks. Return why it refused the one of that serial, whoever gave it
+        that, else nothing. One that is lost meanwhile is tried again later, where it is still there."""
         name, clock = replica.name, asyncio.get_running_loop().time
-        refusal, until = "", clock() + PATIENCE_S
+        until = clock() + PATIENCE_S
         async with self._locks.setdefault(name, asyncio.Lock()):
             try:
                 if name not in self._given:
@@ -206,13 +209,15 @@ class Changes:
                     if status >= 300:
                         refusal = f"{name} answered {due.subject} with status {status}"
                         log.warning("%s", refusal)
+                        self._refused[name] = due.serial, refusal
                     self._given[name] = due.serial
                 self._given[name] = self._newest
                 self._joined.add(name)
                 await self._leave(replica)
             except ReplicaLost as error:
                 log.warning("changes did not reach replica %s: %s", name, error)
-        return refusal
+        refused, refusal = self._refused.get(name, (0, ""))
+        return refusal if refused == serial else ""
 
     def _due(self, name: str) -> Change | None:
         """Return the oldest change that a replica lacks; None where there is none, or the replica has left."""
@@ -247,6 +252,7 @@ class Changes:
                 del self._given[name]
                 self._joined.discard(name)
                 self._locks.pop(name, None)
+                self._refused.pop(name, None)
             self._tasks = {name: task for name, task in self._tasks.items() if not task.done()}
             for name, replica in there.items():
                 if self._given.get(name, -1) < self._newest and name not in self._tasks:
