@@ -101,6 +101,17 @@ class GuessingHead(HeadDrafts):
     _draw = GuessingModel._draw
 
 
+def time_steps(engine: Engine, runner: models.Model) -> None:
+    """Measure what steps cost, as servers do at their start."""
+    drafts = engine.scheduler.drafts
+    drafts.plan_costs(runner)
+    reading, writing = os.pipe()
+    while drafts.costs is not None and not drafts.costs.is_over:
+        drafts.costs.measure(reading)
+    os.close(reading)
+    os.close(writing)
+
+
 def speed(
     runner: models.Model,
     draft: models.Model | None,
@@ -126,12 +137,7 @@ def speed(
         drafts.use_head(runner.head, runner.hidden_rows)
         drafts.model = guessing = GuessingHead(runner.head)
         guessing.acceptance = acceptance
-    drafts.plan_costs(runner)
-    reading, writing = os.pipe()
-    while drafts.costs is not None and not drafts.costs.is_over:
-        drafts.costs.measure(reading)
-    os.close(reading)
-    os.close(writing)
+    time_steps(engine, runner)
     for index in range(turn * streams, (turn + 1) * streams):
         rng = random.Random(index)
         text = tuple(rng.randrange(1, runner.vocab_size) for _ in range(prompt + tokens))

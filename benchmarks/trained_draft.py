@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How often a really trained draft model is right, and what it saves: the embedded model and the one distilled for it.
 
-    python -m benchmarks.trained_draft [--precision int8] [--lengths 1 2 4] [--rounds 3]
+    python benchmarks/trained_draft.py [--precision int8] [--lengths 1 2 4] [--rounds 3]
 
 Questions are answered one after the other, without drafts and with drafts of a fixed length, in turns; the tokens must
 be equal. ``right`` is the part of guesses that were; ``tokens a step`` counts steps that decode. The last column is how
@@ -12,13 +12,13 @@ that pays by what was measured, or none.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
+from drafts import time_steps
 from dragoman import models
 from dragoman.core.events import TokenEvent
 from dragoman.core.request import EngineRequest
@@ -83,10 +83,9 @@ def answered(
     """Answer one prompt after the other, with drafts of the length, or of one that pays."""
     engine = Engine(runner, SchedulerSettings(draft_sources=("model",), prefix_cache=False))
     if draft is not None:
-        drafts = engine.scheduler.drafts
-        drafts.model = model = DraftModel(draft)
+        engine.scheduler.drafts.model = model = DraftModel(draft)
         model.vocabulary = DraftVocabulary(runner.vocab_size)
-        _time_steps(engine, runner)
+        time_steps(engine, runner)
         if length is not None:
             model.gain = FixedLength(length)
     tokens: dict[str, list[int]] = {}
@@ -104,17 +103,6 @@ def answered(
                 tokens.setdefault(event.request_id, []).append(event.token_id)
     seconds, stats = time.perf_counter() - started, engine.output().stats
     return Run(tokens, steps - len(prompts), seconds, stats.drafted.get("model", 0), stats.accepted.get("model", 0))
-
-
-def _time_steps(engine: Engine, runner: models.Model) -> None:
-    """Measure what steps cost, as servers do at their start."""
-    drafts = engine.scheduler.drafts
-    drafts.plan_costs(runner)
-    reading, writing = os.pipe()
-    while drafts.costs is not None and not drafts.costs.is_over:
-        drafts.costs.measure(reading)
-    os.close(reading)
-    os.close(writing)
 
 
 def main() -> None:
