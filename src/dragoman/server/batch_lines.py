@@ -16,18 +16,25 @@ from dragoman.server.middleware import ARRIVED_WITH
 from dragoman.server.scope_reader import ACCEPTED_CALLER
 
 
+def line_request_id(batch: StoredBatch, line: BatchLine) -> str:
+    """Return the id of a line's request, which follows from the batch and the line, as all that is random about it."""
+    return f"req-{_arrival(batch, line).draw_named('request', 12).hex()}"
+
+
+def _arrival(batch: StoredBatch, line: BatchLine) -> Entropy:
+    key = hashlib.blake2b(f"{batch.id}\0{line.custom_id}".encode(), digest_size=32).digest()
+    return Entropy(key, float(batch.created_s))
+
+
 class LineExchange:
     """Asks the application, and collects its answer.
 
     Attributes:
-        request_id: of the request, which follows from the batch and the line, as all that is random about it.
         status: of the answer; 0: there is none. retry_after_s: what it says about that.
         body: of the answer, as far as it came.
     """
 
     def __init__(self, batch: StoredBatch, line: BatchLine, path: str, body: bytes) -> None:
-        key = hashlib.blake2b(f"{batch.id}\0{line.custom_id}".encode(), digest_size=32).digest()
-        self.request_id = f"req-{Entropy(key, 0.0).draw_named('request', 12).hex()}"
         self.status, self.retry_after_s, self.body = 0, 1.0, bytearray()
         self._request: bytes | None = body
         self._gone = asyncio.Event()
@@ -47,13 +54,13 @@ class LineExchange:
                 (b"host", b"localhost"),
                 (b"content-type", b"application/json"),
                 (b"content-length", b"%d" % len(body)),
-                (b"x-request-id", self.request_id.encode()),
+                (b"x-request-id", line_request_id(batch, line).encode()),
             ],
             "client": (caller.address, 0) if caller.address else None,
             "server": None,
             "state": {},
             "extensions": self._extensions,
-            ARRIVED_WITH: Entropy(key, float(batch.created_s)),
+            ARRIVED_WITH: _arrival(batch, line),
             ACCEPTED_CALLER: caller,
         }
 

@@ -35,7 +35,7 @@ from dragoman.core.catalog import may_have_loaded
 from dragoman.core.errors import DragomanError, LoadFailed, ModelError, ModelNotFound
 from dragoman.core.serving import Serving
 from dragoman.dialects.api import Dialect
-from dragoman.server.batch_lines import LineExchange
+from dragoman.server.batch_lines import LineExchange, line_request_id
 from dragoman.server.body import BYTE_ORDER_MARK
 from dragoman.serving.batch_store import SqliteBatchStore
 from dragoman.serving.runtime import ActiveModel
@@ -318,8 +318,7 @@ class _RunningBatch:
         result: LineResult | None
         if request.answer is not None:
             status, body = request.answer
-            request_id = LineExchange(self._batch, line, request.path, request.body).request_id
-            result = self._form.answered(self._batch, line, status, request_id, body)
+            result = self._form.answered(self._batch, line, status, line_request_id(self._batch, line), body)
         else:
             result = await self._answer(line, request)
         while result is not None:
@@ -360,7 +359,7 @@ class _RunningBatch:
                 runs += status >= 500
                 if status < 500 or runs >= MOST_RUNS:
                     body = bytes(exchange.body)
-                    return self._form.answered(self._batch, line, status, exchange.request_id, body)
+                    return self._form.answered(self._batch, line, status, line_request_id(self._batch, line), body)
             if await self._has_ended(max(wait_s, min(exchange.retry_after_s, LONGEST_RETRY_S))):
                 return None
             wait_s = min(2 * wait_s, LONGEST_RETRY_S)
