@@ -160,9 +160,10 @@ class Changes:
             self._given[first.name] = self._newest
             self._joined.add(first.name)
             await self._leave(first)
-            others, made_now = [each for each in self._replicas.all() if each.name != first.name], self._newest
-            caught_up = await asyncio.gather(*(self._catch_up(each, made_now) for each in others))
-            refusals = list(filter(None, caught_up))
+            serial = self._newest
+            others = [each for each in self._replicas.all() if each.name != first.name]
+            answers = await asyncio.gather(*(self._catch_up(each, serial) for each in others))
+            refusals = list(filter(None, answers))
             if refusals:
                 made = 1 + len(others) - len(refusals)
                 raise GenerationFailed(
