@@ -165,7 +165,7 @@ def divide_blocks(
     Short sequences need as many blocks of each group, and long ones fewer of those with a window. So several groups get
     half of the memory as whole contexts, at least one, and the rest for ``max_sequences`` sequences of equal length,
     the longest for which it is enough: whatever the lengths are, that is half of what a division made for them gives.
-    What is not enough for a block more of all these sequences is for as many of them as it is enough for.
+    What is left then is too little for one more block of each sequence: as many of them as possible get one.
     """
     if groups[-1].own and sequence_bytes(groups) <= nbytes:
         own = groups[-1]
