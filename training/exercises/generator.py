@@ -132,7 +132,7 @@ def _draw_conversation(rng: Random, *, held_out: bool) -> Conversation:
     if kind < 0.47:
         return _facts_in_one_manner(rng)
     if kind < 0.55:
-        return schemas.asked_again(rng, held_out=held_out)
+        return schemas.several_orders(rng, held_out=held_out)
     if kind < 0.58:
         return passages.several_questions(rng, held_out=held_out)
     length = rng.choice([1, 1, 1, 2, 2, 3, 4, 6])

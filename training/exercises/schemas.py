@@ -64,7 +64,7 @@ def extraction(rng: Random, *, held_out: bool = False) -> Exchange:
     return Exchange("json", question, json.dumps(record), verbatim=True)
 
 
-def asked_again(rng: Random, *, held_out: bool = False) -> Conversation:
+def several_orders(rng: Random, *, held_out: bool = False) -> Conversation:
     """One text, and one order after another for JSON of some of what it says: many choices of keys in few tokens."""
     kinds: dict[str, str] = {}
     record: dict[str, Value] = {}
