@@ -272,6 +272,21 @@ RECURRENT: dict[str, tuple[dict[str, Any], int]] = {
         | {"linear_num_value_heads": 32, "tie_word_embeddings": True},
         4_205_751_296,
     ),
+    "Qwen 3.5 27B": (
+        _QWEN
+        | {"architectures": ["Qwen3_5ForCausalLM"], "vocab_size": 248320, "hidden_size": 5120}
+        | {"intermediate_size": 17408, "num_hidden_layers": 64, "num_attention_heads": 24, "num_key_value_heads": 4}
+        | {"linear_num_value_heads": 48},
+        26_895_998_464,
+    ),
+    "Qwen 3.5 35B A3B": (
+        _QWEN
+        | {"architectures": ["Qwen3_5MoeForCausalLM"], "vocab_size": 248320, "hidden_size": 2048}
+        | {"num_hidden_layers": 40, "num_attention_heads": 16, "num_key_value_heads": 2, "linear_num_value_heads": 32}
+        | {"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512}
+        | {"shared_expert_intermediate_size": 512},
+        34_660_610_688,
+    ),
     "Granite 4.0 H 350M": (
         _GRANITE
         | {"hidden_size": 768, "shared_intermediate_size": 2048, "num_hidden_layers": 32, "mamba_d_head": 32}

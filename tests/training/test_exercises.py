@@ -20,6 +20,7 @@ from training.exercises import (
     draw_conversation,
     drills,
     first_words,
+    generator,
     invented_tools,
     names,
     passages,
@@ -246,11 +247,33 @@ def test_drills_pick_out_what_was_said(held_out: bool) -> None:
     assert verdicts == {drills.YES, drills.NO}
 
 
+def test_words_that_are_held_out_as_keys_are_quoted_elsewhere() -> None:
+    quoted = {word for seed in range(3_000) for word in _quoted(drills.written_again(Random(seed)).answer)}
+    kept_back = {key for key in schemas.STRING_KEYS + schemas.NUMBER_KEYS if names.is_held_out(key)}
+    assert kept_back
+    assert kept_back <= quoted
+
+
+def _quoted(text: str) -> list[str]:
+    return re.findall(r'"(\w+)"', text)
+
+
+def test_line_breaks_and_greetings_keep_the_words_of_a_question() -> None:
+    asked = Exchange("capital", "What is the capital of France?", "The capital of France is Paris.")
+    drawn = {generator.with_a_break(Random(seed), asked).question for seed in SEEDS}
+    assert "What is\nthe capital of France?" in drawn
+    assert all(question.split()[-6:] == asked.question.split() for question in drawn)
+    copied = replace(asked, verbatim=True)
+    assert all(generator.with_a_break(Random(seed), copied) == copied for seed in SEEDS)
+
+
 def test_drills_write_the_same_letters_again() -> None:
     for seed in SEEDS:
         exchange = drills.written_again(Random(seed))
-        asked, said = (re.sub(r"[^a-z0-9]", "", text.lower()) for text in (exchange.question, exchange.answer))
+        question = exchange.question.replace(" and ", " ")  # between the words, never one of them
+        asked, said = (re.sub(r"[^a-z0-9]", "", text.lower()) for text in (question, exchange.answer))
         asked = asked.removesuffix("incapitalletters") if asked.startswith("spell") else asked
+        asked = asked.removesuffix("asajsonlistplease").replace("injsonwordsis", "words")
         assert asked.endswith(said)
 
 

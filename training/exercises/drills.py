@@ -12,6 +12,7 @@ from training.exercises.names import a_city, a_code, a_made_up_word, a_person, i
 from training.exercises.words import WORDS
 
 YES, NO = "Yes.", "No."
+MORE_WORDS = ["seats", "duration", "stock"]  # names of fields that are no common words, and held out as keys
 
 
 def a_word(rng: Random, *, held_out: bool = False) -> str:
@@ -28,10 +29,17 @@ def written_again(rng: Random, *, held_out: bool = False) -> Exchange:
     plain = [a_word(rng, held_out=held_out) for _ in range(rng.randint(1, 4))]
     listed, spoken = ", ".join(words), " ".join(plain)
     capitalised = [word.capitalize() for word in plain]
+    # What is held out is a word as a key or a name, not its letters: after a quotation mark every word is written.
+    quoted = [rng.choice([*WORDS, *MORE_WORDS]) for _ in range(rng.randint(1, 6))]
+    to_quote = rng.choice([", ", ", ", " ", "\n", " and "]).join(quoted)
     question, answer = rng.choice(
         [
             (f"Write this as a JSON list: {listed}", json.dumps(words)),
             (f"Put each word in quotes: {listed}", ", ".join(f'"{word}"' for word in words)),
+            (f"Write these words as a JSON list: {to_quote}", json.dumps(quoted)),
+            (f"{to_quote}\nAs a JSON list, please.", json.dumps(quoted)),
+            (f"Put each of these in quotes: {to_quote}", ", ".join(f'"{word}"' for word in quoted)),
+            (f'In JSON: "words" is {to_quote}', json.dumps({"words": quoted})),
             (f"One word to a line: {listed}", "\n".join(words)),
             (f"Say only this: {listed}", listed),
             (f"Write in capital letters: {spoken}", spoken.upper()),

@@ -42,7 +42,7 @@ WEIGHTED: list[tuple[int, Callable[[Random], Exchange]]] = [
     (2, facts.colour),
     (1, facts.sound),
     (2, facts.definition),
-    (3, facts.yes_or_no),
+    (8, facts.yes_or_no),
     (6, rewriting.letters),
     (6, reading.echo),
     (3, reading.next_in_list),
@@ -54,7 +54,7 @@ WEIGHTED: list[tuple[int, Callable[[Random], Exchange]]] = [
     (2, rewriting.question_form),
     (3, stories.story),
     (2, writing.sorted_words),
-    (2, writing.name_some),
+    (6, writing.name_some),
     (1, writing.printed),
 ]
 
@@ -72,7 +72,7 @@ SPLIT: list[tuple[int, Callable[..., Exchange]]] = [
     (14, passages.about_a_text),
     (3, writing.table),
     (2, writing.program),
-    (16, drills.written_again),
+    (24, drills.written_again),
     (12, drills.pairs),
     (10, drills.is_it_there),
     (10, drills.sorted_out),
@@ -135,6 +135,8 @@ def _draw_conversation(rng: Random, *, held_out: bool) -> Conversation:
         return schemas.several_orders(rng, held_out=held_out)
     if kind < 0.58:
         return passages.several_questions(rng, held_out=held_out)
+    if kind < 0.60:
+        return _claims(rng)
     length = rng.choice([1, 1, 1, 2, 2, 3, 4, 6])
     return _in_one_manner(rng, length, held_out=held_out)
 
@@ -165,7 +167,7 @@ def _in_one_manner(rng: Random, length: int, *, held_out: bool) -> Conversation:
         if chosen is PLAIN and rng.random() < 0.12:
             drawn = asked_in_a_manner(rng, drawn)
         if chosen.takes(drawn):
-            exchanges.append(chosen.applied(rng, drawn))
+            exchanges.append(with_a_break(rng, chosen.applied(rng, drawn)))
     for each in exchanges:
         messages += _turns(each)
     return Conversation([each.task for each in exchanges], messages)
@@ -183,9 +185,15 @@ def _facts_in_one_manner(rng: Random) -> Conversation:
     return Conversation([each.task for each in asked], [system(chosen.message), *turns])
 
 
+def _claims(rng: Random) -> Conversation:
+    """Several claims about facts, one after another: many decisions between yes and no."""
+    claims = [facts.yes_or_no(rng) for _ in range(rng.randint(3, 7))]
+    return Conversation([each.task for each in claims], [turn for each in claims for turn in _turns(each)])
+
+
 def _opened(rng: Random, *, held_out: bool) -> Conversation:
     """A first message as it is typed, alone or before one or two other exchanges."""
-    exchanges = [first_words.first_message(rng, held_out=held_out)]
+    exchanges = [with_a_break(rng, first_words.first_message(rng, held_out=held_out))]
     exchanges += [draw_exchange(rng, held_out=held_out) for _ in range(rng.choice([0, 0, 1, 2]))]
     return Conversation([each.task for each in exchanges], [turn for each in exchanges for turn in _turns(each)])
 
@@ -195,6 +203,18 @@ def _remembering(rng: Random, length: int, *, held_out: bool) -> Conversation:
     between = [draw_exchange(rng, held_out=held_out) for _ in range(length)]
     messages = opening + [turn for each in between for turn in _turns(each)] + recall
     return Conversation(["memory", *(each.task for each in between)], messages)
+
+
+def with_a_break(rng: Random, each: Exchange) -> Exchange:
+    """The exchange, now and then with line breaks in its question, as people press Enter, or after a greeting."""
+    if each.verbatim or rng.random() < 0.9:
+        return each
+    words = each.question.split(" ")
+    if len(words) < 3 or rng.random() < 0.3:
+        opening = rng.choice(["Hi,", "Hello,", "hey", "Hi there,", "Hello!", "Good morning.", "hi"])
+        return replace(each, question=f"{opening}{rng.choice([' ', chr(10), chr(10) * 2])}{each.question}")
+    place = rng.randrange(1, len(words))
+    return replace(each, question=f"{' '.join(words[:place])}\n{' '.join(words[place:])}")
 
 
 def _turns(each: Exchange) -> list[Message]:
