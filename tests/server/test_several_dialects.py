@@ -114,7 +114,7 @@ V1_BASES = ("openai", "octoai", "friendli", "serverless", "dedicated", "friendli
         *((f"/{base}/v1/v1/completions", f"/{base}/v1/completions") for base in V1_BASES),
         ("/openai/nothing", ""),
         ("/openai/v1/nothing", ""),
-        ("/openai/completions/", ""),
+        ("/chat//completions/", "/v1/chat/completions"),
         ("/nobody/chat/completions", ""),
     ],
 )
@@ -129,6 +129,33 @@ async def test_an_address_without_v1_is_answered_with_the_one_that_has_it(
     base = meant.partition("/v1")[0] + "/v1"
     hint = f". {meant} is meant: the base address of OpenAI's clients ends in {base}, once" if meant else ""
     assert message == f"Unknown URL: POST {path}{hint}"
+
+
+@pytest.mark.parametrize(
+    ("path", "meant", "why"),
+    [
+        ("//v1/chat/completions", "/v1/chat/completions", "there is a slash too many"),
+        ("/v1/completions/", "/v1/completions", "there is a slash too many"),
+        ("/v1/v1/messages", "/v1/messages", "Anthropic's clients add /v1 themselves, to a base address without a path"),
+        ("/messages", "/v1/messages", "Anthropic's clients add /v1 themselves, to a base address without a path"),
+        (
+            "/anthropic/v1/v1/messages",
+            "/anthropic/v1/messages",
+            "Anthropic's clients add /v1 themselves, to a base address that ends in /anthropic",
+        ),
+        ("/v1/api/chat", "/api/chat", "Ollama's clients add /api themselves, to a base address without a path"),
+        ("/api//api/chat", "/api/chat", "Ollama's clients add /api themselves, to a base address without a path"),
+    ],
+)
+async def test_a_mistaken_address_is_answered_with_how_it_has_to_be(
+    runtime: LocalServer, path: str, meant: str, why: str
+) -> None:
+    async with asked(runtime, *made_dialects(), chosen="openai") as client:
+        answer = await client.post(f"http://127.0.0.1{path}", json={})
+    assert answer.status_code == 404
+    said = answer.json()["error"]
+    message = said if isinstance(said, str) else said["message"]
+    assert message == f"Unknown URL: POST {path}. {meant} is meant: {why}"
 
 
 async def test_an_unknown_model_is_answered_with_those_that_are_served(runtime: LocalServer) -> None:

@@ -421,6 +421,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         playground_paths: where its users look for a page to try it; at ``/`` browsers alone get it.
         is_client: whether the headers of a call are surely those of one of the dialect's clients, whatever the path;
             unknown paths are then answered in its words.
+        clients_add: what its clients put between their base address and each of its paths, so that this address must
+            not end in it; empty: the base address ends in ``/v1`` where the paths have it.
         absent_paths: beginnings of other dialects' bare paths that its contract does not have: for its clients they
             are unknown.
         model_choice: which model answers: the current one, that which the member ``model`` of the body names, or the
@@ -451,6 +453,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     page_paths: tuple[str, ...] = ()
     playground_paths: tuple[str, ...] = ()
     is_client: Callable[[Mapping[str, str]], bool] | None = None
+    clients_add: str = ""
     absent_paths: tuple[str, ...] = ()
     model_choice: Literal["current", "body", "handler"] = "current"
 

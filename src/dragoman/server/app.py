@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 from starlette.applications import Starlette
@@ -210,6 +210,7 @@ class _Errors:
         self._of_clients = [dialect for dialect in bare if dialect.is_client is not None]
         self._first = first
         self._meant = _mistaken_paths(prefixed, bare)
+        self._paths = {path for _, _, path in _paths_of(prefixed, bare)}
         owners = dict[str, list[Dialect]]()
         for dialect in bare:
             for operation in dialect.operations:
@@ -222,14 +223,22 @@ class _Errors:
 
     async def unrouted(self, request: Request, error: Exception) -> Response:
         path = request.url.path[:256]
-        meant, base = self._meant.get(path, ("", ""))
+        meant, why = self._meant_by(path)
         dialect, page = self._dialect_of(meant or path, request.headers), page_headers(request.scope["headers"])
         try:
             self._context.check_page(page, dialect.cors, request.method)
         except Forbidden as refusal:
             return self._answered(dialect, refusal)
-        hint = f". {meant} is meant: the base address of OpenAI's clients ends in {base}, once" if meant else ""
+        hint = f". {meant} is meant: {why}" if meant else ""
         return self._answered(dialect, NotFound(f"Unknown URL: {request.method} {path}{hint}"))
+
+    def _meant_by(self, path: str) -> tuple[str, str]:
+        """Return the path that is meant by an unknown one, and what is wrong with that; two empty texts where none
+        is."""
+        tidy = "/" + "/".join(part for part in path.split("/") if part)
+        if tidy != path and tidy in self._paths:
+            return tidy, "there is a slash too many"
+        return self._meant.get(tidy, ("", ""))
 
     async def failed(self, request: Request, error: Exception) -> Response:
         return self._answer(request.url.path, GenerationFailed("The server had an internal error."))
@@ -252,17 +261,30 @@ class _Errors:
         return self._by_two_parts.get(_first_two_parts(path)) or self._by_part.get(part, self._first)
 
 
-def _mistaken_paths(prefixed: Sequence[Dialect], bare: Sequence[Dialect]) -> dict[str, tuple[str, str]]:
-    """Return the paths that lack ``/v1`` or have it once too often, each with the one that is meant, and the part of it
-    that belongs to a client's base address."""
-    found: dict[str, tuple[str, str]] = {}
+def _paths_of(prefixed: Sequence[Dialect], bare: Sequence[Dialect]) -> Iterator[tuple[Dialect, str, str]]:
+    """Yield each path of a dialect, with the dialect and its prefix."""
     for dialect, prefix in [*((each, "") for each in bare), *((each, f"/{each.name}") for each in prefixed)]:
         for operation in dialect.operations:
-            path = prefix + operation.path
-            base, v1, rest = path.partition(f"{V1}/")
-            if v1:
-                for mistaken in (f"{base}/{rest}", f"{base}{V1}{V1}/{rest}"):
-                    found.setdefault(mistaken, (path, base + V1))
+            yield dialect, prefix, prefix + operation.path
+
+
+def _mistaken_paths(prefixed: Sequence[Dialect], bare: Sequence[Dialect]) -> dict[str, tuple[str, str]]:
+    """Return the paths that clients with a mistaken base address ask for, each with the one that is meant, and how the
+    base address has to end."""
+    found: dict[str, tuple[str, str]] = {}
+    for dialect, prefix, path in _paths_of(prefixed, bare):
+        if (own := dialect.clients_add) and path.startswith(f"{prefix}{own}/"):
+            begun = path.removeprefix(prefix)
+            ends = f"that ends in {prefix}" if prefix else "without a path"
+            why = f"{dialect.title}'s clients add {own} themselves, to a base address {ends}"
+            for mistaken in (begun.removeprefix(own), own + begun, V1 + begun):
+                found.setdefault(prefix + mistaken, (path, why))
+            continue
+        base, v1, rest = path.partition(f"{V1}/")
+        if v1:
+            why = f"the base address of OpenAI's clients ends in {base}{V1}, once"
+            for mistaken in (f"{base}/{rest}", f"{base}{V1}{V1}/{rest}"):
+                found.setdefault(mistaken, (path, why))
     return found
 
 

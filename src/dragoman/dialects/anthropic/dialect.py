@@ -21,6 +21,7 @@ def make(settings: AnthropicSettings) -> Dialect:
     return Dialect(
         name="anthropic",
         title="Anthropic",
+        clients_add="/v1",
         operations=(*Api(settings).operations(), *BatchesApi(settings).operations()),
         model_choice="body",
         render_error=render_error,

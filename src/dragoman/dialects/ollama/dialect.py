@@ -43,6 +43,7 @@ def make(settings: OllamaSettings) -> Dialect:
     return Dialect(
         name="ollama",
         title="Ollama",
+        clients_add="/api",
         operations=(
             *_answering(Answering(settings, derived)),
             *_embedding(Embedding(settings, derived)),
